@@ -2,9 +2,9 @@
 
 The Tree-LSTM and the LSTM of the suite `dynamic`, on 64 inputs of different shapes, and on one
 tree. `us_per_token` is the time of all inputs by their words. `mlvm-batch` runs them as one
-`ml.batch`, `mlvm-alone` one after the other, each as one captured program; their bits are compared
-first. `jax-vmap` is `jax.vmap` over inputs padded to the longest, `jax-alone` runs each input
-alone, compiled for its shape before it is timed. `dynet` is DyNet 2 with `autobatch`, of the
+`ml.auto_batch`, `mlvm-alone` one after the other, each as one captured program; their bits are
+compared first. `jax-vmap` is `jax.vmap` over inputs padded to the longest, `jax-alone` runs each
+input alone, compiled for its shape before it is timed. `dynet` is DyNet 2 with `autobatch`, of the
 package `dyNET38` (Neubig et al., arXiv 1705.07860), as its users write it.
 """
 

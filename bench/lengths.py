@@ -183,7 +183,7 @@ def mlvm(size: Size, *, lengths: Any) -> Trainer:
         (eager, expected), (captured, weights) = _training(size), _training(size)
     names = {"x": (None, "time", None)[: 3 if size.model == "tree" else 2]}
     bounds = {"time": size.longest} if lengths else None
-    step: Any = ml.capture(captured, lengths=names if lengths else lengths, at_most=bounds)
+    step: Any = ml.capture(captured, dynamic_axes=names if lengths else lengths, max_sizes=bounds)
     memory = ml.Arena(vm, "batch")
 
     def run(x: NDArray[Any]) -> float:
@@ -414,7 +414,9 @@ SUITE: Final = Suite(
         Contender("mlvm", "mlvm", partial(prepared, partial(mlvm, lengths=True))),
         Contender("mlvm-unnamed", "mlvm", partial(prepared, partial(mlvm, lengths=None))),
         Contender(
-            "mlvm-by-shape", "mlvm", partial(prepared, partial(mlvm, lengths=False), by_shape=True)
+            "mlvm-by-shape",
+            "mlvm",
+            partial(prepared, partial(mlvm, lengths=False), by_shape=True),
         ),
         Contender("torch", "torch", partial(prepared, partial(torch, compiled=False))),
         Contender(

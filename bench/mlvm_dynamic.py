@@ -166,7 +166,7 @@ def _sentences(size: Any) -> Batched:
         return h
 
     def lasts(words: Tensor, lengths: Tensor) -> Tensor:
-        states: Tensor = ml.batch(last)((words, lengths))
+        states: Tensor = ml.auto_batch(last)((words, lengths))
         return states
 
     return lasts, [

@@ -193,7 +193,7 @@ def _of_language() -> dict[str, list[tuple[str, str]]]:
         if not (inspect.isclass(value) or inspect.isroutine(value)):
             continue
         room, there = public.PLACES.get(name, (primitives.__name__, name))
-        defined = OPS[name].kernel.__module__ if name in OPS and name not in public.PLACES else room
+        defined = OPS[there].kernel.__module__ if room == primitives.__name__ else room
         file = defined.rpartition(".")[2]
         page = "classes" if isinstance(value, type) else page_of[file]
         named[page].append((f"{room}.{there}", f"ml.{name}"))

@@ -58,7 +58,7 @@ def train(model, text, steps, rng):
     schedule = ml.optim.cosine(1e-2, total_steps=steps, warmup_steps=steps // 10)
     optimizer = ml.optim.AdamW(model, schedule, weight_decay=0.1)
 
-    @ml.capture(lengths={"letters": (None, "time")}, at_most={"time": LENGTH + 1})
+    @ml.capture(dynamic_axes={"letters": (None, "time")}, max_sizes={"time": LENGTH + 1})
     def train_step(letters):
         loss, gradients = ml.value_and_grad(loss_of)(model, letters)
         optimizer.update(ml.optim.clip_by_global_norm(gradients, 1.0))

@@ -57,7 +57,7 @@ def main(layers=40, rows=8192, steps=3):
             train(layers, rows, steps)
             fits = True
             print("without a budget: it fits, too")
-        except (MemoryError, ml.errors.OutOfMemory) as error:
+        except (MemoryError, ml.errors.OutOfMemoryError) as error:
             fits = False
             print(f"without a budget: {error}")
     finally:

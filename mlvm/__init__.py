@@ -1,6 +1,7 @@
-"""mlvm: an eager tensor language over a small stack machine.
+"""Deep-learning library that makes memory visible, on top of a stack virtual machine.
 
-`import mlvm.eager as ml` is the language; `mlvm.arena` its memory, `mlvm.core` the machine.
+`mlvm.eager` is the eager language (`import mlvm.eager as ml`), `mlvm.arena` contains named memory,
+and `mlvm.core` contains the virtual machine.
 """
 
 import sys as _sys

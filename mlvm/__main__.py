@@ -1,8 +1,8 @@
 """Command line of mlvm: `python -m mlvm COMMAND`.
 
 The commands are `run | debug | check | build | disasm | memory | plan | show | onnx | launch |
-mpirun | ops | info | tune`, for recordings `diff | replay | verify`, and for remote machines `serve
-| ping | top`.
+mpirun | ops | info | tune | migrate`, for recordings `diff | replay | verify`, and for remote
+machines `serve | ping | top`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.lib import format as npy
 
-from mlvm import __version__
+from mlvm import __version__, migrate
 from mlvm.build.targets import OPTIONS, TARGETS
 from mlvm.core import ops as _fill_the_op_table  # noqa: F401
 from mlvm.core.errors import (
@@ -34,7 +34,7 @@ from mlvm.core.errors import (
     DTypeError,
     MlvmError,
     OpError,
-    UnknownFunction,
+    UnknownFunctionError,
 )
 from mlvm.core.machine.functions import FunctionTable
 from mlvm.core.machine.link import nargs_of
@@ -77,7 +77,7 @@ from mlvm.show.memory import plan_of, show_peak, show_plan, show_script, show_st
 from mlvm.show.page import Step, session_page, step_page
 from mlvm.show.script import ScriptFailed, run_script
 from mlvm.show.session import all_recorded
-from mlvm.show.trace import trace
+from mlvm.show.trace import profile
 from mlvm.step.compile import Planned, on_planned
 from mlvm.step.saved import LoadedStep, SavedStep
 
@@ -166,7 +166,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--threads", type=whole_number, default=1, metavar="N", help=most)
     deep = "maximum depth of recursive calls (default: 64)"
     add("--depth", type=_count, default=64, metavar="N", help=deep)
-    records = "memory for residuals of loops of unknown length, and for rows of ml.batch "
+    records = "memory for residuals of loops of unknown length, and for rows of ml.auto_batch "
     records += "(default: 1048576)"
     add("--records", type=_count, default=1 << 20, metavar="BYTES", help=records)
 
@@ -191,6 +191,7 @@ def _parser() -> argparse.ArgumentParser:
     )
 
     plan_command.add_command(commands)
+    migrate.add_command(commands)
 
     add = commands.add_parser(
         "show",
@@ -357,7 +358,7 @@ def read_argument(number: int, text: str) -> Array:
     except (AssemblyError, DTypeError) as error:
         remedy = "; write values, as in 'f32[2] 1.5 2'" if _TYPE_ALONE.fullmatch(text) else ""
         raise BadInput(f"argument {number}, {text}: {error}{remedy}") from None
-    except Exception as error:  # nothing narrower covers what numpy makes of a broken header
+    except Exception as error:  # numpy raises many classes for a broken header
         raise BadInput(f"argument {number}, {text}: no .npy file: {error}") from None
 
 
@@ -430,8 +431,8 @@ def run(options: argparse.Namespace) -> None:
     else:
         arrays = [*repro.inputs]
     if options.out is not None:
-        options.out.mkdir(parents=True, exist_ok=True)  # now, not after a long run
-    with trace(vm, options.trace) if options.trace is not None else nullcontext():
+        options.out.mkdir(parents=True, exist_ok=True)  # fail early, not after a long run
+    with profile(vm, options.trace) if options.trace is not None else nullcontext():
         if isinstance(loaded, SavedStep):
             outputs = LoadedStep(loaded, vm)(*arrays, max_steps=options.max_steps)
         else:
@@ -489,7 +490,7 @@ def debug(options: argparse.Namespace) -> int:
 def build(options: argparse.Namespace) -> None:
     """Write a step as C, and say what is in it."""
     extension.require("a step is built from the native kernels")
-    from mlvm.build import build as builder  # with the extension alone
+    from mlvm.build import build as builder  # requires the extension
 
     try:
         loaded = read_file(options.file)
@@ -565,7 +566,7 @@ def memory(options: argparse.Namespace) -> None:
             if options.budget is not None:
                 on_planned.remove(steps.append)
             for number, step in enumerate(steps, 1):
-                assert step.curve is not None  # which observers get
+                assert step.curve is not None  # observers get a curve
                 path = str(out / f"{file.stem}.step-{number}")
                 show_step(path, step.plan, step.recording(), step.curve(), options.budget)
         return
@@ -674,7 +675,7 @@ def _as_step(planned: Planned) -> Step:
 
 def run_onnx(options: argparse.Namespace) -> None:
     """Say what an ONNX file is, and run, time, plan and save it."""
-    from mlvm.onnx.command import run  # which the other commands do without
+    from mlvm.onnx.command import run  # imported late, as other commands do not need it
 
     arrays = [read_argument_or_type(number, text) for number, text in enumerate(options.input)]
     named = {each: vars(options)[each] for each in ("plan", "save", "out")}
@@ -685,8 +686,8 @@ def print_ops(names: Sequence[str]) -> None:
     """The signature and first line of every op by room, or all about the named ones."""
     for name in names:
         if name not in OPS:
-            FunctionTable().binding(name)  # says which names are close
-            raise UnknownFunction(f"no op {name!r}: this is a variant of an op")
+            FunctionTable().binding(name)  # raises an error with similar names
+            raise UnknownFunctionError(f"no op {name!r}: this is a variant of an op")
         print(f"{OPS[name].signature}\n\n{OPS[name].doc}\n")
     if names:
         return
@@ -699,7 +700,7 @@ def print_ops(names: Sequence[str]) -> None:
 
 def print_tuning(device: str) -> None:
     """Time products of a device with each candidate tile, and keep the fastest."""
-    from mlvm.machines.gpu.tune import tune  # which imports the machine of devices
+    from mlvm.machines.gpu.tune import tune  # imports the machine of devices
 
     for dtype, tile, gflops in tune(device):
         print(f"{dtype.name}  {gflops:8.1f} GFLOP/s  {', '.join(map(str, tile))}", flush=True)
@@ -748,6 +749,7 @@ _COMMANDS: Final[dict[str, Callable[[argparse.Namespace], int | None]]] = {
     "mpirun": lambda options: mpirun(options.processes, _command(options)),
     "ops": lambda options: print_ops(options.names),
     "info": lambda _: print_info(),
+    "migrate": migrate.migrate,
     "tune": lambda options: print_tuning(options.device),
     **run_commands.COMMANDS,
     **{name: partial(run, version=__version__) for name, run in remote.COMMANDS.items()},

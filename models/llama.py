@@ -16,7 +16,7 @@ from mlvm.eager import Tensor, nn
 
 Layer = Callable[[Tensor], Tensor]
 SCALE = ".scale"
-"""Behind the name of a tensor of few bits, `ml.load` gives its scales."""
+"""Suffix of the name under which `ml.load` returns the scales of a low-bit tensor."""
 
 
 class LlamaConfig(NamedTuple):

@@ -39,7 +39,7 @@ class TreeLstm(nn.Module):
     def at_root(self, leaves: State, nodes: Tensor) -> State:
         """Compute the state at the root from those of all words."""
 
-        @ml.function
+        @ml.subroutine
         def state(nodes: tuple[Tensor, ...], node: Tensor) -> State:
             word, left, right = nodes
 
@@ -60,7 +60,7 @@ class TreeLstm(nn.Module):
 
         Nodes of all trees whose children are complete share one product.
         """
-        roots: State = ml.batch(lambda nodes: self.at_root(leaves, nodes))(trees)
+        roots: State = ml.auto_batch(lambda nodes: self.at_root(leaves, nodes))(trees)
         return roots
 
     def at_leaf(self, words: Tensor) -> State:

@@ -21,7 +21,7 @@ transpose."""
 def check_slopes(
     fn: Callable[..., Any], *args: Any, order: int = 1, tolerance: float = 1e-6
 ) -> None:
-    """Raise `GradientMismatch` unless gradients of `fn` up to the order are its slopes.
+    """Raise `GradientMismatchError` unless gradients of `fn` up to the order are its slopes.
 
     The arguments are those of `ml.testing.check_gradients`, which looks at each element of a
     function that fails, for its place.
@@ -55,7 +55,7 @@ def check_slopes(
     try:
         start = ml.zeros(DIRECTIONS, dtype=ml.float64)
         ml.testing.check_gradients(along, start, order=order, tolerance=tolerance)
-    except ml.errors.GradientMismatch:
+    except ml.errors.GradientMismatchError:
         ml.testing.check_gradients(fn, *args, order=order, tolerance=tolerance)
         raise
 

@@ -30,9 +30,10 @@ WRITTEN: Final = {
         '    "square": {',
         '    "cubed": {"x": lambda g, x: g * (3.0 * op.square(x))},\n    "square": {',
     ),
-    "mlvm/machines/native/src/plan/kernels/elementwise_ops.def": (
-        "UNARY(negative, SIMPLE, -x)",
-        "UNARY(negative, SIMPLE, -x)\nUNARY(cubed, SIMPLE, x * x * x)",
+    "mlvm/machines/native/elementwise_rows.py": (
+        '            *_of("UNARY", "SIMPLE", negative="-x"',
+        '            *_of("UNARY", "SIMPLE", cubed="x * x * x"),\n'
+        '            *_of("UNARY", "SIMPLE", negative="-x"',
     ),
     "tests/cases/elementwise.py": (
         '    "expm1": [',
@@ -75,6 +76,7 @@ def test_an_op_with_gradient_native_row_and_test_is_written_in_five_files(tmp_pa
         variables = {"PYTHONPATH": str(copy), "MLVM_NATIVE": "1", **QUICK}
         return output_of(*command, cwd=copy, timeout=900, **variables)
 
+    ran("-m", "mlvm.machines.native.elementwise_rows")
     ran("setup.py", "-q", "build_ext", "--inplace")
     output = ran(
         "-m",

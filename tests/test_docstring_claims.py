@@ -56,14 +56,17 @@ ERRORS = {name: getattr(ml.errors, name) for name in dir(ml.errors)}
 
 GROUPS = "Group MpiGroup ProcessGroup RayGroup TcpGroup"
 UNSEEN = {
-    ("connect", "CallTimeout"): "it takes a launch that goes on, see tests/machines/remote",
-    ("connect", "OutOfMemory"): "a later allocation raises it, see tests/machines/remote",
-    ("RemoteVM", "ConnectionLost"): "it takes a server that ends, see tests/machines/remote",
-    ("VM", "MissingExtra"): "where the native machine was built",
+    ("connect", "CallTimeoutError"): "it takes a launch that goes on, see tests/machines/remote",
+    ("connect", "OutOfMemoryError"): "a later allocation raises it, see tests/machines/remote",
+    ("RemoteVM", "ConnectionLostError"): "it takes a server that ends, see tests/machines/remote",
+    ("VM", "MissingExtraError"): "where the native machine was built",
     ("parallel.MpiGroup", "GroupError"): "it takes an MPI library of another kind",
-    ("parallel.MpiGroup", "GroupTimeout"): "it takes a second process",
-    ("parallel.RayGroup", "GroupTimeout"): "it takes Ray",
-    **{(f"parallel.{group}", "MissingExtra"): "where it is installed" for group in GROUPS.split()},
+    ("parallel.MpiGroup", "GroupTimeoutError"): "it takes a second process",
+    ("parallel.RayGroup", "GroupTimeoutError"): "it takes Ray",
+    **{
+        (f"parallel.{group}", "MissingExtraError"): "where it is installed"
+        for group in GROUPS.split()
+    },
     ("linalg.eigh", "LinAlgError"): "no matrix is known for which LAPACK does not converge",
 }
 """Errors that docstrings name and no cheap call raises, with the reason."""
@@ -118,7 +121,7 @@ def prepared() -> dict[str, Any]:
     Thread(target=lambda: [each() for each in stays], daemon=True).start()
     inside.wait()
 
-    @ml.function
+    @ml.subroutine
     def deeper(x: ml.Tensor) -> ml.Tensor:
         result: ml.Tensor = ml.cond(x < 0.0, lambda: x, lambda: deeper(x + 1.0))
         return result
@@ -432,8 +435,8 @@ def test_ops_take_and_give_the_dtypes_that_docstrings_say(dtype: DType) -> None:
 
 
 UNSEEN_OF_METHODS = {
-    ("QueueTensor.emit", "ShutDown"): "the program raises it, see tests/input",
-    ("Pipeline.from_ray", "MissingExtra"): "it takes Ray's datasets",
+    ("QueueTensor.emit", "QueueClosedError"): "the program raises it, see tests/input",
+    ("Pipeline.from_ray", "MissingExtraError"): "it takes Ray's datasets",
     ("Arena.plot", "ArgumentError"): "for a name of another format, see tests/arena",
     ("VM.limit_memory", "ArgumentError"): "for a shared VM, see tests/machines/remote",
     (
@@ -470,7 +473,7 @@ def built() -> dict[str, Any]:
     last.close()
     far = ml.QueueTensor(WireVM(ml.VM("far")), ["f32[2]"], 1)
     drained = ml.capture(lambda: ml.sum(last.get()[0]))
-    bounded = ml.capture(ml.sum, lengths={"x": ("n",)}, at_most={"n": 9})
+    bounded = ml.capture(ml.sum, dynamic_axes={"x": ("n",)}, max_sizes={"n": 9})
     bounded(ml.ones(2))
     batches, greedy = ml.Pipeline(Numbers(), 50, vm=vm), ml.Pipeline(Numbers(), 1, vm=vm)
     batches.close()

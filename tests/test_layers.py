@@ -23,6 +23,7 @@ from tests.brief import ROOT, cases
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 FLOORS = [
+    ["mlvm.renamed"],
     ["mlvm.core"],
     ["mlvm.machines"],
     ["mlvm.arena"],
@@ -77,7 +78,7 @@ CEILING = {
     "mlvm/step": 5_000,
     "mlvm/build": 2_000,
     "mlvm/parallel": 4_000,
-    "mlvm/eager": 1_000,
+    "mlvm/eager": 1_500,
     "mlvm/eager/tensor": 3_000,
     "mlvm/eager/functions": 6_500,
     "mlvm/eager/recording": 1_500,
@@ -92,10 +93,10 @@ CEILING = {
     "mlvm/eager/capture": 5_000,
     "mlvm/eager/runs": 4_000,
     "mlvm/onnx": 6_000,
-    "mlvm": 1_000,
+    "mlvm": 1_500,
     "models": 4_000,
-    "bench": 6_000,
-    "tests": 67_500,
+    "bench": 6_500,
+    "tests": 68_500,
 }
 """The most lines of code of each package (`make lines` counts them), rounded up to the next 500."""
 
@@ -265,7 +266,7 @@ def test_core_without_its_kernels_is_small() -> None:
     core = ROOT / "mlvm" / "core"
     kernels = {*(core / "ops").rglob("*.py"), core / "machine" / "fused.py"}
     files = set(core.rglob("*.py")) - kernels
-    assert sum(lines_without_examples(file.read_text()) for file in files) <= 6000
+    assert sum(lines_without_examples(file.read_text()) for file in files) <= 6500
 
 
 def lines_without_examples(source: str) -> int:

@@ -672,7 +672,7 @@ def test_run_takes_a_step_that_keeps_residuals(folder: Path, capsys: Capsys) -> 
 
 def test_a_step_with_lengths(folder: Path, capsys: Capsys) -> None:
     doubled = ml.capture(
-        lambda x: ml.exp(x) / x.shape[0], lengths={"x": ("time", None)}, at_most={"time": 8}
+        lambda x: ml.exp(x) / x.shape[0], dynamic_axes={"x": ("time", None)}, max_sizes={"time": 8}
     )
     doubled(ml.ones((3, 2)))
     doubled.save("step.mlvm")
@@ -942,7 +942,9 @@ def test_ctrl_c_ends_an_endless_program_with_status_130(folder: Path) -> None:
 
 def test_a_step_with_lengths_draws_its_plan_at_a_length(folder: Path, capsys: Capsys) -> None:
     names, bounds = {"x": ("n", None), "i": ()}, {"n": 8}
-    step = ml.capture(lambda x, i: ml.take(x * 2.0, i, axis=0) @ x.T, lengths=names, at_most=bounds)
+    step = ml.capture(
+        lambda x, i: ml.take(x * 2.0, i, axis=0) @ x.T, dynamic_axes=names, max_sizes=bounds
+    )
     for n in (4, 6):
         step(ml.ones((n, 4)), ml.asarray(0))
     step.save("step.mlvm")

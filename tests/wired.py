@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from mlvm.core.errors import ConnectionLost
+from mlvm.core.errors import ConnectionLostError
 from mlvm.core.vm import VM
 from mlvm.machines.dry import DryVM
 from mlvm.machines.remote.client import RemoteVM
@@ -75,7 +75,7 @@ def raising_late() -> Iterator[None]:
 
 def _serve(machine: VM, sock: socket.socket) -> None:
     session = Session(machine)
-    with sock, suppress(ConnectionLost):
+    with sock, suppress(ConnectionLostError):
         session.serve(Stream(sock))
     session.close()
 

@@ -38,7 +38,7 @@ def clip_vjp(g: ml.Tensor, x: ml.Tensor, out: ml.Tensor) -> ml.Tensor:
 
 
 def loss(x: ml.Tensor) -> ml.Tensor:
-    return ml.sum(ml.call("softclip", x, limit=LIMIT, vjp=clip_vjp))
+    return ml.sum(ml.host_call("softclip", x, limit=LIMIT, vjp=clip_vjp))
 
 
 def layer(x: ml.Tensor, w: ml.Tensor, b: ml.Tensor) -> ml.Tensor:
@@ -59,7 +59,7 @@ print("assembly:  range", width)
 
 with ml.Arena(vm, "demo"):
     x = ml.asarray([-8.0, 0.0, 1.0])
-    print("ml.call:  ", ml.call("softclip", x, limit=LIMIT).numpy().round(3))
+    print("ml.host_call:  ", ml.host_call("softclip", x, limit=LIMIT).numpy().round(3))
     print("gradient: ", ml.grad(loss)(x).numpy().round(3))
 
 types = [ml.TensorType("f32", shape) for shape in ((8, 16), (16, 32), (32,))]

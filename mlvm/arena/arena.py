@@ -23,11 +23,11 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
 from typing import ClassVar, Final, NamedTuple, Protocol, TypeAlias
 
 from typing_extensions import TypeVar
 
+from mlvm.arena.context import current, set_arena
 from mlvm.arena.fields import AllocationFields, ArenaFields
 from mlvm.arena.placement import Chunk, Placement, Reuse, pop, rounded, size_class
 from mlvm.arena.placement import Region as Region
@@ -60,9 +60,11 @@ A = TypeVar("A", bound="Allocation", default="Allocation")
 class Allocation(AllocationFields):
     """Typed tensor in an arena, until it is garbage collected or freed, or its arena is reset.
 
-    arena: its arena handle: its handle in `arena.vm`; 0 if stale region: its memory; None for a
-    view, and after it was freed base: for a view, the tensor that owns the bytes, which it keeps
-    alive ended: reason why it was freed
+    arena: its arena.
+    handle: its handle in `arena.vm`; 0 if stale.
+    region: its memory; None for a view, and after it was freed.
+    base: for a view, the tensor that owns the bytes, which it keeps alive.
+    ended: reason why it was freed.
     """
 
     __slots__ = ()
@@ -96,11 +98,11 @@ class Allocation(AllocationFields):
             region.holder = reference
             region.noted = (reference, place) if place is not None else None
 
-    def stale(self) -> errors.StaleTensor:
+    def stale(self) -> errors.StaleTensorError:
         """Return the error for using this tensor after it was freed."""
         why = getattr(self.root, "ended", "its arena was closed")
         text = f"{self.type} of arena {self.arena.name!r} was freed: {why}"
-        return errors.StaleTensor(
+        return errors.StaleTensorError(
             f"use of a freed tensor: {text}; copy it out first, for example with weights.keep(x)"
         )
 
@@ -143,7 +145,7 @@ def trim_arenas(vm: VMProtocol) -> None:
             arena.trim()
 
 
-def stale_of(tensors: Iterable[Allocation]) -> errors.StaleTensor | None:
+def stale_of(tensors: Iterable[Allocation]) -> errors.StaleTensorError | None:
     """Return the error for the first of these tensors that was freed, or None."""
     for x in tensors:
         if x.handle == STALE or x.arena.closed:
@@ -185,7 +187,7 @@ def exchange(x: Allocation, new: Allocation) -> None:
 
 
 def rebase(view: Allocation, base: Allocation) -> None:
-    """Make a view one of another base, with the bytes of that base. Raises `StaleTensor`."""
+    """Make a view one of another base, with the bytes of that base. Raises `StaleTensorError`."""
     twin = base.arena.view(base, view.type)
     old = view.root.region
     view.base, view.arena, view.handle = twin.base, twin.arena, twin.handle
@@ -223,7 +225,8 @@ _names: Final[weakref.WeakKeyDictionary[Region, tuple[object, Name]]] = weakref.
 def set_name(tensor: Allocation, kind: str, path: str = "") -> None:
     """Name a tensor for plots and reports, which by default show its op.
 
-    kind: decides the colour path: distinguishes tensors of one kind, such as a parameter's path
+    kind: decides the colour.
+    path: distinguishes tensors of one kind, such as a parameter's path.
     """
     root = tensor.root
     region = root.region
@@ -301,8 +304,9 @@ def regions(vm: VMProtocol) -> Regions:
     return vm.attached(Regions)
 
 
-scope: ContextVar[Arena | None] = ContextVar("scope", default=None)
-"""Arena for the results of a thread or task: the arena of its innermost block."""
+def scope() -> Arena | None:
+    """Return the arena of this thread's or task's innermost block; None outside of blocks."""
+    return current().arena  # type: ignore[no-any-return]
 
 
 class results_in:
@@ -316,20 +320,19 @@ class results_in:
         self.thread = threading.current_thread()
 
     def __enter__(self) -> Arena:
-        _set_blocks((*_blocks.get(), self))
+        _set_blocks((*current().arena_blocks, self))
         return self.arena
 
     def __exit__(self, *_: object) -> None:
-        _set_blocks(tuple([block for block in _blocks.get() if block is not self]))
-
-
-_blocks: ContextVar[tuple[results_in, ...]] = ContextVar("blocks", default=())
-"""Open blocks of a thread or task, the innermost last."""
+        blocks = current().arena_blocks
+        if blocks[-1:] == (self,):
+            _set_blocks(blocks[:-1])
+        else:
+            _set_blocks(tuple([block for block in blocks if block is not self]))
 
 
 def _set_blocks(blocks: tuple[results_in, ...]) -> None:
-    _blocks.set(blocks)
-    scope.set(blocks[-1].arena if blocks else None)
+    set_arena(blocks[-1].arena if blocks else None, blocks)
 
 
 _arenas: Final = weakref.WeakValueDictionary[int, "Arena"]()
@@ -352,11 +355,12 @@ class Arena(ArenaFields):
 
     `with arena:` allocates results in it, and resets it when the block exits.
 
-    vm: VM that provides the memory name: name for messages, reports and plots capacity: size in
-    bytes. The arena allocates it immediately and never grows. The lines of
+    vm: VM that provides the memory.
+    name: name for messages, reports and plots.
+    capacity: size in bytes. The arena allocates it immediately and never grows. The lines of
         allocations are recorded, and an overflow names the largest tensors. By default, None, the
         arena grows by chunks.
-    trims: free unused chunks when they outweigh the bytes in use; only for growing arenas
+    trims: free unused chunks when they outweigh the bytes in use; only for growing arenas.
 
     Attributes: `used` is the number of bytes of live tensors, each rounded up to 64; `high_water`
     the maximum of `used` so far; `capacity` the bytes of the arena's storages.
@@ -366,11 +370,11 @@ class Arena(ArenaFields):
     and only if its capacity exceeds twice its high water.
 
     Only one thread at a time can be inside `with arena:` or `arena.allocating()`. If another thread
-    enters, marks, rewinds, resets or closes the arena, it gets `ArenaBusy`. Any thread may read its
-    tensors.
+    enters, marks, rewinds, resets or closes the arena, it gets `ArenaBusyError`. Any thread may
+    read its tensors.
 
-    Raises `ArenaError` for an invalid capacity, `OutOfMemory` if the VM has less memory. An op
-    whose result does not fit into a fixed capacity raises `ArenaOverflow`.
+    Raises `ArenaError` for an invalid capacity, `OutOfMemoryError` if the VM has less memory. An op
+    whose result does not fit into a fixed capacity raises `ArenaOverflowError`.
 
         >>> arena = ml.Arena(ml.VM("mine"), "batch")
         >>> with arena: y = ml.sum(ml.ones(16))
@@ -380,9 +384,9 @@ class Arena(ArenaFields):
     Refuses:
         ml.Arena(vm, "a", capacity=-1)  # ArenaError
         ml.Arena(5, "a")  # ArenaError
-        busy.mark()  # ArenaBusy
-        tight.alloc(x.type)  # ArenaOverflow
-        ml.Arena(vm, "a", capacity=2**60)  # OutOfMemory
+        busy.mark()  # ArenaBusyError
+        tight.alloc(x.type)  # ArenaOverflowError
+        ml.Arena(vm, "a", capacity=2**60)  # OutOfMemoryError
     """
 
     report: ClassVar[Callable[..., str]]
@@ -448,11 +452,11 @@ class Arena(ArenaFields):
     ) -> A:
         """Allocate an uninitialized tensor, in `region` if passed.
 
-        Raises `ArenaOverflow` if a fixed capacity does not suffice, `ArenaError` after close.
+        Raises `ArenaOverflowError` if a fixed capacity does not suffice, `ArenaError` after close.
 
         Refuses:
             closed.alloc(x.type)  # ArenaError
-            tight.alloc(x.type)  # ArenaOverflow
+            tight.alloc(x.type)  # ArenaOverflowError
         """
         if region is None:
             try:
@@ -495,12 +499,12 @@ class Arena(ArenaFields):
     def view(self, base: Allocation, type: TensorType, kind: type[A] = Allocation) -> A:  # type: ignore[assignment]
         """Create a tensor over the same bytes, with a type of the same size. It keeps `base` alive.
 
-        Raises `StaleTensor`, or `ArenaError` for a type of a different size or a base of another
-        arena.
+        Raises `StaleTensorError`, or `ArenaError` for a type of a different size or a base of
+        another arena.
 
         Refuses:
             v.arena.view(v, x.type)  # ArenaError
-            stale.arena.view(stale, stale.type)  # StaleTensor
+            stale.arena.view(stale, stale.type)  # StaleTensorError
         """
         self._require_own(base)
         root = base.root
@@ -529,13 +533,14 @@ class Arena(ArenaFields):
 
             best = weights.keep(loss)  # survives the reset of the arena that `loss` is in
 
-        No gradient flows through the copy. Raises `StaleTensor`, `ArenaError` for a tensor of
-        another VM, `ArenaBusy` while another thread is inside this arena, and what `alloc` raises.
+        No gradient flows through the copy. Raises `StaleTensorError`, `ArenaError` for a tensor of
+        another VM, `ArenaBusyError` while another thread is inside this arena, and what `alloc`
+        raises.
 
         Refuses:
             vm_arena.keep(v)  # ArenaError
-            vm_arena.keep(freed)  # StaleTensor
-            busy.keep(in_busy)  # ArenaBusy
+            vm_arena.keep(freed)  # StaleTensorError
+            busy.keep(in_busy)  # ArenaBusyError
         """
         if not isinstance(tensor, Allocation):
             raise errors.ArenaError(
@@ -562,27 +567,27 @@ class Arena(ArenaFields):
     def free(self, tensor: Allocation) -> None:
         """Free the tensor's bytes immediately; the tensor becomes stale.
 
-        Raises `StaleTensor`, or `ArenaError` for a view or a tensor of another arena.
+        Raises `StaleTensorError`, or `ArenaError` for a view or a tensor of another arena.
 
         Refuses:
             vm_arena.free(v)  # ArenaError
-            vm_arena.free(freed)  # StaleTensor
+            vm_arena.free(freed)  # StaleTensorError
         """
         self._require_own(tensor)
         if tensor.base is not None and tensor.base.region is not None:
             raise errors.ArenaError(
                 "free: expected a tensor that owns its memory, got a view; free its base"
             )
-        if not self._end(tensor, "arena.free(x) freed it"):
+        if not self._end(tensor, "arena.free freed it"):
             raise tensor.stale()
 
     def reset(self) -> None:
         """Free every tensor of the arena; its memory and handles remain for reuse.
 
-        Raises `ArenaBusy` while another thread is inside.
+        Raises `ArenaBusyError` while another thread is inside.
 
         Refuses:
-            busy.reset()  # ArenaBusy
+            busy.reset()  # ArenaBusyError
         """
         with self._lock:
             self._require_turn()
@@ -591,10 +596,10 @@ class Arena(ArenaFields):
     def mark(self) -> Mark:
         """Return a mark of this point, to which `rewind` can return any number of times.
 
-        Raises `ArenaBusy` while another thread is inside.
+        Raises `ArenaBusyError` while another thread is inside.
 
         Refuses:
-            busy.mark()  # ArenaBusy
+            busy.mark()  # ArenaBusyError
         """
         with self._lock:
             self._require_turn()
@@ -613,10 +618,10 @@ class Arena(ArenaFields):
         """Free every tensor allocated since the mark, and invalidate all later marks.
 
         Raises `ArenaError` for a mark of another arena, or one that is invalid after a reset or a
-        rewind to an earlier mark; `ArenaBusy` while another thread is inside.
+        rewind to an earlier mark; `ArenaBusyError` while another thread is inside.
 
         Refuses:
-            busy.rewind(begun)  # ArenaBusy
+            busy.rewind(begun)  # ArenaBusyError
             vm_arena.rewind(closed_mark)  # ArenaError
         """
         if not isinstance(mark, Mark) or mark.arena is not self:
@@ -650,10 +655,10 @@ class Arena(ArenaFields):
     def close(self) -> None:
         """Free every tensor and return all memory to the VM. Idempotent.
 
-        Raises `ArenaBusy` while another thread is inside.
+        Raises `ArenaBusyError` while another thread is inside.
 
         Refuses:
-            busy.close()  # ArenaBusy
+            busy.close()  # ArenaBusyError
         """
         with self._lock:
             if not self.closed:
@@ -679,7 +684,7 @@ class Arena(ArenaFields):
         A thread that finalizes another thread's generator closes only the generator's block; its
         own blocks remain open.
         """
-        mine = [block for block in _blocks.get() if block.arena is self and block.resets]
+        mine = [block for block in current().arena_blocks if block.arena is self and block.resets]
         if mine:
             mine[-1].__exit__()
         with self._lock:  # a thread that enters meanwhile waits for the reset
@@ -693,10 +698,10 @@ class Arena(ArenaFields):
     def allocating(self) -> Iterator[Arena]:
         """Allocate results here inside the block, without a reset; used for weights.
 
-        Raises `ArenaBusy` while another thread is inside.
+        Raises `ArenaBusyError` while another thread is inside.
 
         Refuses:
-            within(busy.allocating(), list)  # ArenaBusy
+            within(busy.allocating(), list)  # ArenaBusyError
         """
         block = results_in(self)
         self._enter(block)
@@ -725,14 +730,14 @@ class Arena(ArenaFields):
         return not self._inside or self._inside[0].thread is threading.current_thread()
 
     def _require_turn(self) -> None:
-        """Raise `ArenaBusy` while another thread is inside. The caller holds the lock.
+        """Raise `ArenaBusyError` while another thread is inside. The caller holds the lock.
 
         Threads that have exited do not count, nor do threads of the parent of a forked process.
         """
         if not self._is_my_turn():
             self._inside = [block for block in self._inside if block.thread.is_alive()]
         if not self._is_my_turn():
-            raise errors.ArenaBusy(
+            raise errors.ArenaBusyError(
                 f"arena {self.name!r} is in use by thread {self._inside[0].thread.name!r}; only "
                 f"one thread at a time can use an arena: create one arena per thread"
             )
@@ -906,32 +911,32 @@ class Arena(ArenaFields):
             self._give_back()
             if region is not None:
                 return region
-            with suppress(errors.OutOfMemory):
+            with suppress(errors.OutOfMemoryError):
                 self._add_chunk(max(nbytes, self.capacity // 4, SMALLEST_CHUNK))
                 continue
             trim_arenas(self.vm)
             self._add_chunk(nbytes)
 
-    def _overflow(self, type: TensorType, nbytes: int) -> errors.ArenaOverflow:
+    def _overflow(self, type: TensorType, nbytes: int) -> errors.ArenaOverflowError:
         unused, gap = self.capacity - self.used, self._placement.largest_gap()
         pieces = f", in blocks of at most {gap:,}" if gap < unused else ""
         largest = "; ".join(map(str, self.holders()[:_LARGEST]))
-        return errors.ArenaOverflow(
+        return errors.ArenaOverflowError(
             f"arena {self.name!r}: {type} needs {nbytes:,} bytes; {unused:,} of "
             f"{self.capacity:,} bytes are free{pieces}; raise capacity= or free tensors"
             + (f"; the largest tensors are {largest}" if largest else "")
         )
 
     def require_room(self, nbytes: int, what: str) -> None:
-        """Raise `ArenaOverflow` if fewer than `nbytes` are free in a fixed capacity.
+        """Raise `ArenaOverflowError` if fewer than `nbytes` are free in a fixed capacity.
 
         The memory is allocated elsewhere, but counts as part of this arena while `what` runs.
 
         Refuses:
-            tight.require_room(1 << 20, "a step")  # ArenaOverflow
+            tight.require_room(1 << 20, "a step")  # ArenaOverflowError
         """
         if not self.grows and nbytes > self.capacity - self.used:
-            raise errors.ArenaOverflow(
+            raise errors.ArenaOverflowError(
                 f"arena {self.name!r}: {what} needs {nbytes:,} bytes of scratch memory; "
                 f"{self.capacity - self.used:,} of {self.capacity:,} bytes are free; raise "
                 f"capacity=, or limit the scratch memory with capture(memory=)"

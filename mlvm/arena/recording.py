@@ -15,17 +15,19 @@ from mlvm.core.errors import Place, line_of
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import StorageHandle
 from mlvm.core.types import TensorType
+from mlvm.machines.old_keywords import old_keywords
 
 
 @dataclass(slots=True)
 class Lifetime:
     """Lifetime of a tensor in an arena.
 
-    offset, nbytes: its bytes in the arena start, end: it is live at the times `start` .. `end - 1`
-    op: the op that wrote it first, or the kind of a named tensor; empty if unknown place: the
-    Python location that allocated it, or that line as text; None if unknown program, pc: the
-    program whose launch wrote it first, and the call in its main, if recorded path: path of a named
-    tensor, which distinguishes tensors of one kind
+    offset, nbytes: its bytes in the arena.
+    start, end: it is live at the times `start` .. `end - 1`.
+    op: the op that wrote it first, or the kind of a named tensor; empty if unknown.
+    place: the Python location that allocated it, or that line as text; None if unknown.
+    program, pc: the program whose launch wrote it first, and the call in its main, if recorded.
+    path: path of a named tensor, which distinguishes tensors of one kind.
     """
 
     type: TensorType
@@ -53,11 +55,13 @@ class Recording:
     storages, including freed ones, were concatenated, oldest first. If there are very many tensors,
     only the most recent may be kept.
 
-    capacity: the largest capacity of the arena in bytes first, moments: the first recorded time,
-    and the time after the last resets: times at which the arena was reset times:
-    `time.perf_counter` at each time since `first`, if recorded arenas: number of arenas in a
-    recording that `merged` returned forgotten: number of tensors that were dropped high_before:
-    peak use in bytes before `first`
+    capacity: the largest capacity of the arena in bytes.
+    first, moments: the first recorded time, and the time after the last.
+    resets: times at which the arena was reset.
+    times: `time.perf_counter` at each time since `first`, if recorded.
+    arenas: number of arenas in a recording that `merged` returned.
+    forgotten: number of tensors that were dropped.
+    high_before: peak use in bytes before `first`.
 
         >>> arena = ml.Arena(ml.VM("mine"), "batch")
         >>> with ml.record(arena) as recording, arena: y = ml.sum(ml.ones(16))
@@ -127,12 +131,13 @@ class Recording:
         """Peak use in bytes, including dropped tensors: a lower bound for any placement."""
         return max([self.high_before, *self.used()])
 
-    def forget(self, most: int) -> None:
-        """Drop the freed tensors, except the last `most` of them."""
+    @old_keywords("Recording.forget")
+    def forget(self, max_tensors: int) -> None:
+        """Drop the freed tensors, except the last `max_tensors` of them."""
         ended = [lifetime.end for lifetime in self.lifetimes if lifetime.end != lifetime.start]
-        if len(ended) > most:
+        if len(ended) > max_tensors:
             used, before, count = self.used(), self.first, len(self.lifetimes)
-            self.first = sorted(ended)[-most - 1]
+            self.first = sorted(ended)[-max_tensors - 1]
             self.high_before = max([self.high_before, *used[: self.first - before]])
             del self.times[: self.first - before]
             self.lifetimes = [

@@ -14,8 +14,10 @@ from mlvm.core.types import TensorType
 class ScratchPad(Arena):
     """Raw bytes of a VM, and typed tensors at any offset in them.
 
-    vm: VM that provides the memory nbytes: size in bytes name: name for messages raw: leave checks
-    of offsets to the VM
+    vm: VM that provides the memory.
+    nbytes: size in bytes.
+    name: name for messages.
+    raw: leave checks of offsets to the VM.
 
         with ScratchPad(vm, 4096) as pad:
             words = pad.tensor("u32[16]", 0)
@@ -31,7 +33,7 @@ class ScratchPad(Arena):
     closes it. `used` counts bytes once for each live tensor over them. A tensor must be inside the
     pad, at a multiple of its element size. With `raw` only the VM checks that.
 
-    Raises `ArenaError` for a negative size, `OutOfMemory` if the VM has less memory.
+    Raises `ArenaError` for a negative size, `OutOfMemoryError` if the VM has less memory.
 
         >>> with ml.ScratchPad(ml.VM("mine"), 4096) as pad:
         ...     words, floats = pad.tensor("u32[2]", 0), pad.tensor("f32[2]", 0)
@@ -41,7 +43,7 @@ class ScratchPad(Arena):
 
     Refuses:
         ml.ScratchPad(vm, -1)  # ArenaError
-        ml.ScratchPad(vm, 2**60)  # OutOfMemory
+        ml.ScratchPad(vm, 2**60)  # OutOfMemoryError
     """
 
     _placement: Chosen
@@ -63,8 +65,9 @@ class ScratchPad(Arena):
     ) -> A:
         """Create a tensor over the bytes from `offset` on.
 
-        type: type of the tensor, or its text, such as "f32[16]" offset: offset in bytes, a multiple
-        of the element size kind: class of the tensor
+        type: type of the tensor, or its text, such as "f32[16]".
+        offset: offset in bytes, a multiple of the element size.
+        kind: class of the tensor.
 
         Raises `ArenaError` if it exceeds the pad or is not aligned, and after close; `ShapeError`
         or `DTypeError` for text that is not a type.

@@ -69,7 +69,8 @@ second orders the candidates, the largest values first.
 class Sections(NamedTuple):
     """Lifetimes as ranges of sections.
 
-    first, last: the sections of each block part: the part of each block; parts are numbered from 0
+    first, last: the sections of each block.
+    part: the part of each block; parts are numbered from 0.
     """
 
     first: Ints
@@ -95,8 +96,10 @@ def sections_of(start: Ints, end: Ints) -> Sections:
 class Search:
     """Search for offsets of blocks below a capacity.
 
-    offsets: the best known offset of each block height: height of the storage with these offsets
-    nodes: number of nodes visited so far work: sum of the blocks of the part over these nodes
+    offsets: the best known offset of each block.
+    height: height of the storage with these offsets.
+    nodes: number of nodes visited so far.
+    work: sum of the blocks of the part over these nodes.
     """
 
     def __init__(self, size: Ints, start: Ints, end: Ints, offsets: Ints) -> None:
@@ -238,8 +241,8 @@ class _Open(NamedTuple):
 class _Choice:
     """Node: the blocks that may be the lowest in `section`, which is in a valley.
 
-    at: index of the next candidate; after the last candidate, no block is at the floor raised:
-    number of changes of floors before the node's choice
+    at: index of the next candidate; after the last candidate, no block is at the floor.
+    raised: number of changes of floors before the node's choice.
     """
 
     __slots__ = (

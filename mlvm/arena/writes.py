@@ -27,8 +27,7 @@ class Watch:
     """Counter of writes to tensors of a VM, and of their moves, since `begin`.
 
     changes: the count. To use values computed from the tensors, hold the VM's `lock` while
-    comparing
-        it, so that no write can intervene.
+        comparing it, so that no write can intervene.
     """
 
     def __init__(self, vm: VMProtocol) -> None:

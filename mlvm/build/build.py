@@ -422,7 +422,7 @@ _WRITTEN: Final = (
     "# Written by `python -m mlvm build`: `make` makes libstep.a and a program, `step`."
 )
 _TOO_LARGE: Final = "the step needs more memory than there are addresses"
-_ENTRY: Final = 128  # bytes, and more than a value, a frame, a pointer or a tensor of the loop has
+_ENTRY: Final = 128  # bytes; larger than a value, a frame, a pointer or a tensor of the loop
 _RUNTIME: Final = "mlvm/build/src"
 PLAN: Final = ("loop", "bound", "lanes", "records", "processor")
 """Sources of the loop."""
@@ -563,7 +563,7 @@ def _described(
     ) -> list[str]:
         rows = []
         for i, (type, name) in enumerate(zip(types, names, strict=True)):
-            shape = type.array_shape  # as numpy has it
+            shape = type.array_shape  # the shape of the numpy array
             text = ", ".join(map(str, shape)) + "," * bool(shape)
             descr = type.dtype.numpy.str if type.dtype.name != "bf16" else "<V2"
             numbers = [axes.get((i, k), -1) for k in range(len(shape))]

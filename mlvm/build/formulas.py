@@ -29,7 +29,7 @@ from mlvm.step.saved import SavedStep
 _MOST_COMBINATIONS: Final = 1 << 16
 _MOST_VARIANTS: Final = 256
 _MOST_INTEGER: Final = 1 << 62
-_MOST_EXACT: Final = 1 << 53  # a double has each integer up to this
+_MOST_EXACT: Final = 1 << 53  # a double represents every integer up to this
 _OF_INTS: Final = frozenset({"floordiv", "mod"})
 _BOOLS: Final = frozenset({"truth", "lt", "le", "eq", "ne", "gt", "ge"})
 
@@ -54,7 +54,7 @@ class Formulas:
             names = ", ".join([f"{each.name!r} to {each.at_most}" for each in lengths])
             raise CannotBuild(
                 f"lengths: expected at most {_MOST_COMBINATIONS:,} combinations, got {count:,} "
-                f"({names}); capture the step with lower bounds, at_most="
+                f"({names}); capture the step with lower bounds, max_sizes="
             )
         rows = list(product(*[range(1, n + 1) for n in bounds]))
         self.sizes: npt.NDArray[np.int64] = np.array(rows, np.int64).reshape(count, len(bounds))
@@ -255,7 +255,7 @@ def variants(
         remaining &= ~holds
     raise CannotBuild(
         f"lengths: expected at most {_MOST_VARIANTS} ways to compute, got more; capture the step "
-        f"with lower bounds, at_most="
+        f"with lower bounds, max_sizes="
     )
 
 

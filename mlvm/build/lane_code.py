@@ -68,7 +68,7 @@ class LaneCode:
         self.flat = Flat(linked)
         self.places: dict[tuple[int, int], int] = {}
         sites = [linked.segments[name] for name in linked.sites]
-        self.sums = {site.sum: site.outs[0] for site in sites}  # bytes of each
+        self.sums = {site.sum: site.outs[0] for site in sites}  # bytes by sum
         nbytes = [max(type.nbytes, 1) for type in types.shared[len(self.shared) :]]
         self.hoisted = [self._take(each) for each in nbytes]
         self._begin = self.nbytes

@@ -42,8 +42,8 @@ RECORDS: Final = {
 
 _MOST_CONTEXTS: Final = 1000
 _OPEN: Final = (
-    "a step with lengths is built without functions, ml.batch and gradients of loops of unknown "
-    "length; `mlvm run` runs it, and with lengths=False it is built at one size"
+    "a step with lengths is built without functions, ml.auto_batch and gradients of loops of "
+    "unknown length; `mlvm run` runs it, and with dynamic_axes=False it is built at one size"
 )
 _OF_LENGTHS: Final = frozenset(
     {linker.HALT, linker.UNREACHED, linker.LOAD_ARG, linker.JUMP, linker.JUMP_IF_FALSE}

@@ -1,57 +1,57 @@
 """Exceptions that mlvm raises on purpose.
 
     MlvmError
-    ├── OpError                 the operands of an op are invalid: op, operand types, reason
-    │   ├── ShapeError          (ValueError)  the shapes do not match
-    │   │   ├── NoTranspose     (AttributeError) too few or too many dimensions for x.T or x.mT
-    │   │   ├── NoLength        (TypeError)   len or iter of a tensor without dimensions
-    │   │   └── MaskRefused     (IndexError)  a mask does not cover the first axes of x
-    │   ├── DTypeError          (TypeError)   a dtype is not allowed, or does not promote
-    │   │   └── NoExchange      (AttributeError) the object does not support DLPack
-    │   ├── ArgumentError       (TypeError, ValueError) unknown, missing or invalid attribute
-    │   │   └── AxisRefused     (IndexError)  an axis is out of range, or repeated
-    │   ├── IndexRefused        (IndexError)  an index in x[...] is invalid for x
-    │   ├── NotFinite           (FloatingPointError) a result is nan or infinite: `ml.debug.nans`
-    │   └── OperandValueError   (ValueError)  a value is out of range (a probability)
-    │       ├── PositionRefused (IndexError)  an index or a class is out of range
-    │       └── LinAlgError     (numpy.linalg.LinAlgError) a matrix has no inverse, factor, ...
-    ├── ProgramError            (ValueError)  the verifier rejects a program
-    │   └── AssemblyError                     invalid assembly text: line, column
-    ├── EncodingError           (ValueError)  invalid bytes, or a value that cannot be encoded
-    ├── MachineError            (RuntimeError) a program fails while it runs
-    │   ├── HostFunctionError                 a C function reports an error
-    │   └── LimitExceeded                     too many instructions, or calls nested too deep
-    ├── UnknownFunction         (LookupError) no function of that name in the table
-    ├── LibraryError            (OSError)     a shared library lists no C functions for mlvm
-    ├── OutOfMemory             (MemoryError) memory cannot be allocated
-    ├── HandleError             (LookupError) a handle that does not exist, or no longer exists
-    ├── StaleTensor             (RuntimeError) use of an eager tensor whose memory was freed
-    ├── ArenaError              (ValueError)  invalid use of an arena
-    │   ├── ArenaBusy           (RuntimeError) another thread uses the arena
-    │   └── ArenaOverflow       (MemoryError) an allocation exceeds the arena's capacity
-    ├── QueueFull               (queue.Full)  no slot of a queue is free, or became free in time
-    ├── QueueEmpty              (queue.Empty) the queue has no element, or got none in time
-    ├── ShutDown                (RuntimeError) the queue is closed; for `get` also empty
-    ├── CheckFailed             (AssertionError) the condition of `ml.check` is false
-    ├── PathError               (KeyError)    paths of tensors that the tree does not have
-    ├── WeightsError            (ValueError)  an invalid or damaged file of tensors
-    ├── ModelError              (ValueError)  an invalid, damaged or unsupported ONNX file
-    ├── ExchangeRefused         (BufferError) a device or stream that DLPack cannot export to
-    │   └── CopyRefused         (ValueError)  copy=False, but a copy is necessary
-    ├── GradientError           (TypeError)   a gradient that does not exist, or was overwritten
-    ├── GradientMismatch        (AssertionError) a gradient differs from finite differences
-    ├── CaptureError            (RuntimeError) a function that cannot be captured
-    │   ├── StaleProgramError                 check=n finds a program that is out of date
-    │   └── BudgetError                       no program is small enough for memory=
-    ├── GroupError              (RuntimeError) the members of a group cannot continue together
-    │   └── GroupTimeout        (TimeoutError) a member waited longer than timeout=
-    ├── ConnectionLost          (ConnectionError) the connection to a remote VM was closed
-    ├── CallTimeout             (TimeoutError) a call to a remote VM exceeded its timeout
-    ├── PipelineError           (ValueError)  an invalid option, dataset or transform
-    ├── WorkerDied              (RuntimeError) a worker of a pipeline exited too early
-    ├── MissingExtra            (ImportError) an optional package is not installed
-    ├── AddressError            (ValueError)  an invalid address
-    └── AccessRefused           (PermissionError) the server or the client denies access
+    ├── OpError                the operands of an op are invalid: op, operand types, reason
+    │   ├── ShapeError         (ValueError) the shapes do not match
+    │   │   ├── TransposeError (AttributeError) too few or too many dimensions for x.T or x.mT
+    │   │   ├── LengthError    (TypeError) len or iter of a tensor without dimensions
+    │   │   └── MaskError      (IndexError) a mask does not cover the first axes of x
+    │   ├── DTypeError         (TypeError) a dtype is not allowed, or does not promote
+    │   │   └── DLPackError    (AttributeError) the object does not support DLPack
+    │   ├── ArgumentError      (TypeError, ValueError) unknown, missing or invalid attribute
+    │   │   └── AxisError      (IndexError) an axis is out of range, or repeated
+    │   ├── IndexingError      (IndexError) an index in x[...] is invalid for x
+    │   ├── NonFiniteError     (FloatingPointError) a result is nan or infinite: `ml.debug.nans`
+    │   └── OperandValueError  (ValueError) a value is out of range (a probability)
+    │       ├── PositionError  (IndexError) an index or a class is out of range
+    │       └── LinAlgError    (numpy.linalg.LinAlgError) a matrix has no inverse, factor, ...
+    ├── ProgramError           (ValueError) the verifier rejects a program
+    │   └── AssemblyError      invalid assembly text: line, column
+    ├── EncodingError          (ValueError) invalid bytes, or a value that cannot be encoded
+    ├── MachineError           (RuntimeError) a program fails while it runs
+    │   ├── HostFunctionError  a C function reports an error
+    │   └── LimitExceededError too many instructions, or calls nested too deep
+    ├── UnknownFunctionError   (LookupError) no function of that name in the table
+    ├── LibraryError           (OSError)  a shared library lists no C functions for mlvm
+    ├── OutOfMemoryError       (MemoryError) memory cannot be allocated
+    ├── HandleError            (LookupError) a handle that does not exist, or no longer exists
+    ├── StaleTensorError       (RuntimeError) use of an eager tensor whose memory was freed
+    ├── ArenaError             (ValueError) invalid use of an arena
+    │   ├── ArenaBusyError     (RuntimeError) another thread uses the arena
+    │   └── ArenaOverflowError (MemoryError) an allocation exceeds the arena's capacity
+    ├── QueueFullError         (queue.Full) no slot of a queue is free, or became free in time
+    ├── QueueEmptyError        (queue.Empty) the queue has no element, or got none in time
+    ├── QueueClosedError       (RuntimeError) the queue is closed; for `get` also empty
+    ├── CheckError             (AssertionError) the condition of `ml.check` is false
+    ├── PathError              (KeyError) paths of tensors that the tree does not have
+    ├── WeightsError           (ValueError) an invalid or damaged file of tensors
+    ├── ModelError             (ValueError) an invalid, damaged or unsupported ONNX file
+    ├── ExchangeError          (BufferError) a device or stream that DLPack cannot export to
+    │   └── CopyError          (ValueError) copy=False, but a copy is necessary
+    ├── GradientError          (TypeError) a gradient that does not exist, or was overwritten
+    ├── GradientMismatchError  (AssertionError) a gradient differs from finite differences
+    ├── CaptureError           (RuntimeError) a function that cannot be captured
+    │   ├── StaleProgramError  check=n finds a program that is out of date
+    │   └── BudgetError        no program is small enough for memory=
+    ├── GroupError             (RuntimeError) the members of a group cannot continue together
+    │   └── GroupTimeoutError  (TimeoutError) a member waited longer than timeout=
+    ├── ConnectionLostError    (ConnectionError) the connection to a remote VM was closed
+    ├── CallTimeoutError       (TimeoutError) a call to a remote VM exceeded its timeout
+    ├── PipelineError          (ValueError) an invalid option, dataset or transform
+    ├── WorkerDiedError        (RuntimeError) a worker of a pipeline exited too early
+    ├── MissingExtraError      (ImportError) an optional package is not installed
+    ├── AddressError           (ValueError) an invalid address
+    └── AccessDeniedError      (PermissionError) the server or the client denies access
 
 Each class also derives from the built-in exceptions in brackets.
 """
@@ -66,11 +66,12 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
-from typing import Any, Final, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
 import numpy as np
 
 from mlvm.core.memo import memoized
+from mlvm.renamed import old_names
 
 _BRIEF: Final = 100
 _CALLED_FROM: Final = "called from "
@@ -137,31 +138,31 @@ class ShapeError(OpError, ValueError):
     """
 
 
-class NoTranspose(ShapeError, AttributeError):
+class TransposeError(ShapeError, AttributeError):
     """Error of `x.T` without exactly 2 dimensions, or of `x.mT` with fewer than 2.
 
     It is an `AttributeError`, so `hasattr(x, "T")` is False for these tensors.
 
     >>> try: ml.ones(3).T
-    ... except ml.errors.NoTranspose as error: print(error)
+    ... except ml.errors.TransposeError as error: print(error)
     T(f32[3]): T is for 2 dimensions; mT swaps the last two
     """
 
 
-class NoLength(ShapeError, TypeError):
+class LengthError(ShapeError, TypeError):
     """Error of `len(x)` or `iter(x)` for a tensor without dimensions.
 
     >>> try: len(ml.ones(()))
-    ... except ml.errors.NoLength as error: print(error)
+    ... except ml.errors.LengthError as error: print(error)
     len(f32[]): a tensor without dimensions has no length
     """
 
 
-class MaskRefused(ShapeError, IndexError):
+class MaskError(ShapeError, IndexError):
     """Error of a mask whose shape differs from the first axes of the indexed tensor.
 
     >>> try: ml.ones(3)[ml.asarray([True])]
-    ... except ml.errors.MaskRefused as error: print(error.reason)
+    ... except ml.errors.MaskError as error: print(error.reason)
     a mask of shape (1,) does not cover the first axes of (3,)
     """
 
@@ -175,11 +176,11 @@ class DTypeError(OpError, TypeError):
     """
 
 
-class NoExchange(DTypeError, AttributeError):
+class DLPackError(DTypeError, AttributeError):
     """Error of `from_dlpack` for an object without `__dlpack__` and `__dlpack_device__`.
 
     >>> try: ml.from_dlpack('text')
-    ... except ml.errors.NoExchange as error: print(error)
+    ... except ml.errors.DLPackError as error: print(error)
     from_dlpack(): a str has no __dlpack__; see asarray
     """
 
@@ -193,30 +194,30 @@ class ArgumentError(OpError, TypeError, ValueError):
     """
 
 
-class AxisRefused(ArgumentError, IndexError):
+class AxisError(ArgumentError, IndexError):
     """Error of an axis that is out of range, or of axes that name one twice; numpy has `AxisError`.
 
     >>> try: ml.sum(ml.ones(2), axis=1)
-    ... except ml.errors.AxisRefused as error: print(error)
+    ... except ml.errors.AxisError as error: print(error)
     sum(f32[2]): axis 1 is out of range for 1 dimensions
     """
 
 
-class IndexRefused(OpError, IndexError):
+class IndexingError(OpError, IndexError):
     """Error of an index in `x[...]` that is out of range, of the wrong type, or one too many.
 
     >>> try: ml.ones(2)[5]
-    ... except ml.errors.IndexRefused as error: print(error)
+    ... except ml.errors.IndexingError as error: print(error)
     getitem(f32[2], 5): index 5 is out of range for length 2
     """
 
 
-class NotFinite(OpError, FloatingPointError):
+class NonFiniteError(OpError, FloatingPointError):
     """Error of a nan or infinite result, or a division of an integer by 0, inside `ml.debug.nans`.
 
     >>> with ml.debug.nans():
     ...     try: ml.log(ml.asarray([1.0, -1.0]))
-    ...     except ml.errors.NotFinite as error: print(error)
+    ...     except ml.errors.NonFiniteError as error: print(error)
     log(f32[2]): the result, f32[2], is nan at [1]; the operands are finite
     """
 
@@ -241,11 +242,11 @@ class LinAlgError(OperandValueError, np.linalg.LinAlgError):
     """
 
 
-class PositionRefused(OperandValueError, IndexError):
+class PositionError(OperandValueError, IndexError):
     """Error of an index tensor with an index or a class that is out of range.
 
     >>> try: ml.take(ml.ones(2), ml.asarray([5]))
-    ... except ml.errors.PositionRefused as error: print(error)
+    ... except ml.errors.PositionError as error: print(error)
     take(f32[2], i64[1]): index 5 at position [0] is out of range for length 2
     """
 
@@ -305,22 +306,22 @@ class HostFunctionError(MachineError):
     """Error that a C function reported, or wrong use of its frame. The text names the function."""
 
 
-class LimitExceeded(MachineError):
+class LimitExceededError(MachineError):
     r"""Error of a launch with too many instructions, or with calls nested too deep.
 
     >>> from mlvm.core.program.assembly import assemble
     >>> endless = assemble('.func main 0 *\nagain:\n    jump again')
     >>> try: ml.VM().launch(endless, max_steps=100)
-    ... except ml.errors.LimitExceeded as error: print(error)
+    ... except ml.errors.LimitExceededError as error: print(error)
     the launch exceeded its limit of instructions; raise max_steps=
     """
 
 
-class UnknownFunction(MlvmError, LookupError):
+class UnknownFunctionError(MlvmError, LookupError):
     """Error of a call to a function name that is not registered.
 
-    >>> try: ml.call('nothing')
-    ... except ml.errors.UnknownFunction as error: print(error)
+    >>> try: ml.host_call('nothing')
+    ... except ml.errors.UnknownFunctionError as error: print(error)
     no function 'nothing'
     """
 
@@ -334,11 +335,11 @@ class LibraryError(MlvmError, OSError):
     """
 
 
-class OutOfMemory(MlvmError, MemoryError):
+class OutOfMemoryError(MlvmError, MemoryError):
     """Error of an allocation that exceeds the available memory.
 
     >>> try: ml.zeros(2**50)
-    ... except ml.errors.OutOfMemory as error: print(str(error).partition(';')[0])
+    ... except ml.errors.OutOfMemoryError as error: print(str(error).partition(';')[0])
     cannot allocate 4,503,599,627,370,496 bytes
     """
 
@@ -352,12 +353,12 @@ class HandleError(MlvmError, LookupError):
     """
 
 
-class StaleTensor(MlvmError, RuntimeError):
+class StaleTensorError(MlvmError, RuntimeError):
     """Error of the use of a tensor whose arena was reset, rewound, closed or has freed it.
 
     >>> with ml.Arena(ml.VM('mine'), 'batch'): x = ml.ones(2)
     >>> try: x + 1.0
-    ... except ml.errors.StaleTensor as error: print(error)
+    ... except ml.errors.StaleTensorError as error: print(error)
     use of a freed tensor: f32[2] of arena 'batch' was freed: its arena was reset; copy it out \
 first, for example with weights.keep(x)
     """
@@ -372,31 +373,31 @@ class ArenaError(MlvmError, ValueError):
     """
 
 
-class ArenaBusy(ArenaError, RuntimeError):
+class ArenaBusyError(ArenaError, RuntimeError):
     """Error of an arena that another thread uses; only one thread at a time can use an arena.
 
     >>> from concurrent.futures import ThreadPoolExecutor
     >>> try:
     ...     with ml.Arena(ml.VM(), "batch") as batch, ThreadPoolExecutor(1) as other:
     ...         other.submit(batch.reset).result()
-    ... except ml.errors.ArenaBusy as error: print(error)
+    ... except ml.errors.ArenaBusyError as error: print(error)
     arena 'batch' is in use by thread 'MainThread'; only one thread at a time can use an arena: \
 create one arena per thread
     """
 
 
-class ArenaOverflow(ArenaError, MemoryError):
+class ArenaOverflowError(ArenaError, MemoryError):
     """Error of an allocation that exceeds the free bytes of an arena with a fixed capacity.
 
     >>> try:
     ...     with ml.Arena(ml.VM(), "batch", capacity=64): ml.ones(100)
-    ... except ml.errors.ArenaOverflow as error: print(error)
+    ... except ml.errors.ArenaOverflowError as error: print(error)
     arena 'batch': f32[100] needs 448 bytes; 64 of 64 bytes are free; raise capacity= or free \
 tensors
     """
 
 
-class QueueFull(MlvmError, queue.Full):
+class QueueFullError(MlvmError, queue.Full):
     """Error of a queue tensor without a free slot, at the call or until the timeout.
 
     >>> import numpy as np
@@ -404,22 +405,22 @@ class QueueFull(MlvmError, queue.Full):
     >>> array = np.ones((), np.float32)
     >>> queue.put_nowait([array])
     >>> try: queue.put_nowait([array])
-    ... except ml.errors.QueueFull as error: print(str(error).partition(':')[0])
+    ... except ml.errors.QueueFullError as error: print(str(error).partition(':')[0])
     no slot is free
     """
 
 
-class QueueEmpty(MlvmError, queue.Empty):
+class QueueEmptyError(MlvmError, queue.Empty):
     """Error of a queue tensor without an element, at the call or until the timeout.
 
     >>> queue = ml.QueueTensor(ml.VM(), ['f32[]'], 1)
     >>> try: queue.get_nowait()
-    ... except ml.errors.QueueEmpty as error: print(str(error).partition(':')[0])
+    ... except ml.errors.QueueEmptyError as error: print(str(error).partition(':')[0])
     no element waits
     """
 
 
-class ShutDown(MlvmError, RuntimeError):
+class QueueClosedError(MlvmError, RuntimeError):
     """Error of a queue tensor that is closed; for `get` also empty.
 
     It corresponds to `queue.ShutDown` of Python 3.13.
@@ -427,16 +428,16 @@ class ShutDown(MlvmError, RuntimeError):
     >>> queue = ml.QueueTensor(ml.VM(), ['f32[]'], 1)
     >>> queue.close()
     >>> try: queue.get()
-    ... except ml.errors.ShutDown as error: print(error)
+    ... except ml.errors.QueueClosedError as error: print(error)
     queue 'queue' is closed
     """
 
 
-class CheckFailed(MlvmError, AssertionError):
+class CheckError(MlvmError, AssertionError):
     """Error of `ml.check` for a condition that is false.
 
     >>> try: ml.check(ml.ones(3) < 1.0, "losses are below 1")
-    ... except ml.errors.CheckFailed as error: print(error)
+    ... except ml.errors.CheckError as error: print(error)
     losses are below 1: 3 of 3 are False, the first at [0]
     """
 
@@ -473,20 +474,20 @@ class ModelError(MlvmError, ValueError):
     """
 
 
-class ExchangeRefused(MlvmError, BufferError):
+class ExchangeError(MlvmError, BufferError):
     """Error of a DLPack request for a device or stream that cannot be served.
 
     >>> try: ml.ones(2).__dlpack__(dl_device=(2, 0))
-    ... except ml.errors.ExchangeRefused as error: print(error)
+    ... except ml.errors.ExchangeError as error: print(error)
     f32[2] is to be had on (1, 0), the processor, not (2, 0)
     """
 
 
-class CopyRefused(ExchangeRefused, ValueError):
+class CopyError(ExchangeError, ValueError):
     """Error of `copy=False` where the values can only be copied.
 
     >>> try: ml.asarray([1.0], copy=False)
-    ... except ml.errors.CopyRefused as error: print(error)
+    ... except ml.errors.CopyError as error: print(error)
     asarray: the values of a list are copied into a VM, which copy=False forbids
     """
 
@@ -500,11 +501,11 @@ class GradientError(MlvmError, TypeError):
     """
 
 
-class GradientMismatch(MlvmError, AssertionError):
+class GradientMismatchError(MlvmError, AssertionError):
     """Error of a gradient that differs from the quotient of finite differences.
 
     >>> try: ml.testing.check_gradients(ml.relu, ml.zeros(1))
-    ... except ml.errors.GradientMismatch as error: print(str(error).partition(':')[0])
+    ... except ml.errors.GradientMismatchError as error: print(str(error).partition(':')[0])
     order 1, argument 0[0]
     """
 
@@ -556,7 +557,7 @@ class GroupError(MlvmError, RuntimeError):
     """
 
 
-class GroupTimeout(GroupError, TimeoutError):
+class GroupTimeoutError(GroupError, TimeoutError):
     """Error of a group member that waited longer than `timeout=`.
 
     The text names the members that it waited for.
@@ -567,21 +568,21 @@ class GroupTimeout(GroupError, TimeoutError):
     >>> import time
     >>> with ml.parallel.Group(2) as group:
     ...     try: group.run(member)
-    ...     except ml.errors.GroupTimeout as error: print(error)
+    ...     except ml.errors.GroupTimeoutError as error: print(error)
     member 0 (vm0) has waited 0.01 s in barrier() for member 1 (vm1)
     """
 
 
-class ConnectionLost(MlvmError, ConnectionError):
+class ConnectionLostError(MlvmError, ConnectionError):
     """Error of a closed connection to a remote VM; all tensors there are lost.
 
     >>> try: ml.connect('unix:nowhere')
-    ... except ml.errors.ConnectionLost as error: print(error)
+    ... except ml.errors.ConnectionLostError as error: print(error)
     no server at unix:nowhere: No such file or directory
     """
 
 
-class CallTimeout(MlvmError, TimeoutError):
+class CallTimeoutError(MlvmError, TimeoutError):
     """Error of a call to a remote VM that exceeded the client's timeout; the VM remains usable.
 
     >>> from mlvm.core.program.assembly import assemble
@@ -591,7 +592,7 @@ class CallTimeout(MlvmError, TimeoutError):
     ...     with ml.connect(str(server.address), secret="between you and me") as vm:
     ...         vm.call_timeout = 0.1
     ...         try: vm.launch(for_ever, max_steps=10**15)
-    ...         except ml.errors.CallTimeout as error: print(str(error).rpartition(": ")[2])
+    ...         except ml.errors.CallTimeoutError as error: print(str(error).rpartition(": ")[2])
     a call takes longer than its timeout of 0.1 seconds
     """
 
@@ -605,7 +606,7 @@ class PipelineError(MlvmError, ValueError):
     """
 
 
-class WorkerDied(MlvmError, RuntimeError):
+class WorkerDiedError(MlvmError, RuntimeError):
     """Error of a pipeline whose worker exited or was killed before it finished.
 
     >>> class Numbers:
@@ -615,17 +616,17 @@ class WorkerDied(MlvmError, RuntimeError):
     ...     if len(arrays[0]) > 1: raise SystemExit
     ...     return arrays
     >>> try: ml.Pipeline(Numbers(), 4, vm=ml.VM(), workers=1, transform=leave).get()
-    ... except ml.errors.WorkerDied as error: print(error)
+    ... except ml.errors.WorkerDiedError as error: print(error)
     a worker was ended by SystemExit()
     """
 
 
-class MissingExtra(MlvmError, ImportError):
+class MissingExtraError(MlvmError, ImportError):
     """Error of an optional package that is missing or incomplete; the text says what to install.
 
     >>> from mlvm.core.extras import extra
     >>> try: extra('fortune', 'luck')
-    ... except ml.errors.MissingExtra as error: print(error)
+    ... except ml.errors.MissingExtraError as error: print(error)
     fortune is not installed: pip install "mlvm[luck]"
     """
 
@@ -639,13 +640,13 @@ class AddressError(MlvmError, ValueError):
     """
 
 
-class AccessRefused(MlvmError, PermissionError):
+class AccessDeniedError(MlvmError, PermissionError):
     """Error of a server that rejects a client, or a client that rejects a server.
 
     It is raised before the first call; the text states the reason.
 
     >>> try: ml.connect(':7000', secret='sesame')
-    ... except ml.errors.AccessRefused as error: print(error)
+    ... except ml.errors.AccessDeniedError as error: print(error)
     a secret has at least 16 bytes; this one has 6
     """
 
@@ -760,4 +761,5 @@ def notes_of(error: BaseException) -> list[str]:
     return [note for note in notes if not note.startswith(_CALLED_FROM)]
 
 
-AttributeRefused = ArgumentError  # the earlier name
+if not TYPE_CHECKING:  # else a type checker would allow any name
+    __getattr__ = old_names(__name__, "ml.errors", globals())

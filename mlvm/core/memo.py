@@ -27,15 +27,16 @@ _memos: Final[WeakSet[Memo[Any, Any]]] = WeakSet()
 class Memo(Generic[K, V]):
     """Cache of at most `limit` entries.
 
-    name: name for the list of caches; several caches may share it entries: the dict itself, for hot
-    paths. Reading it counts no hit and does not mark the entry as
+    name: name for the list of caches; several caches may share it.
+    entries: the dict itself, for hot paths. Reading it counts no hit and does not mark the entry as
         recently used.
+    evicted: called with each evicted value. It must not use this or a different cache.
     """
 
-    __slots__ = ("__weakref__", "entries", "hits", "limit", "misses", "name")
+    __slots__ = ("__weakref__", "entries", "evicted", "hits", "limit", "misses", "name")
 
-    def __init__(self, limit: int, name: str) -> None:
-        self.limit, self.name = limit, name
+    def __init__(self, limit: int, name: str, evicted: Callable[[V], object] | None = None) -> None:
+        self.limit, self.name, self.evicted = limit, name, evicted
         self.hits = self.misses = 0
         self.entries: dict[K, V] = {}  # ordered from the least recently used
 
@@ -60,10 +61,17 @@ class Memo(Generic[K, V]):
                 _memos.add(self)
             self.entries[key] = value
             while len(self.entries) > self.limit:
-                self.entries.pop(next(iter(self.entries)), None)
+                value = self.entries.pop(next(iter(self.entries)))
+                if self.evicted is not None:
+                    self.evicted(value)
 
     def __len__(self) -> int:
         return len(self.entries)
+
+    def pop(self, key: K) -> V | None:
+        """Remove the entry of the key, if there is one, and return its value."""
+        with _lock:
+            return self.entries.pop(key, None)
 
     def clear(self) -> None:
         self.entries.clear()

@@ -1,15 +1,15 @@
-"""Declaration of a tensor op: one function, from which everything else derives.
+"""Declaration of tensor ops: one function per op, from which everything else is derived.
 
     @op(infer=broadcast)
     def multiply(out: Array, x: Array, y: Array) -> None:
         \"\"\"x * y, elementwise, with broadcasting.\"\"\"
         np.multiply(x, y, out)
 
-The parameters after `out` are tensor inputs (`*xs` for any number), keyword-only
-parameters are attributes, the body is the kernel. `infer` is the type rule: it takes the
-inputs' types and the attributes, and returns the type of `out`. An op whose shape depends
-on values (`nonzero`) has no `out`: its rule returns None and its kernel returns the array.
-The function table, the assembler, `mlvm.eager` and `python -m mlvm ops` read `OPS`.
+The parameters after `out` are tensor inputs (`*xs` for any number), keyword-only parameters are
+attributes, and the body is the kernel. `infer` is the type rule: it receives the inputs' types and
+the attributes, and returns the type of `out`. An op whose shape depends on values (`nonzero`) has
+no `out`: its rule returns None and its kernel returns the array. The function table, the assembler,
+`mlvm.eager` and `python -m mlvm ops` read `OPS`.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ Flops = Callable[..., int]
 NO_ATTRIBUTES: Attributes = types.MappingProxyType({})
 OPS: dict[str, Op] = {}
 MAX_NESTING: Final = 64
-"""How deep a value may lie in others, in an attribute and in its bytes."""
+"""Maximum nesting depth of an attribute's value, and of its encoding."""
 REQUIRED = inspect.Parameter.empty
 PLAIN: Final = frozenset({bool, int, float, complex, str, type(None)})
-"""Classes of values that are in their one form."""
+"""Classes whose values are always in canonical form."""
 _INT: Final = frozenset({int})
-_MOST: Final = 2**53  # a float has all ints up to here
-_MOST_KNOWN: Final = 512  # types of operands of one op
-_ANY: Final = 1000  # operands: no op has as many
+_MOST: Final = 2**53  # floats represent all ints up to this
+_MOST_KNOWN: Final = 512  # cached types of operands per op
+_ANY: Final = 1000  # larger than the number of operands of any op
 
 
 _hints: Final = cache(typing.get_type_hints)
@@ -53,7 +53,7 @@ _hints: Final = cache(typing.get_type_hints)
 @final
 @dataclass(frozen=True)
 class Attribute:
-    """A keyword-only parameter of an op: what it may be, and what it is when left out."""
+    """Keyword-only parameter of an op: its annotation and its default."""
 
     name: str
     default: Any
@@ -61,15 +61,16 @@ class Attribute:
 
     @cached_property
     def hint(self) -> Any:
-        """The annotation, evaluated at the first use, which takes longer than declaring the op."""
+        """The annotation, evaluated at its first use, because evaluation is slow."""
         return _hints(self.kernel)[self.name]
 
     @cached_property
     def common(self) -> frozenset[object]:
-        """The classes whose values match the hint, whatever they are: see `_is_common`."""
+        """The classes whose values always match the hint: see `_is_common`."""
         samples = (True, False), (-7, 11), (-0.5, 1e300), ("?", "!"), (None,), ((), (-7, 11, 13))
         kinds = [type(each[0]) for each in samples if all(_matches(x, self.hint) for x in each)]
-        return frozenset(kinds) - {int if self.hint is float else None}  # it becomes a float
+        # an int is converted to a float
+        return frozenset(kinds) - {int if self.hint is float else None}
 
     def __str__(self) -> str:
         hint = self.hint.__name__ if isinstance(self.hint, type) else str(self.hint)
@@ -80,25 +81,31 @@ class Attribute:
 @final
 @dataclass(eq=False, repr=False)
 class Op:
-    """A tensor op: `name`, `kernel`, type rule, `inputs`, `attributes` and documentation.
+    """Tensor op: `name`, `kernel`, type rule, `inputs`, `attributes` and documentation.
 
-    `variadic`: the last input stands for any number of tensors. `dynamic`: the shape of the
-    result is known only after running. `elementwise`: an element of the result depends on one
-    element of each operand alone, and the kernel makes one pass over them. A chain of such ops can
-    run block by block. `links`: an op may be a link of a chain; so may some whose reference kernels
-    make several passes. `heads`: the first call of a chain may be of this op, although it is not
-    elementwise. `reduces`: it makes one element of many, along axes. `in_place`: how many of its
-    first operands `out` may be. `copies_only`: it only moves data: each element of the result is an
-    element of an operand, or 0, whatever the bits mean. `may_raise`: the kernel raises an error for
-    some values of operands that the type rule accepts, such as an index out of range. All other ops
-    accept any value, so that they may run although their result may not be needed. `is_cheap`:
-    running it again costs less than keeping its result for the backward pass. `is_holomorphic`: a
-    complex result is a nonlinear holomorphic function of the operands; the gradient rules are
-    written for real numbers, and the engine conjugates them. `takes_storage`: it knows dtypes of
-    few bits, which all others refuse. `slope`: the op of the same operands and attributes that is
-    its derivative, and shares its work. `precision`: what mixed precision computes it in, if not in
-    what it is given: products in a half, and in f32 what would lose by one. `public`: users have a
-    function of that name, with these operands and attributes or with others."""
+    variadic: the last input stands for any number of tensors.
+    dynamic: the shape of the result is known only after the op has run.
+    elementwise: an element of the result depends on only one element of each operand, and the
+        kernel makes one pass over them. A chain of such ops can run block by block.
+    links: the op may be a link of a chain; so may some ops whose reference kernels make several
+        passes.
+    heads: the first call of a chain may be of this op, although it is not elementwise.
+    reduces: it reduces many elements to one, along axes.
+    in_place: number of first operands that `out` may be.
+    copies_only: it only moves data: each element of the result is an element of an operand, or 0,
+        whatever its bits mean.
+    may_raise: the kernel raises an error for some values of operands that the type rule accepts,
+        such as an index out of range. All other ops accept any value, so they may run even if their
+        result is not needed.
+    is_cheap: running it again costs less than keeping its result for the backward pass.
+    is_holomorphic: a complex result is a nonlinear holomorphic function of the operands. The
+        gradient rules are written for real numbers, and the engine conjugates them.
+    takes_storage: it supports low-bit dtypes, which all other ops reject.
+    slope: the op with the same operands and attributes that is its derivative, and shares its work.
+    precision: the dtype that mixed precision uses instead of the operands' dtypes: half precision
+        for matrix products, and f32 for ops that would lose accuracy.
+    public: users have a function of that name, with these or other operands and attributes.
+    """
 
     kernel: Kernel
     _infer: Rule
@@ -136,15 +143,16 @@ class Op:
 
     @property
     def signature(self) -> str:
-        """`multiply(x, y)`, `sum(x, *, axis: ... = None, keepdims: bool = False)`."""
+        """Return the signature as text: `sum(x, *, axis: ... = None, keepdims: bool = False)`."""
         inputs = [*self.inputs[:-1], "*" + self.inputs[-1]] if self.variadic else [*self.inputs]
         star = ["*"] if self.attributes and not self.variadic else []
         return f"{self.name}({', '.join([*inputs, *star, *map(str, self.attributes.values())])})"
 
     def bind(self, attributes: Attributes) -> Attributes:
-        """The attributes in the op's own order, defaults filled in, lists made tuples.
+        """Return the attributes in the op's order, with defaults, and lists converted to tuples.
 
-        Raises `ArgumentError` for one that is unknown, missing or of the wrong kind."""
+        Raises `ArgumentError` for an attribute that is unknown, missing or of the wrong type.
+        """
         if not attributes and not self.attributes:
             return NO_ATTRIBUTES
         unknown = [name for name in attributes if name not in self.attributes]
@@ -168,10 +176,11 @@ class Op:
         return bound
 
     def infer(self, operands: Sequence[TensorType], attributes: Attributes) -> TensorType | None:
-        """Infer the result's type, or None where it depends on values.
+        """Infer the result's type; return None if it depends on values.
 
-        `attributes` are as `bind` returns them. Raises an `OpError` that names the op and
-        the operand types when they do not fit."""
+        `attributes` are as `bind` returns them. Raises an `OpError` that names the op and the
+        operand types if they are invalid.
+        """
         if attributes:
             return self._inferred(operands, attributes)
         key = tuple(operands)
@@ -217,9 +226,10 @@ class Op:
 
 
 def op(*, infer: Rule, flops: Flops | None = None, **how: Any) -> Callable[[Kernel], Op]:
-    """Declare the decorated kernel as an op with this type rule and list it in `OPS`.
+    """Declare the decorated kernel as an op with this type rule, and add it to `OPS`.
 
-    `flops` takes what `infer` takes, and counts operations as `Op.flops` says; the rest is `Op`'s.
+    `flops` has the same parameters as `infer`, and counts operations as `Op.flops` does. Other
+    keywords are fields of `Op`.
     """
 
     def declare(kernel: Kernel) -> Op:
@@ -232,15 +242,15 @@ def op(*, infer: Rule, flops: Flops | None = None, **how: Any) -> Callable[[Kern
 
 
 def no_flops(*_: TensorType, **__: Any) -> int:
-    """The cost of an op that computes nothing."""
+    """Return 0, the cost of an op that computes nothing."""
     return 0
 
 
 pointwise: Final = partial(op, elementwise=True, in_place=_ANY)
-"""Declares an op of one pass over elements, which may be written over any of the operands."""
+"""Decorator for ops with one pass over elements, which may overwrite any of the operands."""
 reduction: Final = partial(op, reduces=True)
 movement: Final = partial(op, flops=no_flops)
-"""Declares an op that puts elements elsewhere, or makes them of nothing."""
+"""Decorator for ops that move or fill elements."""
 internal: Final = partial(op, public=False)
 
 
@@ -253,7 +263,7 @@ def canonical(value: Any, depth: int = 0) -> Any:
     Raises `ArgumentError` for one that nests too deep, or contains itself."""
     kind = value.__class__
     if kind in PLAIN or (kind is tuple and PLAIN.issuperset(map(type, value))):
-        return value  # most are, and no ABC is asked
+        return value  # the common case, without a slow check of ABCs
     if depth > MAX_NESTING:
         raise ArgumentError(f"an attribute nests deeper than {MAX_NESTING} levels")
     if isinstance(value, (list, tuple)):
@@ -304,7 +314,7 @@ def _matches(value: Any, hint: Any) -> bool:
     if isinstance(value, bool):
         return hint is bool
     if hint is int and isinstance(value, int):
-        return abs(value) <= 2**64  # every u64 is less
+        return abs(value) <= 2**64  # every u64 is smaller
     if hint is float and isinstance(value, int):
         return abs(value) <= sys.float_info.max
     return isinstance(value, hint)

@@ -49,6 +49,16 @@ class Identity:
         """Return whether handles of the other VM are valid on this VM."""
         return other.stands_for is self.stands_for
 
+    def memory_used(self: VMProtocol) -> int:
+        """Return the number of bytes of all storages and tensors of the VM.
+
+        >>> vm = ml.VM()
+        >>> x = ml.zeros(256, device=vm)
+        >>> vm.memory_used() >= x.nbytes
+        True
+        """
+        return round(self.consumed_size_in_mib() * 2**20)
+
 
 class VMProtocol(Protocol):
     """Protocol of every VM, local or remote. `mlvm.core.vm.VM` documents each call."""

@@ -12,7 +12,7 @@ from typing import TypeGuard
 
 import numpy as np
 
-from mlvm.core.errors import ArgumentError, AxisRefused, DTypeError, ShapeError
+from mlvm.core.errors import ArgumentError, AxisError, DTypeError, ShapeError
 from mlvm.core.types import DType, Shape, TensorType, bool_, promote
 
 Axis = int | tuple[int, ...] | None
@@ -113,23 +113,23 @@ broadcast = elementwise("numeric")
 
 
 def normalize_axis(axis: int, ndim: int) -> int:
-    """Return `axis` counted from the first axis. Raises `AxisRefused` if it is out of range."""
+    """Return `axis` counted from the first axis. Raises `AxisError` if it is out of range."""
     if not -ndim <= axis < ndim:
-        raise AxisRefused(f"axis {axis} is out of range for {ndim} dimensions")
+        raise AxisError(f"axis {axis} is out of range for {ndim} dimensions")
     return axis % ndim
 
 
 def normalize_axes(axis: Axis, ndim: int) -> tuple[int, ...]:
     """Return the axes counted from the first, in the order given; all axes for None.
 
-    Raises `AxisRefused` for an axis that is out of range or repeated.
+    Raises `AxisError` for an axis that is out of range or repeated.
     """
     if axis is None:
         return tuple(range(ndim))
     axes = (axis,) if isinstance(axis, int) else axis
     result = tuple(normalize_axis(a, ndim) for a in axes)
     if len(set(result)) != len(result):
-        raise AxisRefused(f"axis {axis} contains an axis twice")
+        raise AxisError(f"axis {axis} contains an axis twice")
     return result
 
 

@@ -15,7 +15,14 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from mlvm.core.errors import DTypeError, HandleError, MachineError, OutOfMemory, ShapeError, brief
+from mlvm.core.errors import (
+    DTypeError,
+    HandleError,
+    MachineError,
+    OutOfMemoryError,
+    ShapeError,
+    brief,
+)
 from mlvm.core.memory import HOST, Memory
 from mlvm.core.types import ALIGNMENT, MAX_NBYTES, Array, TensorType
 
@@ -75,9 +82,10 @@ class Cache(Protocol):
 class FreeStore:
     """Storages and tensors by handle.
 
-    consumed: exact sum of the bytes of all storages limit: maximum of `consumed`, or None caches:
-    caches of arrays by handle. All are cleared when a handle may refer to another array or to
-        none, so they keep no freed array alive.
+    consumed: exact sum of the bytes of all storages.
+    limit: maximum of `consumed`, or None.
+    caches: caches of arrays by handle. All are cleared when a handle may refer to another array or
+        to none, so they keep no freed array alive.
     """
 
     def __init__(self, memory: Memory = HOST) -> None:
@@ -111,21 +119,21 @@ class FreeStore:
     def new_storage(self, nbytes: int) -> Storage:
         """Allocate the bytes of a storage; all allocations of the store call this.
 
-        Raises `OutOfMemory`.
+        Raises `OutOfMemoryError`.
         """
         self.require_open()
         self._require_room(nbytes)
         try:
             return Storage(nbytes, self.memory.zeros(nbytes))
         except MemoryError:
-            raise OutOfMemory(
+            raise OutOfMemoryError(
                 f"cannot allocate {nbytes:,} bytes; the VM holds {self.consumed:,}"
             ) from None
 
     def _require_room(self, nbytes: int) -> None:
-        """Raise `OutOfMemory` if an allocation of `nbytes` exceeds the limit."""
+        """Raise `OutOfMemoryError` if an allocation of `nbytes` exceeds the limit."""
         if self.limit is not None and self.consumed + nbytes > self.limit:
-            raise OutOfMemory(
+            raise OutOfMemoryError(
                 f"cannot allocate {nbytes:,} bytes: the VM holds {self.consumed:,} bytes, and its "
                 f"limit is {self.limit:,} (memory=); free tensors, or create the VM with more"
             )
@@ -291,7 +299,8 @@ class FreeStore:
     # --- limits ---
 
     def hold_stack(self, values: int, frames: int) -> None:
-        """Raise `OutOfMemory` if a store with limits cannot hold a launch's values and frames."""
+        """Raise `OutOfMemoryError` if a store with limits cannot hold a launch's values and
+        frames."""
 
     # --- what errors say ---
 

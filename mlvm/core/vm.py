@@ -15,7 +15,7 @@ import numpy as np
 from mlvm.core.collecting import uncollected
 from mlvm.core.errors import (
     HandleError,
-    LimitExceeded,
+    LimitExceededError,
     MachineError,
     MlvmError,
     ProgramError,
@@ -62,15 +62,15 @@ _vms: Final = weakref.WeakSet["VM"]()
 class VM(Identity):
     """Virtual machine that runs programs on one device of this process.
 
-    name: name for messages; by default a new one checked: False skips checks. Programs are not
-    verified, arrays are not compared with the tensor's
-        type when they are written, and the effect of a mistake is undefined.
-    kernels: kernels by op name that replace the reference kernels run: interpreter loop with the
-    signature of `mlvm.core.machine.run.run`, which it replaces scheduler: runs ops asynchronously
-    on workers; None runs them in the program's order memory: memory that holds the tensors, such as
-    the memory of a GPU
+    name: name for messages; by default a new one.
+    checked: False skips checks. Programs are not verified, arrays are not compared with the
+        tensor's type when they are written, and the effect of a mistake is undefined.
+    kernels: kernels by op name that replace the reference kernels.
+    run: interpreter loop with the signature of `mlvm.core.machine.run.run`, which it replaces.
+    scheduler: runs ops asynchronously on workers; None runs them in the program's order.
+    memory: memory that holds the tensors, such as the memory of a GPU.
 
-    Raises `UnknownFunction` if `kernels` names an unknown op.
+    Raises `UnknownFunctionError` if `kernels` names an unknown op.
 
         >>> from mlvm.core.vm import VM
         >>> vm = VM("reference")
@@ -316,12 +316,13 @@ class VM(Identity):
     ) -> None:
         """Register `fn` as the host function of that name, replacing an earlier host function.
 
-        name: name that programs call; names of mlvm's ops are not allowed fn: function of a `Frame`
-        nparams: number of parameters, None for any; the verifier and the machine check each call
-        nresults: number of results, None for any; also checked for each call result: type rule, a
-        function of the operands' types, with the attributes as keyword arguments,
-            that returns the type of the result or a tuple of types. `ml.call` needs it in captured
-            functions and transformations. Each call checks the results against it.
+        name: name that programs call; names of mlvm's ops are not allowed.
+        fn: function of a `Frame`.
+        nparams: number of parameters, None for any; the verifier and the machine check each call.
+        nresults: number of results, None for any; also checked for each call.
+        result: type rule, a function of the operands' types, with the attributes as keyword
+            arguments, that returns the type of the result or a tuple of types. `ml.host_call` needs
+            it in captured functions and transformations. Each call checks the results against it.
 
         Programs use the new function from their next call on.
         """
@@ -353,10 +354,10 @@ class VM(Identity):
     ) -> tuple[TensorType, ...] | None:
         """Return the types of a host function's results by its type rule; None without a rule.
 
-        Raises `UnknownFunction`, or `MachineError` if the rule fails.
+        Raises `UnknownFunctionError`, or `MachineError` if the rule fails.
 
         Refuses:
-            vm.result_types("nothing", (), {})  # UnknownFunction
+            vm.result_types("nothing", (), {})  # UnknownFunctionError
         """
         callee = self.functions.binding(name).callee
         if not isinstance(callee, UserFunction):
@@ -371,10 +372,10 @@ class VM(Identity):
             self._forget_links()
 
     def remove(self, name: str) -> None:
-        """Remove the function of that name from the table. Raises `UnknownFunction`.
+        """Remove the function of that name from the table. Raises `UnknownFunctionError`.
 
         Refuses:
-            vm.remove("nothing")  # UnknownFunction
+            vm.remove("nothing")  # UnknownFunctionError
         """
         with self._lock:
             self.functions.remove(name)
@@ -444,12 +445,12 @@ class VM(Identity):
         A launch waits while the VM is busy. A program is verified once per combination of argument
         types. After an error the VM holds as many bytes as before, but completed writes remain.
 
-        Raises `HandleError`, errors of `verify`, ops and host functions, and `LimitExceeded` after
-        `max_steps` instructions.
+        Raises `HandleError`, errors of `verify`, ops and host functions, and `LimitExceededError`
+        after `max_steps` instructions.
 
         Refuses:
             vm.launch(returning, [99])  # HandleError
-            vm.launch(endless_program, max_steps=9)  # LimitExceeded
+            vm.launch(endless_program, max_steps=9)  # LimitExceededError
         """
         with self._lock:
             self.depth = depth = self.depth + 1
@@ -469,7 +470,7 @@ class VM(Identity):
                 if max_steps is not None and not isinstance(max_steps, int):
                     raise MachineError(f"expected max_steps as an int or None, got {max_steps!r}")
                 if depth > _MOST_LAUNCHES:
-                    raise LimitExceeded(f"launches are nested more than {_MOST_LAUNCHES} deep")
+                    raise LimitExceededError(f"launches are nested more than {_MOST_LAUNCHES} deep")
                 context = self._context if depth == 1 else self._context.copy()
                 outputs = context.run(
                     self._run,
@@ -601,9 +602,11 @@ def _leave_others() -> None:
 class _Linked:
     """Cache of a program's launches on a VM.
 
-    size: number of instructions of the program nargs: number of arguments that it uses; a `Variant`
-    uses neither program: weak reference to the program codes: linked code by argument types bound:
-    code and operands by handles, until a handle may refer to another array
+    size: number of instructions of the program.
+    nargs: number of arguments that it uses; a `Variant` uses neither.
+    program: weak reference to the program.
+    codes: linked code by argument types.
+    bound: code and operands by handles, until a handle may refer to another array.
     """
 
     size: int

@@ -7,10 +7,11 @@ training.
 
 In docstrings `f[..., n]` is a tensor of floats whose last axis has n elements, and `[...]` is a
 tensor of any shape; i is integers, c complex numbers. Each docstring names the errors for invalid
-shapes, dtypes and values. It does not repeat the errors that every function raises: `DTypeError`
-for an operand that is not a tensor, array or list, and for an unknown dtype, `ArgumentError` for an
-argument of a wrong kind, `StaleTensor` for a tensor whose memory was freed, `HandleError` for a
-tensor of another VM, and `ArenaOverflow` or `OutOfMemory` if the result does not fit.
+shapes, dtypes and values. It does not repeat the errors that every function raises. These are
+`DTypeError` for an operand that is not a tensor, array or list, and for an unknown dtype;
+`ArgumentError` for an argument of a wrong kind. A tensor whose memory was freed raises
+`StaleTensorError`, and a tensor of another VM `HandleError`. `ArenaOverflowError` or
+`OutOfMemoryError` is raised if the result does not fit.
 
 A block `Refuses` lists wrong calls with the error of each. In it v is f32[2], x and half are
 f32[4,4], ints is i64[2], sequences is f32[1,4,2], images is f32[1,4,4,2], volumes is
@@ -35,6 +36,7 @@ from mlvm.eager.interop.hints import (
     refuse_assignment,
 )
 from mlvm.eager.tensor import primitives
+from mlvm.renamed import NAMES, warn_of_old_name
 
 if TYPE_CHECKING:
     from mlvm.eager.names import *  # noqa: F403
@@ -54,6 +56,7 @@ if not TYPE_CHECKING:  # mypy reads only a literal __all__, and follows the impo
     __all__ = [*dict.fromkeys([*primitives.__all__, *public.__all__])]
     _missing = missing(__name__, __all__)
     _primitives, _public = primitives, public
+    _NAMES, _warn_of_old_name = NAMES, warn_of_old_name
     _at_once = public.PRESENT
 
     def __getattr__(name: str) -> Any:
@@ -61,6 +64,9 @@ if not TYPE_CHECKING:  # mypy reads only a literal __all__, and follows the impo
             value = _public.later(name)
         elif name in _primitives.__all__:
             value = getattr(_primitives, name)
+        elif (new := _NAMES["ml"].get(name)) is not None:
+            _warn_of_old_name(f"ml.{name}", f"ml.{new}")
+            return getattr(_here, new)
         else:
             _missing(name)
         globals()[name] = value

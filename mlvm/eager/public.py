@@ -1,11 +1,10 @@
-"""The names of `mlvm.eager`, by the modules that define them; `primitives` defines those of the
-ops.
+"""The names of `mlvm.eager`, by the modules that define them; `primitives` defines the ops.
 
 Names that few programs use are imported at their first access (`LATER`).
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from inspect import isclass, isfunction
 from types import ModuleType
@@ -21,17 +20,19 @@ from mlvm.eager.tensor import operators as _gives_tensors_operators  # noqa: F40
 from mlvm.eager.tensor.wrapper import hinted
 from mlvm.machines.local import LocalVM as VM
 from mlvm.machines.native.extension import EXTENSION
+from mlvm.renamed import NAMES
 
 AT_ONCE: Final = {
     "mlvm.arena.arena": "Arena",
-    "mlvm.core.types": """TensorType bf16:bfloat16 bool_:bool c64:complex64 c128:complex128
-        f16:float16 f32:float32 f4e2m1:float4_e2m1fn f64:float64 f8e4m3:float8_e4m3fn
-        f8e5m2:float8_e5m2 i16:int16 i2:int2 i32:int32 i4:int4 i64:int64 i8:int8 u16:uint16
-        u2:uint2 u32:uint32 u4:uint4 u64:uint64 u8:uint8""",
+    "mlvm.core.types": """TensorType bf16 bf16:bfloat16 bool_:bool c64 c64:complex64 c128
+        c128:complex128 f16 f16:float16 f32 f32:float32 f4e2m1 f4e2m1:float4_e2m1fn f64 f64:float64
+        f8e4m3 f8e4m3:float8_e4m3fn f8e5m2 f8e5m2:float8_e5m2 i16 i16:int16 i2 i2:int2 i32 i32:int32
+        i4 i4:int4 i64 i64:int64 i8 i8:int8 u16 u16:uint16 u2 u2:uint2 u32 u32:uint32 u4 u4:uint4
+        u64 u64:uint64 u8 u8:uint8""",
     "mlvm.eager.autodiff.grad": "grad value_and_grad vjp",
-    "mlvm.eager.functions.activations": """celu elu glu hard_sigmoid hard_swish hard_tanh
-        hardshrink leaky_relu log_sigmoid mish prelu relu6 selu silu soft_sign softplus
-        softshrink tanhshrink""",
+    "mlvm.eager.functions.activations": """celu elu glu hard_shrink hard_sigmoid
+        hard_swish hard_tanh leaky_relu log_sigmoid mish prelu relu6 selu silu soft_shrink soft_sign
+        softplus tanh_shrink""",
     "mlvm.eager.functions.attention": """rotary_encoding scaled_dot_product_attention
         sinusoidal_encoding""",
     "mlvm.eager.functions.contraction": "einsum",
@@ -44,19 +45,20 @@ AT_ONCE: Final = {
         take_along_axis unravel_index where""",
     "mlvm.eager.functions.indexing": "scatter_add",
     "mlvm.eager.functions.losses": """binary_cross_entropy binary_cross_entropy_with_logits
-        cosine_embedding cosine_similarity gaussian_nll hinge huber kl_divergence l1
-        margin_ranking mean_squared_error nll poisson_nll smooth_l1 softmax_cross_entropy
-        triplet_margin""",
+        cosine_embedding_loss cosine_similarity gaussian_nll_loss hinge_loss huber_loss
+        kl_divergence l1_loss margin_ranking_loss mean_squared_error nll_loss poisson_nll_loss
+        smooth_l1_loss softmax_cross_entropy triplet_margin_loss""",
     "mlvm.eager.functions.neural": "dropout embedding_bag",
     "mlvm.eager.functions.pooling": """adaptive_avg_pool adaptive_max_pool avg_pool1d avg_pool2d
         avg_pool3d max_pool1d max_pool2d max_pool3d""",
     "mlvm.eager.functions.shapes": """broadcast_arrays broadcast_shapes broadcast_to concat
-        expand_dims flatten hstack matrix_transpose meshgrid moveaxis pad permute_dims repeat
-        reshape roll rot90 split squeeze stack swapaxes tile tril triu unstack vstack""",
+        concat:concatenate expand_dims flatten hstack matrix_transpose meshgrid moveaxis pad
+        permute_dims permute_dims:transpose repeat reshape roll rot90 split squeeze stack swapaxes
+        tile tril triu unstack vstack""",
     "mlvm.eager.functions.sorting": """argpartition argsort interp isin partition searchsorted
         sort topk unique unique_all unique_counts unique_inverse unique_values""",
-    "mlvm.eager.functions.sums": """cummax cummin cumulative_prod cumulative_sum diff gradient
-        logcumsumexp outer std trapezoid var""",
+    "mlvm.eager.functions.sums": """cummax cummin cumulative_prod cumulative_prod:cumprod
+        cumulative_sum cumulative_sum:cumsum diff gradient logcumsumexp outer std trapezoid var""",
     "mlvm.eager.functions.windows": "fold unfold",
     "mlvm.eager.interop.exchange": "from_dlpack",
     "mlvm.eager.tensor.autocast": "autocast",
@@ -70,12 +72,17 @@ AT_ONCE: Final = {
 }
 """Names that `import mlvm.eager` imports immediately.
 
-`bool_:bool` is named `bool_` in the module, and `bool` in `ml`."""
+`bool_:bool` is named `bool_` in the module, and `bool` in `ml`. An object may have several names,
+as in NumPy: `concat` and `concatenate`."""
 
 WHEN_ASKED: Final = {
     "mlvm.arena.recording": "Recording",
     "mlvm.core.program.assembly": "disassemble",
-    "mlvm.eager.transform.host": "call",
+    "mlvm.eager.tensor.primitives": """abs:absolute acos:arccos acosh:arccosh asin:arcsin
+        asinh:arcsinh atan:arctan atan2:arctan2 atanh:arctanh bitwise_invert:bitwise_not
+        bitwise_invert:invert bitwise_left_shift:left_shift bitwise_right_shift:right_shift
+        conj:conjugate divide:true_divide pow:power""",
+    "mlvm.eager.transform.host": "host_call",
     "mlvm.eager.runs.captured": "Captured capture",
     "mlvm.eager.capture.measuring": "CurvePoint Measured measure",
     "mlvm.eager.capture.guards.changing": "RecompilationWarning",
@@ -84,7 +91,7 @@ WHEN_ASKED: Final = {
     "mlvm.eager.control.branches": "cond switch",
     "mlvm.eager.control.checking": "check",
     "mlvm.eager.control.checkpoint": "checkpoint",
-    "mlvm.eager.control.functions": "function",
+    "mlvm.eager.control.functions": "subroutine",
     "mlvm.eager.control.loops": "fori_loop map scan while_loop",
     "mlvm.eager.files.checkpoints": "load save",
     "mlvm.eager.functions.elementary": """cbrt complex fmax fmin heaviside ldexp logaddexp2
@@ -105,11 +112,11 @@ WHEN_ASKED: Final = {
     "mlvm.eager.functions.statistics": """average bincount corrcoef cov digitize histogram
         median nanmax nanmean nanmedian nanmin nanpercentile nanquantile nanstd nansum nanvar
         percentile ptp quantile""",
-    "mlvm.eager.nn.ctc": "ctc",
+    "mlvm.eager.nn.ctc": "ctc_loss",
     "mlvm.eager.nn.quantized": "quantization_errors quantize",
     "mlvm.eager.recording.inputs": "Pipeline QueueTensor ScratchPad",
     "mlvm.eager.recording.listing": "program_of",
-    "mlvm.eager.transform.batch": "batch",
+    "mlvm.eager.transform.batch": "auto_batch",
     "mlvm.eager.transform.custom": "custom_jvp custom_vjp",
     "mlvm.eager.transform.jacobians": "hessian hvp jacfwd jacrev",
     "mlvm.eager.transform.jvp": "jvp linearize",
@@ -168,7 +175,7 @@ _ADDED: Final[list[tuple[type, str, str]]] = [
     (Arena, "plot", "mlvm.show.picture"),
     (Arena, "report", "mlvm.show.report"),
     (Arena, "_repr_html_", "mlvm.show.picture"),
-    (VM, "trace", "mlvm.show.trace"),
+    (VM, "profile", "mlvm.show.trace"),
     (VM, "on_device", "mlvm.machines.gpu.vm"),
 ]
 """Names that modules add to classes when they are imported."""
@@ -207,6 +214,7 @@ if EXTENSION is not None:
 def later(name: str) -> Any:
     """Import and return the public object with that name."""
     module, is_shown = import_module(LATER[name]), name in SHOWN
+    there = name if is_shown else PLACES[name][1]
     space = f"{__package__}.{name}" if is_shown else __package__
     for each, texts in hints().items():
         room, _, owner = each.rpartition(".")
@@ -214,7 +222,7 @@ def later(name: str) -> Any:
         # those classes have their own hints
         if value is not None and value is not PRESENT.get(owner):
             hint_at(value, texts, existing)
-    return _shown(name, module) if is_shown else _hinted(getattr(module, name))
+    return _shown(name, module) if is_shown else _hinted(getattr(module, there))
 
 
 def _hinted(value: Any) -> Any:
@@ -227,6 +235,13 @@ def _hinted(value: Any) -> Any:
     return hinted(value, names=False) if isfunction(value) else value
 
 
+def _missing(path: str, name: str, module: ModuleType) -> Callable[[str], Any]:
+    """Return the `__getattr__` of a shown module: old names, and remedies for unknown names."""
+    none = missing(path, module.__all__)
+    old = NAMES.get(f"ml.{name}", {})
+    return lambda each: getattr(module, each) if each in old else none(each)
+
+
 def _shown(name: str, module: ModuleType) -> ModuleType:
     """Return a module with only the public names of the given module.
 
@@ -237,15 +252,9 @@ def _shown(name: str, module: ModuleType) -> ModuleType:
         value = getattr(module, each)
         inner = _shown(f"{name}.{each}", value) if isinstance(value, ModuleType) else _hinted(value)
         setattr(shown, each, inner)
-    earlier = {  # names of renamed classes, which are kept
-        each: x
-        for each, x in vars(module).items()
-        if isinstance(x, type) and x.__module__ == module.__name__ and each != x.__name__
-    }
     vars(shown).update(
-        **earlier,
         __all__=module.__all__,
-        __getattr__=missing(path, module.__all__),
+        __getattr__=_missing(path, name, module),
         __dir__=lambda: [*module.__all__],
         __wrapped__=module,  # the module that defines the names
     )

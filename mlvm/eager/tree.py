@@ -495,7 +495,9 @@ def partners(
 
 
 def named_nodes(tree: Tree) -> Iterator[tuple[str, Node]]:
-    """Yield each Module of a tree once, including those in buffers, in order, with its first path."""
+    """Yield each Module of a tree once, including those in buffers, with its first path.
+
+    The order is that of the tree."""
     left, visited = [("", tree)], set[int]()
     while left:
         path, part = left.pop()
@@ -693,12 +695,12 @@ def _at_tensors_and_nodes(part: Any) -> bool | None:
 
 @hinted
 def map(f: Callable[..., Any], tree: Tree, /, *rest: Tree) -> Tree:
-    """Map each leaf to `f(leaf, *others)`, with the corresponding parts of `rest`, like
-    `jax.tree.map`.
+    """Map each leaf to `f(leaf, *others)`, with the parts of `rest` at its position.
 
-    Each tree in `rest` has the tree's structure, with any objects at the leaves. It may contain a
-    dict instead of a Module, as gradients and `Module.parameters` do. Modules become copies, which
-    share their buffers. Positions with the same tensor and the same others share one result.
+    It corresponds to `jax.tree.map`. Each tree in `rest` has the tree's structure, with any objects
+    at the leaves. It may contain a dict instead of a Module, as gradients and `Module.parameters`
+    do. Modules become copies, which share their buffers. Positions with the same tensor and the
+    same others share one result.
 
     The leaves: tensors of any shapes, and any other objects. Raises `DTypeError` if the structures
     differ, or a node contains itself.
@@ -819,8 +821,9 @@ _PLAIN_DEPTH: Final = 8
 
 
 def _lists_leaves(pairs: Leaves, tree: Tree, path: str, depth: int) -> bool:
-    """List the leaves of a tree of dicts, such as the gradients of a Module; return False for any
-    other tree, and for one that is deep or contains itself."""
+    """List the leaves of a tree of dicts, such as the gradients of a Module.
+
+    Return False for any other tree, and for a tree that is deep or contains itself."""
     if type(tree) is not dict or depth == _PLAIN_DEPTH:
         return False
     for name, child in tree.items():
@@ -835,8 +838,9 @@ def _lists_leaves(pairs: Leaves, tree: Tree, path: str, depth: int) -> bool:
 
 
 class Snapshot:
-    """Containers of a tree and their items at one time: while they are the same, so are the leaves
-    and their paths."""
+    """Containers of a tree and their items at one time.
+
+    While they are unchanged, the leaves and their paths are also unchanged."""
 
     def __init__(self, tree: Tree) -> None:
         self._rows: list[tuple[Any, list[Any] | None, list[Any]]] = []
@@ -944,8 +948,8 @@ def load(tensors: Mapping[str, Tensor], arrays: Mapping[str, Any], what: str) ->
     parameters. float16 and bfloat16 are converted from and to f32 if the values are exact.
 
     Everything is checked before the first write. Raises `DTypeError` if `arrays` is not a mapping
-    to arrays; what `require_types` raises; `StaleTensor` if a tensor was freed; `GradientError` if
-    a tape needs the old values.
+    to arrays; what `require_types` raises; `StaleTensorError` if a tensor was freed;
+    `GradientError` if a tape needs the old values.
     """
     if not isinstance(arrays, Mapping):
         raise DTypeError(f"arrays come by path, in a mapping, not in a {type(arrays).__name__}")
@@ -998,7 +1002,7 @@ def exactly(array: Array, dtype: DType) -> Array:
 
 
 def require_live(tensors: Iterable[Tensor]) -> None:
-    """Raise `StaleTensor` for the first tensor whose memory was freed."""
+    """Raise `StaleTensorError` for the first tensor whose memory was freed."""
     tensors = [*tensors]
     if EXTENSION is not None and EXTENSION.are_alive(tensors):
         return

@@ -120,7 +120,7 @@ class Recipe:
         self.seed = seed
         self.dtype = dtype
         self.length = length_of(self.dataset)
-        self._order: tuple[int, Indices] | None = None  # of the epoch asked for last
+        self._order: tuple[int, Indices] | None = None  # epoch and order of the last request
 
     def with_seed(self, seed: int) -> Recipe:
         """Return the same recipe with other random numbers."""

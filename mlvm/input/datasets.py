@@ -193,7 +193,8 @@ class _Samples:
 def _takes_arrays(dataset: Any, ragged: bool) -> bool:
     """Return whether the data set takes an array of indices, with the same samples as one by one.
     One that fails both ways counts as taking arrays: its use raises the error."""
-    indices = np.arange(min(2, length_of(dataset)))[::-1]  # files often take ascending ones only
+    # descending, as some files support only ascending indices
+    indices = np.arange(min(2, length_of(dataset)))[::-1]
     error: Exception | None = None
     together = one_by_one = None
     try:
@@ -227,7 +228,7 @@ def _column(column: Any, ragged: bool) -> Any:
         return as_dataset(column, ragged=ragged)
     try:
         array = _array(column)
-    except PipelineError:  # rows of many lengths
+    except PipelineError:  # rows of different lengths
         if not ragged or not isinstance(column, list):
             raise
         return Ragged(column)

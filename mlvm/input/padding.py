@@ -25,9 +25,9 @@ _OPEN: Final = ("longest", "powers of two")
 class Padding:
     """Padding of the first axis of samples.
 
-    values: value of every column, or by its name or position
-    lengths: the allowed lengths in ascending order; empty if any length is allowed
-    powers: True if lengths are rounded up to powers of two
+    values: value of every column, or by its name or position.
+    lengths: the allowed lengths in ascending order; empty if any length is allowed.
+    powers: True if lengths are rounded up to powers of two.
     """
 
     def __init__(self, values: Pad, to: PadTo) -> None:

@@ -1,12 +1,12 @@
-"""Input pipelines: batches of a data set, made ahead of time in the slots of a queue.
+"""Input pipelines: batches of a dataset, prefetched into the slots of a queue.
 
     with Pipeline(dataset, 32, vm=vm, shuffle=True, workers=2) as pipeline:
         for epoch in range(20):
             for images, labels in pipeline:
                 ...
 
-The samples of a batch and the random numbers of a transform are functions of seed, epoch and index
-alone: any number of workers gives the same bits.
+The samples of a batch and the random numbers of a transform are functions of only seed, epoch and
+index, so any number of workers gives the same bits.
 """
 
 from __future__ import annotations
@@ -21,7 +21,14 @@ from contextlib import suppress
 from typing import Any, Final, Generic, NamedTuple, Self, TypedDict
 
 from mlvm.arena.arena import A, Allocation
-from mlvm.core.errors import DTypeError, PipelineError, QueueEmpty, QueueFull, ShutDown, brief
+from mlvm.core.errors import (
+    DTypeError,
+    PipelineError,
+    QueueClosedError,
+    QueueEmptyError,
+    QueueFullError,
+    brief,
+)
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import DType
 from mlvm.input.batches import Batch, Recipe, Schedule, Transform
@@ -32,7 +39,7 @@ from mlvm.input.workers import Crew
 from mlvm.machines.closing import Closing
 
 _SEEDS: Final = 2**64
-_IN_USE: Final = 2  # slots for batches in use: the last one, and an earlier one
+_IN_USE: Final = 2  # slots for batches in use: the last batch and an earlier one
 
 
 class PipelineState(TypedDict):
@@ -74,39 +81,44 @@ class PipelineStats(NamedTuple):
 
 
 class Pipeline(Closing, Generic[A]):
-    """Batches of `dataset` as tensors on `vm`, in order, for one thread at a time.
+    """Pipeline that yields the batches of `dataset` as tensors on `vm`, in order, for one thread.
+
+    dataset: an array, a tuple of arrays with a row for each sample, or a dict or frame of arrays,
+        whose batches are named tuples. It may also be a list, or any object with samples by number,
+        each an array, a number, or a tuple or dict of these; or a `Dataset`, which returns many
+        samples per call.
+    batch_size: number of samples per batch.
+    vm: VM of the batches.
+    epochs: number of epochs, after which `QueueClosedError` is raised; None is endless.
+    shuffle: give each epoch its own random order.
+    transform: function `transform(arrays, random)` that changes the arrays of each batch; with
+        padding, it receives padded arrays.
+    seed: seed of `shuffle` and `transform`; by default the seed of `ml.random.seed` at the first
+        batch, or 0.
+    drop_last: drop the samples after the last whole batch of an epoch, which otherwise are a
+        smaller batch.
+    dtype: dtype of all floats; by default f64 becomes f32.
+    pad: pad samples that differ in length along their first axis with this value, or with values by
+        name or position of a column, such as `{"tokens": 0, "labels": -100}`.
+    pad_to: length of a batch: that of its "longest" sample, rounded up to "powers of two", or to
+        the next of some lengths, such as `[64, 128, 256]`. A number is the length of all batches.
+        Without explicit lengths, all samples are read once to find theirs.
+    workers: number of threads that prefetch batches. Without workers, `get` makes its batch itself.
+    processes: give each worker a separate process, started by spawn.
+    prefetch: number of prefetched batches, by default 2 per worker.
 
     A `for` iterates over one epoch, of `len(pipeline)` batches, and the next `for` over the next
-    epoch. After `epochs` of them it raises `ShutDown`; None means without end. After a `for` that
-    ended early, the next one repeats its batches from the first on. `get` ignores epochs: it
-    returns one batch after the other. It continues from any position, and so does a `for` after
-    `get` or `restore`.
+    epoch. After a `for` that was left early, the next `for` repeats its batches from the first on.
+    `get` ignores epochs: it returns one batch after the other. It continues from any position, and
+    so does a `for` after `get` or `restore`.
 
-    `shuffle` gives each epoch its own random order, and `transform(arrays, random)` changes the
-    arrays of each batch. Both follow `seed`; by default that of `ml.random.seed` at the first
-    batch, or 0. The samples after the last whole batch of an epoch are a smaller batch; `drop_last`
-    drops them.
+    The first `get` allocates slots: for the prefetched batches, and for two that are in use. A
+    batch is in use until its tensors are freed, or until the `with arena:` block exits in which it
+    was returned.
 
-    `dataset` is an array, a tuple of arrays with a row for each sample, or a dict or frame of
-    arrays, whose batches are named tuples. It may be a list, or any object with samples by number,
-    each an array, a number, or a tuple or dict of these; or a `Dataset`, which returns many samples
-    at once. Arrays of f64 become f32 by default; `dtype` is the dtype of all floats.
-
-    Samples that differ in length are padded along their first axis: `pad` is the value, or values
-    by name or position of a column, such as `{"tokens": 0, "labels": -100}`. `pad_to` decides the
-    length of a batch: that of its "longest" sample, rounded up to "powers of two", or to the next
-    of some lengths, such as `[64, 128, 256]`. One number is the length of all batches. Without
-    explicit lengths all samples are read once for theirs. A transform gets padded arrays.
-
-    `workers` threads make batches ahead; with `processes`, each uses a separate process, started by
-    spawn. Without workers, `get` makes its batch itself. `prefetch` batches (by default 2 for each
-    worker) are made ahead. The first `get` makes slots of memory: for these batches, and for two
-    that are in use. A batch is in use until its tensors die, or until the end of the `with arena:`
-    in which it was got.
-
-    Raises `PipelineError` for impossible options, for a missing `vm`, and for a dataset that is
-    empty or gives no arrays. Other errors of `dataset` or `transform` on the first sample are
-    raised unchanged.
+    Raises `PipelineError` for invalid options, for a missing `vm`, and for a dataset that is empty
+    or returns no arrays. Other errors of `dataset` or `transform` on the first sample are raised
+    unchanged.
 
         >>> class Numbers:
         ...     def __len__(self): return 10
@@ -123,7 +135,7 @@ class Pipeline(Closing, Generic[A]):
 
     Refuses:
         ml.Pipeline([1.0], 0)  # PipelineError
-        list(ml.Pipeline([1.0], 1, epochs=0))  # ShutDown
+        list(ml.Pipeline([1.0], 1, epochs=0))  # QueueClosedError
     """
 
     _kind: type[A] = Allocation  # type: ignore[assignment]
@@ -174,7 +186,8 @@ class Pipeline(Closing, Generic[A]):
             )
         self._types = self._recipe.types()
         self._next = self._schedule.at(0, 0)
-        self._first: Batch | None = None  # of the last `for`, unless `get` or `restore` came since
+        # first batch of the last `for`, unless `get` or `restore` was called since
+        self._first: Batch | None = None
         self._crew: Crew | None = None
         self._close: weakref.finalize[Any, Any] | None = None
         self._closed = False
@@ -182,39 +195,41 @@ class Pipeline(Closing, Generic[A]):
         self._process = os.getpid()
         self._batches = 0
         self._consumer_waited = 0.0
-        self._producers_waited = 0.0  # by crews that have ended
+        self._producers_waited = 0.0  # of closed crews
 
     @classmethod
     def from_ray(cls, dataset: Any, batch_size: int, **options: Any) -> Self:
-        """Return a pipeline of the rows of a `ray.data.Dataset`, with the options of `Pipeline`.
+        """Return a pipeline over the rows of a `ray.data.Dataset`, with the options of `Pipeline`.
 
         The rows stay in Ray's object store, as blocks of columns; each batch is a named tuple of
-        them. Raises `MissingExtra` without ray, and what `Pipeline` raises.
+        them. Raises `MissingExtraError` without ray, and what `Pipeline` raises.
         """
         from mlvm.input.ray import RayRows
 
         return cls(RayRows(dataset), batch_size, **options)
 
     def get(self, timeout: float | None = None) -> tuple[A, ...]:
-        """Return the next batch. If making it failed, this call and all later ones raise the error.
+        """Return the next batch.
 
-        Raises `ShutDown` after the last epoch and after `close`, and `QueueEmpty` if there is no
-        batch within `timeout` seconds. Raises `PipelineError` if all slots are in use, or in a
-        process that did not make the pipeline.
+        If making it failed, this call and all later calls raise the error.
+
+        Raises `QueueClosedError` after the last epoch and after `close`, and `QueueEmptyError` if
+        there is no batch within `timeout` seconds. Raises `PipelineError` if all slots are in use,
+        or in a process that did not make the pipeline.
 
         Refuses:
-            batches.get()  # ShutDown
-            slow.get(timeout=0.0)  # QueueEmpty
+            batches.get()  # QueueClosedError
+            slow.get(timeout=0.0)  # QueueEmptyError
             [greedy.get() for _ in range(9)]  # PipelineError
         """
         return self._take(timeout, None)
 
     def peek(self) -> tuple[A, ...]:
         """Return the batch that the next `get` returns, made on this thread in separate memory.
-        Raises `ShutDown` as `get` does, and errors of the dataset or the transform.
+        Raises `QueueClosedError` as `get` does, and errors of the dataset or the transform.
 
         Refuses:
-            batches.peek()  # ShutDown
+            batches.peek()  # QueueClosedError
         """
         batch = self._coming()
         types = [type.with_shape((batch.size, *type.shape[1:])) for type in self._types]
@@ -227,19 +242,20 @@ class Pipeline(Closing, Generic[A]):
     def __iter__(self) -> Iterator[tuple[A, ...]]:
         """Yield the batches of this epoch that `get` has not returned.
 
-        After a `for` that ended early, repeat the batches of that `for`. Raises `ShutDown` after
-        the last epoch, and the errors of `get`.
+        After a `for` that ended early, repeat the batches of that `for`. Raises `QueueClosedError`
+        after the last epoch, and the errors of `get`.
         """
         coming, first = self._coming(), self._first
         if first is None or first.epoch != coming.epoch:
             self._loops += 1
             first = coming
         elif first != coming:
-            if coming.start - first.start > self._schedule.batch_size:  # more than a look at one
+            # more than one batch was read
+            if coming.start - first.start > self._schedule.batch_size:
                 warnings.warn(
                     f"{self.name}: the last `for` was left at position {coming.start} of epoch "
                     f"{coming.epoch}, and this one begins at position {first.start} again; `get` "
-                    f"goes on",
+                    f"continues",
                     stacklevel=2,
                 )
             self._stop()
@@ -251,7 +267,7 @@ class Pipeline(Closing, Generic[A]):
         """Return the number of batches of an epoch."""
         return self._schedule.batches
 
-    # --- where it stands ---
+    # --- progress ---
 
     def state(self) -> PipelineState:
         """Return the state with which `restore` continues after the last batch that was got."""
@@ -260,9 +276,9 @@ class Pipeline(Closing, Generic[A]):
         return PipelineState(epoch=epoch, next_index=start, seed=self._recipe.seed)
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state of this pipeline, or of another one with the same options.
+        """Continue from a state of this pipeline, or of another pipeline with the same options.
 
-        Batches made ahead are dropped. Raises `PipelineError` for an invalid state, and for one
+        Prefetched batches are dropped. Raises `PipelineError` for an invalid state, and for a state
         beyond this dataset or these epochs; the pipeline is then unchanged.
 
         Refuses:
@@ -338,7 +354,7 @@ class Pipeline(Closing, Generic[A]):
         began = time.perf_counter()
         batch = self._coming()
         crew = self._crew
-        if crew is None or not crew.ready:  # an interrupt came as it began or gave a batch
+        if crew is None or not crew.ready:  # interrupted while it started or returned a batch
             self._stop()
             crew = self._start(batch)
         crew.ready = False
@@ -346,11 +362,14 @@ class Pipeline(Closing, Generic[A]):
             if not self._workers:
                 self._make_one(crew)
             tensors = crew.queues[batch.size].get(timeout, kind=self._kind)
-        except Exception as end:  # in which no batch was taken, or there are no more
-            crew.ready = crew.failure is not None or isinstance(end, (ShutDown, QueueEmpty))
-            if isinstance(end, QueueEmpty) and timeout is None:  # this thread would wait for itself
+        except Exception as end:  # no batch was taken, or none remain
+            crew.ready = crew.failure is not None or isinstance(
+                end, (QueueClosedError, QueueEmptyError)
+            )
+            # otherwise this thread would wait for itself
+            if isinstance(end, QueueEmptyError) and timeout is None:
                 raise self._all_in_use() from None
-            raise (isinstance(end, ShutDown) and crew.failure) or end from None
+            raise (isinstance(end, QueueClosedError) and crew.failure) or end from None
         finally:
             self._consumer_waited += time.perf_counter() - began
         self._batches += 1
@@ -373,14 +392,15 @@ class Pipeline(Closing, Generic[A]):
             )
         crew = Crew(self._recipe, self._schedule.starting(first), queues)
         self._crew = crew
-        self._close = weakref.finalize(self, crew.close)  # also when nobody closes the pipeline
+        # also if the user does not close the pipeline
+        self._close = weakref.finalize(self, crew.close)
         crew.start(self._workers, processes=self._processes, name=self.name)
         return crew
 
     def _make_one(self, crew: Crew) -> None:
         try:
             crew.make_one()
-        except QueueFull:
+        except QueueFullError:
             self._stop()
             raise self._all_in_use() from None
 
@@ -401,10 +421,10 @@ class Pipeline(Closing, Generic[A]):
                 self._close.detach()
 
     def _coming(self) -> Batch:
-        """Return the next batch. Raises `ShutDown` after the last one, or after `close`."""
+        """Return the next batch. Raises `QueueClosedError` after the last one, or after `close`."""
         self._require_usable()
         if self._next is None:
-            raise ShutDown(
+            raise QueueClosedError(
                 f"{self.name}: all {self._schedule.epochs} epochs are finished; with epochs=None "
                 "there "
                 f"is no last one, and restore(state) goes back"
@@ -413,7 +433,7 @@ class Pipeline(Closing, Generic[A]):
 
     def _require_usable(self) -> None:
         if self._closed:
-            raise ShutDown(f"{self.name} was closed")
+            raise QueueClosedError(f"{self.name} was closed")
         if os.getpid() != self._process:
             raise PipelineError(
                 f"{self.name} belongs to process {self._process}; create a pipeline in each process"

@@ -30,7 +30,14 @@ import numpy as np
 from typing_extensions import TypeVar
 
 from mlvm.arena.arena import Allocation
-from mlvm.core.errors import ArenaError, DTypeError, QueueEmpty, QueueFull, ShutDown, brief
+from mlvm.core.errors import (
+    ArenaError,
+    DTypeError,
+    QueueClosedError,
+    QueueEmptyError,
+    QueueFullError,
+    brief,
+)
 from mlvm.core.observe import on_wait
 from mlvm.core.program.builder import ProgramBuilder
 from mlvm.core.protocol import VMProtocol
@@ -73,7 +80,7 @@ class QueueTensor:
     A `single_threaded` queue has no locks: a call that would wait raises at once.
 
     Raises `ArenaError` for impossible arguments and inside a captured function; `ShapeError` or
-    `DTypeError` for a type; `OutOfMemory`.
+    `DTypeError` for a type; `OutOfMemoryError`.
 
         >>> import numpy as np
         >>> queue = ml.QueueTensor(ml.VM(), ["f32[2]", "i64[]"], maxsize=3)
@@ -85,7 +92,7 @@ class QueueTensor:
     Refuses:
         ml.QueueTensor(vm, ["f32[2]"], 0)  # ArenaError
         ml.QueueTensor(vm, ["f99[2]"], 1)  # DTypeError
-        ml.QueueTensor(vm, ["f32[1125899906842624]"], 4)  # OutOfMemory
+        ml.QueueTensor(vm, ["f32[1125899906842624]"], 4)  # OutOfMemoryError
         ml.QueueTensor(vm, ["f32[-2]"], 1)  # ShapeError
     """
 
@@ -116,7 +123,7 @@ class QueueTensor:
         self.maxsize = maxsize
         new_ring: Callable[[], Ring] = SingleThreadedRing if single_threaded else queue.SimpleQueue
         self._free, self._waiting = new_ring(), new_ring()
-        # Reentrant, as a finalizer that the garbage collector runs may close the queue.
+        # Reentrant, because a finalizer in the garbage collector may close the queue.
         self._lock: Any = nullcontext() if single_threaded else threading.RLock()
         self._waits = not single_threaded
         self._end = [Claim(None, weakref.ref(self._waiting))]
@@ -137,15 +144,16 @@ class QueueTensor:
     def put(self, arrays: Sequence[Array], timeout: float | None = None) -> None:
         """Copy one array of each type into a free slot, once there is one.
 
-        Raises `QueueFull` after `timeout` seconds, `ShutDown` after `close`, the error of `cancel`
-        after `cancel`; `ArenaError`, `DTypeError` or `ShapeError` for arrays that do not fit.
+        Raises `QueueFullError` after `timeout` seconds, `QueueClosedError` after `close`, the error
+        of `cancel` after `cancel`; `ArenaError`, `DTypeError` or `ShapeError` for arrays that do
+        not fit.
 
         Refuses:
             queue.put([array, array])  # ArenaError
             queue.put([array.astype(np.int64)])  # DTypeError
             queue.put([array[:1]])  # ShapeError
-            full.put([array], timeout=0.0)  # QueueFull
-            shut.put([array])  # ShutDown
+            full.put([array], timeout=0.0)  # QueueFullError
+            shut.put([array])  # QueueClosedError
         """
         self._check(arrays)
         with self.reserve(timeout) as slots:
@@ -153,10 +161,10 @@ class QueueTensor:
                 np.copyto(slot, array)
 
     def put_nowait(self, arrays: Sequence[Array]) -> None:
-        """Put without waiting; raise `QueueFull` if no slot is free.
+        """Put without waiting; raise `QueueFullError` if no slot is free.
 
         Refuses:
-            full.put_nowait([array])  # QueueFull
+            full.put_nowait([array])  # QueueFullError
         """
         self.put(arrays, 0)
 
@@ -171,7 +179,7 @@ class QueueTensor:
         try:
             claim = self._take(self._free, timeout)
         except queue.Empty:
-            raise QueueFull(f"no slot is free: {self._state()}") from None
+            raise QueueFullError(f"no slot is free: {self._state()}") from None
         slot = claim.slot
         if slot is None or self.closed:
             claim.give_back()
@@ -186,15 +194,15 @@ class QueueTensor:
     def close(self) -> None:
         """Accept no more elements.
 
-        From now on `put`, `reserve` and `commit` raise `ShutDown`, and so does `get` when the queue
-        is drained. Waiting threads wake. Idempotent: after an interrupted `close`, another one
-        completes it.
+        From now on `put`, `reserve` and `commit` raise `QueueClosedError`, and so does `get` when
+        the queue is drained. Waiting threads wake. Idempotent: after an interrupted `close`,
+        another one completes it.
 
         Refuses:
-            shut.put([array])  # ShutDown
+            shut.put([array])  # QueueClosedError
         """
         for marks in (self._end, self.arena.end):
-            with suppress(IndexError), self._lock:  # it is closed already
+            with suppress(IndexError), self._lock:  # already closed
                 marks.pop().give_back()
 
     def cancel(self, error: BaseException) -> None:
@@ -218,21 +226,21 @@ class QueueTensor:
     def get(self, timeout: float | None = None, kind: type[A] = Allocation) -> tuple[A, ...]:  # type: ignore[assignment]
         """Wait for the next element, and return its tensors.
 
-        Raises `QueueEmpty` after `timeout` seconds, `ShutDown` when the queue is closed and
-        drained, the error of `cancel` after `cancel`. Without a timeout it also raises `QueueEmpty`
-        if the calling thread holds all slots, and would wait for itself.
+        Raises `QueueEmptyError` after `timeout` seconds, `QueueClosedError` when the queue is
+        closed and drained, the error of `cancel` after `cancel`. Without a timeout it also raises
+        `QueueEmptyError` if the calling thread holds all slots, and would wait for itself.
 
         Refuses:
-            queue.get(timeout=0.0)  # QueueEmpty
-            shut.get()  # ShutDown
+            queue.get(timeout=0.0)  # QueueEmptyError
+            shut.get()  # QueueClosedError
         """
         return self.arena.lend(self.next_slot(timeout), kind)
 
     def get_nowait(self, kind: type[A] = Allocation) -> tuple[A, ...]:  # type: ignore[assignment]
-        """Get without waiting; raise `QueueEmpty` if no element waits.
+        """Get without waiting; raise `QueueEmptyError` if no element waits.
 
         Refuses:
-            queue.get_nowait()  # QueueEmpty
+            queue.get_nowait()  # QueueEmptyError
         """
         return self.get(0, kind)
 
@@ -244,11 +252,11 @@ class QueueTensor:
         try:
             claim = self._take(self._waiting, timeout)
         except queue.Empty:
-            raise QueueEmpty(f"no element waits: {self._state()}") from None
+            raise QueueEmptyError(f"no element waits: {self._state()}") from None
         if claim.slot is None or self._error is not None:
             claim.give_back()
             raise self._ended()
-        self._out += 1  # the arena counts it from now on, too
+        self._out += 1  # from now on the arena counts it as well
         return claim
 
     def __iter__(self) -> Iterator[tuple[Allocation, ...]]:
@@ -256,7 +264,7 @@ class QueueTensor:
         while True:
             try:
                 yield self.get()
-            except ShutDown:
+            except QueueClosedError:
                 return
 
     # --- what can be seen ---
@@ -294,8 +302,8 @@ class QueueTensor:
     def emit(self, builder: ProgramBuilder, *, raises: bool = False) -> None:
         """Append the instructions that get an element: ( -- t1 .. tn ok ), see `queue_get`.
 
-        With `raises` the effect is ( -- t1 .. tn ), and `ShutDown` is raised at the end. Raises
-        `ArenaError` if the VM's memory is not this process's.
+        With `raises` the effect is ( -- t1 .. tn ), and `QueueClosedError` is raised at the end.
+        Raises `ArenaError` if the VM's memory is not this process's.
 
         Refuses:
             far.emit(None)  # ArenaError
@@ -342,11 +350,11 @@ class QueueTensor:
                 raise
         if timeout is None and self._is_all_mine():
             if self.arena.local is not None:
-                self.arena.local.quiesce()  # workers may be the last to use a slot
+                self.arena.local.quiesce()  # workers may still use a slot
             if self._is_all_mine():
                 raise queue.Empty
         if ring is self._waiting and self.arena.local is None:
-            self.vm.synchronize()  # what went wrong elsewhere is not to wait for an element
+            self.vm.synchronize()  # remote errors must not wait for an element
         began = time.perf_counter()
         try:
             return ring.get(timeout=None if timeout is None else min(timeout, _LONGEST))
@@ -385,7 +393,7 @@ class QueueTensor:
         """Return the error of a cancelled or closed queue."""
         if self._error is not None:
             return self._error.with_traceback(self._traceback)
-        return ShutDown(f"queue {self.name!r} is closed")
+        return QueueClosedError(f"queue {self.name!r} is closed")
 
     def _state(self) -> str:
         """Describe the state of the slots."""
@@ -417,7 +425,7 @@ class Reservation:
     def resize(self, shapes: Sequence[Shape]) -> None:
         """Give the element's tensors these shapes, over the beginning of each part's memory."""
         claim, types = self._claim, self._queue.types
-        assert claim is not None  # it is being filled
+        assert claim is not None  # the slot is being filled
         if any(shape != type.shape for shape, type in zip(shapes, types, strict=True)):
             sized = zip(types, shapes, strict=True)
             claim.types = tuple([type.with_shape(shape) for type, shape in sized])
@@ -425,9 +433,9 @@ class Reservation:
     def commit(self) -> None:
         """Append the element to the queue; from here on the memory is the consumer's.
 
-        Raises `ShutDown` or `cancel`'s error if the queue has ended meanwhile, and `ArenaError` for
-        a reservation that was committed or cancelled. If a remote VM fails to take the element, the
-        queue is cancelled with that error, which is raised here, too.
+        Raises `QueueClosedError` or `cancel`'s error if the queue has ended meanwhile, and
+        `ArenaError` for a reservation that was committed or cancelled. If a remote VM fails to take
+        the element, the queue is cancelled with that error, which is raised here, too.
         """
         claim, self._claim = self._claim, None
         if claim is None:

@@ -17,9 +17,9 @@ empty tensors and 0, so that the stack has one height on both paths:
         pop 2
         halt
 
-`cfunc 1 2 {"raises": true}` pushes only the tensors, and raises `ShutDown` at the end. `cfunc 1 3
-{"wait": false}` does not wait: without an element it pushes 0, too. The tensors share the slot's
-memory. The slot is free again when neither the program nor a worker uses them.
+`cfunc 1 2 {"raises": true}` pushes only the tensors, and raises `QueueClosedError` at the end.
+`cfunc 1 3 {"wait": false}` does not wait: without an element it pushes 0, too. The tensors share
+the slot's memory. The slot is free again when neither the program nor a worker uses them.
 
 While a program waits, its launch holds the VM's lock, which a producer must not need then. A caller
 may wait before the launch instead, without the lock: `taken_ahead`.
@@ -37,7 +37,13 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from mlvm.arena.arena import Allocation
-from mlvm.core.errors import ArgumentError, HandleError, MachineError, QueueEmpty, ShutDown
+from mlvm.core.errors import (
+    ArgumentError,
+    HandleError,
+    MachineError,
+    QueueClosedError,
+    QueueEmptyError,
+)
 from mlvm.core.machine.callee import Value, describe
 from mlvm.core.machine.frame import Frame
 from mlvm.core.protocol import LocalVMProtocol, StorageHandle, VMProtocol
@@ -86,7 +92,7 @@ def taken_ahead(queue: Queue) -> Iterator[None]:
     program the element is dropped. Raises the errors of the queue's `get`.
     """
     vm, mine = queue.arena.lender, (get_ident(), queue.handle)
-    assert vm is not None  # or no program takes from it
+    assert vm is not None  # programs read only from queues with a VM
     claims = vm.attached(Queues).claims
     try:
         claims[mine] = queue.next_slot()
@@ -105,8 +111,8 @@ def _get(queues: Queues, frame: Frame) -> None:
     claim = queues.claims.pop((get_ident(), queue.handle), None)
     try:
         claim = claim or queue.next_slot(None if wait else 0)
-    except (ShutDown, QueueEmpty) as error:
-        if raises or (wait and isinstance(error, QueueEmpty)):
+    except (QueueClosedError, QueueEmptyError) as error:
+        if raises or (wait and isinstance(error, QueueEmptyError)):
             raise
         for type in queue.types:
             frame.push(frame.new_tensor(TensorType(type.dtype, (0,))))

@@ -22,7 +22,7 @@ Words: TypeAlias = NDArray[np.uint64]
 Doubles: TypeAlias = NDArray[np.float64]
 
 _GOLDEN: Final = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio, odd
-_ORDER, _SAMPLE = 1, 2  # purposes, each with unrelated hashes
+_ORDER, _SAMPLE = 1, 2  # purposes with independent hashes
 _MASK: Final = 2**64 - 1
 
 
@@ -132,7 +132,7 @@ class SampleRandom:
             raise ArgumentError(
                 f"expected alpha and beta above 0 and at most 1, got {alpha} and {beta}"
             )
-        # Each sample takes one number from its own stream, however many draws are rejected.
+        # Each sample uses one number of its own stream, however many draws are rejected.
         stream = SampleRandom(*self._of)
         stream._words = self.bits()
         ratio = np.full(len(self), np.nan)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from mlvm.arena.placement import rounded
-from mlvm.core.errors import EncodingError, OutOfMemory
+from mlvm.core.errors import EncodingError, OutOfMemoryError
 from mlvm.core.types import ALIGNMENT, MAX_NBYTES, Array, TensorType, aligned_zeros
 from mlvm.machines.shared_memory import Source, new_source
 
@@ -25,12 +25,12 @@ class SlotMemory:
     """Memory of `maxsize` slots in a row. Each has a tensor of every type, aligned to 64 bytes.
 
     Shared memory may be an argument of a `multiprocessing.Process`, started in any way; it has the
-    same bytes there. Other memory is allocated by `zeros`. Raises `OutOfMemory`.
+    same bytes there. Other memory is allocated by `zeros`. Raises `OutOfMemoryError`.
 
-    slots: arrays of each slot
-    data: the whole memory, u8
-    slot_nbytes: bytes of a slot
-    offsets: offset of each tensor in a slot, bytes
+    slots: arrays of each slot.
+    data: the whole memory, u8.
+    slot_nbytes: bytes of a slot.
+    offsets: offset of each tensor in a slot, bytes.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class SlotMemory:
             )
         except (MemoryError, OSError) as error:
             why = f": {error.strerror}" if isinstance(error, OSError) else ""
-            raise OutOfMemory(f"{maxsize} slots of {self.slot_nbytes:,} bytes{why}") from None
+            raise OutOfMemoryError(f"{maxsize} slots of {self.slot_nbytes:,} bytes{why}") from None
         self.slots = [self._slot(k * self.slot_nbytes) for k in range(maxsize)]
 
     @property
@@ -80,7 +80,8 @@ class SlotMemory:
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        from multiprocessing.context import get_spawning_popen  # late, as few programs need it
+        # imported late, as few programs need it
+        from multiprocessing.context import get_spawning_popen
 
         if self._source is None or get_spawning_popen() is None:
             raise EncodingError(

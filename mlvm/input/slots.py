@@ -70,9 +70,9 @@ class SingleThreadedRing:
 class Slot:
     """Memory for one element.
 
-    lent_to: thread that got its tensors, 0 after their end
-    loan: the tensors, if they were got inside `with arena:` and end with its reset
-    lent: regions of live tensors, and a list of the claim while the slot is lent
+    lent_to: thread that got its tensors, 0 after their end.
+    loan: the tensors, if they were got inside `with arena:` and end with its reset.
+    lent: regions of live tensors, and a list of the claim while the slot is lent.
 
     `lent` is new for each borrower: a late thread of an earlier borrower changes nothing.
     """
@@ -125,9 +125,9 @@ class Claim:
 
     A dropped claim returns to its ring while that exists.
 
-    home: ring to which it returns; for a slot's claim the ring of free slots
-    element: tensors over the slot's regions while it is being filled, or waits
-    types: types of an element that is smaller than the slot, else empty
+    home: ring to which it returns; for a slot's claim the ring of free slots.
+    element: tensors over the slot's regions while it is being filled, or waits.
+    types: types of an element that is smaller than the slot, else empty.
     """
 
     __slots__ = ("_finalizers", "element", "home", "slot", "types")
@@ -178,7 +178,7 @@ class _Finalizer(NamedTuple):
         if ring is not None and self.newest[-1] is self.key:
             claim = Claim(self.slot, self.home, self.newest)
             key = claim._finalizers[0].key
-            self.newest[:] = chain(map(ring.put, [claim]), [key])  # by one call in C
+            self.newest[:] = chain(map(ring.put, [claim]), [key])  # one call in C, hence atomic
 
 
 class Loan:
@@ -205,8 +205,8 @@ class _Bin(list[Region]):
         self._slot = slot
 
     def append(self, region: Region) -> None:
-        living, _ = self._slot.lent  # read first: of this borrower, or of an earlier one
-        if region.tensor() is None:  # else a tensor of an interrupted call has ended
+        living, _ = self._slot.lent  # read first; it may belong to an earlier borrower
+        if region.tensor() is None:  # else a tensor of an interrupted call was freed
             living.discard(region)
             self._slot.settle()
 
@@ -219,9 +219,9 @@ class SlotArena(Arena):
 
     Nothing else is allocated here. The memory returns to the VM when queue and tensors are gone.
 
-    end: mark that `close` puts into the free ring
-    local: the VM if it is of this process, else None
-    lender: the VM if it uses the slots' own memory, else None, and elements are copied to it
+    end: mark that `close` puts into the free ring.
+    local: the VM if it is of this process, else None.
+    lender: the VM if it uses the slots' own memory, else None, and elements are copied to it.
     """
 
     def __init__(self, vm: VMProtocol, name: str, memory: SlotMemory, free: Ring) -> None:
@@ -276,7 +276,7 @@ class SlotArena(Arena):
     def lend(self, claim: Claim, kind: type[A]) -> tuple[A, ...]:
         """Allocate the slot's tensors for the calling thread and its current arena."""
         slot = claim.slot
-        assert slot is not None  # a claim without one ends the queue
+        assert slot is not None  # a claim without a slot closes the queue
         claim.element = ()
         parts = self._parts(claim, slot)
         tensors = tuple([self.alloc(type, kind, region) for region, type in parts])
@@ -284,7 +284,7 @@ class SlotArena(Arena):
         for tensor in tensors:
             tensor.prepare()
         slot.lend(claim)
-        host = scope.get()
+        host = scope()
         if host is not None:
             slot.loan = Loan(host, tensors)
             host.guests.add(slot.loan)

@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Final
 
-from mlvm.core.errors import PipelineError, ShutDown, WorkerDied
+from mlvm.core.errors import PipelineError, QueueClosedError, WorkerDiedError
 from mlvm.core.types import Shape
 from mlvm.input.batches import Batch, Recipe
 from mlvm.input.queue import QueueTensor, Reservation
@@ -29,8 +29,8 @@ from mlvm.input.slot_memory import SlotMemory
 from mlvm.machines.failure import Failure
 
 _POLL: Final = 0.05  # seconds between checks of a silent process, and of `closing`
-_GRACE: Final = 1.0  # seconds that a process has to end by itself
-_PATIENCE: Final = 10.0  # seconds that `close` waits for threads in a data set's own code
+_GRACE: Final = 1.0  # seconds that a process may need to exit
+_PATIENCE: Final = 10.0  # seconds that `close` waits for threads in a dataset's code
 
 Fill = Callable[[Batch, Reservation], None]
 
@@ -38,9 +38,9 @@ Fill = Callable[[Batch, Reservation], None]
 class Crew:
     """Workers that make `batches` in order, each in a slot of the queue of its size.
 
-    failure: error that ended the work early, after the queues are closed
-    ready: False during start and end, and while a batch is taken
-    producers_waited: time of all workers' waits for free slots, seconds
+    failure: error that ended the work early, after the queues are closed.
+    ready: False during start and end, and while a batch is taken.
+    producers_waited: time of all workers' waits for free slots, seconds.
     """
 
     def __init__(
@@ -56,14 +56,15 @@ class Crew:
         self._numbered = enumerate(batches)
         self._claiming = threading.Lock()
         self._settling = threading.Lock()
-        self._settled: dict[int, Reservation | Exception] = {}  # of batches after `_next`
+        self._settled: dict[int, Reservation | Exception] = {}  # results of batches after `_next`
         self._next = 0  # the batch to be committed next
         self._threads: list[threading.Thread] = []
 
     def start(self, workers: int, *, processes: bool, name: str) -> None:
         """Start the threads, with `processes` each with a separate process."""
         if processes and os.name == "posix":
-            resource_tracker.ensure_running()  # it unblocks signals that these threads block
+            # started first, as it unblocks signals that these threads block
+            resource_tracker.ensure_running()
         for i in range(workers):
             thread = threading.Thread(
                 target=self._work, args=(processes,), name=f"{name} worker {i}", daemon=True
@@ -75,7 +76,7 @@ class Crew:
     def close(self) -> None:
         """End the work and the workers; batches in the queues are lost. Idempotent.
 
-        A thread that is still in the data set's or the transform's code after ten seconds goes on
+        A thread that is still in the data set's or the transform's code after ten seconds continues
         until it ends, with a `RuntimeWarning`. A forked child has none of the threads, and leaves
         the parent's slots and processes alone.
         """
@@ -84,10 +85,10 @@ class Crew:
         self.ready = False
         self.closing = True
         for queue in self.queues.values():
-            queue.cancel(ShutDown(f"{queue.name} was closed"))
+            queue.cancel(QueueClosedError(f"{queue.name} was closed"))
         until = time.monotonic() + _PATIENCE
         for thread in self._threads:
-            started = thread.ident is not None  # an interrupt may have ended `start`
+            started = thread.ident is not None  # an interrupt may have occurred in `start`
             if started and thread is not threading.current_thread():
                 thread.join(max(0.0, until - time.monotonic()))
         stuck = [thread.name for thread in self._threads if thread.is_alive()]
@@ -96,7 +97,8 @@ class Crew:
             warnings.warn(f"still busy: {', '.join(stuck)}", RuntimeWarning, stacklevel=3)
 
     def make_one(self) -> None:
-        """Make the next batch on the caller's thread. Raises `QueueFull` if all slots are in use.
+        """Make the next batch on the caller's thread. Raises `QueueFullError` if all slots are in
+        use.
         An error in making it becomes the crew's failure."""
         self._step(self._fill_here)
 
@@ -120,8 +122,8 @@ class Crew:
             self._fill_here(batch, slot)
         except Exception:
             raise
-        except BaseException as error:  # such as SystemExit, which would end the thread silently
-            raise WorkerDied(f"a worker was stopped by {error!r}") from error
+        except BaseException as error:  # such as SystemExit, which would stop the thread silently
+            raise WorkerDiedError(f"a worker was stopped by {error!r}") from error
 
     def _step(self, fill: Fill) -> bool:
         """Claim a batch, make it and settle it. Return False if no batch remains."""
@@ -166,9 +168,9 @@ class Crew:
                 else:
                     try:
                         result.commit()
-                    except ShutDown:  # after `close`
+                    except QueueClosedError:  # after `close`
                         pass
-                    except Exception as error:  # of a VM that could not be written to
+                    except Exception as error:  # errors of writing to the VM
                         self._fail(error)
 
     def _fail(self, error: Exception) -> None:
@@ -189,7 +191,7 @@ class _WorkerProcess:
     """Process that makes batches in shared slots for the thread that calls `fill`.
 
     It starts with the first batch, and ends with its connection: by `end`, or when this process
-    ends. `fill` raises `WorkerDied` after its end.
+    ends. `fill` raises `WorkerDiedError` after its end.
     """
 
     def __init__(
@@ -225,7 +227,8 @@ class _WorkerProcess:
             self._process.close()
 
     def _started(self) -> Connection:
-        if hasattr(signal, "pthread_sigmask"):  # the parent handles interrupts, and ends all
+        # the parent handles interrupts, and stops all workers
+        if hasattr(signal, "pthread_sigmask"):
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
@@ -256,10 +259,10 @@ class _WorkerProcess:
         answer: Failure | list[Shape] = connection.recv()
         return answer
 
-    def _death(self, batch: Batch) -> WorkerDied:
+    def _death(self, batch: Batch) -> WorkerDiedError:
         assert self._process is not None
         self._process.join(_GRACE)
-        return WorkerDied(
+        return WorkerDiedError(
             f"a worker process ended, with exit code {self._process.exitcode}, while it made the "
             f"samples at positions {batch.start} to {batch.stop - 1} of epoch {batch.epoch}; a "
             f'script that starts processes does so under `if __name__ == "__main__":`'

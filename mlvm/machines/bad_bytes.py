@@ -163,6 +163,6 @@ class Careful:
         self._bad.heal(Span.of(array))
 
     def drain(self) -> None:
-        """Do nothing: no task runs beside the program."""
+        """Do nothing: no task runs asynchronously."""
 
     synchronize = close = drain

@@ -1,6 +1,6 @@
 """Checks: a host function by which a program raises where a condition does not hold.
 
-machine.check {"message": m}    ( c -- )    raises `CheckFailed` with m where c, a bool, is False
+machine.check {"message": m}    ( c -- )    raises `CheckError` with m where c, a bool, is False
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from mlvm.core.errors import CheckFailed
+from mlvm.core.errors import CheckError
 from mlvm.core.machine.callee import is_tensor
 from mlvm.core.machine.frame import Frame, PythonFunction
 from mlvm.core.types import Array
@@ -25,7 +25,7 @@ def register(vm: VM) -> None:
     def check(frame: Frame) -> None:
         [condition] = map(read, filter(is_tensor, [frame.param(0)]))
         if not condition.all():
-            raise CheckFailed(f"{frame.attributes['message']}{_where(condition)}")
+            raise CheckError(f"{frame.attributes['message']}{_where(condition)}")
 
     vm.register_callees({CHECK: PythonFunction(CHECK, check, 1, 0, slice(None))})
 

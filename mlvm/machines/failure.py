@@ -23,10 +23,10 @@ class Failure(NamedTuple):
     def of(error: BaseException) -> Failure:
         try:
             pickled = pickle.dumps(error)
-        except Exception:  # of somebody's own __reduce__
+        except Exception:  # errors of a user-defined __reduce__
             pickled = None
         described = traceback.TracebackException.from_exception(error)
-        described.__notes__ = None  # which follow the message; the traceback has them
+        described.__notes__ = None  # the traceback already contains the notes
         [*_, text] = described.format_exception_only()
         return Failure(pickled, text.strip(), "".join(traceback.format_exception(error)))
 
@@ -37,7 +37,8 @@ class Failure(NamedTuple):
         thread."""
         note = f"in {where}:\n{self.traceback}"
         if self.pickled is not None:
-            with suppress(BaseException):  # SystemExit, say, which would end the thread unseen
+            # for example SystemExit, which would stop the thread silently
+            with suppress(BaseException):
                 error = pickle.loads(self.pickled)
                 if isinstance(error, Exception):
                     error.add_note(note)

@@ -44,7 +44,7 @@ def write_file(file: Name, content: str | bytes) -> None:
 def write_files(contents: Mapping[Path, str | bytes]) -> None:
     """Replace several files. None is replaced before the contents of all are on the disk."""
     with contextlib.ExitStack() as stack:
-        for path, content in reversed([*contents.items()]):  # a stack ends with its first entry
+        for path, content in reversed([*contents.items()]):  # an ExitStack exits in reverse order
             data = content.encode() if isinstance(content, str) else content
             stream = stack.enter_context(replacing(path))
             stream.write(data)
@@ -79,7 +79,7 @@ def replacing(file: Path) -> Iterator[BinaryIO]:
     draft = target.with_name(f"{_DRAFT}{secrets.token_hex(8)}")
     try:
         with _named(file), draft.open("xb") as stream:
-            _is_free(stream.fileno())  # lock it: another process does not remove it
+            _is_free(stream.fileno())  # lock it, so that no other process removes it
             yield stream
             stream.flush()
             if mode is not None:
@@ -122,7 +122,7 @@ def mode_of(file: Path) -> int:
     """Return the mode of a regular file. Raises `OSError` if it is another kind of file."""
     try:
         mode = file.stat().st_mode
-    except ValueError as error:  # a name that no file can have
+    except ValueError as error:  # an invalid file name
         raise OSError(errno.EINVAL, str(error), str(file)) from None
     if stat.S_ISDIR(mode):
         reason = f"{os.strerror(errno.EISDIR)}, no regular file"

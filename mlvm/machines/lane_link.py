@@ -62,7 +62,7 @@ class Part:
     @property
     def code(self) -> PartCode:
         code = self._make()
-        self._make = lambda: code  # after an interrupt or error it is compiled again
+        self._make = lambda: code  # compile again after an interrupt or error
         return code
 
     @staticmethod
@@ -256,12 +256,13 @@ class Linked:
         self.returned: list[tuple[int, int]] = []
         self._entries: dict[str, int] = {}
         self._results: dict[str, list[int]] = {}
-        self._types: dict[str, list[TensorType]] = {}  # of registers
+        self._types: dict[str, list[TensorType]] = {}  # types of registers by function
         self._calls: list[tuple[Step, str, list[int], list[TensorType]]] = []
-        self._waiting: list[Step] = []  # the heavy ones
-        self._sizes: set[int] = set()  # of rows of locals, zeros at first, and of results
+        self._waiting: list[Step] = []  # the heavy steps
+        # sizes of rows of locals, which start as zeros, and of results
+        self._sizes: set[int] = set()
         todo = [ROW]
-        for name in todo:  # grows in the loop
+        for name in todo:  # the list grows in the loop
             self._function(program.functions[name])
             todo += dict.fromkeys([name for _, name, *_ in self._calls if name not in todo])
         self.params = [(i, type.nbytes) for i, type in enumerate(self.args)]

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 RUN: Final = "lanes.run"
 
 _MOST_CODES: Final = 128
-_MOST_BINDINGS: Final = 2  # they keep the tensors alive
+_MOST_BINDINGS: Final = 2  # bindings keep their tensors alive
 _FEW: Final = 64
 
 
@@ -79,7 +79,7 @@ class _Memory:
 
     def __init__(self, vm: VM) -> None:
         self.vm = vm
-        self._areas: dict[Any, tuple[int, Array]] = {}  # a handle, and its memory
+        self._areas: dict[Any, tuple[int, Array]] = {}  # handle and memory by key
         self._retired: list[int] = []
         self._bindings = weakref.WeakKeyDictionary[Part, dict[Any, Bound]]()
         self.users = self.version = 0
@@ -163,14 +163,14 @@ class Lanes:
         self.shared_types = self.types.shared[:ngiven]
         self.hoisted = self.types.shared[ngiven:]
         self.shared: list[Array] = []
-        self._places: Any = None  # of the shared operands
-        self._first: Bound | None = None  # computes the hoisted ones
+        self._places: Any = None  # addresses of the shared operands
+        self._first: Bound | None = None  # computes the hoisted operands
         self._code: Any = None
-        self.calls = 0  # how many there were so far
+        self.calls = 0  # number of calls so far
         # By site: the number of the call, and the operands that it adds.
         self.contributions: list[list[tuple[int, list[Array]]]] = []
         self._verdict = None
-        if vm.checked and not memory.users:  # others are the same at other lengths
+        if vm.checked and not memory.users:  # the other programs differ only in lengths
             types = [*self.types.args, *self.types.shared]
             self._verdict = verify(self.program, vm.functions, types)
         self._native = None if getattr(vm, "_pool", None) is None else self._in_steps(program)
@@ -219,7 +219,7 @@ class Lanes:
         memory.begin()
         places = [x.__array_interface__ for x in ws]
         if self._places != (memory.version, places):
-            self._places = None  # until all has moved
+            self._places = None  # until all memory has moved
             types = enumerate(self.hoisted)
             hoisted = [memory.area(("first", i), each.nbytes) for i, each in types]
             self.shared = [*ws, *hoisted]
@@ -256,7 +256,7 @@ class Lanes:
             self._code = link(self.program, vm.functions, self._verdict, deferred=False)
         self.calls, self.contributions = 0, [[] for _ in self.sites]
         shared = [*map(TensorType.over, self.types.shared, self.shared)]
-        vm.depth += 1  # as of a launch: a row has residuals of its own
+        vm.depth += 1  # like a launch, a row has its own residuals
         try:
             for i in range(count):
                 rows = [t.over(x[i : i + 1]) for x, t in zip(xs, self.types.args, strict=True)]

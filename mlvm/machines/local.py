@@ -1,4 +1,4 @@
-"""The VM of this process, assembled from its options."""
+"""VM of this process, configured by options."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from mlvm.machines import checks, lanes, residuals
 from mlvm.machines.closing import Closing
 from mlvm.machines.native import extension
 from mlvm.machines.wire import NATIVE
+from mlvm.renamed import OldAttribute
 
 if TYPE_CHECKING:
     from mlvm.core.machine.functions import Instrument
@@ -32,26 +33,30 @@ _DEVICE: Final = re.compile(r"(opencl|cuda)(:\d+)*|gpu")
 
 
 class LocalVM(Closing, VM):
-    """One machine, serving one processor. The eager language calls it `ml.VM`.
+    """Virtual machine that runs programs on one device. The eager language calls it `ml.VM`.
 
-    `workers` is a number of threads that run ops beside the program, which waits only where it
-    needs a value. `checked=False` is the raw machine: programs are not verified, arrays written
-    are not compared with the tensor's type, and a mistake does whatever numpy makes of it.
+    name: name for messages; by default a new one.
+    workers: number of threads that run ops asynchronously; the program waits only where it needs a
+        value.
+    checked: False skips checks. Programs are not verified, arrays are not compared with the
+        tensor's type when they are written, and the effect of a mistake is undefined.
+    native: True for the kernels and the loop in C, False for the reference ones in Python and
+        numpy. None, the default, is True if mlvm was installed with C (see
+        `mlvm.machines.native.extension`).
+    threads: number of threads that share the work of a native kernel; it does not affect the bits
+        of results.
+    pinned: bind each thread to a processor.
+    kernels: kernels by op name that replace all others.
+    memory: limit of all storages of the VM together, as a size such as "1 GiB" or a number of
+        bytes. It includes weights, arenas, and the scratch memory of captured functions.
+    device: device such as "opencl:0"; it supports only the options `checked`, `kernels` and
+        `memory`. See `mlvm.machines.gpu`.
 
-    `native` chooses kernels and loop in C, which were compiled when mlvm was installed, or the
-    reference ones in Python and numpy. None is C if it was compiled (see
-    `mlvm.machines.native.extension`). `threads` share the work of a native kernel; no bit of a
-    result depends on their number. With `pinned` each has a processor. `kernels`, by op name,
-    replace all others. `memory`, a size such as "1 GiB" or a number of bytes, limits all storages
-    of the VM together: weights, arenas, and the scratch memory of captured functions.
-
-    On a `device` such as "opencl:0" all of these but `checked`, `kernels` and `memory` are refused;
-    see `mlvm.machines.gpu`.
-
-    Raises `MissingExtra` for a native machine that was not built. Raises `MachineError` for
-    impossible numbers of workers and threads, several threads without a native machine, an unknown
-    device, and a device in place of the name. Raises `UnknownFunction` for a kernel of no op, and
-    `ArgumentError` for a `memory` that is no size. An allocation beyond it raises `OutOfMemory`.
+    Raises `MissingExtraError` for a native machine that was not built. Raises `MachineError` for
+    invalid numbers of workers and threads, several threads without a native machine, an unknown
+    device, and a device instead of the name. Raises `UnknownFunctionError` if `kernels` names an
+    unknown op, and `ArgumentError` for an invalid `memory`. An allocation beyond it raises
+    `OutOfMemoryError`.
 
         >>> vm = ml.VM("mine")
         >>> ml.ones(2, device=vm).device.name
@@ -59,16 +64,18 @@ class LocalVM(Closing, VM):
 
     Refuses:
         ml.VM(threads=2, native=False)  # MachineError
-        ml.VM(kernels={"nothing": None})  # UnknownFunction
+        ml.VM(kernels={"nothing": None})  # UnknownFunctionError
         ml.VM(memory="all")  # ArgumentError
-        ml.zeros(1 << 20, device=ml.VM(memory="1 MiB"))  # OutOfMemory
+        ml.zeros(1 << 20, device=ml.VM(memory="1 MiB"))  # OutOfMemoryError
     """
 
     fast_path: FastPath | None
     """The fast path of eager calls to a native VM: see `native.loop.open_fast_path`."""
 
-    trace: ClassVar[Callable[..., AbstractContextManager[None]]]
-    """`vm.trace(path)`; see `mlvm.show.trace`, which adds it."""
+    profile: ClassVar[Callable[..., AbstractContextManager[None]]]
+    """`vm.profile(path)`; see `mlvm.show.trace`, which adds it."""
+
+    trace = OldAttribute("VM", "trace")
 
     _pool: Pool | None
 

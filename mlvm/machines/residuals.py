@@ -54,7 +54,7 @@ _ON_RECORDS: Final = (
 """Names of functions, the numbers of their parameters, and those that they read."""
 
 _CHUNK: Final = 1 << 16
-_PER_RECORD: Final = 224  # bytes of Python's, and as many for each array
+_PER_RECORD: Final = 224  # bytes of Python objects, plus the same number per array
 _HELD: Final = Program.of_op(HELD, 0, {}, 1)
 
 
@@ -68,9 +68,9 @@ class Stack:
         self.nbytes = 0
         self._more, self._keep = more, keep
         self._chunks: list[Array] = []
-        self._top = 0, 0  # the chunk, and how much of it is used
+        self._top = 0, 0  # index of the chunk, and its used bytes
         self._records: list[list[Array]] = []
-        self._first = 0  # how many are of programs around this one
+        self._first = 0  # number of records of enclosing programs
 
     def begin(self) -> Any:
         """Begin the records of a program. Return the mark that `end` takes."""
@@ -119,7 +119,7 @@ class Residuals:
     def __init__(self, vm: VM, stack: Stack | Records) -> None:
         self._vm = vm
         self._stack: Any = stack
-        self._programs: list[tuple[int, Any]] = []  # depth, and where its records begin
+        self._programs: list[tuple[int, Any]] = []  # depth, and start of its records
 
     def begin(self, frame: Frame) -> None:
         """Begin the stack of the program that runs now.
@@ -183,9 +183,9 @@ class Residuals:
         total, p, q = filter(is_tensor, map(frame.param, range(3)))
         pairs = [*zip(p.ravel().tolist(), q.ravel().tolist(), strict=True)]
         npairs = len(pairs)
-        # by pair: where the pairs that it names begin, and count
+        # by pair: start and count of the pairs that it refers to
         named: list[list[tuple[int, int]]] = []
-        for pair in pairs:  # which grows meanwhile
+        for pair in pairs:  # the list grows in the loop
             named.append([])
             if all(pair):
                 for x, y in zip(*map(self._record, pair), strict=True):
@@ -220,7 +220,7 @@ class Residuals:
 
 
 def _overhead(record: Sequence[Array]) -> int:
-    """Return the bytes of a record beside its elements."""
+    """Return the bytes of a record in addition to its elements."""
     return _PER_RECORD * (1 + len(record))
 
 

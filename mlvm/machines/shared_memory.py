@@ -30,7 +30,7 @@ def new_source(nbytes: int) -> Source:
             descriptor = os.dup(file.fileno())
     try:
         if nbytes > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
-            raise MemoryError  # the system would notice only when the bytes are used
+            raise MemoryError  # otherwise the system would fail when the bytes are used
         os.ftruncate(descriptor, nbytes)
     except BaseException:
         os.close(descriptor)

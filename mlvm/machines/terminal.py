@@ -40,7 +40,7 @@ def run_command(work: Callable[[], int | None], program: str = "") -> int:
     status, leaving = 0, None
     try:
         status = work() or 0
-    except SystemExit as exit:  # of --help, or for bad usage
+    except SystemExit as exit:  # raised by --help, or for invalid usage
         leaving = exit
     except (MlvmError, OSError, MemoryError) as error:
         if not is_reader_gone(error):
@@ -50,7 +50,7 @@ def run_command(work: Callable[[], int | None], program: str = "") -> int:
         say(f"{program}interrupted")
         status = INTERRUPTED
     failed = _flushed()
-    if failed is not None:  # discard what is left, or the flush at exit fails as well
+    if failed is not None:  # discard the rest, or the flush at exit fails as well
         _discard(sys.stdout.fileno())
         if not isinstance(failed, BrokenPipeError):
             say(f"{program}error: {one_line(failed)}")
@@ -79,7 +79,7 @@ def open_streams() -> None:
         if stream is None:
             try:
                 os.fstat(number)
-            except OSError:  # else the next file that is opened would have the number of a stream
+            except OSError:  # otherwise the next opened file would get the number of a stream
                 _discard(number)
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
         elif mode == "w" and isinstance(stream, io.TextIOWrapper):

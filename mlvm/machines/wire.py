@@ -23,7 +23,7 @@ from mlvm.core import errors
 from mlvm.core.errors import (
     EncodingError,
     HandleError,
-    LimitExceeded,
+    LimitExceededError,
     MlvmError,
     ProgramError,
     brief,
@@ -34,6 +34,7 @@ from mlvm.core.program.program import Program
 from mlvm.core.protocol import Estimate, Identity, StorageHandle, TensorHandle
 from mlvm.core.types import MAX_NBYTES, Array, TensorType, check_out
 from mlvm.core.vm import VM
+from mlvm.renamed import NAMES
 
 NATIVE: Final = "machine.native"
 """The host function that says whether a VM is native: ( -- n ), 1 or 0 as an i64[]."""
@@ -54,7 +55,7 @@ def _write_handle(writer: Writer, handle: TensorHandle | StorageHandle) -> None:
         raise HandleError(f"handle {brief(handle)} is not a handle, which is an integer")
     try:
         writer.integer(handle)
-    except EncodingError:  # longer than an integer may be
+    except EncodingError:  # exceeds the limit of integers
         raise HandleError(f"handle {brief(handle)} does not exist: it was never created") from None
 
 
@@ -230,7 +231,7 @@ def read_answer(kind: Kind, reader: Reader, name: str) -> Any:
     Raises the error if the message is one.
     """
     if kind is Kind.error:
-        raise read_error(reader)  # a variable would make a cycle with the traceback
+        raise read_error(reader)  # a variable would create a cycle with the traceback
     result = CALLS[name].result.read(reader)
     reader.end()
     return result
@@ -249,6 +250,7 @@ _ERRORS: Final[dict[str, type[Exception]]] = {
     if isinstance(each, type) and issubclass(each, Exception)
 }
 """Errors that keep their class: mlvm's, and those that a host function is likely to raise."""
+_ERRORS.update((old, _ERRORS[new]) for old, new in NAMES["ml.errors"].items())
 
 
 def encode_error(error: Exception) -> bytes:
@@ -315,9 +317,9 @@ def read_error(reader: Reader) -> Exception:
     try:
         error = kind(*args)
         vars(error).update(parts)
-        vars(error).pop("__notes__", None)  # of where it is read
+        vars(error).pop("__notes__", None)  # added while reading
         str(error)
-    except Exception as refused:  # each class has arguments and parts of its own
+    except Exception as refused:  # constructors of errors differ
         raise reader.error(f"{name} is not made of {brief((*args, parts))}: {refused}") from None
     for note in notes:
         error.add_note(note)
@@ -354,10 +356,10 @@ class WireServer:
         outputs = True
         try:
             outputs = verify(program, self.vm.functions).outputs
-        except LimitExceeded:  # it takes too long
+        except LimitExceededError:  # the time limit was exceeded
             raise
         except MlvmError:
-            pass  # a launch may say more, and later find a function that is missing now
+            pass  # the launch raises a better error, or finds a function that is missing now
         except Exception as error:
             raise ProgramError(f"the program cannot be verified: {brief(error)}") from None
         self._programs[number] = program
@@ -417,7 +419,7 @@ class WireVM(Identity):
 
     def _begin(self) -> None:
         Identity.__init__(self)
-        self._loaded: dict[int, Loaded] = {}  # by the id of a program
+        self._loaded: dict[int, Loaded] = {}  # by id of the program
         self._by_digest: dict[bytes, Loaded] = {}
         self._dead: deque[tuple[int, Loaded]] = deque()
         self._numbers = itertools.count(1)
@@ -433,7 +435,8 @@ class WireVM(Identity):
         """True if the remote VM is native, so that steps are fused by the native policy."""
         try:
             [answer] = self.launch(_ASK_NATIVE)
-        except (errors.UnknownFunction, HandleError):  # a plain VM; a dry one, which has no values
+        # a reference VM; a dry VM, which has no values
+        except (errors.UnknownFunctionError, HandleError):
             return False
         return bool(answer)
 
@@ -533,7 +536,7 @@ class WireVM(Identity):
 
             def forget(_: weakref.ref[Program]) -> None:
                 vm = me()
-                if vm is not None:  # in the middle of anything, maybe
+                if vm is not None:  # may be called at any point
                     vm._dead.append((key, vm._loaded.pop(key)))
 
             loaded.alive[key] = weakref.ref(program, forget)
@@ -556,5 +559,5 @@ class WireVM(Identity):
 for _call in (
     *("alloc_storage", "alloc_tensor", "consumed_size_in_mib", "dealloc_storage"),
     *("dealloc_tensor", "estimate", "launch", "read", "swap", "tensor_from_storage", "write"),
-):  # VM has their docstrings
+):  # their docstrings are in VM
     vars(WireVM)[_call].__doc__ = vars(VM)[_call].__doc__

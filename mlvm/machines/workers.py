@@ -1,14 +1,14 @@
-"""Ops that run beside the program: the scheduler of `ml.VM(workers=n)`.
+"""Scheduler of `ml.VM(workers=n)`, which runs ops asynchronously.
 
-The machine does not wait for an op. It makes a task of the kernel and the array for the result,
-and goes on. Such an array is a future. A jump, an output, a host function or `read` that needs its
+The machine does not wait for an op. It makes a task of the kernel and the array for the result, and
+continues. Such an array is a future. A jump, an output, a host function or `read` that needs its
 values waits for the task that writes them.
 
-Tasks are ordered only by the bytes they touch. A read waits for the writes before it, a write for
+Tasks are ordered only by the bytes they access. A read waits for the writes before it, a write for
 the reads and writes before it (the hazards RAW, WAR and WAW of Hennessy & Patterson, Computer
-Architecture). So results have the same bits for any number of workers. A task that fails leaves
-its bytes bad: what reads them fails with the same error, until they are written again. The machine
-waits when too many tasks, or bytes, are under way.
+Architecture). So results have the same bits for any number of workers. A task that fails marks its
+bytes as bad: reads of them raise the same error, until they are written again. The machine waits
+when too many tasks, or bytes, are pending.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from mlvm.core.types import Array, TensorType, aligned_array, root
 from mlvm.machines.bad_bytes import BadBytes, Span, again
 
 _MOST_TASKS: Final = 64
-_MOST_BYTES: Final = 1 << 28  # of results under way
+_MOST_BYTES: Final = 1 << 28  # maximum bytes of pending results
 
 
 class _Task:
@@ -64,8 +64,8 @@ class Workers:
             workers, thread_name_prefix=name, initializer=np.seterr, initargs=("ignore",)
         )
         self._change = threading.Condition()
-        self._open: list[_Task] = []  # not done yet, in the order they came
-        self._nbytes = 0  # of what these write
+        self._open: list[_Task] = []  # pending tasks, in order
+        self._nbytes = 0  # bytes that these write
         self._bad = BadBytes()
         self._closed = False
 
@@ -89,7 +89,7 @@ class Workers:
             return ()
         if isinstance(callee, OpFresh) and not callee.op.dynamic and binding.instrument is None:
             type = callee.op.infer([TensorType.of(x) for x in arrays], attributes)
-            assert type is not None  # not dynamic
+            assert type is not None  # static shape
             out = aligned_array(type)
             kernel = half.suited(callee.op, callee.fill, (out, *arrays))
             self._submit(kernel, [out, *arrays], attributes, blame)
@@ -184,12 +184,12 @@ class Workers:
         try:
             if error is None:
                 task.run()
-        except BaseException as raised:  # a worker has no caller to raise to
-            error = raised.with_traceback(None)  # whose frames hold arrays
+        except BaseException as raised:  # a worker has no caller that could handle it
+            error = raised.with_traceback(None)  # frames keep arrays alive
             if isinstance(raised, Exception):
                 task.blame(raised)
         finally:
-            task.run = task.blame = _nothing  # they hold arrays
+            task.run = task.blame = _nothing  # these keep arrays alive
             with self._change:
                 self._finish(task, error)
             task.done.set()

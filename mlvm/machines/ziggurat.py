@@ -39,7 +39,7 @@ def ziggurat(dtype: DType = f32) -> Ziggurat | None:
     single = dtype is f32
     bits, area = (23, 0.004928673233974655) if single else (52, 0.004928673233974652)
     x, density = [0.0] * _LAYERS, [1.0] * _LAYERS
-    x[-1] = 3.6541528853610088  # where the tail begins
+    x[-1] = 3.6541528853610088  # start of the tail
     density[-1] = math.exp(-0.5 * x[-1] ** 2)
     for i in range(_LAYERS - 2, 0, -1):
         density[i] = area / x[i + 1] + density[i + 1]

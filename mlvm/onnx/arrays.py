@@ -71,10 +71,10 @@ FLOATS: Final = {
     23: _floats(2, 1, 1, finite="all"),
     24: np.concatenate([2.0 ** np.arange(-127.0, 128.0), [np.nan]]).astype(np.float32),
 }
-"""The values of floats of few bits, by their codes."""
+"""Values of low-bit floats by their codes."""
 
 INTEGERS: Final = {21: (4, np.uint8), 22: (4, np.int8), 25: (2, np.uint8), 26: (2, np.int8)}
-"""Bits of the integers of few bits, and what holds them."""
+"""Bits of low-bit integers, and the dtypes that hold them."""
 
 
 def dtype_of(number: int, what: str) -> DType:
@@ -187,7 +187,7 @@ def array_of(tensor: Message, files: Files) -> Array:
         flat = flat.view(np.uint8) != 0
     try:
         return flat.reshape(shape)
-    except ValueError as error:  # no elements, and lengths beyond those of any array
+    except ValueError as error:  # no elements, but lengths beyond the limit of arrays
         raise ModelError(f"{what} has the shape {list(shape)}: {error}") from None
 
 

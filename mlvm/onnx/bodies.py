@@ -134,7 +134,7 @@ class Body:
 
     def several(self, count: int, op: str, *inputs: str, **attributes: Any) -> list[str]:
         """Add a node with `count` results; return their names."""
-        first = int(op == "Where")  # the others are of its dtype, or of their own
+        first = int(op == "Where")  # the other operands have its dtype, or their own
         dtype = self._dtypes[inputs[first]] if inputs else bool_
         if dtype in _LACKS.get(op, ()) and attributes.get("reduction") != "none":
             if dtype is u64 and op in _ORDERS:
@@ -370,7 +370,7 @@ def _astype(b: Body) -> str:
     wide = f32 if bits < 32 and dtype is not f64 else f64
     limits = np.iinfo(str(b.out.dtype.numpy))
     low, high = limits.min, limits.max
-    if bits < 64:  # bounds that floats have
+    if bits < 64:  # bounds that floats represent
         return b.cast(
             b("Clip", b.operand(0, wide), b.number(low, wide), b.number(high, wide)), b.out.dtype
         )
@@ -498,7 +498,7 @@ def _hypot(b: Body) -> str:
     divisor = b("Where", b("Equal", most, b.number(0.0)), b.number(1.0), most)
     ratio = b("Div", b("Min", *sides), divisor)
     result = b("Mul", most, b("Sqrt", b("Add", b("Mul", ratio, ratio), b.number(1.0))))
-    return b("Where", infinite, b.number(math.inf), result)  # beside nan, too
+    return b("Where", infinite, b.number(math.inf), result)  # also if the other operand is nan
 
 
 @body("copysign")
@@ -685,7 +685,7 @@ def _index_reduce(b: Body) -> str:
 @body("flat_indices")
 def _flat_indices(b: Body) -> str:
     zero, one, flat = b.array(0), b.array(1), ""
-    for i, length in enumerate(b.lengths):  # gathered, which refuses an index out of range
+    for i, length in enumerate(b.lengths):  # Gather rejects an index out of range
         numbers, n = b("Range", zero, b.array(length), one), b.array(length)
         place = b("Gather", numbers, b.positions(i), axis=0)
         flat = b("Add", b("Mul", flat, n), place) if flat else place
@@ -877,7 +877,7 @@ def _filters(b: Body) -> str:
 
 @body("conv_transpose2d")
 def _conv_transpose2d(b: Body) -> str:
-    rest = [  # rows that no window has reached
+    rest = [  # rows that no window covers
         n + sum(side) - (count - 1) * step - (k - 1) * dilation - 1
         for n, side, count, step, k, dilation in zip(
             b.shape[1:-1], b.padding, b.types[0].shape[1:-1], b.stride, b.types[1].shape,
@@ -938,7 +938,7 @@ def _max_pool2d_vjp(b: Body) -> str:
     places = _window_places(b, b.out.shape, b.types[0].shape[1:3], b.window)
     parts = [b.sliced(x, at.start, at.length, at.step) for at in places]
     most = b("Max", *parts)
-    framed = b.padded("x1", [(0, 0), *b.padding, (0, 0)], math.nan)  # equal to nothing
+    framed = b.padded("x1", [(0, 0), *b.padding, (0, 0)], math.nan)  # nan is not equal to anything
     parts = [b.sliced(framed, at.start, at.length, at.step) for at in places]
     chosen = [b.cast(b("Equal", part, most), b.out.dtype) for part in parts]
     share = b("Div", "x0", b("Sum", *chosen))
@@ -991,7 +991,8 @@ def _dequantized(b: Body, x: str, scale: str, shape: Sequence[int], scales: Sequ
 
 @body("dequantize_rows")
 def _dequantize_rows(b: Body) -> str:
-    table = b.cast("x1", f32) if b.types[1].dtype.is_storage else "x1"  # few gather four bits
+    # few runtimes gather 4-bit elements
+    table = b.cast("x1", f32) if b.types[1].dtype.is_storage else "x1"
     rows, scale = (b("Gather", x, b.positions(0), axis=0) for x in (table, "x2"))
     scales = (*b.types[0].shape, *b.types[2].shape[1:])
     return _dequantized(b, rows, scale, b.out.shape, scales)

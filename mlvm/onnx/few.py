@@ -1,4 +1,4 @@
-"""Rounding to floats and integers of few bits, whose values wider ones hold."""
+"""Rounding to low-bit floats and integers, whose values wider dtypes represent."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def rounded(xp: Any, x: Any, number: int, saturate: bool = True, mode: str = "up
     has_infinity = bool(np.isinf(codes).any())
     if not saturate and number != 23:
         over = np.float32(np.inf if has_infinity else np.nan)
-        even = len(values) % 2 == 1  # of the tie with what would follow the largest
+        even = len(values) % 2 == 1  # tie between the largest value and the next
         is_over = xp.greater(size, beyond) if even else xp.greater_equal(size, beyond)
         y = xp.where(is_over, xp.full_like(y, over), y)
-    nothing = 0.0 if number == 23 else np.nan  # which f4e2m1 has not
+    nothing = 0.0 if number == 23 else np.nan  # f4e2m1 has no nan
     y = xp.where(xp.isnan(x), xp.full_like(y, nothing), xp.copysign(y, x))
-    if number in (18, 20):  # which have no -0
+    if number in (18, 20):  # these have no -0
         y = xp.where(xp.equal(y, 0), xp.zeros_like(y), y)
     return y
 

@@ -131,7 +131,7 @@ def _fold_convolutions(graph: Graph) -> None:
             grouped = node.type == "ConvTranspose" and node.attributes.get("group", 1) != 1
             if (
                 node.inputs[1].dtype.kind == "f"
-                and node.inputs[1].ndim > 2  # else it is no kernel
+                and node.inputs[1].ndim > 2  # otherwise it is not a kernel
                 and not grouped
                 and all(is_array(bias) or bias == "" for bias in node.inputs[2:3])
             ):

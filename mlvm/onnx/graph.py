@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from mlvm.core.errors import MlvmError, ModelError, OpError, OutOfMemory
+from mlvm.core.errors import MlvmError, ModelError, OpError, OutOfMemoryError
 from mlvm.core.ops import few
 from mlvm.core.types import Array, DType, TensorType
 from mlvm.onnx.arrays import FLOATS, INTEGERS, Files, array_of, is_array
@@ -19,9 +19,9 @@ from mlvm.onnx.values import Value, Weight, are_known, bounded
 from mlvm.onnx.wire import FIELDS, Message
 
 _OURS: Final = ("", "ai.onnx")
-_NEWEST: Final = 1000  # an opset beyond is no number of one
+_NEWEST: Final = 1000  # larger numbers are not valid opsets
 _PLAIN: Final = {1: "f", 2: "i", 13: "tp"}  # fields of attributes by their kind
-_MOST_NODES: Final = 100_000  # that functions in functions may amount to
+_MOST_NODES: Final = 100_000  # limit of nodes, including nested functions
 REFUSALS: Final = (
     *(MlvmError, TypeError, ValueError, AttributeError, LookupError),
     *(ArithmeticError, MemoryError),
@@ -37,11 +37,11 @@ _DRAWS: Final = (
 class Node:
     """Call of an op.
 
-    opset: version of the op's domain
-    inputs: names of operands, `Weight`s, or arrays
-    outputs: names of the results
-    numbers: `TensorProto.DataType` of each operand that a wider dtype holds, else 0
-    last: names whose last use is this node
+    opset: version of the op's domain.
+    inputs: names of operands, `Weight`s, or arrays.
+    outputs: names of the results.
+    numbers: `TensorProto.DataType` of each operand that a wider dtype holds, else 0.
+    last: names whose last use is this node.
     """
 
     name: str
@@ -75,9 +75,9 @@ class Node:
 class Kind(NamedTuple):
     """Declared type of a value.
 
-    container: "", "sequence" or "optional"
-    number: `TensorProto.DataType` of its elements, 0 if undeclared
-    shape: lengths; a name or None for an open one
+    container: "", "sequence" or "optional".
+    number: `TensorProto.DataType` of its elements, 0 if undeclared.
+    shape: lengths; a name or None for an open one.
     """
 
     container: str
@@ -196,9 +196,9 @@ def run(node: Node, operands: list[Value], frame: Frame | None) -> tuple[Value, 
 class Scope(NamedTuple):
     """Context of the nodes of a graph: that of the model, or that of a call of a function.
 
-    opsets: versions of the domains
-    attributes: those of the function's call, which attributes of its nodes may refer to
-    depth: number of functions around
+    opsets: versions of the domains.
+    attributes: those of the function's call, which attributes of its nodes may refer to.
+    depth: number of functions around.
     """
 
     opsets: Mapping[str, int]
@@ -436,7 +436,7 @@ def _computed(node: Node) -> tuple[Array, ...] | None:
         return None
     try:
         results = run(node, operands, None)
-    except OutOfMemory:
+    except OutOfMemoryError:
         return None
     if len(results) < len(node.outputs) or not all(is_array(x) for x in results):
         return None

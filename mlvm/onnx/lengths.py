@@ -21,7 +21,7 @@ from mlvm.eager.tensor.number import Numbers, is_open
 from mlvm.onnx.arrays import NAMES
 
 _NAMED: Final = re.compile(r"(?:(\d+)\*)?([A-Za-z_]\w*)")
-_LARGE: Final = 1000  # decisions by a length, as by x[:100], are compared up to there
+_LARGE: Final = 1000  # limit of lengths for comparing decisions such as x[:100]
 _OPERATORS: Final[Mapping[Callable[..., Any], str]] = {
     operator.add: "Add",
     operator.sub: "Sub",

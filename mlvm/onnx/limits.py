@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from typing import Any, Final
 
 from mlvm.arena.arena import scope
-from mlvm.core.errors import OutOfMemory
+from mlvm.core.errors import OutOfMemoryError
 from mlvm.core.observe import observed
 from mlvm.eager.tensor.context import bound, current_arena
 
@@ -31,9 +31,9 @@ class Limit:
         self.most, self.remaining = self.most + more, self.remaining + more
 
     def check(self, nbytes: int) -> None:
-        """Raise `OutOfMemory` for more bytes than are left."""
+        """Raise `OutOfMemoryError` for more bytes than are left."""
         if nbytes > self.remaining:
-            raise OutOfMemory(
+            raise OutOfMemoryError(
                 f"cannot allocate {nbytes:,} bytes: {self.what} may allocate {self.most:,}, and "
                 f"{max(self.remaining, 0):,} remain; set a larger `limit` of the model for calls"
             )
@@ -41,11 +41,11 @@ class Limit:
     @contextmanager
     def holding(self) -> Iterator[None]:
         """Count the memory that the current VM allocates inside the block."""
-        arena = scope.get() or current_arena()
+        arena = scope() or current_arena()
 
         def grow(proceed: Callable[[int], Any], nbytes: int) -> Any:
-            if limit.get() is self:  # no other thread's
-                self.check(nbytes - arena.capacity // 4)  # by which any arena grows
+            if limit.get() is self:  # not the limit of another thread
+                self.check(nbytes - arena.capacity // 4)  # every arena grows by this fraction
                 self.remaining -= nbytes
             return proceed(nbytes)
 

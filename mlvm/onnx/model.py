@@ -38,9 +38,9 @@ from mlvm.onnx.table import Pack
 from mlvm.onnx.values import Value, Weight, tensor
 from mlvm.onnx.wire import decode
 
-_FEW: Final = 64  # elements of what may be a shape
-_LEAST: Final = 1 << 28, 1 << 32  # bytes that folding may allocate, and a call
-_TIMES: Final = 16, 1 << 10  # or so many times those of the files, and of weights and inputs
+_FEW: Final = 64  # maximum elements of a potential shape
+_LEAST: Final = 1 << 28, 1 << 32  # minimum limits of bytes for folding and for a call
+_TIMES: Final = 16, 1 << 10  # or this factor of the bytes of the files, or of weights and inputs
 
 
 class Model(ml.nn.Module):
@@ -51,8 +51,8 @@ class Model(ml.nn.Module):
     to a captured function, a part of its signature: a length or a shape of the graph's may depend
     on them. One result comes as a tensor, more as a tuple of tensors, in the order of `outputs`.
 
-    A call raises `OutOfMemory` for more memory than `limit` bytes, 4 GiB, or a thousand times those
-    of its weights and inputs. Set a larger one for a file that you trust.
+    A call raises `OutOfMemoryError` for more memory than `limit` bytes, 4 GiB, or a thousand times
+    those of its weights and inputs. Set a larger one for a file that you trust.
     """
 
     limit: int = _LEAST[1]
@@ -181,23 +181,22 @@ def load(file: str | os.PathLike[str] | bytes) -> Model:
 
     It may be called eagerly or captured. Its weights are copied into the current arena.
 
-    The file is mapped into memory. What its graph knows is computed now: constants, and what comes
-    of them. Batch norms and scales are folded into the convolutions before them. Opsets from 7 on
-    are run, and what exporters and quantisers write of the domain `com.microsoft`. Tensors in other
-    files are read beside the file. Floats of 8 and 4 bits are f32, integers of 4 and 2 bits i8 and
-    u8. A call takes its inputs in their order or by their names; what is given as numbers is known
-    when the call is captured, as lengths and shapes must be. A file with dropout that drops, which
-    was written before `model.eval()`, is loaded with a warning.
+    The file is mapped into memory. Constant parts of the graph are computed when it is loaded.
+    Batch norms and scales are folded into the preceding convolutions. Supported are opsets from 7
+    on, and the ops of the domain `com.microsoft` that exporters and quantizers write. Tensors in
+    external files are read from the folder of the file. Floats of 8 and 4 bits become f32, integers
+    of 4 and 2 bits i8 and u8. A call accepts its inputs in order or by name. Inputs that are passed
+    as numbers are constants of a captured function, which lengths and shapes must be. A file with
+    active dropout, which was saved before `model.eval()`, is loaded with a warning.
 
         model = ml.onnx.load("resnet50.onnx")
         predict = ml.capture(model)
         logits = predict(images)
 
-    Raises `OSError` for a file that cannot be read; `ModelError`, which names the node, for one
-    that is no ONNX file or is damaged, and for ops that mlvm does not run, such as those of
-    strings; `ArgumentError` for what is neither a name nor bytes. A call refuses other inputs
-    than the file declares.
-    https://onnx.ai/onnx/repo-docs/IR.html
+    Raises `OSError` for a file that cannot be read; `ModelError`, which names the node, for a file
+    that is not an ONNX file or is damaged, and for ops that mlvm does not support, such as ops on
+    strings; `ArgumentError` for an argument that is neither a name nor bytes. A call raises an
+    error for inputs that the file does not declare. https://onnx.ai/onnx/repo-docs/IR.html
 
         >>> relu = "3a2b0a0c0a0178120179220452656c755a100a0178120b0a09080112050a0312016e62090a0179"
         >>> model = ml.onnx.load(bytes.fromhex(relu + "12040a02080142021015"))
@@ -225,7 +224,7 @@ def _loaded(data: memoryview, files: Files, what: str) -> Model:
             most.enter(len(data))
             with most.holding():
                 graph = Builder(message, files).graph(message.graph, {}, frozenset())
-            del message  # ten thousand parts, which a collection would look through
+            del message  # ten thousand objects, which a garbage collection would traverse
             folded(graph)
             for each in graph.all():
                 each.settle()

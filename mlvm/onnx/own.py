@@ -46,7 +46,7 @@ def own_op(node: Message) -> tuple[Op, list[tuple[str, DType | None]]] | None:
                 if name not in OPS or OPS[name].dynamic or len(node.output) != 1:
                     return None
                 count = None if OPS[name].variadic else len(OPS[name].inputs)
-                one_op(name, **attributes)  # which refuses those that it does not have
+                one_op(name, **attributes)  # raises for unknown attributes
                 op = Op(partial(_run, OPS[name], attributes), "tensors", (), {}, 0, None, {})
                 inputs = list(node.input)[:count]
                 dtypes = [DType.storage.get(x) for x in fields.get("dtypes", [""] * len(inputs))]

@@ -25,15 +25,15 @@ Pack: TypeAlias = Callable[[Any, Any, Any], Any]
 class Op(NamedTuple):
     """Row of the table.
 
-    run: function of a `Call` and the operands
+    run: function of a `Call` and the operands.
     kind: form of the operands. "plain": axes in order, arrays if all are on the host. "tensors":
         always tensors. "elementwise": one permutation of axes for all. "raw": unchanged.
-    host: positions of operands that are read to the host
+    host: positions of operands that are read to the host.
     packed: by position, the function of numpy or `mlvm.eager`, a node and a weight that lays out
-        the weight: when a model is loaded, or in each call that computes the weight
-    least: smallest number of operands
-    most: largest number of operands; None if there is none
-    only: attributes that have a single supported value
+        the weight: when a model is loaded, or in each call that computes the weight.
+    least: smallest number of operands.
+    most: largest number of operands; None if there is none.
+    only: attributes that have a single supported value.
     """
 
     run: Function
@@ -161,7 +161,7 @@ def _is_large(op: Op, operands: list[Value]) -> bool:
         return False
     size = math.prod(x.size for x in arrays if x.size)
     if op.kind == "elementwise":
-        with suppress(ValueError):  # these do not go together
+        with suppress(ValueError):  # incompatible
             size = math.prod(np.broadcast_shapes(*(x.shape for x in arrays)))
     return bool(size * max(x.itemsize for x in arrays) > most.remaining)
 

@@ -23,7 +23,7 @@ from mlvm.eager import Tensor
 from mlvm.onnx.arrays import is_known
 from mlvm.onnx.limits import limit
 
-_WIDEST: Final = 8  # bytes of an element that the host makes
+_WIDEST: Final = 8  # maximum bytes of an element computed on the host
 
 
 class Weight(str):
@@ -55,7 +55,7 @@ class PermutedTensor:
         return self.x.ndim
 
 
-Value: TypeAlias = Any  # an array of numpy, a Tensor, a PermutedTensor, a list of these, or None
+Value: TypeAlias = Any  # numpy array, Tensor, PermutedTensor, list of these, or None
 
 
 def permuted(x: Tensor, axes: Sequence[int]) -> Value:
@@ -124,7 +124,7 @@ def are_known(values: Sequence[Value]) -> bool:
 def bounded(shape: Sequence[int], is_host: bool = True) -> tuple[int, ...]:
     """Check the shape of a new array on the host, or of a tensor, and return it.
 
-    Raises `OutOfMemory` for more bytes than the limit, and `ModelError` for negative lengths.
+    Raises `OutOfMemoryError` for more bytes than the limit, and `ModelError` for negative lengths.
     """
     shape, most = tuple(int(n) for n in shape), limit.get()
     if any(n < 0 for n in shape):

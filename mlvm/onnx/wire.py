@@ -1,7 +1,8 @@
 """The messages of an ONNX file in the wire format of protobuf.
 
 `SCHEMA` has all fields that are read and written; other fields are skipped.
-https://protobuf.dev/programming-guides/encoding, https://github.com/onnx/onnx/blob/main/onnx/onnx.proto
+https://protobuf.dev/programming-guides/encoding,
+https://github.com/onnx/onnx/blob/main/onnx/onnx.proto
 """
 
 from __future__ import annotations
@@ -46,10 +47,11 @@ Function: 1 name str, 4 input str*, 5 output str*, 6 attribute str*, 7 node Node
 """Number, name and kind of each field of a message. `*` marks a repeated field. An absent field is
 None if its kind is a message or ends with `?`, else 0 or empty."""
 
-_DEEPEST: Final = 100  # messages in messages, as protobuf's own readers have it
+_DEEPEST: Final = 100  # limit of nesting, the same as protobuf's
 _DEFAULTS: Final = {"int": 0, "float": 0.0, "double": 0.0, "str": "", "bytes": b""}
 _FIXED: Final[dict[str, Any]] = {"float": np.dtype("<f4"), "double": np.dtype("<f8")}
-WIRES: Final = {"int": 0, "double": 1, "float": 5}  # of one number; all else has the wire type 2
+# wire types of single numbers; everything else has the wire type 2
+WIRES: Final = {"int": 0, "double": 1, "float": 5}
 _WIDTHS: Final = {1: 8, 5: 4}  # bytes of these wire types
 _FEW: Final = 1 << 12  # bytes
 _SHORT: Final = 64
@@ -59,10 +61,10 @@ Bytes: TypeAlias = memoryview | bytes
 class Field(NamedTuple):
     """Field of a message.
 
-    name: its name
-    kind: kind of its values
-    many: whether the field is repeated
-    default: value of an absent field
+    name: its name.
+    kind: kind of its values.
+    many: whether the field is repeated.
+    default: value of an absent field.
     """
 
     name: str
@@ -141,7 +143,7 @@ def decode(data: Bytes, kind: str = "Model", depth: int = 0) -> Message:
     numbers: dict[str, list[Any]] = {}
     place, end = 0, len(data)
     if end < _FEW:
-        data = bytes(data)  # of which the parts are made sooner
+        data = bytes(data)  # slices of bytes are faster
     while place < end:
         key = data[place]
         place += 1
@@ -151,7 +153,7 @@ def decode(data: Bytes, kind: str = "Model", depth: int = 0) -> Message:
         value: Any
         if wire == 2:
             size = data[place] if place < end else 128
-            if size < 128:  # mostly, and a call would take longer than all else here
+            if size < 128:  # the common case, without a call, which would dominate the time
                 place += 1
             else:
                 size, place = _varint(data, place)
@@ -179,7 +181,7 @@ def decode(data: Bytes, kind: str = "Model", depth: int = 0) -> Message:
                 raise EncodingError(f"{kind}.{name} has the wire type {wire}")
             continue
         name, inner, many, is_number = reader
-        if is_number:  # or many that are packed
+        if is_number:  # or packed numbers
             if wire == 2:
                 value = _packed(value, inner)
             else:

@@ -42,7 +42,7 @@ from mlvm.step.blocks import without_dead_calls
 from mlvm.step.flow import Block, Call, Flow, Home, Procedure, Use, Value
 from mlvm.step.templates import frozen, places
 
-_IR: Final = 10, 13  # of opset 21, and of later ones
+_IR: Final = 10, 13  # IR versions of opset 21 and of later opsets
 _ELSEWHERE: Final = {
     **dict.fromkeys(("opset", "opset_version"), f"the ops are those of opset {OPSET}"),
     "input_names": "inputs have the names of the parameters, those of a loaded model its own",
@@ -57,8 +57,8 @@ _KINDS: Final[tuple[tuple[Any, str, int], ...]] = (
     *((np.ndarray, "t", 4), (dict, "g", 5)),
 )
 """Fields of attributes and their numbers, by the types of values; others are sequences of ints."""
-_LARGE: Final = 1 << 10  # bytes of a weight that may lie in another file
-_MOST: Final = (1 << 31) - (1 << 24)  # bytes of a message of protobuf, with some room
+_LARGE: Final = 1 << 10  # minimum bytes of a weight in an external file
+_MOST: Final = (1 << 31) - (1 << 24)  # maximum bytes of a protobuf message, with some margin
 
 
 def save(
@@ -79,14 +79,14 @@ def save(
     loaded `Model` keeps its names. Any other value, such as a number, is a constant of the graph.
     Tensors that the function reads besides, such as the weights of a Module, become initializers
     with their present values. Its results are the outputs. It may be a captured function, or a
-    gradient. Branches become `If`, loops `Loop`, and functions of `ml.function` are inlined.
+    gradient. Branches become `If`, loops `Loop`, and functions of `ml.subroutine` are inlined.
 
     Shapes are those of `args`, but for `dynamic_axes`: by the name of an input, and the axis, the
     name of a length that the file leaves open. One name is one length, `"8*width"` a multiple of
-    it. The function is traced as by `capture(lengths=)`, at sizes a little above those of `args`.
-    The file computes the formulas of lengths, and has no guards. So a decision by a length must be
-    the same at these sizes, at a few more, and for each name at a thousand more. Outside of these
-    it stays the same.
+    it. The function is traced as by `capture(dynamic_axes=)`, at sizes a little above those of
+    `args`. The file computes the formulas of lengths, and has no guards. So a decision by a length
+    must be the same at these sizes, at a few more, and for each name at a thousand more. Outside of
+    these it stays the same.
 
     The ops are those of opset 20; weights of few bits raise it to the first that casts them. An op
     that takes several nodes of ONNX is a function of the file, in the domain "mlvm". With
@@ -120,20 +120,20 @@ def save(
     except TypeError:
         reason = f"a file is named by a text or a path, not {brief(path)}: save(fn, args, path)"
         raise ArgumentError(reason).at("save", ()) from None
-    destination(target)  # now, not after a long recording
+    destination(target)  # fail early, not after a long recording
     model = _Model(fn, list(args), kwargs, {}, {})
     if dynamic_axes:
         axes = open_axes(dynamic_axes, model.inputs)
         samples = samples_of(axes, model.inputs)
         model = _Model(fn, list(args), kwargs, axes, samples[0])
         decided = model.lengths.decided(samples)
-        if decided is not None:  # calls that are dead now may have needed it
+        if decided is not None:  # removed calls may have needed it
             for sizes in samples[1:]:
                 other = _Model(fn, list(args), kwargs, axes, sizes)
                 if model.parts(False, "") != other.parts(False, ""):
                     raise model.lengths.refused(decided)
     parts, data = model.parts(external, f"{target.name}.data")
-    with ExitStack() as stack:  # the data replace an earlier file before the model does
+    with ExitStack() as stack:  # the data file is replaced before the model file
         for file, content in ((target, parts), (target.with_name(f"{target.name}.data"), data)):
             if content:
                 stream = stack.enter_context(replacing(file))
@@ -372,7 +372,7 @@ class _Graph:
             name = self.model.state(home.index)
         elif home.role == "input":
             name = self.model.input_names[home.index]
-        else:  # nothing was written there
+        else:  # nothing was written to it
             zero = self.model.constant(np.zeros((), use.type.dtype.numpy), use.type.with_shape(()))
             name = self.model.name("zeros")
             self.node("Expand", [zero, self.model.lengths.vector(use.type.shape)], {name: use.type})
@@ -447,7 +447,7 @@ class _Graph:
             raise _refused(f"{op.name}, {error},", call.line) from None
         attributes, more = frozen(call.attributes), dict[str, Any]()
         text = repr(attributes) if places(attributes) else encode_op(op, attributes, types)
-        if op.name != "unpack" and not places(attributes):  # `load` unpacks by itself
+        if op.name != "unpack" and not places(attributes):  # `load` unpacks implicitly
             more = {"metadata_props": [{"key": DOMAIN, "value": text}]}
         name, ins = self.model.name(op.name), [self.read(use) for use in call.ins]
         ins += [self.model.lengths.written(*each) for each in body.sizes.values()]
@@ -569,7 +569,7 @@ def _recorded(
         return [OpenLength(tuple(each), name) for name, each in by_name.items()]
 
     arguments, named = unflatten(structure, operands.values())
-    try:  # a loop has a form in ONNX, with all states
+    try:  # ONNX supports a loop with all states
         with bound(step_by_step, True), closing(arena):
             return trace_once(fn, [*arguments.values()], named, lengths)
     except MlvmError as error:
@@ -634,7 +634,7 @@ def _paths(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[int,
     ]
     for prefix, tree in trees:
         for path, node in named_nodes(tree) if isinstance(tree, Module) else ():
-            if isinstance(node, Model):  # whose tensors keep the names of its file
+            if isinstance(node, Model):  # the tensors of a Model keep the names in its file
                 for name, x in {**node.weights, **node.constants}.items():
                     names.setdefault(id(x.root), "/".join(filter(None, (prefix, path, name))))
         with suppress(DTypeError):

@@ -23,7 +23,7 @@ class BlasLimit:
         self._limit: Any = None
 
     def prepare(self) -> None:
-        """Find the loaded BLAS libraries. Raises `MissingExtra` without threadpoolctl."""
+        """Find the loaded BLAS libraries. Raises `MissingExtraError` without threadpoolctl."""
         self._controller = extra("threadpoolctl", "parallel").ThreadpoolController()
 
     @contextmanager

@@ -35,7 +35,7 @@ from typing import Any, Final, NoReturn
 
 import numpy as np
 
-from mlvm.core.errors import GroupError, GroupTimeout, OutOfMemory
+from mlvm.core.errors import GroupError, GroupTimeoutError, OutOfMemoryError
 from mlvm.core.types import Array
 from mlvm.machines.remote.system import SYSTEM, System
 from mlvm.machines.shared_memory import new_source
@@ -74,7 +74,7 @@ class Board:
     - `asleep[r]` is set when r sleeps, and needs a byte in its pipe to wake.
     - `spins` is True if waiting members spin first.
 
-    Raises `OutOfMemory` if the memory cannot be allocated.
+    Raises `OutOfMemoryError` if the memory cannot be allocated.
     """
 
     def __init__(self, size: int, spins: bool, _source: Any = None) -> None:
@@ -98,7 +98,7 @@ class Board:
         try:
             source: Any = new_source(nbytes) if _source is None else _source
         except (MemoryError, OSError) as error:
-            raise OutOfMemory(
+            raise OutOfMemoryError(
                 f"cannot allocate {nbytes:,} bytes of shared memory for {size} processes: {error}"
             ) from None
         self._source: int = source
@@ -124,7 +124,7 @@ class Board:
         """
         write_text(self._reasons[i], str(error).encode(errors="replace"))
         fence()
-        self.broken[i] = 2 if isinstance(error, GroupTimeout) else 1
+        self.broken[i] = 2 if isinstance(error, GroupTimeoutError) else 1
 
     def reason(self) -> GroupError | None:
         """Return the error that has aborted the run, or None."""
@@ -132,7 +132,7 @@ class Board:
             return None
         fence()
         first = int(self.broken.argmax())
-        kind = GroupTimeout if self.broken[first] == 2 else GroupError
+        kind = GroupTimeoutError if self.broken[first] == 2 else GroupError
         return kind(text_of(self._reasons[first]).decode(errors="replace"))
 
     @property

@@ -16,7 +16,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from mlvm.arena.arena import Arena
-from mlvm.core.errors import GroupError, GroupTimeout, brief, takes
+from mlvm.core.errors import GroupError, GroupTimeoutError, brief, takes
 from mlvm.core.rules import is_real
 from mlvm.machines.closing import Closing
 from mlvm.machines.local import LocalVM
@@ -276,7 +276,7 @@ class Group(AnyGroup):
             progress, and that `run` waits for the other members after the first has finished. By
             default, there is no limit.
 
-    Raises `GroupError` if `vms` or `cores` are invalid; `MissingExtra` without threadpoolctl.
+    Raises `GroupError` if `vms` or `cores` are invalid; `MissingExtraError` without threadpoolctl.
 
         >>> with ml.parallel.Group(2) as group: group.run(lambda rank, vm: float(ml.ones(4).sum()))
         [4.0, 4.0]
@@ -361,20 +361,20 @@ class Group(AnyGroup):
     def _await(self, ended: SimpleQueue[int], there: int, rendezvous: Rendezvous) -> None:
         """Wait until one more member has finished.
 
-        Raises `GroupTimeout` if no member does. A thread cannot stop another thread.
+        Raises `GroupTimeoutError` if no member does. A thread cannot stop another thread.
         """
         while True:
-            is_late = isinstance(rendezvous.error, GroupTimeout)
+            is_late = isinstance(rendezvous.error, GroupTimeoutError)
             limit = _GRACE if is_late else self.timeout if there else None
             try:
                 ended.get(timeout=_LOOK if limit is None else limit)
                 return
             except Empty:
                 if is_late:
-                    raise GroupTimeout(str(rendezvous.error)) from None
+                    raise GroupTimeoutError(str(rendezvous.error)) from None
                 if limit is not None:
                     late = ", ".join(self._names[rank] for rank in sorted(self._busy))
-                    raise GroupTimeout(f"{late} did not finish within {limit:g} s") from None
+                    raise GroupTimeoutError(f"{late} did not finish within {limit:g} s") from None
 
     def close(self) -> None:
         """Stop the threads, and remove the collectives from the VMs.

@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from mlvm.core.errors import ConnectionLost, GroupError, MissingExtra
+from mlvm.core.errors import ConnectionLostError, GroupError, MissingExtraError
 from mlvm.core.program.encoding import Kind, open_message
 from mlvm.machines.remote.address import Address, TcpAddress, parse_address, shut
 from mlvm.machines.remote.secret import VARIABLE
@@ -151,12 +151,12 @@ class _Launchers:
             time.sleep(_LOOK)
 
     def _news(self, node: int) -> list[tuple[str, Any]]:
-        """Return the messages of a host. Raises `ConnectionLost` if no message can arrive."""
+        """Return the messages of a host. Raises `ConnectionLostError` if no message can arrive."""
         link, lost = self._links[node], None
         try:
             link.flush()
             link.receive()
-        except ConnectionLost as error:
+        except ConnectionLostError as error:
             lost = error
         news = [open_message(head, Kind.answer)[1].value() for head, _ in link.inbox]
         link.inbox.clear()
@@ -172,7 +172,7 @@ class _Launchers:
                     if what == "failed":
                         return f"node {node}: {content}"
                     self._done.add(node)
-            except ConnectionLost as error:
+            except ConnectionLostError as error:
                 if node not in self._done:
                     return f"node {node} has left: {error}"
         return None
@@ -190,7 +190,7 @@ class _Launchers:
 
     def close(self) -> None:
         for link in self._links.values():
-            with suppress(ConnectionLost):
+            with suppress(ConnectionLostError):
                 link.flush()
             shut(link.socket, socket.SHUT_WR)
             link.socket.close()
@@ -286,16 +286,16 @@ def mpirun(processes: int, command: Sequence[str]) -> NoReturn:
     """Replace this process by an `mpiexec` that runs this Python with these arguments.
 
     It runs `processes` processes. The `mpiexec` in this Python's folder, from the package mpich, is
-    preferred to the system's. Raises `GroupError` if `processes` is below 1; `MissingExtra` without
-    mpi4py or any mpiexec.
+    preferred to the system's. Raises `GroupError` if `processes` is below 1; `MissingExtraError`
+    without mpi4py or any mpiexec.
     """
     if processes < 1:
         raise GroupError(f"mpirun: expected 1 or more processes, got {processes}")
     if importlib.util.find_spec("mpi4py") is None:
-        raise MissingExtra('mpi4py is not installed: pip install "mlvm[mpi]"')
+        raise MissingExtraError('mpi4py is not installed: pip install "mlvm[mpi]"')
     folder = str(Path(sys.executable).parent)
     mpiexec = shutil.which("mpiexec", path=folder) or shutil.which("mpiexec")
     if mpiexec is None:
-        raise MissingExtra('there is no mpiexec: pip install "mlvm[mpi]"')
+        raise MissingExtraError('there is no mpiexec: pip install "mlvm[mpi]"')
     sys.stdout.flush()
     os.execv(mpiexec, [mpiexec, "-n", str(processes), sys.executable, *command])

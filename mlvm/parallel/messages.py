@@ -30,7 +30,7 @@ from typing import Any, Final, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 
-from mlvm.core.errors import EncodingError, GroupError, GroupTimeout
+from mlvm.core.errors import EncodingError, GroupError, GroupTimeoutError
 from mlvm.core.ops.half import is_half, narrow, widened
 from mlvm.core.program.encoding import Kind, Writer, open_message
 from mlvm.core.types import Array
@@ -215,7 +215,7 @@ class Transport(ABC):
             value = open_message(rest, Kind.answer)[1].value()
             if kind == MessageKind.broken:
                 is_late, reason = value
-                inbox.reasons[source] = (GroupTimeout if is_late else GroupError)(reason)
+                inbox.reasons[source] = (GroupTimeoutError if is_late else GroupError)(reason)
             elif kind == MessageKind.waits:
                 inbox.waits[source], asks, inbox.answers[source] = value
                 inbox.is_asked |= asks
@@ -308,7 +308,7 @@ class MessageCommunicator(Passing):
         """Send the outcome of this member's task, and return the outcomes of all by rank.
 
         Wait at most `seconds` without progress. Raises `GroupError` if a member has left;
-        `GroupTimeout` if no member finishes for `timeout` seconds.
+        `GroupTimeoutError` if no member finishes for `timeout` seconds.
         """
         transport, inbox = self._transport, self._inbox
         transport.tell_outcome(self._run, outcome)
@@ -322,7 +322,7 @@ class MessageCommunicator(Passing):
                 there = len(inbox.outcomes)
                 wait.begin()
             waited = wait.seconds()
-            late = any(isinstance(error, GroupTimeout) for error in inbox.reasons.values())
+            late = any(isinstance(error, GroupTimeoutError) for error in inbox.reasons.values())
             if departed or (late and waited > GRACE) or (seconds is not None and waited > seconds):
                 self.spoiled = True
                 transport.has_late |= late and not departed
@@ -336,8 +336,8 @@ class MessageCommunicator(Passing):
                 names = ", ".join(self.names[rank] for rank in self._late)
                 what = "the end of" if missing else "its result to be received by"
                 text = f"{self.names[self.rank]} has waited {timeout:g} s for {what} {names}"
-                self._end_run(GroupTimeout(text))
-                raise GroupTimeout(text)
+                self._end_run(GroupTimeoutError(text))
+                raise GroupTimeoutError(text)
             transport.listen(_LOOK)
         return dict(inbox.outcomes)
 
@@ -449,7 +449,7 @@ class MessageCommunicator(Passing):
     def _wait(self, call: Collective, ready: Callable[[], bool], source: int) -> None:
         """Wait for a message of that member.
 
-        Raises `GroupError` if it cannot arrive, and `GroupTimeout` if it is late.
+        Raises `GroupError` if it cannot arrive, and `GroupTimeoutError` if it is late.
         """
         inbox, transport = self._inbox, self._transport
         if not ready():
@@ -480,7 +480,7 @@ class MessageCommunicator(Passing):
         A member that only sends needs other members only to receive, and they receive until all
         have finished. Therefore, this method does not raise if the run is aborted or a member has
         finished, and a sending member does not count as waiting in `_require_progress`. It does
-        answer questions, and it raises `GroupTimeout` if a member does not receive.
+        answer questions, and it raises `GroupTimeoutError` if a member does not receive.
         """
         transport = self._transport
 
@@ -576,7 +576,7 @@ class MessageCommunicator(Passing):
         self._tell_reason(error)
 
     def _tell_reason(self, error: GroupError) -> None:
-        reason = isinstance(error, GroupTimeout), str(error)
+        reason = isinstance(error, GroupTimeoutError), str(error)
         self._transport.tell(self._transport.others, self._run, MessageKind.broken, reason)
 
     def give_up(self, reason: str, kind: type[GroupError] = GroupError) -> NoReturn:

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from mlvm.core.errors import GroupError, GroupTimeout, MissingExtra
+from mlvm.core.errors import GroupError, GroupTimeoutError, MissingExtraError
 from mlvm.core.extras import extra
 from mlvm.core.types import Array
 from mlvm.machines.versions import difference, versions
@@ -58,9 +58,9 @@ class MpiGroup(MessageGroup):
         mixed: whether the processes may have different versions of mlvm, its kernels or numpy,
             which may compute different bits.
 
-    Raises `GroupTimeout` if a process does not create the group; `MissingExtra` without mpi4py, an
-    MPI library or threadpoolctl; `GroupError` if the versions differ, or the library supports calls
-    by one thread only.
+    Raises `GroupTimeoutError` if a process does not create the group; `MissingExtraError` without
+    mpi4py, an MPI library or threadpoolctl; `GroupError` if the versions differ, or the library
+    supports calls by one thread only.
     """
 
     def __init__(self, *, timeout: float | None = None, mixed: bool = False) -> None:
@@ -81,7 +81,7 @@ def _loaded() -> Any:
         ImportError,
         RuntimeError,
     ) as error:  # no library, or a different one
-        raise MissingExtra(f'mpi4py does not run: {error}; pip install "mlvm[mpi]"') from None
+        raise MissingExtraError(f'mpi4py does not run: {error}; pip install "mlvm[mpi]"') from None
     if mpi.Query_thread() < mpi.THREAD_SERIALIZED:
         raise GroupError("this MPI library supports one thread only; THREAD_SERIALIZED is needed")
     return mpi
@@ -130,7 +130,7 @@ class MpiTransport(Transport):
     def _meet(self, world: Any, timeout: float | None) -> dict[int, str]:
         """Wait until all processes create the group, and return their versions.
 
-        This is necessary because `Dup` and `Barrier` have no timeout. Raises `GroupTimeout`.
+        This is necessary because `Dup` and `Barrier` have no timeout. Raises `GroupTimeoutError`.
         """
         mine, byte = versions().encode(), self._mpi.BYTE
         theirs = {rank: bytearray(_MOST_VERSIONS) for rank in self.others}
@@ -144,7 +144,9 @@ class MpiTransport(Transport):
                 atexit.register(self._abort)
                 names = ", ".join(name_of(rank, f"vm{rank}") for rank in expected)
                 me = name_of(self.rank, f"vm{self.rank}")
-                raise GroupTimeout(f"{me} has waited {timeout:g} s for {names} to create the group")
+                raise GroupTimeoutError(
+                    f"{me} has waited {timeout:g} s for {names} to create the group"
+                )
             self.system.sleep(sleep)
             sleep = min(2 * sleep, _LONGEST)
         return {rank: text.rstrip(b"\0").decode() for rank, text in theirs.items()}

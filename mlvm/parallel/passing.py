@@ -13,7 +13,7 @@ from typing import Final, NoReturn, TypeAlias
 
 import numpy as np
 
-from mlvm.core.errors import GroupError, GroupTimeout
+from mlvm.core.errors import GroupError, GroupTimeoutError
 from mlvm.core.types import Array
 from mlvm.parallel.communicator import Collective, Communicator, blocks, mismatch, timeout_text
 
@@ -74,7 +74,7 @@ class Passing(Communicator):
 
     def time_out(self, call: Collective, late: Sequence[int]) -> NoReturn:
         """Abort the run because these members are late."""
-        self.give_up(timeout_text(self.names, self.rank, call, late), GroupTimeout)
+        self.give_up(timeout_text(self.names, self.rank, call, late), GroupTimeoutError)
 
 
 def packed_nbytes(nbytes: int) -> int:

@@ -7,7 +7,7 @@ import pickle
 import sys
 from typing import Any
 
-from mlvm.core.errors import GroupError, MissingExtra, brief
+from mlvm.core.errors import GroupError, MissingExtraError, brief
 from mlvm.core.extras import extra
 from mlvm.machines.failure import Failure
 from mlvm.parallel.outcome import Outcome
@@ -32,8 +32,9 @@ def unpacked(data: bytes) -> Outcome:
 def pickled(value: Any) -> bytes:
     """Pickle a value for another process of this program.
 
-    Functions are pickled by name, and lambdas and closures by cloudpickle. Raises `MissingExtra` if
-    cloudpickle is needed and missing; `GroupError` if the value cannot be pickled.
+    Functions are pickled by name, and lambdas and closures by cloudpickle. Raises
+    `MissingExtraError` if cloudpickle is needed and missing; `GroupError` if the value cannot be
+    pickled.
     """
     file = io.BytesIO()
     try:
@@ -41,8 +42,8 @@ def pickled(value: Any) -> bytes:
     except Exception as error:  # any error that a __reduce__ raises
         try:
             data: bytes = extra("cloudpickle", "processes").dumps(value)
-        except MissingExtra as missing:
-            raise MissingExtra(
+        except MissingExtraError as missing:
+            raise MissingExtraError(
                 f"{error}: only functions at the top level of a module can be pickled by name; for "
                 f"other functions, {missing}"
             ) from None

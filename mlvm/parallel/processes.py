@@ -27,7 +27,7 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from mlvm.core.errors import GroupError, GroupTimeout, brief
+from mlvm.core.errors import GroupError, GroupTimeoutError, brief
 from mlvm.machines.failure import Failure
 from mlvm.machines.local import LocalVM
 from mlvm.parallel.blas import one_blas_thread
@@ -74,7 +74,7 @@ class ProcessGroup(AnyGroup):
             default, there is no limit.
 
     Raises `GroupError` if the size or cores are invalid, or a process does not start;
-    `MissingExtra` without threadpoolctl.
+    `MissingExtraError` without threadpoolctl.
 
     Refuses:
         ml.parallel.ProcessGroup(0)  # GroupError
@@ -182,7 +182,9 @@ class _Run:
             if remaining is not None and remaining <= 0:
                 if until is None:
                     late = ", ".join(self._names[rank] for rank in sorted(self.missing))
-                    self.dead = GroupTimeout(f"{late} did not finish within {self._timeout:g} s")
+                    self.dead = GroupTimeoutError(
+                        f"{late} did not finish within {self._timeout:g} s"
+                    )
                     self.end(self.dead)
                 return
             watched: list[Any] = [self._connections[rank] for rank in self.missing]

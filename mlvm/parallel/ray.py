@@ -17,7 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeVar
 
-from mlvm.core.errors import GroupError, GroupTimeout, MlvmError, brief
+from mlvm.core.errors import GroupError, GroupTimeoutError, MlvmError, brief
 from mlvm.core.extras import extra
 from mlvm.machines.failure import Failure
 from mlvm.machines.local import LocalVM
@@ -70,8 +70,8 @@ class RayGroup(AnyGroup):
         options: the options of `ray.remote` for each actor: `num_cpus` (by default 1, or less on a
             host with fewer processors than actors), `num_gpus`, `resources`, `runtime_env`, ...
 
-    Raises `MissingExtra` without ray; `GroupError` if the size or an option is invalid, or the
-    cluster lacks the resources; `GroupTimeout` if they are in use, or the actors do not start.
+    Raises `MissingExtraError` without ray; `GroupError` if the size or an option is invalid, or the
+    cluster lacks the resources; `GroupTimeoutError` if they are in use, or the actors do not start.
 
     Refuses:
         ml.parallel.RayGroup(0)  # GroupError
@@ -167,7 +167,8 @@ class RayGroup(AnyGroup):
     def _reserve(self, strategy: str) -> None:
         """Reserve the resources of all actors.
 
-        Raises `GroupError` if the cluster does not have them; `GroupTimeout` if they stay in use.
+        Raises `GroupError` if the cluster does not have them; `GroupTimeoutError` if they stay in
+        use.
         """
         needs, there = self._needs(self.size), self._ray.cluster_resources()
         if any(there.get(name, 0) < amount for name, amount in needs.items()):
@@ -180,7 +181,7 @@ class RayGroup(AnyGroup):
         if not self._place.wait(seconds):
             free = self._ray.available_resources()
             text = self._lack(f"after {seconds:g} s the cluster has free", free)
-            raise GroupTimeout(f"{text} (strategy {strategy})")
+            raise GroupTimeoutError(f"{text} (strategy {strategy})")
 
     def _lack(self, who: str, there: Mapping[str, float]) -> str:
         needs = self._needs(self.size)
@@ -210,7 +211,7 @@ class RayGroup(AnyGroup):
     def _started(self, calls: Sequence[Any], until: float) -> list[Any]:
         """Return the results of the actors' first calls.
 
-        Raises `GroupError` if an actor dies; `GroupTimeout` if an actor does not start.
+        Raises `GroupError` if an actor dies; `GroupTimeoutError` if an actor does not start.
         """
         errors = self._ray.exceptions
         try:
@@ -220,7 +221,7 @@ class RayGroup(AnyGroup):
         except errors.GetTimeoutError:
             missing = self._ray.wait(list(calls), num_returns=len(calls), timeout=0)[1]
             names = ", ".join(self._names[calls.index(each)] for each in missing)
-            raise GroupTimeout(f"{names} did not start within {self._start:g} s") from None
+            raise GroupTimeoutError(f"{names} did not start within {self._start:g} s") from None
         except errors.RayTaskError as error:
             cause = error.cause
             raise cause if isinstance(cause, MlvmError) else GroupError(str(error)) from None
@@ -262,7 +263,7 @@ class RayGroup(AnyGroup):
                 ready, missing = ray.wait(missing, timeout=seconds)
                 if not ready:
                     names = ", ".join(self._names[calls[each]] for each in missing)
-                    late = GroupTimeout(f"{names} did not finish within {seconds:g} s")
+                    late = GroupTimeoutError(f"{names} did not finish within {seconds:g} s")
                     dead = dead or (None if any_over else late)
                     break
                 for call in ready:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from mlvm.core.errors import GroupError, GroupTimeout
+from mlvm.core.errors import GroupError, GroupTimeoutError
 from mlvm.machines.remote.system import SYSTEM, System
 from mlvm.parallel.communicator import Collective, brief_error, is_small, mismatch, timeout_text
 from mlvm.parallel.sharing import WORK, Arrays
@@ -186,7 +186,7 @@ class Rendezvous:
                 others = [each for each in call.ranks if each != rank]
                 late = [each for each in others if each not in self._waiting]
                 text = timeout_text(self.names, rank, call, late or others)
-                self._break(text, GroupTimeout(text))
+                self._break(text, GroupTimeoutError(text))
         self._gates[rank].acquire()
 
     def _open(self, barrier: _Barrier) -> None:
@@ -203,7 +203,7 @@ class Rendezvous:
             raise self._given_up(rank, call)
 
     def _given_up(self, rank: int, call: Collective) -> GroupError:
-        kind = GroupTimeout if isinstance(self.error, GroupTimeout) else GroupError
+        kind = GroupTimeoutError if isinstance(self.error, GroupTimeoutError) else GroupError
         return kind(f"{self.names[rank]} gives up {call}: {self._reason}")
 
     def _require_progress(self) -> None:

@@ -35,12 +35,12 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 
 from mlvm.core.errors import (
-    AccessRefused,
+    AccessDeniedError,
     AddressError,
-    ConnectionLost,
+    ConnectionLostError,
     EncodingError,
     GroupError,
-    GroupTimeout,
+    GroupTimeoutError,
     MlvmError,
     brief,
 )
@@ -115,9 +115,9 @@ class TcpGroup(MessageGroup):
             MLVM_PORTS, or any free port.
         system: the clock, threads and network, for simulations.
 
-    Raises `GroupError` if the rank or size is invalid, or a member does not join; `AccessRefused`
-    if there is no secret, or secrets or versions differ; `AddressError` if an address is invalid;
-    `MissingExtra` without threadpoolctl.
+    Raises `GroupError` if the rank or size is invalid, or a member does not join;
+    `AccessDeniedError` if there is no secret, or secrets or versions differ; `AddressError` if an
+    address is invalid; `MissingExtraError` without threadpoolctl.
 
     >>> with ml.parallel.TcpGroup(0, 1, "127.0.0.1:0", secret="between you and me") as group:
     ...     group.run(lambda rank, vm: ml.parallel.size())
@@ -125,7 +125,7 @@ class TcpGroup(MessageGroup):
 
     Refuses:
         ml.parallel.TcpGroup(2, 2, ":1")  # GroupError
-        ml.parallel.TcpGroup(0, 2, ":1", secret="short")  # AccessRefused
+        ml.parallel.TcpGroup(0, 2, ":1", secret="short")  # AccessDeniedError
         ml.parallel.TcpGroup(0, 2, "unix:x")  # AddressError
     """
 
@@ -206,7 +206,7 @@ def secret_of(secret: str | bytes | None, secret_file: str | os.PathLike[str] | 
         return check_secret(from_environment)
     resolved = find_secret(secret, secret_file)
     if resolved is None:
-        raise AccessRefused(
+        raise AccessDeniedError(
             f"a group over TCP needs a secret: pass secret= or secret_file=, or set {SECRET} or "
             f"{VARIABLE}"
         )
@@ -219,8 +219,8 @@ def secret_of(secret: str | bytes | None, secret_file: str | os.PathLike[str] | 
 class Link:
     """Connection to another member, after the handshake.
 
-    Its methods raise `ConnectionLost` if the connection was closed; `EncodingError` if a message is
-    not from that member.
+    Its methods raise `ConnectionLostError` if the connection was closed; `EncodingError` if a
+    message is not from that member.
     """
 
     def __init__(self, sock: socket.socket, send_key: bytes, receive_key: bytes) -> None:
@@ -264,7 +264,7 @@ class Link:
             except BlockingIOError:
                 return
             except OSError as error:
-                raise ConnectionLost(error.strerror or "the connection has ended") from None
+                raise ConnectionLostError(error.strerror or "the connection has ended") from None
             while parts and n >= len(parts[0]):
                 n -= len(parts.pop(0))
             if parts:
@@ -282,9 +282,9 @@ class Link:
             except BlockingIOError:
                 return
             except OSError as error:
-                raise ConnectionLost(error.strerror or "the connection has ended") from None
+                raise ConnectionLostError(error.strerror or "the connection has ended") from None
             if not n:
-                raise ConnectionLost("the connection has ended")
+                raise ConnectionLostError("the connection has ended")
             if self._frame:
                 self._large_filled += n
                 self.moved += n
@@ -520,8 +520,8 @@ class _Meeting:
     def join(self) -> dict[int, Link]:
         """Return the connections, by rank.
 
-        Raises `GroupError` if a member does not join or leaves; `AccessRefused` if secrets differ;
-        `AddressError` if an address is invalid.
+        Raises `GroupError` if a member does not join or leaves; `AccessDeniedError` if secrets
+        differ; `AddressError` if an address is invalid.
         """
         with closing(self._listener()) as listener:
             here = self._reachable.port or listener.getsockname()[1]
@@ -595,7 +595,7 @@ class _Meeting:
                     raise self._late(missing or set(range(1, self.size)) - self._here)
                 elif what == "failed":
                     is_late, text = content
-                    raise (GroupTimeout if is_late else GroupError)(text)
+                    raise (GroupTimeoutError if is_late else GroupError)(text)
                 else:
                     return True
         if self._expected or self._lower or not self._places:
@@ -609,9 +609,9 @@ class _Meeting:
             return True
         return False
 
-    def _late(self, missing: set[int]) -> GroupTimeout:
+    def _late(self, missing: set[int]) -> GroupTimeoutError:
         names = ", ".join(map(self._name, sorted(missing)))
-        return GroupTimeout(
+        return GroupTimeoutError(
             f"{self._name(self.rank)} waits for {names}, who did not join"
             f"{self._refusals}{self._unfound}"
         )
@@ -619,12 +619,12 @@ class _Meeting:
     def _heard(self, rank: int) -> list[_News]:
         """Return the messages of a member. Raises `GroupError` if it has left."""
         link, ended = self.links[rank], False
-        with suppress(ConnectionLost):  # the next call, or the first use, raises it
+        with suppress(ConnectionLostError):  # the next call, or the first use, raises it
             link.flush()
         if self._system.has_come(link.socket, 0):
             try:
                 link.receive()
-            except ConnectionLost:
+            except ConnectionLostError:
                 ended = True
         news: list[_News] = []
         while link.inbox:
@@ -646,7 +646,7 @@ class _Meeting:
 
         The first member sends the reason to all members. They have a moment to receive it.
         """
-        is_late = isinstance(error, GroupTimeout)
+        is_late = isinstance(error, GroupTimeoutError)
         text = str(error) if isinstance(error, MlvmError) else type(error).__name__
         with self._lock:  # later connections also receive the reason
             self._failure = "failed", (is_late, text)
@@ -689,7 +689,7 @@ class _Meeting:
         def connect(place: TcpAddress, other: _Place) -> None:
             try:
                 self._put((other, self._connected(other[0], place, here)))
-            except GroupTimeout as error:
+            except GroupTimeoutError as error:
                 self._unfound = f"; {error}"  # `_step` asks the first member for the cause
             except MlvmError as error:
                 self._put(error)
@@ -717,11 +717,11 @@ class _Meeting:
                     self._require_same(rank, about.get("versions"))
                     return _link(sock, self._secret, nonce, bytes.fromhex(about["nonce"]), True)
             except (OSError, AddressError) as error:
-                if isinstance(error, AccessRefused) and str(error) != BUSY:
+                if isinstance(error, AccessDeniedError) and str(error) != BUSY:
                     raise
                 why = str(error)
                 system.sleep(_AGAIN)
-        raise GroupTimeout(
+        raise GroupTimeoutError(
             f"{self._name(self.rank)} has not found {self._name(rank)} at {address}: {why}"
         )
 
@@ -744,11 +744,11 @@ class _Meeting:
                 rank, port, theirs, their_versions = hello.name.split(" ", 3)
                 size, _, advertised = hello.vm.partition(" ")
                 if size != str(self.size):
-                    raise AccessRefused(f"this group has {self.size} members, not {size}")
+                    raise AccessDeniedError(f"this group has {self.size} members, not {size}")
                 self._require_same(int(rank), their_versions)
                 with self._lock:
                     if int(rank) not in self._expected or int(rank) in self._arrived:
-                        raise AccessRefused(f"{self._name(int(rank))} is here already")
+                        raise AccessDeniedError(f"{self._name(int(rank))} is here already")
                     self._arrived.add(int(rank))
                 offers.append((int(rank), advertised, int(port), bytes.fromhex(theirs)))
                 return {"nonce": nonce.hex(), "versions": versions()}
@@ -765,7 +765,7 @@ class _Meeting:
             except BaseException as error:
                 with self._lock:
                     self._arrived.difference_update(each[0] for each in offers)
-                if isinstance(error, AccessRefused):
+                if isinstance(error, AccessDeniedError):
                     self._refused.put(f"; {host} was refused: {error}")
                 raise
             finally:
@@ -773,10 +773,10 @@ class _Meeting:
             self._put(((rank, advertised or visible, port), link))
 
     def _require_same(self, rank: int, theirs: object) -> None:
-        """Raise `AccessRefused` if a member has different versions, unless `mixed=True`."""
+        """Raise `AccessDeniedError` if a member has different versions, unless `mixed=True`."""
         text = difference(theirs, self._name(rank), self._name(self.rank))
         if text is not None and not self._mixed:
-            raise AccessRefused(text)
+            raise AccessDeniedError(text)
 
     def _note_refusals(self) -> None:
         """Store the refusals for error messages. The first member sends them to all members."""
@@ -807,5 +807,5 @@ def tell(link: Link, what: _News) -> None:
     """Send a value to a process outside a run of a group."""
     writer = Writer()
     writer.value(what)
-    with suppress(ConnectionLost):  # the first member detects it
+    with suppress(ConnectionLostError):  # the first member detects it
         link.send(writer.message(Kind.answer), NOTHING)

@@ -14,8 +14,8 @@ from mlvm.machines.accesses import accesses
 
 T = TypeVar("T")
 
-_MOST_ENTRIES: Final = 10_000  # of a cache
-_MOST_NAMES: Final = 3  # of ops that name a program or a chain
+_MOST_ENTRIES: Final = 10_000  # entries of a cache
+_MOST_NAMES: Final = 3  # maximum number of ops in the name of a program or chain
 
 
 def calls_in(program: Program) -> list[tuple[int, str]]:

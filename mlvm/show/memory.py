@@ -29,8 +29,8 @@ from mlvm.show.record import record_all
 from mlvm.show.report import report_of
 from mlvm.show.script import run_script
 
-_LARGEST: Final = 8  # intermediates that are listed
-_MOST_ALIKE: Final = 16  # arenas of one name that are drawn one by one
+_LARGEST: Final = 8  # number of listed intermediates
+_MOST_ALIKE: Final = 16  # maximum number of equally named arenas with separate plots
 
 
 def show_script(file: Path, out: Path, arguments: Sequence[str] = ()) -> None:

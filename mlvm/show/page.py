@@ -27,7 +27,7 @@ from mlvm.show.session import Session
 from mlvm.show.svg import COLOURS, home_colour
 from mlvm.show.trace import Trace
 
-_MOST_ELEMENTS: Final = 16  # of a constant that is listed
+_MOST_ELEMENTS: Final = 16  # maximum number of elements of a listed constant
 MOST_ALIKE: Final = 16
 """Number of arenas or VMs of one name up to which a page shows each alone."""
 
@@ -40,10 +40,10 @@ Columns = dict[str, list[Any]]
 class Step(NamedTuple):
     """Planned program to show.
 
-    recording: tensors in its scratch memory, by offset and moment
-    moments: pc in main of the call at each moment
-    lines: lines of Python by function and pc
-    arguments: description of each argument
+    recording: tensors in its scratch memory, by offset and moment.
+    moments: pc in main of the call at each moment.
+    lines: lines of Python by function and pc.
+    arguments: description of each argument.
     """
 
     program: Program
@@ -68,7 +68,7 @@ def session_page(
 ) -> str:
     """Return the page of a script's run, and of the steps that it planned.
 
-    `failed`, the description of its error, stands at the top.
+    `failed`, the description of its error, is shown at the top.
     """
     ran = any(x.lifetimes for x in session.recordings) or any(x.spans for x in session.traces)
     content = _Content(None, failed=failed or "", nothing="" if ran else "nothing of mlvm ran")
@@ -94,10 +94,10 @@ class _Content:
         self._sources: dict[int, str] = {}
         self._programs: list[dict[str, Any]] = []
         self._numbers: dict[Program, int] = {}
-        # by identity: programs that differ often hash alike
+        # by identity, because different programs often have the same hash
         self._number_of_id: dict[int, int] = {}
-        self._labels: list[dict[int, str]] = []  # of each program's calls, by pc
-        self._only: list[dict[str, int]] = []  # the pc of those that are the only ones of a name
+        self._labels: list[dict[int, str]] = []  # labels of each program's calls, by pc
+        self._only: list[dict[str, int]] = []  # pcs of calls with a unique name
         self._views: list[dict[str, Any]] = []
 
     def page(self, title: str) -> str:
@@ -117,7 +117,7 @@ class _Content:
             for which, text in self._messages.items()
             if text
         )
-        pieces = enumerate(_file("page.html").split("@@"))  # the odd ones name a part
+        pieces = enumerate(_file("page.html").split("@@"))  # odd pieces name a part
         return "".join([parts[piece] if i % 2 else piece for i, piece in pieces])
 
     def add_step(self, step: Step, name: str) -> None:
@@ -237,7 +237,7 @@ class _Content:
         for span in sorted(spans, key=lambda span: (span.began, -span.ended)):
             program = self._program(span.program) if span.program is not None else -1
             pc = span.pc
-            if pc is None and program >= 0:  # of a program with jumps
+            if pc is None and program >= 0:  # a call of a program with jumps
                 pc = self._only[program].get(span.name)
             name = self._labels[program].get(pc, "") if pc is not None else ""
             name = name or label_of(span.name, span.about.get("attributes"))
@@ -285,7 +285,7 @@ class _Content:
     ) -> int:
         """Return the program's number; list the program at its first use."""
         number = self._number_of_id.get(id(program))
-        if number is None:  # else do not compare whole programs
+        if number is None:  # avoid comparing whole programs
             number = self._numbers.get(program)
         if number is not None:
             self._number_of_id[id(program)] = number
@@ -436,11 +436,11 @@ def _source(line: str, before: float | None) -> str:
 def _lines_of(file: str, before: float | None) -> list[str]:
     path = Path(file)
     try:
-        if path.suffix != ".py" or not path.is_file():  # a saved step may name anything
+        if path.suffix != ".py" or not path.is_file():  # a saved step may contain any path
             return []
         about = path.stat()
         if about.st_size > _LARGEST_SOURCE or (before is not None and about.st_mtime > before):
             return []
         return path.read_text("utf-8").splitlines()
-    except (OSError, ValueError):  # also of what is not text
+    except (OSError, ValueError):  # also if it is not text
         return []

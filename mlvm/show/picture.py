@@ -21,7 +21,7 @@ MOST_RECTANGLES: Final = 4000
 """Number of rectangles that browsers scroll smoothly, in a file below a megabyte."""
 
 _WIDTH, _HEIGHT = 1200, 680
-_DENSE: Final = 2  # pixels of a moment: rectangles have no edges
+_DENSE: Final = 2  # pixels per event below which rectangles have no edges
 _LEFT, _RIGHT, _TOP, _BOTTOM = 88, 214, 92, 62  # margins around the plotting area
 _RIGHT_END, _GROUND = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
 _WIDEST_LEGEND: Final = 420
@@ -29,7 +29,7 @@ _MOST_RESETS: Final = 100
 _MOST_INK: Final = 20
 """Times the height of the plot: a longer line up and down would hide the rectangles."""
 
-_LABELLED: Final = 5  # tensors at the peak
+_LABELLED: Final = 5  # number of labelled tensors at the peak
 
 _OTHER: Final = "#a0a4aa"
 
@@ -64,7 +64,7 @@ def timeline(recording: Recording, *, title: str | None = None) -> str:
     ]
     if recording.forgotten:
         abouts.append(forgotten_of(recording))
-    first = 66 - 8 * len(abouts)  # line of these: the label of the axis is below them
+    first = 66 - 8 * len(abouts)  # their first line; the axis label is below them
     heading = fitted(title or f"Arena {recording.arena}", _WIDTH - _LEFT, 20)
     times, addresses = "time (allocation and free events)", f"address, {name}"
     width = _RIGHT_END + _legend_width(drawn, colours)
@@ -138,7 +138,7 @@ def _tensors(lifetimes: Sequence[Lifetime], colours: dict[str, str], x: Scale, y
             f'height="{px(max(y(each.offset) - above, 0.3))}"><title>{_hover(each)}</title></rect>'
         )
     drawn = [f'<g fill="{colour}">{"".join(inside)}</g>' for colour, inside in groups.items()]
-    dense = " dense" * (x(1) - x(0) < _DENSE)  # edges would leave no colour
+    dense = " dense" * (x(1) - x(0) < _DENSE)  # edges would cover the colour
     return f'<g class="tensors{dense}">' + "\n".join(drawn) + "</g>"
 
 
@@ -170,7 +170,8 @@ def _envelope(heights: Sequence[int]) -> tuple[Sequence[int], int]:
     """
     stretch = 1
     while sum(abs(a - b) for a, b in itertools.pairwise(heights)) > _MOST_INK * (_GROUND - _TOP):
-        heights = [min(heights[i : i + 2]) for i in range(0, len(heights), 2)]  # pixels go down
+        # y coordinates increase downwards
+        heights = [min(heights[i : i + 2]) for i in range(0, len(heights), 2)]
         stretch *= 2
     return heights, stretch
 
@@ -223,7 +224,7 @@ def front(points: Sequence[tuple[int, float]], nbytes: int) -> str:
     is marked.
     """
     unit, name = _unit(max(points, default=(nbytes, 0.0))[0])
-    fastest = points[0][1] or 1.0  # a step without calls takes no time
+    fastest = points[0][1] or 1.0  # the time of a step without calls is 0
     times = [seconds / fastest for _, seconds in points]
     x = Scale(0, 1.07 * max([nbytes, *[n for n, _ in points]]) / unit, _LEFT, _RIGHT_END)
     y = Scale(1, max(1.1, 1.02 * max(times)), _GROUND, _TOP)

@@ -28,7 +28,7 @@ EFFORT: Final = 500
 _COLUMNS: Final = ("id", "lower", "upper", "size")
 _OFFSET: Final = "offset"
 _MOST: Final = 2**62
-_MOST_MOMENTS: Final = 1 << 16  # of a picture
+_MOST_MOMENTS: Final = 1 << 16  # maximum number of events in a plot
 _INTEGER: Final = re.compile(r"\s*[+-]?[0-9]{1,40}\s*")
 
 
@@ -107,7 +107,8 @@ def plan_buffers(options: argparse.Namespace, data: bytes) -> None:
     if capacity is not None and plan.lower_bound > capacity:
         raise BuffersError(
             f"{file}: the capacity is {capacity:,} bytes, but {plan.lower_bound:,} are in use at "
-            "once; no plan can be smaller"
+            "the same "
+            "time; no plan can be smaller"
         )
     if capacity is not None and plan.nbytes > capacity:
         raise BuffersError(

@@ -20,6 +20,7 @@ from mlvm.core.observe import observed
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import TensorHandle, VMProtocol
 from mlvm.core.types import Array
+from mlvm.machines.old_keywords import old_keywords
 from mlvm.show.calls import ProgramCache, writes_in
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ COPIED_IN: Final = "copied in"
 """Name in place of an op for a tensor whose first value came from outside the VM."""
 
 
-def record(arena: Arena, *, most: int | None = None) -> _GeneratorContextManager[Recording]:
+@old_keywords("record")
+def record(arena: Arena, *, max_tensors: int | None = None) -> _GeneratorContextManager[Recording]:
     """Record what lives in the arena inside the block; the recording is complete after it.
 
         with record(batch) as recording, batch:
@@ -37,9 +39,9 @@ def record(arena: Arena, *, most: int | None = None) -> _GeneratorContextManager
         batch.plot("step.svg")
 
     A tensor that exists before the block is there from the first moment on; one that exists after
-    it is there to the last. With `most`, the recording keeps about the latest `most` ended tensors,
-    the number of the others, and the most bytes in use. Recordings of an arena may be nested.
-    Raises `ArenaError` for anything but an arena.
+    it is there to the last. With `max_tensors`, the recording keeps about that many of the tensors
+    that ended last, the number of the others, and the most bytes in use. Recordings of an arena may
+    be nested. Raises `ArenaError` for anything but an arena.
 
         >>> arena = ml.Arena(ml.VM("mine"), "batch")
         >>> with ml.record(arena) as recording, arena: y = ml.ones(16)
@@ -51,7 +53,7 @@ def record(arena: Arena, *, most: int | None = None) -> _GeneratorContextManager
     """
     if not isinstance(arena, Arena):
         raise ArenaError(f"ml.record: expected an arena, got {brief(arena)}")
-    return _recorded(arena, most)
+    return _recorded(arena, max_tensors)
 
 
 @contextmanager
@@ -88,7 +90,7 @@ class _Watcher:
         """Begin with the tensors that exist already and have been written."""
         self._noted = arena.note_lines()
         present = arena.live()
-        while present:  # a for loop's variable would keep the last one alive
+        while present:  # the variable of a for loop would keep the last tensor alive
             self._begin(present.pop(0), 0, arena)
         self._unwritten.clear()
         arena.watch(self)
@@ -164,7 +166,7 @@ class _Watcher:
             return
         lifetime = self._unwritten.pop(handle, None)
         region = self._regions.get(handle) if lifetime is None else None
-        for other in region.handles.values() if region is not None else ():  # it is seen otherwise
+        for other in region.handles.values() if region is not None else ():  # the handle is known
             lifetime = lifetime or self._unwritten.pop(other, None)
         if lifetime is not None:
             lifetime.op = op
@@ -183,7 +185,8 @@ class _Watcher:
         self.recording.lifetimes.append(lifetime)
         self._unwritten[tensor.handle] = lifetime
         earlier = self._living.get(region)
-        if earlier is not None:  # of another thread, which returns a region before it says so
+        # of another thread, which returns a region before it reports the end
+        if earlier is not None:
             earlier[0].end = moment
         self._living[region] = lifetime, self._watched(tensor, region, lifetime)
 
@@ -279,7 +282,7 @@ class _Writes:
             if not self._listeners and self._observing is not None:
                 self._observing.__exit__(None, None, None)
                 self._observing = None
-                self._writes_of.clear()  # which keeps the programs
+                self._writes_of.clear()  # the dict keeps programs alive
 
     def drop(self, written: Written) -> None:
         """Remove a listener without a lock. Idempotent."""

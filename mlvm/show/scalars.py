@@ -35,7 +35,7 @@ class ScalarLog(Closing):
 
         with ml.ScalarLog("runs/1") as log:
             for step, (x, y) in enumerate(batches, 1):
-                log.add("train", step, loss=train_step(x, y), rate=optimizer.rate)
+                log.add("train", step, loss=train_step(x, y), rate=optimizer.learning_rate)
 
     and then `tensorboard --logdir runs`. A row is on disk when `add` returns. Rows of earlier logs
     in the folder stay, except from step `purge_step` on: a resumed training writes these again.
@@ -56,7 +56,7 @@ class ScalarLog(Closing):
 
     def __init__(self, folder: str | os.PathLike[str], *, purge_step: int | None = None) -> None:
         self.folder = Path(folder)
-        self._names: dict[str, list[str]] = {}  # by group
+        self._names: dict[str, list[str]] = {}  # names by group
         purged = None if purge_step is None else _step(purge_step)
         self.folder.mkdir(parents=True, exist_ok=True)
         if purged is not None:
@@ -66,7 +66,7 @@ class ScalarLog(Closing):
         name = f"events.out.tfevents.{int(time.time()):010d}.{host}.{os.getpid()}.{next(_numbers)}"
         self._events = (self.folder / name).open("xb", buffering=0)
         self._write(_text(3, "brain.Event:2"))
-        if purged is not None:  # the beginning of a session, from this step on
+        if purged is not None:  # a session starts at this step
             self._write(_integer(2, purged) + _bytes(7, _integer(1, 1)))
 
     def add(self, group: str, step: SupportsIndex, /, **scalars: SupportsFloat) -> None:
@@ -193,7 +193,7 @@ def _integer(field: int, number: int) -> bytes:
 def _float(field: int, number: float) -> bytes:
     try:
         return _key(field, 5) + struct.pack("<f", number)
-    except OverflowError:  # beyond f32
+    except OverflowError:  # out of range of f32
         return _key(field, 5) + struct.pack("<f", float("inf") if number > 0 else float("-inf"))
 
 

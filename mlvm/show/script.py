@@ -19,8 +19,8 @@ from mlvm.machines.terminal import INTERRUPTED, is_reader_gone
 class ScriptFailed(MlvmError):
     """A script ended with an error. The text has the error and its line.
 
-    output: text that Python prints, such as the traceback
-    status: exit status
+    output: text that Python prints, such as the traceback.
+    status: exit status.
     """
 
     def __init__(self, text: str, output: str, status: int) -> None:
@@ -51,7 +51,7 @@ def run_script(file: Path, arguments: Sequence[str] = ()) -> None:
         raise ScriptFailed(_what_happened(file, error), _traceback(file, error), 1) from error
     finally:
         sys.argv, sys.path = before, path
-        with suppress(OSError):  # it may be gone
+        with suppress(OSError):  # the directory may have been removed
             os.chdir(directory)
 
 

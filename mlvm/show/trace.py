@@ -42,9 +42,9 @@ _NOWHERE: Final[Origin] = None, None, None
 class Span(NamedTuple):
     """A call on a thread.
 
-    began, ended: nanoseconds of `time.perf_counter_ns`
-    program: program that was launched, or that the call is of
-    place: place in Python of that launch
+    began, ended: nanoseconds of `time.perf_counter_ns`.
+    program: program that was launched, or that the call is of.
+    place: place in Python of that launch.
     """
 
     name: str
@@ -88,8 +88,8 @@ class Trace:
     """Instrument that times every function. Its `layers` time calls of a VM, and its `launching`
     notes the programs of functions.
 
-    spans: calls, the last `most` of them
-    rows: names of the threads that made them
+    spans: calls, the last `most` of them.
+    rows: names of the threads that made them.
     """
 
     def __init__(self, vm: str, *, most: int | None = None) -> None:
@@ -207,7 +207,7 @@ def _in_order(program: Program) -> tuple[int, list[tuple[int, str]]]:
     return len(calls), calls if is_straight(program) else []
 
 
-def trace(
+def profile(
     vm: VMProtocol, path: str | os.PathLike[str] | None = None
 ) -> AbstractContextManager[None]:
     """Write what runs inside the block to a trace file, which Perfetto and chrome://tracing open.
@@ -219,12 +219,13 @@ def trace(
     written.
 
     Refuses:
-        vm.trace()  # ArgumentError
+        vm.profile()  # ArgumentError
     """
     if not isinstance(path, (str, os.PathLike)):
         path_text = "" if path is None else f", not {brief(path)}"
         raise ArgumentError(
-            f'trace: expected the path of the file to write{path_text}: with vm.trace("trace.json")'
+            f"profile: expected the path of the file to write{path_text}: "
+            'with vm.profile("trace.json")'
         )
     return _traced(vm, path)
 
@@ -247,4 +248,4 @@ def _traced(vm: VMProtocol, path: str | os.PathLike[str]) -> Iterator[None]:
         write_file(path, tracer.to_json())
 
 
-LocalVM.trace = trace
+LocalVM.profile = profile

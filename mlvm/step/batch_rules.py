@@ -4,8 +4,8 @@ A batched value has the batch along axis 0: `x[i]` is the value of element i. An
 the same for all elements and has no such axis. A rule gets the call for one element (`BatchedCall`)
 and its operands, at least one of them batched. It emits calls and returns their batched result, or
 None if the op must run for one element after the other. The emitter defines what happens with the
-calls: `vmap` runs or records them (`mlvm.eager.transform.batching`), and `ml.batch` accepts a rule
-that emits a single call (`over_lanes`). Elementwise ops broadcast, without their own rules.
+calls: `vmap` runs or records them (`mlvm.eager.transform.batching`), and `ml.auto_batch` accepts a
+rule that emits a single call (`over_lanes`). Elementwise ops broadcast, without their own rules.
 
 An unbatched operand is read once: `_product` computes one matrix product with many rows. If indices
 are batched, the batch axis and the indexed axis are merged.
@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, NoReturn, Protocol, TypeAlias
 
-from mlvm.core.errors import PositionRefused
+from mlvm.core.errors import PositionError
 from mlvm.core.op import OPS, Attributes, Op
 from mlvm.core.rules import normalize_axis
 from mlvm.core.types import DType, Shape, TensorType, i64
@@ -538,7 +538,7 @@ BATCHING: Final[Mapping[str, Rule]] = {
     **_for_ops("gamma poisson binomial multinomial", one_by_one),
 }
 
-# --- rows of ml.batch ----------------------------------------------------------------
+# --- rows of ml.auto_batch ----------------------------------------------------------------
 
 BatchedOp: TypeAlias = "tuple[str, Attributes, Types] | None"
 """Name of an op, its attributes, and the types of its operands; None for no such op."""
@@ -604,7 +604,7 @@ def over_lanes(
     return None if result is None else emit.call
 
 
-def in_lane(error: PositionRefused, lane: Sequence[int], naxes: int) -> None:
+def in_lane(error: PositionError, lane: Sequence[int], naxes: int) -> None:
     """Add the number of the lane to an error.
 
     The first `naxes` numbers of its position are numbers of lanes as well.

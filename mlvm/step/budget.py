@@ -118,9 +118,10 @@ def _without_dead(rows: list[tuple[Unit, float]], live_out: set[Value]) -> list[
 class _Step:
     """Schedule with the data that simulated runs need.
 
-    reads: the planned values that each unit reads, in the order of its operands uses: the times at
-    which each value is read; a value that is live out is read at the end producer: the time at
-    which each value is computed home_nbytes: bytes of planned homes, by time
+    reads: the planned values that each unit reads, in the order of its operands.
+    uses: the times at which each value is read; a value that is live out is read at the end.
+    producer: the time at which each value is computed.
+    home_nbytes: bytes of planned homes, by time.
     """
 
     def __init__(self, schedule: Schedule, live_out: set[Value]) -> None:
@@ -206,10 +207,10 @@ def repeats(unit: Unit) -> bool:
 class _Paper:
     """Simulated run of a step with a target of bytes.
 
-    live: bytes of the values in memory named: the latest copy of each value that was recomputed
+    live: bytes of the values in memory.
+    named: the latest copy of each value that was recomputed.
     rows: the units so far, with their estimates in seconds; `seconds` is the sum of the estimates
-    of
-        repeated units
+        of repeated units.
     """
 
     def __init__(self, step: _Step, target: int) -> None:

@@ -1,11 +1,11 @@
 """Compilation of a step to one program, with a plan of its scratch memory.
 
 In: a recorded flow, and options. Out: a `Planned`, whose program gets all tensors as arguments,
-with a description of each. Passes: dead code, moves, hoisting, transposes, fusion and
-recomputation, order, plan; then code generation, level by level. A level consists of the calls of
-the step, or of a block in it. Passes do not change any bit of a result. The schedule with the
-smallest plan is chosen. Callers: `capture`, `measure` and `ml.onnx`. No lock is held: a flow
-belongs to one trace.
+    with a description of each.
+Passes: dead code, moves, hoisting, transposes, fusion and recomputation, order, plan; then code
+    generation, level by level. A level consists of the calls of the step, or of a block in it.
+    Passes do not change any bit of a result. The schedule with the smallest plan is chosen.
+Callers: `capture`, `measure` and `ml.onnx`. No lock is held: a flow belongs to one trace.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mlvm.arena.placement import rounded
 from mlvm.arena.planner import PeakValue, Plan, plan
 from mlvm.arena.recording import Lifetime, Recording
 from mlvm.arena.writes import leave_out
-from mlvm.core.errors import BudgetError, OpError, PositionRefused, ProgramError
+from mlvm.core.errors import BudgetError, OpError, PositionError, ProgramError
 from mlvm.core.machine.callee import OUT
 from mlvm.core.machine.decode import argument_of
 from mlvm.core.op import NO_ATTRIBUTES
@@ -70,12 +70,14 @@ _AT_START: Final = 2
 class Planned:
     """Program and its plan.
 
-    arguments: the tensors to launch it on, in order plan: plan of its scratch memory, `plan.nbytes`
-    bytes lines: lines of Python by function and pc lifetimes: live ranges in scratch memory; each
-    unit advances the time by one takes: the pcs of calls that read an element of a queue moments:
-    the pc in main of the call at each time hoisted: the part that computes the last states from the
-    others, after these have changed curve: bytes and seconds of other programs of the step
-    (`curve_of`), for observers only
+    arguments: the tensors to launch it on, in order.
+    plan: plan of its scratch memory, `plan.nbytes` bytes.
+    lines: lines of Python by function and pc.
+    lifetimes: live ranges in scratch memory; each unit advances the time by one.
+    takes: the pcs of calls that read an element of a queue.
+    moments: the pc in main of the call at each time.
+    hoisted: the part that computes the last states from the others, after these have changed.
+    curve: bytes and seconds of other programs of the step (`curve_of`), for observers only.
     """
 
     program: Program
@@ -128,10 +130,10 @@ class Planned:
             call = getattr(line, "call", None)
             if call is not None and isinstance(error, OpError):
                 error.op, error.operands = call  # the op that raised the error
-                if isinstance(error, PositionRefused) and (naxes := getattr(line, "naxes", 0)):
+                if isinstance(error, PositionError) and (naxes := getattr(line, "naxes", 0)):
                     in_lane(error, (), naxes)
             reword = getattr(line, "reword", None)
-            if reword is not None and isinstance(error, PositionRefused):
+            if reword is not None and isinstance(error, PositionError):
                 reword(error)
             layer = getattr(line, "layer", None)  # lines of a saved step have no layer
             error.add_note(f"recorded at {line}" + (f", in {layer}" if layer else ""))
@@ -204,15 +206,15 @@ def compile_flow(
 ) -> Planned:
     """Compile the step to a program with its plan.
 
-    fuse: allow chains that suit the machine's `policy` recompute: allow cheap calls to run again.
-    Among the allowed programs the one with the smallest plan
-        is chosen, so neither option makes a plan larger.
-    hoist: compute values that depend only on states by a separate program, the hoisted part budget:
-    limit in bytes of the plan with its hoisted values. Values are recomputed instead of saved,
-        and hoisted values are computed in the step. The fastest program by the estimate of
+    fuse: allow chains that suit the machine's `policy`.
+    recompute: allow cheap calls to run again. Among the allowed programs the one with the smallest
+        plan is chosen, so neither option makes a plan larger.
+    hoist: compute values that depend only on states by a separate program, the hoisted part.
+    budget: limit in bytes of the plan with its hoisted values. Values are recomputed instead of
+        saved, and hoisted values are computed in the step. The fastest program by the estimate of
         `mlvm.step.budget` is chosen.
-    effort: limit of the planner's search for smaller plans ahead: bytes of the budget that values
-    of another program need
+    effort: limit of the planner's search for smaller plans.
+    ahead: bytes of the budget that values of another program need.
 
     Raises `BudgetError` if no program is found that fits.
     """
@@ -382,9 +384,13 @@ class _Options(NamedTuple):
 class _Level(NamedTuple):
     """Planned calls of a step or block.
 
-    schedule: the calls in their order plan: plan of its memory places: offsets in bytes types: the
-    type of each placed value result: the condition that the block computes inside: the blocks of
-    its calls live_out: the values that are live at its end
+    schedule: the calls in their order.
+    plan: plan of its memory.
+    places: offsets in bytes.
+    types: the type of each placed value.
+    result: the condition that the block computes.
+    inside: the blocks of its calls.
+    live_out: the values that are live at its end.
     """
 
     schedule: Schedule
@@ -399,8 +405,9 @@ class _Level(NamedTuple):
 class _Inside(NamedTuple):
     """Planned blocks of a call.
 
-    levels: the blocks outer: the outer values that they use, by the index of a home workspace: the
-    value whose memory they use, if they need any
+    levels: the blocks.
+    outer: the outer values that they use, by the index of a home.
+    workspace: the value whose memory they use, if they need any.
     """
 
     levels: tuple[_Level, ...]
@@ -447,10 +454,13 @@ _BYTE: Final = TensorType(u8)
 class _ProgramWriter:
     """Code generator, level by level.
 
-    code: code of main, or of a function lines: lines of Python by pc inner_lines: lines of Python
-    by function and pc, for functions takes: the pcs of calls that read an element of a queue
-    lifetimes: live ranges of values in scratch memory moments: the pc of the call at each time
-    numbers: provisional numbers of arguments
+    code: code of main, or of a function.
+    lines: lines of Python by pc.
+    inner_lines: lines of Python by function and pc, for functions.
+    takes: the pcs of calls that read an element of a queue.
+    lifetimes: live ranges of values in scratch memory.
+    moments: the pc of the call at each time.
+    numbers: provisional numbers of arguments.
     """
 
     def __init__(self) -> None:

@@ -49,9 +49,10 @@ def lanes_of(
 ) -> LaneProgram:
     """Generate the program of a function, for `lanes.run`.
 
-    main: the function; its parameters are the program's arguments, and it returns `results` shared:
-    the values that it reads from outside, in order sums: homes outside to which frames add is_read:
-    whether it comes from a file, whose code is only for this family
+    main: the function; its parameters are the program's arguments, and it returns `results`.
+    shared: the values that it reads from outside, in order.
+    sums: homes outside to which frames add.
+    is_read: whether it comes from a file, whose code is only for this family.
 
     Raises `CaptureError` for a host function that lanes cannot run, and for any other update of a
     value outside.
@@ -135,8 +136,9 @@ class _SegmentCall(NamedTuple):
 class _SegmentCalls:
     """Calls of a segment, independent of its function.
 
-    inputs: the numbers of operands from outside, followed by those of shared operands outs: the
-    numbers of results key: equal for segments that have the same parts
+    inputs: the numbers of operands from outside, followed by those of shared operands.
+    outs: the numbers of results.
+    key: equal for segments that have the same parts.
     """
 
     def __init__(
@@ -477,8 +479,8 @@ class _Writer:
             self.op(CHECK, 1, 0, message=call.attributes["message"])
         else:
             raise CaptureError(
-                f"{call.line or 'here'}: {call.name} is no part of a function for ml.batch, which "
-                f"runs ops, control flow and ml.functions"
+                f"{call.line or 'here'}: {call.name} is not supported in a function for "
+                f"ml.auto_batch, which runs ops, control flow and ml.subroutine"
             )
 
     def call(self, call: Call) -> None:

@@ -1,9 +1,9 @@
 """Functions of lanes whose types depend on dynamic lengths, and their encoding in files.
 
 In: a function as for `lanes_of`, recorded with placeholders of lengths. Out: `OpenLanes`, an
-attribute of `lanes.run`, from which a launch's lengths make a program for rows. In a file each
-home, value and block has a number, and a block lists the numbers of its inner blocks. Callers:
-`ml.batch` in a trace with dynamic lengths; `OpenStep`, which reads untrusted files.
+    attribute of `lanes.run`, from which a launch's lengths make a program for rows. In a file each
+    home, value and block has a number, and a block lists the numbers of its inner blocks.
+Callers: `ml.auto_batch` in a trace with dynamic lengths; `OpenStep`, which reads untrusted files.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 In: a planned template with the formulas of its trace, and their values in the call before saving.
 Out: the step for inputs of other lengths, in the memory of the plan; and fields for a file. In a
-file the index of a value is the mapping `{"": index}`, a type with indices is `{"": (dtype,
-shape)}`, and a function of lanes `{"": fields}`; no attribute has an empty name. Callers:
-`SavedStep`. Formulas use only the functions in `FUNCTIONS`, on small integers, since files may be
-untrusted.
+    file the index of a value is the mapping `{"": index}`, a type with indices is `{"": (dtype,
+    shape)}`, and a function of lanes `{"": fields}`; no attribute has an empty name.
+Callers: `SavedStep`. Formulas use only the functions in `FUNCTIONS`, on small integers, since files
+    may be untrusted.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ _NUMBERS: Final = frozenset({bool, int, float})
 class StepLength(NamedTuple):
     """Length of a saved step.
 
-    name, at_most: as in `capture` place: index of its value axes: the axes with this length, as
-    numbers of an input and an axis
+    name, at_most: as in `capture`.
+    place: index of its value.
+    axes: the axes with this length, as numbers of an input and an axis.
     """
 
     name: str
@@ -56,12 +57,14 @@ class StepLength(NamedTuple):
 class OpenStep(NamedTuple):
     """Dynamic part of a saved step.
 
-    lengths: its lengths values: the values of all formulas in the call before saving steps: the
-    computation: index of a result, a function's name, indices of its operands guards: indices of
-    values that must be the same as in that call, each with the line of Python that
-        needed it, or ""
-    scalars: numbers of states that are computed from lengths, each with the index of its value
-    inputs, outputs, results: types with indices, in the order of the step template: the program
+    lengths: its lengths.
+    values: the values of all formulas in the call before saving.
+    steps: the computation: index of a result, a function's name, indices of its operands.
+    guards: indices of values that must be the same as in that call, each with the line of Python
+        that needed it, or "".
+    scalars: numbers of states that are computed from lengths, each with the index of its value.
+    inputs, outputs, results: types with indices, in the order of the step.
+    template: the program.
     """
 
     lengths: tuple[StepLength, ...]
@@ -133,7 +136,9 @@ class OpenStep(NamedTuple):
         line = self._compute(values)
         if line is not None:
             is_short = any(values[each.place] < 2 for each in self.lengths)
-            how = "captured with lengths=False" if is_short else "after a call at these lengths"
+            how = (
+                "captured with dynamic_axes=False" if is_short else "after a call at these lengths"
+            )
             raise ShapeError(
                 f"step: at {self.sizes(values)} the function takes other branches than at "
                 f"{self.sizes(self.values)}{line and f', in {line}'}; save another step, {how}"

@@ -26,8 +26,9 @@ SMALL: Final = 1 << 16
 class Packed(NamedTuple):
     """Matrix product with panels.
 
-    op, attributes: its op columns: columns of the weights transposed: whether the weights are
-    transposed
+    op, attributes: its op.
+    columns: columns of the weights.
+    transposed: whether the weights are transposed.
     """
 
     op: str

@@ -30,8 +30,8 @@ def placed(value: Value) -> Placed | None:
 class Run:
     """Unit with the uses that its function writes and reads.
 
-    places: the bytes of each planned value and home among these, by first use hosts: for each value
-    that may reuse an operand's memory, the operands
+    places: the bytes of each planned value and home among these, by first use.
+    hosts: for each value that may reuse an operand's memory, the operands.
     """
 
     __slots__ = ("hosts", "ins", "outs", "places", "unit")
@@ -59,12 +59,14 @@ def _run_of(unit: Unit, stored: Container[object]) -> Run:
 class Schedule:
     """Units in an order, with live ranges.
 
-    runs: the units with their operands start, end: live ranges, as times `start` .. `end - 1` size:
-    bytes root: the first value with the same memory. A value may reuse the memory of an operand
-    whose live
-        range ends with the unit that computes the value.
-    roots: these, each once blocks: the blocks that a plan must place, one for each root most_alive:
-    the maximum of live bytes
+    runs: the units with their operands.
+    start, end: live ranges, as times `start` .. `end - 1`.
+    size: bytes.
+    root: the first value with the same memory. A value may reuse the memory of an operand whose
+        live range ends with the unit that computes the value.
+    roots: these, each once.
+    blocks: the blocks that a plan must place, one for each root.
+    most_alive: the maximum of live bytes.
     """
 
     def __init__(

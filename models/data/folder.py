@@ -46,7 +46,8 @@ class ImageFolder:
     """The images below a folder, each labelled with the number of the class it lies in.
 
     They are f32[B,*shape], made by `pixels`. Raises `DataError` for a folder without images, for a
-    file that is no image, and for channels that are neither 1 nor 3, `MissingExtra` without Pillow.
+    file that is no image, and for channels that are neither 1 nor 3, `MissingExtraError` without
+    Pillow.
     """
 
     def __init__(self, folder: Path, classes: list[str], shape: Shape = SHAPE) -> None:
@@ -107,7 +108,7 @@ def pixels(file: Path, shape: Shape) -> Bytes:
     size, and cut around the middle. 16 bits become 8.
 
     Raises `DataError` for a file that is no image, and for one whose brightness may be any number,
-    as floats; `MissingExtra` without Pillow.
+    as floats; `MissingExtraError` without Pillow.
     """
     height, width, channels = shape
     pillow = pillow_image()
@@ -161,11 +162,11 @@ def _plain(file: Path, image: Any) -> Any:
 
 
 def pillow_image() -> Any:
-    """`PIL.Image`. Raises `MissingExtra` without Pillow."""
+    """`PIL.Image`. Raises `MissingExtraError` without Pillow."""
     try:
         from PIL import Image
     except ImportError:
-        raise ml.errors.MissingExtra(
+        raise ml.errors.MissingExtraError(
             'Pillow is not installed: pip install "mlvm[images]"'
         ) from None
     return Image

@@ -21,9 +21,9 @@ from models.vit import VisionTransformer
 class Choice(NamedTuple):
     """Model to train.
 
-    kind: kind of its data sets
-    data: default data set
-    build: function of a data set and a random key that builds the model
+    kind: kind of its data sets.
+    data: default data set.
+    build: function of a data set and a random key that builds the model.
     """
 
     kind: Kind

@@ -131,7 +131,7 @@ class Replica:
     def rate(self) -> float:
         """Return the learning rate of the next step."""
         with self.batch:
-            return self.optimizer.rate
+            return self.optimizer.learning_rate
 
     def loss_scale(self) -> float:
         """Return the factor of the next loss: 1 without a loss scale.

@@ -26,7 +26,7 @@ from mlvm.arena.arena import (
 from mlvm.arena.placement import rounded, size_class
 from mlvm.arena.scratch_pad import ScratchPad
 from mlvm.core.collecting import uncollected
-from mlvm.core.errors import ArenaError, ArenaOverflow, ConnectionLost, MachineError
+from mlvm.core.errors import ArenaError, ArenaOverflowError, ConnectionLostError, MachineError
 from mlvm.core.protocol import TensorHandle, VMProtocol
 from mlvm.core.types import ALIGNMENT, TensorType, f32
 from mlvm.core.vm import VM
@@ -109,14 +109,14 @@ def test_a_step_repeated_after_a_reset_finds_everything_where_it_was(
 def test_allocating_resets_nothing() -> None:
     arena, batch = Arena(VM(), "weights"), Arena(VM(), "batch")
     with arena.allocating() as inside:
-        assert scope.get() is inside is arena
+        assert scope() is inside is arena
         tensor = arena.alloc(ROW)
         with batch, arena.allocating():
-            assert scope.get() is arena
+            assert scope() is arena
         with pytest.raises(ZeroDivisionError), batch.allocating():
             raise ZeroDivisionError
-        assert scope.get() is arena
-    assert scope.get() is None
+        assert scope() is arena
+    assert scope() is None
     assert tensor.handle != STALE
     assert arena.used == ROW.nbytes
     with arena.allocating(), arena:
@@ -134,7 +134,7 @@ def test_a_fixed_capacity_is_taken_at_once_and_rounded_up(capacity: int, size: i
     tensors = [arena.alloc(TensorType("u8", (1,))) for _ in range(size // 64)]
     assert arena.used == size
     assert arena.alloc(TensorType("u8", (0,))).handle
-    refuses(ArenaOverflow, "", arena.alloc, TensorType("u8", (1,)))
+    refuses(ArenaOverflowError, "", arena.alloc, TensorType("u8", (1,)))
     del tensors
 
 
@@ -340,7 +340,7 @@ def test_a_block_closes_a_vm_and_a_closed_one_has_no_arena() -> None:
     with LocalVM("block") as vm:
         arena = Arena(vm, "batch")
         arena.alloc(TensorType(f32, (2,)))
-    refuses((MachineError, ConnectionLost), r"block.* was closed", Arena, vm, "another")
+    refuses((MachineError, ConnectionLostError), r"block.* was closed", Arena, vm, "another")
 
 
 test_rows = claims("arena", globals())

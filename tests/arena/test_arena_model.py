@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from mlvm.arena.arena import STALE, Allocation, Arena, Mark, scope
-from mlvm.core.errors import ArenaError, ArenaOverflow, HandleError, StaleTensor
+from mlvm.core.errors import ArenaError, ArenaOverflowError, HandleError, StaleTensorError
 from mlvm.core.memory import address as first_byte
 from mlvm.core.types import ALIGNMENT, TensorType
 from mlvm.core.vm import VM
@@ -64,7 +64,7 @@ class ArenaAgainstModel(RuleBasedStateMachine):
         self.marks: list[tuple[Mark, list[Group]]] = []
         self.passed: list[Mark] = []
         self.allocs = 0
-        self.outside = scope.get()
+        self.outside = scope()
         self.groups: list[Group] = []
         self.stale: list[tuple[Allocation, str]] = []
         self.high_water = 0
@@ -105,7 +105,7 @@ class ArenaAgainstModel(RuleBasedStateMachine):
             nbytes = rounded(type)
             try:
                 tensor = self.arena.alloc(type)
-            except ArenaOverflow:
+            except ArenaOverflowError:
                 assert self.fixed
                 assert max(self.gaps()) < nbytes
                 return
@@ -132,7 +132,7 @@ class ArenaAgainstModel(RuleBasedStateMachine):
             back, place = group.tensors[source], self.other.used
         try:
             saved = self.arena.keep(back)
-        except ArenaOverflow:
+        except ArenaOverflowError:
             assert self.fixed
             assert max(self.gaps()) < nbytes
         else:
@@ -195,7 +195,7 @@ class ArenaAgainstModel(RuleBasedStateMachine):
                 view,
             )
         self.arena.free(group.base)
-        self.end(group, "arena.free(x) freed it")
+        self.end(group, "arena.free freed it")
 
     @rule()
     def reset(self) -> None:
@@ -236,10 +236,10 @@ class ArenaAgainstModel(RuleBasedStateMachine):
             "first, for example with weights.keep(x)"
         )
         assert re.fullmatch(text, str(tensor.stale()))
-        with pytest.raises(StaleTensor, match=text if tensor.base is None else why):
+        with pytest.raises(StaleTensorError, match=text if tensor.base is None else why):
             self.arena.view(tensor, tensor.type)
         if tensor.base is None:
-            refuses(StaleTensor, text, self.arena.free, tensor)
+            refuses(StaleTensorError, text, self.arena.free, tensor)
         refuses(HandleError, "", self.vm.read, tensor.handle)
 
     @invariant()
@@ -274,7 +274,7 @@ class ArenaAgainstModel(RuleBasedStateMachine):
 
     @invariant()
     def results_go_where_they_should(self) -> None:
-        assert scope.get() is (self.arena if self.entered else self.outside)
+        assert scope() is (self.arena if self.entered else self.outside)
 
     def teardown(self) -> None:
         if not hasattr(self, "arena"):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from mlvm.core.errors import ArenaError, ArenaOverflow, StaleTensor
+from mlvm.core.errors import ArenaError, ArenaOverflowError, StaleTensorError
 from tests.brief import cases, refuses
 
 
@@ -57,7 +57,7 @@ def test_every_use_of_a_tensor_that_has_ended_raises(how: str) -> None:
             assert isinstance(tensor, ml.Tensor)
             assert how in repr(tensor)
             for use in uses:
-                refuses(StaleTensor, f"arena 'batch' was freed: .* {how}", use, tensor)
+                refuses(StaleTensorError, f"arena 'batch' was freed: .* {how}", use, tensor)
     if how != "closed":
         np.testing.assert_array_equal([tensor.numpy() for tensor in again], np.zeros((2, 2, 3)))
     del other
@@ -92,10 +92,10 @@ def test_keep_refuses_what_it_cannot_copy() -> None:
     refuses(
         ArenaError,
         "arena 'weights': keep: expected a tensor, got a ndarray",
-        weights.keep,
+        weights.keep,  # type: ignore[arg-type]
         np.ones(3),
-    )  # type: ignore[arg-type]
-    with ml.Arena(vm, "batch"), pytest.raises(ArenaOverflow):
+    )
+    with ml.Arena(vm, "batch"), pytest.raises(ArenaOverflowError):
         weights.keep(ml.ones(100))
     assert weights.used == 0
 
@@ -116,7 +116,7 @@ def test_a_loop_that_rewinds_finds_the_same_addresses(vm: ml.VM, capacity: int |
             assert arena.used == used
         assert len(set(addresses)) == 1
         np.testing.assert_array_equal(x.numpy(), np.ones(16))
-        refuses(StaleTensor, "its arena was rewound", z.numpy)
+        refuses(StaleTensorError, "its arena was rewound", z.numpy)
     refuses(ArenaError, "the mark is no longer valid: the arena was reset", arena.rewind, mark)
 
 
@@ -165,7 +165,7 @@ def test_an_overflow_names_the_largest_holders_and_their_lines() -> None:
     with arena:
         tensors = [ml.ones(n) for n in (16, 96, 16, 32)]
         del tensors[2]
-        caught = refuses(ArenaOverflow, "", ml.ones, 128)
+        caught = refuses(ArenaOverflowError, "", ml.ones, 128)
     line = test_an_overflow_names_the_largest_holders_and_their_lines.__code__.co_firstlineno + 3
     assert str(caught) == (
         "arena 'batch': f32[128] needs 512 bytes; 448 of 1,024 bytes are free, in blocks of at "

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import mlvm.eager as ml
 from mlvm.arena.scratch_pad import ScratchPad
-from mlvm.core.errors import ArenaError, HandleError, MachineError, ShapeError, StaleTensor
+from mlvm.core.errors import ArenaError, HandleError, MachineError, ShapeError, StaleTensorError
 from mlvm.core.types import TensorType
 from mlvm.core.vm import VM
 from tests.brief import cases, refuses
@@ -79,9 +79,9 @@ def test_eager_tensors_compute_in_a_pad() -> None:
         y = pad.tensor("f32[4]", 4)
         refuses(MachineError, "overlaps an operand", ml.negative, x, out=y)
     text = "arena 'pad' was freed: its arena was closed"
-    refuses(StaleTensor, text, ml.add, x, 1)
-    refuses(StaleTensor, text, ml.add, x, x, out=x)
-    refuses(StaleTensor, text, ml.reshape, x, (2, 2))
+    refuses(StaleTensorError, text, ml.add, x, 1)
+    refuses(StaleTensorError, text, ml.add, x, x, out=x)
+    refuses(StaleTensorError, text, ml.reshape, x, (2, 2))
 
 
 def test_tensors_at_one_place_have_one_handle_each_type() -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from mlvm.arena.arena import STALE, Allocation, Arena, scope
 from mlvm.arena.placement import Chunk, Reuse
-from mlvm.core.errors import ArenaBusy, ArenaError, ArenaOverflow, StaleTensor
+from mlvm.core.errors import ArenaBusyError, ArenaError, ArenaOverflowError, StaleTensorError
 from mlvm.core.types import TensorType
 from mlvm.core.vm import VM
 from tests.brief import cases
@@ -55,7 +55,7 @@ def test_no_two_tensors_share_bytes_and_none_are_lost(capacity: int | None, vm: 
                 continue
             try:
                 tensor = arena.alloc(rng.choice(TYPES))
-            except ArenaOverflow:
+            except ArenaOverflowError:
                 continue
             value = 1000 * k + i
             vm.write(tensor.handle, np.full(tensor.type.shape, value, np.uint64))
@@ -96,7 +96,7 @@ def test_of_two_threads_that_end_a_tensor_one_does(how: str) -> None:
                     try:
                         arena.free(tensor)
                         freed[k] += 1
-                    except StaleTensor:
+                    except StaleTensorError:
                         pass
             turn.wait(30)
 
@@ -128,7 +128,7 @@ def test_whoever_comes_between_two_lines_a_tensor_ends_once() -> None:
     freed: list[Arena] = []
 
     def attempt(arena: Arena, tensor: Allocation) -> None:
-        with contextlib.suppress(StaleTensor):
+        with contextlib.suppress(StaleTensorError):
             arena.free(tensor)
             freed.append(arena)
 
@@ -151,7 +151,7 @@ def test_a_view_made_while_its_base_ends_is_stale_or_refused() -> None:
     def attempt(arena: Arena, base: Allocation) -> None:
         try:
             view = arena.view(base, TYPES[1])
-        except StaleTensor:
+        except StaleTensorError:
             outcomes.append("refused")
         else:
             if base.region is not None:  # in the last run, which nothing interrupts
@@ -209,9 +209,9 @@ def test_a_second_thread_is_told_at_once_who_is_inside(first: str, second: Any) 
     arena = Arena(VM(), "shared")
     with arena if first == "with arena" else arena.allocating():
         tensor = arena.alloc(TYPES[0])
-        with pytest.raises(ArenaBusy, match=r"'shared' is in use by thread 'MainThread'"):
+        with pytest.raises(ArenaBusyError, match=r"'shared' is in use by thread 'MainThread'"):
             start(second, arena).result(PATIENCE)
-        assert scope.get() is arena
+        assert scope() is arena
         assert tensor.handle != STALE
         second(arena)
     start(second, arena).result(PATIENCE)
@@ -222,7 +222,7 @@ def test_a_second_thread_is_told_at_once_who_is_inside(first: str, second: Any) 
 def test_a_second_thread_does_not_rewind_what_the_first_has_entered() -> None:
     arena = Arena(VM(), "shared")
     mark, tensor = arena.mark(), arena.alloc(TYPES[0])
-    with arena.allocating(), pytest.raises(ArenaBusy):
+    with arena.allocating(), pytest.raises(ArenaBusyError):
         start(arena.rewind, mark).result(PATIENCE)
     assert tensor.handle != STALE
     start(arena.rewind, mark).result(PATIENCE)
@@ -243,7 +243,7 @@ def test_a_reset_on_leaving_spares_who_enters_meanwhile(function: Callable[..., 
                     inside.set()
                     exited.wait(30)
                     outcomes.append(tensor.handle != STALE)
-            except ArenaBusy:
+            except ArenaBusyError:
                 outcomes.append(True)
 
         entered: list[Future[None]] = []
@@ -283,10 +283,10 @@ def test_a_generator_that_another_thread_finalizes_leaves_its_arena() -> None:
     def finalize() -> None:
         with other:
             generator.close()
-            assert scope.get() is other
+            assert scope() is other
 
     start(finalize).result(PATIENCE)
-    assert (tensor.handle, arena.used, scope.get()) == (STALE, 0, None)
+    assert (tensor.handle, arena.used, scope()) == (STALE, 0, None)
 
 
 def test_tasks_have_scopes_of_their_own_and_the_last_to_leave_resets() -> None:
@@ -300,14 +300,14 @@ def test_tasks_have_scopes_of_their_own_and_the_last_to_leave_resets() -> None:
                 await asyncio.sleep(0)
                 with other if (i + k) % 2 else arena:
                     await asyncio.sleep(0)
-                    assert scope.get() is (other if (i + k) % 2 else arena)
-                assert scope.get() is arena
+                    assert scope() is (other if (i + k) % 2 else arena)
+                assert scope() is arena
                 assert tensor.handle != STALE
 
     async def tasks() -> None:
         with other:
             await asyncio.gather(*[task(k) for k in range(3)])
-            assert scope.get() is other
+            assert scope() is other
 
     asyncio.run(tasks())
     assert {tensor.handle for tensor in tensors} == {STALE}
@@ -319,12 +319,12 @@ def test_a_copied_context_allocates_where_it_was_copied() -> None:
     scopes: list[Arena | None] = []
 
     def work() -> None:
-        scopes.append(scope.get())
+        scopes.append(scope())
         with other:
-            scopes.append(scope.get())
-        with pytest.raises(ArenaBusy), arena.allocating():
+            scopes.append(scope())
+        with pytest.raises(ArenaBusyError), arena.allocating():
             pass
-        scopes.append(scope.get())
+        scopes.append(scope())
 
     with arena:
         tensor = arena.alloc(TYPES[0])
@@ -339,5 +339,5 @@ def test_a_generator_that_ends_inside_another_block_leaves_that_block_its_scope(
     next(generator)
     with other:
         assert next(generator, None) is None
-        assert scope.get() is other
-    assert scope.get() is None
+        assert scope() is other
+    assert scope() is None

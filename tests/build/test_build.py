@@ -53,13 +53,13 @@ def build(folder: Path, step: str, *options: str) -> Path:
     return folder / "step"
 
 
-@ml.function
+@ml.subroutine
 def depth(n: ml.Tensor) -> ml.Tensor:
     result: ml.Tensor = ml.cond(n <= 0, lambda n: n * 0, lambda n: depth(n - 1) + 1, n)
     return result
 
 
-@ml.function
+@ml.subroutine
 def iterated(w: ml.Tensor, x: ml.Tensor, n: ml.Tensor) -> ml.Tensor:
     """Return x after n layers."""
     result: ml.Tensor = ml.cond(n <= 0, lambda: x, lambda: ml.tanh(w @ iterated(w, x, n - 1)))
@@ -74,13 +74,13 @@ def test_lanes(tmp_path: Path, program_of: Builder) -> None:
 
     def step(x: ml.Tensor, n: ml.Tensor) -> Any:
         def loss_of(w: ml.Tensor) -> Any:
-            y = ml.batch(lambda lane: iterated(w, *lane))((x, n))
+            y = ml.auto_batch(lambda lane: iterated(w, *lane))((x, n))
             return ml.sum(y * y), y
 
         loss, gradient = ml.value_and_grad(loss_of, has_aux=True)(w)
-        chosen = ml.batch(lambda y: ml.cond(y[1] > 1, lambda: y[0][y[1]], lambda: y[0][0] * 2))(
-            (x, n)
-        )
+        chosen = ml.auto_batch(
+            lambda y: ml.cond(y[1] > 1, lambda: y[0][y[1]], lambda: y[0][0] * 2)
+        )((x, n))
         return loss, gradient, chosen
 
     x = ml.asarray(np.linspace(-1, 1, 15, dtype=np.float32).reshape(5, 3))
@@ -140,7 +140,7 @@ def test_a_condition_of_any_dtype_holds_if_it_is_not_zero(
         ]
 
     def step(xs: ml.Tensor) -> Any:
-        return ml.map(decided, xs), ml.batch(decided)(xs)
+        return ml.map(decided, xs), ml.auto_batch(decided)(xs)
 
     saved = written(tmp_path / "step.mlvm", step, ml.zeros(8), fuse=False)
     assert difference(saved, program_of(saved, tmp_path)) is None

@@ -69,7 +69,7 @@ def test_training_on_sentences(tmp_path: Path, program_of: Builder) -> None:
 
     axes = ("batch", "time")
     names = {"tokens": axes, "labels": axes}
-    step = ml.capture(train, lengths=names, at_most={"batch": 5, "time": 33})
+    step = ml.capture(train, dynamic_axes=names, max_sizes={"batch": 5, "time": 33})
 
     def inputs(batch: int, time: int) -> list[Array]:
         rng = np.random.default_rng(batch * 100 + time)
@@ -106,7 +106,7 @@ def test_branches_on_lengths_and_numbers_of_them(tmp_path: Path, program_of: Bui
         z = ml.pad(y, ((1, 0), (0, 0)))[:-1] @ ml.ones((8, 3))
         return ml.sum(y) / n, ml.flip(z, axis=0), ml.arange(n) * n, ml.mean(x @ x.T, axis=0)
 
-    capture = ml.capture(step, lengths={"x": ("n", None)}, at_most={"n": 70})
+    capture = ml.capture(step, dynamic_axes={"x": ("n", None)}, max_sizes={"n": 70})
     file = saved(tmp_path / "step.mlvm", capture, ml.ones((9, 8)))
     program = program_of(file, tmp_path)
 
@@ -114,7 +114,7 @@ def test_branches_on_lengths_and_numbers_of_them(tmp_path: Path, program_of: Bui
         return [np.random.default_rng(n).normal(size=(n, 8)).astype(np.float32)]
 
     equals_at(file, program, inputs, {"n": (5, 6, 8, 15, 16, 17, 31, 33, 64, 70)})
-    assert "at n = 4 the function computes otherwise" in run(program, inputs(4))[1]
+    assert "at n = 4 the function takes other branches" in run(program, inputs(4))[1]
     stacked = np.stack([inputs(6)[0], inputs(6)[0] + 1])
     results, _ = run(program, [stacked], "--steps", "2")
     assert results[1].shape == (2, 6, 3)
@@ -139,7 +139,7 @@ def test_loops_and_branches(tmp_path: Path, program_of: Builder) -> None:
         )
         return ml.value_and_grad(loss_of)(x), turns, y, ml.scan(larger, x[0], x[: x.shape[0] // 2])
 
-    capture = ml.capture(step, lengths={"x": ("n", None)}, at_most={"n": 40})
+    capture = ml.capture(step, dynamic_axes={"x": ("n", None)}, max_sizes={"n": 40})
     file = saved(tmp_path / "step.mlvm", capture, ml.ones((9, 4)))
     program = program_of(file, tmp_path)
 
@@ -158,7 +158,7 @@ def test_numbers_that_do_not_fit(tmp_path: Path, program_of: Builder) -> None:
         return x * (n * n * n * n * n), i * (n * 100_000), x * (1 / (n - 4))
 
     names = {"x": ("n",), "i": ("n",)}
-    capture = ml.capture(step, lengths=names, at_most={"n": 30_000})
+    capture = ml.capture(step, dynamic_axes=names, max_sizes={"n": 30_000})
     arguments = ml.ones(5), ml.ones(5, dtype=ml.int32)
     file = saved(tmp_path / "step.mlvm", capture, *arguments)
     program = program_of(file, tmp_path)
@@ -168,14 +168,14 @@ def test_numbers_that_do_not_fit(tmp_path: Path, program_of: Builder) -> None:
 
     equals_at(file, program, inputs, {"n": (2, 5, 6000)})
     for n in (4, 7000, 22_000):
-        assert "computes otherwise" in run(program, inputs(n))[1]
+        assert "takes other branches" in run(program, inputs(n))[1]
 
 
 @compiled
 def test_results_of_few_bits(tmp_path: Path, program_of: Builder) -> None:
     """A packed tensor is a result, as bytes."""
     few = ml.asarray([[1, -2, 3, 4], [5, 6, 7, -8]], dtype="i4")
-    step = ml.capture(lambda x: (x + 1, few), lengths={"x": ("n",)}, at_most={"n": 5})
+    step = ml.capture(lambda x: (x + 1, few), dynamic_axes={"x": ("n",)}, max_sizes={"n": 5})
     file = saved(tmp_path / "step.mlvm", step, ml.ones(3))
     x, program = np.ones(5, np.float32), program_of(file, tmp_path)
     expected = LoadedStep(file, LocalVM())(x)[1]
@@ -185,7 +185,7 @@ def test_results_of_few_bits(tmp_path: Path, program_of: Builder) -> None:
 def test_names_of_lengths_in_c(tmp_path: Path) -> None:
     """Members have no words of C or C++ as names, and no two have one name."""
     axes = ("namespace", "_Bool", "or", "a b", "a_b", "NULL")
-    step = ml.capture(lambda x: x + 1, lengths={"x": axes}, at_most=dict.fromkeys(axes, 3))
+    step = ml.capture(lambda x: x + 1, dynamic_axes={"x": axes}, max_sizes=dict.fromkeys(axes, 3))
     saved(tmp_path / "step.mlvm", step, ml.ones((2,) * 6))
     assert main(["build", str(tmp_path / "step.mlvm"), "-o", str(tmp_path)]) == 0
     fields = re.findall(r"int64_t (\w+); /\*", (tmp_path / "step.h").read_text())
@@ -194,7 +194,7 @@ def test_names_of_lengths_in_c(tmp_path: Path) -> None:
 
 def test_damaged_lengths_are_refused(tmp_path: Path) -> None:
     """A file's lengths have names, bounds and axes, and numbers of states are numbers."""
-    step = ml.capture(lambda x: x * x.shape[0], lengths={"x": ("n",)}, at_most={"n": 5})
+    step = ml.capture(lambda x: x * x.shape[0], dynamic_axes={"x": ("n",)}, max_sizes={"n": 5})
     file = saved(tmp_path / "step.mlvm", step, ml.ones(3))
     assert file.open is not None
     first, (number, _) = file.open.lengths[0], file.open.scalars[0]
@@ -220,7 +220,7 @@ def test_the_functions_of_a_step_with_lengths(tmp_path: Path) -> None:
         weights[:] = weights - 0.1 * (x.T @ (x @ weights))
         return ml.sum(weights), x @ weights
 
-    step = ml.capture(train, lengths={"x": ("int", None)}, at_most={"int": 9})
+    step = ml.capture(train, dynamic_axes={"x": ("int", None)}, max_sizes={"int": 9})
     saved(tmp_path / "step.mlvm", step, ml.ones((3, 4)))
     arguments = ["-o", str(tmp_path), "--simd", SET, "--weights", "embed"]
     assert main(["build", str(tmp_path / "step.mlvm"), *arguments]) == 0
@@ -242,7 +242,7 @@ _CALLER = Path(__file__).with_name("caller_of_lengths.c").read_text("utf-8")
 def test_what_is_not_built(tmp_path: Path, capsys: Capsys) -> None:
     """Functions, other numbers of lengths, and too many combinations are refused by name."""
 
-    @ml.function
+    @ml.subroutine
     def summed(x: ml.Tensor, i: ml.Tensor) -> Any:
         return ml.cond(i > 0, lambda: summed(x, i - 1) + 1.0, lambda: ml.sum(x))
 
@@ -257,16 +257,16 @@ def test_what_is_not_built(tmp_path: Path, capsys: Capsys) -> None:
 
     for function, most, text in (
         (multiplied, 9, "expected numbers below 2**62"),
-        (called, 9, "without functions, ml.batch and gradients of loops of unknown"),
+        (called, 9, "without functions, ml.auto_batch and gradients of loops of unknown"),
         (halved, 9, "expected numbers of f32, f64, i32 or i64, got one of f16"),
         (lambda x: x + 1, 1 << 17, "expected at most 65,536 combinations, got 131,072"),
     ):
-        step = ml.capture(function, lengths={"x": ("n", None)}, at_most={"n": most})
+        step = ml.capture(function, dynamic_axes={"x": ("n", None)}, max_sizes={"n": most})
         saved(tmp_path / "step.mlvm", step, ml.ones((3, 4)))
         assert main(["build", str(tmp_path / "step.mlvm"), "-o", str(tmp_path / "c")]) == 1
         assert text in capsys.readouterr().err
     names, x = {"x": ("n",), "y": ("m",)}, ml.ones(3)
-    both = ml.capture(ml.add, lengths=names, at_most={"n": 9, "m": 9})
+    both = ml.capture(ml.add, dynamic_axes=names, max_sizes={"n": 9, "m": 9})
     saved(tmp_path / "step.mlvm", both, x, x)
     assert main(["build", str(tmp_path / "step.mlvm"), "-o", str(tmp_path / "c")]) == 1
     assert "'n' and 'm' are of one axis" in capsys.readouterr().err

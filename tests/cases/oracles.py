@@ -17,6 +17,7 @@ HOLES: Final = np.where(_RNG.random((4, 5)) < 0.3, nan, _RNG.normal(size=(4, 5))
 HOLES[2] = nan
 RISING: Final = np.array([-1.0, 0.0, 0.5, 2.0, 3.5])
 FALLING: Final = RISING[::-1].copy()
+NAN_FALLING: Final = np.append(nan, FALLING)
 EDGES: Final = np.array([1.0, 1.0, inf, -inf, nan, 0.0, 2.0])
 NEAR_EDGES: Final = np.array([1 + 1e-6, 1.1, inf, inf, nan, 1e-9, 2.5])
 COMPLEX_EDGES: Final = np.array([complex(1, nan), complex(inf, -2), complex(nan, inf)])

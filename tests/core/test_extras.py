@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-from mlvm.core.errors import MissingExtra
+from mlvm.core.errors import MissingExtraError
 from mlvm.core.extras import extra
 from tests.brief import Patch, refuses
 
@@ -16,7 +16,9 @@ def test_an_installed_module_is_returned() -> None:
 
 
 def test_a_missing_package_names_the_command() -> None:
-    refuses(MissingExtra, r'pip install "mlvm\[images\]"', extra, "mlvm_no_such_package", "images")
+    refuses(
+        MissingExtraError, r'pip install "mlvm\[images\]"', extra, "mlvm_no_such_package", "images"
+    )
 
 
 def test_a_package_that_is_not_whole_says_what_it_misses(
@@ -25,5 +27,5 @@ def test_a_package_that_is_not_whole_says_what_it_misses(
     (tmp_path / "mlvm_needy.py").write_text("import mlvm_no_such_package")
     monkeypatch.syspath_prepend(tmp_path)
     text = "mlvm_needy is installed, but cannot be imported: No module named 'mlvm_no_such_package'"
-    refuses(MissingExtra, text, extra, "mlvm_needy", "images")
+    refuses(MissingExtraError, text, extra, "mlvm_needy", "images")
     assert "mlvm_needy" not in sys.modules

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from mlvm.core import vm as vm_module
-from mlvm.core.errors import HandleError, MlvmError, OutOfMemory, ProgramError
+from mlvm.core.errors import HandleError, MlvmError, OutOfMemoryError, ProgramError
 from mlvm.core.machine.frame import Frame
 from mlvm.core.machine.functions import FunctionTable
 from mlvm.core.machine.verify import verify
@@ -123,7 +123,7 @@ ONE, TWO = (f32s(1, 2),), (f32s(1, 2), f32s(3, 4))
 def test_a_result_that_no_machine_could_hold(vm: VM) -> None:
     zero = put(vm, np.array(0, np.float32))
     program = Program.of_op("full", 1, {"shape": (2**58,)}, 1)
-    caught = refuses(OutOfMemory, "Unable to allocate", vm.launch, program, [zero])
+    caught = refuses(OutOfMemoryError, "Unable to allocate", vm.launch, program, [zero])
     assert caught.__notes__[0].startswith("at main, pc 2: cfunc 1 1")
     assert_usable(vm)
 

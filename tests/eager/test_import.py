@@ -100,7 +100,7 @@ import mlvm.eager as ml
 
 vm = ml.VM("lent")
 arena = ml.Arena(vm, "step")
-with vm.trace(sys.argv[1]), arena.allocating():
+with vm.profile(sys.argv[1]), arena.allocating():
     x = ml.ones((2, 3))[0] + 1.0
 print(x.tolist(), "used" in arena.report())
 arena.plot(sys.argv[2])

@@ -147,8 +147,8 @@ def test_a_lost_vm_is_no_end_of_the_language(server: Served) -> None:
         with ml.use(vm):
             x = ml.ones((2,))
             server.close()
-            with pytest.raises(ml.errors.ConnectionLost):
+            with pytest.raises(ml.errors.ConnectionLostError):
                 (x + x).numpy()
-            refuses(ml.errors.ConnectionLost, "", lambda: ml.zeros((100, 100)).numpy())
+            refuses(ml.errors.ConnectionLostError, "", lambda: ml.zeros((100, 100)).numpy())
         assert ml.ones((2,)).numpy().tolist() == [1, 1]
     del x

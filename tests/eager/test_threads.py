@@ -12,7 +12,7 @@ import pytest
 
 import mlvm.eager as ml
 from mlvm.arena.arena import Arena
-from mlvm.core.errors import ArenaError, StaleTensor
+from mlvm.core.errors import ArenaError, StaleTensorError
 from mlvm.eager.capture.capture import Captured
 from mlvm.eager.tensor.apply import apply_in_python
 from mlvm.eager.tensor.reading import launch_for_values, values_of, write
@@ -97,7 +97,7 @@ def test_a_call_sees_its_own_tensors_and_changes_no_other(race: str, how: str) -
             try:
                 with mine.allocating():
                     result = call(x)
-            except StaleTensor as error:
+            except StaleTensorError as error:
                 outcomes.append(str(error))
             else:
                 np.testing.assert_array_equal(result, expected)
@@ -137,7 +137,7 @@ def test_a_call_beside_a_close_is_right_or_says_so(race: str) -> None:
             call(ml.asarray(SEVENS))
 
         def run() -> None:
-            with contextlib.suppress(StaleTensor, ArenaError), shared.allocating():
+            with contextlib.suppress(StaleTensorError, ArenaError), shared.allocating():
                 np.testing.assert_array_equal(call(x), expected)
 
         return run, shared.close

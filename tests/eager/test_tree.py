@@ -13,7 +13,7 @@ import pytest
 import mlvm.eager as ml
 from mlvm.arena.arena import Arena
 from mlvm.core.collecting import uncollected
-from mlvm.core.errors import DTypeError, StaleTensor
+from mlvm.core.errors import DTypeError, StaleTensorError
 from mlvm.eager import nn
 from mlvm.eager.autodiff.grad import vjp
 from mlvm.eager.functions.creation import asarray
@@ -223,7 +223,7 @@ class TestLoad:
         x = tensor()
         with Arena(default_vm(), "batch"):
             y = tensor()
-        with pytest.raises(StaleTensor, match="its arena was reset"):
+        with pytest.raises(StaleTensorError, match="its arena was reset"):
             load({"x": x, "y": y}, {"x": ONE, "y": ONE}, "value")
         assert float(x) == 0
 

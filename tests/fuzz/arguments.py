@@ -27,7 +27,13 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 import mlvm.eager as ml
-from mlvm.core.errors import GradientMismatch, MissingExtra, MlvmError, OpError, OutOfMemory
+from mlvm.core.errors import (
+    GradientMismatchError,
+    MissingExtraError,
+    MlvmError,
+    OpError,
+    OutOfMemoryError,
+)
 from tests.fuzz.command import limit_memory, parser_of, require_known
 from tests.test_docstrings import public
 
@@ -200,9 +206,13 @@ def fault_of(call: Call, attempt: Callable[[], Any]) -> str | None:
     name = call.name.split(".")[-2 if call.name.endswith("__call__") else -1]
     try:
         attempt()
-    except OutOfMemory:  # the arguments are right, but too large for this machine
+    except OutOfMemoryError:  # the arguments are right, but too large for this machine
         return None
-    except (OSError, GradientMismatch, MissingExtra):  # of files; what the function reports
+    except (
+        OSError,
+        GradientMismatchError,
+        MissingExtraError,
+    ):  # of files; what the function reports
         return None
     except MlvmError as error:
         text = str(error)

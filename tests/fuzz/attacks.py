@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from mlvm.core.errors import AccessRefused, MlvmError
+from mlvm.core.errors import AccessDeniedError, MlvmError
 from mlvm.core.program.assembly import assemble
 from mlvm.core.program.encoding import HEADER, Kind, Writer
 from mlvm.core.program.program import Program
@@ -182,7 +182,7 @@ def attack(scale: int, names: Sequence[str] = ()) -> list[str]:
         begun = time.monotonic()
         try:
             each(scale)
-        except (Wrong, MlvmError, AccessRefused) as error:
+        except (Wrong, MlvmError, AccessDeniedError) as error:
             failures.append(f"{each.__name__}: {error}")
         print(f"{time.monotonic() - begun:6.1f} s  {each.__name__}", flush=True)
     return failures

@@ -5,9 +5,10 @@
 
 Each time a group of two or three processes runs collectives of random sizes without end, blocking
 and started ones, until one member is killed by SIGKILL, or stopped by SIGSTOP. The run must raise a
-`GroupError` that names that member, within 5 seconds; of one that was stopped a `GroupTimeout`,
-within 5 seconds after the group's timeout of 1 s. The other processes must be gone after. In the
-end there is nothing new in /dev/shm, and this process has as many open files as before.
+`GroupError` that names that member, within 5 seconds; of one that was stopped a
+`GroupTimeoutError`, within 5 seconds after the group's timeout of 1 s. The other processes must be
+gone after. In the end there is nothing new in /dev/shm, and this process has as many open files as
+before.
 
 With `--tcp` up to five processes meet by TCP, and each of those that are left must report it.
 
@@ -111,7 +112,7 @@ def _timeout(sign: signal.Signals) -> float:
 
 def _wrong(message: str, kind: str, expected: str, took: float, sign: signal.Signals) -> str | None:
     is_stop = sign == signal.SIGSTOP
-    if expected not in message or (is_stop and kind != "GroupTimeout"):
+    if expected not in message or (is_stop and kind != "GroupTimeoutError"):
         return f"{sign.name}: not {expected!r}, but {kind} {message}"
     if took > LIMIT + (TIMEOUT if is_stop else 0):
         return f"{sign.name}: it took {took:.1f} s"

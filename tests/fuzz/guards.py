@@ -522,7 +522,7 @@ PLACES: Final[dict[str, Fn]] = {
         (lambda g: lambda x: g(x))(ml.grad(lambda x: ml.sum(x * x * read(root)))), ()),
     "vmap": lambda root, read: ((lambda g: lambda x: g(x))(ml.vmap(lambda x: x * read(root))), ()),
     "function": lambda root, read: (
-        (lambda g: lambda x: g(x))(ml.function(lambda x: x * read(root))), ()),
+        (lambda g: lambda x: g(x))(ml.subroutine(lambda x: x * read(root))), ()),
     "checkpoint": lambda root, read: (
         (lambda g: lambda x: ml.grad(lambda x: ml.sum(g(x)))(x))(
             ml.checkpoint(lambda x: x * x * read(root))), ()),
@@ -751,9 +751,9 @@ FIELDS: Final[dict[str, Fn]] = {
     "Plateau": _falling,
     "custom_vjp": _custom_rule,
     "custom_jvp": _custom_tangent,
-    "function": lambda: (lambda f: (f, lambda x: f(x)))(ml.function(lambda x: x * 2.0)),
+    "function": lambda: (lambda f: (f, lambda x: f(x)))(ml.subroutine(lambda x: x * 2.0)),
     "autocast": lambda: (lambda amp: (amp, lambda x: _under(amp, x)))(ml.autocast("bfloat16")),
-    "batch": lambda: (lambda f: (f, lambda x: f(x)))(ml.batch(lambda x: x * 2.0)),
+    "batch": lambda: (lambda f: (f, lambda x: f(x)))(ml.auto_batch(lambda x: x * 2.0)),
     "Linear": _layer(_weights),
     "Dropout": _layer(lambda: ml.nn.Dropout(0.5).eval()),
     "LayerNorm": _layer(lambda: ml.nn.LayerNorm(2)),

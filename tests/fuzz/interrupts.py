@@ -25,13 +25,13 @@ import numpy as np
 
 from mlvm.arena.arena import Arena
 from mlvm.core.errors import (
-    ConnectionLost,
+    ConnectionLostError,
     GroupError,
     MlvmError,
-    QueueEmpty,
-    QueueFull,
-    ShutDown,
-    UnknownFunction,
+    QueueClosedError,
+    QueueEmptyError,
+    QueueFullError,
+    UnknownFunctionError,
 )
 from mlvm.core.program.program import Program
 from mlvm.input.pipeline import Pipeline
@@ -157,7 +157,7 @@ class QueueCalls:
         self.queue.close()
 
     def cancel(self) -> None:
-        self.queue.cancel(ShutDown("cancelled"))
+        self.queue.cancel(QueueClosedError("cancelled"))
 
 
 _CALLS: Final = (
@@ -176,7 +176,7 @@ def queue(
 
     def run() -> None:
         for name in names:
-            with suppress(QueueEmpty, QueueFull, ShutDown):
+            with suppress(QueueEmptyError, QueueFullError, QueueClosedError):
                 getattr(calls, name)()
 
     yield run
@@ -184,7 +184,7 @@ def queue(
     queue = calls.queue
     was_closed = queue.closed
     for _ in range(maxsize + 1):  # elements of a cancelled queue go one by one
-        with suppress(QueueEmpty, ShutDown):
+        with suppress(QueueEmptyError, QueueClosedError):
             calls.get()
     order = calls.elements
     require(order == sorted(set(order)), f"elements {order}")
@@ -198,7 +198,7 @@ def queue(
         for _ in range(maxsize):
             calls.get()
     queue.close()
-    with suppress(ShutDown):
+    with suppress(QueueClosedError):
         queue.get()
         raise Wrong("a closed queue has an element")
 
@@ -321,7 +321,7 @@ def end_of_group() -> Iterator[Callable[[], None]]:
     with suppress(GroupError):
         group.run(twice)
         raise Wrong("a closed group runs")
-    with suppress(UnknownFunction):
+    with suppress(UnknownFunctionError):
         call(vms[0], "barrier")
         raise Wrong("a VM has the functions of a group that was closed")
 
@@ -376,7 +376,7 @@ def remote(server: Server, names: Sequence[str]) -> Iterator[Callable[[], None]]
                 getattr(calls, name)()
 
         yield run
-        with suppress(ConnectionLost):
+        with suppress(ConnectionLostError):
             run(["read", "alloc", "launch", "outputs", "read", "size", "dealloc"])
 
 

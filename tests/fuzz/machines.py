@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from mlvm.core import store
-from mlvm.core.errors import ArgumentError, MlvmError, ProgramError, UnknownFunction, notes_of
+from mlvm.core.errors import ArgumentError, MlvmError, ProgramError, UnknownFunctionError, notes_of
 from mlvm.core.program.assembly import disassemble
 from mlvm.core.program.program import Program
 from mlvm.core.types import Array
@@ -33,7 +33,7 @@ SPECIAL: Final = (np.nan, np.inf, -np.inf, -0.0, 0.0, 1e-45, 1e-40, 5e-324, 1.0,
 TOLERANCE: Final = {4: 1e-4, 8: 1e-10}
 """By a float's bytes; of the largest one of its tensor."""
 
-UNREACHED: Final = (ProgramError, UnknownFunction, ArgumentError)
+UNREACHED: Final = (ProgramError, UnknownFunctionError, ArgumentError)
 """Errors in a part that is never reached, which the raw machine does not know."""
 
 SECONDS: Final = 20  # for one program; more counts as a hang

@@ -31,7 +31,13 @@ import numpy as np
 
 import mlvm.eager as ml
 from mlvm.arena.arena import Mark, scope
-from mlvm.core.errors import ArenaBusy, ArenaError, QueueEmpty, QueueFull, StaleTensor
+from mlvm.core.errors import (
+    ArenaBusyError,
+    ArenaError,
+    QueueEmptyError,
+    QueueFullError,
+    StaleTensorError,
+)
 from mlvm.eager.functions.random import prepare
 from mlvm.eager.tensor.constants import prepare_constants
 from mlvm.eager.tensor.garbage import collect
@@ -46,7 +52,7 @@ ROUND: Final = 0.5
 PATIENCE: Final = 60.0
 """Seconds that a round may take longer than it should, before it counts as hanging."""
 
-BELONGS: Final = (StaleTensor, ArenaError)
+BELONGS: Final = (StaleTensorError, ArenaError)
 """What an operation may raise, because another thread has ended, entered, closed or filled
 something."""
 
@@ -65,7 +71,7 @@ class Known:
     value: int
 
     def check(self) -> None:
-        """Raise `Wrong` for another value, `StaleTensor` if the tensor has ended."""
+        """Raise `Wrong` for another value, `StaleTensorError` if the tensor has ended."""
         values = self.tensor.numpy()
         if not (values == self.value).all():
             raise Wrong(f"a {self.tensor.type} of {self.value} holds {values.ravel()[:8]}")
@@ -128,17 +134,17 @@ class Worker:
 
     def block(self, depth: int) -> None:
         """A few operations inside `with arena:`, or `allocating`, or neither."""
-        rng, arena, outside = self.rng, self.rng.choice(self.world.arenas), scope.get()
+        rng, arena, outside = self.rng, self.rng.choice(self.world.arenas), scope()
         inside = rng.choice([arena, arena, arena, arena.allocating(), None])
         with ExitStack() as stack:
             if inside is not None:
                 try:
                     stack.enter_context(inside)
-                except ArenaBusy:
-                    self.world.outcomes["enter: ArenaBusy"] += 1
+                except ArenaBusyError:
+                    self.world.outcomes["enter: ArenaBusyError"] += 1
                 else:
-                    if scope.get() is not arena:
-                        raise Wrong(f"results go to {scope.get()}, not to {arena}")
+                    if scope() is not arena:
+                        raise Wrong(f"results go to {scope()}, not to {arena}")
             mine: list[Known] = []
             for _ in range(rng.randrange(1, 8)):
                 if depth and rng.random() < 0.1:
@@ -148,8 +154,8 @@ class Worker:
                     with self.outcome(operation.__name__):
                         operation(self, mine)
                 del mine[8:]
-        if scope.get() is not outside:
-            raise Wrong(f"after a block results go to {scope.get()}, not to {outside}")
+        if scope() is not outside:
+            raise Wrong(f"after a block results go to {scope()}, not to {outside}")
 
     @contextmanager
     def outcome(self, name: str) -> Iterator[None]:
@@ -257,13 +263,13 @@ class Worker:
         arrays = [np.full(type.shape, value, np.int64) for type in self.world.queue.types]
         try:
             self.world.queue.put_nowait(arrays)
-        except QueueFull:
+        except QueueFullError:
             self.get(mine)
 
     def get(self, mine: list[Known]) -> None:
         try:
             x, y = self.world.queue.get_nowait()
-        except QueueEmpty:
+        except QueueEmptyError:
             return
         before = x.numpy()
         x += y

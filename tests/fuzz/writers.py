@@ -100,7 +100,7 @@ def _log(folder: Path, n: int) -> None:
 
 def _traced(folder: Path, n: int) -> None:
     vm = ml.VM("traced")
-    with vm.trace(folder / "t.json"), ml.Arena(vm, "a"):
+    with vm.profile(folder / "t.json"), ml.Arena(vm, "a"):
         for _ in range(n // 50):
             ml.ones(2) + 1
 

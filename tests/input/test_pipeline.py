@@ -27,7 +27,13 @@ from hypothesis import strategies as st
 
 import mlvm.eager as ml
 from mlvm.arena.arena import Allocation
-from mlvm.core.errors import PipelineError, QueueEmpty, ShutDown, StaleTensor, WorkerDied
+from mlvm.core.errors import (
+    PipelineError,
+    QueueClosedError,
+    QueueEmptyError,
+    StaleTensorError,
+    WorkerDiedError,
+)
 from mlvm.core.observe import observed
 from mlvm.core.vm import VM
 from mlvm.input import workers as crew_module
@@ -171,7 +177,7 @@ def test_each_loop_goes_over_the_next_epoch(workers: int) -> None:
     assert in_loops[0] != in_loops[1] != in_loops[2]
     with pipeline(**options, epochs=2) as batches:
         assert [indices(batches), indices(batches)] == in_loops[:2]
-        refuses(ShutDown, "all 2 epochs are over", indices, batches)
+        refuses(QueueClosedError, "all 2 epochs are over", indices, batches)
 
 
 @cases("workers", 0, 2)
@@ -196,7 +202,7 @@ def test_a_loop_after_one_that_was_left_has_its_batches_again(
         next(iter(batches))
         assert indices(batches) == epoch[2:]
         assert batches.state() == {"epoch": 2, "next_index": 0, "seed": 0}
-    refuses(ShutDown, "pipeline was closed", list, batches)
+    refuses(QueueClosedError, "pipeline was closed", list, batches)
 
 
 def test_a_pipeline_and_a_queue_are_shown_in_a_line_and_as_tables() -> None:
@@ -252,7 +258,7 @@ def test_a_batch_lasts_as_long_as_its_tensors_or_the_step() -> None:
             with batch:
                 numbers, indices = batches.get(timeout=10)
                 assert bool(ml.all(ml.astype(numbers[:, 0], ml.int64) == indices))
-        refuses(StaleTensor, "", lambda: numbers + 1)
+        refuses(StaleTensorError, "", lambda: numbers + 1)
         first, _ = batches.get()
     assert first.shape == (5, 2)
     assert (first.numpy() >= 0).all()
@@ -357,12 +363,12 @@ def test_an_exception_takes_the_place_of_its_batch(workers: int) -> None:
 def test_a_thread_that_exits_is_an_error(workers: int) -> None:
     with pipeline(transform=failing_at(12, SystemExit(3)), workers=workers) as batches:
         assert len(digests(batches, 2)) == 2
-        refuses(WorkerDied, r"ended by SystemExit\(3\)", batches.get, timeout=10)
+        refuses(WorkerDiedError, r"ended by SystemExit\(3\)", batches.get, timeout=10)
 
 
 @cases("workers", 1, 3)
 def test_an_error_that_looks_like_the_end_is_none(workers: int) -> None:
-    for error in (ShutDown("mine"), StopIteration("mine")):
+    for error in (QueueClosedError("mine"), StopIteration("mine")):
         with (
             pipeline(transform=failing_at(2, error), workers=workers) as batches,
             pytest.raises(type(error), match="mine"),
@@ -400,7 +406,7 @@ class Gate:
 def test_a_timeout_changes_nothing() -> None:
     gate = Gate()
     with pipeline(transform=gate, workers=1) as batches:
-        refuses(QueueEmpty, "", batches.get, timeout=0.01)
+        refuses(QueueEmptyError, "", batches.get, timeout=0.01)
         assert batches.state()["next_index"] == 0
         gate.opened.set()
         assert len(digests(batches)) == 5
@@ -421,12 +427,12 @@ def test_close_is_idempotent_and_ends_a_blocked_get() -> None:
     consumer = start(batches.get)
     assert gate.reached.wait(10)
     closer = start(batches.close)
-    refuses(ShutDown, "", consumer.result, PATIENCE)
+    refuses(QueueClosedError, "", consumer.result, PATIENCE)
     gate.opened.set()
     closer.result(PATIENCE)
     batches.close()
     for call in (batches.get, lambda: batches.restore({})):
-        refuses(ShutDown, "pipeline was closed", call)
+        refuses(QueueClosedError, "pipeline was closed", call)
 
 
 def test_close_ends_producers_that_wait_for_a_slot() -> None:
@@ -441,7 +447,7 @@ def test_close_does_not_wait_for_ever_for_a_thread(monkeypatch: Patch) -> None:
     monkeypatch.setattr(crew_module, "_PATIENCE", 0.05)
     gate = Gate()
     batches = pipeline(transform=gate, workers=1)
-    refuses(QueueEmpty, "", batches.get, timeout=0)
+    refuses(QueueEmptyError, "", batches.get, timeout=0)
     assert gate.reached.wait(10)
     with pytest.warns(RuntimeWarning, match="still busy: pipeline worker 0"):
         batches.close()
@@ -456,7 +462,7 @@ def test_the_end_of_the_last_epoch(epochs: int) -> None:
     with pipeline(workers=1, epochs=epochs) as batches:
         assert len(digests(batches)) == 5 * epochs
         for call in (batches.get, lambda: list(batches), lambda: next(iter(batches))):
-            refuses(ShutDown, f"all {epochs} epochs are finished; with epochs=None", call)
+            refuses(QueueClosedError, f"all {epochs} epochs are finished; with epochs=None", call)
 
 
 # --- other processes -----------------------------------------------------------------

@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 
-from mlvm.core.errors import PipelineError, QueueEmpty, WorkerDied
+from mlvm.core.errors import PipelineError, QueueEmptyError, WorkerDiedError
 from mlvm.core.vm import VM
 from mlvm.input.pipeline import Pipeline
 from mlvm.machines.wire import WireVM
@@ -128,7 +128,7 @@ def test_what_cannot_be_pickled_is_an_error_at_get() -> None:
 def test_a_worker_that_exits_is_an_error() -> None:
     with pipeline(Numbers(), transform=worker_code.exiting) as batches:
         assert len(digests(batches, 4)) == 4
-        with pytest.raises(WorkerDied, match=r"exit code 3, .* positions 16 to 19 of epoch 0"):
+        with pytest.raises(WorkerDiedError, match=r"exit code 3, .* positions 16 to 19 of epoch 0"):
             batches.get(timeout=20)
 
 
@@ -140,7 +140,7 @@ def test_a_killed_worker_is_an_error_within_two_seconds() -> None:
             if chance.random() < 0.7:
                 digests(batches, 1 + int(chance.random() * 20))
             else:  # still in its start
-                with suppress(QueueEmpty):
+                with suppress(QueueEmptyError):
                     batches.get(timeout=0.4 * chance.random())
             while not multiprocessing.active_children():
                 time.sleep(0.001)
@@ -149,13 +149,13 @@ def test_a_killed_worker_is_an_error_within_two_seconds() -> None:
                 assert child.pid is not None
                 os.kill(child.pid, signal.SIGKILL)
             killed = time.monotonic()
-            refuses(WorkerDied, "exit code -9", digests, batches)
+            refuses(WorkerDiedError, "exit code -9", digests, batches)
             assert time.monotonic() - killed < 2
 
 
 def test_a_worker_that_is_stuck_is_ended_by_close() -> None:
     with pipeline(Numbers(), transform=worker_code.stuck) as batches:
-        refuses(QueueEmpty, "", batches.get, timeout=0.5)
+        refuses(QueueEmptyError, "", batches.get, timeout=0.5)
         began = time.monotonic()
     assert time.monotonic() - began < 5
 

@@ -13,7 +13,13 @@ import numpy as np
 import pytest
 
 from mlvm.arena.arena import Allocation, Arena
-from mlvm.core.errors import ArenaError, HandleError, QueueEmpty, QueueFull, ShutDown
+from mlvm.core.errors import (
+    ArenaError,
+    HandleError,
+    QueueClosedError,
+    QueueEmptyError,
+    QueueFullError,
+)
 from mlvm.core.observe import observed
 from mlvm.core.program.builder import ProgramBuilder
 from mlvm.core.protocol import VMProtocol
@@ -159,10 +165,10 @@ def test_close_drains(vm: VM, single_threaded: bool) -> None:
     q.close()
     assert (q.qsize(), q.closed, q.full()) == (1, True, False)
     for refused in (lambda: q.put(pair(2)), q.reserve, late.commit):
-        refuses(ShutDown, "queue 'queue' is closed", refused)
+        refuses(QueueClosedError, "queue 'queue' is closed", refused)
     assert [values(vm, tensors) for tensors in q] == [{1}]
     for _ in range(2):
-        refuses(ShutDown, "", q.get)
+        refuses(QueueClosedError, "", q.get)
     assert q.empty()
     assert q._free.qsize() == 4  # all slots, and the mark of the end
 
@@ -316,11 +322,11 @@ def test_a_dry_vm_has_no_slots() -> None:
 def test_single_threaded_raises_where_it_would_wait(vm: VM) -> None:
     q = QueueTensor(vm, PAIR, 1, single_threaded=True)
     refuses(queue.Empty, "", q.get)
-    refuses(QueueEmpty, "", q.get, timeout=3600)
+    refuses(QueueEmptyError, "", q.get, timeout=3600)
     q.put(pair(1))
     refuses(queue.Full, "", q.put_nowait, pair(2))
-    refuses(QueueFull, "", q.put, pair(2), timeout=3600)
-    refuses(QueueFull, "", q.reserve)
+    refuses(QueueFullError, "", q.put, pair(2), timeout=3600)
+    refuses(QueueFullError, "", q.reserve)
 
 
 def test_a_thread_does_not_wait_for_itself(vm: VM) -> None:
@@ -329,8 +335,8 @@ def test_a_thread_does_not_wait_for_itself(vm: VM) -> None:
     for i in range(2):
         q.put(pair(i))
         elements.append(q.get())
-    refuses(QueueEmpty, "2 held by tensors that were got by this thread", q.get)
-    refuses(QueueFull, "by this thread", q.put, pair(2))
+    refuses(QueueEmptyError, "2 held by tensors that were got by this thread", q.get)
+    refuses(QueueFullError, "by this thread", q.put, pair(2))
     elements.clear()
     q.put(pair(3))
     assert values(vm, q.get()) == {3}

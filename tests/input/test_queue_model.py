@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from mlvm.arena.arena import Allocation, Arena
-from mlvm.core.errors import QueueEmpty, QueueFull, ShutDown, StaleTensor
+from mlvm.core.errors import QueueClosedError, QueueEmptyError, QueueFullError, StaleTensorError
 from mlvm.core.types import Array, TensorType
 from mlvm.core.vm import VM
 from mlvm.input.queue import QueueTensor, Reservation
@@ -65,9 +65,9 @@ class QueueAgainstModel(RuleBasedStateMachine):
     def put(self) -> None:
         value = self.next_value()
         if self.closed:
-            refuses(ShutDown, "", self.queue.put_nowait, element(value))
+            refuses(QueueClosedError, "", self.queue.put_nowait, element(value))
         elif not self.free:
-            refuses(QueueFull, "", self.queue.put_nowait, element(value))
+            refuses(QueueFullError, "", self.queue.put_nowait, element(value))
         else:
             self.queue.put_nowait(element(value))
             self.waiting.append(value)
@@ -76,7 +76,7 @@ class QueueAgainstModel(RuleBasedStateMachine):
     @rule()
     def reserve(self) -> None:
         if self.closed or not self.free:
-            refuses(ShutDown if self.closed else QueueFull, "", self.queue.reserve, 0)
+            refuses(QueueClosedError if self.closed else QueueFullError, "", self.queue.reserve, 0)
             return
         reservation = self.queue.reserve(0)
         value = self.next_value()
@@ -89,7 +89,7 @@ class QueueAgainstModel(RuleBasedStateMachine):
     def end_reservation(self, data: st.DataObject, how: str) -> None:
         value, reservation = self.reserved.pop(data.draw(st.integers(0, len(self.reserved) - 1)))
         if how == "commit" and self.closed:
-            refuses(ShutDown, "", reservation.commit)
+            refuses(QueueClosedError, "", reservation.commit)
         elif how == "commit":
             reservation.commit()
             self.waiting.append(value)
@@ -101,7 +101,7 @@ class QueueAgainstModel(RuleBasedStateMachine):
     @rule(scoped=st.booleans())
     def get(self, scoped: bool) -> None:
         if not self.waiting:
-            refuses(ShutDown if self.closed else QueueEmpty, "", self.queue.get_nowait)
+            refuses(QueueClosedError if self.closed else QueueEmptyError, "", self.queue.get_nowait)
             return
         if scoped:
             with self.step.allocating():
@@ -139,7 +139,7 @@ class QueueAgainstModel(RuleBasedStateMachine):
         self.step.reset()
         for tensor in ended:
             assert tensor.handle == 0
-            assert isinstance(tensor.stale(), StaleTensor)
+            assert isinstance(tensor.stale(), StaleTensorError)
 
     @rule()
     def close(self) -> None:

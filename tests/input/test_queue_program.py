@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlvm.core.errors import HandleError, MlvmError, QueueEmpty, ShutDown
+from mlvm.core.errors import HandleError, MlvmError, QueueClosedError, QueueEmptyError
 from mlvm.core.program.assembly import assemble
 from mlvm.core.program.builder import ProgramBuilder
 from mlvm.core.program.program import Program
@@ -206,7 +206,7 @@ def test_raises_gets_without_a_flag_and_raises_at_the_end(vm: VM) -> None:
     q.put((np.ones(2, np.float32),))
     np.testing.assert_array_equal(vm.launch(program)[0], [1, 1])
     q.close()
-    caught = refuses(ShutDown, "", vm.launch, program)
+    caught = refuses(QueueClosedError, "", vm.launch, program)
     assert "at main, pc 2: cfunc 1 1" in caught.__notes__[0]
 
 
@@ -246,7 +246,9 @@ def test_a_program_that_keeps_all_slots_does_not_wait_for_itself(vm: VM) -> None
         b.halt()
     for _ in range(2):
         q.put((np.ones(2, np.float32),))
-    e = refuses(QueueEmpty, "held by tensors that were got by this thread", vm.launch, b.build())
+    e = refuses(
+        QueueEmptyError, "held by tensors that were got by this thread", vm.launch, b.build()
+    )
     assert "at main, pc 8" in e.__notes__[0]
     del e
     assert q._free.qsize() == 2

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlvm.core.errors import QueueEmpty, QueueFull, ShutDown
+from mlvm.core.errors import QueueClosedError, QueueEmptyError, QueueFullError
 from mlvm.core.vm import VM
 from mlvm.input.queue import QueueTensor
 from tests.brief import cases, refuses
@@ -157,11 +157,11 @@ def test_a_slot_given_back_by_a_reservation_wakes_a_producer(vm: VM) -> None:
 @cases("timeout", 0, 0.02)
 def test_timeouts(vm: VM, timeout: float) -> None:
     q = full(vm)
-    refuses(QueueFull, "2 slots, 0 free, 2 waiting", q.put, (np.array(2),), timeout)
-    refuses(QueueFull, "", q.reserve, timeout)
+    refuses(QueueFullError, "2 slots, 0 free, 2 waiting", q.put, (np.array(2),), timeout)
+    refuses(QueueFullError, "", q.reserve, timeout)
     q.get()
     q.get()
-    refuses(QueueEmpty, "2 slots, 2 free, 0 waiting", q.get, timeout)
+    refuses(QueueEmptyError, "2 slots, 2 free, 0 waiting", q.get, timeout)
     q.put((np.array(3),), timeout)
 
 
@@ -170,7 +170,7 @@ def test_timeouts(vm: VM, timeout: float) -> None:
 
 @cases(
     "end, error",
-    (lambda q: q.close(), ShutDown),
+    (lambda q: q.close(), QueueClosedError),
     (lambda q: q.cancel(ConnectionError("the source is gone")), ConnectionError),
 )
 def test_an_end_wakes_both_sides(vm: VM, waiters: int, end: Any, error: Any) -> None:
@@ -182,8 +182,13 @@ def test_an_end_wakes_both_sides(vm: VM, waiters: int, end: Any, error: Any) -> 
     for q in (empty, blocked):
         end(q)
     for future in waiting:
-        refuses(error, "" if error is ShutDown else "the source is gone", future.result, PATIENCE)
-    if error is ShutDown:
+        refuses(
+            error,
+            "" if error is QueueClosedError else "the source is gone",
+            future.result,
+            PATIENCE,
+        )
+    if error is QueueClosedError:
         assert [int(vm.read(x.handle)) for (x,) in blocked] == [0, 1]
 
 
@@ -212,7 +217,7 @@ def test_an_end_from_any_thread_at_any_time_leaves_nobody_waiting(vm: VM) -> Non
             q.close()
         assert not wait(threads, PATIENCE).not_done
         if not turn % 2:
-            assert all(isinstance(future.exception(), ShutDown) for future in threads)
+            assert all(isinstance(future.exception(), QueueClosedError) for future in threads)
             assert sum(put) == sum(got) == q.stats().elements_out
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlvm.core.errors import EncodingError, OutOfMemory
+from mlvm.core.errors import EncodingError, OutOfMemoryError
 from mlvm.core.types import TensorType
 from mlvm.core.vm import VM
 from mlvm.input.queue import QueueTensor
@@ -47,7 +47,7 @@ def test_slots_are_not_pickled_otherwise(shared: bool, message: str) -> None:
 
 def test_more_than_the_machine_has_is_refused_before_it_is_used() -> None:
     files = open_files()
-    with pytest.raises(OutOfMemory, match=r"9 slots of 2,199,023,255,552 bytes"):
+    with pytest.raises(OutOfMemoryError, match=r"9 slots of 2,199,023,255,552 bytes"):
         SlotMemory([TensorType("u8", (1 << 41,))], 9, shared=True)
     assert open_files() == files
 

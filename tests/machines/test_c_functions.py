@@ -22,7 +22,7 @@ from mlvm.core.errors import (
     LibraryError,
     MachineError,
     ProgramError,
-    UnknownFunction,
+    UnknownFunctionError,
 )
 from mlvm.core.program.assembly import assemble
 from mlvm.core.program.program import STAR, Program
@@ -258,7 +258,7 @@ def test_registering_replaces_and_removing_takes_out(
     vm.register("echo", lambda frame: frame.push(f32s(5)))
     assert vm.launch(program, [x])[0].tolist() == [5]
     vm.remove("echo")
-    refuses(UnknownFunction, "", vm.launch, program, [x])
+    refuses(UnknownFunctionError, "", vm.launch, program, [x])
 
 
 def test_a_relative_path_is_found_from_the_working_directory(
@@ -321,7 +321,7 @@ def test_the_examples_errors(
 
 
 def test_the_demo_prints_what_the_page_says(example: Path) -> None:
-    """The demo calls the example from a program, from assembly and from `ml.call`."""
+    """The demo calls the example from a program, from assembly and from `ml.host_call`."""
     page = (ROOT / "docs" / "functions.md").read_text()
     expected = page.split("```text\n")[-1].split("```")[0]
     assert output_of(ROOT / "examples" / "c" / "demo.py", example) == expected

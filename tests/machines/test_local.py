@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import mlvm.eager as ml
-from mlvm.core.errors import OutOfMemory
+from mlvm.core.errors import OutOfMemoryError
 from mlvm.core.types import aligned_zeros
 from mlvm.machines.native.extension import is_native
 from tests.brief import cases, refuses
@@ -27,7 +27,9 @@ def test_a_vm_holds_no_more_than_its_memory(limit: int | str) -> None:
             lambda: vm.alloc_tensor(ml.TensorType("f32", (1 << 18,))),
             lambda: vm.storage_over(aligned_zeros(1 << 20)),
         ):
-            with pytest.raises(OutOfMemory, match=r"the VM holds .*, and its limit is 1,048,576"):
+            with pytest.raises(
+                OutOfMemoryError, match=r"the VM holds .*, and its limit is 1,048,576"
+            ):
                 call()
             assert vm.consumed_size_in_mib() <= 1
         assert x.numpy().sum() == 100_000.0
@@ -41,7 +43,11 @@ def test_tensors_of_another_vm_count_where_they_are_shared() -> None:
     small, large = ml.VM(memory="64 KiB"), ml.VM()
     handle = large.alloc_tensor(ml.TensorType("f32", (1 << 15,)))
     refuses(
-        OutOfMemory, "cannot allocate 131,072 bytes: the VM holds 0", large.share, handle, small
+        OutOfMemoryError,
+        "cannot allocate 131,072 bytes: the VM holds 0",
+        large.share,
+        handle,
+        small,
     )
     fitting = large.alloc_tensor(ml.TensorType("f32", (1 << 10,)))
     shared = large.share(fitting, small)
@@ -60,7 +66,7 @@ def test_an_arena_takes_what_is_left_and_gives_back_what_is_empty(native: bool) 
         pytest.skip("the extension is not built")
     with ml.use(ml.VM(memory="160 KiB", native=native)):
         small = [ml.ones(1000) for _ in range(20)]  # a chunk of a default arena has 64 KiB
-        with pytest.raises(OutOfMemory):
+        with pytest.raises(OutOfMemoryError):
             ml.ones(10_000)
         del small
         assert ml.sum(ml.ones(20_000)).tolist() == 20_000.0

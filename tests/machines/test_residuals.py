@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlvm.core.errors import HostFunctionError, OutOfMemory
+from mlvm.core.errors import HostFunctionError, OutOfMemoryError
 from mlvm.core.ops.half import cast, shown
 from mlvm.core.program.assembly import assemble
 from mlvm.core.types import DType
@@ -119,7 +119,7 @@ def test_records_end_with_their_program_and_memory_is_kept(native: bool) -> None
 def test_records_beyond_the_limit_of_a_vm_are_an_error(native: bool) -> None:
     vm = BoundedVM("bounded", Limits(held_bytes=1 << 20), Watchdog(), native=native)
     calls = ("begin",), *[("push", "0", "1")] * 20, ("end",)
-    with pytest.raises(OutOfMemory, match="the limit is 1,048,576"):
+    with pytest.raises(OutOfMemoryError, match="the limit is 1,048,576"):
         launched(vm, [np.asarray(0), np.zeros(10_000)], *calls)
     assert int(launched(vm, [np.asarray(0), np.zeros(10)], *calls)[0]) == 20
 

@@ -108,7 +108,7 @@ def test_a_vm_that_is_closed_holds_nothing_and_says_so(make: Callable[[], Any], 
 
     vm.close()
     vm.close()
-    refused = (errors.HandleError, errors.MachineError, errors.ConnectionLost)
+    refused = (errors.HandleError, errors.MachineError, errors.ConnectionLostError)
     for call in (
         lambda: vm.read(handle), lambda: vm.write(handle, f32s(1, 2)), lambda: vm.launch(program),
         lambda: vm.launch(ADD_INTO, [handle] * 3), lambda: vm.alloc_tensor(PAIR),

@@ -150,4 +150,4 @@ def test_mutations(tmp_path: Path, kind: str) -> None:
 
 def test_without_pillow(images: Path, monkeypatch: Patch) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
-    refuses(ml.errors.MissingExtra, r'pip install "mlvm\[images\]"', load, f"images:{images}")
+    refuses(ml.errors.MissingExtraError, r'pip install "mlvm\[images\]"', load, f"images:{images}")

@@ -469,7 +469,7 @@ def test_a_small_file_is_no_large_memory(name: str, monkeypatch: Patch) -> None:
         assert sum(x.nbytes for x in arrays if isinstance(x, np.ndarray)) <= 3 << 20
         for function in (net, ml.capture(net)):
             message = "cannot allocate .* bytes: a call may allocate .*limit"
-            refuses(ml.errors.OutOfMemory, message, function, np.ones(1, np.float32))
+            refuses(ml.errors.OutOfMemoryError, message, function, np.ones(1, np.float32))
         assert vm.consumed_size_in_mib() < 17 + 16
 
 
@@ -477,7 +477,7 @@ def test_a_larger_limit_allows_more() -> None:
     net = load(only(node("Expand", "x s", "y"), constants=[constant("s", [1 << 20])]))
     net.limit = 1 << 20
     with ml.Arena(ml.VM(), "there").allocating():
-        refuses(ml.errors.OutOfMemory, "may allocate 1,048,576", net, np.ones(1, np.float32))
+        refuses(ml.errors.OutOfMemoryError, "may allocate 1,048,576", net, np.ones(1, np.float32))
         net.limit = 1 << 23
         assert net(np.ones(1, np.float32)).shape == (1 << 20,)
 
@@ -517,7 +517,7 @@ def test_what_pytorch_exports_is_as_there(name: str) -> None:
 
 
 def test_names_of_lengths_are_for_inputs_passed_by_name() -> None:
-    step = ml.capture(load(NETWORK), lengths={"x": ("batch", None, None, None)})
+    step = ml.capture(load(NETWORK), dynamic_axes={"x": ("batch", None, None, None)})
     x = ml.asarray(X)
     assert step(x=x).shape[0] == x.shape[0]
     refuses(ArgumentError, "lengths= names 'x', but the arguments of", step, x)

@@ -91,7 +91,7 @@ def loop(x: ml.Tensor) -> Any:
     return {"x": x, "n": n, "total": total, "rows": (last, rows)}
 
 
-@ml.function
+@ml.subroutine
 def twice(x: ml.Tensor) -> ml.Tensor:
     return ml.sin(x) * 2
 
@@ -240,7 +240,7 @@ def test_every_form_has_a_case() -> None:
     assert BODIES.keys() <= OPS.keys()
 
 
-@ml.function
+@ml.subroutine
 def endless(x: ml.Tensor) -> Any:
     return ml.cond(ml.sum(x) > 9, lambda x: x, lambda x: endless(x + 1), x)
 

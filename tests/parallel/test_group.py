@@ -17,7 +17,7 @@ import pytest
 
 from mlvm.arena.arena import scope
 from mlvm.core.collecting import uncollected
-from mlvm.core.errors import GroupError, MissingExtra, ShapeError, UnknownFunction
+from mlvm.core.errors import GroupError, MissingExtraError, ShapeError, UnknownFunctionError
 from mlvm.core.types import Array
 from mlvm.machines.local import LocalVM as VM
 from mlvm.parallel import blas
@@ -62,7 +62,7 @@ def test_results_come_by_rank_from_a_thread_each() -> None:
 
 def test_results_are_allocated_on_the_members_vm() -> None:
     def vm_of_scope(rank: int, vm: VM) -> bool:
-        arena = scope.get()
+        arena = scope()
         return arena is not None and arena.vm is vm
 
     assert run(2, vm_of_scope) == [True, True]
@@ -258,7 +258,7 @@ def test_a_group_that_is_closed_gives_its_vms_back() -> None:
         refuses(GroupError, "closed", group.run, end)
     assert {*threading.enumerate()} <= threads  # those of other tests may end
     assert member_of(vms[0]) is None
-    refuses(UnknownFunction, "", reduce, 0, vms[0])
+    refuses(UnknownFunctionError, "", reduce, 0, vms[0])
     assert [vm.consumed_size_in_mib() for vm in vms] == [0, 0]
 
 
@@ -306,11 +306,11 @@ def test_blas_has_one_thread_while_any_group_runs() -> None:
 
 def test_without_threadpoolctl_the_error_names_the_extra(monkeypatch: Patch) -> None:
     def missing(module: str, name: str) -> Any:
-        raise MissingExtra(f'{module} is not installed: pip install "mlvm[{name}]"')
+        raise MissingExtraError(f'{module} is not installed: pip install "mlvm[{name}]"')
 
     monkeypatch.setattr(blas, "extra", missing)
     vm = VM("a")
-    refuses(MissingExtra, r'threadpoolctl is not .* "mlvm\[parallel\]"', Group, [vm])
+    refuses(MissingExtraError, r'threadpoolctl is not .* "mlvm\[parallel\]"', Group, [vm])
     assert member_of(vm) is None
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import mlvm.eager as ml
-from mlvm.core.errors import GroupError, MissingExtra
+from mlvm.core.errors import GroupError, MissingExtraError
 from tests.brief import Patch, cases, line_of, refuses, run_python, start_python
 from tests.cases.claim_tests import claims
 from tests.parallel import places
@@ -98,7 +98,7 @@ def test_the_status_is_that_of_the_member_which_failed(tmp_path: Path) -> None:
 
 def test_without_ray_the_error_names_the_extra(monkeypatch: Patch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    refuses(MissingExtra, r'pip install "mlvm\[ray\]"', ml.parallel.group, "ray:2")
+    refuses(MissingExtraError, r'pip install "mlvm\[ray\]"', ml.parallel.group, "ray:2")
 
 
 def is_killed_once(rank: int, vm: Any) -> Any:

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from mlvm.core.errors import GroupError, MissingExtra
+from mlvm.core.errors import GroupError, MissingExtraError
 from mlvm.core.program.program import Program
 from mlvm.machines.local import LocalVM as VM
 from mlvm.parallel import messages
@@ -149,7 +149,7 @@ def test_functions_without_a_name_need_cloudpickle(members: AnyGroup) -> None:
         assert members.run(lambda rank, vm: k + rank) == [5, 6]
         assert members.run(lambda rank, vm: float(ml.ones(k).sum())) == [5, 5]
     else:
-        with pytest.raises(MissingExtra, match=r'pip install "mlvm\[processes\]"'):
+        with pytest.raises(MissingExtraError, match=r'pip install "mlvm\[processes\]"'):
             members.run(lambda rank, vm: k + rank)
 
 
@@ -159,7 +159,7 @@ def unpicklable(rank: int, vm: VM) -> Any:
 
 @only(["processes"])
 def test_what_has_no_bytes_cannot_be_returned(members: AnyGroup) -> None:
-    refuses((GroupError, MissingExtra), "generator", members.run, unpicklable)
+    refuses((GroupError, MissingExtraError), "generator", members.run, unpicklable)
 
 
 @cases("size", 0, -1, 257, True, "2", None)
@@ -271,7 +271,9 @@ def test_an_mpi_process_that_leaves_is_named() -> None:
 @needs_mpi
 def test_an_mpi_process_that_stops_is_named_and_ended() -> None:
     done = mpirun("stops")
-    text = r"GroupTimeout: member \d \(vm\d\) has waited 1 s in barrier\(\) for member 1 \(vm1\)"
+    text = (
+        r"GroupTimeoutError: member \d \(vm\d\) has waited 1 s in barrier\(\) for member 1 \(vm1\)"
+    )
     assert re.search(text, done.stdout), done.stderr
     assert done.returncode != 0
 

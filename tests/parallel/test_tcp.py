@@ -22,7 +22,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlvm.core.errors import AccessRefused, AddressError, EncodingError, GroupError, GroupTimeout
+from mlvm.core.errors import (
+    AccessDeniedError,
+    AddressError,
+    EncodingError,
+    GroupError,
+    GroupTimeoutError,
+)
 from mlvm.core.ops.half import cast
 from mlvm.core.types import DType
 from mlvm.machines.local import LocalVM as VM
@@ -122,7 +128,7 @@ def _step_of(steps: tuple[Step, ...], rank: int, vm: VM) -> Any:
 def late(rank: int, vm: VM) -> None:
     if rank == 1:
         time.sleep(0.6)
-    with suppress(GroupTimeout):
+    with suppress(GroupTimeoutError):
         call(vm, "barrier", timeout=5.0)
     if rank != 1:
         call(vm, "barrier", timeout=0.2)
@@ -133,14 +139,14 @@ def late(rank: int, vm: VM) -> None:
 def test_who_is_late_is_named_also_where_others_wait_for_others() -> None:
     with Joined(5) as members:
         text = r"has waited 0\.2 s in barrier\(\) for member 1 \(vm1\)\n"
-        refuses(GroupTimeout, text, members.run, late)
+        refuses(GroupTimeoutError, text, members.run, late)
         assert members.run(places.reduce) == [[5.0] * 4] * 5  # it came within a second
 
 
 def test_a_run_whose_last_member_is_late_ends() -> None:
     with Joined(2, timeout=0.1) as members:
         text = r"has waited 0\.1 s for the end of member 1 \(vm1\)"
-        refuses(GroupTimeout, text, members.run, lambda rank, vm: time.sleep(0.5 * rank))
+        refuses(GroupTimeoutError, text, members.run, lambda rank, vm: time.sleep(0.5 * rank))
 
 
 # --- who may join --------------------------------------------------------------------
@@ -185,8 +191,8 @@ def test_every_member_says_who_was_refused(secret: str, size: int, text: str, fi
         partial(member, wait[1], 1, size, secret),
         partial(member, wait[0], 2, 3, SECRET),
     )
-    assert isinstance(errors[0], GroupTimeout)
-    assert isinstance(errors[1], AccessRefused)
+    assert isinstance(errors[0], GroupTimeoutError)
+    assert isinstance(errors[1], AccessDeniedError)
     assert isinstance(errors[2], GroupError)
     assert all(text in str(each) for each in errors)
     late = (
@@ -206,7 +212,7 @@ def test_other_versions_are_refused_unless_members_may_differ(monkeypatch: Patch
     errors = both(first, second)
     text = "results may differ: member 1 (vm1) has mlvm"
     assert text in str(errors[0])
-    assert isinstance(errors[1], AccessRefused)
+    assert isinstance(errors[1], AccessDeniedError)
     assert text in str(errors[1])
     assert "and member 0 (vm0) has mlvm" in str(errors[1])
     assert both(partial(first, mixed=True), partial(second, mixed=True)) == [None, None]

@@ -114,7 +114,7 @@ class Probe:
                     try:
                         array = x.numpy()
                         x = f"{x.type} {digest_of(array.tobytes())}"
-                    except ml.errors.StaleTensor:
+                    except ml.errors.StaleTensorError:
                         x = "stale"
                 elif isinstance(x, np.ndarray):
                     x = f"array {x.dtype} {x.shape} {digest_of(x.tobytes())}"

@@ -302,10 +302,10 @@ def test_a_script_may_trace_its_vm_itself(tmp_path: Path) -> None:
     vm = ml.VM("here")
     with all_recorded() as session, ml.Arena(vm, "batch"):
         x = ml.ones(3)
-        with vm.trace(tmp_path / "trace.json"):
+        with vm.profile(tmp_path / "trace.json"):
             x = x + x
             with pytest.raises(ml.errors.MachineError, match="here already has an instrument"):
-                vm.trace(tmp_path / "other.json").__enter__()
+                vm.profile(tmp_path / "other.json").__enter__()
         x = x * x
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert [each["name"] for each in events if each["ph"] == "X"] == ["add.out"]

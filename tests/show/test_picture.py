@@ -185,7 +185,7 @@ def test_an_arena_in_which_nothing_happened_can_be_drawn() -> None:
 
 def test_a_picture_says_what_is_forgotten(tmp_path: Path) -> None:
     batch = ml.Arena(ml.VM(), "batch \x1b \ud800")
-    with ml.record(batch, most=5) as recording, batch:
+    with ml.record(batch, max_tensors=5) as recording, batch:
         ml.ones(100)
         for _ in range(20):
             ml.ones(3)

@@ -13,7 +13,7 @@ import pytest
 import mlvm.eager as ml
 from mlvm.arena.arena import Allocation, Arena
 from mlvm.arena.recording import Lifetime, Recording, merged_if_many
-from mlvm.core.errors import ArenaOverflow
+from mlvm.core.errors import ArenaOverflowError
 from mlvm.core.program.assembly import assemble
 from mlvm.core.program.program import Opcode, Program
 from mlvm.core.types import TensorType
@@ -109,7 +109,7 @@ def disjoint(x: Lifetime, y: Lifetime) -> bool:
 
 def test_nothing_of_a_recording_stays_in_the_arena(arena: Arena) -> None:
     fields = set(vars(arena))
-    with pytest.raises(ArenaOverflow), record(arena) as recording:
+    with pytest.raises(ArenaOverflowError), record(arena) as recording:
         [arena.alloc(type) for type in (SMALL, TensorType("u8", (4096,)))]
     assert set(vars(arena)) == fields
     arena.alloc(LARGE)
@@ -179,7 +179,7 @@ def test_a_recording_keeps_no_program_alive() -> None:
 
 
 def test_a_recording_can_forget_what_is_long_past(arena: Arena) -> None:
-    with record(arena, most=5) as recording:
+    with record(arena, max_tensors=5) as recording:
         tensor = arena.alloc(LARGE, Allocation)
         for _ in range(40):
             arena.alloc(SMALL, Allocation)
@@ -195,7 +195,7 @@ def test_a_recording_can_forget_what_is_long_past(arena: Arena) -> None:
 
 
 def test_the_most_in_use_is_not_forgotten(arena: Arena) -> None:
-    with record(arena, most=4) as recording:
+    with record(arena, max_tensors=4) as recording:
         peak = [arena.alloc(LARGE, Allocation) for _ in range(4)]
         del peak
         for _ in range(40):
@@ -217,7 +217,7 @@ def test_what_a_captured_function_returns_has_the_op_that_wrote_it() -> None:
     with record_all(programs=True) as recordings:
         arena = ml.Arena(ml.VM("captured"), "a")
 
-        @ml.function
+        @ml.subroutine
         def half(x: ml.Tensor) -> Any:
             return ml.cond(ml.sum(x) > 1, lambda x: half(x * 0.5), lambda x: x, x)
 

@@ -156,8 +156,11 @@ def test_a_later_log_goes_on_or_writes_rows_again(tmp_path: Path) -> None:
     (lambda log: log.add("train", -1, loss=1), "expected step as an int >= 0, got -1"),
     (lambda log: log.add("train", 1.5, loss=1), "expected step as an int >= 0, got 1.5"),
     (lambda log: log.add("train", 2), "'train' has no scalars in step 2"),
-    (lambda log: log.add("a/b", 1, loss=1), "a group names a file, which 'a/b' does not"),
-    (lambda log: log.add("", 1, loss=1), "a group names a file, which '' does not"),
+    (
+        lambda log: log.add("a/b", 1, loss=1),
+        "expected a group that is a valid file name, got 'a/b'",
+    ),
+    (lambda log: log.add("", 1, loss=1), "expected a group that is a valid file name, got ''"),
     (lambda log: ml.ScalarLog(log.folder, purge_step=-1), "expected step as an int >= 0, got -1"),
 )
 def test_what_is_refused(add: Any, message: str, tmp_path: Path) -> None:

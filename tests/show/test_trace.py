@@ -17,7 +17,7 @@ from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import TensorType
 from mlvm.machines.local import LocalVM as VM
 from mlvm.machines.wire import WireVM
-from mlvm.show.trace import trace
+from mlvm.show.trace import profile
 from tests.brief import cases, refuses
 from tests.core.programs import asm, f32s, put
 
@@ -95,7 +95,7 @@ def test_a_trace_has_a_row_for_the_vm_and_each_worker(tmp_path: Path, workers: i
     vm = VM("traced", workers=workers)
     x = ones(vm)
     path = tmp_path / "trace.json"
-    with trace(vm, path):
+    with profile(vm, path):
         for _ in range(5):
             vm.launch(ADD_OUT, (x, x, x))
     events = json.loads(path.read_text())["traceEvents"]
@@ -120,16 +120,16 @@ def test_a_trace_is_written_even_if_the_block_fails(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
 
     def add_and_fail() -> None:
-        with trace(vm, path):
+        with profile(vm, path):
             vm.launch(ADD_OUT, (x, x, x))
             vm.launch(ADD_OUT, (x, x, y))
 
     refuses(ShapeError, "", add_and_fail)
     assert len([e for e in json.loads(path.read_text())["traceEvents"] if e["ph"] == "X"]) == 1
-    with pytest.raises(OSError, match="nowhere"), trace(vm, tmp_path / "nowhere" / "trace.json"):
+    with pytest.raises(OSError, match="nowhere"), profile(vm, tmp_path / "nowhere" / "trace.json"):
         pass
-    refuses(ArgumentError, r'the file to write: with vm.trace\("trace.json"\)', trace, vm)
-    refuses(ArgumentError, "the file to write, not 3: ", trace, vm, cast(Any, 3))
+    refuses(ArgumentError, r'the file to write: with vm.profile\("trace.json"\)', profile, vm)
+    refuses(ArgumentError, "the file to write, not 3: ", profile, vm, cast(Any, 3))
 
 
 def test_an_estimate_counts_bytes_and_operations_without_running() -> None:
@@ -178,7 +178,7 @@ def test_a_chain_is_traced_by_the_names_of_its_ops(tmp_path: Path) -> None:
     vm = VM()
     chain = {"chain": [["add", -1, 1, 2], ["negative", 0, -1]], "outputs": 1}
     handles = [ones(vm) for _ in range(3)]
-    with trace(vm, tmp_path / "trace.json"):
+    with profile(vm, tmp_path / "trace.json"):
         vm.launch(Program.of_op("fused", 3, chain, 0), handles)
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert [e["args"]["attributes"] for e in events if e["name"] == "fused"] == [
@@ -189,7 +189,7 @@ def test_a_chain_is_traced_by_the_names_of_its_ops(tmp_path: Path) -> None:
 
 def test_a_trace_of_a_vm_elsewhere_has_the_calls_of_this_side(tmp_path: Path) -> None:
     vm = WireVM(VM("far"))
-    with trace(vm, tmp_path / "trace.json"):
+    with profile(vm, tmp_path / "trace.json"):
         x = ones(vm)
         vm.launch(ADD_OUT, (x, x, x))
         refuses(HandleError, "", vm.read, -1)

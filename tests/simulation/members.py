@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from mlvm.core.errors import GroupError, GroupTimeout, MlvmError
+from mlvm.core.errors import GroupError, GroupTimeoutError, MlvmError
 from mlvm.core.types import Array
 from mlvm.machines.local import LocalVM as VM
 from mlvm.parallel import communicator, messages, tcp
@@ -328,14 +328,14 @@ class Members:
         elif (
             self.fault in ("stopped", "late")
             and rank != self.victim
-            and GroupTimeout.__name__ not in text  # its own, or that of one that has left
+            and GroupTimeoutError.__name__ not in text  # its own, or that of one that has left
         ):
             yield f"member {rank} has no timeout: {text}"
 
     def _is_named(self, text: str) -> bool:
         """Return whether an error of another member names the one that was struck."""
         if self.fault == "secret":  # one without a secret has no proved name
-            return "was refused: the secret is wrong" in text or "AccessRefused" in text
+            return "was refused: the secret is wrong" in text or "AccessDeniedError" in text
         if self.fault in ("differs", "ends") and (
             "different things" in text or "no member" in text
         ):

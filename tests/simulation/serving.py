@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from mlvm.core.errors import AccessRefused, CallTimeout, ConnectionLost, MlvmError
+from mlvm.core.errors import AccessDeniedError, CallTimeoutError, ConnectionLostError, MlvmError
 from mlvm.machines.remote.client import RemoteVM
 from mlvm.machines.remote.connect import connect
 from mlvm.machines.remote.limits import Limits
@@ -187,11 +187,11 @@ class Serving:
             if is_well or (self.fault == "leaves" and i == self.victim):
                 continue
             if self.fault == "secret" and i == self.victim:
-                if not isinstance(error, AccessRefused):
+                if not isinstance(error, AccessDeniedError):
                     yield f"client {i} with another secret: {text}"
             elif not of_server and (i != self.victim or self.fault not in ("cut",)):
                 yield f"client {i} without a fault: {text}"
-            elif not isinstance(error, (ConnectionLost, CallTimeout, AccessRefused)):
+            elif not isinstance(error, (ConnectionLostError, CallTimeoutError, AccessDeniedError)):
                 yield f"client {i}: {text}"
         if self.host.is_dead or self.host.stopped_until == float("inf"):
             return

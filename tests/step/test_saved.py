@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 
 import mlvm.eager as ml
-from mlvm.core.errors import EncodingError, HandleError, MlvmError, OutOfMemory
+from mlvm.core.errors import EncodingError, HandleError, MlvmError, OutOfMemoryError
 from mlvm.core.program.encoding import HEADER, Kind, Writer
 from mlvm.core.program.program import Opcode
 from mlvm.core.types import TensorType
@@ -153,8 +153,11 @@ def test_mutations_of_lengths(open_data: bytes) -> None:
 
 @cases(
     "change, message",
-    ({"values": ()}, "expected the lengths of a step: expected the number of a state among the values"),
-    ({"lengths": ()}, "expected the lengths of a step: there are none"),
+    (
+        {"values": ()},
+        "expected the lengths of a step: expected the number of a state among the values",
+    ),
+    ({"lengths": ()}, "expected the lengths of a step: expected at least one length"),
     ({"inputs": ()}, "the lengths are not those of the step: "),
     ({"outputs": ()}, r"the lengths \(n = 2, at most 9\) are not those of the step"),
     ({"steps": ((3, "__import__", (0, 0)),)}, "the lengths are not those of the step: "),
@@ -175,7 +178,7 @@ def test_powers_of_a_length_stay_small(open_data: bytes) -> None:
     squares = tuple([(place + i, "mul", (place + i - 1,) * 2) for i in range(1, 60)])
     steps = (*step.open.steps, (place, "add", (length.place,) * 2), *squares)
     huge = step.open._replace(values=(*step.open.values, 4, *[4] * 60), steps=steps)
-    with pytest.raises(EncodingError, match="computes otherwise"):
+    with pytest.raises(EncodingError, match="takes other branches"):
         SavedStep.from_bytes(step._replace(open=huge).to_bytes())
 
 
@@ -189,7 +192,7 @@ def test_formulas_are_of_numbers(open_data: bytes, operand: Any) -> None:
     for name in ("mod", "mul"):
         steps = ((place + 2, name, (place, place + 1)),)
         damaged = step._replace(open=step.open._replace(values=values, steps=steps))
-        refuses(EncodingError, "computes otherwise", SavedStep.from_bytes, damaged.to_bytes())
+        refuses(EncodingError, "takes other branches", SavedStep.from_bytes, damaged.to_bytes())
 
 
 def test_a_closed_step_with_lengths_is_refused(open_data: bytes) -> None:
@@ -212,10 +215,10 @@ def test_a_change_of_lengths_that_fails_is_made_by_the_next_call(open_data: byte
     expected = [x.tolist() for x in LoadedStep(step, LocalVM("other"))(*longer)]
     loaded(*arrays)
     alloc, vm.alloc_storage = vm.alloc_storage, no_memory  # type: ignore[method-assign]
-    refuses(OutOfMemory, "", loaded, *longer)
+    refuses(OutOfMemoryError, "", loaded, *longer)
     vm.alloc_storage = alloc  # type: ignore[method-assign]
     assert [x.tolist() for x in loaded(*longer)] == expected
 
 
 def no_memory(nbytes: int) -> Any:
-    raise OutOfMemory(f"{nbytes} bytes")
+    raise OutOfMemoryError(f"{nbytes} bytes")

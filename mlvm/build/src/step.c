@@ -377,7 +377,7 @@ int step_set_lengths(struct step *step, const struct step_lengths *lengths)
             at += (size_t)snprintf(text + at, sizeof text - at, "%s%s = %lld", i ? ", " : "",
                                    built.lengths[i].name, (long long)sizes[i]);
         variant_for(r, before);
-        return fail(step, "at %s the function computes otherwise than in the call before saving", text);
+        return fail(step, "at %s the function takes other branches than in the call before saving", text);
     }
     use_variant(r, variant);
     return 0;

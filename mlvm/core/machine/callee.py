@@ -55,8 +55,9 @@ def is_tensor(value: Value) -> TypeIs[Array]:
 class Callee(Protocol):
     """Function in the table.
 
-    nresults: number of results, None if it varies kernel: optional kernel that is called with the
-    parameters and does all that `call` does memory: memory of the tensors; the table sets it
+    nresults: number of results, None if it varies.
+    kernel: optional kernel that is called with the parameters and does all that `call` does.
+    memory: memory of the tensors; the table sets it.
     """
 
     nresults: int | None
@@ -245,8 +246,8 @@ class OpFresh:
 class UserFunction:
     """Host function other than an op: operands may have any kind, and a type rule is optional.
 
-    nparams, nresults: declared numbers of parameters and results, None for any number reads: slice
-    of the tensors that it only reads; None if it may write to any of them
+    nparams, nresults: declared numbers of parameters and results, None for any number.
+    reads: slice of the tensors that it only reads; None if it may write to any of them.
     """
 
     memory = HOST

@@ -113,7 +113,8 @@ def _immediate(ref: Any, opcode: Opcode) -> Any:
 class Code:
     """Function that is decoded block by block.
 
-    targets: the pcs of its jump targets blocks: the decoded blocks by their first pc
+    targets: the pcs of its jump targets.
+    blocks: the decoded blocks by their first pc.
     """
 
     function: Function

@@ -16,7 +16,8 @@ from mlvm.core.types import Array, TensorType
 class Frame:
     """Interface of a host function to the machine: its parameters, attributes and results.
 
-    attributes: attributes of the call results: values pushed so far
+    attributes: attributes of the call.
+    results: values pushed so far.
     """
 
     __slots__ = ("_lent", "_memory", "_name", "_params", "attributes", "results")

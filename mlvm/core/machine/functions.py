@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from mlvm.core import ops as _fill_the_op_table  # noqa: F401
-from mlvm.core.errors import MachineError, UnknownFunction
+from mlvm.core.errors import MachineError, UnknownFunctionError
 from mlvm.core.machine.callee import (
     NO_KERNELS,
     OUT,
@@ -179,7 +179,8 @@ class FunctionTable:
             self._names[name] = None
 
     def remove(self, name: str) -> None:
-        """Remove the function of that name, also for running programs. Raises `UnknownFunction`."""
+        """Remove the function of that name, also for running programs. Raises
+        `UnknownFunctionError`."""
         binding = self.binding(name)
         self.version += 1
         del self._names[name], self._bindings[name]
@@ -193,7 +194,7 @@ class FunctionTable:
             binding.watch(instrument)
 
     def binding(self, name: str) -> Binding:
-        """Return the binding of that name. Raises `UnknownFunction` with similar names."""
+        """Return the binding of that name. Raises `UnknownFunctionError` with similar names."""
         try:
             return self._bindings[name]
         except KeyError:
@@ -222,15 +223,15 @@ class FunctionTable:
 
 
 class _Removed(UserFunction):
-    """Callee of a removed function: every call raises `UnknownFunction`."""
+    """Callee of a removed function: every call raises `UnknownFunctionError`."""
 
     def call(self, params: Sequence[Value], attributes: Attributes) -> Sequence[Value]:
-        raise UnknownFunction(f"function {self.name!r} was removed")
+        raise UnknownFunctionError(f"function {self.name!r} was removed")
 
 
-def _unknown(what: str, name: str, names: Iterable[str]) -> UnknownFunction:
+def _unknown(what: str, name: str, names: Iterable[str]) -> UnknownFunctionError:
     from difflib import get_close_matches  # imported only for an error
 
     close = get_close_matches(name, names, n=3)
     hint = f"; did you mean {' or '.join(close)}?" if close else ""
-    return UnknownFunction(f"no {what} {name!r}{hint}")
+    return UnknownFunctionError(f"no {what} {name!r}{hint}")

@@ -89,9 +89,10 @@ class CallDetails(NamedTuple):
 class Code:
     """Linked function.
 
-    starts, ends: the first and last pc of each step prepared: the form of the function for a loop
-    other than the reference loop of: for code with arrays, the linked code like: for code with
-    arrays, the prepared form of other code, and the steps that differ
+    starts, ends: the first and last pc of each step.
+    prepared: the form of the function for a loop other than the reference loop.
+    of: for code with arrays, the linked code.
+    like: for code with arrays, the prepared form of other code, and the steps that differ.
     """
 
     function: Function
@@ -114,7 +115,7 @@ def link(
 
     A call that the verifier left unproven checks its parameters at run time. Unreachable
     instructions are left out. Without a verdict, as on a raw VM, nothing is checked. With
-    `deferred`, calls go to the VM's scheduler. Raises `UnknownFunction` and `ArgumentError`.
+    `deferred`, calls go to the VM's scheduler. Raises `UnknownFunctionError` and `ArgumentError`.
     """
     codes = {f.name: Code(f, [], [], []) for f in program.functions.values()}
     decoded = decode(program) if verdict is None else verdict.decoded

@@ -83,9 +83,9 @@ def run(
     """Run a linked program to `halt` and return the values above base, in order.
 
     With a `state`, continue from where another loop stopped. Raises the errors of functions,
-    `OutOfMemory`, and `LimitExceeded` after `max_steps` instructions or for calls nested too deep.
-    The error has a note of the location: function, pc, instruction, call stack, and the stack by
-    types. An `OpError` names the function and operand types.
+    `OutOfMemoryError`, and `LimitExceededError` after `max_steps` instructions or for calls nested
+    too deep. The error has a note of the location: function, pc, instruction, call stack, and the
+    stack by types. An `OpError` names the function and operand types.
     """
     stack, frames, current, pc, base, nparams, steps_left, since = state or State(
         [], [], main, steps_left=max_steps
@@ -129,7 +129,7 @@ def run(
                     steps_left = _spend(steps_left, current, since, pc)
                     store.hold_stack(len(stack), len(frames))
                 if len(frames) >= MAX_DEPTH:
-                    raise errors.LimitExceeded(
+                    raise errors.LimitExceededError(
                         f"call depth exceeds the limit of {MAX_DEPTH}; the next call would be of "
                         f"{value.function.name!r}"
                     )
@@ -180,8 +180,8 @@ def explain(
 ) -> Exception:
     """Return the error of the current step with a note of its location.
 
-    A `MemoryError` becomes `OutOfMemory`. `binding` is the called function, if the step does not
-    contain it. `line` is the user's line, if it is not the line that led here.
+    A `MemoryError` becomes `OutOfMemoryError`. `binding` is the called function, if the step does
+    not contain it. `line` is the user's line, if it is not the line that led here.
     """
     if getattr(error, "late", False):  # it already has the location of an earlier call
         return error
@@ -192,7 +192,7 @@ def explain(
     if binding is None and isinstance(value, Binding):
         binding = value
     if isinstance(error, MemoryError) and not isinstance(error, errors.MlvmError):
-        error = errors.OutOfMemory(str(error) or "the process has no memory left")
+        error = errors.OutOfMemoryError(str(error) or "the process has no memory left")
     return _Site(current, pc, frames, line).blame(error, stack, binding, params)
 
 
@@ -255,7 +255,7 @@ def _spend(steps_left: int, code: link.Code, since: int, pc: int) -> int:
     """Return the remaining instructions after the steps `since` .. pc - 1."""
     steps_left -= code.ends[pc - 1] - code.starts[since] + 1
     if steps_left < 0:
-        raise errors.LimitExceeded(
+        raise errors.LimitExceededError(
             "the launch exceeded its limit of instructions; raise max_steps="
         )
     return steps_left

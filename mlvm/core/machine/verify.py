@@ -16,7 +16,14 @@ from itertools import zip_longest
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from mlvm.core.errors import LimitExceeded, MlvmError, ProgramError, UnknownFunction, brief, locate
+from mlvm.core.errors import (
+    LimitExceededError,
+    MlvmError,
+    ProgramError,
+    UnknownFunctionError,
+    brief,
+    locate,
+)
 from mlvm.core.machine.callee import Callee, UserFunction, WritesInto
 from mlvm.core.machine.decode import Code, Decoded, Ref, Result, argument_of, decode
 from mlvm.core.machine.functions import FunctionTable
@@ -99,10 +106,12 @@ def _height(state: State) -> int:
 class Verdict(NamedTuple):
     """Facts about a verified program, by position (function, pc).
 
-    decoded: its decoded functions ends: by function and first pc of a block, the pc before which
-    its reached instructions end unproven: calls whose operands the machine checks at run time
-    outputs: whether a launch may return values bound: function and bound attributes of each call
-    cost: with `by_type`, bytes and operations of its ops, as far as known (`VM.estimate`)
+    decoded: its decoded functions.
+    ends: by function and first pc of a block, the pc before which its reached instructions end.
+    unproven: calls whose operands the machine checks at run time.
+    outputs: whether a launch may return values.
+    bound: function and bound attributes of each call.
+    cost: with `by_type`, bytes and operations of its ops, as far as known (`VM.estimate`).
     """
 
     decoded: Mapping[str, Code]
@@ -132,9 +141,9 @@ def verify(
     `by_type`, functions are verified for each combination of parameter types, not only of kinds, so
     that their cost is known.
 
-    Raises `ProgramError` for a malformed program, `UnknownFunction` for an unknown name, and the
-    op's own `OpError` for operands. Raises `LimitExceeded` for calls that return more values than
-    `functions.max_results`. Each error has the location.
+    Raises `ProgramError` for a malformed program, `UnknownFunctionError` for an unknown name, and
+    the op's own `OpError` for operands. Raises `LimitExceededError` for calls that return more
+    values than `functions.max_results`. Each error has the location.
     """
     return _Verifier(program, functions, arg_types, by_type).run()
 
@@ -143,9 +152,12 @@ def verify(
 class _Context:
     """Function with parameters of certain kinds: the facts known so far.
 
-    states: the slots at joins, by pc returns: whether a `return` is reachable, for which the walks
-    in `waiting` wait result: the results, None if their number is unknown callers: positions of its
-    calls calls: contexts that it calls, by pc costs: costs of its ops, by pc
+    states: the slots at joins, by pc.
+    returns: whether a `return` is reachable, for which the walks in `waiting` wait.
+    result: the results, None if their number is unknown.
+    callers: positions of its calls.
+    calls: contexts that it calls, by pc.
+    costs: costs of its ops, by pc.
     """
 
     function: Function
@@ -478,7 +490,9 @@ class _Verifier:
             if self.many > self.functions.max_results:
                 limit = f"the limit is {self.functions.max_results:,}; return fewer"
                 where = f"{self.context.function.name}, pc {self.pc}"
-                raise LimitExceeded(f"{where}: calls leave too many values on the stack: {limit}")
+                raise LimitExceededError(
+                    f"{where}: calls leave too many values on the stack: {limit}"
+                )
 
     # --- immediates and errors ---
 
@@ -531,7 +545,7 @@ def _nresults(functions: FunctionTable, name: str | None) -> int | None:
     """Return the number of results that the function of that name declares."""
     try:
         return None if name is None else functions.binding(name).callee.nresults
-    except UnknownFunction:
+    except UnknownFunctionError:
         return None
 
 

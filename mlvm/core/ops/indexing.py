@@ -4,7 +4,7 @@ As linear maps, these ops are transposes of each other, <A x, y> = <x, A' y>, wh
 `take` and `scatter_add`, `take_along_axis` and `scatter_add_along_axis`, `boolean_index` and
 `mask_scatter`.
 
-Indices have any integer dtype. An index out of range raises `PositionRefused`, which names the
+Indices have any integer dtype. An index out of range raises `PositionError`, which names the
 index.
 """
 
@@ -18,9 +18,9 @@ import numpy as np
 from mlvm.core.errors import (
     ArgumentError,
     DTypeError,
-    MaskRefused,
+    MaskError,
     OperandValueError,
-    PositionRefused,
+    PositionError,
     ShapeError,
 )
 from mlvm.core.op import movement, op
@@ -159,7 +159,7 @@ def _check_mask(mask: TensorType, shape: Shape) -> None:
     require("bool", mask)
     covered = all(n in (m, 0) for n, m in zip(mask.shape, shape, strict=False))
     if mask.ndim > len(shape) or not covered:
-        raise MaskRefused(f"a mask of shape {mask.shape} does not cover the first axes of {shape}")
+        raise MaskError(f"a mask of shape {mask.shape} does not cover the first axes of {shape}")
 
 
 def _boolean_index(x: TensorType, mask: TensorType) -> None:
@@ -319,7 +319,7 @@ def scatter_add_along_axis(
 def one_hot(out: Array, indices: Array, *, num_classes: int, dtype: str = "f32") -> None:
     """A new last axis of length `num_classes`: one at the index, zeros elsewhere.
 
-    An index outside 0 .. num_classes - 1 raises `PositionRefused`.
+    An index outside 0 .. num_classes - 1 raises `PositionError`.
     """
     places = _positions(indices, num_classes, negative=False).reshape(-1)
     out.fill(0)
@@ -348,7 +348,7 @@ def dynamic_update(out: Array, x: Array, update: Array, start: Array, *, axis: i
 
 
 def _positions(indices: Array, length: int, *, negative: bool = True) -> Array:
-    """Return the indices as intp, counted from the front. Raises `PositionRefused`.
+    """Return the indices as intp, counted from the front. Raises `PositionError`.
 
     They are read only once, because a VM that shares the tensor may change it at the same time.
     """
@@ -360,7 +360,7 @@ def _positions(indices: Array, length: int, *, negative: bool = True) -> Array:
             where = np.argwhere((indices < lowest) | (indices >= length))[0].tolist()
             index = indices[tuple(where)]
             reason = f"index {index} at position {where} is out of range for length {length}"
-            raise PositionRefused(reason, where)
+            raise PositionError(reason, where)
         if low < 0:
             indices = np.where(indices < 0, indices.astype(np.intp) + length, indices)
     return indices.astype(np.intp, copy=False)

@@ -183,7 +183,7 @@ def window_index(start: Shape, length: Shape, step: tuple[int, ...]) -> tuple[bu
 def flip(out: Array, x: Array, *, axis: rules.Axis = None) -> None:
     """x with the order of its elements reversed along `axis` (None: along all axes).
 
-    The result has the shape and dtype of x. Raises `AxisRefused` for an axis that x does not have.
+    The result has the shape and dtype of x. Raises `AxisError` for an axis that x does not have.
 
         >>> ml.flip([1.0, 2.0, 3.0])
         Tensor([3., 2., 1.], f32[3])

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mlvm.core.errors import ArgumentError, PositionRefused, ShapeError
+from mlvm.core.errors import ArgumentError, PositionError, ShapeError
 from mlvm.core.op import op
 from mlvm.core.ops.blocks import block_length, blocks, memory_of
 from mlvm.core.ops.erf import write_erf
@@ -186,7 +186,7 @@ def _softmax(x: TensorType, axis: int) -> TensorType:
 def softmax(out: Array, x: Array, *, axis: int = -1) -> None:
     """exp(x) / sum(exp(x)) along the axis, computed from x - max(x) so that nothing overflows.
 
-    x: [...], floats, and so is the result. Raises `AxisRefused` for an axis that x does not have,
+    x: [...], floats, and so is the result. Raises `AxisError` for an axis that x does not have,
     `DTypeError` for another dtype.
 
         >>> ml.softmax([[0.0, 0.0], [1.0, 1001.0]])
@@ -202,7 +202,7 @@ def softmax(out: Array, x: Array, *, axis: int = -1) -> None:
 def log_softmax(out: Array, x: Array, *, axis: int = -1) -> None:
     """x - log(sum(exp(x))) along the axis, computed from x - max(x) so that nothing overflows.
 
-    x: [...], floats, and so is the result. Raises `AxisRefused` for an axis that x does not have,
+    x: [...], floats, and so is the result. Raises `AxisError` for an axis that x does not have,
     `DTypeError` for another dtype.
 
         >>> ml.log_softmax([0.0, 0.0])
@@ -230,7 +230,7 @@ def softmax_cross_entropy(out: Array, logits: Array, labels: Array) -> None:
     """log(sum(exp(logits))) - logits[label] along the last axis, one loss per label.
 
     labels holds class numbers 0 .. K-1 for logits of K classes; any other raises
-    `PositionRefused`.
+    `PositionError`.
     """
     picked = _picked(logits, labels)
     shifted = _rows(logits - _max(logits, -1))
@@ -260,7 +260,7 @@ def _picked(logits: Array, labels: Array) -> tuple[Array, Array]:
     if bad.any():
         position = tuple(map(int, np.argwhere(bad)[0]))
         reason = f"label {labels[position]} at position {position} is none of the {classes} classes"
-        raise PositionRefused(f"{reason} 0 .. {classes - 1}", position)
+        raise PositionError(f"{reason} 0 .. {classes - 1}", position)
     return np.arange(labels.size), labels.reshape(-1)
 
 

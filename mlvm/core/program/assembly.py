@@ -196,7 +196,7 @@ def assemble(text: str) -> Program:
         elif first.text == ".func":
             bodies.append(_Body(first, rest))
         elif not bodies:
-            raise first.error(f"{first.text} stands before the first .func")
+            raise first.error(f"{first.text} comes before the first .func")
         else:
             bodies[-1].read(first, rest)
     if not bodies:

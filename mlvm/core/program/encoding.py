@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from typing_extensions import TypeVar
 
-from mlvm.core.errors import EncodingError, LimitExceeded, OpError, brief
+from mlvm.core.errors import EncodingError, LimitExceededError, OpError, brief
 from mlvm.core.op import MAX_NESTING
 from mlvm.core.types import Array, DType, TensorType
 
@@ -63,10 +63,10 @@ class Allowance:
         self.remaining = nbytes
 
     def spend(self, items: int) -> None:
-        """Raise `LimitExceeded` if that number of items exceeds the remaining allowance."""
+        """Raise `LimitExceededError` if that number of items exceeds the remaining allowance."""
         if items * _PER_ITEM > self.remaining:
             more = f"{items:,} items take {items * _PER_ITEM:,} bytes"
-            raise LimitExceeded(f"{more}; there may be {self.remaining:,} more")
+            raise LimitExceededError(f"{more}; there may be {self.remaining:,} more")
         self.remaining -= items * _PER_ITEM
 
 

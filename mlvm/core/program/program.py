@@ -187,7 +187,7 @@ class Program:
         """Decode the program that `to_bytes` encoded, without verification.
 
         Raises `EncodingError` for bytes that are not a program, `ProgramError` as the constructor,
-        `LimitExceeded` for one beyond the `allowance`.
+        `LimitExceededError` for one beyond the `allowance`.
         """
         _, reader = open_message(data, Kind.program, allowance=allowance)
         functions = reader.sequence(_read_function)
@@ -220,8 +220,9 @@ class Program:
 class Variant(Program):
     """Program that differs from another program only in integers.
 
-    patched: prepared form on VMs with a loop in C, which needs no program values: the integers, in
-    the order of `patched` types: types of the launch's arguments
+    patched: prepared form on VMs with a loop in C, which needs no program.
+    values: the integers, in the order of `patched`.
+    types: types of the launch's arguments.
     """
 
     __slots__ = ("_full", "_make", "patched", "values")

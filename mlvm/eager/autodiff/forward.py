@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any
 
+from mlvm.arena.context import context
 from mlvm.core.types import TensorType
 from mlvm.eager.autodiff.grad import vjp
 from mlvm.eager.autodiff.joint import or_zeros
@@ -29,7 +30,6 @@ from mlvm.eager.functions.creation import full
 from mlvm.eager.functions.sums import sum_to
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import OneOp, Tensors, apply
-from mlvm.eager.tensor.context import taped
 from mlvm.eager.tensor.tensor import Tensor
 
 
@@ -59,7 +59,7 @@ def tangent_of(call: OneOp, operands: Tensors, tangents: Sequence[Any], out: Ten
         total = fitting(apply(call, *moved), out.type)
         if not conditions or any(isinstance(t, Tensor) for t in tangents):
             return total
-        with taped(None):
+        with context(tape=None):
             return Conditional(total, reduce(op.logical_or, conditions.values()))
     if conditions:
         return reduce(added, [_alone(call, operands, tangents, out, i) for i in moving])

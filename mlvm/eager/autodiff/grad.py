@@ -12,13 +12,13 @@ from itertools import chain
 from types import FunctionType
 from typing import Any, Literal, NoReturn, ParamSpec, Protocol, TypeAlias, TypeVar, overload
 
+from mlvm.arena.context import context
 from mlvm.core.errors import ArgumentError, DTypeError, GradientError, brief, user_line
 from mlvm.core.types import TensorType
 from mlvm.eager.autodiff.tape import CotangentAccumulator, Tape, Tracked, taping
 from mlvm.eager.functions.creation import asarray, full
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import alias_of
-from mlvm.eager.tensor.context import taped
 from mlvm.eager.tensor.operands import as_operand
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import live_tapes
@@ -70,14 +70,15 @@ class _Session:
     function reads are constants, and so are tensors of arguments that `where` does not select. A
     tensor that occurs twice in one argument is one variable; in two arguments it is two.
 
-    - outer: the tape of an outer differentiation, if there is one.
-    - tape: the outer tape, or a new one.
-    - variables: each variable once, in the order of the arguments.
-    - origins: the tape nodes of the variables.
-    - copies: the copied Modules, whose buffers the function may rebind.
-    - arguments: trees with variables instead of tensors.
-    - start: the first tape node of the function.
-    - unreached: the nodes of variables on which no value has depended.
+    Attributes:
+        outer: the tape of an outer differentiation, if there is one.
+        tape: the outer tape, or a new one.
+        variables: each variable once, in the order of the arguments.
+        origins: the tape nodes of the variables.
+        copies: the copied Modules, whose buffers the function may rebind.
+        arguments: trees with variables instead of tensors.
+        start: the first tape node of the function.
+        unreached: the nodes of variables on which no value has depended.
     """
 
     def __init__(self, arguments: Sequence[Tree], where: Where | None = None) -> None:
@@ -118,7 +119,7 @@ class _Session:
         self.unreached: set[int] = set()  # nodes of variables on which no value has depended
 
     def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        with taped(self.tape):
+        with context(tape=self.tape):
             result = fn(*args, **kwargs)
         rebind_buffers(self.copies)
         return result
@@ -258,14 +259,19 @@ def value_and_grad(
     Arguments:
 
     - `fn`: a function that returns a float tensor of shape ().
+
     - `argnums`: the index of a positional argument, or a tuple of indices; negative indices count
       from the last. Default: 0.
+
     - `argnames`: the name of an argument, or several names; their gradients are a dict. If both
       `argnums` and `argnames` are given, the gradient is a pair of both.
+
     - `has_aux`: `fn` returns a pair of the value and any other object, and the result is `((value,
       aux), gradient)`. Default: False.
+
     - `holomorphic`: for complex arguments and a complex value, compute the complex derivative
       df/dz. Default: False.
+
     - `where`: selects the tensors to differentiate with respect to: a pattern for their paths, in
       which `*` also matches "/", or a function of path and tensor, as in `Module.freeze`. All other
       tensors are constants; in the gradient they are missing, or None in a list.

@@ -21,7 +21,7 @@ from mlvm.core.rules import broadcast_shapes
 from mlvm.core.types import TensorType
 from mlvm.eager.autodiff.tape import OperandVjp, Tape, taping
 from mlvm.eager.functions.creation import full
-from mlvm.eager.recording.recorder import current_capture
+from mlvm.eager.recording.recorder import current_recorder
 from mlvm.eager.tensor.apply import Tensors, Types
 from mlvm.eager.tensor.context import current_arena
 from mlvm.eager.tensor.number import has_open_lengths, plain
@@ -39,7 +39,7 @@ def call_host(
     vjp: Vjp | Sequence[Vjp | None] | None,
     attributes: Attributes,
 ) -> tuple[Tensor, ...]:
-    """Call a host function, and record its gradient rules on the tape; see `ml.call`."""
+    """Call a host function, and record its gradient rules on the tape; see `ml.host_call`."""
     rules = rules_of(name, vjp, len(operands))
     results = run(name, operands, attributes, result_types(name, operands, attributes))
     tape = taping()
@@ -57,7 +57,7 @@ def run(
     """Run a host function, or record its call; the results must have these types.
 
     With None, the results may have any types."""
-    on = current_capture.get()
+    on = current_recorder()
     if on is not None and types is not None:
         _key(name, [*attributes.values()])  # rejects other attributes
         return tuple(on.call_user(name, _attributes(attributes), types, operands))
@@ -79,7 +79,7 @@ def result_types(
     name: str, operands: Sequence[Tensor], attributes: Attributes
 ) -> tuple[TensorType, ...] | None:
     """Return the types of a host function's results by its rule; None if it has none."""
-    on = current_capture.get()
+    on = current_recorder()
     vm = current_arena().vm if on is None else on.recorders[-1].vm
     rule = getattr(vm, "result_types", None)  # a VM of this process
     if rule is None:
@@ -178,8 +178,8 @@ def _rule_for_one_result(
     def pulled(g: Tensor, *saved: Tensor) -> Tensor:
         if rule is None:
             raise GradientError(
-                f"{name} has no gradient for operand {position}, a {type}: pass vjp= to ml.call, "
-                f"or use stop_gradient(x)"
+                f"{name} has no gradient for operand {position}, a {type}: pass vjp= to "
+                f"ml.host_call, or use stop_gradient(x)"
             )
         operands, outs = saved[: -len(results)], saved[-len(results) :]
         if len(results) == 1:

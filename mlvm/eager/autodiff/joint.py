@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, TypeAlias
 
+from mlvm.arena.context import current
 from mlvm.core.types import TensorType, i64
 from mlvm.eager.autodiff.tape import (
     Conditional,
@@ -23,7 +24,6 @@ from mlvm.eager.autodiff.tape import (
     taping,
 )
 from mlvm.eager.functions.creation import full
-from mlvm.eager.tensor.context import current_capture
 from mlvm.eager.tensor.tensor import Tensor
 
 Closures: TypeAlias = dict[int, TensorType]
@@ -137,7 +137,7 @@ def plus(total: Any, part: Any) -> Any:
     The cotangent of a record's number is also the number of a record (see
     `mlvm.machines.residuals`).
     """
-    record: Any = current_capture.get()
+    record: Any = current().recorder
     if not isinstance(part, Tensor) or part.dtype.is_inexact or record is None:
         return added(total, part)
     y: Tensor = record.summed(total, part)

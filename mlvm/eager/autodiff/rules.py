@@ -37,6 +37,7 @@ from collections.abc import Callable
 from inspect import signature
 from typing import Final
 
+from mlvm.arena.context import current
 from mlvm.core.op import Attributes
 from mlvm.core.ops.windows import Pair
 from mlvm.core.rules import Axis, normalize_axes, normalize_axis, reduced_shape
@@ -63,7 +64,6 @@ from mlvm.eager.functions.sums import cumulative_prod, finite_along, product
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import one_op
 from mlvm.eager.tensor.constants import constant
-from mlvm.eager.tensor.context import current_capture, current_tape
 from mlvm.eager.tensor.dtypes import finfo
 from mlvm.eager.tensor.tensor import Tensor
 
@@ -229,7 +229,7 @@ def _bounded(x: Tensor) -> Tensor:
 
 def _bounded_for_more(x: Tensor) -> Tensor:
     """Return `_bounded(x)` if this rule may be differentiated; the rule itself does not need it."""
-    is_last = current_tape.get() is None and current_capture.get() is None
+    is_last = current().tape is None and current().recorder is None
     return x if is_last else _bounded(x)
 
 
@@ -329,8 +329,9 @@ def _prod(g: Tensor, x: Tensor, x_type: TensorType, axis: Axis) -> Tensor:
 
 
 def _shifted(x: Tensor, axis: int, by: int, before: float) -> Tensor:
-    """Return x shifted by `by` positions along an axis, with the number `before` in front; the
-    last `by` elements are dropped."""
+    """Return x shifted by `by` positions along an axis, filled with the number `before`.
+
+    The last `by` elements are dropped."""
     by = min(by, x.shape[axis])
     kept = part(x, axis, span(x.shape[axis] - by))
     return op.pad(kept, widths=tuple((by * (i == axis), 0) for i in range(x.ndim)), value=before)
@@ -350,8 +351,10 @@ def _recurrence(a: Tensor, b: Tensor, axis: int, finite: Tensor | None) -> Tenso
 
 
 def _cumulative_prod(g: Tensor, x: Tensor, axis: int | None) -> Tensor:
-    """Return, for element i, the product of the elements before i, times the sum over k >= i of
-    g[k] times the product of the elements from i + 1 to k. There is no division: zeros do no harm.
+    """Return the cotangent of x for cumulative products, without a division, so zeros are handled.
+
+    For element i it is the product of the elements before i, times the sum over k >= i of g[k]
+    times the product of the elements from i + 1 to k.
     """
     along, g = normalize_axis(axis or 0, x.ndim), widened(g)
     x = rounded(x, g.dtype)

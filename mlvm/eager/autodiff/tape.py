@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Final, NamedTuple, NoReturn, TypeAlias
 
-from mlvm.arena.arena import scope, view_logs
+from mlvm.arena.arena import view_logs
+from mlvm.arena.context import current
 from mlvm.core.errors import GradientError
 from mlvm.core.op import Op
 from mlvm.core.types import DType, TensorType
@@ -38,16 +39,9 @@ from mlvm.eager.tensor.apply import (
     plan_for,
     raise_stale,
 )
-from mlvm.eager.tensor.autocast import NO_AUTOCAST, autocast_dtype
+from mlvm.eager.tensor.autocast import NO_AUTOCAST
 from mlvm.eager.tensor.constants import is_constant
-from mlvm.eager.tensor.context import (
-    current_capture,
-    current_tape,
-    default_arena,
-    in_use,
-    own_arenas,
-)
-from mlvm.eager.tensor.default import default_float
+from mlvm.eager.tensor.context import default_arena, own_arenas
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import apply_into_in_python, live_tapes, overwrite
 from mlvm.machines.native.extension import EXTENSION
@@ -87,10 +81,11 @@ _NOTHING: Final = Template((), (), ())
 class MultiOutputVjp:
     """Vjp of a call with several results, such as a loop, for all operands together.
 
-    - types: the operands' types.
-    - apply: `apply(g, saved, sums)` returns the new sum of each operand's cotangents.
-    - effect: True if the call changed shared state. In blocks the backward pass then visits the
-      node even if none of its results has a cotangent.
+    Attributes:
+        types: the operands' types.
+        apply: `apply(g, saved, sums)` returns the new sum of each operand's cotangents.
+        effect: True if the call changed shared state. In blocks the backward pass then visits the
+            node even if none of its results has a cotangent.
     """
 
     types: Sequence[TensorType]
@@ -180,7 +175,7 @@ class CotangentAccumulator(dict[int, Any]):
 
     def __init__(self) -> None:
         self._owned: set[int] = set()  # cotangents to which only this accumulator refers
-        self._recorded = current_tape.get() is not None
+        self._recorded = current().tape is not None
 
     def apply_vjps(self, node: Node, g: Any, targets: Container[int] | None = None) -> None:
         """Accumulate the cotangents of a node's operands, or of those among the `targets`."""
@@ -258,18 +253,19 @@ class CotangentAccumulator(dict[int, Any]):
 class Tape:
     """Tape: the recorded nodes, in order.
 
-    - nodes: the `node` of a tracked tensor is an index into this list. The entry of a watched
-      tensor is None.
-    - kept: ids of the roots of all saved values.
-    - within: the recorder whose launches the tape differentiates.
-    - sessions: the number of differentiations that share the tape.
-    - read_at: the first line that reads values of a tracked tensor.
-    - has_lost: whether a call on a tracked tensor had a result without a gradient, such as a
-      comparison, and none of its values has been read since.
+    Attributes:
+        nodes: the `node` of a tracked tensor is an index into this list. The entry of a watched
+            tensor is None.
+        kept: ids of the roots of all saved values.
+        within: the recorder whose launches the tape differentiates.
+        sessions: the number of differentiations that share the tape.
+        read_at: the first line that reads values of a tracked tensor.
+        has_lost: whether a call on a tracked tensor had a result without a gradient, such as a
+            comparison, and none of its values has been read since.
     """
 
     def __init__(self) -> None:
-        self.within: object = current_capture.get()
+        self.within: object = current().recorder
         self.nodes: list[Node | None] = []
         self.kept: set[int] = set()
         self.sessions = 0
@@ -437,9 +433,7 @@ if EXTENSION is not None:  # used by calls in C: see native/src/language/dispatc
         tensor=Tensor,
         tape=Tape,
         apply=apply_in_python,
-        scope=scope.get,
-        current_tape=current_tape.get,
-        in_use=in_use.get,
+        context=current,
         own_arenas=own_arenas,
         default_arena=default_arena,
         resolve=plan_for,
@@ -451,7 +445,6 @@ if EXTENSION is not None:  # used by calls in C: see native/src/language/dispatc
     )
     EXTENSION.install_views(alias=alias_in_python, type=TensorType)
     EXTENSION.install_templates(
-        context=(autocast_dtype, default_float),
         is_constant=is_constant,
         dtype=DType,
         with_keys=with_keys,
@@ -460,7 +453,7 @@ if EXTENSION is not None:  # used by calls in C: see native/src/language/dispatc
 
 def taping() -> Tape | None:
     """Return the current tape of this thread or task."""
-    tape = current_tape.get()
+    tape = current().tape
     return tape if isinstance(tape, Tape) else None
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from mlvm.core.errors import ArgumentError, CheckFailed, GradientError, GradientMismatch, brief
+from mlvm.core.errors import ArgumentError, CheckError, GradientError, GradientMismatchError, brief
 from mlvm.core.types import Array, DType, Shape, TensorType, c128, f64
 from mlvm.eager.autodiff.grad import grad
 from mlvm.eager.autodiff.host_call import call_host
@@ -32,7 +32,7 @@ _STEP: Final = float(np.finfo(np.float64).eps) ** (1 / 3)
 def check_gradients(
     fn: Callable[..., Tree], *args: Any, order: int = 1, tolerance: float = 1e-6
 ) -> None:
-    """Raise `GradientMismatch` unless the gradients of `fn` are the slopes of its values.
+    """Raise `GradientMismatchError` unless the gradients of `fn` are the slopes of its values.
 
     `fn(*args)` returns a tree of tensors of any shapes, of which only floats are used. It is
     differentiated with respect to each argument that contains float tensors: a tensor, a Module,
@@ -61,7 +61,7 @@ def check_gradients(
     Refuses:
         ml.testing.check_gradients(ml.sum, v, order=0)  # ArgumentError
         ml.testing.check_gradients(ml.sum, ints)  # GradientError
-        ml.testing.check_gradients(ml.relu, ml.zeros(1))  # GradientMismatch
+        ml.testing.check_gradients(ml.relu, ml.zeros(1))  # GradientMismatchError
     """
     if not isinstance(order, int) or not 1 <= order <= _MOST_ORDER:
         raise ArgumentError(
@@ -82,15 +82,15 @@ def check_gradients(
 def replacement(
     pattern: Callable[..., Tree], name: str, *types: TensorType, tolerance: float = 1e-5
 ) -> None:
-    """Raise `CheckFailed` unless a host function of the current VM computes the pattern.
+    """Raise `CheckError` unless a host function of the current VM computes the pattern.
 
     Both run on random operands of these types and shapes, which are the same in every run: floats
     are normal, integers are 0 or 1. The results must have the pattern's number and types. Their
     values may differ by `tolerance`, relative to the largest value of a result, and absolute if
     that is below 1.
 
-    Raises `ArgumentError` for an operand that is not a `TensorType`, `UnknownFunction`, and what
-    the pattern and the function raise.
+    Raises `ArgumentError` for an operand that is not a `TensorType`, `UnknownFunctionError`, and
+    what the pattern and the function raise.
 
         >>> import numpy as np
         >>> vm = ml.VM("mine")
@@ -99,8 +99,8 @@ def replacement(
 
     Refuses:
         ml.testing.replacement(ml.relu, "relu", 3)  # ArgumentError
-        ml.testing.replacement(ml.exp, "sin", ml.TensorType("f32", (2,)))  # CheckFailed
-        ml.testing.replacement(ml.relu, "none", ml.TensorType("f32", (2,)))  # UnknownFunction
+        ml.testing.replacement(ml.exp, "sin", ml.TensorType("f32", (2,)))  # CheckError
+        ml.testing.replacement(ml.relu, "none", ml.TensorType("f32", (2,)))  # UnknownFunctionError
     """
     rng, operands = np.random.default_rng(0), list[Tensor]()
     for type in types:
@@ -114,18 +114,18 @@ def replacement(
     value: Any = results[0] if len(results) == 1 else results or None
     results = value if isinstance(value, tuple) else () if value is None else (value,)
     if len(results) != len(expected):
-        raise CheckFailed(
+        raise CheckError(
             f"{name}: expected {len(expected)} results as in the pattern, got {len(results)}"
         )
     for i, (got, want) in enumerate(zip(results, expected, strict=True)):
         if got.type != want.type:
-            raise CheckFailed(
+            raise CheckError(
                 f"{name}: expected {want.type} as result {i} as in the pattern, got {got.type}"
             )
         x, y = (np.asarray(each.tolist(), np.complex128) for each in (got, want))
         wrong = ~np.isclose(x, y, tolerance, tolerance * max(1.0, abs(y).max(initial=0.0)), True)
         if wrong.any():
-            raise CheckFailed(
+            raise CheckError(
                 f"{name}: result {i}, {got.type}: {wrong.sum()} of {wrong.size} elements differ "
                 f"from the pattern, by at most {abs(x - y)[wrong].max():.3g}"
             )
@@ -233,14 +233,14 @@ def _change(high: Array, low: Array) -> Array:
 
 
 def _compare(gradient: Array, quotients: Array, tolerance: float, where: str) -> None:
-    """Raise `GradientMismatch` with the element that differs most, unless they agree."""
+    """Raise `GradientMismatchError` with the element that differs most, unless they agree."""
     bound = tolerance * max(1.0, float(np.max(np.abs(quotients), initial=0.0)))
     distances = np.abs(gradient - quotients)
     wrong = ~(distances <= bound)  # also true for nan
     if np.any(wrong):
         most = np.unravel_index(np.argmax(np.where(wrong, distances, -1.0)), distances.shape)
         index = f"[{','.join(map(str, most))}]" if most else ""
-        raise GradientMismatch(
+        raise GradientMismatchError(
             f"{where}{index}: the gradient is {gradient[most]:.9g}, the difference quotient "
             f"{quotients[most]:.9g}; {np.count_nonzero(wrong)} of {wrong.size} elements differ by "
             f"more than {bound:.2g}"

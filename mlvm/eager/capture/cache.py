@@ -1,16 +1,20 @@
-"""Program cache of a captured function: entries, their keys, and the eviction order.
+"""Entries of a captured function: its programs, with the calls that each is valid for.
 
 In: the signature of a call, and its key (`Signatures.of`). Out: the `CacheEntry` that is valid for
 the call, with the scalar inputs of its program. None is a miss: the caller then compiles an entry
-and adds it. Entries with the same key differ in properties that the key does not contain: the
-identities of arguments, and numbers that Python code has read.
+and adds it. An entry has guards (its key, and `bind`), a flow (its own trace, or an `OpenTrace`,
+which has an entry for each combination of lengths), and plans (`Variants`). Entries with the same
+key differ in properties that the key does not contain: the identities of arguments, and numbers
+that Python code has read.
 
-Invariant: a program may be launched only for a call that `bind` accepts. At most `MOST_PROGRAMS`
-entries are kept; the least recently used entry is evicted first. The fast path in C does not report
-its hits to the cache, so the caller passes its entries to `add`.
+Invariant: a program may be launched only for a call that `bind` accepts. C matches the calls of
+`known` entries without a signature, and tries the most recent match first. At most `MOST_PROGRAMS`
+entries are kept for each `OpenTrace`, and as many for all other traces. The least recently used
+entry is evicted first. C does not report its matches, so `known` entries count as used when an
+entry is added.
 
 Callers: `Captured`, from any thread. `lock` is held while the dicts change. The entries of a key
-are a tuple, so `find` reads them without the lock.
+are a tuple, and the list `known` is replaced by one assignment, so readers need no lock.
 """
 
 from __future__ import annotations
@@ -20,10 +24,11 @@ import operator
 import types
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from mlvm.core.errors import OpError
 from mlvm.core.locks import new_lock
+from mlvm.core.memo import Memo
 from mlvm.core.protocol import VMProtocol
 from mlvm.eager.capture.guards.guard_set import ASKS_CLASS
 from mlvm.eager.capture.guards.signature import Signature
@@ -48,6 +53,9 @@ _MOST_KEYS: Final = 4 * MOST_PROGRAMS
 """Maximum number of keys whose changed numbers are remembered, including the keys of evicted
 programs."""
 
+_MOST_KNOWN: Final = 4
+"""Entries that C matches."""
+
 
 class CacheEntry:
     """A compiled program with the conditions under which a call may launch it.
@@ -65,7 +73,8 @@ class CacheEntry:
     - state_views: functions that return a view of a state (None after it is freed), each with the
       state.
     - replaced: the calls of host functions, by name; see `capture(replace=)`.
-    - fast_paths: the number of times that the program was added to the fast path.
+    - opened: the trace with dynamic lengths from which the entry was made, if there is one.
+    - times_known: the number of times that the entry was added to `CacheEntries.known`.
     - open_part: makes the part of a saved step that depends on lengths, if the step was planned for
       bounds of lengths.
     - sources: with `capture(check=)`, a function of a call's signature and of a function that
@@ -99,7 +108,8 @@ class CacheEntry:
         self._returned = self.outcome.outside
         self._state_ids = {id(x) for x in record.outside.states}
         self.replaced: dict[str, list[Replaced]] = {}
-        self.fast_paths = 0
+        self.opened: object = None
+        self.times_known = 0
         self.open_part: Callable[..., OpenStep] | None = None
         self.variants = Variants(Launch(planned, call, hoisted), compile_unhoisted)
 
@@ -112,10 +122,11 @@ class CacheEntry:
     ) -> CacheEntry:
         """Return an entry with a different launch, for a call that differs only in lengths."""
         other = copy.copy(self)
+        other.keepalive = [*self.keepalive]
         other.outcome, other.numbers = call.outcome, call.numbers
         other.scalars = ScalarInputs(signature.numbers, other.numbers.values, [])
         other.input_types = tuple([x.type for x in signature.inputs])
-        other.fast_paths = 0
+        other.times_known = 0
         other.variants = Variants(launch, compile_unhoisted)
         return other
 
@@ -238,17 +249,32 @@ class NumberChanges(NamedTuple):
     specialised: set[int]
 
 
-class ProgramCache:
-    """Cache of a captured function's entries by key, in least-recently-used order."""
+class KnownEntry(Protocol):
+    """Entry whose calls C matches; `capture.call` defines the class."""
+
+    entry: CacheEntry
+
+
+K = TypeVar("K", bound=KnownEntry)
+
+
+class CacheEntries(Generic[K]):
+    """Entries of a captured function by key, in least-recently-used order.
+
+    known: the entries whose calls C matches, the most recent match first.
+    """
 
     def __init__(self) -> None:
         self.lock = new_lock()
+        self.known: list[K] = []
         self._entries: dict[Any, tuple[CacheEntry, ...]] = {}
         self._keys: dict[CacheEntry, Any] = {}  # least recently used first
-        self._changes: dict[Any, NumberChanges] = {}
+        self._changes = Memo[Any, NumberChanges](_MOST_KEYS, "capture: changed numbers")
 
-    def __len__(self) -> int:
-        return len(self._keys)
+    @property
+    def closed(self) -> int:
+        """The number of programs of traces without open lengths."""
+        return sum(entry.opened is None for entry in list(self._keys))
 
     def find(self, key: Any, signature: Signature) -> tuple[CacheEntry, ScalarInputs] | None:
         """Return the entry that is valid for a call, with its scalar inputs."""
@@ -259,21 +285,19 @@ class ProgramCache:
                 return entry, scalars
         return None
 
-    def add(
-        self, key: Any, signature: Signature, entry: CacheEntry, recent: Iterable[CacheEntry]
-    ) -> list[CacheEntry]:
+    def add(self, key: Any, signature: Signature, entry: CacheEntry) -> list[CacheEntry]:
         """Add an entry, unless another thread has already added a valid one.
 
-        If the cache is full, evict the least recently used entries; `recent` entries are marked as
-        used now. Return the evicted entries."""
-        dropped: list[CacheEntry] = []
+        Evict the least recently used entries of the same trace if there are too many. Return the
+        evicted entries."""
         with self.lock:
             if self.find(key, signature) is not None:
-                return dropped
-            self._touch(recent)
-            while len(self._keys) >= MOST_PROGRAMS:
-                dropped.append(next(iter(self._keys)))
-                self._forget(dropped[-1])
+                return []
+            self._touch(known.entry for known in reversed(self.known))
+            alike = [each for each in self._keys if each.opened is entry.opened]
+            dropped = alike[: max(0, len(alike) + 1 - MOST_PROGRAMS)]
+            for each in dropped:
+                self._forget(each)
             self._entries[key] = (*self._entries.get(key, ()), entry)
             self._keys[entry] = key
         return dropped
@@ -291,8 +315,28 @@ class ProgramCache:
                 self._forget(entry)
         return lapsed
 
+    def know(self, known: K) -> None:
+        """Let C match calls with an entry, and try that first."""
+        others = [each for each in self.known if each.entry is not known.entry]
+        self.known = [known, *others[: _MOST_KNOWN - 1]]  # at once
+
+    def release_known(self) -> None:
+        """Let C match no entry, since each keeps alive what it read. All may be known again."""
+        for each in self.known:
+            each.entry.times_known -= 1
+        self.known = []
+
+    def forget_opened(self, traces: Sequence[object]) -> list[CacheEntry]:
+        """Forget the entries of these traces with open lengths. Return them."""
+        with self.lock:
+            dropped = [entry for entry in self._keys if entry.opened in traces]
+            for entry in dropped:
+                self._forget(entry)
+        return dropped
+
     def clear(self) -> None:
         with self.lock:
+            self.known = []
             self._entries.clear()
             self._keys.clear()
             self._changes.clear()
@@ -300,11 +344,9 @@ class ProgramCache:
     def changes_of(self, key: Any, signature: Signature) -> NumberChanges:
         """Return the changed numbers of the key, after recording a call with this signature."""
         with self.lock:
-            changes = self._changes.pop(key, None) or NumberChanges(set(), set())
-            while len(self._changes) >= _MOST_KEYS:
-                del self._changes[next(iter(self._changes))]
-            self._changes[key] = changes
-            for entry in self._entries.get(key, ())[-1:]:
+            changes = self._changes.get(key, lambda: NumberChanges(set(), set()))
+            entries = [each for each in self._entries.get(key, ()) if each.opened is None]
+            for entry in entries[-1:]:
                 pairs = zip(signature.numbers, entry.scalars.args, strict=True)
                 changes.changed.update(i for i, (x, y) in enumerate(pairs) if not is_same(x, y))
             return changes

@@ -1,16 +1,15 @@
 """Fast path of a captured call: C code matches the arguments and guards of known calls.
 
 In: the arguments of a call. Out: the entry of its program, its scalar inputs and its tensors; or
-None if no entry of the fast path matches. In that case Python looks the call up by its signature,
-determines the difference, and traces if necessary.
+None if no known call matches. In that case Python looks the call up by its signature, determines
+the difference, and traces if necessary.
 
-An entry of the fast path describes a call that Python has matched once, as a flat pattern for C.
-The entry is valid while the guards of the function hold, the context is the same and no update
-needs a copy first. Invariant: the fast path never accepts a call that Python would reject; it may
-reject a call that Python accepts.
+A known call is a call that Python has matched once, as a flat pattern for C. It is valid while the
+guards of the function hold, the context is the same and no update needs a copy first. Invariant: a
+known call never matches a call that Python would reject; it may reject a call that Python accepts.
 
-Callers: `Captured` at each call, from any thread. No lock is held: the list of entries is replaced
-by one assignment, and the C code holds the interpreter's lock.
+Callers: `Captured` at each call, from any thread. No lock is held: the C code holds the
+interpreter's lock.
 """
 
 from __future__ import annotations
@@ -38,16 +37,15 @@ from mlvm.eager.tensor.update import live_tapes
 from mlvm.eager.tree import flatten, replace
 from mlvm.machines.native.extension import EXTENSION
 
-_MOST_FAST_PATHS: Final = 4
-_MOST_ADDED: Final = 16
-"""Maximum number of times that a program may enter the fast path, so that calls which never repeat
-do not fill it."""
+_MOST_TIMES_KNOWN: Final = 16
+"""Maximum number of times that an entry may become known, so that calls which never repeat do not
+replace known calls."""
 
 _ARRAYS: Final = np.ndarray, np.generic
 
 
-class FastPathEntry:
-    """A known call of a program, as a pattern that C compares with later calls.
+class KnownCall:
+    """A call of a program, which C matches with later ones.
 
     entry: the program. scratch: the scratch memory of its VM. pattern: the pattern of the
     arguments, a C object.
@@ -92,44 +90,25 @@ class FastPathEntry:
         return None if match is None else (scalars, *match)
 
 
-class FastPath:
-    """List of known calls that are matched in C, the newest first."""
-
-    def __init__(self) -> None:
-        self.entries: list[FastPathEntry] = []
-
-    def add(
-        self, entry: CacheEntry, signature: Signature, args: Any, kwargs: Any, scratch: Scratch
-    ) -> None:
-        """Let C match the next such call, if C supports it and it was not added too often."""
-        is_plain = not (
-            entry.aliased_inputs
-            or entry.state_views
-            or entry.outcome.rebound
-            or entry.outcome.returns_arguments
-            or entry.launch.queues
-        )
-        if not is_plain or not signature.guards.is_flat or entry.fast_paths >= _MOST_ADDED:
-            return
-        parts = parts_of(signature, len(args), kwargs)
-        if parts is None:
-            return
-        entry.fast_paths += 1
-        first = FastPathEntry(entry, signature, parts, scratch)
-        others = [each for each in self.entries if each.entry is not entry]
-        # one assignment: other threads see a complete list
-        self.entries = [first, *others[: _MOST_FAST_PATHS - 1]]
-
-    def release(self) -> None:
-        """Remove all known calls, and with them the references that keep objects alive.
-
-        Their programs may enter the fast path again."""
-        for each in self.entries:
-            each.entry.fast_paths -= 1
-        self.entries = []
-
-    def clear(self) -> None:
-        self.entries = []
+def known_call(
+    entry: CacheEntry, signature: Signature, args: Any, kwargs: Any, scratch: Scratch
+) -> KnownCall | None:
+    """Return the entry with the call as a pattern for C; None if C cannot match such a call, or the
+    entry became known too often."""
+    is_plain = not (
+        entry.aliased_inputs
+        or entry.state_views
+        or entry.outcome.rebound
+        or entry.outcome.returns_arguments
+        or entry.launch.queues
+    )
+    if not is_plain or not signature.guards.is_flat or entry.times_known >= _MOST_TIMES_KNOWN:
+        return None
+    parts = parts_of(signature, len(args), kwargs)
+    if parts is None:
+        return None
+    entry.times_known += 1
+    return KnownCall(entry, signature, parts, scratch)
 
 
 def as_tensors(signatures: Signatures, vm: VMProtocol, args: Any, kwargs: Any) -> Any:

@@ -42,21 +42,22 @@ from typing import (
 )
 
 from mlvm.arena.arena import Allocation, Arena, scope
+from mlvm.arena.context import current
 from mlvm.arena.planner import MOST_EFFORT, Plan
 from mlvm.core.collecting import uncollected
 from mlvm.core.errors import (
     ArgumentError,
     CaptureError,
     GradientError,
-    ShutDown,
+    QueueClosedError,
     StaleProgramError,
     brief,
 )
 from mlvm.core.program.program import Program
 from mlvm.core.sizes import parse_size
 from mlvm.eager.autodiff.tape import taping
-from mlvm.eager.capture.cache import CacheEntry, ProgramCache, free_numbers
-from mlvm.eager.capture.call import FastPath, as_tensors
+from mlvm.eager.capture.cache import CacheEntries, CacheEntry, free_numbers
+from mlvm.eager.capture.call import KnownCall, as_tensors, known_call
 from mlvm.eager.capture.comparing import open_sources_of, require_same, sources_of
 from mlvm.eager.capture.guards.changing import Changing
 from mlvm.eager.capture.guards.frozen import warn_of_frozen
@@ -69,12 +70,7 @@ from mlvm.eager.capture.opened import CallFamilies, OpenTrace, without_sizes
 from mlvm.eager.capture.replacing import check_replace, replace_patterns
 from mlvm.eager.capture.trace import TracedCall, trace
 from mlvm.eager.recording import debug, recorder
-from mlvm.eager.tensor.context import (
-    current_arena,
-    current_capture,
-    current_tape,
-    default_arena,
-)
+from mlvm.eager.tensor.context import current_arena, default_arena
 from mlvm.eager.tensor.number import is_same
 from mlvm.eager.tensor.reading import values_of
 from mlvm.eager.tensor.tensor import Tensor
@@ -83,6 +79,7 @@ from mlvm.eager.tensor.wrapper import hinted
 from mlvm.machines import residuals
 from mlvm.machines.files import require_suffix, write_file
 from mlvm.machines.native.extension import EXTENSION
+from mlvm.machines.old_keywords import old_keywords
 from mlvm.show import html
 from mlvm.show.picture import timeline
 from mlvm.step.compile import Planned, compile_flow, no_loop
@@ -112,11 +109,12 @@ class _Miss(NamedTuple):
 class Match(NamedTuple):
     """The program that matches a call, with the inputs for it.
 
-    - entry, scalars: the program, and the numbers that the call passes to it.
-    - signature: the call's signature.
-    - args, kwargs: the arguments, with numpy arrays converted to tensors.
-    - is_known: whether the program existed before the call.
-    - named: the dynamic lengths that the user has named for this call.
+    Attributes:
+        entry, scalars: the program, and the numbers that the call passes to it.
+        signature: the call's signature.
+        args, kwargs: the arguments, with numpy arrays converted to tensors.
+        is_known: whether the program existed before the call.
+        named: the dynamic lengths that the user has named for this call.
     """
 
     entry: CacheEntry
@@ -155,6 +153,7 @@ class Captured(Generic[P, R]):
     debug: ClassVar[Callable[..., None]]
     """Debug this call step by step: see `mlvm.eager.runs.captured`, which adds the method."""
 
+    @old_keywords("Captured")
     def __init__(
         self,
         fn: Callable[P, R],
@@ -163,8 +162,8 @@ class Captured(Generic[P, R]):
         recompute: bool,
         hoist: bool = True,
         replace: Mapping[Callable[..., Any], str] = types.MappingProxyType({}),
-        lengths: Mapping[str, Any] | Literal[False] | None = None,
-        at_most: Mapping[str, int] | None = None,
+        dynamic_axes: Mapping[str, Any] | Literal[False] | None = None,
+        max_sizes: Mapping[str, int] | None = None,
         check: int | None = None,
         memory: int | None = None,
         effort: int = 1,
@@ -182,18 +181,17 @@ class Captured(Generic[P, R]):
             "recompute": recompute,
             "hoist": hoist,
             "replace": dict(replace),
-            "lengths": lengths,
-            "at_most": at_most,
+            "dynamic_axes": dynamic_axes,
+            "max_sizes": max_sizes,
             "check": check,
             "memory": memory,
             "effort": effort,
         }
         self.budget = memory
-        self._spec = LengthSpec(fn, lengths, at_most)
+        self._spec = LengthSpec(fn, dynamic_axes, max_sizes)
         self._families = CallFamilies()
-        self._cache = ProgramCache()
+        self._entries = CacheEntries[KnownCall]()
         self._signatures = Signatures(fn)
-        self._fast_path = FastPath()
         self._scratch = ScratchMemories(self)
         self._last: CacheEntry | None = None
         self._changing = Changing(fn)
@@ -202,7 +200,7 @@ class Captured(Generic[P, R]):
         update_wrapper(self, fn, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        if current_capture.get() is not None:  # called inside another captured function
+        if current().recorder is not None:  # called inside another captured function
             return self._fn(*args, **kwargs)
         if step_observers:
             return step_observers[-1](self, self._call, args, kwargs)  # type: ignore[no-any-return]
@@ -215,27 +213,32 @@ class Captured(Generic[P, R]):
         holding the VM's lock, so the thread that fills the queue may launch programs on the same
         VM.
 
-        Raises `ShutDown` if the queue has no element, and `ProgramError` unless the function takes
-        exactly one element from one queue, before anything else.
+        Raises `QueueClosedError` if the queue has no element, and `ProgramError` unless the
+        function takes exactly one element from one queue, before anything else.
 
         Refuses:
-            drained.drain()  # ShutDown
+            drained.drain()  # QueueClosedError
             ml.capture(ml.sum).drain(v)  # ProgramError
         """
         return self._call(args, kwargs, loop=True)  # type: ignore[no-any-return]
 
     def _call(self, args: Any, kwargs: Any, *, loop: bool = False) -> Any:
-        if current_tape.get() is not None and taping() is not None:
+        now = current()
+        if now.tape is not None and taping() is not None:
             raise GradientError(
                 f"{self!r} cannot be differentiated: capture the function that takes the gradient"
             )
-        arena = scope.get() or default_arena()
-        for path in () if loop else self._fast_path.entries:
-            bound = path.match(arena.vm, args, kwargs)
+        arena = now.arena or default_arena()
+        entries = self._entries.known
+        for known in () if loop else entries:
+            bound = known.match(arena.vm, args, kwargs)
             if bound is not None:
-                entry = self._last = path.entry
-                return self._launch(entry, entry.variants.select(), arena, path.scratch, *bound)
-        path = bound = None  # type: ignore[assignment]  # they keep the state of a call alive
+                entry = known.entry
+                if entry is self._last and known is not entries[0]:  # not just in turn with others
+                    self._entries.know(known)
+                self._last = entry
+                return self._launch(entry, entry.variants.select(), arena, known.scratch, *bound)
+        now = entries = known = bound = None  # type: ignore[assignment]  # they keep state alive
         arrays = args
         args, kwargs = as_tensors(self._signatures, arena.vm, args, kwargs)
         if args is not arrays:
@@ -252,7 +255,9 @@ class Captured(Generic[P, R]):
             result = entry.outcome.with_arguments(result, args, kwargs)
         may_repeat = is_known and (is_repeated or not named)
         if EXTENSION is not None and may_repeat and self.check is None:
-            self._fast_path.add(entry, signature, args, kwargs, scratch)
+            learnt = known_call(entry, signature, args, kwargs, scratch)
+            if learnt is not None:
+                self._entries.know(learnt)
         return result
 
     def match(self, args: Any, kwargs: Any) -> Match:
@@ -260,14 +265,14 @@ class Captured(Generic[P, R]):
 
         No program is launched. Raises the errors that a call raises before its launch.
         """
-        arena = scope.get() or default_arena()
+        arena = scope() or default_arena()
         return self._match(arena, *as_tensors(self._signatures, arena.vm, args, kwargs))
 
     def _match(self, arena: Arena, args: Any, kwargs: Any) -> Match:
         while True:
             signature, key = self._signatures.of(arena.vm, args, kwargs)
             named = self._spec.axes(signature, args, kwargs) if self._spec.names else []
-            match = self._cache.find(key, signature) or self._find_open(signature, key)
+            match = self._entries.find(key, signature) or self._find_open(signature, key)
             if match is None:
                 try:
                     with uncollected():
@@ -325,7 +330,7 @@ class Captured(Generic[P, R]):
         outputs = [output.alloc(arena) for output in entry.outcome.outputs]
         run = partial(launch.run, self._scratch.of(arena.vm), scalars, arena.vm)
         run(signature.inputs, outputs)
-        with suppress(ShutDown):
+        with suppress(QueueClosedError):
             while True:
                 run(signature.inputs, outputs, program=looped)
         inputs, tensors = signature.inputs, signature.tensors
@@ -383,7 +388,7 @@ class Captured(Generic[P, R]):
     @property
     def signatures(self) -> int:
         """The number of compiled programs: one per traced signature."""
-        return len(self._cache) + self._families.traces
+        return self._entries.closed + self._families.traces
 
     def explain(self) -> str:
         """Return why recent calls were retraced, as one line per retrace, oldest first.
@@ -463,12 +468,11 @@ class Captured(Generic[P, R]):
         iterations (see `mlvm.machines.residuals`)."""
         return residuals.stack_bytes(current_arena().vm)
 
-    def plot(
-        self, path: str | os.PathLike[str], *, lengths: Mapping[str, int] | None = None
-    ) -> None:
+    @old_keywords("Captured.plot")
+    def plot(self, path: str | os.PathLike[str], *, sizes: Mapping[str, int] | None = None) -> None:
         """Draw the scratch memory of the last call's program as SVG: offsets and live ranges.
 
-        With `lengths`, a dict of sizes by name, the plan for the bounds is drawn as it is used at
+        With `sizes`, a dict of sizes by name, the plan for the bounds is drawn as it is used at
         these lengths.
 
         Raises `CaptureError` before the first call, and if the program does not have these dynamic
@@ -478,19 +482,19 @@ class Captured(Generic[P, R]):
         Refuses:
             ml.capture(ml.sum).plot("step.svg")  # CaptureError
             ml.capture(ml.sum).plot("step.png")  # ArgumentError
-            bounded.plot("step.svg", lengths={"n": 10})  # ShapeError
+            bounded.plot("step.svg", sizes={"n": 10})  # ShapeError
         """
         require_suffix(path, ".svg", "plot")
         title = f"Memory plan of {self._title.strip('_<>') or 'a captured function'}"
         planned = self.planned
-        if lengths is not None and not isinstance(lengths, Mapping):
+        if sizes is not None and not isinstance(sizes, Mapping):
             raise ArgumentError(
-                f'plot: expected lengths by name, such as {{"time": 12}}, got {brief(lengths)}'
+                f'plot: expected sizes by name, such as {{"time": 12}}, got {brief(sizes)}'
             )
-        if lengths:
+        if sizes:
             opened = self._open_part(self._last_entry(), planned)
-            planned = opened.planned_at(opened.values_of(lengths))
-            title += f" at {', '.join(f'{name} = {n}' for name, n in lengths.items())}"
+            planned = opened.planned_at(opened.values_of(sizes))
+            title += f" at {', '.join(f'{name} = {n}' for name, n in sizes.items())}"
         write_file(path, timeline(planned.recording(), title=title))
 
     def _repr_html_(self) -> str:
@@ -506,8 +510,8 @@ class Captured(Generic[P, R]):
         """Write the last call's program, its plan and the current state to a file.
 
         `python -m mlvm run` runs such a file. The file contains the program with hoisted values. If
-        the function was captured with `lengths` and `at_most`, the file supports all lengths that
-        the trace of the last call supports.
+        the function was captured with `dynamic_axes` and `max_sizes`, the file supports all lengths
+        that the trace of the last call supports.
 
         Raises `CaptureError` before the first call, for a length without a bound, and if the
         program of the last call is valid only for its own lengths; `ArgumentError` for a file name
@@ -554,16 +558,16 @@ class Captured(Generic[P, R]):
         if entry.open_part is None:
             types = ", ".join(map(str, entry.input_types))
             if not self._spec.names:
-                why = 'name open axes, as in ml.capture(step, lengths={"x": ("n",)})'
+                why = 'name open axes, as in ml.capture(step, dynamic_axes={"x": ("n",)})'
             elif self._replace or debug.is_watched(entry.vm):
                 used = "replace= is" if self._replace else "ml.debug is"
-                why = f"{used} used; capture it without, or with lengths=False"
+                why = f"{used} used; capture it without, or with dynamic_axes=False"
             elif any(n < 2 for type in entry.input_types for n in type.shape):
                 why = "sizes of 0 and 1 have programs by themselves; call it at other lengths"
             else:
                 why = (
                     "the compiler needed their values, or a tensor is larger than at the bounds; "
-                    "call it at other lengths, or capture it with lengths=False"
+                    "call it at other lengths, or capture it with dynamic_axes=False"
                 )
             raise CaptureError(
                 f"the last program of {self!r}, for ({types}), is valid only for its own "
@@ -589,10 +593,9 @@ class Captured(Generic[P, R]):
         """Wait for running calls, free the scratch memory, and forget the programs.
 
         A later call traces the function again."""
-        self._cache.clear()
+        self._entries.clear()
         self._families.clear()
         self._signatures.clear()
-        self._fast_path.clear()
         self._changing = Changing(self.fn)
         self._last = None
         self._scratch.release()
@@ -624,8 +627,8 @@ class Captured(Generic[P, R]):
 
         Only a call that traces does this."""
         self._signatures.keep_only(guards)
-        self._fast_path.release()
-        lapsed = self._cache.forget_lapsed()
+        self._entries.release_known()
+        lapsed = self._entries.forget_lapsed()
         if lapsed:
             self._signatures.forget_modules()
             self._drop(lapsed)
@@ -634,7 +637,7 @@ class Captured(Generic[P, R]):
         """Trace the call with constant sizes, and compile a program.
 
         Numbers that have changed between calls become inputs of the program."""
-        changes = self._cache.changes_of(miss.key, miss.signature)
+        changes = self._entries.changes_of(miss.key, miss.signature)
         free = free_numbers(changes, miss.signature)
         try:
             call = miss.trace(self.fn, free)
@@ -647,8 +650,7 @@ class Captured(Generic[P, R]):
         entry = self._entry(call, miss.signature)
         key = self._steady_key(call, miss)
         if key is not None:
-            recent = [path.entry for path in self._fast_path.entries]
-            self._drop(self._cache.add(key, miss.signature, entry, recent))
+            self._drop(self._entries.add(key, miss.signature, entry))
         return entry
 
     def _compile_open(self, miss: _Miss, named: Sequence[OpenLength]) -> CacheEntry | None:
@@ -659,7 +661,7 @@ class Captured(Generic[P, R]):
         lengths = self._families.note(key, signature, named)
         if not lengths:
             return None
-        changes = self._cache.changes_of(without_sizes(key), signature)
+        changes = self._entries.changes_of(without_sizes(key), signature)
         changes.changed.update(self._families.changed_numbers(key, signature))
         free = free_numbers(changes, signature)
         try:
@@ -674,11 +676,12 @@ class Captured(Generic[P, R]):
         entry = self._entry_at(opened, signature, opened.present)
         if entry is None:
             return None
-        opened.keep(opened.present, entry)
         steady = self._steady_key(call, miss)
         if steady is not None:
             self._families.move(key, steady)
             self._families.add(steady, opened)
+            self._drop(self._entries.add(steady, signature, entry))
+            self._drop(self._entries.forget_opened(self._families.take_dropped()))
         opened.warn_of_pins(self._name, {axis for each in named for axis in each.axes})
         return entry
 
@@ -690,7 +693,7 @@ class Captured(Generic[P, R]):
         ignored."""
         if call.outcome.rebound:
             self._signatures.count_as_arguments(field for field, _ in call.outcome.rebound)
-            self._fast_path.clear()
+            self._entries.known = []
         before = miss.signature
         is_less = self._signatures.note_flattened(before.guards, call.flattened)
 
@@ -742,21 +745,17 @@ class Captured(Generic[P, R]):
             each.variants.drop(self._scratch.of(each.vm), each.vm)
 
     def _find_open(self, signature: Signature, key: Any) -> tuple[CacheEntry, ScalarInputs] | None:
-        """Return an entry of a trace with dynamic lengths for the call; compile it if needed."""
+        """Return a new entry of a trace with dynamic lengths for the call, if a trace is valid."""
         for opened in self._families.of(key):
             lengths = opened.lengths(signature)
             if lengths is None:
                 continue
-            match = opened.find(lengths, signature)
-            if match is not None:
-                return match
             with uncollected(), opened.lock:
                 entry = self._entry_at(opened, signature, lengths)
                 scalars = None if entry is None else entry.bind(signature)
                 if entry is None or scalars is None:
                     continue
-                forgotten = opened.keep(lengths, entry)
-            self._drop(forgotten)
+            self._drop(self._entries.add(key, signature, entry))
             return entry, scalars
         return None
 
@@ -765,8 +764,10 @@ class Captured(Generic[P, R]):
     ) -> CacheEntry | None:
         """Compile the entry for a call with these lengths; return None if a guard does not hold."""
         entry = self._make_entry_at(opened, signature, lengths)
-        if entry is not None and self.check is not None:
-            entry.sources = partial(open_sources_of, opened, lengths)
+        if entry is not None:
+            entry.opened = opened
+            if self.check is not None:
+                entry.sources = partial(open_sources_of, opened, lengths)
         return entry
 
     def _make_entry_at(
@@ -817,8 +818,8 @@ def capture(
     recompute: bool = True,
     hoist: bool = True,
     replace: Mapping[Callable[..., Any], str] = ...,
-    lengths: Mapping[str, Any] | Literal[False] | None = ...,
-    at_most: Mapping[str, int] | None = ...,
+    dynamic_axes: Mapping[str, Any] | Literal[False] | None = ...,
+    max_sizes: Mapping[str, int] | None = ...,
     check: int | None = ...,
     memory: int | str | None = ...,
     effort: int = ...,
@@ -830,13 +831,14 @@ def capture(
     recompute: bool = True,
     hoist: bool = True,
     replace: Mapping[Callable[..., Any], str] = ...,
-    lengths: Mapping[str, Any] | Literal[False] | None = ...,
-    at_most: Mapping[str, int] | None = ...,
+    dynamic_axes: Mapping[str, Any] | Literal[False] | None = ...,
+    max_sizes: Mapping[str, int] | None = ...,
     check: int | None = ...,
     memory: int | str | None = ...,
     effort: int = ...,
 ) -> Callable[[Callable[P, R]], Captured[P, R]]: ...
 @hinted
+@old_keywords("capture")
 def capture(
     fn: Callable[..., Any] | None = None,
     /,
@@ -845,8 +847,8 @@ def capture(
     recompute: bool = True,
     hoist: bool = True,
     replace: Mapping[Callable[..., Any], str] = types.MappingProxyType({}),
-    lengths: Mapping[str, Any] | Literal[False] | None = None,
-    at_most: Mapping[str, int] | None = None,
+    dynamic_axes: Mapping[str, Any] | Literal[False] | None = None,
+    max_sizes: Mapping[str, int] | None = None,
     check: int | None = None,
     memory: int | str | None = None,
     effort: int = 1,
@@ -874,37 +876,46 @@ def capture(
     Arguments:
 
     - `fn`: the function. Without it, `capture` returns a decorator.
+
     - `fuse`: run chains of elementwise ops block by block, so that intermediates within a chain
       need no memory. Default: True.
+
     - `recompute`: compute cheap values again in the backward pass instead of saving them. Default:
       True.
+
     - `hoist`: compute values only once that depend only on tensors which the step does not update,
       such as a weight in another dtype. They are kept in an arena and computed again after any
       write to such a tensor. If one is written before each call, a second program computes them in
       the step. `plan.ahead` is their size in bytes, at most four times the size of the tensors that
       they depend on. Default: True.
+
     - `replace`: a dict `{pattern: name}`. Where the function computes the pattern, a Python
       function of tensors such as `lambda x, w, b: ml.gelu(x @ w + b)`, the program calls the host
       function of that name. The host function pops the operands of the pattern and pushes its
       results. `step.replaced` lists these calls; a `ReplacementWarning` names a pattern that
       matches no part of the function. See docs/functions.md.
-    - `lengths`: names of dynamic axes, as in `{"tokens": (None, "time")}`: a name or None for each
-      axis of a parameter's tensors. One trace and one plan serve all sizes of a named axis. An axis
-      without a name becomes dynamic at the third size that calls have; with `lengths=False` each
-      size gets its own program. Python code may compute with a length as with any number. A
-      comparison, as in an `if`, becomes a guard. Where Python needs the value itself, each value
-      gets its own program. See docs/lengths.md.
-    - `at_most`: upper bounds of lengths by name. Memory is planned for these bounds. Without a
+
+    - `dynamic_axes`: names of dynamic axes, as in `{"tokens": (None, "time")}`: a name or None for
+      each axis of a parameter's tensors. One trace and one plan serve all sizes of a named axis. An
+      axis without a name becomes dynamic at the third size that calls have; with
+      `dynamic_axes=False` each size gets its own program. Python code may compute with a length as
+      with any number. A comparison, as in an `if`, becomes a guard. Where Python needs the value
+      itself, each value gets its own program. See docs/lengths.md.
+
+    - `max_sizes`: upper bounds of lengths by name. Memory is planned for these bounds. Without a
       bound, the planned size doubles when a call exceeds it.
+
     - `check`: with `check=n`, every n-th call that has a program traces the function again, and
       compares the trace with the program. If they differ, an error names the line and
       the value that changed. Use `check=1` first when results seem outdated: it finds each read
       that no guard compares, at the cost of one trace per call. Default: None, at no cost.
+
     - `memory`: a budget such as `"64 MiB"`, or a number of bytes, for `step.plan.nbytes +
       step.plan.ahead`. To meet it, the compiler recomputes the values whose recomputation is
       estimated to be fastest. A larger budget never results in a program with a longer estimated
       time. With dynamic lengths the budget applies to the bounds. Code inside loops and branches is
       not changed. See docs/budgets.md.
+
     - `effort`: with `effort=n`, the planner of scratch memory may visit n times as many nodes in
       its search for a smaller plan, which needs up to n times the planning time. It stops when
       `plan.nbytes` equals `plan.lower_bound`. Default: 1.
@@ -923,10 +934,14 @@ def capture(
     - `CaptureError`: if the function reads an object with hidden state, such as an iterator, reads
       the value of a tensor, computes on another VM, calls an op whose result shape depends on
       values, or stores a tensor of the trace anywhere other than in the result or such a field.
+
     - `GradientError`: if it is called inside a differentiated function.
+
     - `ArgumentError`: if an option is not a bool, `replace` is not such a mapping, `memory` is not
       a size, or `effort` is not an int from 1 to 2**32.
+
     - `BudgetError`: before anything runs, if no program within the `memory` budget is found.
+
     - `ShapeError`: for a length above its bound, and for different sizes of one name.
 
     A call also raises any error of the function.
@@ -942,7 +957,7 @@ def capture(
         ml.capture(effort=0)  # ArgumentError
         ml.capture(lambda x: float(x))(ml.ones(()))  # CaptureError
         ml.grad(ml.capture(ml.sum))(v)  # GradientError
-        ml.capture(ml.sum, lengths={"x": ("n",)}, at_most={"n": 1})(v)  # ShapeError
+        ml.capture(ml.sum, dynamic_axes={"x": ("n",)}, max_sizes={"n": 1})(v)  # ShapeError
     """
     require_bools("capture", fuse=fuse, recompute=recompute, hoist=hoist)
     is_count = isinstance(check, Integral) and not isinstance(check, bool) and check > 0
@@ -955,7 +970,8 @@ def capture(
             f"capture: expected effort as an int from 1 to {MOST_EFFORT}, got {brief(effort)}"
         )
     options: Any = {"fuse": fuse, "recompute": recompute, "hoist": hoist, "replace": replace}
-    options |= {"lengths": lengths, "at_most": at_most, "check": check and int(check)}
+    options |= {"dynamic_axes": dynamic_axes, "max_sizes": max_sizes}
+    options |= {"check": check and int(check)}
     budget = None if memory is None else parse_size(memory, "capture(memory=)")
     options |= {"memory": budget, "effort": effort}
     if fn is None:

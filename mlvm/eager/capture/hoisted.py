@@ -86,7 +86,7 @@ class HoistedValues:
     def refresh(self) -> None:
         """Compute the values from the present weights if they are stale.
 
-        The caller holds the VM's lock. Raises `StaleTensor` for a weight that was freed."""
+        The caller holds the VM's lock. Raises `StaleTensorError` for a weight that was freed."""
         stale = stale_of(self.sources)
         if stale is not None:
             raise stale

@@ -1,20 +1,22 @@
 """Launch a captured program: scratch memory, hoisted values, operands, and outputs.
 
-In: a `Launch`, which is the planned program with all operands except the tensors of a call; and
-from the call its inputs, its outputs (allocated by the caller) and its scalar inputs. Out: None;
-the outputs and the updated states are written, possibly later if the VM is remote.
+In: a `Launch`, which is the planned program with all operands except the tensors of a call. From
+the call: its inputs, its outputs (allocated by the caller) and its scalar inputs. Out: None; the
+outputs and the updated states are written, possibly later if the VM is remote.
 
 Invariants:
 
 - The types of the operands are those of the trace; the signature or the C pattern has checked them.
+
 - Scratch memory belongs to one captured function on one VM. It is as large as the largest plan, and
   shared by the function's programs. The `Scratch` lock is therefore held from before the handles
   are read until the launch is sent.
+
 - Hoisted values are refreshed before the launch. The VM's lock is held from then until the launch
   is sent.
 
 Callers: `Captured` for each call; `drain` for each element of a queue. An error is reported with
-the user's line; an operand that was freed raises `StaleTensor`.
+the user's line; an operand that was freed raises `StaleTensorError`.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from typing import Any, Final, NamedTuple
 from mlvm.arena.arena import Allocation, Arena, trim_arenas
 from mlvm.arena.writes import may_count
 from mlvm.core.collecting import uncollected
-from mlvm.core.errors import BudgetError, HandleError, MlvmError, OutOfMemory
+from mlvm.core.errors import BudgetError, HandleError, MlvmError, OutOfMemoryError
 from mlvm.core.locks import is_mine, new_lock
 from mlvm.core.observe import explaining
 from mlvm.core.program.program import Program, Variant
@@ -97,7 +99,7 @@ class Scratch:
             self.release(vm)
             try:
                 self.storage = vm.alloc_storage(nbytes)
-            except OutOfMemory:
+            except OutOfMemoryError:
                 trim_arenas(vm)
                 self.storage = vm.alloc_storage(nbytes)
             self.nbytes = nbytes
@@ -159,18 +161,19 @@ def _release(by_vm: Any) -> None:
 class Launch:
     """A planned program with all operands except the tensors of a call.
 
-    - planned: the program and its plan.
-    - hoisted: the hoisted values that the program uses, if there are any.
-    - states: tensors that the function reads from its environment, then hoisted values.
-    - updates: role and number of each input and state that the program writes.
-    - queues: queues from which an element is taken before a launch; the element is an input.
-    - first_queue: the queue from which the program itself takes an element first, if any.
-    - operands: role, number and type of each operand, before temporaries.
-    - has_temporaries: whether scratch memory follows these operands.
-    - storage, temporaries: the scratch memory of the last launch, and its handles.
-    - replay: launches of the program on known tensors, in C.
-    - owner: the launch whose temporaries are used, if they are not its own.
-    - program: the program; that of `planned`, or a variant.
+    Attributes:
+        planned: the program and its plan.
+        hoisted: the hoisted values that the program uses, if there are any.
+        states: tensors that the function reads from its environment, then hoisted values.
+        updates: role and number of each input and state that the program writes.
+        queues: queues from which an element is taken before a launch; the element is an input.
+        first_queue: the queue from which the program itself takes an element first, if any.
+        operands: role, number and type of each operand, before temporaries.
+        has_temporaries: whether scratch memory follows these operands.
+        storage, temporaries: the scratch memory of the last launch, and its handles.
+        replay: launches of the program on known tensors, in C.
+        owner: the launch whose temporaries are used, if they are not its own.
+        program: the program; that of `planned`, or a variant.
     """
 
     def __init__(self, planned: Planned, call: TracedCall, hoisted: HoistedValues | None) -> None:

@@ -1,8 +1,8 @@
 """Dynamic axes: axes of a captured function's arguments whose size may change per launch.
 
-In: the names from `capture(lengths={"tokens": (None, "time")})`, and the signature of a call. Out:
-`OpenLength`s, each with the axes that share the length; for a trace the dynamic types of tensors. A
-length above its bound and two sizes of one name raise `ShapeError` before anything runs.
+In: the names from `capture(dynamic_axes={"tokens": (None, "time")})`, and the signature of a call.
+Out: `OpenLength`s, each with the axes that share the length; for a trace the dynamic types of
+tensors. A length above its bound and two sizes of one name raise `ShapeError` before anything runs.
 
 Callers: `Captured` for each call that the fast path does not match; `trace`.
 """
@@ -67,12 +67,13 @@ class LengthSpec:
         if lengths is None or lengths is False:
             if at_most is not None:
                 raise ArgumentError(
-                    "capture: at_most= needs named axes; write lengths= with the same names"
+                    "capture: max_sizes= needs named axes; write dynamic_axes= with the same names"
                 )
             return
         if not isinstance(lengths, Mapping):
             raise ArgumentError(
-                f'capture: expected lengths={{"x": (None, "time")}} or False, got {brief(lengths)}'
+                'capture: expected dynamic_axes={"x": (None, "time")} or False, '
+                f"got {brief(lengths)}"
             )
         self.names = dict(lengths)
         names = self.lengths = set().union(*map(_names_in, self.names.values(), self.names))
@@ -80,28 +81,31 @@ class LengthSpec:
             self._parameters = inspect.signature(fn)
         except (TypeError, ValueError):
             raise ArgumentError(
-                "capture: lengths= needs a Python function with a signature"
+                "capture: dynamic_axes= needs a Python function with a signature"
             ) from None
         kinds = {each.kind for each in self._parameters.parameters.values()}
         unknown = [name for name in self.names if name not in self._parameters.parameters]
         if unknown and inspect.Parameter.VAR_KEYWORD not in kinds:
             others = ", ".join(self._parameters.parameters)
             raise ArgumentError(
-                f"capture: expected parameters of the function ({others}) in lengths=, got "
+                f"capture: expected parameters of the function ({others}) in "
+                f"dynamic_axes=, got "
                 f"{unknown[0]!r}"
             )
         if at_most is not None and not isinstance(at_most, Mapping):
-            raise ArgumentError(f'capture: expected at_most={{"time": 512}}, got {brief(at_most)}')
+            raise ArgumentError(
+                f'capture: expected max_sizes={{"time": 512}}, got {brief(at_most)}'
+            )
         for name, bound in dict(at_most or {}).items():
             if name not in names:
                 raise ArgumentError(
-                    f"capture: expected names of lengths= in at_most= "
+                    f"capture: expected names of dynamic_axes= in max_sizes= "
                     f"({', '.join(sorted(names))}), got {name!r}"
                 )
             is_integer = isinstance(bound, (int, np.integer)) and type(bound) is not bool
             if not is_integer or not 1 <= bound <= _LONGEST:
                 raise ArgumentError(
-                    f"capture: expected at_most[{name!r}] as an int from 1 to 2**40, "
+                    f"capture: expected max_sizes[{name!r}] as an int from 1 to 2**40, "
                     f"got {brief(bound)}"
                 )
             self.at_most[name] = int(bound)
@@ -125,7 +129,7 @@ class LengthSpec:
         unnamed = sorted(self.names.keys() - bound.keys())
         if rest is not None and unnamed:
             raise ArgumentError(
-                f"capture: lengths= names {unnamed[0]!r}, but the arguments of {rest} have no "
+                f"capture: dynamic_axes= names {unnamed[0]!r}, but the arguments of {rest} have no "
                 f"names; pass it as {unnamed[0]}=..."
             )
         ordinals = {id(x): i for i, x in enumerate(signature.tensors)}
@@ -136,7 +140,7 @@ class LengthSpec:
             tensors = _tensors(value, spec, name)
             if not tensors and leaves(value):
                 raise ArgumentError(
-                    f"capture: lengths= names axes of {name!r}, expected tensors, got "
+                    f"capture: dynamic_axes= names axes of {name!r}, expected tensors, got "
                     f"{_described(value)}; pass ml.asarray({name})"
                 )
             for x, names, path in tensors:
@@ -185,8 +189,8 @@ def _names_in(spec: Any, path: str) -> set[str]:
     if isinstance(spec, (list, tuple)) and not any(isinstance(each, str) for each in spec):
         return set().union(*[_names_in(each, f"{path}[{i}]") for i, each in enumerate(spec)])
     raise ArgumentError(
-        f"capture: expected lengths of {path} as (None, 'time'), a name or None for each axis, or "
-        f"a tree of these, got {brief(spec)}"
+        f"capture: expected dynamic_axes of {path} as (None, 'time'), a name or None for each "
+        f"axis, or a tree of these, got {brief(spec)}"
     )
 
 
@@ -211,7 +215,7 @@ def _tensors(value: Any, spec: Any, path: str) -> list[tuple[Tensor, tuple[str |
             if name not in names:
                 others = ", ".join(map(str, names)) or _described(value)
                 raise ArgumentError(
-                    f"capture: expected items of {path} ({others}) in lengths=, got {name!r}"
+                    f"capture: expected items of {path} ({others}) in dynamic_axes=, got {name!r}"
                 )
         pairs = [(name, names[name], each) for name, each in spec.items()]
     elif not isinstance(value, (list, tuple)) or len(spec) != len(value):

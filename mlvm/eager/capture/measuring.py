@@ -30,6 +30,7 @@ from mlvm.eager.tensor.context import current_arena
 from mlvm.eager.tensor.wrapper import hinted
 from mlvm.eager.tree import replace
 from mlvm.machines.files import require_suffix, write_file
+from mlvm.machines.old_keywords import old_keywords
 from mlvm.show.picture import front
 from mlvm.show.report import plan_table
 from mlvm.step.compile import Planned, compile_flow, curve_of
@@ -122,8 +123,9 @@ class Measured:
         """Return bytes against estimated time for alternative programs of the captured function.
 
         Each program needs less memory and more time than the previous one. With the `budgets` of
-        `measure`, return the fastest program for each budget, in the given order. With `lengths`
-        the bytes are those at the bounds; the times are those at the sizes of the arguments.
+        `measure`, return the fastest program for each budget, in the given order. With
+        `dynamic_axes` the bytes are those at the bounds; the times are those at the sizes of the
+        arguments.
 
             >>> def step(x): return ml.grad(lambda x: ml.sum(ml.tanh(ml.tanh(ml.tanh(x)))))(x)
             >>> points = ml.measure(step, ml.TensorType("f32", [1000])).curve()
@@ -235,8 +237,8 @@ class _Options(NamedTuple):
     fuse: bool
     recompute: bool
     hoist: bool
-    lengths: Mapping[str, Any] | None
-    at_most: Mapping[str, int] | None
+    dynamic_axes: Mapping[str, Any] | None
+    max_sizes: Mapping[str, int] | None
     budget: int | None
     budgets: tuple[int, ...]
 
@@ -250,14 +252,15 @@ def _fastest(points: Sequence[CurvePoint], budget: int) -> CurvePoint:
 
 
 @hinted
+@old_keywords("measure")
 def measure(
     fn: Callable[..., Any],
     *args: Any,
     fuse: bool = True,
     recompute: bool = True,
     hoist: bool = True,
-    lengths: Mapping[str, Any] | None = None,
-    at_most: Mapping[str, int] | None = None,
+    dynamic_axes: Mapping[str, Any] | None = None,
+    max_sizes: Mapping[str, int] | None = None,
     memory: int | str | None = None,
     budgets: Sequence[int | str] = (),
     **kwargs: Any,
@@ -272,11 +275,14 @@ def measure(
 
     Arguments:
 
-    - `lengths`, `at_most`: dynamic axes as in `capture`. The plan is then that of the bounds, and
-      its `used` is the number of bytes in use at the sizes of the arguments.
+    - `dynamic_axes`, `max_sizes`: dynamic axes as in `capture`. The plan is then that of the
+      bounds, and its `used` is the number of bytes in use at the sizes of the arguments.
+
     - `memory`: a budget for the plan, as in `capture(memory=)`.
+
     - `budgets`: sizes such as `"64 MiB"`. `curve()` of the result then contains the fastest program
       for each.
+
     - `fuse`, `recompute`, `hoist`: as in `capture`. For a captured function, its own options apply.
 
     Raises what `capture` raises, `ArgumentError` for an option that is not a bool and an invalid
@@ -285,7 +291,7 @@ def measure(
         >>> ml.measure(lambda x: ml.sum(ml.sort(x)), ml.zeros(1000)).plan.nbytes
         4032
         >>> axes = {"x": ("n",)}
-        >>> ml.measure(ml.tanh, ml.zeros(10), lengths=axes, at_most={"n": 1000}).arena
+        >>> ml.measure(ml.tanh, ml.zeros(10), dynamic_axes=axes, max_sizes={"n": 1000}).arena
         64
         >>> ml.measure(ml.tanh, ml.TensorType("f32", ("n", 4))).at(n=8).arena
         128
@@ -304,7 +310,7 @@ def measure(
         fuse, recompute, hoist = fuse and fn.fuse, recompute and fn.recompute, hoist and fn.hoist
         budget = fn.budget if budget is None else budget
     recorder.refuse_captured("measure a function")
-    options = _Options(fuse, recompute, hoist, lengths, at_most, budget, limits)
+    options = _Options(fuse, recompute, hoist, dynamic_axes, max_sizes, budget, limits)
     names: set[str] = set()
     replace(lambda type: names.update(type.names), (args, kwargs), NamedType)
 
@@ -324,9 +330,9 @@ def _facts(
 ) -> _Facts:
     """Measure a call.
 
-    If `points` is given and the call has `lengths`, add its curve to them."""
+    If `points` is given and the call has `dynamic_axes`, add its curve to them."""
     original = args, kwargs
-    spec, arena = LengthSpec(fn, options.lengths, options.at_most), current_arena()
+    spec, arena = LengthSpec(fn, options.dynamic_axes, options.max_sizes), current_arena()
     with closing(Arena(arena.vm, "measured")) as own:
         if spec.names:  # axes of tensors become dynamic
             args, kwargs = replace(

@@ -14,7 +14,6 @@ Callers: `Captured`. Each trace has a lock, which is held while a program is ins
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -23,11 +22,12 @@ from typing import Any, Final
 from mlvm.arena.planner import Plan
 from mlvm.core.errors import BudgetError, CaptureError
 from mlvm.core.locks import new_lock
+from mlvm.core.memo import Memo
 from mlvm.core.types import TensorType
 from mlvm.eager.capture.cache import CacheEntry
 from mlvm.eager.capture.guards.changing import RecompilationWarning
 from mlvm.eager.capture.guards.signature import Signature
-from mlvm.eager.capture.launch import Launch, ScalarInputs, operands_of
+from mlvm.eager.capture.launch import Launch, operands_of
 from mlvm.eager.capture.lengths import Axis, OpenLength, may_open, sizes_of
 from mlvm.eager.capture.patched import NotPatched, PatchedProgram
 from mlvm.eager.capture.trace import TracedCall
@@ -39,9 +39,7 @@ from mlvm.step.flow import Flow
 from mlvm.step.open_step import FUNCTIONS, OpenStep, StepLength
 from mlvm.step.templates import OpenType, Place, PlannedTemplate, at
 
-MOST_PROGRAMS: Final = 32
-"""Maximum number of programs that are kept per trace; twice as many if each is bound for its
-lengths."""
+_MOST_FAMILIES: Final = 128
 
 _MOST_TRACES: Final = 8
 """Maximum number of traces with dynamic lengths that are kept for calls that differ only in sizes.
@@ -108,7 +106,8 @@ class OpenTrace:
 
     call: the result of the traced call, with placeholders for everything that depends on lengths.
     template: its flow. open: its dynamic lengths. present: their values in the traced call. args:
-    its Python numbers. lock: held while a program is instantiated.
+    its Python numbers. keepalive: objects that the key of its calls identifies by `id`. lock: held
+    while a program is instantiated.
     """
 
     def __init__(
@@ -116,6 +115,7 @@ class OpenTrace:
     ) -> None:
         assert call.template is not None
         self.call, self.template = call, call.template
+        self.keepalive = [*signature.guards.identities()]  # its key knows them by their ids
         self.present = tuple([each.size_in(signature) for each in lengths])
         self.args = signature.numbers
         self.lock = new_lock()
@@ -126,7 +126,6 @@ class OpenTrace:
             for each in lengths
         ]
         self.numbers = call.numbers
-        self._entries: OrderedDict[tuple[int, ...], list[CacheEntry]] = OrderedDict()
         self._plans: list[_BoundPlan] = []
         self._bounds = (0,) * len(lengths)
         self._is_pinned = False
@@ -207,35 +206,6 @@ class OpenTrace:
                     return planned.plan._replace(used=planned.recording().high_water)
         return None
 
-    def find(
-        self, lengths: tuple[int, ...], signature: Signature
-    ) -> tuple[CacheEntry, ScalarInputs] | None:
-        """Return the valid entry for a call with these lengths, and its scalar inputs."""
-        for entry in self._entries.get(lengths, ()):
-            scalars = entry.bind(signature)
-            if scalars is not None:
-                with self.lock:
-                    if lengths in self._entries:
-                        self._entries.move_to_end(lengths)
-                return entry, scalars
-        return None
-
-    def keep(self, lengths: tuple[int, ...], entry: CacheEntry) -> list[CacheEntry]:
-        """Keep an entry.
-
-        Return the least recently used entries, which are evicted if there are too many."""
-        self._entries[lengths] = [*self._entries.get(lengths, ()), entry]
-        self._entries.move_to_end(lengths)
-        dropped: list[CacheEntry] = []
-        most = MOST_PROGRAMS if entry.launch.owner else 2 * MOST_PROGRAMS
-        while sum(map(len, self._entries.values())) > most:
-            oldest, entries = self._entries.popitem(last=False)
-            dropped.append(entries[0])
-            if entries[1:]:
-                self._entries[oldest] = entries[1:]
-                self._entries.move_to_end(oldest, last=False)
-        return dropped
-
     def open_part(
         self,
         template: PlannedTemplate,
@@ -257,15 +227,15 @@ class OpenTrace:
                 i, axis = axes[0]
                 raise CaptureError(
                     f"axis {axis} of input {i}, {entry.input_types[i]}, became dynamic "
-                    f"automatically; to save the step, name the axis in lengths=, with a bound in "
-                    f"at_most="
+                    f"automatically; to save the step, name the axis in dynamic_axes=, with a "
+                    f"bound in max_sizes="
                 )
             if each.at_most is None:
                 unbounded = {x.name: 512 for x in self.open if x.name and x.at_most is None}
                 raise CaptureError(
                     f"a step with dynamic axes needs bounds for "
                     f"{', '.join(map(repr, unbounded))}, got none; capture it with "
-                    f"at_most={unbounded}"
+                    f"max_sizes={unbounded}"
                 )
             lengths.append(StepLength(each.name, each.at_most, place, axes))
             for i, axis in axes:
@@ -375,28 +345,30 @@ class CallFamilies:
 
     def __init__(self) -> None:
         self._lock = new_lock()
-        self._families: dict[Any, _CallFamily] = {}
+        self._dropped: list[OpenTrace] = []
+        self._families = Memo[Any, _CallFamily](
+            _MOST_FAMILIES,
+            "capture: families of calls",
+            lambda family: self._dropped.extend(family.traces),
+        )
 
     @property
     def traces(self) -> int:
         """The number of traces with dynamic lengths."""
-        return sum(len(family.traces) for family in list(self._families.values()))
+        return sum(len(family.traces) for family in list(self._families.entries.values()))
 
     def of(self, key: Sequence[Any]) -> tuple[OpenTrace, ...]:
         """Return the traces that may be valid for calls with this key."""
-        family = self._families.get(without_sizes(key)) if self._families else None
+        families = self._families.entries
+        family = families.get(without_sizes(key)) if families else None
         return () if family is None else family.traces
 
     def note(
         self, key: Sequence[Any], signature: Signature, named: Sequence[OpenLength]
     ) -> list[OpenLength]:
         """Record the sizes of a call without a program; return the lengths to make dynamic."""
-        family_key = without_sizes(key)
         with self._lock:
-            family = self._families.pop(family_key, None) or _CallFamily()
-            while len(self._families) >= 4 * MOST_PROGRAMS:
-                del self._families[next(iter(self._families))]
-            self._families[family_key] = family
+            family = self._families.get(without_sizes(key), _CallFamily)
             family.note(signature)
             return family.lengths(signature, named)
 
@@ -410,24 +382,32 @@ class CallFamilies:
     def close(self, key: Sequence[Any], axes: Iterable[Axis]) -> None:
         """Never treat these axes as dynamic again."""
         with self._lock:
-            family = self._families.get(without_sizes(key))
+            family = self._families.entries.get(without_sizes(key))
             if family is not None:
                 family.closed.update(axes)
 
     def move(self, key: Sequence[Any], to: Sequence[Any]) -> None:
         """Assign the key of the family's future calls to the family."""
         with self._lock:
-            family = self._families.pop(without_sizes(key), None)
-            if family is not None:
-                self._families.setdefault(without_sizes(to), family)
+            family = self._families.pop(without_sizes(key))
+            kept = family and self._families.get(without_sizes(to), lambda: family)
+            if family is not None and kept is not family:
+                self._dropped += family.traces
 
     def add(self, key: Sequence[Any], trace: OpenTrace) -> None:
         """Add a trace."""
         self.close(key, trace.pinned())
         with self._lock:
-            family = self._families.get(without_sizes(key))
+            family = self._families.entries.get(without_sizes(key))
             if family is not None:
-                family.traces = (trace, *family.traces)[:_MOST_TRACES]
+                self._dropped += family.traces[_MOST_TRACES - 1 :]
+                family.traces = (trace, *family.traces[: _MOST_TRACES - 1])
+
+    def take_dropped(self) -> list[OpenTrace]:
+        """Return the traces that were evicted since the last call; their programs can go."""
+        with self._lock:
+            dropped, self._dropped = self._dropped, []
+            return dropped
 
     def clear(self) -> None:
         with self._lock:

@@ -142,14 +142,15 @@ class _CallValues(NamedTuple):
 class Outcome:
     """Outcome of a call: the value that it returns, and the fields that it rebinds.
 
-    - tree: the returned value, with leaves for everything that differs between calls.
-    - results: the tensors.
-    - outputs: the results that a call allocates.
-    - rebound: the fields that the call rebinds, each with the index of its result.
-    - types: the types of the outputs, unless one belongs to a field.
-    - single: the index of the output if the value is just this output.
-    - returns_arguments: whether containers among the arguments are part of the value.
-    - outside: containers and arrays from outside the function that are part of the value.
+    Attributes:
+        tree: the returned value, with leaves for everything that differs between calls.
+        results: the tensors.
+        outputs: the results that a call allocates.
+        rebound: the fields that the call rebinds, each with the index of its result.
+        types: the types of the outputs, unless one belongs to a field.
+        single: the index of the output if the value is just this output.
+        returns_arguments: whether containers among the arguments are part of the value.
+        outside: containers and arrays from outside the function that are part of the value.
     """
 
     def __init__(
@@ -221,14 +222,15 @@ class Outcome:
 class TracedCall(NamedTuple):
     """Recorded calls of a function, with the outcome and the conditions of the trace.
 
-    - record: the recorder, which knows states and queues.
-    - flow: the calls and the values of results.
-    - outcome: the value that the function returns, and the fields that it rebinds.
-    - numbers: its computation on Python numbers and lengths that may differ in a later call.
-    - free: the positions of these numbers among the signature's numbers.
-    - flattened: the ids of Modules of which the function has read all children, not only some
-      fields.
-    - template: in a trace with dynamic lengths, the source of the flow.
+    Attributes:
+        record: the recorder, which knows states and queues.
+        flow: the calls and the values of results.
+        outcome: the value that the function returns, and the fields that it rebinds.
+        numbers: its computation on Python numbers and lengths that may differ in a later call.
+        free: the positions of these numbers among the signature's numbers.
+        flattened: the ids of Modules of which the function has read all children, not only some
+            fields.
+        template: in a trace with dynamic lengths, the source of the flow.
     """
 
     record: recorder.Recorder

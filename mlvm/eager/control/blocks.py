@@ -22,6 +22,7 @@ from functools import wraps
 from itertools import islice
 from typing import Any, Final, ParamSpec, TypeAlias, TypeVar
 
+from mlvm.arena.context import context
 from mlvm.core.types import TensorType
 from mlvm.eager.autodiff.joint import Saved, Sums, closures_of, plus
 from mlvm.eager.autodiff.rows import Sparse, dense
@@ -31,12 +32,12 @@ from mlvm.eager.recording.recorder import (
     Recorder,
     RetryAfterCopy,
     RetryWithCarry,
-    current_capture,
+    current_recorder,
     entries_kept,
     recording_of,
 )
 from mlvm.eager.tensor.apply import COPY, alias, one_op, untracked
-from mlvm.eager.tensor.context import current_arena, taped
+from mlvm.eager.tensor.context import current_arena
 from mlvm.eager.tensor.tensor import Tensor, is_tracked
 from mlvm.eager.tensor.update import apply_into, make_exclusive, overwrite
 from mlvm.eager.tree import Tree, put_back
@@ -60,12 +61,12 @@ class RetryBlocks(Exception):
 
 def is_recorded() -> bool:
     """Return True while a captured function is being recorded."""
-    return current_capture.get() is not None
+    return current_recorder() is not None
 
 
 def recorder() -> Recorder:
     """Return the current recorder."""
-    record = current_capture.get()
+    record = current_recorder()
     assert record is not None  # see `is_recorded`
     return record
 
@@ -91,7 +92,7 @@ def _recorded_apart() -> Iterator[tuple[Recorder, list[Any]]]:
     with (
         recording_of(current_arena().vm) as record,
         record.tapes_kept(),
-        taped(None),
+        context(tape=None),
         random.keys_from(None),
         put_back() as assigned,
     ):

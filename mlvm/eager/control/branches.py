@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from functools import cache, partial
 from typing import Any, NamedTuple
 
+from mlvm.arena.context import context
 from mlvm.core.errors import ArgumentError, DTypeError, ShapeError
 from mlvm.core.types import Shape, TensorType, bool_
 from mlvm.eager.autodiff.joint import Closures, Cotangents, Saved, Sums, add_node, or_zeros, seed
@@ -32,7 +33,6 @@ from mlvm.eager.functions.creation import full
 from mlvm.eager.functions.shapes import broadcast_to, reshape
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import alias_of
-from mlvm.eager.tensor.context import taped
 from mlvm.eager.tensor.tensor import Tensor, described
 from mlvm.eager.tensor.wrapper import hinted
 from mlvm.eager.tree import Tree, with_leaves
@@ -69,9 +69,8 @@ def switch(index: Tensor | int, branches: Sequence[Body], *operands: Tree) -> An
 
     In a captured function all branches are recorded, as in `cond`.
 
-    The index: i[]. Raises `ArgumentError` without branches, and `DTypeError` for an index that is
-    not an integer, for a branch that is not a function, and for branches that are not passed as one
-    list.
+    The index: i[]. Raises `ArgumentError` without branches. Raises `DTypeError` for an index that
+    is not an integer, for a branch that is not a function, and unless the branches are one list.
 
         >>> ml.switch(ml.asarray(1), [ml.sin, ml.negative], ml.asarray([1.0]))
         Tensor([-1.], f32[1])
@@ -166,7 +165,7 @@ def _branch(carried: Tensors, pred: Tensor, branches: Sequence[Callable[[], Tens
                 segment = blocks.Segment(record, tape, start, outputs, [], carried)
                 residuals = [record.variable(x.type, outside=True) for x in segment.inside]
                 vjps.append(_Branch(segment, outputs, residuals))
-            with taped(None):
+            with context(tape=None):
                 blocks.write(residuals, segment.inside if residuals else [])
                 blocks.write(results, outputs)
         recorded.append(block)
@@ -319,14 +318,14 @@ def _selecting(pred: Tensor) -> Callable[[Any, Any], Any]:
 
 def complements(pred: Tensor) -> tuple[Tensor, Tensor]:
     """Return `pred` and its negation, each as a bool[]."""
-    with taped(None):
+    with context(tape=None):
         holds = reshape(as_condition(pred), ())
         return holds, op.logical_not(holds)
 
 
 def present(g: Any, shape: Shape = ()) -> Tensor:
     """Return the condition under which a cotangent is present; with a shape, one per row."""
-    with taped(None):
+    with context(tape=None):
         if not isinstance(g, Conditional) or isinstance(g, Begun):
             return full(shape, isinstance(g, Tensor), dtype=bool_)
         own: Tensor = g.present
@@ -351,7 +350,7 @@ def _added(total: Any, part: Any) -> Any:
     value = _sum_of_present(x, y, one, other)
     if one is None or other is None:
         return value
-    with taped(None):
+    with context(tape=None):
         shape = max(one.shape, other.shape, key=len)
         either_one = op.logical_or(present(total, shape), present(part, shape))
     return Conditional(value, either_one)
@@ -360,7 +359,7 @@ def _added(total: Any, part: Any) -> Any:
 def _sum_of_present(x: Tensor, y: Tensor, one: Tensor | None, other: Tensor | None) -> Tensor:
     """Return x + y, or only one of them if the condition of the other does not hold."""
     scalars = not any(each is not None and each.shape for each in (one, other))
-    with taped(None) if scalars else nullcontext():
+    with context(tape=None) if scalars else nullcontext():
         value = x + y
         if other is not None:
             value = _chosen(other, value, x)
@@ -378,7 +377,7 @@ def _chosen(pred: Any, x: Tensor, y: Tensor) -> Tensor:
     """
     if pred.shape:
         return op.where(reshape(pred, pred.shape + (1,) * (x.ndim - pred.ndim)), x, y)
-    with taped(None):
+    with context(tape=None):
         [chosen] = _branch([], pred, [lambda: [x], lambda: [y]])
     pred, otherwise = complements(pred)
     _add_selection(chosen, (x, pred), (y, otherwise))
@@ -408,7 +407,7 @@ def _where_present(g: Any, condition: Tensor | None) -> Any:
         return g
     if not isinstance(g, Conditional):
         return Conditional(g, condition)
-    with taped(None):
+    with context(tape=None):
         both = op.logical_and(g.present, condition)
     return Conditional(g.x, both)
 

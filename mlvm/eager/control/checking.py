@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from mlvm.core.errors import ArgumentError, CheckFailed, DTypeError, brief
+from mlvm.core.errors import ArgumentError, CheckError, DTypeError, brief
 from mlvm.core.memo import memoized
 from mlvm.core.program.program import Program
 from mlvm.core.types import bool_
-from mlvm.eager.recording.recorder import current_capture
+from mlvm.eager.recording.recorder import current_recorder
 from mlvm.eager.tensor.context import current_arena
 from mlvm.eager.tensor.reading import launch_for_values
 from mlvm.eager.tensor.tensor import Tensor, described
@@ -18,7 +18,7 @@ from mlvm.machines.checks import CHECK
 
 @public
 def check(condition: Tensor | bool | np.bool_, message: str) -> None:
-    """Raise `CheckFailed` with the message where a condition is False: bool[...], or a bool.
+    """Raise `CheckError` with the message where a condition is False: bool[...], or a bool.
 
     In a captured function, including its branches and loops, the program performs the check in each
     call. The error contains the user's line as a note. Updates after the failed check do not
@@ -31,23 +31,23 @@ def check(condition: Tensor | bool | np.bool_, message: str) -> None:
         >>> ml.check(x > 0.0, "x is positive")
         >>> step = ml.capture(lambda x: ml.check(ml.all(x > 1.0), "x is above 1"))
         >>> try: step(x)
-        ... except ml.errors.CheckFailed as error: print(error)
+        ... except ml.errors.CheckError as error: print(error)
         x is above 1
 
     Refuses:
         ml.check(True, 3)  # ArgumentError
-        ml.check(False, "never")  # CheckFailed
+        ml.check(False, "never")  # CheckError
         ml.check(v, "floats")  # DTypeError
     """
     if not isinstance(message, str):
         raise ArgumentError(f"check: expected a str as message, got {brief(message)}")
     if isinstance(condition, (bool, np.bool_)):
         if not condition:
-            raise CheckFailed(message)
+            raise CheckError(message)
         return
     if not isinstance(condition, Tensor) or condition.dtype is not bool_:
         raise DTypeError(f"check: expected a bool or a tensor of bools, got {described(condition)}")
-    record = current_capture.get()
+    record = current_recorder()
     if record is not None:
         record.check(condition, message)
     else:

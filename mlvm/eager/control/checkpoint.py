@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from functools import partial, wraps
 from typing import Any, Final, NoReturn, ParamSpec, TypeAlias, TypeVar
 
+from mlvm.arena.context import context, current
 from mlvm.core.errors import ArgumentError, GradientError, brief
 from mlvm.core.types import TensorType
 from mlvm.eager.autodiff.joint import Cotangents, Saved, Sums, add_node, closures_of, seed
@@ -23,10 +24,10 @@ from mlvm.eager.autodiff.tape import (
 )
 from mlvm.eager.control.state import as_tree, tensors
 from mlvm.eager.functions import halves, random
-from mlvm.eager.recording.recorder import current_capture, entries_kept, recomputing
+from mlvm.eager.recording.recorder import current_recorder, entries_kept, recomputing
 from mlvm.eager.tensor.apply import alias_of
 from mlvm.eager.tensor.autocast import in_present_precision
-from mlvm.eager.tensor.context import current_tape, lifted, overriding, taped
+from mlvm.eager.tensor.context import lifted, overriding
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import hinted
 from mlvm.eager.tree import replace
@@ -73,7 +74,7 @@ def checkpoint(fn: Callable[P, R]) -> Callable[P, R]:
             return fn(*args, **kwargs)
         operands: list[Tensor] = []
         replace(operands.append, arguments)
-        start, keys, record = len(tape.nodes), list[Tensor](), current_capture.get()
+        start, keys, record = len(tape.nodes), list[Tensor](), current_recorder()
         ncalls = 0 if record is None else len(record.calls)
         with random.drawing(keys):
             result, origins = _run(fn, arguments, operands, tape)
@@ -149,7 +150,7 @@ def _substituting(reached: Reached, now: Sequence[Tensor], tape: Tape) -> Iterat
 
     Yields the node of the substitute for each tracked node.
     """
-    record = current_capture.get()
+    record = current_recorder()
     if record is None:
         yield {}
         return
@@ -208,8 +209,8 @@ def _vjp(
     start = len(tape.nodes)
     end = noperands + len(reached)
     with (
-        overriding(tape, "within", current_capture.get()),
-        taped(tape),
+        overriding(tape, "within", current_recorder()),
+        context(tape=tape),
         random.replaying(saved[end:]),
         recomputing(),
         _substituting(reached, saved[noperands:end], tape) as ends,
@@ -217,7 +218,7 @@ def _vjp(
         result, origins = rerun(saved[:noperands], tape)
         _exchange(tape, start, reached, saved[noperands:end])
     nodes = _from(tape, start, [*origins, *ends.values()])
-    if current_tape.get() is not tape:  # otherwise they are needed for an outer gradient
+    if current().tape is not tape:  # otherwise they are needed for an outer gradient
         del tape.nodes[length:]
     pending = CotangentAccumulator()
     destinations = [ends.get(n, n) for n in closures]

@@ -1,4 +1,4 @@
-"""Recursive functions: `function`.
+"""Recursive functions: `subroutine`.
 
 Eagerly such a function is the Python function itself. In a captured function it is recorded once,
 as a procedure with its own frame, so it may call itself.
@@ -15,12 +15,12 @@ Callers: `Function.__call__`, and `transform` for functions in traces.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial, update_wrapper
 from types import MethodType
-from typing import Any, Final, Generic, NamedTuple, ParamSpec, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
+from mlvm.arena.context import context, current
 from mlvm.core.errors import ArgumentError, CaptureError, GradientError, brief
 from mlvm.core.types import TensorType, i64
 from mlvm.eager.autodiff.joint import Cotangents, Saved, Sums, add_node, or_zeros, seed
@@ -30,11 +30,11 @@ from mlvm.eager.control.blocks import Tensors
 from mlvm.eager.control.state import aliased, as_tree, copied, tensors
 from mlvm.eager.tensor.apply import untracked
 from mlvm.eager.tensor.autocast import autocast_dtype
-from mlvm.eager.tensor.context import bound, taped
 from mlvm.eager.tensor.default import default_float
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import hinted
 from mlvm.eager.tree import Tree, replace, with_leaves
+from mlvm.renamed import old_names
 from mlvm.step.flow import Block, Procedure, Use
 
 P = ParamSpec("P")
@@ -74,7 +74,7 @@ class Function(Generic[P, R]):
 
 
 @hinted
-def function(fn: Callable[P, R]) -> Function[P, R]:
+def subroutine(fn: Callable[P, R]) -> Function[P, R]:
     """Record `fn` as a subroutine of the captured program, so that it may call itself.
 
     The depth of the recursion may depend on values; a `cond` must end the recursion. Eagerly the
@@ -87,13 +87,13 @@ def function(fn: Callable[P, R]) -> Function[P, R]:
     called twice while it is recorded: the first call determines the types of its results. Raises
     `ArgumentError` if `fn` is not a function.
 
-        >>> half = ml.function(lambda n: ml.cond(n < 1.0, lambda n: n, lambda n: half(n / 2.0), n))
+        >>> half = ml.subroutine(lambda n: ml.cond(n < 1, lambda n: n, lambda n: half(n / 2), n))
         >>> half(ml.asarray(5.0))
         Tensor(0.625, f32[])
 
     Refuses:
-        ml.capture(lambda x: ml.function(lambda x: x * ml.random.normal())(x))(v)  # CaptureError
-        ml.function(v)  # ArgumentError
+        ml.capture(lambda x: ml.subroutine(lambda x: x * ml.random.normal())(x))(v)  # CaptureError
+        ml.subroutine(v)  # ArgumentError
     """
     if not callable(fn):
         raise ArgumentError(f"expected a function, got {brief(fn)}")
@@ -133,7 +133,7 @@ def trace_callee(name: str, types: list[TensorType], run: Callable[[Tensors], Te
     record, opened = blocks.recorder(), _Open(object(), name)
     before = len(record.scopes.callees)
     try:
-        with bound(_opened, (*_opened.get(), opened)), record.function(opened.procedure):
+        with context(functions=(*current().functions, opened)), record.function(opened.procedure):
             places = [record.parameter(type) for type in types]
             results = [record.use(y) for y in run(places)]
             opened.procedure.params = [record.home_of(x) for x in places]
@@ -146,12 +146,13 @@ def trace_callee(name: str, types: list[TensorType], run: Callable[[Tensors], Te
 class _Open:
     """Function whose recording is in progress.
 
-    - key: identifies recursive calls.
-    - tree: the result; its types are `results`, once they are known.
-    - is_guess: True if the function calls itself before its results are known.
-    - is_back: True for a backward pass.
-    - takes_record: True for a backward pass that also needs the number of a record of cotangents.
-    - vjp: its backward pass; with one, the function also returns the number of a record.
+    Attributes:
+        key: identifies recursive calls.
+        tree: the result; its types are `results`, once they are known.
+        is_guess: True if the function calls itself before its results are known.
+        is_back: True for a backward pass.
+        takes_record: True for a backward pass that also needs the number of a record of cotangents.
+        vjp: its backward pass; with one, the function also returns the number of a record.
     """
 
     key: object
@@ -192,9 +193,6 @@ _MOST_OPEN: Final = 16
 """Maximum number of nested recordings of functions with the same name."""
 
 
-_opened: ContextVar[tuple[_Open, ...]] = ContextVar("opened", default=())
-
-
 def called(key: object, name: str, args: Tensors, run: _Run) -> Tree:
     """Call `run(args)` as a subroutine of the program.
 
@@ -208,9 +206,9 @@ def called(key: object, name: str, args: Tensors, run: _Run) -> Tree:
             f"captured function; use forward mode over two gradients"
         )
     key = key, tape is None, autocast_dtype(), default_float()
-    callee = next((each for each in _opened.get() if each.key == key), None)
+    callee = next((each for each in current().functions if each.key == key), None)
     if callee is None:
-        if sum(each.name == name for each in _opened.get()) > _MOST_OPEN:
+        if sum(each.name == name for each in current().functions) > _MOST_OPEN:
             raise CaptureError(
                 f"{name} calls itself with different argument types, or different objects such as "
                 f"a new Module, in each call"
@@ -271,14 +269,14 @@ def _record_and_call(opened: _Open, args: Tensors, run: _Run) -> Tensors:
     If the function calls itself before its results are known, the result types of another branch
     are used, and the function is recorded a second time.
     """
-    record, tape, around = blocks.recorder(), taping(), _opened.get()
+    record, tape, around = blocks.recorder(), taping(), current().functions
     before = len(record.scopes.callees)
     for _ in range(2):
         del record.scopes.callees[before:]
         opened.is_guess = False
         start = 0 if tape is None else len(tape.nodes)
         try:
-            with bound(_opened, (*around, opened)):
+            with context(functions=(*around, opened)):
                 _record_function(start, opened, args, run)
         except blocks.UnknownResults:
             if tape is not None:
@@ -305,7 +303,7 @@ def _record_function(start: int, opened: _Open, args: Tensors, run: _Run) -> Non
     procedure = opened.procedure = Procedure(opened.name, Block())
     with record.function(procedure):
         places = [record.parameter(x.type) for x in args]
-        with taped(None):
+        with context(tape=None):
             params = [untracked(x) for x in places]
         if tape is not None:
             are_tracked = [x.dtype.is_inexact or opened.is_back for x in params]
@@ -313,7 +311,7 @@ def _record_function(start: int, opened: _Open, args: Tensors, run: _Run) -> Non
         tree = run(blocks.aliases(params))
         outputs = tensors(tree)
         results = list(outputs)
-        with taped(None):
+        with context(tape=None):
             if tape is not None:
                 segment = blocks.Segment(record, tape, start, outputs, places)
                 residuals = [x for x in params if segment.needs(x)] + segment.inside
@@ -414,3 +412,7 @@ def _vjp_operands(vjp: _FunctionVjp, backward: _Open, gs: Cotangents, number: Te
     operands = [or_zeros(gs[k], y.type) for k, y in vjp.tracked(vjp.outputs)]
     record_g = [or_zeros(gs[len(vjp.outputs)], number.type)] if backward.takes_record else []
     return [*operands, number, *record_g]
+
+
+if not TYPE_CHECKING:  # else a type checker would allow any name
+    __getattr__ = old_names(__name__, "ml", globals())

@@ -21,12 +21,13 @@ from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
+from mlvm.arena.context import context
 from mlvm.core.errors import (
     CaptureError,
     DTypeError,
     MlvmError,
     OperandValueError,
-    PositionRefused,
+    PositionError,
     ShapeError,
     brief,
 )
@@ -55,7 +56,6 @@ from mlvm.eager.recording.recorder import Recorder
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import COPY, alias_of, one_op, untracked
 from mlvm.eager.tensor.constants import constant, dtype_beside
-from mlvm.eager.tensor.context import taped
 from mlvm.eager.tensor.number import index_of, is_free, is_length
 from mlvm.eager.tensor.positions import numbers_in, rewording
 from mlvm.eager.tensor.tensor import Tensor
@@ -80,10 +80,13 @@ def while_loop(cond_fun: Body, body_fun: Body, init_val: Tree, *, checkpoint: bo
     Arguments:
 
     - `cond_fun`: maps the state to a condition with one element.
+
     - `body_fun`: maps the state to the next state.
+
     - `init_val`: the initial state: a tree of tensors of any shapes. Structure and types stay
       fixed. A Python number in it gets the dtype that the body assigns, if that is wider; eagerly,
       the first iteration is then computed again.
+
     - `checkpoint`: under a gradient, save only the state of each iteration, and run the body again
       in the backward pass. Default: False, which saves the residuals of the body.
 
@@ -115,7 +118,7 @@ def while_loop(cond_fun: Body, body_fun: Body, init_val: Tree, *, checkpoint: bo
     loop = _EagerLoop(numbers)
 
     def goes_on() -> bool:
-        with taped(None):
+        with context(tape=None):
             return bool(_condition(cond_fun(aliased(loop.state))))
 
     while goes_on():
@@ -197,14 +200,19 @@ def scan(
     Arguments:
 
     - `f`: maps the state and one row to the next state and one row of the result.
+
     - `init`: the initial state: a tree of tensors of any shapes. For Python numbers in it see
       `while_loop`.
+
     - `xs`: a tree of tensors with the same number of rows: [n, ...] -> [n, ...]. x is the tree of
       one row of each tensor. Without `xs`, x is None.
+
     - `length`: the number of iterations. It is required without `xs`; with `xs`, an int must equal
       the number of rows. A tensor is the number of rows to visit, starting from the first; its
       value may be known only at run time. Rows of the result that no iteration computes are zeros.
+
     - `reverse`: visit the last row first. Default: False.
+
     - `checkpoint`: recompute the body in the backward pass, see `while_loop`. Default: False.
 
     With zero iterations, `f` is traced to determine the types of its results.
@@ -244,7 +252,9 @@ def scan(
     for i in reversed(range(trip_count)) if reverse else range(trip_count):
         row = with_leaves(rows, iter([getitem(x, i) for x in tensors(rows)]))
         _, y = loop.iterate(partial(_call_with_row, f, row), lambda pair: pair[0])
-        ys.append(copied(as_like(ys[0], y, "an iteration returns another row") if ys else y))
+        ys.append(
+            copied(as_like(ys[0], y, "an iteration returns a different row type") if ys else y)
+        )
     if reverse:
         ys.reverse()
 
@@ -415,7 +425,7 @@ def next_state(before: Tree, after: Any) -> Tree:
 
     Raises `ShapeError` or `DTypeError` if its structure or types have changed.
     """
-    return as_like(before, as_tree(after), "a body makes another state than it is given")
+    return as_like(before, as_tree(after), "the body changes the type of its state")
 
 
 def _isolate_state(state: Tree, previous: Tree) -> Tree:
@@ -519,7 +529,7 @@ def _at_most(trip_count: Tensor, total: int) -> Tensor:
         return op.take(arange(total + 1), op.maximum(trip_count, 0), axis=0)
 
 
-def _reword(error: PositionRefused) -> None:
+def _reword(error: PositionError) -> None:
     index, bound = numbers_in(error)
     error.op, error.operands = None, ()
     error.reason = f"scan: expected a length of 0 to {bound - 1}, the number of rows, got {index}"
@@ -548,7 +558,7 @@ def _scan(
     xs = blocks.aliases(xs)
     trip_count = untracked(trip_count) if isinstance(trip_count, Tensor) else trip_count
     count = trip_count if isinstance(trip_count, Tensor) else constant(trip_count, i64)  # an i64[]
-    with taped(None):
+    with context(tape=None):
         first = count - 1 if reverse else constant(0, i64)
 
     def more(i: Tensor, _: Tensors) -> Tensor:
@@ -561,11 +571,12 @@ def _scan(
 class _Loop(NamedTuple):
     """Loop that runs while `more`, with iterations numbered from `first`.
 
-    - trip_count: the number of iterations; None: the loop counts them.
-    - total: an upper bound of the trip count, which is the number of rows of results; None:
-      unknown.
-    - stacked: whether the body returns rows.
-    - continued, residual_rows: see `_scan`.
+    Attributes:
+        trip_count: the number of iterations; None: the loop counts them.
+        total: an upper bound of the trip count, which is the number of rows of results; None:
+            unknown.
+        stacked: whether the body returns rows.
+        continued, residual_rows: see `_scan`.
     """
 
     more: Callable[[Tensor, Tensors], Tensor]
@@ -591,7 +602,7 @@ def _record(
     record, tape, trip_count, total = blocks.recorder(), taping(), loop.trip_count, loop.total
     nown, init = len(init), [*init, *carried]
     tracked += [tape is not None and x.tape is tape for x in init[len(tracked) :]]
-    with taped(None):
+    with context(tape=None):
         state = [blocks.new_variable(record, x) for x in init]
         i = blocks.new_variable(record, loop.first)
         last = None  # the number of the last record
@@ -599,14 +610,14 @@ def _record(
             last = blocks.new_variable(record, constant(0, i64))
     length = record.use(trip_count) if isinstance(trip_count, Tensor) else trip_count
     of_xs = [record.use(x) for x in xs]
-    with record.block() as test, taped(None):
+    with record.block() as test, context(tape=None):
         test.result = record.use(loop.more(i, [untracked(x) for x in state]))
     start = 0 if tape is None else len(tape.nodes)
     is_known = True
     residuals: Tensors = []  # saved in each iteration
     stacks: Tensors = []  # contain the residuals if the trip count is bounded
     with blocks.carrying(carried) as block:
-        with taped(None):
+        with context(tape=None):
             now = untracked(i)
             params, rows = [untracked(x) for x in state], [op.take(x, i, axis=0) for x in xs]
             counter, row_uses = record.use(now), [record.value_of(x) for x in rows]
@@ -641,12 +652,12 @@ def _record(
                 stacks += [_new_stack(record, x, i, total) for x in segment.inside]
             else:
                 residuals = [x for x in params if segment.needs(x)] + segment.inside
-                with taped(None):
+                with context(tape=None):
                     overwrite(last, COPY, record.push([last, *residuals]))
         results = [_new_stack(record, y, i, total) for y in ys]
         homes = [record.home_of(x) for x in (*results, *stacks)]
         written = [(h, record.use(x)) for h, x in zip(homes, [*ys, *residuals], strict=False)]
-        with taped(None):
+        with context(tape=None):
             _assign(state, after)
             overwrite(i, _ADD, i, constant(-1 if loop.reverse else 1, i64))
     if not is_known:
@@ -866,7 +877,7 @@ def _backward(
     of_rows, rows_present = blocks.split(of_xs, len(tracked))
     totals: list[Any] = [*finals[: len(initial_sums)]]
     if isinstance(trip_count, Tensor):  # with zero iterations there are no cotangents
-        with taped(None):
+        with context(tape=None):
             has_run = op.greater(trip_count, 0)
         of_rows = [
             Conditional(g, has_run, is_clean=True) if g.dtype.is_inexact else g for g in of_rows
@@ -895,11 +906,12 @@ def _activity(
 ) -> tuple[list[int], set[int], set[int], set[int] | None]:
     """Return which parts have cotangents in which iterations of the backward loop.
 
-    The backward loop starts with cotangents of the parts `active` and of `ys`. Returns four sets:
-    the parts of the state whose new values have a cotangent in some iteration, the subset of them
-    without a cotangent in some other iteration, the nodes that receive cotangents in some
-    iteration, and the nodes that receive cotangents in the first iteration. The last is None if all
-    iterations reach the same nodes: then zeros for an absent part do not change any value.
+    The backward loop starts with cotangents of the parts `active` and of `ys`. Returns four sets.
+    The first is the parts of the state whose new values have a cotangent in some iteration. The
+    second is the subset of these that has none in some other iteration. The third is the nodes that
+    receive cotangents in some iteration. The fourth is the nodes that receive cotangents in the
+    first iteration; it is None if all iterations reach the same nodes. Zeros for an absent part
+    then do not change any value.
 
     A part without a cotangent in an iteration gets none, as in eager mode, because a rule might
     turn zeros into nan. The number of a record has a cotangent in each iteration, which pushes a
@@ -945,7 +957,7 @@ def _new_stack(record: Recorder, row: Tensor, i: Tensor, total: int | None) -> T
     """
     if total is None:
         raise ShapeError("cannot stack results of a loop whose length is only known at run time")
-    with taped(None):
+    with context(tape=None):
         stack = record.variable(_with_axis(row.type, total), outside=True)
         if total:
             overwrite(stack, _SET_ROW, stack, blocks.reshape_view(row, _with_axis(row.type, 1)), i)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
 
+from mlvm.arena.context import context
 from mlvm.core.errors import GradientError
 from mlvm.core.types import TensorType, f32, i64
 from mlvm.eager.autodiff.joint import Cotangents, Saved, Sums, add_node, or_zeros
@@ -21,7 +22,6 @@ from mlvm.eager.functions.creation import asarray, full
 from mlvm.eager.functions.elements import astype
 from mlvm.eager.functions.shapes import broadcast_to, concat, reshape
 from mlvm.eager.tensor import primitives as op
-from mlvm.eager.tensor.context import taped
 from mlvm.eager.tensor.tensor import Tensor, is_tracked
 
 NUMBER = TensorType(i64)
@@ -67,7 +67,9 @@ def pull(
     """Return the tensors of a record; for a vector of numbers, row i of each is from record i.
 
     - are_tracked: which tensors were tracked when they were pushed.
+
     - used: a set to which the indices of tensors with a cotangent are added.
+
     - stack: the stack of the recorder that pushed the record. Default: that of the current
       recorder.
     """
@@ -87,7 +89,7 @@ def pull(
             if used is not None:
                 used.update(k for k, g in enumerate(gs) if g is not None)
             pairs = [(g, x.type) for g, x in zip(gs, results, strict=True) if x is not None]
-            with taped(None):
+            with context(tape=None):
                 counts = concat([full((1,), 0, dtype=f32), *[_count(g) for g, _ in pairs]])[1:]
             values = [or_zeros(g, type) for g, type in pairs]
             number = push([*values, broadcast_to(counts, (*shape, len(pairs)))], len(pairs))

@@ -92,8 +92,11 @@ def save(
 
     - `file`: the path. The new file replaces an existing file only when it is complete, keeps its
       mode, and follows links.
+
     - `tensors`: a Module, or a dict of the objects above.
+
     - `metadata`: a dict from str to str. Default: none.
+
     - `where`: selects the part to save: a pattern for the paths, in which `*` also matches "/", or
       a function of path and tensor, as in `Module.freeze`. Default: everything.
 
@@ -106,7 +109,7 @@ def save(
     device; `WeightsError` if a tensor is c128, which the format does not support, or a name is not
     a str; `DTypeError` if a part is none of the above, such as a masked array; `PathError` if two
     parts have the same name; `ArgumentError` if the file name has the extension of another format,
-    such as "x.onnx", or `where` selects nothing; `StaleTensor` if a tensor was freed. In these
+    such as "x.onnx", or `where` selects nothing; `StaleTensorError` if a tensor was freed. In these
     cases no file is left. https://github.com/huggingface/safetensors
 
         >>> ml.save("layer.safetensors", ml.nn.Linear(2, 3))
@@ -117,7 +120,7 @@ def save(
         ml.save("x", {"x": len})  # DTypeError
         ml.save("x", {"x": ml.ones(1)}, where="y")  # ArgumentError
         ml.save("x", {"x/y": 1, "x": {"y": ml.ones(1), "z": 1}})  # PathError
-        ml.save("x", {"x": stale})  # StaleTensor
+        ml.save("x", {"x": stale})  # StaleTensorError
         ml.save("x", {"x": ml.ones(2, dtype="c128")})  # WeightsError
     """
     path = _path(file, "save")
@@ -198,14 +201,18 @@ def load(
     Arguments:
 
     - `file`: the path.
+
     - `into`: a Module to whose parameters and buffers the tensors are written, by the paths of its
       `state()`; the Module is returned. A dict in the form that `save` accepts is restored
       likewise; its numbers, strings and arrays are replaced. Default: None, which returns new
       tensors.
+
     - `rename`: maps each name in the file to the name of the tensor, or to None to skip it:
       `rename=lambda name: name.removeprefix("encoder.")`.
+
     - `keep_halves`: keep F16 and BF16, which are otherwise converted to f32 without loss. A
       parameter of the same dtype always receives them unchanged. Default: False.
+
     - `where`: selects tensors, as in `save`; the file may contain additional tensors.
 
     The file is mapped into memory, so that loading needs no additional memory. Truncating it

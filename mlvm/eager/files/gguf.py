@@ -1,8 +1,8 @@
 """GGUF files: metadata, and tensors in low-bit blocks, memory-mapped.
 
-https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. A tensor in blocks becomes two tensors:
-its name refers to the elements, in a low-bit or 8-bit dtype, and name + `.scale` to one scale per
-group, or pairs of scale and offset, as for `quantized_matmul`. Nothing is rounded.
+https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. A tensor in blocks becomes two tensors.
+Its name refers to the elements, in a low-bit or 8-bit dtype. Name + `.scale` refers to one scale
+per group, or pairs of scale and offset, as for `quantized_matmul`. Nothing is rounded.
 """
 
 from __future__ import annotations

@@ -117,8 +117,8 @@ class Structure:
         is replaced.
 
         Everything is checked before the first write. Raises `PathError` for paths that are missing
-        or unknown, `DTypeError` and `ShapeError` for tensors of other types, `StaleTensor`, and
-        what an object raises when its state is restored.
+        or unknown, `DTypeError` and `ShapeError` for tensors of other types, `StaleTensorError`,
+        and what an object raises when its state is restored.
         """
         tensors, values = self.selected(where)
         if where is not None:

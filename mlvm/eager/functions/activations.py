@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ParamSpec
+from typing import TYPE_CHECKING, ParamSpec
 
 from mlvm.core.errors import ShapeError
 from mlvm.core.rules import require
@@ -15,6 +15,7 @@ from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.dtypes import finfo
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
+from mlvm.renamed import old_names
 
 P = ParamSpec("P")
 
@@ -136,7 +137,7 @@ def glu(x: Tensor, /, axis: int = -1) -> Tensor:
 
     Dauphin et al., arXiv 1612.08083.
 
-    x: f[..., 2 n] -> f[..., n]. Raises `ShapeError` if the length is odd; `AxisRefused` if x has no
+    x: f[..., 2 n] -> f[..., n]. Raises `ShapeError` if the length is odd; `AxisError` if x has no
     such axis; `DTypeError` if x is not of floats.
 
         >>> ml.glu(ml.asarray([1.0, 2.0, 0.0, 100.0]))
@@ -240,36 +241,36 @@ def soft_sign(x: Tensor, /) -> Tensor:
 
 
 @_activation
-def tanhshrink(x: Tensor, /) -> Tensor:
+def tanh_shrink(x: Tensor, /) -> Tensor:
     """Compute x - tanh(x).
 
     x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats.
 
-        >>> ml.tanhshrink(ml.asarray([1.0]))
+        >>> ml.tanh_shrink(ml.asarray([1.0]))
         Tensor([0.23840582], f32[1])
     """
     return _floats(x) - op.tanh(x)
 
 
 @_activation
-def softshrink(x: Tensor, /, limit: float = 0.5) -> Tensor:
+def soft_shrink(x: Tensor, /, limit: float = 0.5) -> Tensor:
     """Move x towards 0 by `limit`, to 0 if |x| <= limit: the proximal operator of limit |x|.
 
     x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats.
 
-        >>> ml.softshrink(ml.asarray([-2.0, 0.25, 1.0]))
+        >>> ml.soft_shrink(ml.asarray([-2.0, 0.25, 1.0]))
         Tensor([-1.5,  0. ,  0.5], f32[3])
     """
     return _floats(x) - op.clip(x, -limit, limit)
 
 
 @_activation
-def hardshrink(x: Tensor, /, limit: float = 0.5) -> Tensor:
+def hard_shrink(x: Tensor, /, limit: float = 0.5) -> Tensor:
     """Replace x by 0 where |x| <= limit.
 
     x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats.
 
-        >>> ml.hardshrink(ml.asarray([-2.0, 0.25, 1.0]))
+        >>> ml.hard_shrink(ml.asarray([-2.0, 0.25, 1.0]))
         Tensor([-2.,  0.,  1.], f32[3])
     """
     return where(op.less_equal(op.abs(_floats(x)), limit), 0.0, x)
@@ -281,3 +282,7 @@ def _floats(x: Tensor) -> Tensor:
     Raises `DTypeError` unless the dtype of x is a float."""
     require("float", type_of(x))
     return x
+
+
+if not TYPE_CHECKING:  # else a type checker would allow any name
+    __getattr__ = old_names(__name__, "ml", globals())

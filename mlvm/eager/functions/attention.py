@@ -223,8 +223,9 @@ def rotary_encoding(
 def rotary_table(
     positions: Tensor, features: int, base: float, dtype: object
 ) -> tuple[Tensor, Tensor]:
-    """Return the cosines and the sines of the angles of `rotary_encoding`: twice f[..., features /
-    2]."""
+    """Return the cosines and the sines of the angles of `rotary_encoding`.
+
+    Both are f[..., features / 2]."""
     angles = _angles(positions, features, base)
     return astype(op.cos(angles), dtype), astype(op.sin(angles), dtype)
 

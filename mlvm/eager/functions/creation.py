@@ -16,7 +16,7 @@ import numpy as np
 
 from mlvm.core.errors import (
     ArgumentError,
-    CopyRefused,
+    CopyError,
     DTypeError,
     GradientError,
     OperandValueError,
@@ -87,19 +87,22 @@ def asarray(
 
     - A Tensor with that dtype and VM results in a new Tensor over the same bytes, unless `copy` is
       True. Everything else is copied, or rejected if `copy` is False.
+
     - Python numbers and nested lists of them become bool, i64, f32 or c64; after
       `set_default_dtype(float64)` f64 or c128. Tensors in nested lists are joined, and their dtypes
       promote, as do the dtypes of numpy scalars and arrays in lists.
+
     - Numpy arrays, and objects with `__array__`, `__dlpack__` or a buffer, keep their dtype,
       including the bfloat16 of ml_dtypes and PyTorch. For a PyTorch tensor that requires a
       gradient, only the value is used.
+
     - With a `dtype`, arrays and tensors are cast as by `astype`, and Python numbers must be
       representable: 1.0 is valid for i64, and 1.5 is not. The name "i8" is rejected: it means 8
       bits here and 8 bytes in numpy.
 
     Raises `DTypeError` if the values or the dtype are not supported, and for a masked array;
     `OperandValueError` if an int is out of range; `ShapeError` if rows have different lengths, or
-    nest more than 64 deep; `CopyRefused` if `copy` is False and the values must be copied. The
+    nest more than 64 deep; `CopyError` if `copy` is False and the values must be copied. The
     result has the shape of `obj`: [n, m] for a list of n lists of m.
 
         >>> ml.asarray([1.0, 2.0])
@@ -108,7 +111,7 @@ def asarray(
         Tensor([1., 2.], f32[2])
 
     Refuses:
-        ml.asarray([1.0], copy=False)  # CopyRefused
+        ml.asarray([1.0], copy=False)  # CopyError
         ml.asarray("text")  # DTypeError
         ml.asarray(np.array([300]), dtype="i8")  # DTypeError
         ml.asarray(np.ma.array([1.0, 2.0], mask=[0, 1]))  # DTypeError
@@ -120,7 +123,7 @@ def asarray(
         if isinstance(obj, Tensor):
             return _of_tensor(obj, target, device, copy)
         if copy is False:
-            raise CopyRefused(
+            raise CopyError(
                 f"asarray: the values of a {kind_of(obj)} must be copied into a VM; leave out "
                 f"copy=False"
             )
@@ -133,7 +136,7 @@ def _of_tensor(x: Tensor, dtype: DType | None, device: Device, copy: bool | None
     elsewhere = None if device is None or x.arena.vm.is_same(device) else device
     if copy is False and not (elsewhere is None and same_dtype):
         target = elsewhere.name if elsewhere and same_dtype else dtype and dtype.name
-        raise CopyRefused(f"asarray: {x.type} as {target} needs a copy; leave out copy=False")
+        raise CopyError(f"asarray: {x.type} as {target} needs a copy; leave out copy=False")
     if elsewhere is not None:
         x = reused(x, elsewhere)
     if dtype is not None and not same_dtype:

@@ -168,8 +168,9 @@ def _numbers(x: Operand, y: Operand) -> tuple[Tensor, Tensor]:
 @public
 @in_f32
 def logaddexp2(x: Operand, y: Operand, /) -> Tensor:
-    """Compute log2(2^x + 2^y), elementwise, with broadcasting; it overflows only where the result
-    does.
+    """Compute log2(2^x + 2^y), elementwise, with broadcasting.
+
+    It overflows only where the result does.
 
     x and y: shapes that broadcast to [...], floats, integers as f32. The result: [...], the dtype
     that they promote to. Raises `ShapeError` if the shapes do not fit; `DTypeError` if an operand
@@ -311,11 +312,11 @@ def put_along_axis(
     Like numpy's function, it updates x, which it also returns; with `inplace=False` it returns a
     new tensor, like JAX's function. If a position occurs several times, the last value is kept.
 
-    x: [..., n, ...]; indices: i[..., k, ...], of x's number of axes; values: a shape that
-    broadcasts to that of the indices; indices broadcast along the other axes -> the type of x.
-    Raises `ShapeError` if the shapes do not fit; `AxisRefused` if x has no such axis;
-    `PositionRefused` if an index is out of range; `DTypeError` if the indices are not integers or
-    the values are of another kind than x.
+    x: [..., n, ...]; indices: i[..., k, ...], with the rank of x; values: a shape that broadcasts
+    to that of the indices. Indices broadcast along the other axes -> the type of x. Raises
+    `ShapeError` if the shapes do not fit; `AxisError` if x has no such axis; `PositionError` if
+    an index is out of range; `DTypeError` if the indices are not integers or the values are of
+    another kind than x.
 
         >>> x = ml.zeros((2, 2))
         >>> y = ml.put_along_axis(x, ml.asarray([[1], [0]]), 5.0, axis=1)
@@ -324,7 +325,7 @@ def put_along_axis(
                 [5., 0.]], f32[2,2])
 
     Refuses:
-        ml.put_along_axis(v, ml.asarray([9]), 1.0, 0)  # PositionRefused
+        ml.put_along_axis(v, ml.asarray([9]), 1.0, 0)  # PositionError
         ml.put_along_axis(v, ints, 1j, 0)  # DTypeError
         ml.put_along_axis(x, ints, 1.0, 0)  # ShapeError
     """
@@ -345,14 +346,14 @@ def scatter(
 ) -> Tensor:
     """Return x with values written at positions along one axis, like `torch.scatter`.
 
-    x[i][indices[i][j]] = values[i][j] for axis 1. `reduce` combines the values with the old
+    For axis 1, `x[i][indices[i][j]] = values[i][j]`. `reduce` combines the values with the old
     elements: "add", "multiply", "max" or "min".
 
-    x: [..., n, ...]; indices: i[..., k, ...], with the number of axes of x, and not longer than x
-    along the other axes; values: a number, or a tensor at least as long as the indices along each
-    axis -> the type of x. Raises `ArgumentError` if `reduce` is unknown; `ShapeError` if the shapes
-    do not fit; `AxisRefused` if x has no such axis; `PositionRefused` if an index is out of range;
-    `DTypeError` if the indices are not integers or the values are of another kind than x.
+    x: [..., n, ...]; indices: i[..., k, ...], with the rank of x, and not longer along the other
+    axes. values: a number, or a tensor at least as long as the indices along each axis -> the type
+    of x. Raises `ArgumentError` if `reduce` is unknown; `ShapeError` if the shapes do not fit;
+    `AxisError` if x has no such axis; `PositionError` if an index is out of range; `DTypeError`
+    if the indices are not integers or the values are of another kind than x.
 
         >>> ml.scatter(ml.zeros((2, 3)), 1, ml.asarray([[2], [0]]), 7.0)
         Tensor([[0., 0., 7.],
@@ -360,8 +361,8 @@ def scatter(
 
     Refuses:
         ml.scatter(v, 0, ints, 1.0, reduce="mean")  # ArgumentError
-        ml.scatter(v, 5, ints, 1.0)  # AxisRefused
-        ml.scatter(v, 0, ml.asarray([9]), 1.0)  # PositionRefused
+        ml.scatter(v, 5, ints, 1.0)  # AxisError
+        ml.scatter(v, 0, ml.asarray([9]), 1.0)  # PositionError
         ml.scatter(v, 0, ints, 1j)  # DTypeError
         ml.scatter(x, 0, ints, 1.0)  # ShapeError
     """

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
+from mlvm.arena.context import current
 from mlvm.core import rules
-from mlvm.core.errors import ArgumentError, DTypeError, PositionRefused, ShapeError, brief
+from mlvm.core.errors import ArgumentError, DTypeError, PositionError, ShapeError, brief
 from mlvm.core.rules import Axis, require
 from mlvm.core.types import DType, bool_, c64, f64, i64
 from mlvm.eager.functions.arguments import axes_of, integer, integers, type_of
@@ -20,7 +21,6 @@ from mlvm.eager.functions.shapes import broadcast_to, expand_dims, reshape, unst
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import alias_of, untracked
 from mlvm.eager.tensor.constants import Scalar, constant
-from mlvm.eager.tensor.context import current_capture
 from mlvm.eager.tensor.default import default_of, float_dtype
 from mlvm.eager.tensor.dtypes import finfo, iinfo, result_type
 from mlvm.eager.tensor.operands import Operand, as_operand, is_array
@@ -133,8 +133,8 @@ def take(x: Tensor, indices: Tensor, /, axis: int | None = None) -> Tensor:
 
     A vector needs no `axis`.
 
-    x: [n, ...], indices: i[...] -> [*indices.shape, ...] along axis 0. Raises `PositionRefused` if
-    an index is out of range; `AxisRefused` if x has no such axis; `ArgumentError` if no axis is
+    x: [n, ...], indices: i[...] -> [*indices.shape, ...] along axis 0. Raises `PositionError` if
+    an index is out of range; `AxisError` if x has no such axis; `ArgumentError` if no axis is
     given and x is not a vector; `DTypeError` if the indices are not integers.
 
         >>> ml.take(ml.asarray([10, 20, 30]), ml.asarray([2, 0]))
@@ -147,9 +147,10 @@ def take(x: Tensor, indices: Tensor, /, axis: int | None = None) -> Tensor:
         if type_of(x).ndim != 1:
             raise ArgumentError("expected an axis, because x is not a vector")
         axis = 0
-    is_number = isinstance(indices, int) and not isinstance(indices, bool)
-    position = constant(indices, default_of(int)) if is_number else as_operand(indices)
-    return op.take(x, position, axis=axis)
+    given: Any = indices
+    is_number = isinstance(given, int) and not isinstance(given, bool)
+    positions = constant(given, default_of(int)) if is_number else as_operand(given)
+    return op.take(x, positions, axis=axis)
 
 
 @public
@@ -161,7 +162,7 @@ def take_along_axis(x: Tensor, indices: Tensor, /, axis: int = -1) -> Tensor:
     The other axes broadcast.
 
     x: [..., n], indices: i[..., k] -> [..., k] along the last axis. Raises `ShapeError` if the
-    shapes do not fit; `PositionRefused` if an index is out of range; `AxisRefused` if x has no such
+    shapes do not fit; `PositionError` if an index is out of range; `AxisError` if x has no such
     axis; `DTypeError` if the indices are not integers.
 
         >>> ml.take_along_axis(ml.asarray([[1, 2], [3, 4]]), ml.asarray([[1], [0]]), axis=1)
@@ -169,7 +170,7 @@ def take_along_axis(x: Tensor, indices: Tensor, /, axis: int = -1) -> Tensor:
                 [3]], i64[2,1])
 
     Refuses:
-        ml.take_along_axis(ml.ones(0), ints)  # PositionRefused
+        ml.take_along_axis(ml.ones(0), ints)  # PositionError
     """
     [along] = axes_of(axis, x)
     if type_of(indices).ndim == x.ndim and indices.shape != x.shape:
@@ -196,7 +197,7 @@ def dynamic_update(
 
     x: [n, ...]; update: k rows [k, ...] or one row [...], in x's dtype; start: an int or i[] -> [n,
     ...]. Raises `ShapeError` if the rows of `update` and x differ in length; `OperandValueError` if
-    the rows are out of range; `AxisRefused` if x has no such axis; `DTypeError` if `update` has
+    the rows are out of range; `AxisError` if x has no such axis; `DTypeError` if `update` has
     another dtype, or `start` is not an integer.
 
         >>> ml.dynamic_update(ml.zeros(4), ml.ones(()), ml.asarray(2))
@@ -321,7 +322,7 @@ def angle(x: Tensor, /) -> Tensor:
 def one_hot(x: Tensor, /, num_classes: int, *, dtype: object = None) -> Tensor:
     """Encode indices along a new last axis of length `num_classes`: 1 at the index, else 0.
 
-    x: i[...] -> [..., num_classes] in `dtype`, f32 by default. Raises `PositionRefused` if an index
+    x: i[...] -> [..., num_classes] in `dtype`, f32 by default. Raises `PositionError` if an index
     is not in 0 .. num_classes - 1; `ArgumentError` if `num_classes` is negative; `DTypeError` if x
     does not contain integers.
 
@@ -331,7 +332,7 @@ def one_hot(x: Tensor, /, num_classes: int, *, dtype: object = None) -> Tensor:
 
     Refuses:
         ml.one_hot(ints, -1)  # ArgumentError
-        ml.one_hot(ints, 1)  # PositionRefused
+        ml.one_hot(ints, 1)  # PositionError
     """
     return op.one_hot(x, num_classes=num_classes, dtype=float_dtype(dtype))
 
@@ -384,7 +385,7 @@ def flatnonzero(x: Tensor, /) -> Tensor:
 def unravel_index(indices: Tensor, /, shape: Sequence[int]) -> tuple[Tensor, ...]:
     """Convert row-major positions, such as those of `argmax(x)`, to one index per axis.
 
-    indices: i[...] -> i[...] for each axis. Raises `PositionRefused` if a tensor of that shape has
+    indices: i[...] -> i[...] for each axis. Raises `PositionError` if a tensor of that shape has
     no such element; `DTypeError` if the indices are not integers.
 
         >>> ml.unravel_index(ml.asarray([0, 5]), (2, 3))
@@ -392,7 +393,7 @@ def unravel_index(indices: Tensor, /, shape: Sequence[int]) -> tuple[Tensor, ...
 
     Refuses:
         ml.unravel_index(v, (2, 3))  # DTypeError
-        ml.unravel_index(ints * 9, (2, 3))  # PositionRefused
+        ml.unravel_index(ints * 9, (2, 3))  # PositionError
     """
     require("integer", type_of(indices))
     coordinates: list[Tensor] = []
@@ -407,7 +408,7 @@ def unravel_index(indices: Tensor, /, shape: Sequence[int]) -> tuple[Tensor, ...
     return tuple(reversed(coordinates)) if shape else ()
 
 
-def _outside(shape: Sequence[int], error: PositionRefused) -> None:
+def _outside(shape: Sequence[int], error: PositionError) -> None:
     """Name the invalid elements, whose index along the first axis is known."""
     stride = math.prod(shape[1:])
     start = numbers_in(error)[0] * stride
@@ -420,7 +421,7 @@ def count_nonzero(x: Tensor, /, axis: Axis = None, *, keepdims: bool = False) ->
     """Count the nonzero elements along `axis`, as i64; nan counts as nonzero.
 
     x: [...], any dtype -> the shape of x without the axes in `axis` (None: all axes; kept with
-    length 1 if `keepdims`), i64. Raises `AxisRefused` if x has no such axis.
+    length 1 if `keepdims`), i64. Raises `AxisError` if x has no such axis.
 
         >>> ml.count_nonzero(ml.asarray([[0, 3], [1, 2]]), axis=1)
         Tensor([1, 2], i64[2])
@@ -459,7 +460,7 @@ def stop_gradient(x: Tensor) -> Tensor:
         ml.stop_gradient("text")  # DTypeError
     """
     type_of(x)
-    on = current_capture.get()
+    on = current().recorder
     return untracked(x) if on is None else on.stopped(x)
 
 

@@ -81,7 +81,7 @@ def fft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backwa
     """Compute the discrete Fourier transform, sum_j x_j exp(-2 pi i j k / n), along `axis`:
     complex.
 
-    x: [..., m], any dtype -> c[..., n], where n is m unless given. Raises `AxisRefused` if x has no
+    x: [..., m], any dtype -> c[..., n], where n is m unless given. Raises `AxisError` if x has no
     such axis; `ShapeError` if there is no element along it; `ArgumentError` if `norm` is
     unknown.
 
@@ -99,7 +99,7 @@ def fft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backwa
 def ifft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
     """Invert `fft`: sum_k x_k exp(2 pi i j k / n) / n, along `axis`: complex.
 
-    x: [..., m], any dtype -> c[..., n], where n is m unless given. Raises `AxisRefused` if x has no
+    x: [..., m], any dtype -> c[..., n], where n is m unless given. Raises `AxisError` if x has no
     such axis; `ShapeError` if there is no element along it; `ArgumentError` if `norm` is
     unknown.
 
@@ -121,7 +121,7 @@ def fftn(
 
     `s` contains the lengths; -1 means the length of the axis.
 
-    x: [...], any dtype -> c[...]. Raises `AxisRefused` if x has no such axis or an axis occurs
+    x: [...], any dtype -> c[...]. Raises `AxisError` if x has no such axis or an axis occurs
     twice; `ShapeError` if an axis is empty; `ArgumentError` if `norm` is unknown or the numbers of
     lengths and axes differ.
 
@@ -142,7 +142,7 @@ def ifftn(
 ) -> Tensor:
     """Invert `fftn`, with complex results.
 
-    x: [...], any dtype -> c[...]. Raises `AxisRefused` if x has no such axis or an axis occurs
+    x: [...], any dtype -> c[...]. Raises `AxisError` if x has no such axis or an axis occurs
     twice; `ShapeError` if an axis is empty; `ArgumentError` if `norm` is unknown or the numbers of
     lengths and axes differ.
 
@@ -167,7 +167,7 @@ def rfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backw
     The remaining elements are their conjugates in reverse order.
 
     x: [..., m], any dtype but complex -> c[..., n // 2 + 1], where n is m unless given. Raises
-    `AxisRefused` if x has no such axis; `ShapeError` if there is no element along it;
+    `AxisError` if x has no such axis; `ShapeError` if there is no element along it;
     `ArgumentError` if `norm` is unknown; `DTypeError` if x is complex.
 
         >>> ml.fft.rfft(ml.ones(4))
@@ -187,7 +187,7 @@ def irfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "back
     The imaginary parts of the first element of x and, for an even n, of the last element are
     ignored.
 
-    x: [..., m], any dtype -> f[..., n]. Raises `AxisRefused` if x has no such axis; `ShapeError` if
+    x: [..., m], any dtype -> f[..., n]. Raises `AxisError` if x has no such axis; `ShapeError` if
     there is no element along it; `ArgumentError` if `norm` is unknown.
 
         >>> ml.fft.irfft(ml.asarray([4 + 0j, 0, 0]))
@@ -214,7 +214,7 @@ def rfftn(
 ) -> Tensor:
     """Compute `rfft` along the last of several axes (None: all), then `fft` along the other axes.
 
-    x: [..., n], any dtype but complex -> c[..., n // 2 + 1]. Raises `AxisRefused` if x has no such
+    x: [..., n], any dtype but complex -> c[..., n // 2 + 1]. Raises `AxisError` if x has no such
     axis or an axis occurs twice; `ShapeError` if an axis is empty; `ArgumentError` if `norm` is
     unknown, there are no axes, or the numbers of lengths and axes differ; `DTypeError` if x is
     complex.
@@ -239,7 +239,7 @@ def irfftn(
 ) -> Tensor:
     """Invert `rfftn`: real elements, by default 2 (m - 1) along the last axis for m elements of x.
 
-    x: [..., m], any dtype -> f[..., n]. Raises `AxisRefused` if x has no such axis or an axis
+    x: [..., m], any dtype -> f[..., n]. Raises `AxisError` if x has no such axis or an axis
     occurs twice; `ShapeError` if an axis is empty; `ArgumentError` if `norm` is unknown, there are
     no axes, or the numbers of lengths and axes differ.
 
@@ -266,7 +266,7 @@ def hfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backw
 
     The default of n is 2 (m - 1) for m elements of x.
 
-    x: [..., m], any dtype -> f[..., n]. Raises `AxisRefused` if x has no such axis; `ShapeError` if
+    x: [..., m], any dtype -> f[..., n]. Raises `AxisError` if x has no such axis; `ShapeError` if
     there is no element along it; `ArgumentError` if `norm` is unknown.
 
         >>> ml.fft.hfft(ml.ones(3, dtype=ml.complex64)).type
@@ -282,7 +282,7 @@ def hfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backw
 def ihfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
     """Invert `hfft`: n // 2 + 1 complex elements from n real elements.
 
-    x: [..., n], any dtype but complex -> c[..., n // 2 + 1]. Raises `AxisRefused` if x has no such
+    x: [..., n], any dtype but complex -> c[..., n // 2 + 1]. Raises `AxisError` if x has no such
     axis; `ShapeError` if there is no element along it; `ArgumentError` if `norm` is unknown;
     `DTypeError` if x is complex.
 
@@ -361,7 +361,7 @@ def _frequencies(halved: bool, n: int, d: float, dtype: object, device: Device) 
 def fftshift(x: Tensor, /, axes: Axis = None) -> Tensor:
     """Roll x by half of each of these axes (None: all axes), so that frequency 0 is in the middle.
 
-    x: [...], any dtype, and so is the result. Raises `AxisRefused` if x has no such axis or an axis
+    x: [...], any dtype, and so is the result. Raises `AxisError` if x has no such axis or an axis
     occurs twice.
 
         >>> ml.fft.fftshift(ml.asarray([0, 1, 2, 3]))
@@ -375,7 +375,7 @@ def fftshift(x: Tensor, /, axes: Axis = None) -> Tensor:
 def ifftshift(x: Tensor, /, axes: Axis = None) -> Tensor:
     """Invert `fftshift`; the two differ for axes of odd length.
 
-    x: [...], any dtype, and so is the result. Raises `AxisRefused` if x has no such axis or an axis
+    x: [...], any dtype, and so is the result. Raises `AxisError` if x has no such axis or an axis
     occurs twice.
 
         >>> ml.fft.ifftshift(ml.asarray([0, 1, 2, 3]))

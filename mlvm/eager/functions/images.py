@@ -53,8 +53,11 @@ def interpolate(
     The modes are:
 
     - "nearest": the element at the floor of i n / k. "nearest-exact": the nearest element.
+
     - "linear" (also "bilinear" and "trilinear"): the weighted mean of two neighbours per axis.
+
     - "cubic" ("bicubic"): four neighbours per axis (Keys, IEEE ASSP 29, 1981, with a = -3/4).
+
     - "area": the means of `adaptive_avg_pool`.
 
     x: f[N, ..., C] -> f[N, *size, C]. Raises `ShapeError` if x has fewer than three axes or an axis

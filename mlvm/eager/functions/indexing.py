@@ -43,12 +43,11 @@ Item: TypeAlias = "int | slice | Tensor | None"
 def getitem(x: Tensor, key: Any) -> Tensor:
     """Return `x[key]`.
 
-    A single mask tensor selects elements by `boolean_index`. A mask together with other items, or a
-    mask that is an array or list, is replaced by the positions where it is True: one index tensor
-    for each of its axes.
+    A single mask tensor selects elements by `boolean_index`. Any other mask is replaced by the
+    positions where it is True: one index tensor for each of its axes.
 
-    Raises `IndexRefused` if an index is out of range or has an invalid type, and for too many
-    indices; `PositionRefused` if a value of an index tensor is out of range; `MaskRefused` if the
+    Raises `IndexingError` if an index is out of range or has an invalid type, and for too many
+    indices; `PositionError` if a value of an index tensor is out of range; `MaskError` if the
     lengths of a mask differ from those of the axes that it indexes.
     """
     keys = key if isinstance(key, tuple) else (key,)
@@ -65,7 +64,7 @@ def getitem(x: Tensor, key: Any) -> Tensor:
             return _indexed(x, per_axis, in_front=_separated(items))
         return _view(x, per_axis)
     except errors.MlvmError as error:
-        if isinstance(error, errors.IndexRefused):
+        if isinstance(error, errors.IndexingError):
             error.at("getitem", (x.type, *map(_text, keys)))
         error.__traceback__ = None  # removes our frames, as in `tensor`
         raise
@@ -74,12 +73,12 @@ def getitem(x: Tensor, key: Any) -> Tensor:
 def _item(key: object) -> Item | EllipsisType:
     """Convert one element of a key; integers of any type are converted to int.
 
-    Raises `IndexRefused` if it is not an index."""
+    Raises `IndexingError` if it is not an index."""
     if key is None or isinstance(key, (slice, EllipsisType)):
         return key
     if isinstance(key, Tensor):
         if key.dtype.is_inexact:
-            raise errors.IndexRefused("expected integers or bools in an index tensor")
+            raise errors.IndexingError("expected integers or bools in an index tensor")
         return key
     try:
         if not isinstance(key, bool):
@@ -88,7 +87,7 @@ def _item(key: object) -> Item | EllipsisType:
         pass
     if is_array(key):
         return _item(_tensor_of(key))
-    raise errors.IndexRefused(
+    raise errors.IndexingError(
         f"expected integers, slices, None, ... or tensors, arrays and lists of integers as index, "
         f"got a {type(key).__name__}"
     )
@@ -103,7 +102,7 @@ def _tensor_of(key: object) -> Tensor:
     except errors.OpError as error:
         if error.late:
             raise
-        raise errors.IndexRefused(error.reason) from None
+        raise errors.IndexingError(error.reason) from None
 
 
 def _is_mask(item: Item | EllipsisType) -> bool:
@@ -127,7 +126,7 @@ def _with_positions(
         if item is None or item is Ellipsis:
             lengths[i] = 0
         elif lengths[i] == 0:
-            raise errors.IndexRefused(
+            raise errors.IndexingError(
                 "a mask without dimensions cannot be combined with other indices"
             )
     rest = x.ndim - sum(lengths)
@@ -137,7 +136,7 @@ def _with_positions(
     for item, length, key in zip(items, lengths, keys, strict=True):
         if isinstance(item, Tensor) and _is_mask(item):
             if not _covers(item.shape, x.shape[axis : axis + length]):
-                raise errors.MaskRefused(
+                raise errors.MaskError(
                     f"a mask of shape {item.shape} stands at axis {axis} of {x.shape}"
                 ).at("getitem", (x.type, item.type))
             places = op.nonzero_indices(item) if item is key else tensor_of(np.argwhere(key))
@@ -152,10 +151,10 @@ def _without_ellipsis(items: list[Item | EllipsisType], ndim: int) -> list[Item]
     """Return one item per axis: full slices replace `...`, or are appended."""
     dots = [i for i, item in enumerate(items) if item is Ellipsis]
     if len(dots) > 1:
-        raise errors.IndexRefused("expected at most one ... in an index")
+        raise errors.IndexingError("expected at most one ... in an index")
     count = len([item for item in items if item is not None]) - len(dots)
     if count > ndim:
-        raise errors.IndexRefused(f"expected at most {ndim} indices, got {count}")
+        raise errors.IndexingError(f"expected at most {ndim} indices, got {count}")
     position = dots[0] if dots else len(items)
     missing = [slice(None)] * (ndim - count)
     return [*items[:position], *missing, *items[position + 1 :]]  # type: ignore[list-item]
@@ -235,17 +234,17 @@ def _window(places: list[Span]) -> dict[str, Any]:
 def _places(item: int | slice | Tensor, length: int) -> Span:
     """Return the positions of an axis that an item selects.
 
-    Raises `IndexRefused` if an integer is out of range."""
+    Raises `IndexingError` if an integer is out of range."""
     if isinstance(item, Tensor):
         return Span(0, length)
     if isinstance(item, int):
         if not -length <= item < length:
-            raise errors.IndexRefused(f"index {brief(item)} is out of range for length {length}")
+            raise errors.IndexingError(f"index {brief(item)} is out of range for length {length}")
         return Span(item + length if item < 0 else item, 1)
     try:
         places = sliced(item, length)
     except (TypeError, ValueError) as error:
-        raise errors.IndexRefused(f"{brief(item)} is not a valid index: {error}") from None
+        raise errors.IndexingError(f"{brief(item)} is not a valid index: {error}") from None
     return places if places.step == 1 or places.length > 1 else Span(places.start, places.length)
 
 
@@ -271,7 +270,7 @@ def _flat(lengths: list[int], indices: list[Tensor]) -> Tensor:
     try:
         shape = broadcast_shapes(*[index.shape for index in indices])
     except errors.ShapeError as error:
-        raise errors.IndexRefused(f"the index tensors together: {error.reason}") from None
+        raise errors.IndexingError(f"the index tensors together: {error.reason}") from None
     return op.flat_indices(*[broadcast_to(x, shape) for x in indices], lengths=tuple(lengths))
 
 
@@ -290,7 +289,7 @@ def setitem(x: Tensor, key: Any, values: Any) -> None:
     try:
         _assign(x, key, keys, _values(x, values))
     except errors.MlvmError as error:
-        if isinstance(error, errors.IndexRefused):
+        if isinstance(error, errors.IndexingError):
             error.at("setitem", (x.type, *map(_text, keys)))
         error.__traceback__ = None  # removes our frames, as in `tensor`
         raise
@@ -445,7 +444,7 @@ def _chosen(x: Tensor, key: Any, items: list[Item | EllipsisType]) -> tuple[Tens
 def _set_masked(x: Tensor, mask: Tensor, values: Tensor) -> None:
     """Assign to the elements that a mask selects: one value per element, or one for all."""
     if not _covers(mask.shape, x.shape[: mask.ndim]):
-        raise errors.MaskRefused(
+        raise errors.MaskError(
             f"a mask of shape {mask.shape} does not cover the first axes of {x.shape}"
         ).at("setitem", (x.type, mask.type))
     behind = x.shape[mask.ndim :]
@@ -480,8 +479,8 @@ def scatter_add(x: Tensor, indices: Any, updates: Any, /) -> Tensor:
     If an element is selected several times, all of its updates are added, in row-major order.
 
     x: [...], any dtype but bool; indices: a key of x[...]; updates: any shape that broadcasts to
-    x[indices], and a dtype that promotes to the dtype of x -> [...]. Raises `IndexRefused` if the
-    indices are invalid for x; `PositionRefused` if a value of an index tensor is out of range;
+    x[indices], and a dtype that promotes to the dtype of x -> [...]. Raises `IndexingError` if the
+    indices are invalid for x; `PositionError` if a value of an index tensor is out of range;
     `ShapeError` if the updates do not broadcast; `DTypeError` if an operand is bool or the updates
     are of another kind than x.
 
@@ -489,9 +488,9 @@ def scatter_add(x: Tensor, indices: Any, updates: Any, /) -> Tensor:
         Tensor([4., 0., 2.], f32[3])
 
     Refuses:
-        ml.scatter_add(v, 9, 1.0)  # IndexRefused
+        ml.scatter_add(v, 9, 1.0)  # IndexingError
         ml.scatter_add(v, 0, 1j)  # DTypeError
-        ml.scatter_add(v, [9], 1.0)  # PositionRefused
+        ml.scatter_add(v, [9], 1.0)  # PositionError
     """
     require("numeric", type_of(x))
     return _combined_at("add", x, indices, updates)

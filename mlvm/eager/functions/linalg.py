@@ -166,7 +166,7 @@ def vecdot(x1: Tensor, x2: Tensor, /, *, axis: int = -1) -> Tensor:
     """Sum conj(x1) x2 along `axis`, counted from the last axis in both; the other axes broadcast.
 
     x1 and x2: [..., n], any dtype but bool -> [...]. Raises `ShapeError` if the vectors have
-    different lengths; `AxisRefused` if an operand has no such axis; `DTypeError` if an operand is
+    different lengths; `AxisError` if an operand has no such axis; `DTypeError` if an operand is
     bool.
 
         >>> ml.vecdot(ml.asarray([1.0, 2.0]), ml.asarray([3.0, 4.0]))
@@ -201,7 +201,7 @@ def tensordot(x1: Tensor, x2: Tensor, /, axes: int | Sequence[Ints] = 2) -> Tens
     axes of x1, then those of x2. Nothing is conjugated.
 
     x1: [m, k], x2: [k, n] -> [m, n] for axes=1. Raises `ShapeError` if the axes have different
-    lengths; `ArgumentError` if an operand has fewer axes; `AxisRefused` if an operand has no such
+    lengths; `ArgumentError` if an operand has fewer axes; `AxisError` if an operand has no such
     axis; `DTypeError` if an operand is bool.
 
         >>> ml.tensordot(ml.ones((2, 3)), ml.ones((3, 4)), axes=1)
@@ -209,8 +209,8 @@ def tensordot(x1: Tensor, x2: Tensor, /, axes: int | Sequence[Ints] = 2) -> Tens
                 [3., 3., 3., 3.]], f32[2,4])
 
     Refuses:
-        ml.tensordot(x, x, axes=((5,), (0,)))  # AxisRefused
-        ml.linalg.tensordot(x, x, axes=((5,), (0,)))  # AxisRefused
+        ml.tensordot(x, x, axes=((5,), (0,)))  # AxisError
+        ml.linalg.tensordot(x, x, axes=((5,), (0,)))  # AxisError
     """
     first, second = _contracted(axes, (type_of(x1), type_of(x2)))
     rows = [i for i in range(x1.ndim) if i not in first]
@@ -265,14 +265,14 @@ def cross(x1: Tensor, x2: Tensor, /, *, axis: int = -1) -> Tensor:
     The axis counts from the last axis in both operands; the other axes broadcast.
 
     x1 and x2: [..., 3], any dtype but bool -> [..., 3]. Raises `ShapeError` if the vectors do not
-    have 3 elements; `AxisRefused` if an operand has no such axis; `DTypeError` if an operand is
+    have 3 elements; `AxisError` if an operand has no such axis; `DTypeError` if an operand is
     bool.
 
         >>> ml.linalg.cross(ml.asarray([1.0, 0.0, 0.0]), ml.asarray([0.0, 1.0, 0.0]))
         Tensor([0., 0., 1.], f32[3])
 
     Refuses:
-        ml.cross(ml.ones(()), ml.ones(3))  # AxisRefused
+        ml.cross(ml.ones(()), ml.ones(3))  # AxisError
         ml.cross(ml.ones(0), ml.ones(3))  # ShapeError
         ml.cross(ml.ones(3, dtype="bool"), ml.ones(3, dtype="bool"))  # DTypeError
     """
@@ -809,7 +809,7 @@ def vector_norm(
     elements. The gradient at zeros is 0.
 
     x: [..., n], any dtype, integers and bools as f32 -> f[...] for axis -1, or f[..., 1] with
-    `keepdims`. Raises `AxisRefused` if x has no such axis; `ArgumentError` if `ord` is not a
+    `keepdims`. Raises `AxisError` if x has no such axis; `ArgumentError` if `ord` is not a
     number.
 
         >>> ml.linalg.vector_norm(ml.asarray([3.0, 4.0]))
@@ -857,9 +857,9 @@ def _largest(x: Tensor, axis: Axis, keepdims: bool = False) -> Tensor:
 def matrix_norm(x: Tensor, /, *, keepdims: bool = False, ord: NormOrder = "fro") -> Tensor:
     """Compute a norm of each matrix.
 
-    "fro" (or None) is the root of the sum of squares, "nuc" the sum of the singular values. 2 and
-    -2 are the largest and the smallest singular value. 1 and -1 are the largest and the smallest
-    column sum of |x|; inf and -inf are those of the rows.
+    "fro" (or None) is the root of the sum of squares, "nuc" the sum of the singular values. The
+    orders 2 and -2 are the largest and the smallest singular value. The orders 1 and -1 are the
+    largest and the smallest column sum of |x|; inf and -inf are those of the rows.
 
     x: [..., m, n], any dtype, integers and bools as f32 -> f[...], or f[..., 1, 1] with `keepdims`.
     Raises `ShapeError` if x has fewer than two axes; `ArgumentError` if `ord` is unknown;
@@ -896,7 +896,7 @@ def norm(x: Tensor, /, ord: NormOrder = None, axis: Axis = None, keepdims: bool 
     vector. Without `ord` and `axis` it is the norm of all elements.
 
     x: [...], any dtype, integers and bools as f32; the result: f, the shape of x without the axes,
-    or with length 1 if `keepdims`. Raises `ShapeError` if x is neither; `AxisRefused` if x has no
+    or with length 1 if `keepdims`. Raises `ShapeError` if x is neither; `AxisError` if x has no
     such axis; `ArgumentError` if `ord` is invalid.
 
         >>> ml.linalg.norm(ml.asarray([3.0, 4.0]))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Literal, ParamSpec, TypeAlias, get_args
+from typing import TYPE_CHECKING, Literal, ParamSpec, TypeAlias, get_args
 
 from mlvm.core.errors import ArgumentError, DTypeError, ShapeError, brief
 from mlvm.core.rules import is_real, require
@@ -22,6 +22,7 @@ from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.constants import constant
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
+from mlvm.renamed import old_names
 
 P = ParamSpec("P")
 
@@ -54,25 +55,25 @@ def mean_squared_error(
 
 
 @_loss
-def l1(predictions: Tensor, targets: Tensor, /, *, reduction: Reduction = "none") -> Tensor:
+def l1_loss(predictions: Tensor, targets: Tensor, /, *, reduction: Reduction = "none") -> Tensor:
     """Compute |predictions - targets|, for floats of one shape.
 
     Both: f[...] -> f[...], or f[] with "mean" or "sum". Raises `ShapeError` unless both have the
     same shape: operands do not broadcast; `DTypeError` if an operand is not of floats;
     `ArgumentError` if the reduction is unknown.
 
-        >>> ml.l1(ml.asarray([0.5, 3.0]), ml.zeros(2))
+        >>> ml.l1_loss(ml.asarray([0.5, 3.0]), ml.zeros(2))
         Tensor([0.5, 3. ], f32[2])
 
     Refuses:
-        ml.l1(x, half, reduction="most")  # ArgumentError
+        ml.l1_loss(x, half, reduction="most")  # ArgumentError
     """
     _require_alike(predictions, targets)
     return reduced(op.abs(predictions - targets), reduction)
 
 
 @_loss
-def huber(
+def huber_loss(
     predictions: Tensor, targets: Tensor, /, *, delta: float = 1.0, reduction: Reduction = "none"
 ) -> Tensor:
     """Compute d^2 / 2 for a difference |d| <= delta, else delta (|d| - delta / 2).
@@ -82,11 +83,11 @@ def huber(
     `DTypeError` if an operand is not of floats; `ArgumentError` if the reduction is unknown or
     delta <= 0.
 
-        >>> ml.huber(ml.asarray([0.5, 3.0]), ml.zeros(2))
+        >>> ml.huber_loss(ml.asarray([0.5, 3.0]), ml.zeros(2))
         Tensor([0.125, 2.5  ], f32[2])
 
     Refuses:
-        ml.huber(x, half, delta=0.0)  # ArgumentError
+        ml.huber_loss(x, half, delta=0.0)  # ArgumentError
     """
     _require_alike(predictions, targets)
     limit = _positive(delta, "delta")
@@ -96,24 +97,24 @@ def huber(
 
 
 @_loss
-def smooth_l1(
+def smooth_l1_loss(
     predictions: Tensor, targets: Tensor, /, *, beta: float = 1.0, reduction: Reduction = "none"
 ) -> Tensor:
     """Compute d^2 / (2 beta) for a difference |d| <= beta, else |d| - beta / 2.
 
-    It equals `huber` divided by beta (Girshick, arXiv 1504.08083). Both: floats of one shape,
+    It equals `huber_loss` divided by beta (Girshick, arXiv 1504.08083). Both: floats of one shape,
     f[...] -> f[...], or f[] with "mean" or "sum". Raises `ShapeError` unless both have the same
     shape: operands do not broadcast; `DTypeError` if an operand is not of floats; `ArgumentError`
     if the reduction is unknown or beta <= 0.
 
-        >>> ml.smooth_l1(ml.asarray([0.5, 3.0]), ml.zeros(2), beta=2.0)
+        >>> ml.smooth_l1_loss(ml.asarray([0.5, 3.0]), ml.zeros(2), beta=2.0)
         Tensor([0.0625, 2.    ], f32[2])
 
     Refuses:
-        ml.smooth_l1(x, half, beta=0.0)  # ArgumentError
+        ml.smooth_l1_loss(x, half, beta=0.0)  # ArgumentError
     """
     beta = _positive(beta, "beta")
-    return huber(predictions, targets, delta=beta, reduction=reduction) / beta
+    return huber_loss(predictions, targets, delta=beta, reduction=reduction) / beta
 
 
 @_loss
@@ -216,7 +217,7 @@ def kl_divergence(
 
 
 @_loss
-def nll(
+def nll_loss(
     log_predictions: Tensor,
     labels: Tensor,
     /,
@@ -236,12 +237,12 @@ def nll(
     fit; `DTypeError` if predictions or weights are not floats, or labels not integers;
     `ArgumentError` if the reduction is unknown.
 
-        >>> ml.nll(ml.log(ml.asarray([[0.5, 0.5], [0.25, 0.75]])), ml.asarray([1, 0]))
+        >>> ml.nll_loss(ml.log(ml.asarray([[0.5, 0.5], [0.25, 0.75]])), ml.asarray([1, 0]))
         Tensor([0.6931472, 1.3862944], f32[2])
 
     Refuses:
-        ml.nll(x, ml.asarray([0, 1, 2, 3]), reduction="most")  # ArgumentError
-        ml.nll(x, ml.asarray([0, 1, 2, 9]))  # OperandValueError
+        ml.nll_loss(x, ml.asarray([0, 1, 2, 3]), reduction="most")  # ArgumentError
+        ml.nll_loss(x, ml.asarray([0, 1, 2, 9]))  # OperandValueError
     """
     require("float", type_of(log_predictions))
     require("integer", type_of(labels))
@@ -336,7 +337,7 @@ def cosine_similarity(x: Tensor, y: Tensor, /, axis: int = -1, *, eps: float = 1
     It is the cosine of the angle between two vectors, and 0 if one of them is 0.
 
     x and y: f[..., n], shapes that broadcast -> f[...]. Raises `ShapeError` if the shapes do not
-    fit; `AxisRefused` if an operand has no such axis; `DTypeError` if an operand is not of floats;
+    fit; `AxisError` if an operand has no such axis; `DTypeError` if an operand is not of floats;
     `ArgumentError` unless eps > 0.
 
         >>> ml.cosine_similarity(ml.asarray([3.0, 4.0]), ml.asarray([3.0, 0.0]))
@@ -355,7 +356,7 @@ def cosine_similarity(x: Tensor, y: Tensor, /, axis: int = -1, *, eps: float = 1
 
 
 @_loss
-def cosine_embedding(
+def cosine_embedding_loss(
     x: Tensor, y: Tensor, targets: Tensor, /, *, margin: float = 0.0, reduction: Reduction = "none"
 ) -> Tensor:
     """Compute 1 - cos for similar vectors (target 1), max(cos - margin, 0) for others (target -1).
@@ -367,11 +368,11 @@ def cosine_embedding(
     `ArgumentError` if the reduction is unknown.
 
         >>> x, y = ml.asarray([[1.0, 0.0], [1.0, 0.0]]), ml.asarray([[0.0, 1.0], [1.0, 0.0]])
-        >>> ml.cosine_embedding(x, y, ml.asarray([1, -1]))
+        >>> ml.cosine_embedding_loss(x, y, ml.asarray([1, -1]))
         Tensor([1., 1.], f32[2])
 
     Refuses:
-        ml.cosine_embedding(x, half, ml.ones(4), reduction="most")  # ArgumentError
+        ml.cosine_embedding_loss(x, half, ml.ones(4), reduction="most")  # ArgumentError
     """
     type = _require_alike(x, y)
     if not type.ndim or type_of(targets).shape != type.shape[:-1]:
@@ -382,7 +383,7 @@ def cosine_embedding(
 
 
 @_loss
-def triplet_margin(
+def triplet_margin_loss(
     anchor: Tensor,
     positive: Tensor,
     negative: Tensor,
@@ -404,11 +405,11 @@ def triplet_margin(
     unknown or unless p > 0.
 
         >>> x = ml.asarray([[0.0, 0.0]])
-        >>> ml.triplet_margin(x, x + 1.0, x + 2.0, margin=2.0)
+        >>> ml.triplet_margin_loss(x, x + 1.0, x + 2.0, margin=2.0)
         Tensor([0.5857864], f32[1])
 
     Refuses:
-        ml.triplet_margin(x, half, half, p=0.0)  # ArgumentError
+        ml.triplet_margin_loss(x, half, half, p=0.0)  # ArgumentError
     """
     if not _require_alike(anchor, positive, negative).ndim:
         raise ShapeError("expected vectors along a last axis, got a scalar")
@@ -429,7 +430,7 @@ def triplet_margin(
 
 
 @_loss
-def margin_ranking(
+def margin_ranking_loss(
     x: Tensor, y: Tensor, targets: Tensor, /, *, margin: float = 0.0, reduction: Reduction = "none"
 ) -> Tensor:
     """Compute max(-target (x - y) + margin, 0).
@@ -440,36 +441,36 @@ def margin_ranking(
     shape; `DTypeError` if an operand is not of floats; `ArgumentError` if the reduction is
     unknown.
 
-        >>> ml.margin_ranking(ml.asarray([1.0]), ml.asarray([3.0]), ml.asarray([1.0]), margin=0.5)
+        >>> ml.margin_ranking_loss(ml.ones(1), ml.asarray([3.0]), ml.ones(1), margin=0.5)
         Tensor([2.5], f32[1])
 
     Refuses:
-        ml.margin_ranking(x, half, half, reduction="most")  # ArgumentError
+        ml.margin_ranking_loss(x, half, half, reduction="most")  # ArgumentError
     """
     _require_alike(x, y, targets)
     return reduced(op.maximum(targets * (y - x) + margin, 0.0), reduction)
 
 
 @_loss
-def hinge(predictions: Tensor, targets: Tensor, /, *, reduction: Reduction = "none") -> Tensor:
+def hinge_loss(predictions: Tensor, targets: Tensor, /, *, reduction: Reduction = "none") -> Tensor:
     """Compute max(1 - target prediction, 0), for targets that are -1 or 1.
 
     Cortes and Vapnik, Machine Learning 20, 1995. Both: f[...] -> f[...], or f[] with "mean" or
     "sum". Raises `ShapeError` unless both have the same shape: operands do not broadcast;
     `DTypeError` if an operand is not of floats; `ArgumentError` if the reduction is unknown.
 
-        >>> ml.hinge(ml.asarray([0.5, 3.0]), ml.asarray([-1.0, 1.0]))
+        >>> ml.hinge_loss(ml.asarray([0.5, 3.0]), ml.asarray([-1.0, 1.0]))
         Tensor([1.5, 0. ], f32[2])
 
     Refuses:
-        ml.hinge(x, half, reduction="most")  # ArgumentError
+        ml.hinge_loss(x, half, reduction="most")  # ArgumentError
     """
     _require_alike(predictions, targets)
     return reduced(op.maximum(1.0 - targets * predictions, 0.0), reduction)
 
 
 @_loss
-def poisson_nll(
+def poisson_nll_loss(
     predictions: Tensor,
     targets: Tensor,
     /,
@@ -489,11 +490,11 @@ def poisson_nll(
     same shape: operands do not broadcast; `DTypeError` if an operand is not of floats;
     `ArgumentError` if the reduction is unknown.
 
-        >>> ml.poisson_nll(ml.asarray([0.0, 1.0]), ml.asarray([2.0, 1.0]))
+        >>> ml.poisson_nll_loss(ml.asarray([0.0, 1.0]), ml.asarray([2.0, 1.0]))
         Tensor([1.       , 1.7182817], f32[2])
 
     Refuses:
-        ml.poisson_nll(x, half, reduction="most")  # ArgumentError
+        ml.poisson_nll_loss(x, half, reduction="most")  # ArgumentError
     """
     type = _require_alike(predictions, targets)
     if log_input:
@@ -509,7 +510,7 @@ def poisson_nll(
 
 
 @_loss
-def gaussian_nll(
+def gaussian_nll_loss(
     predictions: Tensor,
     targets: Tensor,
     variances: Tensor,
@@ -528,11 +529,11 @@ def gaussian_nll(
     shape: operands do not broadcast; `DTypeError` if an operand is not of floats; `ArgumentError`
     if the reduction is unknown or eps <= 0.
 
-        >>> ml.gaussian_nll(ml.asarray([1.0]), ml.asarray([3.0]), ml.asarray([4.0]))
+        >>> ml.gaussian_nll_loss(ml.asarray([1.0]), ml.asarray([3.0]), ml.asarray([4.0]))
         Tensor([1.1931472], f32[1])
 
     Refuses:
-        ml.gaussian_nll(x, half, half, eps=0.0)  # ArgumentError
+        ml.gaussian_nll_loss(x, half, half, eps=0.0)  # ArgumentError
     """
     _require_alike(predictions, targets, variances)
     v = op.maximum(variances, _positive(eps, "eps"))
@@ -610,3 +611,7 @@ def reduced(losses: Tensor, reduction: Reduction) -> Tensor:
         return op.sum(losses)
     choices = ", ".join(map(repr, get_args(Reduction)))
     raise ArgumentError(f"expected reduction as one of {choices}, got {reduction!r}")
+
+
+if not TYPE_CHECKING:  # else a type checker would allow any name
+    __getattr__ = old_names(__name__, "ml", globals())

@@ -58,8 +58,9 @@ def columns(x: Tensor, start: int, count: int) -> Tensor:
 
 
 def diagonal_of(x: Tensor, offset: int = 0) -> Tensor:
-    """Return the diagonals of matrices, empty if there is none: every n + 1st element of a matrix
-    of n columns."""
+    """Return the diagonals of matrices, empty if there is none.
+
+    A diagonal consists of every n + 1st element of a matrix with n columns."""
     *stack, rows, wide = x.shape
     count = min(rows, wide - offset) if offset >= 0 else min(rows + offset, wide)
     first = offset if offset >= 0 else -offset * wide

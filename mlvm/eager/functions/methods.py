@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial, wraps
 from typing import Any, Final
 
-from mlvm.core.errors import ArgumentError, NoTranspose
+from mlvm.core.errors import ArgumentError, TransposeError
 from mlvm.core.rules import Axis, normalize_axes
 from mlvm.eager.functions import elements, shapes, sorting, sums
 from mlvm.eager.functions.arguments import integer
@@ -196,13 +196,13 @@ METHODS: Final[dict[str, Callable[..., Any] | _OfOp]] = {
 
 
 def _transposed(x: Tensor) -> Tensor:
-    """Transpose a matrix. Raises `NoTranspose` unless x has two dimensions.
+    """Transpose a matrix. Raises `TransposeError` unless x has two dimensions.
 
     Refuses:
-        v.T  # NoTranspose
+        v.T  # TransposeError
     """
     if x.ndim != 2:
-        raise NoTranspose("T is for 2 dimensions; mT swaps the last two").at("T", (x.type,))
+        raise TransposeError("T is for 2 dimensions; mT swaps the last two").at("T", (x.type,))
     return transposed(x)
 
 

@@ -62,7 +62,7 @@ def embedding_bag(
     different lengths are passed as consecutive indices i[L], with `offsets` i[B] of their starts in
     ascending order -> f[B, features]. Indices before the first offset do not belong to any bag.
 
-    Raises `ShapeError` if the shapes do not fit; `PositionRefused` if an index is out of range;
+    Raises `ShapeError` if the shapes do not fit; `PositionError` if an index is out of range;
     `ArgumentError` if the mode is unknown, a max has weights, or a max has offsets; `DTypeError`
     if the embedding or the weights are not floats, or the indices are not integers.
 
@@ -72,7 +72,7 @@ def embedding_bag(
                 [6., 8.]], f32[2,2])
 
     Refuses:
-        ml.embedding_bag(ml.ones((1, 2)), ints)  # PositionRefused
+        ml.embedding_bag(ml.ones((1, 2)), ints)  # PositionError
         ml.embedding_bag(x, ints, mode="most")  # ArgumentError
         ml.embedding_bag(x, x)  # DTypeError
     """

@@ -36,7 +36,7 @@ def array_split(x: Tensor, indices_or_sections: Ints, axis: int = 0) -> list[Ten
     Longer sections come first.
 
     x: [n, ...] -> tensors [..., ...] along axis 0, whose lengths differ by at most 1 for a number
-    of sections. Raises `ArgumentError` for less than one section or very many; `AxisRefused` if
+    of sections. Raises `ArgumentError` for less than one section or very many; `AxisError` if
     x has no such axis.
 
         >>> ml.array_split(ml.arange(5), 2)
@@ -229,7 +229,7 @@ def unflatten(x: Tensor, /, axis: int, shape: Ints) -> Tensor:
     """Replace one axis by several axes with these lengths, one of which may be -1.
 
     x: [..., n, ...] -> [..., *shape, ...]. Raises `ShapeError` if the product of the lengths is not
-    the length of the axis; `AxisRefused` if x has no such axis.
+    the length of the axis; `AxisError` if x has no such axis.
 
         >>> ml.unflatten(ml.zeros((2, 12)), 1, (3, -1)).shape
         (2, 3, 4)
@@ -254,7 +254,7 @@ def delete(x: Tensor, index: Any, axis: int | None = None) -> Tensor:
     The values of an index tensor are read, because they determine the shape.
 
     x: [n, ...] -> [n - removed, ...] along axis 0. Raises `ArgumentError` if an index is not an
-    int or is out of range; `AxisRefused` if x has no such axis.
+    int or is out of range; `AxisError` if x has no such axis.
 
         >>> ml.delete(ml.asarray([1.0, 2.0, 3.0]), -1)
         Tensor([1., 2.], f32[2])

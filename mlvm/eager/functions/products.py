@@ -126,13 +126,13 @@ def diagonal(x: Tensor, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tens
     `linalg.diagonal` uses the last two axes.
 
     x: [m, n, ...], any dtype -> [..., k], where k is min(m, n) for the main diagonal. Raises
-    `ShapeError` if x has fewer than two axes; `AxisRefused` if x has no such axis.
+    `ShapeError` if x has fewer than two axes; `AxisError` if x has no such axis.
 
         >>> ml.diagonal(ml.asarray([[4.0, 0.0], [0.0, 9.0]]))
         Tensor([4., 9.], f32[2])
 
     Refuses:
-        ml.diagonal(x, 0, 0, 5)  # AxisRefused
+        ml.diagonal(x, 0, 0, 5)  # AxisError
     """
     if type_of(x).ndim < 2:
         raise ShapeError(f"expected matrices, in 2 dimensions or more, got {x.ndim}")
@@ -149,13 +149,13 @@ def trace(
     `linalg.trace` uses the last two axes.
 
     x: [m, n, ...], any dtype -> [...]. Raises `ShapeError` if x has fewer than two axes;
-    `AxisRefused` if x has no such axis; `DTypeError` if `dtype` is bool.
+    `AxisError` if x has no such axis; `DTypeError` if `dtype` is bool.
 
         >>> ml.trace(ml.asarray([[4.0, 0.0], [0.0, 9.0]]))
         Tensor(13., f32[])
 
     Refuses:
-        ml.trace(x, 0, 0, 5)  # AxisRefused
+        ml.trace(x, 0, 0, 5)  # AxisError
         ml.trace(x, dtype="bool")  # DTypeError
     """
     return op.sum(diagonal(x, offset=offset, axis1=axis1, axis2=axis2), axis=-1, dtype=dtype)

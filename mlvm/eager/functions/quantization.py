@@ -98,14 +98,14 @@ def quantize_linear(
 
     x: f32[...]; scale and zero_point: scalars, [n] along an `axis` of n elements, or tensors with
     the rank of x, with one number per block of equal length along `axis`. Raises `DTypeError` or
-    `ShapeError` for other operands, `AxisRefused` for an axis that x does not have.
+    `ShapeError` for other operands, `AxisError` for an axis that x does not have.
 
         >>> zero = ml.asarray(2, dtype="u8")
         >>> ml.quantize_linear(ml.asarray([0.0, 1.3, -3.0]), ml.asarray(0.5), zero)
         Tensor([2, 5, 0], u8[3])
 
     Refuses:
-        ml.quantize_linear(v, v, axis=3)  # AxisRefused
+        ml.quantize_linear(v, v, axis=3)  # AxisError
         ml.quantize_linear(v, ml.ones(()), dtype="f32")  # DTypeError
         ml.quantize_linear(v, ml.ones(7), axis=0)  # ShapeError
     """
@@ -130,14 +130,14 @@ def dequantize_linear(
 
     x: i8, u8, i32 or a low-bit dtype [...]; scale: f32, and zero_point of x's dtype, with the
     shapes of `quantize_linear`. Raises `DTypeError` and `ShapeError` for other operands,
-    `AxisRefused` for an axis that x does not have.
+    `AxisError` for an axis that x does not have.
 
         >>> zero = ml.asarray(2, dtype="u8")
         >>> ml.dequantize_linear(ml.asarray([2, 5], dtype="u8"), ml.asarray(0.5), zero)
         Tensor([0. , 1.5], f32[2])
 
     Refuses:
-        ml.dequantize_linear(v, v, axis=3)  # AxisRefused
+        ml.dequantize_linear(v, v, axis=3)  # AxisError
         ml.dequantize_linear(ml.ones(3, dtype="c64"), ml.ones(()))  # DTypeError
         ml.dequantize_linear(v, ml.ones(7), axis=0)  # ShapeError
     """

@@ -12,9 +12,8 @@ from __future__ import annotations
 import math
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
@@ -22,6 +21,7 @@ from typing import Any, Final
 import numpy as np
 
 from mlvm.arena.arena import Arena
+from mlvm.arena.context import context, current
 from mlvm.core.errors import (
     ArgumentError,
     DTypeError,
@@ -43,7 +43,7 @@ from mlvm.eager.functions.shapes import reshape, unstack
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import alias, apply, one_op
 from mlvm.eager.tensor.constants import constant
-from mlvm.eager.tensor.context import bound, current_arena, current_capture, is_vm_chosen
+from mlvm.eager.tensor.context import current_arena, is_vm_chosen
 from mlvm.eager.tensor.default import float_dtype
 from mlvm.eager.tensor.dtypes import finfo
 from mlvm.eager.tensor.reading import write
@@ -195,13 +195,6 @@ def prepare(vm: VMProtocol) -> _Global:
     return vm.attached(_Global)
 
 
-_source: ContextVar[Callable[[], Tensor] | None] = ContextVar("source", default=None)
-"""Source of keys that replaces the global keys in `next_key`, per thread or task."""
-
-_state: ContextVar[Tensor | None] = ContextVar("state", default=None)
-"""State that replaces the VM's own state; used only in captured functions."""
-
-
 @public
 def next_key() -> Tensor:
     """Return the next global key of the current VM.
@@ -216,7 +209,7 @@ def next_key() -> Tensor:
 
 
 def _next() -> Tensor:
-    source = _source.get()
+    source = current().key_source
     return _draw() if source is None else source()
 
 
@@ -227,14 +220,14 @@ def with_keys(
     keywords: Mapping[str, Any] = MappingProxyType({}),
 ) -> Any:
     """Call a function in which `next_key` returns these keys first."""
-    source = _source.get() or _draw
+    source = current().key_source or _draw
     with keys_from(lambda: keys.pop(0) if keys else source()):
         return function(*args, **keywords)
 
 
 def keys_from(source: Callable[[], Tensor] | None) -> AbstractContextManager[None]:
     """Let `next_key` return keys from `source` inside the block; None: from the VM."""
-    return bound(_source, source)
+    return context(key_source=source)
 
 
 class _SavingSource:
@@ -255,8 +248,8 @@ def drawing(saved: list[Tensor]) -> AbstractContextManager[None]:
     In a captured function, which may draw global keys in a loop, the state before the keys is saved
     instead: u64[1,2].
     """
-    source = _source.get()
-    if current_capture.get() is not None and (source is None or isinstance(source, _SavingSource)):
+    source = current().key_source
+    if current().recorder is not None and (source is None or isinstance(source, _SavingSource)):
         state = _state_of(prepare(current_arena().vm))
         return keys_from(_SavingSource(source, saved, reshape(op.copy(state), (1, 2))))
     drawn = source or _draw
@@ -275,16 +268,14 @@ def replaying(saved: Sequence[Tensor]) -> AbstractContextManager[None]:
     return drawing_from(op.copy(reshape(saved[0], (2,))))
 
 
-@contextmanager
-def drawing_from(state: Tensor) -> Iterator[None]:
+def drawing_from(state: Tensor) -> AbstractContextManager[None]:
     """Split keys off this state inside the block, and advance it instead of the VM's state."""
-    with bound(_state, state), keys_from(None):
-        yield
+    return context(key_state=state, key_source=None)
 
 
 def _state_of(global_keys: _Global) -> Tensor:
     """Return the state to split keys off."""
-    state = _state.get()
+    state: Tensor | None = current().key_state
     return global_keys.state if state is None else state
 
 
@@ -545,7 +536,7 @@ def categorical(
     this broadcasts. The result is the argmax of logit + Gumbel noise (Maddison et al., arXiv
     1411.0030), as in `jax.random.categorical`. Each draw uses one random number per logit.
 
-    logits: f[..., K] -> i64[*shape]. Raises `DTypeError` if x is not of floats; `AxisRefused` if
+    logits: f[..., K] -> i64[*shape]. Raises `DTypeError` if x is not of floats; `AxisError` if
     there is no such axis; `ShapeError` if the logits do not fit the shape, the axis is empty, or
     the key is not a u64[2].
 
@@ -578,7 +569,7 @@ def choice(
     `OperandValueError` if `p` contains a negative number or nan, or no number above 0 (not checked
     in a captured function); `ArgumentError` if there are too few elements; `ShapeError` if `p` does
     not have one number per element, or the key is not a u64[2]; `DTypeError` if `p` is not of
-    floats; `AxisRefused` if the tensor has no such axis.
+    floats; `AxisError` if the tensor has no such axis.
 
         >>> ml.random.choice(10, 3, replace=False, key=ml.random.key(0)).type
         i64[3]
@@ -587,7 +578,7 @@ def choice(
         ml.random.choice(2, 2, p=-v)  # OperandValueError
         ml.random.choice(0, 2)  # ArgumentError
         ml.random.choice(v, 1, axis="x")  # ArgumentError
-        ml.random.choice(v, 2, axis=1)  # AxisRefused
+        ml.random.choice(v, 2, axis=1)  # AxisError
         ml.random.choice(2, 2, p=ints)  # DTypeError
         ml.random.choice(3, 2, p=v)  # ShapeError
     """
@@ -601,7 +592,7 @@ def choice(
         raise ArgumentError(f"cannot draw {draws} of {n}{'' if replace else ' without replace'}")
     if p is not None and _float_type(p, "p").shape != (n,):
         raise ShapeError(f"expected one number in p for each of {n}, got {p.type}")
-    if p is not None and draws and current_capture.get() is None:
+    if p is not None and draws and current().recorder is None:
         _require_weights(widened(stop_gradient(p)).numpy())
     if not draws:
         places = full(result_shape, 0, dtype=i64)

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from mlvm.core.errors import PositionRefused, ShapeError
+from mlvm.core.errors import PositionError, ShapeError
 from mlvm.core.rules import require
 from mlvm.core.types import i64
 from mlvm.eager.functions.arguments import counts_of, integer, type_of
@@ -34,7 +34,7 @@ def segment_sum(data: Tensor, segment_ids: Tensor, num_segments: int | None = No
 
     data: [k, ...], any dtype but bool; segment_ids: i[k] -> [num_segments, ...]. Raises
     `ShapeError` if the shapes do not fit; `DTypeError` if an operand is bool or the ids are not
-    integers; `PositionRefused` if an id is negative, or not below `num_segments`;
+    integers; `PositionError` if an id is negative, or not below `num_segments`;
     `ArgumentError` if `num_segments` is negative.
 
         >>> ml.segment_sum(ml.asarray([1.0, 2.0, 4.0]), ml.asarray([1, 0, 1]), 3)
@@ -42,7 +42,7 @@ def segment_sum(data: Tensor, segment_ids: Tensor, num_segments: int | None = No
 
     Refuses:
         ml.segment_sum(v, ints, -1)  # ArgumentError
-        ml.segment_sum(v, ints, 1)  # PositionRefused
+        ml.segment_sum(v, ints, 1)  # PositionError
     """
     with _segments(data, segment_ids, num_segments) as (length, ids):
         return op.scatter_add(data, ids, axis=0, length=length)
@@ -129,7 +129,7 @@ def from_front(indices: Tensor, length: int) -> Iterator[Tensor]:
         yield op.where(op.less(wide, 0), wide - length, wide)
 
 
-def _reword(error: PositionRefused) -> None:
+def _reword(error: PositionError) -> None:
     index, length = numbers_in(error)
     if index < 0:
         error.reason = error.reason.replace(str(index), str(index + length), 1)

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 
 from mlvm.core import rules
-from mlvm.core.errors import ArgumentError, DTypeError, NoTranspose, ShapeError, brief
+from mlvm.core.errors import ArgumentError, DTypeError, ShapeError, TransposeError, brief
 from mlvm.core.ops.windows import Pair
 from mlvm.core.rules import Axis
 from mlvm.core.types import Shape
@@ -71,7 +71,7 @@ def _shaped(x: Tensor, lengths: Sequence[int]) -> Tensor:
 def expand_dims(x: Tensor, /, axis: int | tuple[int, ...] = 0) -> Tensor:
     """Insert axes of length 1 at these positions of the result.
 
-    x: [n, m] -> [1, n, m] for axis 0. Raises `AxisRefused` if the result has no such axis.
+    x: [n, m] -> [1, n, m] for axis 0. Raises `AxisError` if the result has no such axis.
 
         >>> ml.expand_dims(ml.asarray([1.0, 2.0]), axis=1)
         Tensor([[1.],
@@ -88,7 +88,7 @@ def squeeze(x: Tensor, /, axis: Axis = None) -> Tensor:
     """Remove these axes, which must have length 1; None removes all axes of length 1.
 
     x: [1, n] -> [n] for axis 0. Raises `ShapeError` if the length of an axis is not 1;
-    `AxisRefused` if x has no such axis.
+    `AxisError` if x has no such axis.
 
         >>> ml.squeeze(ml.zeros((1, 3, 1)), axis=0).shape
         (3, 1)
@@ -103,12 +103,12 @@ def squeeze(x: Tensor, /, axis: Axis = None) -> Tensor:
 
 
 @public
-def permute_dims(x: Tensor, /, axes: Sequence[int]) -> Tensor:
-    """Reorder the axes of x: axis i of the result is axis axes[i] of x.
+def permute_dims(x: Tensor, /, axes: Sequence[int] | None = None) -> Tensor:
+    """Reorder the axes of x: axis i of the result is axis axes[i] of x. None reverses the axes.
 
     Nothing is copied if the axes longer than 1 keep their order.
 
-    x: [n, m] -> [m, n] for axes (1, 0). Raises `AxisRefused` if x has no such axis or an axis
+    x: [n, m] -> [m, n] for axes (1, 0). Raises `AxisError` if x has no such axis or an axis
     occurs twice; `ArgumentError` unless `axes` contains all axes.
 
         >>> ml.permute_dims(ml.zeros((2, 3, 4)), (2, 0, 1)).shape
@@ -117,7 +117,7 @@ def permute_dims(x: Tensor, /, axes: Sequence[int]) -> Tensor:
     Refuses:
         ml.permute_dims(x, (0,))  # ArgumentError
     """
-    order = integers(axes, "axes")
+    order = tuple(reversed(range(x.ndim))) if axes is None else integers(axes, "axes")
     result = inferred(one_op("permute_dims", axes=order), x)
     long = [i % x.ndim for i in order if x.shape[i] != 1]
     return _shaped(x, result.shape) if long == sorted(long) else op.permute_dims(x, axes=order)
@@ -127,7 +127,7 @@ def permute_dims(x: Tensor, /, axes: Sequence[int]) -> Tensor:
 def matrix_transpose(x: Tensor, /) -> Tensor:
     """Swap the last two axes of x, `x.mT`; nothing is copied if one of them has length 1.
 
-    x: [..., m, n] -> [..., n, m]. Raises `NoTranspose` if x has fewer than two axes.
+    x: [..., m, n] -> [..., n, m]. Raises `TransposeError` if x has fewer than two axes.
 
         >>> ml.matrix_transpose(ml.asarray([[1, 2, 3]]))
         Tensor([[1],
@@ -139,14 +139,14 @@ def matrix_transpose(x: Tensor, /) -> Tensor:
 
 
 def transposed(x: Tensor) -> Tensor:
-    """Swap the last two axes: `x.mT`. Raises `NoTranspose` if x has fewer than two dimensions.
+    """Swap the last two axes: `x.mT`. Raises `TransposeError` if x has fewer than two dimensions.
 
     Refuses:
-        v.mT  # NoTranspose
+        v.mT  # TransposeError
     """
     shape, ndim = x.type.shape, x.type.ndim
     if ndim < 2:
-        raise NoTranspose("mT is for 2 dimensions or more").at("mT", (x.type,))
+        raise TransposeError("mT is for 2 dimensions or more").at("mT", (x.type,))
     if shape[-1] == 1 and shape[-2] == 1:
         return alias_of(x)
     *rest, rows, columns = shape
@@ -160,7 +160,7 @@ def transposed(x: Tensor) -> Tensor:
 def flatten(x: Tensor, /, start_dim: int = 0, end_dim: int = -1) -> Tensor:
     """Merge the axes from `start_dim` to `end_dim`, as in PyTorch; by default, flatten to a vector.
 
-    x: [..., m, n, ...] -> [..., m * n, ...]. Raises `AxisRefused` if x has no such axis;
+    x: [..., m, n, ...] -> [..., m * n, ...]. Raises `AxisError` if x has no such axis;
     `ArgumentError` if the end is before the start.
 
         >>> ml.flatten(ml.zeros((2, 3, 4)), 1).shape
@@ -168,7 +168,7 @@ def flatten(x: Tensor, /, start_dim: int = 0, end_dim: int = -1) -> Tensor:
 
     Refuses:
         ml.flatten(x, 1, 0)  # ArgumentError
-        ml.flatten(x, 9)  # AxisRefused
+        ml.flatten(x, 9)  # AxisError
     """
     if not type_of(x).ndim:
         return reshape(x, -1)
@@ -185,7 +185,7 @@ def moveaxis(
 ) -> Tensor:
     """Move the axes `source` to the positions `destination`; the remaining axes stay in order.
 
-    x: [k, n, m] -> [n, m, k] for 0 and -1. Raises `AxisRefused` if x has no such axis or an axis
+    x: [k, n, m] -> [n, m, k] for 0 and -1. Raises `AxisError` if x has no such axis or an axis
     occurs twice; `ArgumentError` unless `source` and `destination` have the same length.
 
         >>> ml.moveaxis(ml.zeros((2, 3, 4)), 0, -1).shape
@@ -207,13 +207,13 @@ def moveaxis(
 def swapaxes(x: Tensor, /, axis1: int, axis2: int) -> Tensor:
     """Swap two axes of x.
 
-    x: [..., m, ..., n, ...] -> [..., n, ..., m, ...]. Raises `AxisRefused` if x has no such axis.
+    x: [..., m, ..., n, ...] -> [..., n, ..., m, ...]. Raises `AxisError` if x has no such axis.
 
         >>> ml.swapaxes(ml.zeros((2, 3, 4)), 0, 2).shape
         (4, 3, 2)
 
     Refuses:
-        ml.swapaxes(x, 0, 9)  # AxisRefused
+        ml.swapaxes(x, 0, 9)  # AxisError
     """
     [i], [j] = axes_of(axis1, x), axes_of(axis2, x)
     return moveaxis(x, (i, j), (j, i)) if i != j else alias_of(x)
@@ -305,7 +305,7 @@ def concat(arrays: Iterable[Tensor], /, axis: int | None = 0) -> Tensor:
     dtypes promote.
 
     The tensors have the same shape except along `axis`, and so does the result. Raises `ShapeError`
-    if the shapes do not fit, or there are no tensors; `AxisRefused` if an operand has no such axis;
+    if the shapes do not fit, or there are no tensors; `AxisError` if an operand has no such axis;
     `DTypeError` if the dtypes do not promote.
 
         >>> ml.concat([ml.zeros((1, 2)), ml.ones((1, 2))], axis=0)
@@ -329,7 +329,7 @@ def stack(arrays: Iterable[Tensor], /, axis: int = 0) -> Tensor:
     """Join tensors of one shape along a new axis.
 
     The tensors: [...]; the result: [k, ...] for k tensors and axis 0. Raises `ShapeError` if the
-    shapes differ, or there are no tensors; `AxisRefused` if the result has no such axis;
+    shapes differ, or there are no tensors; `AxisError` if the result has no such axis;
     `DTypeError` if the dtypes do not promote.
 
         >>> ml.stack([ml.zeros(2), ml.ones(2)])
@@ -403,7 +403,7 @@ def split(x: Tensor, indices_or_sections: Ints, axis: int = 0) -> list[Tensor]:
     """Split x along `axis` into equal sections, or before each of the indices.
 
     x: [n, ...] -> [n / sections, ...] each, along axis 0. Raises `ShapeError` if the length is not
-    a multiple of the number of sections; `AxisRefused` if x has no such axis.
+    a multiple of the number of sections; `AxisError` if x has no such axis.
 
         >>> ml.split(ml.arange(6), 3)
         [Tensor([0, 1], i64[2]), Tensor([2, 3], i64[2]), Tensor([4, 5], i64[2])]
@@ -429,7 +429,7 @@ def split(x: Tensor, indices_or_sections: Ints, axis: int = 0) -> list[Tensor]:
 def unstack(x: Tensor, /, axis: int = 0) -> tuple[Tensor, ...]:
     """Split x into its slices along `axis`, without that axis.
 
-    x: [n, ...] -> n tensors [...] along axis 0. Raises `AxisRefused` if x has no such axis.
+    x: [n, ...] -> n tensors [...] along axis 0. Raises `AxisError` if x has no such axis.
 
         >>> ml.unstack(ml.asarray([[1, 2], [3, 4]]))
         (Tensor([1, 2], i64[2]), Tensor([3, 4], i64[2]))
@@ -486,7 +486,7 @@ def repeat(x: Tensor, repeats: Ints | Tensor, /, axis: int | None = None) -> Ten
 
     x: [n, ...] -> [n repeats, ...] along axis 0. Raises `ShapeError` if `repeats` is a vector of a
     different length; `DTypeError` if `repeats` is not of integers; `ArgumentError` if a number is
-    negative; `AxisRefused` if x has no such axis.
+    negative; `AxisError` if x has no such axis.
 
         >>> ml.repeat(ml.asarray([1, 2]), 2)
         Tensor([1, 1, 2, 2], i64[4])
@@ -531,7 +531,7 @@ def roll(x: Tensor, /, shift: int | tuple[int, ...] | Tensor, axis: Axis = None)
     Elements that move beyond the end reappear at the front. The shift may be a tensor of one
     integer for one axis, such as the counter of a loop.
 
-    x: [...], and so is the result. Raises `AxisRefused` if x has no such axis; `ArgumentError`
+    x: [...], and so is the result. Raises `AxisError` if x has no such axis; `ArgumentError`
     unless the numbers of shifts and axes are equal; `DTypeError` if a tensor `shift` is not of
     integers; `ShapeError` if it has several elements.
 
@@ -629,7 +629,7 @@ def _triangle(x: Tensor, k: Tensor, *, below: bool) -> Tensor:
 def rot90(x: Tensor, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Tensor:
     """Rotate x k times by 90 degrees, from the first of the two axes to the second.
 
-    x: [m, n, ...] -> [n, m, ...] for an odd k. Raises `AxisRefused` if x has no such axis;
+    x: [m, n, ...] -> [n, m, ...] for an odd k. Raises `AxisError` if x has no such axis;
     `ArgumentError` unless there are two axes.
 
         >>> ml.rot90(ml.asarray([[1, 2], [3, 4]]))

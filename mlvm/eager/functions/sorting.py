@@ -50,7 +50,7 @@ def sort(
 
     The sort is always stable.
 
-    x: [...], any dtype but complex, and so is the result. Raises `AxisRefused` if x has no such
+    x: [...], any dtype but complex, and so is the result. Raises `AxisError` if x has no such
     axis; `DTypeError` if x is complex: complex numbers have no order.
 
         >>> ml.sort(ml.asarray([3.0, 1.0, 2.0]))
@@ -92,7 +92,7 @@ def topk(x: Tensor, /, k: int, axis: int = -1, *, largest: bool = True) -> tuple
     Without `largest`, return the k smallest elements, the smallest first. Equal elements keep their
     order, and nan counts as the largest, as in `jax.lax.top_k`.
 
-    x: [..., n] -> [..., k] each. Raises `ArgumentError` unless 0 <= k <= n; `AxisRefused` if x
+    x: [..., n] -> [..., k] each. Raises `ArgumentError` unless 0 <= k <= n; `AxisError` if x
     has no such axis; `DTypeError` if an operand is complex.
 
         >>> ml.topk(ml.asarray([1.0, 5.0, 3.0]), 2)
@@ -118,7 +118,7 @@ def partition(x: Tensor, /, kth: Ints, axis: int = -1) -> Tensor:
     elements, which numpy's specification permits.
 
     x: [..., n], any dtype but complex, and so is the result. Raises `ArgumentError` if a rank is
-    out of range; `AxisRefused` if x has no such axis; `DTypeError` if x is complex.
+    out of range; `AxisError` if x has no such axis; `DTypeError` if x is complex.
 
         >>> ml.partition(ml.asarray([3.0, 1.0, 2.0]), 1)
         Tensor([1., 2., 3.], f32[3])
@@ -162,7 +162,7 @@ def searchsorted(
 
     x1: [n], x2: [...] -> i64[...]. Raises `ShapeError` if x1 is not a vector, or the length of
     `sorter` differs; `ArgumentError` if the side is unknown; `DTypeError` if an operand is complex,
-    the dtypes do not promote, or `sorter` is not of integers; `PositionRefused` if `sorter`
+    the dtypes do not promote, or `sorter` is not of integers; `PositionError` if `sorter`
     contains a position outside x1.
 
         >>> ml.searchsorted(ml.asarray([1.0, 3.0, 5.0]), ml.asarray([0.0, 3.0, 9.0]))
@@ -170,7 +170,7 @@ def searchsorted(
 
     Refuses:
         ml.searchsorted(v, v, side="mid")  # ArgumentError
-        ml.searchsorted(v, v, sorter=ml.full(v.size, 9))  # PositionRefused
+        ml.searchsorted(v, v, sorter=ml.full(v.size, 9))  # PositionError
         ml.searchsorted(v, v, sorter=ml.arange(v.size + 1))  # ShapeError
     """
     x1 = _ordered(x1)
@@ -275,9 +275,10 @@ def _any_order(flat: Tensor) -> Tensor:
 def unique_all(x: Tensor, /) -> UniqueAllResult:
     """Return the sorted distinct values in x, with their first positions, inverse and counts.
 
-    The results are the distinct values; the position (i64) of the first occurrence of each in the
-    flattened x; for each element of x the index of its value; and the count (i64) of each value.
-    Nans are distinct, and 0.0 and -0.0 are equal. Gradients flow into `values`.
+    The results are the distinct values, and the position (i64) of the first occurrence of each in
+    the flattened x. Then, for each element of x, the index of its value, and finally the count
+    (i64) of each value. Nans are distinct, and 0.0 and -0.0 are equal. Gradients flow into
+    `values`.
 
     x: [...], any dtype -> values [n], indices and counts i64[n], inverse_indices i64[...].
 
@@ -367,7 +368,7 @@ def unique(
     `unique_all`. With `equal_nan`, nans are equal. Gradients flow into the values.
 
     x: [...], any dtype, but not complex with an `axis` -> [n], or the shape of x with n along the
-    axis. Raises `AxisRefused` if x has no such axis; `DTypeError` if x is complex and `axis` is
+    axis. Raises `AxisError` if x has no such axis; `DTypeError` if x is complex and `axis` is
     given: complex numbers have no order.
 
         >>> ml.unique(ml.asarray([[1, 2], [0, 5], [1, 2]]), axis=0)

@@ -58,7 +58,7 @@ def quantile(
     -> f[*q.shape, ...], followed by the shape of x without the axes (with length 1 if `keepdims`).
     The result is nan for elements of a tensor q that are not in 0 .. 1. Raises `ArgumentError` if a
     number q is not in 0 .. 1 or the method is unknown; `ShapeError` if there are no elements;
-    `AxisRefused` if x has no such axis; `DTypeError` if x is complex or q is not of floats.
+    `AxisError` if x has no such axis; `DTypeError` if x is complex or q is not of floats.
 
         >>> ml.quantile(ml.asarray([3.0, 1.0, 2.0]), 0.25)
         Tensor(1.5, f32[])
@@ -144,7 +144,7 @@ def median(x: Tensor, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
 
     x: [...], any dtype but complex, integers and bools as f32 -> f, the shape of x without the
     axes, or with 1 in their place if `keepdims`. Raises `ShapeError` if there are no elements;
-    `AxisRefused` if x has no such axis; `DTypeError` if an operand is complex.
+    `AxisError` if x has no such axis; `DTypeError` if an operand is complex.
 
         >>> ml.median(ml.asarray([3.0, 1.0, 2.0, 9.0]))
         Tensor(2.5, f32[])
@@ -166,7 +166,7 @@ def nansum(
 ) -> Tensor:
     """Sum the elements that are not nan; 0 if all are nan.
 
-    x: [...], any dtype but bool. The result: the shape and dtype of `sum`. Raises `AxisRefused` if
+    x: [...], any dtype but bool. The result: the shape and dtype of `sum`. Raises `AxisError` if
     x has no such axis; `DTypeError` if an operand is bool.
 
         >>> ml.nansum(ml.asarray([1.0, ml.nan, 3.0]))
@@ -210,7 +210,7 @@ def nanvar(
     The result is nan unless their number is greater than `correction`.
 
     x: [...], integers or floats, integers as f32 -> f, the shape of x without the axes, or with 1
-    in their place if `keepdims`. Raises `AxisRefused` if x has no such axis; `DTypeError` if an
+    in their place if `keepdims`. Raises `AxisError` if x has no such axis; `DTypeError` if an
     operand is bool or complex.
 
         >>> ml.nanvar(ml.asarray([1.0, ml.nan, 3.0]))
@@ -245,7 +245,7 @@ def nanmax(x: Tensor, /, axis: Axis = None, *, keepdims: bool = False) -> Tensor
     """Return the largest element that is not nan; nan if all are nan.
 
     x: [...], integers or floats, and so is the result, of the shape of x without the axes, or with
-    1 in their place if `keepdims`. Raises `AxisRefused` if x has no such axis; `DTypeError` if an
+    1 in their place if `keepdims`. Raises `AxisError` if x has no such axis; `DTypeError` if an
     operand is bool or complex; `ShapeError` if there are no elements.
 
         >>> ml.nanmax(ml.asarray([1.0, ml.nan, 3.0]))
@@ -381,7 +381,7 @@ def average(
 
     x: [..., n], any dtype but bool, integers as f32; weights: as x, or [n] along the axis. The
     result: the shape of x without the axis, or with 1 in its place if `keepdims`. Raises
-    `ShapeError` if the weights have another shape; `AxisRefused` if x has no such axis;
+    `ShapeError` if the weights have another shape; `AxisError` if x has no such axis;
     `DTypeError` if an operand is bool.
 
         >>> ml.average(ml.asarray([1.0, 4.0]), weights=ml.asarray([2.0, 1.0]))
@@ -407,7 +407,7 @@ def ptp(x: Tensor, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
     """Return max - min along `axis` (peak to peak).
 
     x: [...], integers or floats, and so is the result, of the shape of x without the axes, or with
-    1 in their place if `keepdims`. Raises `AxisRefused` if x has no such axis; `DTypeError` if an
+    1 in their place if `keepdims`. Raises `AxisError` if x has no such axis; `DTypeError` if an
     operand is bool or complex; `ShapeError` if there are no elements.
 
         >>> ml.ptp(ml.asarray([3.0, 1.0, 2.0]))
@@ -492,7 +492,7 @@ def bincount(
 
     x: i[n]; weights: [n] -> [length], i64 or the dtype of the weights. Raises `ShapeError` if the
     shapes do not fit; `DTypeError` if x is not of integers, or the weights are bool;
-    `ArgumentError` if a number is negative; `PositionRefused` if an element is negative, or not
+    `ArgumentError` if a number is negative; `PositionError` if an element is negative, or not
     below `length`.
 
         >>> ml.bincount(ml.asarray([1, 3, 1]))
@@ -500,7 +500,7 @@ def bincount(
 
     Refuses:
         ml.bincount(ints, minlength=-1)  # ArgumentError
-        ml.bincount(ints, length=1)  # PositionRefused
+        ml.bincount(ints, length=1)  # PositionError
     """
     require("integer", type_of(x))
     if x.ndim != 1:

@@ -65,7 +65,7 @@ def var(
     bool tensor `where`, only the elements where it is True are used.
 
     x: [...], any dtype, integers and bools as f32 -> f, the shape of x without the axes, or with 1
-    in their place if `keepdims`. Raises `AxisRefused` if x has no such axis; `ShapeError` if
+    in their place if `keepdims`. Raises `AxisError` if x has no such axis; `ShapeError` if
     `where` does not broadcast to x; `DTypeError` if `where` is not bool.
 
         >>> ml.var(ml.asarray([1.0, 3.0]))
@@ -119,7 +119,7 @@ def gradient(
     f: [..., n, ...], any dtype but bool, integers as f32 -> the shape of f. Raises `ShapeError` if
     an axis is shorter than edge_order + 1 or the number of coordinates differs from its length;
     `ArgumentError` if the numbers of spacings and axes differ, or `edge_order` is unknown;
-    `AxisRefused` if f has no such axis; `DTypeError` if f is bool.
+    `AxisError` if f has no such axis; `DTypeError` if f is bool.
 
         >>> ml.gradient(ml.asarray([1.0, 2.0, 4.0, 7.0]))
         Tensor([1. , 1.5, 2.5, 3. ], f32[4])
@@ -222,7 +222,7 @@ def diff(
     0 returns only x, as in numpy.
 
     x: [..., m], any dtype but bool; the result: [..., m - n]. Raises `ShapeError` if `prepend` or
-    `append` does not fit x; `AxisRefused` if x has no such axis; `ArgumentError` if n is
+    `append` does not fit x; `AxisError` if x has no such axis; `ArgumentError` if n is
     negative; `DTypeError` if an operand is bool.
 
         >>> ml.diff(ml.asarray([1.0, 4.0, 9.0]))
@@ -273,7 +273,7 @@ def cumulative_sum(
 
     x: [...], any dtype -> [...] in `dtype`. By default, unsigned integers become u64, other
     integers and bools i64, and floats and complex numbers keep their dtype. Raises `ShapeError` if
-    `axis` is None and x is not a vector; `AxisRefused` if x has no such axis; `DTypeError` if
+    `axis` is None and x is not a vector; `AxisError` if x has no such axis; `DTypeError` if
     `dtype` is bool.
 
         >>> ml.cumulative_sum(ml.asarray([1.0, 2.0, 3.0]))
@@ -326,7 +326,7 @@ def cumulative_prod(
 
     x: [...], any dtype -> [...] in `dtype`. By default, unsigned integers become u64, other
     integers and bools i64, and floats and complex numbers keep their dtype. Raises `ShapeError` if
-    `axis` is None and x is not a vector; `AxisRefused` if x has no such axis; `DTypeError` if
+    `axis` is None and x is not a vector; `AxisError` if x has no such axis; `DTypeError` if
     `dtype` is bool.
 
         >>> ml.cumulative_prod(ml.asarray([1.0, 2.0, 3.0]))
@@ -387,7 +387,7 @@ def cummax(x: Tensor, /, axis: int | None = None) -> Tensor:
     """Compute the cumulative maximum along `axis` (None: the only axis); nan from the first nan on.
 
     x: [...], integers or floats, and so is the result. Raises `ShapeError` if `axis` is None and x
-    is not a vector; `AxisRefused` if x has no such axis; `DTypeError` if an operand is bool or
+    is not a vector; `AxisError` if x has no such axis; `DTypeError` if an operand is bool or
     complex.
 
         >>> ml.cummax(ml.asarray([1.0, 3.0, 2.0]))
@@ -416,7 +416,7 @@ def logcumsumexp(x: Tensor, /, axis: int | None = None) -> Tensor:
     """Compute the cumulative `logsumexp` along `axis` (None: the only axis).
 
     x: [...], floats, and so is the result. Raises `ShapeError` if `axis` is None and x is not a
-    vector; `AxisRefused` if x has no such axis; `DTypeError` if x is not of floats.
+    vector; `AxisError` if x has no such axis; `DTypeError` if x is not of floats.
 
         >>> ml.logcumsumexp(ml.asarray([0.0, 0.0]))
         Tensor([0.       , 0.6931472], f32[2])
@@ -431,7 +431,7 @@ def trapezoid(y: Tensor, x: Tensor | None = None, dx: float = 1.0, axis: int = -
     """Integrate y along `axis` by the trapezoidal rule, at the positions x or with spacing `dx`.
 
     y: [..., n], any dtype but bool, integers as f32; x: as y, or [n] -> [...]. Raises `ShapeError`
-    if x does not fit; `AxisRefused` if y has no such axis; `DTypeError` if an operand is bool or
+    if x does not fit; `AxisError` if y has no such axis; `DTypeError` if an operand is bool or
     the dtypes do not promote.
 
         >>> ml.trapezoid(ml.asarray([1.0, 2.0, 3.0]))

@@ -20,12 +20,12 @@ from mlvm.arena.arena import STALE
 from mlvm.arena.lending import Loan, can_lend
 from mlvm.core.errors import (
     CaptureError,
-    CopyRefused,
+    CopyError,
+    DLPackError,
     DTypeError,
-    ExchangeRefused,
+    ExchangeError,
     GradientError,
     HandleError,
-    NoExchange,
     brief,
 )
 from mlvm.core.protocol import VMProtocol
@@ -61,7 +61,7 @@ def lent(x: Tensor) -> Array | None:
     """Return a read-only array over the bytes of x; None if they are not accessible.
 
     They are not accessible on a remote VM or a VM without bytes, in a trace, and if the memory does
-    not belong to the tensor. Raises `StaleTensor` if x was freed."""
+    not belong to the tensor. Raises `StaleTensorError` if x was freed."""
     if x.handle == STALE:
         raise x.stale()
     borrow = getattr(x.arena.vm, "borrow", None)
@@ -81,8 +81,8 @@ def lent(x: Tensor) -> Array | None:
         raise
 
 
-def _refuse_copy(x: Tensor, why: str) -> CopyRefused:
-    return CopyRefused(f"{x.type} on {x.arena.vm.name} {why}, and copy=False forbids to copy it")
+def _refuse_copy(x: Tensor, why: str) -> CopyError:
+    return CopyError(f"{x.type} on {x.arena.vm.name} {why}, and copy=False forbids to copy it")
 
 
 def _require_untracked(x: Tensor) -> None:
@@ -100,8 +100,8 @@ def as_array(x: Tensor, dtype: Any = None, copy: bool | None = None) -> Array:
     """Implement `numpy.asarray(x)`: a read-only copy, since a write to it would not reach x.
 
     The default dtype for bf16 is f32. `numpy.array(x)`, with `copy=True`, returns a writable array;
-    `copy=False` returns a read-only array over the bytes of x. Raises `CopyRefused` if they are not
-    accessible; `GradientError` if a gradient flows through x; `StaleTensor` if x was freed."""
+    `copy=False` returns a read-only array over the bytes of x. Raises `CopyError` if they are not
+    accessible; `GradientError` if a gradient flows through x; `StaleTensorError` if x was freed."""
     _require_untracked(x)
     if copy is not False:
         is_own = dtype is not None and x.dtype is bf16 and np.dtype(dtype) == bf16.numpy
@@ -133,19 +133,19 @@ def dlpack(
     It refers to the bytes of x, read-only, if its VM lends them and the consumer's `max_version`
     supports it; otherwise to a copy.
 
-    Raises `CopyRefused` if `copy` is False and a copy is needed; `ExchangeRefused` if a stream or
+    Raises `CopyError` if `copy` is False and a copy is needed; `ExchangeError` if a stream or
     another device is given, or x is bf16 or has no values (on a dry VM, or in a captured function);
-    `GradientError` if a gradient flows through x; `StaleTensor` if x was freed.
+    `GradientError` if a gradient flows through x; `StaleTensorError` if x was freed.
     """
     _require_untracked(x)
     if x.dtype is bf16:
-        raise ExchangeRefused(
+        raise ExchangeError(
             f"{x.type}: numpy, which makes the capsules, has no bfloat16; give astype(x, float32)"
         )
     if stream is not None:
-        raise ExchangeRefused(f"{x.type}: there are no streams, such as {brief(stream)}")
+        raise ExchangeError(f"{x.type}: there are no streams, such as {brief(stream)}")
     if dl_device is not None and tuple(map(int, dl_device)) != _CPU:
-        raise ExchangeRefused(f"{x.type} is to be had on {_CPU}, the processor, not {dl_device}")
+        raise ExchangeError(f"{x.type} is to be had on {_CPU}, the processor, not {dl_device}")
     if copy is not True:
         knows_read_only = max_version is not None and max_version >= (1, 0)
         array = lent(x) if knows_read_only else None
@@ -159,7 +159,7 @@ def dlpack(
         if source is None:
             source = values_of(x)
     except (HandleError, CaptureError) as error:
-        raise ExchangeRefused(f"{x.type} has no values to give: {error}") from None
+        raise ExchangeError(f"{x.type} has no values to give: {error}") from None
     return source.__dlpack__(max_version=max_version, copy=True)
 
 
@@ -177,8 +177,8 @@ def from_dlpack(
     The tensor is allocated in the current arena or on the VM `device`. The values are copied,
     because x may change; a Tensor on that VM results in a new Tensor over the same bytes.
 
-    The result: [...], the shape of x. Raises `NoExchange` if x does not support DLPack;
-    `CopyRefused` if `copy` is False and a copy is needed; `DTypeError` if the dtype is not
+    The result: [...], the shape of x. Raises `DLPackError` if x does not support DLPack;
+    `CopyError` if `copy` is False and a copy is needed; `DTypeError` if the dtype is not
     supported; and what the exporter raises.
 
         >>> import numpy as np
@@ -186,17 +186,17 @@ def from_dlpack(
         Tensor([1., 1.], f64[2])
 
     Refuses:
-        ml.from_dlpack(np.ones(2), copy=False)  # CopyRefused
-        ml.from_dlpack(5)  # NoExchange
+        ml.from_dlpack(np.ones(2), copy=False)  # CopyError
+        ml.from_dlpack(5)  # DLPackError
     """
     if isinstance(x, Tensor):
         return asarray(x, device=device, copy=copy)
     if not hasattr(x, "__dlpack__") or not hasattr(x, "__dlpack_device__"):
-        raise NoExchange(f"a {type(x).__name__} has no __dlpack__; see asarray").at(
+        raise DLPackError(f"a {type(x).__name__} has no __dlpack__; see asarray").at(
             "from_dlpack", ()
         )
     if copy is False:
-        raise CopyRefused(
+        raise CopyError(
             f"from_dlpack: the values of a {type(x).__name__} are copied into a VM, which "
             f"copy=False forbids"
         )
@@ -207,7 +207,7 @@ def from_dlpack(
         try:
             array = np.from_dlpack(x) if device is None else np.from_dlpack(x, device="cpu")
         except BufferError as error:
-            raise ExchangeRefused(f"from_dlpack: {error}") from None
+            raise ExchangeError(f"from_dlpack: {error}") from None
         return asarray(array)
 
 
@@ -263,7 +263,7 @@ def array_ufunc(x: Tensor, ufunc: Any, method: str, /, *inputs: Any, **options: 
     `a + x` with an array a is `add(a, x)`.
 
     Raises `DTypeError` if the ufunc has no function here, or is called by a method such as
-    `reduce`, or with options: the result of a tensor cannot be written to an array.
+    `reduce`, or with options. A result cannot be written to an array.
     """
     name = OURS.get(ufunc.__name__, ufunc.__name__)
     function = getattr(sys.modules["mlvm.eager"], name, None)

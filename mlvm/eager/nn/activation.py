@@ -159,14 +159,14 @@ class Softplus(_Activation):
 class Softmax(_AlongAxis):
     """Softmax along an axis: exp(x) / sum(exp(x)).
 
-    x: f[...] -> f[...]. Raises `AxisRefused` if x has no such axis; `DTypeError` if x is not of
+    x: f[...] -> f[...]. Raises `AxisError` if x has no such axis; `DTypeError` if x is not of
     floats.
 
         >>> ml.nn.Softmax()(ml.asarray([0.0, 0.0]))
         Tensor([0.5, 0.5], f32[2])
 
     Refuses:
-        ml.nn.Softmax(9)(v)  # AxisRefused
+        ml.nn.Softmax(9)(v)  # AxisError
     """
 
     _function = staticmethod(op.softmax)
@@ -221,14 +221,14 @@ class Mish(_Activation):
 class GLU(_AlongAxis):
     """Gated linear unit: a sigmoid(b), where a and b are the halves of x along an axis; see `glu`.
 
-    x: f[..., 2 n] -> f[..., n]. Raises `ShapeError` if the length is odd; `AxisRefused` if x has no
+    x: f[..., 2 n] -> f[..., n]. Raises `ShapeError` if the length is odd; `AxisError` if x has no
     such axis; `DTypeError` if x is not of floats.
 
         >>> ml.nn.GLU()(ml.asarray([1.0, 0.0]))
         Tensor([0.5], f32[1])
 
     Refuses:
-        ml.nn.GLU(9)(v)  # AxisRefused
+        ml.nn.GLU(9)(v)  # AxisError
     """
 
     _function = staticmethod(activations.glu)
@@ -331,14 +331,14 @@ class LogSigmoid(_Activation):
 class LogSoftmax(_AlongAxis):
     """Logarithm of the softmax along an axis: x - log(sum(exp(x))).
 
-    x: f[...] -> f[...]. Raises `AxisRefused` if x has no such axis; `DTypeError` if x is not of
+    x: f[...] -> f[...]. Raises `AxisError` if x has no such axis; `DTypeError` if x is not of
     floats.
 
         >>> ml.nn.LogSoftmax()(ml.asarray([0.0, 0.0]))
         Tensor([-0.6931472, -0.6931472], f32[2])
 
     Refuses:
-        ml.nn.LogSoftmax(9)(v)  # AxisRefused
+        ml.nn.LogSoftmax(9)(v)  # AxisError
     """
 
     _function = staticmethod(op.log_softmax)
@@ -365,7 +365,7 @@ class Tanhshrink(_Activation):
         Tensor([0.23840582], f32[1])
     """
 
-    _function = staticmethod(activations.tanhshrink)
+    _function = staticmethod(activations.tanh_shrink)
 
 
 class Softshrink(Module):
@@ -385,7 +385,7 @@ class Softshrink(Module):
         self.limit = _number("Softshrink: limit", limit)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return activations.softshrink(x, self.limit)
+        return activations.soft_shrink(x, self.limit)
 
 
 class Hardshrink(Module):
@@ -405,7 +405,7 @@ class Hardshrink(Module):
         self.limit = _number("Hardshrink: limit", limit)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return activations.hardshrink(x, self.limit)
+        return activations.hard_shrink(x, self.limit)
 
 
 def _number(what: str, value: float) -> float:

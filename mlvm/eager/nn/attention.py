@@ -39,7 +39,9 @@ class MultiHeadAttention(Module):
 
     - `num_kv_heads`: the number of key and value heads, a divisor of `num_heads`. Each is shared by
       num_heads / num_kv_heads query heads (Ainslie et al., arXiv 2305.13245). Default: num_heads.
+
     - `dropout`: the rate at which softmax weights are dropped while `training`.
+
     - `rotary_base`: with a number, such as 10000, `rotary_encoding` rotates queries and keys.
 
     f[batch, time, embed_dim] -> the same. Raises `ShapeError` if the features or axes do not fit;
@@ -126,10 +128,13 @@ class MultiHeadAttention(Module):
 
         - `mask`: a bool tensor that broadcasts to [batch, num_heads, time, length], True where a
           query may attend to a key. With a cache the length is its `max_length`.
+
         - `is_causal`: query i attends only to keys 0 .. i.
+
         - `cache`: a cache of `init_cache`. x is then at the positions `position` .. `position +
           time - 1`; its keys and values are written there, and attention is causal. The result is
           (y, cache) with a new cache; the old cache does not change.
+
         - `position`: an int or an i64[], >= 0.
 
         Raises `ShapeError` or `DTypeError` if operands have wrong types; `ArgumentError` if a cache

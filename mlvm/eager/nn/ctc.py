@@ -5,6 +5,7 @@ Graves et al., Connectionist Temporal Classification, ICML 2006."""
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 from mlvm.core.errors import ArgumentError, ShapeError
 from mlvm.core.rules import require
@@ -18,11 +19,12 @@ from mlvm.eager.functions.shapes import broadcast_to, expand_dims, pad, part, re
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
+from mlvm.renamed import old_names
 
 
 @public
 @in_f32
-def ctc(
+def ctc_loss(
     log_predictions: Tensor,
     labels: Tensor,
     lengths: Tensor,
@@ -44,18 +46,18 @@ def ctc(
 
     log_predictions: f[time, batch, K], such as the result of `log_softmax`; labels: i[batch, S];
     lengths and label_lengths: i[batch] -> f[batch], or f[] with "mean" or "sum". Raises
-    `ShapeError` if the shapes do not fit; `PositionRefused` if a label is not one of the K classes,
+    `ShapeError` if the shapes do not fit; `PositionError` if a label is not one of the K classes,
     or `label_lengths` exceeds S; `DTypeError` if the predictions are not floats, or the other
     operands are not integers; `ArgumentError` if `blank` is not one of the classes or the reduction
     is unknown.
 
         >>> even = ml.log(ml.full((3, 1, 2), 0.5))
-        >>> ml.exp(-ml.ctc(even, [[1]], [3], [1]))
+        >>> ml.exp(-ml.ctc_loss(even, [[1]], [3], [1]))
         Tensor([0.75], f32[1])
 
     Refuses:
-        ml.ctc(ml.zeros((4, 1, 2)), [[1]], [3], [1], blank=2)  # ArgumentError
-        ml.ctc(ml.zeros((4, 1, 2)), [[5]], [3], [1])  # PositionRefused
+        ml.ctc_loss(ml.zeros((4, 1, 2)), [[1]], [3], [1], blank=2)  # ArgumentError
+        ml.ctc_loss(ml.zeros((4, 1, 2)), [[5]], [3], [1])  # PositionError
     """
     require("float", type_of(log_predictions))
     require("integer", type_of(labels), type_of(lengths), type_of(label_lengths))
@@ -103,3 +105,7 @@ def ctc(
     with_label = take_along_axis(paths, op.maximum(last - 1, 0), axis=1)
     with_label = where(op.greater(counts, 0), with_label, -math.inf)
     return reduced(-reshape(op.logaddexp(ends, with_label), (n,)), reduction)
+
+
+if not TYPE_CHECKING:  # else a type checker would allow any name
+    __getattr__ = old_names(__name__, "ml", globals())

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 from mlvm.core.errors import OURS, MlvmError, user_line
 from mlvm.eager.nn.module import Module
 from mlvm.eager.recording import lines
-from mlvm.eager.recording.recorder import current_capture
+from mlvm.eager.recording.recorder import current_recorder
 from mlvm.eager.tree import named_nodes, noting_flattened
 
 Paths: TypeAlias = dict[
@@ -40,7 +40,7 @@ def layer_here() -> str | None:
             if isinstance(owner, Module) and (not at_work or owner is not at_work[-1]):
                 at_work.append(owner)
         frame = frame.f_back
-    recorder = current_capture.get()
+    recorder = current_recorder()
     paths: Paths = {} if recorder is None else recorder.scopes.layer_paths
     names: list[str] = []
     for outer, inner in pairwise(reversed(at_work)):

@@ -139,7 +139,7 @@ class Embedding(Module):
 
     Refuses:
         ml.nn.Embedding(0, 3)  # ArgumentError
-        ml.nn.Embedding(1, 3)(ints)  # PositionRefused
+        ml.nn.Embedding(1, 3)(ints)  # PositionError
     """
 
     embedding: Tensor  # [num_embeddings, features]
@@ -172,7 +172,7 @@ class EmbeddingBag(Embedding):
     i[L] with offsets i[B] -> [B, features]. By default the rows are normal with variance 1 /
     features.
 
-    Raises `PositionRefused` if an integer is out of range; `ShapeError` if the shapes do not fit;
+    Raises `PositionError` if an integer is out of range; `ShapeError` if the shapes do not fit;
     `DTypeError` if the indices are not integers; `ArgumentError` if a size is below 1 or
     `embedding_bag` rejects the arguments.
 
@@ -181,7 +181,7 @@ class EmbeddingBag(Embedding):
 
     Refuses:
         ml.nn.EmbeddingBag(0, 3)  # ArgumentError
-        ml.nn.EmbeddingBag(1, 3)(ints)  # PositionRefused
+        ml.nn.EmbeddingBag(1, 3)(ints)  # PositionError
         ml.nn.EmbeddingBag(5, 3)(ints[0])  # ShapeError
     """
 

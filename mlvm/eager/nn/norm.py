@@ -12,6 +12,7 @@ from mlvm.eager.functions.halves import in_f32, rounded, widened
 from mlvm.eager.nn.module import Module, buffer
 from mlvm.eager.nn.parameters import matched, require_float, sizes
 from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.templates import call
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
 
@@ -111,25 +112,8 @@ class GroupNorm(Module):
     def __call__(self, x: Tensor) -> Tensor:
         x = matched(type(self).__name__, x, self.scale)
         _require_features(type(self).__name__, x, self.scale, least=2)
-        return self._normalized(x, self.scale, self.bias)
-
-    @in_f32
-    def _normalized(self, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
-        places = shapes.reshape(x, (x.shape[0], math.prod(x.shape[1:-1]), x.shape[-1]))
-        centered = places - self._over_groups(op.mean(places, axis=1, keepdims=True))
-        variance = self._over_groups(op.mean(op.square(centered), axis=1, keepdims=True))
-        y = centered * (op.rsqrt(variance + self.eps) * scale) + bias
-        return shapes.reshape(y, x.shape)
-
-    def _over_groups(self, means: Tensor) -> Tensor:
-        """Replace means of channels, f[N, 1, channels], by the mean of their group.
-
-        Reducing the positions first, and then the channels, is much faster than reducing both
-        together."""
-        shape = (means.shape[0], 1, self.groups, means.shape[2] // self.groups)
-        grouped = shapes.reshape(means, shape)
-        mean = op.mean(grouped, axis=3, keepdims=True)
-        return shapes.reshape(shapes.broadcast_to(mean, shape), means.shape)
+        args = x, self.scale, self.bias, self.groups, self.eps
+        return call(_group_norm, args, {})  # type: ignore[no-any-return]
 
 
 class InstanceNorm(GroupNorm):
@@ -199,29 +183,63 @@ class BatchNorm(Module):
     def __call__(self, x: Tensor) -> Tensor:
         x = matched("BatchNorm", x, self.scale)
         _require_features("BatchNorm", x, self.scale)
-        y = self._normalized(widened(x), widened(self.scale), widened(self.bias))
-        return rounded(y, x.dtype) if x.dtype.is_half else y
-
-    def _normalized(self, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
-        if not self.training:
-            factor = scale * op.rsqrt(self.var + self.eps)
-            return x * factor + (bias - self.mean * factor)
-        count = x.size // x.shape[-1]
-        if count < 2:
+        count = x.size // max(x.shape[-1], 1)
+        if self.training and count < 2:
             raise ShapeError(
-                f"BatchNorm: {x.type} has {count} values a channel, which have no variance; "
-                f"use eval() for single samples"
+                f"BatchNorm: {widened(x).type} has {count} values a channel, which have no "
+                f"variance; use eval() for single samples"
             )
-        axes = tuple(range(x.ndim - 1))
-        mean = op.mean(x, axis=axes)
-        centered = x - mean
-        variance = op.mean(op.square(centered), axis=axes)
-        self._move(stop_gradient(mean), stop_gradient(variance) * (count / (count - 1)))
-        return centered * (scale * op.rsqrt(variance + self.eps)) + bias
+        momentum = self.momentum if self.training else None
+        args = x, self.scale, self.bias, self.mean, self.var, momentum, self.eps
+        return call(_batch_norm, args, {})  # type: ignore[no-any-return]
 
-    def _move(self, mean: Tensor, variance: Tensor) -> None:
-        self.mean += self.momentum * (astype(mean, self.mean.dtype) - self.mean)
-        self.var += self.momentum * (astype(variance, self.var.dtype) - self.var)
+
+@in_f32
+def _group_norm(x: Tensor, scale: Tensor, bias: Tensor, groups: int, eps: float) -> Tensor:
+    positions = shapes.reshape(x, (x.shape[0], math.prod(x.shape[1:-1]), x.shape[-1]))
+    centered = positions - _over_groups(op.mean(positions, axis=1, keepdims=True), groups)
+    variance = _over_groups(op.mean(op.square(centered), axis=1, keepdims=True), groups)
+    y = centered * (op.rsqrt(variance + eps) * scale) + bias
+    return shapes.reshape(y, x.shape)
+
+
+def _over_groups(means: Tensor, groups: int) -> Tensor:
+    """Replace means of channels, f[N, 1, channels], by the mean of their group.
+
+    Reducing the positions first, and then the channels, is much faster than reducing both
+    together."""
+    shape = (means.shape[0], 1, groups, means.shape[2] // groups)
+    grouped = shapes.reshape(means, shape)
+    mean = op.mean(grouped, axis=3, keepdims=True)
+    return shapes.reshape(shapes.broadcast_to(mean, shape), means.shape)
+
+
+def _batch_norm(
+    x: Tensor,
+    scale: Tensor,
+    bias: Tensor,
+    running_mean: Tensor,
+    running_var: Tensor,
+    momentum: float | None,
+    eps: float,
+) -> Tensor:
+    """Normalise by the running values; with a momentum, by those of x, and update the running ones.
+
+    It is a function of tensors and numbers, so that a template may run it."""
+    dtype, x, scale, bias = x.dtype, widened(x), widened(scale), widened(bias)
+    if momentum is None:
+        factor = scale * op.rsqrt(running_var + eps)
+        y = x * factor + (bias - running_mean * factor)
+        return rounded(y, dtype) if dtype.is_half else y
+    axes, count = tuple(range(x.ndim - 1)), x.size // x.shape[-1]
+    mean = op.mean(x, axis=axes)
+    centered = x - mean
+    variance = op.mean(op.square(centered), axis=axes)
+    unbiased = stop_gradient(variance) * (count / (count - 1))
+    for running, new in ((running_mean, stop_gradient(mean)), (running_var, unbiased)):
+        running += momentum * (astype(new, running.dtype) - running)
+    y = centered * (scale * op.rsqrt(variance + eps)) + bias
+    return rounded(y, dtype) if dtype.is_half else y
 
 
 @in_f32

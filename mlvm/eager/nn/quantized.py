@@ -124,8 +124,11 @@ def quantize(
     Arguments:
 
     - `dtype`: the dtype of the weights. Default: i8.
+
     - `group`: the number of elements per group (`quantize_groups`). Default: a whole row.
+
     - `dynamic`: also quantize rows of x to i8. Default: False.
+
     - `where`: selects the Linear layers, as in `Module.freeze`. Default: all.
 
     Raises `DTypeError` if `dtype` is not a low-bit or 8-bit type; `ShapeError` if the length of a
@@ -185,13 +188,14 @@ def _no_linear(classes: list[str]) -> str:
 class Row(NamedTuple):
     """Layer with low-bit weights.
 
-    - path: path in the model.
-    - weight: type of the weights.
-    - nbytes: bytes of weights and scales.
-    - nbytes_before: bytes of the Linear.
-    - weight_error: relative root mean square error of the weights.
-    - output_error: relative root mean square error of the outputs of all calls; None if the layer
-      was not called.
+    Attributes:
+        path: path in the model.
+        weight: type of the weights.
+        nbytes: bytes of weights and scales.
+        nbytes_before: bytes of the Linear.
+        weight_error: relative root mean square error of the weights.
+        output_error: relative root mean square error of the outputs of all calls; None if the layer
+            was not called.
     """
 
     path: str

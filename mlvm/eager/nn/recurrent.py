@@ -23,6 +23,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from mlvm.arena.context import current
 from mlvm.core.errors import DTypeError, ShapeError, brief
 from mlvm.core.ops.recurrent import CELLS, Cell
 from mlvm.core.types import TensorType, f32, i64
@@ -37,7 +38,7 @@ from mlvm.eager.nn.module import Module
 from mlvm.eager.nn.parameters import Init, bias_of, kernel_of, matched, require_float, sizes
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.autocast import autocast_dtype
-from mlvm.eager.tensor.context import current_arena, current_capture
+from mlvm.eager.tensor.context import current_arena
 from mlvm.eager.tensor.number import is_open
 from mlvm.eager.tensor.operands import as_operand
 from mlvm.eager.tensor.tensor import Tensor, described
@@ -530,7 +531,7 @@ def _goes_step_by_step() -> bool:
     This is necessary under other transformations, for an export, and on a device, which has no
     kernel for the op."""
     on_device = hasattr(current_arena().vm.stands_for, "counts")
-    return on_device or step_by_step.get() or isinstance(current_capture.get(), Tracer)
+    return on_device or step_by_step.get() or isinstance(current().recorder, Tracer)
 
 
 def recurrence(
@@ -581,7 +582,7 @@ def _back(
     g, g_last = gs
     assert g is not None  # `CustomRule` replaces None by zeros
     assert g_last is not None
-    on = current_capture.get()
+    on = current().recorder
     if taping() is not None or (on is not None and on.outer):
         loop: Callable[..., Any] = partial(_stepped, kind, reverse)
         return [*vjp(lambda *xs: loop(*xs, lengths), *operands)[1]((g, g_last)), None]

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self, overload
 
-from mlvm.core.errors import ArgumentError, IndexRefused
+from mlvm.core.errors import ArgumentError, IndexingError
 from mlvm.eager.nn.module import Module
 from mlvm.eager.tensor.tensor import Tensor
 
@@ -72,9 +72,9 @@ class Sequential(Module):
     def _number(self, index: int) -> int:
         """Return the index from the front.
 
-        Raises `IndexRefused` if there is no such layer."""
+        Raises `IndexingError` if there is no such layer."""
         try:
             return range(len(self.layers))[index]
         except (IndexError, TypeError):
             n = len(self.layers)
-            raise IndexRefused(f"Sequential: there is no layer {index!r} among {n}") from None
+            raise IndexingError(f"Sequential: there is no layer {index!r} among {n}") from None

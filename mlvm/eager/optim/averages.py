@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from mlvm.arena.context import current
 from mlvm.core.errors import ArgumentError, GradientError
 from mlvm.core.types import TensorType, f32
 from mlvm.eager.control.branches import cond
@@ -14,9 +15,9 @@ from mlvm.eager.functions.halves import rounded, widened
 from mlvm.eager.optim.gradients import is_in_parts
 from mlvm.eager.optim.optimizer import Optimizer, zeros_beside
 from mlvm.eager.optim.ranges import Count, checked, number_in
+from mlvm.eager.optim.schedules import Schedule
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import COPY
-from mlvm.eager.tensor.context import current_tape
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import apply_into
 from mlvm.eager.tensor.values import kind_of
@@ -30,6 +31,7 @@ from mlvm.eager.tree import (
     require_types,
     unflatten,
 )
+from mlvm.renamed import OldAttribute
 
 
 class EMA:
@@ -139,7 +141,7 @@ class EMA:
         require_types(self._types, {path: x.type for path, x in params.items()}, "parameter")
         if self._is_swapped:
             raise ArgumentError(f"EMA.{where}: inside swapped() the parameters are the averages")
-        if current_tape.get() is not None:
+        if current().tape is not None:
             raise GradientError(f"EMA.{where}: call it outside of the differentiated function")
         return params
 
@@ -177,6 +179,9 @@ class MultiSteps:
     Refuses:
         ml.optim.MultiSteps(None, 2)  # ArgumentError
     """
+
+    if not TYPE_CHECKING:
+        rate = OldAttribute("MultiSteps", "rate")
 
     @hinted
     def __init__(self, optimizer: Optimizer, every: int) -> None:
@@ -217,14 +222,18 @@ class MultiSteps:
         first = {id(x): path for path, x in self.optimizer._params.items()}
         types = {path: self._sums[first[id(x)]].type for path, x in leaves.items()}
         require_types(types, {path: g.type for path, g in gradients.items()}, "gradient")
-        if current_tape.get() is not None:
+        if current().tape is not None:
             raise GradientError("MultiSteps: call update outside of the differentiated function")
         return {path: (self._sums[first[id(leaves[path])]], g) for path, g in gradients.items()}
 
     @property
-    def rate(self) -> float:
-        """The learning rate of the optimizer's next update."""
-        return self.optimizer.rate
+    def learning_rate(self) -> float:
+        """The learning rate of the optimizer. It may be assigned a number or a schedule."""
+        return self.optimizer.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: float | Schedule) -> None:
+        self.optimizer.learning_rate = value
 
     def state(self) -> dict[str, Tensor]:
         """Return the state of the optimizer, and the sums by path, as `gradients/Dense_0/kernel`.

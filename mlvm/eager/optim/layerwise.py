@@ -11,7 +11,7 @@ from functools import reduce
 from math import inf, isfinite
 from typing import Any, ClassVar, Final
 
-from mlvm.core.errors import ArgumentError, NotFinite, brief
+from mlvm.core.errors import ArgumentError, NonFiniteError, brief
 from mlvm.core.types import TensorType
 from mlvm.eager.functions import creation, elements, linalg, shapes
 from mlvm.eager.functions.arguments import integer
@@ -33,6 +33,7 @@ from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import apply_into
 from mlvm.eager.tensor.wrapper import hinted
 from mlvm.eager.tree import Tree
+from mlvm.machines.old_keywords import old_keywords
 
 
 class Lamb(Adam):
@@ -292,8 +293,9 @@ class LBFGS(Optimizer):
             p += state[1]
 
     @hinted
+    @old_keywords("LBFGS.search")
     def search(
-        self, loss_and_grads: Callable[[], tuple[Tensor, Tree]], *, most: int = 25
+        self, loss_and_grads: Callable[[], tuple[Tensor, Tree]], *, max_calls: int = 25
     ) -> Tensor:
         """Update along the direction of `update`, by a step that meets the strong Wolfe conditions.
 
@@ -301,10 +303,11 @@ class LBFGS(Optimizer):
         Return the loss after the step, f[].
 
         `loss_and_grads` returns the loss at the current parameters, f[], and its gradients; it is
-        called once, and then at most `most` times. The losses are read, so this method cannot be
-        captured. Raises what `update` raises; `ArgumentError` if `most` is below 1, or
-        `loss_and_grads` returns a different value; `NotFinite` if the loss or a gradient is nan or
-        infinite at the current parameters. The parameters do not change if anything is raised.
+        called once, and then at most `max_calls` times. The losses are read, so this method cannot
+        be captured. Raises what `update` raises; `ArgumentError` if `max_calls` is below 1, or
+        `loss_and_grads` returns a different value; `NonFiniteError` if the loss or a gradient is
+        nan or infinite at the current parameters. The parameters do not change if anything is
+        raised.
 
             >>> w = ml.asarray([3.0, -2.0])
             >>> optimizer = ml.optim.LBFGS({"w": w}, 1.0)
@@ -315,18 +318,20 @@ class LBFGS(Optimizer):
             True
 
         Refuses:
-            ml.optim.LBFGS(v, 1.0).search(lambda: (ml.sum(v), v), most=0)  # ArgumentError
+            ml.optim.LBFGS(v, 1.0).search(lambda: (ml.sum(v), v), max_calls=0)  # ArgumentError
             ml.optim.LBFGS(v, 1.0).search(lambda: ml.sum(v))  # ArgumentError
-            ml.optim.LBFGS(v, 1.0).search(lambda: (ml.sum(v) * ml.nan, v))  # NotFinite
+            ml.optim.LBFGS(v, 1.0).search(lambda: (ml.sum(v) * ml.nan, v))  # NonFiniteError
         """
-        if integer(most, "most") < 1:
-            raise ArgumentError(f"expected most >= 1, got {most}")
+        if integer(max_calls, "max_calls") < 1:
+            raise ArgumentError(f"expected max_calls >= 1, got {max_calls}")
         loss, grads = _pair(loss_and_grads())
         first = self._checked(grads)
         gradients = {f"the gradient of {path!r}": g for path, g in first.items()}
         for what, x in {"the loss": loss, **gradients}.items():
             if not op.all(op.isfinite(x)):
-                raise NotFinite(f"{what} is not finite; find the op by ml.debug.nans(): {brief(x)}")
+                raise NonFiniteError(
+                    f"{what} is not finite; find the op by ml.debug.nans(): {brief(x)}"
+                )
         starts = {path: op.copy(p) for path, p in self._params.items()}
         self.update(grads)
         steps = {path: op.copy(step) for path, step in self._state["step"].items()}
@@ -348,7 +353,7 @@ class LBFGS(Optimizer):
 
         sign, t = -1.0 if self.maximize else 1.0, 0.0
         try:
-            t = strong_wolfe(at, sign * float(loss), sign * slope(first), most)
+            t = strong_wolfe(at, sign * float(loss), sign * slope(first), max_calls)
         finally:
             move(t)
             for path, step in steps.items():

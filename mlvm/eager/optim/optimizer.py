@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 from typing_extensions import dataclass_transform
 
 from mlvm.arena.arena import set_name
+from mlvm.arena.context import current
 from mlvm.core.errors import ArgumentError, DTypeError, GradientError, HandleError, PathError
 from mlvm.core.types import DType, TensorType, f32
 from mlvm.eager.functions import creation, elements
@@ -25,7 +26,7 @@ from mlvm.eager.optim.schedules import Schedule
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import one_op
 from mlvm.eager.tensor.constants import constant as scalar
-from mlvm.eager.tensor.context import current_arena, current_capture, current_tape
+from mlvm.eager.tensor.context import current_arena
 from mlvm.eager.tensor.number import Number
 from mlvm.eager.tensor.templates import call
 from mlvm.eager.tensor.tensor import Tensor
@@ -44,6 +45,7 @@ from mlvm.eager.tree import (
     selected,
     warn_of_hidden,
 )
+from mlvm.renamed import OldAttribute
 from mlvm.show import html
 
 Groups: TypeAlias = Sequence[tuple[Where, Mapping[str, Any]]]
@@ -123,6 +125,21 @@ _OF_ALL: Mapping[str, Any] = {"maximize": bool}
 """Hyperparameters of all optimizers, which come last in their signatures."""
 
 
+class LearningRate:
+    """Field that is assigned a number or a schedule, and read as the rate of the next update."""
+
+    def __get__(self, optimizer: Optimizer | None, owner: type) -> float:
+        if optimizer is None:
+            return self  # type: ignore[return-value]
+        rate: float | Schedule = vars(optimizer)["learning_rate"]
+        if not callable(rate):
+            return rate
+        return float(optimizer._rate(SimpleNamespace(learning_rate=rate)))
+
+    def __set__(self, optimizer: Optimizer, value: float | Schedule) -> None:
+        vars(optimizer)["learning_rate"] = value
+
+
 @dataclass_transform(kw_only_default=True, field_specifiers=(_argument,))
 class _OfFields:
     """Base of classes whose fields are hyperparameters.
@@ -182,13 +199,16 @@ class Optimizer(_OfFields):
     Arguments:
 
     - `params`: a Module or another tree of f32 or f64 tensors.
+
     - `groups`: pairs of parameters and their hyperparameters, as in `groups=[("*/bias",
       {"weight_decay": 0.0})]`. The first item is a pattern for the paths of `named_parameters`, in
       which `*` also matches "/", or a function of path and parameter, as in `Module.freeze`.
       Default: none. The attribute `groups` contains these groups, and finally a group with all
       other parameters.
+
     - `where`: a pattern or function that selects the parameters to update; gradients of other
       parameters are ignored. Default: all parameters.
+
     - `maximize`: update in the direction of the gradient instead of against it. Default: False.
 
     `count`, f32[], is the number of completed updates. All state is allocated at construction, each
@@ -197,6 +217,8 @@ class Optimizer(_OfFields):
 
     Hyperparameters may be assigned, to the optimizer or to a group; a captured function retraces at
     most once for each. Assigning to an unknown hyperparameter raises `ArgumentError`.
+    `optimizer.learning_rate` is assigned a number or a schedule, and returns the learning rate of
+    the next update.
 
     In a step of `ml.parallel.data_parallel(..., shard=...)` each member's optimizer stores only the
     state of its shard of the parameters. With "all" the member also stores only this shard of the
@@ -223,9 +245,12 @@ class Optimizer(_OfFields):
 
     if TYPE_CHECKING:
         _tree: Tree = _argument(alias="params", kw_only=False)
-        learning_rate: float | Schedule = _argument(kw_only=False)
+        learning_rate: LearningRate = _argument(kw_only=False)
         _groups: Groups = _argument(alias="groups", default=())
         _where: Where | None = _argument(alias="where", default=None)
+    else:
+        learning_rate = LearningRate()
+        rate = OldAttribute("Optimizer", "rate")
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         if cls is Optimizer:
@@ -337,8 +362,8 @@ class Optimizer(_OfFields):
     if not TYPE_CHECKING:  # otherwise a type checker would allow any name
 
         def __setattr__(self, name: str, value: Any) -> None:
-            is_complete = hasattr(self, name) or "_state" not in vars(self)
-            if not is_complete and not name.startswith("_"):
+            is_known = name in vars(self) or name[0] == "_" or "_state" not in vars(self)
+            if not is_known and not hasattr(self, name):
                 raise _unknown(self._name, name, self._options)
             if name in self._all_kinds:
                 value = _assigned(self._name, name, value, self._all_kinds[name])
@@ -354,18 +379,18 @@ class Optimizer(_OfFields):
 
         Everything is checked before the first write. Raises `PathError` if the gradients have a
         different structure; `DTypeError` or `ShapeError` if a gradient has a different type, or a
-        parameter was replaced in the tree; `StaleTensor` if a tensor was freed; `HandleError` if
-        the current arena is on another VM; `GradientError` inside a differentiated function;
-        `ArgumentError` if a hyperparameter needs state that was not created. If `ArenaOverflow`
-        interrupts an update, the remaining parameters are unchanged.
+        parameter was replaced in the tree; `StaleTensorError` if a tensor was freed; `HandleError`
+        if the current arena is on another VM; `GradientError` inside a differentiated function;
+        `ArgumentError` if a hyperparameter needs state that was not created. If
+        `ArenaOverflowError` interrupts an update, the remaining parameters are unchanged.
 
         Refuses:
             sgd.update({"w": ints})  # DTypeError
             ml.grad(lambda x: sgd.update({"w": x}))(v)  # GradientError
             sgd.update({"b": v})  # PathError
             sgd.update({"w": x})  # ShapeError
-            sgd.update({"w": stale_here})  # StaleTensor
-            within(tight_here, lambda: sgd.update({"w": v}))  # ArenaOverflow
+            sgd.update({"w": stale_here})  # StaleTensorError
+            within(tight_here, lambda: sgd.update({"w": v}))  # ArenaOverflowError
             changed.update({"w": v})  # ArgumentError
             within(vm_arena, lambda: sgd.update({"w": v}))  # HandleError
         """
@@ -393,7 +418,7 @@ class Optimizer(_OfFields):
         kinds = [*dict.fromkeys((i, dtypes[p]) for i, g in enumerate(self.groups) for p in g.paths)]
         if self._is_cached():
             rules = [(self._values(hypers[i]), rates[i], dtype) for i, dtype in kinds]
-            scalars = call(_rule_of(type(self), self._names)[0], (self.count, rules), {})
+            scalars = call(_rule_of(type(self), self._names)[0], (self.count, rules), {})  # type: ignore[arg-type]
         else:
             scalars = [self._scalars(hypers[i], _in_dtype(rates[i], dtype)) for i, dtype in kinds]
             self.count += 1
@@ -427,13 +452,6 @@ class Optimizer(_OfFields):
         if len(own) > 2:  # than `paths` and `_kinds`
             vars(hyper).update({name: own[name] for name in self._options if name in own})
         return hyper
-
-    @property
-    def rate(self) -> float:
-        """The learning rate of the next update: the value of the schedule at `count`, or a number.
-
-        A group may override it."""
-        return float(self._rate(self))
 
     def state(self) -> dict[str, Tensor]:
         """Return the tensors of state by path: `count`, `momentum/Dense_0/kernel`.
@@ -495,9 +513,10 @@ class Optimizer(_OfFields):
         return dict.fromkeys(self._state_of(hyper), self._layout.state_type(type))
 
     def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:
-        """Return the scalars of this update for parameters of rate's dtype with these
-        hyperparameters, in that dtype: those that depend on the rate or the count. The others are
-        numbers, which `_step` has in the hyperparameters; a template takes none of their tensors.
+        """Return the scalars of this update that depend on the rate or the count, in rate's dtype.
+
+        `_step` reads all other numbers from the hyperparameters; a template uses none of their
+        tensors.
         """
         raise NotImplementedError
 
@@ -506,13 +525,14 @@ class Optimizer(_OfFields):
         raise NotImplementedError
 
     def _step_all(self, hyper: Any, updates: Sequence[Update]) -> None:
-        """Update the parameters of one group and their state: one by one, unless a rule is about
-        all of them."""
+        """Update the parameters of one group and their state, by default one by one.
+
+        A rule that uses all parameters together overrides this method."""
         if not self._is_cached():
             for p, g, state, scalars in updates:
                 self._step(hyper, p, self._given(hyper, p, g), state, scalars)
             return
-        steps, values = _rule_of(type(self), self._names)[1], self._values(hyper)
+        steps, values = _rule_of(type(self), self._names)[1], self._values(hyper)  # type: ignore[arg-type]
         for _, same in groupby(updates, lambda update: id(update[3])):
             of_dtype = [*same]
             for i in range(0, len(of_dtype), _AT_ONCE):
@@ -520,9 +540,10 @@ class Optimizer(_OfFields):
                 call(steps, (values, of_dtype[0][3], some), {})
 
     def _is_cached(self) -> bool:
-        """Return whether updates run the functions of `_rule_of` by their templates. A captured
-        call, and the rule of a user, run the methods instead."""
-        return current_capture.get() is None and type(self).__module__.startswith("mlvm.")
+        """Return whether updates run the functions of `_rule_of` by their templates.
+
+        A captured call, and a user's rule, run the methods instead."""
+        return current().recorder is None and type(self).__module__.startswith("mlvm.")
 
     @property
     def _names(self) -> tuple[str, ...]:
@@ -562,7 +583,7 @@ class Optimizer(_OfFields):
         types = self._layout.given_types(grads, self._types)
         require_types(types, {path: g.type for path, g in gradients.items()}, "gradient")
         require_live(gradients.values())
-        if current_tape.get() is not None:
+        if current().tape is not None:
             raise GradientError(
                 f"{self._name}: an update in place has no gradient; "
                 f"call update outside of the differentiated function"
@@ -584,10 +605,10 @@ class Optimizer(_OfFields):
         snapshot = _snapshots.get(self)
         if snapshot is not None and snapshot.holds():
             return
-        current = self._own(named_leaves(self._tree))
-        for path in self._leaves | current:
-            if current.get(path) is not self._leaves.get(path):
-                if path not in current and path in dict(named_leaves(self._tree, buffers=True)):
+        present = self._own(named_leaves(self._tree))
+        for path in self._leaves | present:
+            if present.get(path) is not self._leaves.get(path):
+                if path not in present and path in dict(named_leaves(self._tree, buffers=True)):
                     raise DTypeError(
                         f"{self._name}: parameter {path!r} was frozen after the optimizer was "
                         f"made; make another one, with where= for a part of the parameters"
@@ -596,7 +617,7 @@ class Optimizer(_OfFields):
                     f"{self._name}: parameter {path!r} is not the tensor it was when the optimizer "
                     f"was made; change it in place, as p *= 2 does, or make another optimizer"
                 )
-        if current_capture.get() is None:
+        if current().recorder is None:
             _snapshots[self] = Snapshot(self._tree)
 
     @property
@@ -611,8 +632,7 @@ class Optimizer(_OfFields):
     def _repr_html_(self) -> str:
         head = self._name, *[f"{len(group.paths)} tensors" for group in self.groups]
         rows = [
-            (x, *[_text(vars(g).get(x, getattr(self, x))) for g in self.groups])
-            for x in self._options
+            (x, *[_text(vars(g).get(x, vars(self)[x])) for g in self.groups]) for x in self._options
         ]
         return html.table(head, rows, right=0)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import partial, wraps
-from typing import Any, ParamSpec, TypeAlias
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias
 
 from mlvm.core.types import f32
 from mlvm.eager.functions import creation, elements
@@ -20,6 +20,8 @@ from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import apply_into
 from mlvm.eager.tensor.wrapper import hinted
 from mlvm.eager.tree import load
+from mlvm.machines.old_keywords import old_keywords
+from mlvm.renamed import OldAttribute, with_new_names
 
 Schedule: TypeAlias = Callable[[Tensor], Tensor]
 
@@ -234,11 +236,11 @@ class Plateau:
 
     A loss is better if it is below best - threshold * |best|. After more than `patience`
     consecutive losses that are not better, the rate is multiplied by `factor`, with the minimum
-    `least`. The next `cooldown` losses are not counted.
+    `min_rate`. The next `cooldown` losses are not counted.
 
     `rate`, `best`, `num_bad` and `cooling`, f32[], are tensors in the current arena, so that a
     captured step can use them. Raises `ArgumentError` unless rate, patience, threshold, cooldown
-    and least are >= 0 and 0 <= factor < 1.
+    and min_rate are >= 0 and 0 <= factor < 1.
 
         >>> rate = ml.optim.Plateau(1.0, factor=0.5, patience=1)
         >>> for loss in [3.0, 2.0, 2.0, 2.0]: rate.update(loss)
@@ -249,7 +251,11 @@ class Plateau:
         ml.optim.Plateau(-1.0)  # ArgumentError
     """
 
+    if not TYPE_CHECKING:
+        least = OldAttribute("Plateau", "least")
+
     @hinted
+    @old_keywords("Plateau")
     def __init__(
         self,
         rate: float,
@@ -258,12 +264,17 @@ class Plateau:
         patience: int = 10,
         threshold: float = 1e-4,
         cooldown: int = 0,
-        least: float = 0.0,
+        min_rate: float = 0.0,
     ) -> None:
         first = number_in("Plateau", "rate", rate, 0)
         self.factor = number_in("Plateau", "factor", factor, 0, 1)
-        self.patience, self.threshold, self.cooldown, self.least = numbers_in(
-            "Plateau", 0, patience=patience, threshold=threshold, cooldown=cooldown, least=least
+        self.patience, self.threshold, self.cooldown, self.min_rate = numbers_in(
+            "Plateau",
+            0,
+            patience=patience,
+            threshold=threshold,
+            cooldown=cooldown,
+            min_rate=min_rate,
         )
         self.rate = creation.full((), first, dtype=f32)
         self.best = creation.full((), math.inf, dtype=f32)
@@ -284,7 +295,7 @@ class Plateau:
         num_bad = elements.where(op.logical_or(is_better, is_cooling), 0.0, self.num_bad + 1)
         falls = num_bad > self.patience
         cooling = op.maximum(self.cooling - 1, 0.0)
-        lower = op.maximum(self.rate * self.factor, self.least)
+        lower = op.maximum(self.rate * self.factor, self.min_rate)
         apply_into(self.best, COPY, op.where(is_better, loss, self.best))
         apply_into(self.rate, COPY, op.where(falls, lower, self.rate))
         apply_into(self.cooling, COPY, elements.where(falls, self.cooldown, cooling))
@@ -300,6 +311,9 @@ class Plateau:
 
         Raises as `Optimizer.load_state` does."""
         load(self.state(), arrays, "state")
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        vars(self).update(with_new_names("Plateau", state))
 
     def __repr__(self) -> str:
         return f"<Plateau: {self.rate}>"

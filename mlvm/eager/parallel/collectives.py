@@ -8,8 +8,8 @@ With an `axis_name`, the collective runs over the lanes of the `vmap` with that 
 members. This is an ordinary op with gradients.
 
 No member waits for another for more than `timeout` seconds; None means the timeout of the group.
-After that all members raise `GroupTimeout`, which names the missing members. A group of processes
-is then closed, unless the missing member exits within a second.
+After that all members raise `GroupTimeoutError`, which names the missing members. A group of
+processes is then closed, unless the missing member exits within a second.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, overload
 
+from mlvm.arena.context import current
 from mlvm.core.errors import ArgumentError, DTypeError, GradientError, ShapeError, brief
 from mlvm.core.memo import memoized
 from mlvm.core.program.program import Program
@@ -28,7 +29,7 @@ from mlvm.eager.functions.indexing import getitem
 from mlvm.eager.tensor import primitives
 from mlvm.eager.tensor.apply import COPY, OneOp, apply, one_op
 from mlvm.eager.tensor.autocast import carried
-from mlvm.eager.tensor.context import current_arena, current_capture
+from mlvm.eager.tensor.context import current_arena
 from mlvm.eager.tensor.reading import launch_for_values
 from mlvm.eager.tensor.tensor import Tensor, is_tracked
 from mlvm.eager.tensor.update import apply_into, make_exclusive
@@ -96,7 +97,7 @@ def all_reduce(
 
     The tensors: any shapes and dtypes. Raises `DTypeError` for a mean of integers or a sum of
     bools; `ArgumentError` if `op` is unknown; `GradientError` if a gradient flows through a tensor;
-    and `StaleTensor` if a tensor was freed.
+    and `StaleTensorError` if a tensor was freed.
 
         >>> def member(rank, vm):
         ...     x = ml.ones(2) * (rank + 1.0)
@@ -115,7 +116,7 @@ def all_reduce(
         ml.parallel.all_reduce(v, "most")  # ArgumentError
         ml.parallel.all_reduce(bools)  # DTypeError
         ml.grad(lambda x: [x * x, ml.parallel.all_reduce(x)])(v)  # GradientError
-        ml.parallel.all_reduce(stale)  # StaleTensor
+        ml.parallel.all_reduce(stale)  # StaleTensorError
     """
     if axis_name is None:
         _in_place("all_reduce", tree, op=op, timeout=timeout)
@@ -462,7 +463,7 @@ def _begun(name: str, x: Tensor, **attributes: Any) -> Tensor:
 
 def _own(x: Tensor) -> None:
     """Copy an aliased x in a captured function, because a collective may overwrite its operands."""
-    if current_capture.get() is not None:
+    if current().recorder is not None:
         make_exclusive(x)
 
 

@@ -16,8 +16,15 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from mlvm.arena.arena import Allocation
+from mlvm.arena.context import current
 from mlvm.core import memo
-from mlvm.core.errors import EncodingError, MachineError, NotFinite, UnknownFunction, brief
+from mlvm.core.errors import (
+    EncodingError,
+    MachineError,
+    NonFiniteError,
+    UnknownFunctionError,
+    brief,
+)
 from mlvm.core.machine.callee import OUT, Fused, Value, is_tensor
 from mlvm.core.memo import CacheInfo
 from mlvm.core.memory import Memory
@@ -35,14 +42,15 @@ from mlvm.machines.local import LocalVM
 from mlvm.show.calls import calls_in, is_straight
 from mlvm.step.saved import LoadedStep, SavedStep
 
-__all__ = ["caches", "nans"]
+__all__ = ["caches", "context", "nans"]
 
 watched: Final[dict[VMProtocol, LocalVM | None]] = {}
 """The VMs inside `nans`, each with its rehearsing VM if it is remote."""
 
 
 class nans(ContextDecorator):
-    """Raise `NotFinite` inside the block at the first launch whose result contains nan or infinity.
+    """Raise `NonFiniteError` inside the block at the first launch whose result contains nan or
+    infinity.
 
     The error contains the op, the operand types, the index of the first such element, and the line.
     The block checks these VMs, or the current VM. An integer that is divided by 0 also raises;
@@ -60,7 +68,7 @@ class nans(ContextDecorator):
 
         >>> with ml.debug.nans():
         ...     try: ml.sqrt(ml.asarray([4.0, -4.0])) + 1.0
-        ...     except ml.errors.NotFinite as error: print(error)
+        ...     except ml.errors.NonFiniteError as error: print(error)
         sqrt(f32[2]): the result, f32[2], is nan at [1]; the operands are finite
 
     Refuses:
@@ -107,6 +115,22 @@ def caches() -> None:
     print("\n".join(table([head, *rows], right=len(head) - 1)))
 
 
+def context() -> None:
+    """Print the context of calls in this thread or task: everything that they depend on, apart from
+    their arguments, such as the arena of their results, the tape and the default dtype.
+
+        >>> ml.debug.context()  # doctest: +ELLIPSIS
+        arena            None
+        arena_blocks     ()
+        vms              ()
+        tape             None
+        default_dtype    f32
+        ...
+    """
+    rows = [[name, brief(value)] for name, value in current()._asdict().items()]
+    print("\n".join(table(rows, right=0)))
+
+
 def is_watched(vm: VMProtocol) -> bool:
     """Return whether launches on the VM are checked."""
     return bool(watched) and vm in watched
@@ -136,15 +160,15 @@ def launch_watched(
 ) -> None:
     """Launch the program of a step that updates these tensors, and check it.
 
-    If it raises `NotFinite`, restore the tensors. `saved` returns the step with its present state,
-    and its inputs."""
+    If it raises `NonFiniteError`, restore the tensors. `saved` returns the step with its present
+    state, and its inputs."""
     rehearsal = watched[vm]
     if rehearsal is not None:
         step, inputs = saved()
         loaded = LoadedStep(step, rehearsal)
         try:
             loaded(*inputs)
-        except UnknownFunction:
+        except UnknownFunctionError:
             pass  # registered by the server
         finally:
             loaded.close()
@@ -152,7 +176,7 @@ def launch_watched(
     try:
         vm.launch(program, handles)
         vm.synchronize()
-    except NotFinite:
+    except NonFiniteError:
         for x, array in before:
             vm.write(x.handle, array)
         raise
@@ -245,14 +269,14 @@ class _Watch:
             type = TensorType.of(x)  # type: ignore[arg-type]
             if started.overwritten is not None and is_tensor(params[0]):
                 self._memory.write(params[0], started.overwritten)
-            raise NotFinite(f"the result, {type}, is {bad}; {_described(started.operands)}")
+            raise NonFiniteError(f"the result, {type}, is {bad}; {_described(started.operands)}")
 
     def _require_divisors(self, x: Value) -> None:
-        """Raise `NotFinite` for an integer divisor of 0."""
+        """Raise `NonFiniteError` for an integer divisor of 0."""
         if is_tensor(x) and TensorType.of(x).dtype.is_integer:
             places = np.argwhere(self._memory.read(x) == 0)
             if len(places):
-                raise NotFinite(f"integer division by 0 at index {places[0].tolist()}")
+                raise NonFiniteError(f"integer division by 0 at index {places[0].tolist()}")
 
     def _bad(self, x: Value) -> _Bad | None:
         if not is_tensor(x) or not TensorType.of(x).dtype.is_inexact:

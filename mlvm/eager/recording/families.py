@@ -43,9 +43,9 @@ def open_template_of(
     for number, value in zip(inputs, _numbers((args, keywords), []), strict=True):
         if number >= 0:
             values[number] = value
-    floats = [i for i in sorted(values) if type(values[i]) is float]
+    floats: list[int] = [i for i in sorted(values) if type(values[i]) is float]
     lengths: list[Any] = [i for i in sorted(values) if i not in floats]
-    numbers = Numbers([values[i] for i in floats], vm, [values[i] for i in lengths])
+    numbers = Numbers([values[i] for i in floats], vm, [int(values[i]) for i in lengths])
     with numbers.recording() as recorded:
         placeholders = dict(zip((*floats, *lengths), recorded, strict=True))
         del recorded

@@ -12,7 +12,7 @@ from mlvm.arena.arena import Allocation
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import TensorType
 from mlvm.eager.functions.random import prepare
-from mlvm.eager.recording.recorder import current_capture, refuse_captured
+from mlvm.eager.recording.recorder import current_recorder, refuse_captured
 from mlvm.eager.tensor.context import current_arena
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import hinted, require_arguments
@@ -26,7 +26,7 @@ class QueueTensor(queue.QueueTensor):
     __doc__ = queue.QueueTensor.__doc__
 
     def get(self, timeout: float | None = None, kind: type[A] = Tensor) -> tuple[A, ...]:  # type: ignore[assignment]
-        active = current_capture.get()
+        active = current_recorder()
         if active is not None:  # each launch of the captured function will take an element
             return active.take(self)  # type: ignore[return-value]
         return self.arena.lend(self.next_slot(timeout), kind)

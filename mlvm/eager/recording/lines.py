@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
-from typing import Final
 
+from mlvm.arena.context import context, current
 from mlvm.core import errors
 from mlvm.core.memo import memoized
-from mlvm.eager.tensor.context import bound
-from mlvm.eager.tensor.positions import Reword, current_reword
+from mlvm.eager.tensor.positions import Reword
 
 
 def _no_layer() -> str | None:
@@ -36,32 +34,33 @@ class Line(str):
     reword: Reword | None = None
 
 
-traced_line: Final[ContextVar[Line | None]] = ContextVar("traced_line", default=None)
-"""Line of the traced call that an interpreter currently runs."""
+def traced_line() -> Line | None:
+    """Return the line of the traced call that an interpreter currently runs."""
+    return current().line  # type: ignore[no-any-return]
 
 
 @contextmanager
 def standing_for(name: str, operands: Sequence[object], *, has_lanes: bool) -> Iterator[None]:
     """Let errors of the ops that are recorded inside name this call of one `vmap` element."""
-    line = traced_line.get()
+    line = traced_line()
     if line is None:
         yield
         return
     named = Line(line)
     named.layer, named.naxes, named.reword = line.layer, line.naxes + has_lanes, line.reword
     named.call = line.call or (name, tuple(operands))  # the outermost call is the user's
-    with bound(traced_line, named):
+    with context(line=named):
         yield
 
 
 def user_line() -> Line | None:
     """Return the line of a traced call, or the innermost line of Python outside of mlvm."""
-    if (line := traced_line.get()) is not None:
+    if (line := traced_line()) is not None:
         return line
     text = errors.user_line()
     if text is None:
         return None
-    line, reword = _line(text, layer_here()), current_reword.get()
+    line, reword = _line(text, layer_here()), current().reword
     if reword is not None:
         line, layer = Line(line), line.layer
         line.layer, line.reword = layer, reword

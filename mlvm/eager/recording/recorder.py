@@ -22,7 +22,6 @@ from bisect import bisect
 from collections import ChainMap
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar, cast
 
@@ -38,6 +37,7 @@ from mlvm.arena.arena import (
     view_logs,
     vms,
 )
+from mlvm.arena.context import Tape, context, current
 from mlvm.arena.placement import rounded
 from mlvm.arena.scratch_pad import ScratchPad
 from mlvm.core.errors import ArgumentError, CaptureError, GradientError, HandleError
@@ -50,10 +50,9 @@ from mlvm.core.protocol import StorageHandle, TensorHandle, VMProtocol
 from mlvm.core.types import Array, TensorType, i64
 from mlvm.eager.functions import random
 from mlvm.eager.recording.lines import user_line
-from mlvm.eager.tensor import context
 from mlvm.eager.tensor.apply import COPY, OneOp, Tensors, Types, apply, untracked
 from mlvm.eager.tensor.constants import prepare_constants
-from mlvm.eager.tensor.context import Tape, bound, current_tape, overriding
+from mlvm.eager.tensor.context import overriding
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import live_tapes, overwrite
 from mlvm.input.queue import QueueTensor
@@ -63,8 +62,11 @@ from mlvm.machines.checks import CHECK
 from mlvm.step.blocks import free_variables, outer_index
 from mlvm.step.flow import Block, Call, Home, Procedure, Role, Use, Value
 
-current_capture = cast("ContextVar[Recorder | None]", context.current_capture)
-"""The active recorder, per thread or task."""
+
+def current_recorder() -> Recorder | None:
+    """Return the active recorder of this thread or task."""
+    return cast("Recorder | None", current().recorder)
+
 
 Reference: TypeAlias = weakref.ref[Allocation]
 _Operand: TypeAlias = tuple[Reference, TensorType]
@@ -129,14 +131,15 @@ class _Open(NamedTuple):
 class _Scopes:
     """Open blocks and functions.
 
-    - open: the open blocks, outermost first.
-    - frames: for each open function, the number of blocks around it.
-    - callees: functions that the outermost open function calls.
-    - cells: ids of references to variables that functions may update.
-    - writes: for each closed block, ids of references to outer tensors that it has written.
-    - views: views created since the recording began, in order.
-    - closed_views: for the views created in closed blocks, the first number and the next number.
-    - layer_paths: paths of layers, for lines; see `mlvm.eager.nn.layer`.
+    Attributes:
+        open: the open blocks, outermost first.
+        frames: for each open function, the number of blocks around it.
+        callees: functions that the outermost open function calls.
+        cells: ids of references to variables that functions may update.
+        writes: for each closed block, ids of references to outer tensors that it has written.
+        views: views created since the recording began, in order.
+        closed_views: for the views created in closed blocks, the first number and the next number.
+        layer_paths: paths of layers, for lines; see `mlvm.eager.nn.layer`.
     """
 
     def __init__(self) -> None:
@@ -196,11 +199,12 @@ class _Values:
 class _Memory:
     """Values of tensors, by the id of the reference to the holder of their region.
 
-    - regions: the regions of the VM, by handle.
-    - references: the references in use.
-    - values: the present value of each tensor.
-    - homes: the memory that a tensor keeps, for tensors with fixed memory.
-    - nscratch: the number of homes in scratch memory.
+    Attributes:
+        regions: the regions of the VM, by handle.
+        references: the references in use.
+        values: the present value of each tensor.
+        homes: the memory that a tensor keeps, for tensors with fixed memory.
+        nscratch: the number of homes in scratch memory.
     """
 
     def __init__(self, vm: VMProtocol) -> None:
@@ -214,15 +218,16 @@ class _Memory:
 class _Outside:
     """Tensors and queues from before the recording, and objects that must live as long as it.
 
-    - holders: references to all tensors, by their ids.
-    - views: all views.
-    - states: tensors that the function uses and that are not arguments.
-    - state_views: references to views by which the function may have reached a state, with the
-      state.
-    - keepalive: objects that must live as long as the recorded calls.
-    - queues: queues with an element that is an input, after the other inputs.
-    - queue_homes: the memory of these elements.
-    - constants: tensors with values that the function writes, by type and bytes.
+    Attributes:
+        holders: references to all tensors, by their ids.
+        views: all views.
+        states: tensors that the function uses and that are not arguments.
+        state_views: references to views by which the function may have reached a state, with the
+            state.
+        keepalive: objects that must live as long as the recorded calls.
+        queues: queues with an element that is an input, after the other inputs.
+        queue_homes: the memory of these elements.
+        constants: tensors with values that the function writes, by type and bytes.
     """
 
     def __init__(self, vm: VMProtocol, all_regions: Any) -> None:
@@ -243,14 +248,15 @@ class _Outside:
 class _Placeholders:
     """Abstract tensors that the function gets instead of its arguments.
 
-    - by_original: placeholders by the id of the tensor.
-    - originals: tensors by the id of the placeholder.
-    - inputs: the number of each input by the id of its tensor.
-    - aliases: references to placeholders, by the id of the reference to an input that the function
-      also reads from its environment.
-    - aliased_inputs: the numbers of these inputs.
-    - aliased: ids of the references to their placeholders.
-    - narguments, nelements: the numbers of arguments and of elements of queues.
+    Attributes:
+        by_original: placeholders by the id of the tensor.
+        originals: tensors by the id of the placeholder.
+        inputs: the number of each input by the id of its tensor.
+        aliases: references to placeholders, by the id of the reference to an input that the
+            function also reads from its environment.
+        aliased_inputs: the numbers of these inputs.
+        aliased: ids of the references to their placeholders.
+        narguments, nelements: the numbers of arguments and of elements of queues.
     """
 
     def __init__(self, inputs: Sequence[Tensor]) -> None:
@@ -284,15 +290,16 @@ class _Storages:
 class Recorder:
     """Abstract VM: it knows types, holds no bytes, and records launches instead of running them.
 
-    - calls: the calls recorded so far, of the innermost open block.
-    - scopes: open blocks and functions.
-    - memory: the present values of tensors.
-    - outside: tensors and queues from before, and objects to keep alive.
-    - placeholders: abstract tensors for `inputs`, one per memory region.
-    - storages: memory that the function allocates.
-    - stack: the identity of the stack to which it pushes residuals.
-    - recomputing: whether calls recompute values of the forward pass.
-    - high_water: once it is closed, the largest total bytes of simultaneously live tensors.
+    Attributes:
+        calls: the calls recorded so far, of the innermost open block.
+        scopes: open blocks and functions.
+        memory: the present values of tensors.
+        outside: tensors and queues from before, and objects to keep alive.
+        placeholders: abstract tensors for `inputs`, one per memory region.
+        storages: memory that the function allocates.
+        stack: the identity of the stack to which it pushes residuals.
+        recomputing: whether calls recompute values of the forward pass.
+        high_water: once it is closed, the largest total bytes of simultaneously live tensors.
     """
 
     what = "a captured function"
@@ -407,7 +414,7 @@ class Recorder:
         """Record a copy of constant values.
 
         Each launch copies them from a tensor that lives as long as the recorded calls."""
-        if scope.get() is prepare_constants(self.vm).arena:
+        if scope() is prepare_constants(self.vm).arena:
             self.vm.__class__.write(self.vm, handle, array)
             return
         key = TensorType.of(array), array.tobytes()
@@ -465,7 +472,7 @@ class Recorder:
     def take(self, queue: QueueTensor) -> tuple[Tensor, ...]:
         """Return placeholders for the next element of the queue, which each launch takes."""
         if self.scopes.frames:
-            raise _refused("take an element of a queue in an ml.function")
+            raise _refused("take an element of a queue in an ml.subroutine")
         home = queue.arena.vm
         if home is not self.vm:
             raise CaptureError(
@@ -538,7 +545,7 @@ class Recorder:
             self._give(old, out, views, tapes)
             operands = tuple([old if x is out else x for x in operands])
             overwrite(out, call, *operands)
-            tape = current_tape.get()
+            tape = current().tape
             if tape is None:
                 out.tape = None
             else:
@@ -586,7 +593,7 @@ class Recorder:
 
     def _copied(self, x: Tensor) -> Tensor:
         """Return a copy that no tape tracks."""
-        with context.taped(None), self.arena.allocating():
+        with context(tape=None), self.arena.allocating():
             return apply(COPY, x)
 
     def require_own_tape(self, x: Tensor, tape: Tape) -> None:
@@ -603,7 +610,7 @@ class Recorder:
         if not self.scopes.frames or opened.depth != self.scopes.frames[-1]:
             raise RetryWithCarry(x, self.depth - 1)
         raise GradientError(
-            f"{user_line() or 'here'}: cannot differentiate an ml.function that updates a "
+            f"{user_line() or 'here'}: cannot differentiate an ml.subroutine that updates a "
             f"{x.type} from outside. Pass the tensor as an argument, and return it"
         )
 
@@ -637,7 +644,7 @@ class Recorder:
         self.calls = block.calls
         nodes = {tape: len(tape.nodes) for tape in live_tapes.copy() if tape.within is self}
         nviews, closed = self.scopes.views.count, self.scopes.closed_views
-        opened = _Open(block, depth, current_tape.get(), nodes, nviews, carried)
+        opened = _Open(block, depth, current().tape, nodes, nviews, carried)
         self.scopes.open.append(opened)
         self.memory.values.layers.append({})
         try:
@@ -789,7 +796,7 @@ class Recorder:
         return results
 
     def check(self, condition: Tensor, message: str) -> None:
-        """Let each launch raise `CheckFailed` unless the condition holds."""
+        """Let each launch raise `CheckError` unless the condition holds."""
         attributes, ins = {"message": message}, [self.use(condition)]
         call = Call(CHECK, None, attributes, [], ins, user_line(), orderly=True, may_raise=True)
         self.calls.append(call)
@@ -928,8 +935,8 @@ class Recorder:
             and id(reference) not in self.scopes.cells
         ):
             raise _refused(
-                "update a tensor from outside of an ml.function (possibly the state of the random "
-                "keys) in place"
+                "update a tensor from outside of an ml.subroutine (possibly the state of the "
+                "random keys) in place"
             )
 
     # --- the tensor of a handle ---------------------------------------------------------
@@ -1013,7 +1020,7 @@ class Recorder:
         if value is _ENDED:
             raise CaptureError(
                 f"{user_line() or 'here'}: cannot use a tensor that was created in a loop body, a "
-                f"branch or an ml.function outside of it. Return the tensor from there"
+                f"branch or an ml.subroutine outside of it. Return the tensor from there"
             )
         key, frames = id(reference), self.scopes.frames
         if (
@@ -1023,7 +1030,7 @@ class Recorder:
             and key not in self.scopes.cells
         ):
             remedy = ". Pass it as an argument"
-            raise _refused("use a tensor of an ml.function in another that it calls", remedy)
+            raise _refused("use a tensor of an ml.subroutine in another that it calls", remedy)
         return value
 
     def _new_value(self, reference: Reference, type: TensorType) -> Value:
@@ -1080,7 +1087,7 @@ def _only_call(program: Program) -> tuple[str, Op | None, list[int], Attributes]
 
 
 def _refused(what: str, remedy: str = "") -> CaptureError:
-    recorder = current_capture.get() or Recorder
+    recorder = current_recorder() or Recorder
     where = user_line() or "here"
     return CaptureError(
         f"{where}: cannot {what} inside {recorder.what}: {recorder.no_repeat}{remedy}"
@@ -1108,7 +1115,7 @@ def recorded_by(recorder: R) -> Iterator[R]:
     view_logs.append(recorder.scopes.views)
     try:
         layers = {name: _layer(recorder, name) for name in _REPLACED}
-        with bound(current_capture, recorder), ExitStack() as stack:
+        with context(recorder=recorder), ExitStack() as stack:
             for other in vms():
                 if not recorder.vm.is_same(other):
                     refusal = _refusal(recorder, other)
@@ -1127,7 +1134,7 @@ def _layer(recorder: Recorder, name: str) -> Layer:
     """Return a layer that calls the recorder's method of that name in recorded threads."""
 
     def layer(proceed: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        is_recorded = current_capture.get() is recorder
+        is_recorded = current().recorder is recorder
         return (getattr(recorder, name) if is_recorded else proceed)(*args, **options)
 
     return layer
@@ -1140,7 +1147,7 @@ def _refusal(recorder: Recorder, other: VMProtocol) -> Layer:
 
     def refuse(proceed: Callable[..., Any], first: Any, *args: Any, **options: Any) -> Any:
         handles = (first,) if isinstance(first, int) else args[0] if args else ()
-        if current_capture.get() is recorder and any(each in regions(other) for each in handles):
+        if current().recorder is recorder and any(each in regions(other) for each in handles):
             raise CaptureError(
                 f"{user_line() or 'here'}: cannot use a tensor of VM {other.name!r} inside a "
                 f"captured function on VM {recorder.name!r}: later calls would not repeat it. "
@@ -1153,7 +1160,7 @@ def _refusal(recorder: Recorder, other: VMProtocol) -> Layer:
 
 def refuse_captured(what: str, remedy: str = "") -> None:
     """Raise `CaptureError` if this is called inside a captured function."""
-    if current_capture.get() is not None:
+    if current().recorder is not None:
         raise _refused(what, remedy)
 
 
@@ -1170,5 +1177,5 @@ def entries_kept(xs: Sequence[Tensor]) -> Iterator[None]:
 
 def recomputing() -> AbstractContextManager[None]:
     """Mark calls that a captured function records inside the block as recomputation."""
-    recorder = current_capture.get()
+    recorder = current().recorder
     return nullcontext() if recorder is None else overriding(recorder, "recomputing", True)

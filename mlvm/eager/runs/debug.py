@@ -1,4 +1,4 @@
-"""`ml.debug`: values of captured functions while they run, the first nan, and caches."""
+"""`ml.debug`: values of captured functions while they run, the first nan, caches, the context."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from mlvm.core.types import Array
 from mlvm.core.vm import VM
 from mlvm.eager.functions.creation import asarray
 from mlvm.eager.functions.elements import stop_gradient
-from mlvm.eager.recording.debug import caches, nans
-from mlvm.eager.recording.recorder import current_capture
+from mlvm.eager.recording.debug import caches, context, nans
+from mlvm.eager.recording.recorder import current_recorder
 from mlvm.eager.tensor.context import current_arena
 from mlvm.eager.tensor.tensor import Tensor
-from mlvm.eager.transform.host import call
+from mlvm.eager.transform.host import host_call
 from mlvm.machines import printing
 
-__all__ = ["caches", "nans", "print", "watch", "watched"]
+__all__ = ["caches", "context", "nans", "print", "watch", "watched"]
 
 
 def print(format: str, /, *values: Tensor | float, **named: Tensor | float) -> None:
@@ -54,7 +54,7 @@ def print(format: str, /, *values: Tensor | float, **named: Tensor | float) -> N
     except HostFunctionError as error:
         raise ArgumentError(str(error)) from None
     names, line = [*named], str(user_line() or "here")
-    call(printing.PRINT, *operands, format=format, names=names, line=line)
+    host_call(printing.PRINT, *operands, format=format, names=names, line=line)
 
 
 def watch(x: Tensor, name: str) -> None:
@@ -78,7 +78,7 @@ def watch(x: Tensor, name: str) -> None:
     if not isinstance(name, str):
         raise ArgumentError(f"debug.watch: expected a name as str, got {brief(name)}")
     [operand] = _operands("debug.watch", [x])
-    call(printing.WATCH, operand, name=name)
+    host_call(printing.WATCH, operand, name=name)
 
 
 def watched(name: str, *, clear: bool = False) -> list[Array]:
@@ -94,7 +94,7 @@ def watched(name: str, *, clear: bool = False) -> list[Array]:
 
 def _operands(what: str, values: Sequence[Any]) -> list[Tensor]:
     """Return values as tensors without gradients. Register the functions on the current VM."""
-    active = current_capture.get()
+    active = current_recorder()
     vm: VMProtocol = current_arena().vm if active is None else active.recorders[-1].vm
     if not isinstance(vm, VM):
         raise MachineError(f"{what}: expected a VM of this process, got {vm.name}")

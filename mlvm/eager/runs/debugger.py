@@ -170,9 +170,10 @@ class Debugger(cmd.Cmd):
     def do_b(self, argument: str) -> None:
         """b(reak) [LINE | FILE:LINE | OP | NAME | CONDITION]: set a breakpoint, or list all.
 
-        Stop before an op of the line or with that name, after a value with the name is computed, or
-        after an op that makes the condition true, such as any(isnan(q)). In a condition, `result`
-        is the result of each op. Without an argument, list the breakpoints."""
+        It stops before an op of the line or with that name, or after a value with the name is
+        computed. With a condition, such as any(isnan(q)), it stops after an op that makes the
+        condition true; `result` is the result of each op. Without an argument, list the
+        breakpoints."""
         if not argument:
             for number, each in self._breakpoints.items():
                 self._say(f"{number}: {each}")

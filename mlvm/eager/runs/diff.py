@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mlvm.core.errors import MlvmError, UnknownFunction
+from mlvm.core.errors import MlvmError, UnknownFunctionError
 from mlvm.core.ops.half import shown
 from mlvm.core.types import Array, TensorType
 from mlvm.eager.runs.execution import Executed, Execution, Ref
@@ -49,10 +49,11 @@ class Elements(NamedTuple):
 class OperandOrigin(NamedTuple):
     """Operand of an op, with its origin.
 
-    - origin, type: the origin and the type of the operand.
-    - is_equal: whether it is equal in both runs; None if the ops of the runs do not correspond.
-    - twin: the number of an equal operand of the other run's op, if it has a different position or
-      the ops do not correspond; else None.
+    Attributes:
+        origin, type: the origin and the type of the operand.
+        is_equal: whether it is equal in both runs; None if the ops of the runs do not correspond.
+        twin: the number of an equal operand of the other run's op, if it has a different position
+            or the ops do not correspond; else None.
     """
 
     origin: str
@@ -77,14 +78,16 @@ class OpReport(NamedTuple):
 class Difference(NamedTuple):
     """First difference of two runs.
 
-    - step: the number of the step; all earlier steps are equal.
-    - cause: `state`, `input`, `op`, `result` if a replay does not reproduce it, or `length`.
-    - text: a sentence that describes the difference.
-    - names: the names of differing state, inputs or results.
-    - ops: for an op, the first differing op of each run.
-    - elements: the differing elements of the result of corresponding ops, an input or a state.
-    - programs: the first op of each run in which the programs differ, if its line is different: ops
-      of the backward pass have the line of `value_and_grad`, and the cause is often a forward op.
+    Attributes:
+        step: the number of the step; all earlier steps are equal.
+        cause: `state`, `input`, `op`, `result` if a replay does not reproduce it, or `length`.
+        text: a sentence that describes the difference.
+        names: the names of differing state, inputs or results.
+        ops: for an op, the first differing op of each run.
+        elements: the differing elements of the result of corresponding ops, an input or a state.
+        programs: the first op of each run in which the programs differ, if its line is different:
+            ops of the backward pass have the line of `value_and_grad`, and the cause is often a
+            forward op.
     """
 
     step: int
@@ -210,7 +213,7 @@ def _difference(left: Replay, right: Replay, x: RecordedStep, y: RecordedStep) -
             return Difference(x.number, "result", text + step.table.reason, _results(x, y))
     try:
         return _differing_op(left, right, x, y)
-    except UnknownFunction as error:
+    except UnknownFunctionError as error:
         text = f"{head}: the results differ, and this machine cannot compute the step: {error}"
         return Difference(x.number, "result", text, _results(x, y))
 

@@ -17,10 +17,11 @@ from mlvm.step.flow import Location
 class Ref(NamedTuple):
     """Reference to a value.
 
-    - kind: `input`, `state` or `constant`, or `result` of an op; `scratch` for memory that was
-      never written.
-    - number: the number of the input, state or constant, or the position of the op.
-    - output: the index among the results of the op.
+    Attributes:
+        kind: `input`, `state` or `constant`, or `result` of an op; `scratch` for memory that was
+            never written.
+        number: the number of the input, state or constant, or the position of the op.
+        output: the index among the results of the op.
     """
 
     kind: str

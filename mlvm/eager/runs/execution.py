@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from mlvm.core.errors import ArgumentError, ProgramError, UnknownFunction
+from mlvm.core.errors import ArgumentError, ProgramError, UnknownFunctionError
 from mlvm.core.machine.decode import decode
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import Array, TensorType
@@ -244,6 +244,6 @@ def vm_like(vm: VMProtocol, program: OpProgram, *, is_silent: bool = False) -> L
         for name in [each for each in names if each is not None]:
             try:
                 new.functions.binding(name)
-            except UnknownFunction:
+            except UnknownFunctionError:
                 new.register_callees({name: vm.functions.binding(name).callee})
     return new

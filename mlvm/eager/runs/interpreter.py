@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 
 from mlvm.arena.writes import reads_of
-from mlvm.core.errors import LimitExceeded, MlvmError, ProgramError, ShapeError
+from mlvm.core.errors import LimitExceededError, MlvmError, ProgramError, ShapeError
 from mlvm.core.machine.callee import OUT, UserFunction
 from mlvm.core.machine.run import MAX_DEPTH
 from mlvm.core.machine.verify import verify
@@ -96,10 +96,11 @@ class Address(NamedTuple):
 class Snapshot:
     """State of an execution between two instructions.
 
-    - memory: the contents of addresses.
-    - turns: the iteration of each running loop, by depth of frames and pc of its head.
-    - created: the number of frames' tensors so far.
-    - latest: the results of the op that was executed last.
+    Attributes:
+        memory: the contents of addresses.
+        turns: the iteration of each running loop, by depth of frames and pc of its head.
+        created: the number of frames' tensors so far.
+        latest: the results of the op that was executed last.
     """
 
     memory: dict[Key, Content]
@@ -173,7 +174,7 @@ class Interpreter:
                 return False
             else:
                 self._follow(opcode, immediates)
-        raise LimitExceeded(f"execution: {_MOST_BETWEEN:,} instructions without an op")
+        raise LimitExceededError(f"execution: {_MOST_BETWEEN:,} instructions without an op")
 
     def _follow(self, opcode: Opcode, immediates: tuple[Any, ...]) -> None:
         """Follow an instruction other than a call of a host function."""
@@ -204,7 +205,7 @@ class Interpreter:
         elif opcode is Opcode.call:
             callee = self._functions[immediates[0]]
             if len(state.frames) >= MAX_DEPTH:
-                raise LimitExceeded(f"execution: call depth exceeds {MAX_DEPTH:,}")
+                raise LimitExceededError(f"execution: call depth exceeds {MAX_DEPTH:,}")
             state.frames.append((state.function, state.pc, state.base, state.nparams))
             state.function, state.pc = callee.name, 0
             state.base, state.nparams = len(stack), callee.nparams

@@ -92,9 +92,10 @@ def _framed(payload: bytes, chain: bytes) -> bytes:
 class LogReader:
     """A log that was read from a file.
 
-    - values: the values of all complete frames, in order.
-    - chain: the digest of the last complete frame.
-    - torn: the bytes of a partial frame at the end, which a killed process wrote.
+    Attributes:
+        values: the values of all complete frames, in order.
+        chain: the digest of the last complete frame.
+        torn: the bytes of a partial frame at the end, which a killed process wrote.
 
     Raises `EncodingError` for a file that is not a log, has an unsupported version, or was changed.
     """

@@ -39,10 +39,11 @@ Place: TypeAlias = tuple[str, int]
 class OpProgram(NamedTuple):
     """Program of a captured call, op by op.
 
-    - step: the program as a saved step, with the state before the call.
-    - lines: the user's line of each instruction with a known line.
-    - values: the names that the user's line assigns to the results of an instruction.
-    - inputs, states, results: names of the step's inputs, states and results, "" without a name.
+    Attributes:
+        step: the program as a saved step, with the state before the call.
+        lines: the user's line of each instruction with a known line.
+        values: the names that the user's line assigns to the results of an instruction.
+        inputs, states, results: names of the step's inputs, states and results, "" without a name.
     """
 
     step: SavedStep

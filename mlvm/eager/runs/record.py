@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple, ParamSpec, TypeVar
 
 from mlvm.arena.arena import Allocation, scope
+from mlvm.arena.context import current
 from mlvm.core.errors import ArgumentError, CaptureError, brief
 from mlvm.core.program.encoding import HEADER, Kind, Writer
 from mlvm.core.sizes import parse_size
@@ -33,7 +34,7 @@ from mlvm.eager.runs.log import LogWriter, digest_of, number_of
 from mlvm.eager.runs.run import CHECKPOINTS, DATA, LOG, PROGRAMS, SOURCES
 from mlvm.eager.runs.steps import StepTable, leaves_of, number_array, scalar_of
 from mlvm.eager.runs.traced import traced_step
-from mlvm.eager.tensor.context import current_capture, default_arena
+from mlvm.eager.tensor.context import default_arena
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.machines.digest import digest
 from mlvm.machines.files import open_to_append, write_file
@@ -56,7 +57,9 @@ class record(ContextDecorator):
     Arguments:
 
     - `folder`: the folder to create; it must not contain a recording.
+
     - `every`: the number of steps between checkpoints of the complete state.
+
     - `inputs`: the number of bytes of inputs that may be stored, such as "1 GiB", or "all" or
       "none". Equal arrays are stored once. A step whose inputs are not stored is replayed only from
       an earlier checkpoint, with inputs from the caller.
@@ -129,7 +132,7 @@ def step(fn: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(fn)
     def observed(*args: P.args, **kwargs: P.kwargs) -> R:
-        if not step_observers or current_capture.get() is not None:
+        if not step_observers or current().recorder is not None:
             return fn(*args, **kwargs)
         return step_observers[-1](  # type: ignore[no-any-return]
             captured, lambda args, kwargs: fn(*args, **kwargs), args, kwargs
@@ -199,7 +202,7 @@ class _Session:
         forked child do not belong to the recorded run."""
         if self._process != os.getpid():
             return call(args, kwargs)
-        vm = (scope.get() or default_arena()).vm
+        vm = (scope() or default_arena()).vm
         if getattr(self._running, "is_on", False) or place_of(vm)[0]:
             return call(args, kwargs)
         with self._lock:
@@ -240,7 +243,7 @@ class _Session:
         state = number_of(before), number_of(after)
         self._log.append(("step", program.number, *state, *keys, values, stored_cells, stored))
         self._steps += 1
-        self._cells.begin_watch((scope.get() or default_arena()).vm)
+        self._cells.begin_watch((scope() or default_arena()).vm)
         return result
 
     def _match(self, captured: Captured[..., Any], args: Any, kwargs: Any) -> _Inputs:

@@ -7,13 +7,14 @@ mismatch raises `EncodingError` with the name of the file.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 
 import numpy as np
 
 from mlvm.core.errors import ArgumentError, EncodingError, MlvmError, brief
+from mlvm.core.memo import Memo
 from mlvm.core.program.encoding import Reader
 from mlvm.core.types import Array, TensorType
 from mlvm.eager.files.safetensors import WeightsFile
@@ -43,14 +44,15 @@ class Stored(NamedTuple):
 class RecordedStep(NamedTuple):
     """A recorded step.
 
-    - number: the number of the step, from 0.
-    - program: the number of the table of its program.
-    - table: the operands and results of its program.
-    - before, after: the digests of the state that it reads and updates.
-    - inputs, results: the digests of the inputs and results; updated inputs are the last results.
-    - values: the numbers without axes among the results, by number.
-    - stored_cells: state that was written since the previous step.
-    - stored_inputs: the inputs that were stored.
+    Attributes:
+        number: the number of the step, from 0.
+        program: the number of the table of its program.
+        table: the operands and results of its program.
+        before, after: the digests of the state that it reads and updates.
+        inputs, results: the digests of the inputs and results; updated inputs are the last results.
+        values: the numbers without axes among the results, by number.
+        stored_cells: state that was written since the previous step.
+        stored_inputs: the inputs that were stored.
     """
 
     number: int
@@ -117,7 +119,7 @@ class Run:
                 raise EncodingError(f"{folder / LOG}: frame {i}: {error}") from None
         if self.torn and self.is_closed:
             raise EncodingError(f"{folder / LOG}: {self.torn} bytes follow the last frame")
-        self._program = lru_cache(16)(self._read_program)
+        self._programs = Memo[str, OpProgram](16, "eager.runs programs")
 
     def __repr__(self) -> str:
         return f"<run of {len(self.steps)} steps in {self.folder}>"
@@ -228,7 +230,7 @@ class Run:
         """Return a program. Raises `EncodingError` for a table without one and a damaged file."""
         if not table.file:
             raise EncodingError(f"{table.function} has no program: {table.reason}")
-        return self._program(table.file)
+        return self._programs.get(table.file, partial(self._read_program, table.file))
 
     def _read_program(self, file: str) -> OpProgram:
         name = f"{PROGRAMS}/{Path(file).name}.mlvm"

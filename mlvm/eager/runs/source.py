@@ -14,10 +14,11 @@ from mlvm.core.memo import memoized
 class Line(NamedTuple):
     """Line of source code.
 
-    - file, number: the file and the line number.
-    - function: the qualified name of the enclosing function, "" at module level.
-    - text: the line without surrounding whitespace, "" if it cannot be read.
-    - layer: the path of the running layer of a Module, "" outside of a layer.
+    Attributes:
+        file, number: the file and the line number.
+        function: the qualified name of the enclosing function, "" at module level.
+        text: the line without surrounding whitespace, "" if it cannot be read.
+        layer: the path of the running layer of a Module, "" outside of a layer.
     """
 
     file: str

@@ -28,17 +28,19 @@ Operand: TypeAlias = tuple[str, int]
 class StepTable:
     """Operands and results of a program, in the form that a recording stores.
 
-    - function: the name of the function.
-    - content: the digest of the program without names and lines; "" without a program.
-    - file: the digest of the program's file, "" without one.
-    - operands: the operands of the program, in its own numbering.
-    - names, types: the names and types of the external inputs.
-    - results: the names of the tensors and Python numbers that a call returns.
-    - returns: the number of the program's result for each of them; -1 for a Python number.
-    - writes: the cells that a call updates, each with the number of the program's result.
-    - updated: the external inputs that a call updates in place, each with the number of the result.
-    - sources: the digest of each source file that the program names, by its path.
-    - reason: why the program could not be recorded, "" with a program.
+    Attributes:
+        function: the name of the function.
+        content: the digest of the program without names and lines; "" without a program.
+        file: the digest of the program's file, "" without one.
+        operands: the operands of the program, in its own numbering.
+        names, types: the names and types of the external inputs.
+        results: the names of the tensors and Python numbers that a call returns.
+        returns: the number of the program's result for each of them; -1 for a Python number.
+        writes: the cells that a call updates, each with the number of the program's result.
+        updated: the external inputs that a call updates in place, each with the number of the
+            result.
+        sources: the digest of each source file that the program names, by its path.
+        reason: why the program could not be recorded, "" with a program.
     """
 
     function: str

@@ -38,7 +38,7 @@ class TracedStep(NamedTuple):
 
 def traced_step(captured: Captured[..., Any], match: Match, cells: Cells) -> TracedStep:
     """Trace a call once more. New state gets cells."""
-    arena = scope.get() or default_arena()
+    arena = scope() or default_arena()
     while True:
         _, _, signature, args, kwargs, _, _ = match
         try:

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from typing import NamedTuple
 
-from mlvm.core.errors import ArgumentError, EncodingError, MlvmError, UnknownFunction, brief
+from mlvm.core.errors import ArgumentError, EncodingError, MlvmError, UnknownFunctionError, brief
 from mlvm.eager.runs.replay import Mismatch, Replay, replay_of
 from mlvm.eager.runs.run import DATA, Run
 
@@ -14,13 +14,14 @@ from mlvm.eager.runs.run import DATA, Run
 class Verified(NamedTuple):
     """Outcome of a verification.
 
-    - steps: the steps that were computed again.
-    - mismatches: the differences from the recording.
-    - skipped: the reason why a step could not be computed, by step: its inputs were not stored, or
-      this machine does not have one of its functions.
-    - problems: missing or damaged files.
-    - unchecked: the number of steps without a program, which no replay computes.
-    - is_closed: whether the recording was closed, so that no step is missing at its end.
+    Attributes:
+        steps: the steps that were computed again.
+        mismatches: the differences from the recording.
+        skipped: the reason why a step could not be computed, by step: its inputs were not stored,
+            or this machine does not have one of its functions.
+        problems: missing or damaged files.
+        unchecked: the number of steps without a program, which no replay computes.
+        is_closed: whether the recording was closed, so that no step is missing at its end.
     """
 
     steps: list[int]
@@ -68,7 +69,7 @@ def verify(replay: Replay | Run, *, steps: int = 3, seed: int = 0) -> Verified:
         try:
             verified.mismatches.extend(replay.replay(number))
             verified.steps.append(number)
-        except (ArgumentError, UnknownFunction) as error:
+        except (ArgumentError, UnknownFunctionError) as error:
             verified.skipped[number] = str(error)
         except EncodingError as error:
             if str(error) not in problems:

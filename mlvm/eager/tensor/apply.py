@@ -12,13 +12,14 @@ from typing import Any, Final, NoReturn, TypeAlias
 import numpy as np
 
 from mlvm.arena.arena import STALE, Arena, scope
+from mlvm.arena.context import current
 from mlvm.arena.fields import CallFields
 from mlvm.core.errors import HandleError, OpError
 from mlvm.core.memo import Memo
 from mlvm.core.op import OPS, PLAIN, Attributes, Op
 from mlvm.core.program.program import Program
 from mlvm.core.types import TensorType, f32
-from mlvm.eager.tensor.context import current_arena, current_tape, lifted
+from mlvm.eager.tensor.context import current_arena, lifted
 from mlvm.eager.tensor.default import default_float, follows_default
 from mlvm.eager.tensor.number import Number, is_open, plain
 from mlvm.eager.tensor.precision import warn_of_mixed
@@ -135,8 +136,8 @@ def apply_in_python(call: OneOp, *operands: Tensor) -> Tensor:
     """Run one op on tensors: infer the type, allocate the result, launch, record. With the C
     extension, `apply` does this in C for the common case, and calls this for all others.
 
-    Raises an `OpError` for operands the op refuses, `StaleTensor` for one that has ended,
-    `ArenaOverflow` if the result does not fit; nothing is allocated or recorded then.
+    Raises an `OpError` for operands the op refuses, `StaleTensorError` for one that has ended,
+    `ArenaOverflowError` if the result does not fit; nothing is allocated or recorded then.
     """
     operands = lifted(operands)
     pair = len(operands) == 2  # spelled out for speed, here and below
@@ -153,7 +154,7 @@ def apply_in_python(call: OneOp, *operands: Tensor) -> Tensor:
         opaque()  # the casts are calls of their own
         cast = one_op("astype", dtype=default_float().name)
         return apply(call, *[apply(cast, x) for x in operands])
-    arena = scope.get() or current_arena()
+    arena = scope() or current_arena()
     if type is None:
         return _apply_dynamic(call, arena, operands, types)
     out = arena.alloc(type, Tensor)
@@ -171,7 +172,7 @@ def apply_in_python(call: OneOp, *operands: Tensor) -> Tensor:
     if ended:  # maybe before the launch, which then read another tensor of the same handle
         raise next(x.stale() for x in operands if x.handle == STALE)
     out.tape = None
-    tape = current_tape.get()
+    tape = current().tape
     if tape is not None:
         tape.record(call, operands, types, out)
     return out
@@ -202,7 +203,7 @@ def _apply_dynamic(
     """Run an op whose result's shape depends on values: the result comes back by value."""
     [array] = launch_for_values(call.program(len(operands)), arena.vm, operands)
     out = from_array(array)
-    tape = current_tape.get()
+    tape = current().tape
     if tape is not None:
         tape.record(call, operands, types, out)
     return out
@@ -217,7 +218,7 @@ def alias_in_python(call: OneOp, x: Tensor, type: TensorType) -> Tensor:
     [x] = lifted((x,))
     out = x.arena.view(x, type, Tensor)
     out.tape = None
-    tape = current_tape.get()
+    tape = current().tape
     if tape is not None:
         tape.record(call, (x,), (x.type,), out)
     return out

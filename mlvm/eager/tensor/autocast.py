@@ -10,10 +10,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ContextDecorator, suppress
-from contextvars import ContextVar
 from functools import partial, wraps
 from typing import Any, Final, TypeVar
 
+from mlvm.arena.context import current, set_context
 from mlvm.core.errors import ArgumentError, DTypeError, brief
 from mlvm.core.op import Op
 from mlvm.core.types import DType, f32
@@ -25,14 +25,10 @@ from mlvm.eager.tensor.wrapper import require_arguments
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_entered: ContextVar[tuple[autocast, ...]] = ContextVar("autocast", default=())
-"""The blocks that this thread or task has entered, innermost last."""
 
-_dtype: ContextVar[DType | None] = ContextVar("autocast_dtype", default=None)
-"""The dtype of the innermost block."""
-
-autocast_dtype: Final = _dtype.get
-"""Return the half-precision dtype of matrix products in the current block, or None."""
+def autocast_dtype() -> DType | None:
+    """Return the half-precision dtype of matrix products in the current block, or None."""
+    return current().autocast_dtype
 
 
 class autocast(ContextDecorator):
@@ -91,16 +87,20 @@ class autocast(ContextDecorator):
         return f"autocast({self.dtype and self.dtype.long_name!r})"
 
     def __enter__(self) -> None:
-        self._enter((*_entered.get(), self))
+        blocks = current().autocast_blocks
+        if blocks or self.dtype is not None:  # else it changes nothing
+            self._enter((*blocks, self))
 
     def __exit__(self, *_: object) -> None:
         """Leave this block, in any order: a generator may leave its block late."""
-        self._enter(without_last(_entered.get(), self))
+        blocks = current().autocast_blocks
+        if blocks:
+            self._enter(without_last(blocks, self))
 
     @staticmethod
     def _enter(blocks: tuple[autocast, ...]) -> None:
-        _entered.set(blocks)
-        _dtype.set(blocks[-1].dtype if blocks else None)
+        dtype = blocks[-1].dtype if blocks else None
+        set_context(autocast_blocks=blocks, autocast_dtype=dtype)
 
     def __call__(self, func: F) -> F:
         """Decorate a function so that it runs in such a block."""

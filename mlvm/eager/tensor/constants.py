@@ -71,7 +71,7 @@ def constant(value: Scalar | Number, dtype: DType) -> Tensor:
     Raises `DTypeError` for a dtype of a lower kind, such as an integer dtype for a float, and
     `OperandValueError` for an integer out of range.
     """
-    pool = prepare_constants((scope.get() or current_arena()).vm)
+    pool = prepare_constants((scope() or current_arena()).vm)
     if type(value) is Number:
         return _constant_of_call(value, dtype, pool)
     key = dtype, value.__class__, repr(value) if isinstance(value, (float, complex)) else value
@@ -95,7 +95,7 @@ def table(make: Callable[..., Array], *key: Any) -> Tensor:
 
     A small tensor is written once per VM; no caller may change it.
     """
-    pool = prepare_constants((scope.get() or current_arena()).vm)
+    pool = prepare_constants((scope() or current_arena()).vm)
     tensor = pool.tables.entries.get((make, key))
     if tensor is not None:
         return tensor

@@ -1,4 +1,4 @@
-"""Context of an eager call: the arena for its result, the tape, the recorder, the default VM.
+"""VM and arena of an eager call outside of blocks, and helpers that set a value for a block.
 
 Interactive use needs no arena: results are then allocated in the `default` arena of the default VM,
 and freed when Python no longer refers to them.
@@ -7,17 +7,17 @@ and freed when Python no longer refers to them.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from mlvm.arena.arena import Arena, scope
+from mlvm.arena.context import current, set_context
 from mlvm.core.errors import MachineError, brief
 from mlvm.core.locks import new_lock
-from mlvm.core.protocol import TensorHandle, VMProtocol
-from mlvm.core.types import Array, TensorType
+from mlvm.core.protocol import VMProtocol
 from mlvm.machines.local import LocalVM
 from mlvm.machines.native.extension import default_threads
 
@@ -52,65 +52,6 @@ def without_last(entries: tuple[T, ...], entry: T) -> tuple[T, ...]:
     return entries[:last] + entries[last + 1 :]
 
 
-class Tape(Protocol):
-    """Tape of reverse-mode differentiation; `autodiff.tape` defines the class.
-
-    `call` is a `OneOp`; operands and results are Tensors. `within` is the recorder that was current
-    when the tape was created.
-    """
-
-    within: object
-    has_lost: bool
-
-    @property
-    def nodes(self) -> Sequence[Any]: ...
-
-    def record(
-        self, call: Any, operands: tuple[Any, ...], types: tuple[TensorType, ...], out: Any
-    ) -> None: ...
-    def needs_operand(
-        self, call: Any, operands: tuple[Any, ...], types: tuple[TensorType, ...], out: Any
-    ) -> bool: ...
-    def keeps(self, x: Any, stop: int | None = None) -> bool: ...
-    def exchange(self, others: Mapping[int, Any], x: Any) -> None: ...
-
-
-current_tape: ContextVar[Tape | None] = ContextVar("current_tape", default=None)
-"""The tape on which differentiable calls are recorded, per thread or task."""
-
-
-def taped(tape: Tape | None) -> AbstractContextManager[None]:
-    """Make the tape current inside the block; None for no tape."""
-    return bound(current_tape, tape)
-
-
-class Capture(Protocol):
-    """Recorder of a trace; `mlvm.eager.recording.recorder` defines the class.
-
-    outer: tapes from outside of a block or function, each with its number of nodes at the start. A
-    tensor with one of these nodes is replaced by its `lifted` tensor.
-    """
-
-    outer: Mapping[Tape, int]
-
-    def lifted(self, xs: tuple[Any, ...]) -> tuple[Any, ...]: ...
-    def stopped(self, x: Any) -> Any: ...
-    def update(
-        self,
-        call: Any,
-        operands: tuple[Any, ...],
-        types: tuple[TensorType, ...],
-        out: Any,
-        tapes: Sequence[Tape],
-    ) -> None: ...
-    def require_own_tape(self, x: Any, tape: Tape) -> None: ...
-    def read(self, handle: TensorHandle) -> Array: ...
-
-
-current_capture: ContextVar[Capture | None] = ContextVar("current_capture", default=None)
-"""The active recorder of a captured function, per thread or task."""
-
-
 class _ProcessVM(LocalVM):
     """VM of this process; a `with` statement does not close it, because other code also uses it."""
 
@@ -127,14 +68,12 @@ def _make_default_vm() -> VMProtocol:
 
 def lifted(xs: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return the tensors, or the tensors that the traced function uses instead of them."""
-    recorder = current_capture.get()
+    recorder = current().recorder
     return xs if recorder is None or not recorder.outer else recorder.lifted(xs)
 
 
 _lock = new_lock()
 _default_vms: list[VMProtocol] = []  # the VM of this process, created on demand
-in_use: ContextVar[tuple[VMProtocol, ...]] = ContextVar("in_use", default=())
-"""The VMs chosen by `use` in this thread or task, the innermost last."""
 
 
 def default_vm() -> VMProtocol:
@@ -147,7 +86,7 @@ def default_vm() -> VMProtocol:
         >>> ml.default_vm() is ml.zeros(1).device
         True
     """
-    vms = in_use.get() or _default_vms
+    vms = current().vms or _default_vms
     if vms:
         return vms[-1]
     with _lock:  # the first of several threads creates it
@@ -179,13 +118,13 @@ class use:
         if not callable(getattr(vm, "launch", None)):
             raise MachineError(f"ml.use: expected a VM, got {brief(vm)}")
         self.vm = vm
-        in_use.set((*in_use.get(), vm))
+        set_context(vms=(*current().vms, vm))
 
     def __enter__(self) -> VMProtocol:
         return self.vm
 
     def __exit__(self, *_: object) -> None:
-        in_use.set(without_last(in_use.get(), self.vm))
+        set_context(vms=without_last(current().vms, self.vm))
         own_arenas.forget()
 
 
@@ -237,7 +176,7 @@ def default_arena() -> Arena:
     >>> ml.default_arena().name
     'default'
     """
-    chosen = in_use.get()
+    chosen = current().vms
     latest, arena = own_arenas.latest
     if arena is None or latest is not chosen:
         arena = default_vm().attached(_Arenas).arena
@@ -247,12 +186,12 @@ def default_arena() -> Arena:
 
 def current_arena() -> Arena:
     """Return the arena in which results are currently allocated."""
-    return scope.get() or default_arena()
+    return scope() or default_arena()
 
 
 def is_vm_chosen() -> bool:
     """Return whether this thread or task is in an arena, or has a VM in `use`."""
-    return scope.get() is not None or bool(in_use.get())
+    return scope() is not None or bool(current().vms)
 
 
 def arena_on(vm: VMProtocol) -> Arena:

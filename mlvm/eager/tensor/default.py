@@ -7,25 +7,24 @@ task has its own default. Explicit dtypes and float operands are not affected.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
 from inspect import isfunction
 from typing import TYPE_CHECKING, Any, Final
 
+from mlvm.arena.context import context, current, set_context
 from mlvm.core.errors import CaptureError, DTypeError, brief
 from mlvm.core.op import Attributes
 from mlvm.core.types import DType, TensorType, bool_, c64, c128, f32, f64, i64
 from mlvm.core.vm import live_vms
-from mlvm.eager.tensor.context import bound, current_capture
 
 if TYPE_CHECKING:
     from contextlib import _GeneratorContextManager
 
-_default: ContextVar[DType] = ContextVar("default_dtype", default=f32)
 
-default_float: Final[Callable[[], DType]] = _default.get
-"""Return the default float dtype of this thread or task."""
+def default_float() -> DType:
+    """Return the default float dtype of this thread or task."""
+    return current().default_dtype
 
 
 def set_default_dtype(dtype: object, /) -> None:
@@ -51,12 +50,12 @@ def set_default_dtype(dtype: object, /) -> None:
     """
     target = _checked(dtype, "set_default_dtype")
     _note(target)
-    if current_capture.get() is not None:
+    if current().recorder is not None:
         raise CaptureError(
             "set_default_dtype: a captured function is traced once, so its later calls would not "
             "set the dtype. Write `with ml.default_dtype(...):` inside, or call it outside"
         )
-    _default.set(target)
+    set_context(default_dtype=target)
 
 
 def default_dtype(dtype: object, /) -> _GeneratorContextManager[None]:
@@ -80,7 +79,7 @@ def default_dtype(dtype: object, /) -> _GeneratorContextManager[None]:
 @contextmanager
 def _entered(target: DType) -> Iterator[None]:
     _note(target)
-    with bound(_default, target):
+    with context(default_dtype=target):
         yield
 
 
@@ -135,15 +134,15 @@ def follows_default(
 
 def float_dtype(dtype: object) -> DType:
     """Return the dtype of an argument `dtype=`, or the default float dtype for None."""
-    return _default.get() if dtype is None else DType.of(dtype)
+    return current().default_dtype if dtype is None else DType.of(dtype)
 
 
 def default_of(kind: type) -> DType:
     """Return the dtype of a Python number of this class (one of `KINDS`) without a tensor."""
     if kind is float:
-        return _default.get()
+        return current().default_dtype
     if kind is complex:
-        return c128 if _default.get() is f64 else c64
+        return c128 if current().default_dtype is f64 else c64
     return bool_ if kind is bool else i64
 
 

@@ -16,16 +16,15 @@ import operator
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import partial
 from typing import Any, Final, NoReturn, Self
 
 import numpy as np
 
+from mlvm.arena.context import context, current
 from mlvm.core.errors import ShapeError, user_line
 from mlvm.core.lengths import Length
 from mlvm.core.types import DType, TensorType
-from mlvm.eager.tensor.context import bound
 from mlvm.eager.tensor.copying import LeafMemo
 from mlvm.eager.tensor.garbage import collect
 from mlvm.eager.tensor.polynomials import (
@@ -44,8 +43,6 @@ _COMPARED: Final = frozenset(
 
 _LARGEST: Final = 1 << 62
 """Maximum constant in formulas computed by C; larger constants can only be compared."""
-
-_current: ContextVar[Numbers | None] = ContextVar("numbers", default=None)
 
 
 class Size(int):
@@ -70,19 +67,20 @@ class Pinned(Exception):
 class Numbers:
     """Recorded computation on the Python numbers and the dynamic lengths of a traced call.
 
-    - values: the inputs (numbers, then lengths), then constants and computed values.
-    - inputs: the number of inputs.
-    - first_length: the index of the first length among the inputs.
-    - steps: the computation: the index of a result, the function, the indices of its operands.
-    - guarded: the indices of values that Python code needed, with its lines in a trace with
-      lengths.
-    - tensors: scalar tensors that ops used for a value, by index and dtype.
-    - vm: the VM of these tensors.
-    - types: dynamic types, by dtype and shape.
-    - pins: the lines of Python that needed the value of a length, by its index.
-    - present: the lengths of a call, in `at`.
-    - largest: the values at the bounds, while types are planned.
-    - closed: whether the trace has finished.
+    Attributes:
+        values: the inputs (numbers, then lengths), then constants and computed values.
+        inputs: the number of inputs.
+        first_length: the index of the first length among the inputs.
+        steps: the computation: the index of a result, the function, the indices of its operands.
+        guarded: the indices of values that Python code needed, with its lines in a trace with
+            lengths.
+        tensors: scalar tensors that ops used for a value, by index and dtype.
+        vm: the VM of these tensors.
+        types: dynamic types, by dtype and shape.
+        pins: the lines of Python that needed the value of a length, by its index.
+        present: the lengths of a call, in `at`.
+        largest: the values at the bounds, while types are planned.
+        closed: whether the trace has finished.
     """
 
     def __init__(
@@ -121,7 +119,7 @@ class Numbers:
 
         After the block a placeholder behaves like its number."""
         try:
-            with bound(_current, self):
+            with context(numbers=self):
                 yield [self._number(place) for place in range(self.inputs)]
         finally:
             self.closed = True
@@ -306,7 +304,7 @@ class Numbers:
             self.at_bounds()
             placeholders = self._placeholders_of_values()
             self.guarded = {}
-            with bound(_current, self):
+            with context(numbers=self):
                 yield placeholders, guards
             if len(self.pins) > len(before[3]):
                 raise Pinned
@@ -364,7 +362,7 @@ class Numbers:
         """Record computation in a fork inside the block, and yield placeholders of the values."""
         self.closed = False
         try:
-            with bound(_current, self):
+            with context(numbers=self):
                 yield self._placeholders_of_values()
         finally:
             self.closed = True
@@ -444,7 +442,7 @@ def is_open(value: Any) -> bool:
 
 def has_open_lengths() -> bool:
     """Return whether a trace with dynamic lengths is active."""
-    own = _current.get()
+    own: Numbers | None = current().numbers
     return own is not None and own.has_lengths
 
 
@@ -553,7 +551,7 @@ class Number(Length):
 
         Afterwards, and on another thread, it behaves like its value, which is guarded."""
         own = self._numbers
-        return own if _current.get() is own and not own.closed else None
+        return own if current().numbers is own and not own.closed else None
 
     def is_open(self) -> bool:
         is_length = self._numbers.has_lengths and type(self._value) is int

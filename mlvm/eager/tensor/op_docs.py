@@ -85,7 +85,7 @@ def _of_reduction(op: Op) -> str:
     where = _WHERE if op.name in WITH_WHERE else ""
     return (
         f"{where}x: [...], {allowed} -> the shape of x without {axes} `axis` (None: all axes; kept "
-        f"with length 1 if `keepdims`){result}. Raises `AxisRefused` for an axis that x does not "
+        f"with length 1 if `keepdims`){result}. Raises `AxisError` for an axis that x does not "
         f"have, {_dtype_error(allowed)}."
     )
 

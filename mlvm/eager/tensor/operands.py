@@ -138,7 +138,9 @@ def _rank(value: object) -> int:
 
 
 def is_array(value: object) -> bool:
-    """Return whether an operand that is neither a tensor nor a number may have an array's values."""
+    """Return whether an operand may have the values of an array.
+
+    The operand is neither a tensor nor a number."""
     if isinstance(value, (Tensor, *NUMBERS)):
         return False
     return (

@@ -5,23 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
-from mlvm.core.errors import PositionRefused
-from mlvm.eager.tensor.context import bound
+from mlvm.arena.context import context
+from mlvm.core.errors import PositionError
 
 
-def numbers_in(error: PositionRefused) -> tuple[int, int]:
+def numbers_in(error: PositionError) -> tuple[int, int]:
     """Return the index and the length in an error."""
     found = [int(x) for x in re.findall(r"-?\d+", error.reason)]
     return found[0], found[-1]
 
 
-Reword: TypeAlias = Callable[[PositionRefused], None]
+Reword: TypeAlias = Callable[[PositionError], None]
 """Function that changes the text of an error."""
-
-current_reword: Final[ContextVar[Reword | None]] = ContextVar("reword", default=None)
 
 
 @contextmanager
@@ -30,14 +27,14 @@ def rewording(reword: Reword) -> Iterator[None]:
 
     This applies to errors raised now, and to errors raised when a program with these ops runs."""
 
-    def once(error: PositionRefused) -> None:
+    def once(error: PositionError) -> None:
         if not getattr(error, "is_reworded", False):
             error.is_reworded = True  # type: ignore[attr-defined]
             reword(error)
 
     try:
-        with bound(current_reword, once):
+        with context(reword=once):
             yield
-    except PositionRefused as error:
+    except PositionError as error:
         once(error)
         raise

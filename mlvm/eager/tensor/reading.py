@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from mlvm.arena.arena import STALE, Allocation, stale_of
+from mlvm.arena.context import current
 from mlvm.core.errors import HandleError, MlvmError, user_line
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import Array
-from mlvm.eager.tensor.context import current_capture, current_tape
 from mlvm.eager.tensor.templates import opaque
 
 
@@ -20,7 +20,7 @@ def note_read(x: Any) -> None:
     If a tensor without a gradient is read, the program may depend on it, so the gradient is not
     considered lost."""
     if x.tape is None:
-        tape = current_tape.get()
+        tape = current().tape
         if tape is not None:
             tape.has_lost = False
     elif x.tape.read_at is None:
@@ -30,10 +30,10 @@ def note_read(x: Any) -> None:
 def values_of(x: Allocation) -> Array:
     """Return a copy of the values, in the tensor's dtype.
 
-    Raises `StaleTensor` for a tensor that was freed, and `CaptureError` in a captured function, for
-    a tensor on any VM."""
+    Raises `StaleTensorError` for a tensor that was freed, and `CaptureError` in a captured
+    function, for a tensor on any VM."""
     opaque()
-    recorder = current_capture.get()
+    recorder = current().recorder
     try:
         array = (x.arena.vm if recorder is None else recorder).read(x.handle)
     except HandleError as error:
@@ -46,7 +46,7 @@ def values_of(x: Allocation) -> Array:
 def write(x: Allocation, array: Array) -> None:
     """Copy an array of the tensor's own type to the tensor.
 
-    Raises `StaleTensor`."""
+    Raises `StaleTensorError`."""
     opaque()
     vm = x.arena.vm
     try:
@@ -60,7 +60,7 @@ def launch_for_values(
 ) -> list[Array]:
     """Launch a program on operands and return its outputs.
 
-    Raises `StaleTensor` for an operand that was freed."""
+    Raises `StaleTensorError` for an operand that was freed."""
     opaque()
     try:
         outputs = vm.launch(program, [x.handle for x in operands])

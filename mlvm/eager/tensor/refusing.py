@@ -25,8 +25,8 @@ from mlvm.core.errors import (
     DTypeError,
     MlvmError,
     OpError,
-    OutOfMemory,
-    PositionRefused,
+    OutOfMemoryError,
+    PositionError,
     brief,
     is_ours,
     takes,
@@ -61,7 +61,7 @@ def refusal(
     if isinstance(error, MlvmError) or is_of_user(error):
         return None
     if isinstance(error, MemoryError):
-        return OutOfMemory(f"{name}: the host has no memory for that: {error}")
+        return OutOfMemoryError(f"{name}: the host has no memory for that: {error}")
     if not isinstance(error, _REFUSED):
         return None
     try:
@@ -111,7 +111,7 @@ def named(name: str, error: MlvmError) -> None:
     if is_of_user(error):
         return
     if isinstance(error, OpError):
-        inner = error.reason if isinstance(error, PositionRefused) else str(error)
+        inner = error.reason if isinstance(error, PositionError) else str(error)
         error.reason, error.op, error.operands = inner.removeprefix(_CAPTURE), name, ()
     elif len(error.args) == 1 and isinstance(error.args[0], str):
         error.args = (f"{name}: {error.args[0].removeprefix(_CAPTURE)}",)

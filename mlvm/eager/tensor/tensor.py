@@ -16,19 +16,20 @@ from typing import Any, ClassVar, Final, NoReturn
 import numpy as np
 
 from mlvm.arena.arena import STALE, Allocation
+from mlvm.arena.context import Tape, current
 from mlvm.core.errors import (
     CaptureError,
     DTypeError,
     GradientError,
     HandleError,
-    NoLength,
+    LengthError,
     ShapeError,
     brief,
 )
 from mlvm.core.ops import half
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import Array, DType, Shape, TensorType
-from mlvm.eager.tensor.context import Tape, current_arena, current_tape
+from mlvm.eager.tensor.context import current_arena
 from mlvm.eager.tensor.methods import Methods
 from mlvm.eager.tensor.number import Size
 from mlvm.eager.tensor.parts import note_unpacked, unpacks
@@ -53,7 +54,7 @@ class Tensor(Methods, Allocation):
 
     `asarray`, the creation functions, and every op return tensors. The bytes belong to an arena.
     They are freed when Python drops the last reference, or when the arena is reset; using the
-    tensor after a reset raises `StaleTensor`.
+    tensor after a reset raises `StaleTensorError`.
 
     `x[i] = v`, `x += y` and `out=x` update x in place and never another value. If a gradient, a
     view or a capture still needs the old value, the old value keeps its memory and x moves to new
@@ -78,7 +79,7 @@ class Tensor(Methods, Allocation):
         ((1, 2), f32, Tensor(3., f32[]))
 
     Refuses:
-        stale + 1.0  # StaleTensor
+        stale + 1.0  # StaleTensorError
     """
 
     __slots__ = ()
@@ -141,10 +142,10 @@ class Tensor(Methods, Allocation):
         """Return a copy as a numpy array.
 
         bf16, which numpy does not support, becomes f32, and low-bit dtypes become i8, u8 or f32.
-        Raises `StaleTensor` after the tensor was freed.
+        Raises `StaleTensorError` after the tensor was freed.
 
         Refuses:
-            stale.numpy()  # StaleTensor
+            stale.numpy()  # StaleTensorError
         """
         note_read(self)
         return half.shown(values_of(self))
@@ -265,12 +266,12 @@ class Tensor(Methods, Allocation):
 
     def __len__(self) -> int:
         if not self.shape:
-            raise NoLength("a tensor without dimensions has no length").at("len", (self.type,))
+            raise LengthError("a tensor without dimensions has no length").at("len", (self.type,))
         return self.shape[0]
 
     def __iter__(self) -> Iterator[Tensor]:
         if not self.shape:
-            raise NoLength("a tensor without dimensions has no length, and no rows").at(
+            raise LengthError("a tensor without dimensions has no length, and no rows").at(
                 "iter", (self.type,)
             )
         return _rows(self)
@@ -312,7 +313,7 @@ the counting call."""
 
 def is_tracked(x: Tensor) -> bool:
     """Return whether the current tape tracks x."""
-    return x.tape is not None and x.tape is current_tape.get()
+    return x.tape is not None and x.tape is current().tape
 
 
 def untracked(x: Tensor) -> Tensor:

@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from mlvm.arena.arena import STALE, Allocation, Arena, exchange
+from mlvm.arena.context import Tape, current
 from mlvm.core.errors import DTypeError, HandleError, ShapeError
 from mlvm.core.types import TensorType
 from mlvm.eager.tensor.apply import COPY, OneOp, apply, one_op
 from mlvm.eager.tensor.constants import is_same_kind
-from mlvm.eager.tensor.context import Tape, current_arena, current_capture, current_tape, lifted
+from mlvm.eager.tensor.context import current_arena, lifted
 from mlvm.eager.tensor.reading import explain
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.machines.native.extension import EXTENSION
@@ -73,7 +74,7 @@ def _update(
     """Update `out`, which has the result's type, after checking if its old value is needed."""
     if out.handle == STALE:
         raise out.stale()
-    recorder, tape = current_capture.get(), current_tape.get()
+    recorder, tape = current().recorder, current().tape
     tapes = [each for each in live_tapes.copy() if each.within is recorder]
     tracked = tape is not None and any(x.tape is tape for x in (out, *operands))
     if recorder is not None and tape is not None and tracked:
@@ -117,10 +118,10 @@ def _reads(call: OneOp, operands: tuple[Tensor, ...], out: Tensor) -> bool:
 def make_exclusive(x: Allocation) -> None:
     """Move x to new memory if it shares its bytes, so that a launch may write to its handle.
 
-    Raises `StaleTensor` if x was freed."""
+    Raises `StaleTensorError` if x was freed."""
     if x.handle == STALE:
         raise x.stale()
-    recorder = current_capture.get()
+    recorder = current().recorder
     if isinstance(x, Tensor) and _is_shared(
         x, [each for each in live_tapes.copy() if each.within is recorder]
     ):

@@ -1,4 +1,4 @@
-"""`batch`: run a recursive function for many inputs together.
+"""`auto_batch`: run a recursive function for many inputs together.
 
 The function is recorded once, for the types of one lane, and lowered to code that a VM runs for all
 lanes (`mlvm.step.lane_programs`, `mlvm.machines.lanes`). A lane is the run of one input: rows with
@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from contextvars import ContextVar
 from functools import partial, update_wrapper
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from mlvm.arena.context import context
 from mlvm.core.errors import ArgumentError, DTypeError, GradientError, ShapeError, brief
 from mlvm.core.program.program import Program
 from mlvm.core.types import TensorType
@@ -38,9 +39,9 @@ from mlvm.eager.control.state import as_index, as_like, as_tree, require_integer
 from mlvm.eager.functions.creation import asarray, zeros
 from mlvm.eager.functions.elements import stop_gradient
 from mlvm.eager.functions.shapes import concat, stack, unstack
-from mlvm.eager.recording.recorder import RetryAfterCopy, current_capture, recording_of
+from mlvm.eager.recording.recorder import RetryAfterCopy, recording_of
 from mlvm.eager.tensor import primitives as op
-from mlvm.eager.tensor.context import bound, current_arena, overriding, taped
+from mlvm.eager.tensor.context import bound, current_arena, overriding
 from mlvm.eager.tensor.number import has_open_lengths
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import make_exclusive
@@ -48,6 +49,7 @@ from mlvm.eager.tensor.wrapper import hinted
 from mlvm.eager.tree import Tree, with_leaves
 from mlvm.machines import lanes
 from mlvm.machines.lane_link import LaneProgram
+from mlvm.renamed import old_names
 from mlvm.step.blocks import free_variables
 from mlvm.step.flow import Use, Value
 from mlvm.step.fusion import FusionPolicy, policy_of
@@ -58,7 +60,7 @@ _Body: TypeAlias = Callable[[Tensors], Tensors]
 
 
 class Batch:
-    """Function of many inputs, created by `batch`."""
+    """Function of many inputs, created by `auto_batch`."""
 
     __name__: str
 
@@ -71,7 +73,7 @@ class Batch:
         if not isinstance(inputs, list):
             return self._of_rows(as_tree(inputs), count)
         if count is not None:
-            raise ArgumentError("batch: count is not supported beside a list; leave it out")
+            raise ArgumentError("auto_batch: count is not supported beside a list; leave it out")
         if not inputs:
             return []
         stacked = self._of_rows(_stack_inputs(inputs), None)
@@ -83,13 +85,13 @@ class Batch:
     def _of_rows(self, inputs: Tree, count: Tensor | int | None) -> Tree:
         """Apply the function to each row of the inputs; stack the results."""
         if count is not None:
-            require_integer("batch takes one tree of inputs; count", count)
+            require_integer("auto_batch takes one tree of inputs; count", count)
         args = tensors(inputs)
         lengths = [x.shape[:1] for x in args] or [()]
         if () in lengths or any(each != lengths[0] for each in lengths):
             types = ", ".join(str(x.type) for x in args) or "no tensors"
             raise ShapeError(
-                f"batch: expected inputs with equal numbers of rows, got {types}; a list has "
+                f"auto_batch: expected inputs with equal numbers of rows, got {types}; a list has "
                 "an input in each item"
             )
         [total] = lengths[0]
@@ -108,17 +110,17 @@ class Batch:
 
 
 @hinted
-def batch(fn: Callable[[Any], Any]) -> Batch:
+def auto_batch(fn: Callable[[Any], Any]) -> Batch:
     """Return a function that applies `fn` to many inputs together.
 
-    `fn` maps one tree of tensors to a result. It may be an `ml.function`, and call itself. Each
+    `fn` maps one tree of tensors to a result. It may be an `ml.subroutine`, and call itself. Each
     input takes its own path through `cond`, `while_loop`, `scan` and recursion. All inputs that
     wait at the same instruction run together, so weights are read once. A result has the same bits
     as `fn` of only this input.
 
-    If `inputs` is a list, `batch(fn)(inputs)` returns the list of results. The items must have the
-    same structure and types, except for the sizes of first axes. Shorter items are padded with rows
-    of zeros to the longest. `fn` therefore needs their length as a part of the input, for
+    If `inputs` is a list, `auto_batch(fn)(inputs)` returns the list of results. The items must have
+    the same structure and types, except for the sizes of first axes. Shorter items are padded with
+    rows of zeros to the longest. `fn` therefore needs their length as a part of the input, for
     `scan(..., length)` or a `cond`.
 
     Any other `inputs` is a tree of tensors [n, ...] of which each row is an input, as for `map`;
@@ -126,34 +128,34 @@ def batch(fn: Callable[[Any], Any]) -> Batch:
     may be known only at run time. The remaining rows of results are zeros.
 
     Each eager call calls `fn` once or twice, to trace it for one lane. A captured call is about
-    thirty times as fast: `ml.capture(ml.batch(fn))`. `fn` may use tensors from outside, such as
-    weights, but must not update them, or draw from the global random keys. Gradients flow to the
+    thirty times as fast: `ml.capture(ml.auto_batch(fn))`. `fn` may use tensors from outside, such
+    as weights, but must not update them, or draw from the global random keys. Gradients flow to the
     inputs, and to tensors from outside; the backward pass runs the lanes again. The contributions
     of lanes to the gradient of a weight are added lane by lane, in the order of separate calls.
 
     Raises `ShapeError` or `DTypeError` for inputs that do not match, and `ArgumentError` for a
-    count together with a list. Raises `CaptureError` like a captured function, `LimitExceeded` if
-    the recursion is too deep, and `GradientError` for a gradient of a gradient.
+    count together with a list. Raises `CaptureError` like a captured function, `LimitExceededError`
+    if the recursion is too deep, and `GradientError` for a gradient of a gradient.
 
     Source: Radul et al., Automatically Batching Control-Intensive Programs, arXiv 1910.11141.
 
-        >>> logs = ml.function(lambda x: ml.cond(x < 1.0, lambda: 0, lambda: 1 + logs(x / 2)))
-        >>> ml.batch(logs)([ml.asarray(1.0), ml.asarray(100.0)])
+        >>> logs = ml.subroutine(lambda x: ml.cond(x < 1.0, lambda: 0, lambda: 1 + logs(x / 2)))
+        >>> ml.auto_batch(logs)([ml.asarray(1.0), ml.asarray(100.0)])
         [Tensor(1, i64[]), Tensor(7, i64[])]
-        >>> captured = ml.capture(ml.batch(logs))
+        >>> captured = ml.capture(ml.auto_batch(logs))
         >>> captured(ml.asarray([1.0, 100.0])), captured
         (Tensor([1, 7], i64[2]), <captured <lambda>, 1 program>)
 
     Refuses:
-        ml.batch(ml.sin)([v], 1)  # ArgumentError
-        ml.batch(lambda x: float(x))([ml.ones(())])  # CaptureError
-        ml.batch(ml.sin)([v, ml.arange(3)])  # DTypeError
-        ml.grad(lambda v: ml.grad(lambda v: ml.batch(ml.sin)([v[0]])[0])(v)[0])(v)  # GradientError
-        ml.batch(deeper)([ml.ones(())])  # LimitExceeded
-        ml.batch(ml.sin)([ml.ones((1, 2)), ml.ones((1, 3))])  # ShapeError
+        ml.auto_batch(ml.sin)([v], 1)  # ArgumentError
+        ml.auto_batch(lambda x: float(x))([ml.ones(())])  # CaptureError
+        ml.auto_batch(ml.sin)([v, ml.arange(3)])  # DTypeError
+        ml.grad(ml.grad(lambda v: ml.auto_batch(ml.sin)([v])[0]))(v[0])  # GradientError
+        ml.auto_batch(deeper)([ml.ones(())])  # LimitExceededError
+        ml.auto_batch(ml.sin)([ml.ones((1, 2)), ml.ones((1, 3))])  # ShapeError
     """
     if not callable(fn):
-        raise DTypeError(f"batch: expected a function, got {brief(fn)}")
+        raise DTypeError(f"auto_batch: expected a function, got {brief(fn)}")
     return Batch(fn)
 
 
@@ -166,7 +168,7 @@ A nested batch then runs input by input."""
 def _stack_inputs(inputs: Sequence[Any]) -> Tree:
     """Stack a list of trees, padding shorter tensors with rows of zeros."""
     first, *others = [as_tree(x) for x in inputs]
-    what = "an input is of another type than the first"
+    what = "inputs must have the types of the first input"
     alike = [as_like(first, each, what, _differ_in_length) for each in others]
     columns = zip(*[tensors(x) for x in (first, *alike)], strict=True)
     return with_leaves(first, iter([_stacked(column) for column in columns]))
@@ -273,14 +275,14 @@ def _codes(
         assert tape is not None  # otherwise there is no backward pass
         start, record = len(tape.nodes), blocks.recorder()
         places, cotangents = params[: len(types)], params[len(types) :]
-        with taped(None):
+        with context(tape=None):
             xs = [stop_gradient(x) for x in places]
         xs = blocks.watch_tracked(tape, xs, [x.dtype.is_inexact for x in xs])
         outputs = run(blocks.aliases(xs))
         nodes = tape.nodes[start:]
         del tape.nodes[start:]
         closures.update(closures_of(tape, nodes, start, outputs))
-        with taped(None):
+        with context(tape=None):
             for n, type in closures.items():
                 cells[n] = Cell(record.as_cell(record.variable(type, outside=True)))
             pending = CotangentAccumulator()
@@ -289,8 +291,8 @@ def _codes(
             pending.walk(nodes, start)
             return [or_zeros(pending.get(x.node), x.type) for x in xs if x.dtype.is_inexact]
 
-    with bound(_inside, True), overriding(blocks.recorder(), "what", "a function of ml.batch"):
-        with taped(None):
+    with bound(_inside, True), overriding(blocks.recorder(), "what", "a function of ml.auto_batch"):
+        with context(tape=None):
             forward = trace_callee(name, types, run)
         code = _build_code(forward, [])
         if tape is None:
@@ -328,7 +330,7 @@ def _build_code(recorded: Recorded, cells: list[Cell]) -> _Code:
 def _policy() -> FusionPolicy:
     """Return the VM's fusion policy, without recording the query."""
     vm = blocks.recorder().vm
-    with bound(current_capture, None):
+    with context(recorder=None):
         return policy_of(vm)
 
 
@@ -337,7 +339,7 @@ def _vjp(
 ) -> Sums:
     """Return the cotangents of the arguments and of the closures."""
     if taping() is not None:
-        raise GradientError("a second gradient through ml.batch is not supported")
+        raise GradientError("a second gradient through ml.auto_batch is not supported")
     number, *rest = saved
     args, shared = rest[:nargs], rest[nargs:]
     pairs = zip(gs, types, strict=True)
@@ -346,3 +348,7 @@ def _vjp(
     parts = [next(results) if x.dtype.is_inexact else None for x in args]
     lane_sums = [g if h is None else added(h, g) for g, h in zip(results, sums, strict=True)]
     return [*parts, *lane_sums]
+
+
+if not TYPE_CHECKING:  # else a type checker would allow any name
+    __getattr__ = old_names(__name__, "ml", globals())

@@ -14,19 +14,18 @@ of range, so ops get the operands of a live element for them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from contextvars import ContextVar
 from functools import partial
-from types import MappingProxyType
 from typing import Any, Final, TypeAlias, cast
 
+from mlvm.arena.context import context, current
 from mlvm.core.errors import (
     ArgumentError,
     CaptureError,
     GradientError,
     OperandValueError,
-    PositionRefused,
+    PositionError,
     brief,
 )
 from mlvm.core.types import TensorType, i64
@@ -44,7 +43,7 @@ from mlvm.eager.recording.lines import standing_for, traced_line
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import OneOp, alias_of, apply, one_op
 from mlvm.eager.tensor.constants import constant
-from mlvm.eager.tensor.context import bound, overriding
+from mlvm.eager.tensor.context import overriding
 from mlvm.eager.tensor.tensor import Tensor, is_tracked
 from mlvm.eager.transform.custom import CustomRule
 from mlvm.eager.transform.trace import OUTSIDE, Body, ScanBody, Types, interpret, trace_function
@@ -66,19 +65,14 @@ Flags: TypeAlias = list[bool]
 Branch: TypeAlias = Callable[..., Values]
 """Branch of a condition; its optional argument is a function to apply to values from outside."""
 
-_axes: ContextVar[Mapping[str, tuple[int, Tensor]]] = ContextVar(
-    "axes", default=MappingProxyType({})
-)
-"""Named axes: for each name the size, and the element's index, i64[]."""
-
 _NOTHING: Final = cast(Tensor, None)
 """Placeholder of a value during a dry run."""
 
 
 def named_axis(axis_name: str | None, n: int, rank: Tensor | None) -> AbstractContextManager[None]:
     """Name the batch axis while a function is traced."""
-    axes = _axes.get()
-    return bound(_axes, axes if rank is None else {**axes, str(axis_name): (n, rank)})
+    axes = current().axes
+    return context(axes=axes if rank is None else {**axes, str(axis_name): (n, rank)})
 
 
 def axis_of(axis_name: str) -> tuple[int, Tensor]:
@@ -86,12 +80,12 @@ def axis_of(axis_name: str) -> tuple[int, Tensor]:
 
     Raises `ArgumentError` if no enclosing `vmap` has that name.
     """
-    if axis_name not in _axes.get():
-        names = ", ".join(map(repr, _axes.get())) or "none"
+    if axis_name not in current().axes:
+        names = ", ".join(map(repr, current().axes)) or "none"
         raise ArgumentError(
             f"no enclosing vmap has axis_name {brief(axis_name)}; there are: {names}"
         )
-    return _axes.get()[axis_name]
+    return current().axes[axis_name]
 
 
 class BatchingInterpreter:
@@ -526,7 +520,7 @@ class BatchingInterpreter:
             if any(map(is_tracked, xs)):
                 raise GradientError(
                     "a captured function takes a gradient through vmap of the gradient of a loop "
-                    "whose length is known at run time only, or of an ml.function; take both "
+                    "whose length is known at run time only, or of an ml.subroutine; take both "
                     "gradients inside of vmap, or capture less"
                 )
             return blocks.recorder().push(xs)
@@ -582,9 +576,9 @@ def _one_by_one(call: OneOp, n: int, xs: Sequence[Batched], *, in_lanes: bool = 
         operands = [getitem(v.x, i) if v.is_batched else v.x for v in xs]
         try:
             elements.append(apply(call, *operands))
-        except PositionRefused as error:
+        except PositionError as error:
             if in_lanes:
-                line = traced_line.get()
+                line = traced_line()
                 if line is not None and line.call is not None:  # a `vmap` nested in this one
                     error.op, error.operands = line.call
                 in_lane(error, [i], 0 if line is None else line.naxes)

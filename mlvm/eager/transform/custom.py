@@ -13,7 +13,8 @@ from functools import partial, update_wrapper
 from types import MethodType
 from typing import Any, Generic, NoReturn, ParamSpec, TypeAlias, TypeVar
 
-from mlvm.core.errors import GradientError, StaleTensor, brief, takes
+from mlvm.arena.context import context, current
+from mlvm.core.errors import GradientError, StaleTensorError, brief, takes
 from mlvm.core.types import TensorType
 from mlvm.eager.autodiff.grad import are_alike, as_argnums, vjp
 from mlvm.eager.autodiff.joint import Cotangents, Saved, Sums, add_node, or_zeros
@@ -22,7 +23,6 @@ from mlvm.eager.control import functions
 from mlvm.eager.control.state import as_tree
 from mlvm.eager.tensor.apply import alias_of, untracked
 from mlvm.eager.tensor.autocast import in_present_precision
-from mlvm.eager.tensor.context import current_capture, taped
 from mlvm.eager.tensor.tensor import Tensor, described
 from mlvm.eager.tensor.wrapper import hinted
 from mlvm.eager.transform.trace import Tracer
@@ -48,8 +48,10 @@ class CustomRule:
     """Function from tensors to tensors with a user-defined derivative.
 
     - `fwd`: for `custom_vjp`, from the arguments to the results and the residuals.
+
     - `bwd`: for `custom_vjp`, from residuals and the results' cotangents to the arguments'
       cotangents.
+
     - `jvp`: for `custom_jvp`, from arguments and tangents to results and tangents.
 
     The tangent or cotangent of a tensor that is not inexact is None.
@@ -71,10 +73,10 @@ class CustomRule:
         self.bwd = bwd
 
     def __call__(self, args: Tensors) -> Tensors:
-        tape, on = taping(), current_capture.get()
+        tape, on = taping(), current().recorder
         tracked = tape is not None and any(x.tape is tape for x in args)
         operands = [untracked(x) for x in args] if tracked else args
-        with taped(None if tape is None else _RefusingTape(self, tape)):
+        with context(tape=None if tape is None else _RefusingTape(self, tape)):
             if tracked and self.fwd is not None:
                 outs, res = self.fwd(operands)
             elif tracked and self.jvp is not None and isinstance(on, Tracer):
@@ -119,7 +121,7 @@ class CustomRule:
         args, res = list(saved[:nargs]), list(saved[nargs:])
         gs = _or_zeros(gs_, outs)
         if self.bwd is not None and self.fwd is not None:
-            on = current_capture.get()
+            on = current().recorder
             if taping() is not None or (on is not None and on.outer):
                 res = self.fwd(args)[1]
             return self.bwd(res, gs)
@@ -288,7 +290,7 @@ class _CustomFunction(Generic[P, R]):
         """Call a rule; explain an invalidated tensor in it, which an enclosing trace created."""
         try:
             return rule(*args)
-        except StaleTensor as error:
+        except StaleTensorError as error:
             raise GradientError(
                 f"{self.__name__}: its rule uses a tensor of an enclosing function; make "
                 f"it an argument, or a residual"

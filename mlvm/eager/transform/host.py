@@ -6,9 +6,10 @@ Within a transformation a call is a function with a user-defined derivative (`cu
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from mlvm.core.errors import DTypeError, GradientError, UnknownFunction
+from mlvm.arena.context import current
+from mlvm.core.errors import DTypeError, GradientError, UnknownFunctionError
 from mlvm.core.op import Attributes
 from mlvm.core.types import TensorType
 from mlvm.eager.autodiff.host_call import (
@@ -21,13 +22,13 @@ from mlvm.eager.autodiff.host_call import (
 )
 from mlvm.eager.functions.creation import zeros_like
 from mlvm.eager.tensor.apply import alias_of
-from mlvm.eager.tensor.context import current_capture
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.transform.custom import CustomRule, Maybe, Tensors
 from mlvm.eager.transform.trace import Tracer
+from mlvm.renamed import old_names
 
 
-def call(
+def host_call(
     name: str,
     /,
     *operands: Tensor,
@@ -42,19 +43,23 @@ def call(
     Arguments:
 
     - `name`: the name of the host function.
+
     - `operands`: tensors; the function must not write to them.
+
     - `vjp`: the gradient rule, `vjp(g, *operands, out)`: from the cotangent g of the result it
       computes the cotangent of the operand, the product of g with the Jacobian. For several
       operands it is a tuple with one rule per operand, None where there is no gradient. For several
       results `g` and `out` are tuples; g contains zeros for unused results, and None for results
       that are not floats.
+
     - `attributes`: None, bools, numbers or strings, or nested lists of these.
 
-        ml.call("softclip", x, vjp=lambda g, x, out: g * (1.0 - out * out))
+        ml.host_call("softclip", x, vjp=lambda g, x, out: g * (1.0 - out * out))
 
-    Raises `UnknownFunction`, `ArgumentError`, `DTypeError` for an operand that is not a tensor,
-    `StaleTensor`, and what the function raises. A gradient through a call without a rule raises
-    `GradientError`, and a captured call of a function without a type rule raises `CaptureError`.
+    Raises `UnknownFunctionError`, `ArgumentError`, `DTypeError` for an operand that is not a
+    tensor, `StaleTensorError`, and what the function raises. A gradient through a call without a
+    rule raises `GradientError`, and a captured call of a function without a type rule raises
+    `CaptureError`.
 
     A function that was registered with a type rule, `vm.register(name, fn, result=rule)`, may be
     called in captured functions and transformations. `vmap` calls it for each row. Results whose
@@ -63,24 +68,24 @@ def call(
         >>> import numpy as np
         >>> vm = ml.VM("mine")
         >>> vm.register("softclip", lambda frame: frame.push(np.tanh(frame.param(0))))
-        >>> with ml.use(vm): ml.call("softclip", ml.zeros(2))
+        >>> with ml.use(vm): ml.host_call("softclip", ml.zeros(2))
         Tensor([0., 0.], f32[2])
 
     Refuses:
-        ml.call("doubled", v, how=object())  # ArgumentError
-        ml.capture(lambda x: ml.call("doubled", x))(v)  # CaptureError
-        ml.call("doubled", 1.0)  # DTypeError
-        ml.grad(lambda x: ml.sum(ml.call("doubled", x)))(v)  # GradientError
-        ml.call("doubled", stale)  # StaleTensor
-        ml.call("nothing")  # UnknownFunction
+        ml.host_call("doubled", v, how=object())  # ArgumentError
+        ml.capture(lambda x: ml.host_call("doubled", x))(v)  # CaptureError
+        ml.host_call("doubled", 1.0)  # DTypeError
+        ml.grad(lambda x: ml.sum(ml.host_call("doubled", x)))(v)  # GradientError
+        ml.host_call("doubled", stale)  # StaleTensorError
+        ml.host_call("nothing")  # UnknownFunctionError
     """
     if not isinstance(name, str):
-        raise UnknownFunction(f"call: expected a function's name, a str, got {name!r}")
+        raise UnknownFunctionError(f"host_call: expected a function's name, a str, got {name!r}")
     for x in operands:
         if not isinstance(x, Tensor):
             raise DTypeError(f"takes tensors, not a {type(x).__name__}; see asarray").at(name, ())
     types = None
-    if isinstance(current_capture.get(), Tracer):
+    if isinstance(current().recorder, Tracer):
         types = result_types(name, operands, attributes)
     if types is None:
         results = call_host(name, operands, vjp, attributes)
@@ -134,7 +139,7 @@ def _without_gradient(name: str, position: int, x: Tensor) -> Tensor:
 
     def refuse(*_: Any) -> NoReturn:
         raise GradientError(
-            f"{name} has no gradient for operand {position}, a {x.type}: give ml.call a vjp; "
+            f"{name} has no gradient for operand {position}, a {x.type}: give ml.host_call a vjp; "
             f"stop_gradient makes a constant of it"
         )
 
@@ -144,3 +149,7 @@ def _without_gradient(name: str, position: int, x: Tensor) -> Tensor:
 
 def _aliased(xs: Tensors) -> Tensors:
     return [alias_of(x) for x in xs]
+
+
+if not TYPE_CHECKING:  # else a type checker would allow any name
+    __getattr__ = old_names(__name__, "ml", globals())

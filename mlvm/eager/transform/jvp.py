@@ -152,10 +152,11 @@ class _Abstract(NamedTuple):
 class JvpInterpreter:
     """Interpreter of pairs of value and tangent.
 
-    - has_tangents: False if all tangents are zero.
-    - is_dry: True while it only determines which values have tangents.
-    - records: the records of residuals, in an eager interpretation.
-    - record_kinds: for the types of a record, which of its tensors have tangents.
+    Attributes:
+        has_tangents: False if all tangents are zero.
+        is_dry: True while it only determines which values have tangents.
+        records: the records of residuals, in an eager interpretation.
+        record_kinds: for the types of a record, which of its tensors have tangents.
     """
 
     def __init__(self, *, has_tangents: bool = True) -> None:

@@ -18,7 +18,8 @@ from functools import partial
 from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from mlvm.arena.arena import Allocation
-from mlvm.core.errors import CaptureError, MachineError, OpError, PositionRefused
+from mlvm.arena.context import Tape, context, current, set_context
+from mlvm.core.errors import CaptureError, MachineError, OpError, PositionError
 from mlvm.core.op import OPS
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import TensorType, u64
@@ -26,11 +27,11 @@ from mlvm.eager.autodiff.tape import taping
 from mlvm.eager.control.state import as_tree, tensors
 from mlvm.eager.functions import random
 from mlvm.eager.functions.creation import zeros
-from mlvm.eager.recording.lines import Line, traced_line
+from mlvm.eager.recording.lines import Line
 from mlvm.eager.recording.recorder import Reader, Recorder, RetryAfterCopy, recorded_by
 from mlvm.eager.tensor.apply import OneOp, Tensors, alias_of, one_op, untracked
 from mlvm.eager.tensor.autocast import NO_AUTOCAST
-from mlvm.eager.tensor.context import Tape, current_arena, current_capture, current_tape, taped
+from mlvm.eager.tensor.context import current_arena
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import make_exclusive
 from mlvm.eager.tree import Tree, replace, with_leaves
@@ -69,7 +70,7 @@ class Tracer(Recorder):
     def __init__(self, vm: VMProtocol, what: str) -> None:
         super().__init__(vm)
         self.what = what
-        around, tape = current_capture.get(), taping()
+        around, tape = current().recorder, taping()
         outer: Mapping[Tape, int] = {} if around is None else around.outer
         self.outer = outer if tape is None else {**outer, tape: len(tape.nodes)}
         self.lifts: dict[Value, Tensor] = {}
@@ -92,7 +93,7 @@ class Tracer(Recorder):
             self._lifted[key] = placeholder = self.placeholder_of(x.type)
             self.lifts[self.value_of(placeholder)] = x
         lifted = self._lifted[key]
-        if x.tape is current_tape.get():
+        if x.tape is current().tape:
             lifted = untracked(lifted)
             lifted.tape, lifted.node = x.tape, x.node
         return lifted
@@ -117,10 +118,11 @@ class Tracer(Recorder):
 class Trace:
     """Recorded function: `calls`, from `params` to `results`.
 
-    - tree: the returned tree, with invalidated placeholders for tensors.
-    - states: tensors from outside, by number.
-    - lifts: tensors from outside with nodes of an outer tape.
-    - keys: the random key state from which it splits its global keys, if it draws any.
+    Attributes:
+        tree: the returned tree, with invalidated placeholders for tensors.
+        states: tensors from outside, by number.
+        lifts: tensors from outside with nodes of an outer tape.
+        keys: the random key state from which it splits its global keys, if it draws any.
     """
 
     def __init__(self, record: Tracer, params: list[Value], results: list[Use], tree: Tree) -> None:
@@ -152,7 +154,7 @@ def trace_function(fn: Callable[..., Tree], args: Sequence[Any], what: str) -> T
     while True:
         record = Tracer(vm, what)
         try:
-            with recorded_by(record), taped(None), random.drawing_from(record.key):
+            with recorded_by(record), context(tape=None), random.drawing_from(record.key):
                 placeholders = [replace(record.placeholder_of, each, TensorType) for each in args]
                 params = [record.value_of(x) for x in tensors(placeholders)]
                 tree = as_tree(fn(*placeholders))
@@ -302,10 +304,11 @@ def _outside_values(trace: Trace, interpreter: Interpreter[V]) -> dict[Value, V]
 class _Frame(Generic[V]):
     """Frame of an interpretation.
 
-    - values: the values computed so far.
-    - homes: the current contents of memory; a block runs in an inner frame.
-    - outside: for a function, the caller's frame that is outside of all functions.
-    - cells: homes in that frame which the function updates.
+    Attributes:
+        values: the values computed so far.
+        homes: the current contents of memory; a block runs in an inner frame.
+        outside: for a function, the caller's frame that is outside of all functions.
+        cells: homes in that frame which the function updates.
     """
 
     trace: Trace
@@ -362,6 +365,7 @@ class _Frame(Generic[V]):
         After each call the values in `dying` are dropped.
         """
         last: Sequence[Value] = ()
+        around = current().line
         for call in calls:
             for value in last:
                 self.values.pop(value, None)
@@ -379,19 +383,19 @@ class _Frame(Generic[V]):
             elif call.name == "while":
                 self._while(call)
             else:
-                token = traced_line.set(call.line if isinstance(call.line, Line) else None)
+                set_context(line=call.line if isinstance(call.line, Line) else None)
                 try:
                     results = self._results(call)
                 except OpError as error:
                     reword = getattr(call.line, "reword", None)
-                    if reword is not None and isinstance(error, PositionRefused):
+                    if reword is not None and isinstance(error, PositionError):
                         reword(error)
                     note = f"called from {call.line}, in {self.trace.what}"
                     if call.line and note not in getattr(error, "__notes__", ()):
                         error.add_note(note)
                     raise
                 finally:
-                    traced_line.reset(token)
+                    set_context(line=around)
                 for use, y in zip(call.outs, results, strict=True):
                     self.assign(use, y)
 

@@ -13,7 +13,7 @@ from typing import Any, Final, NoReturn, TypeAlias
 
 import numpy as np
 
-from mlvm.core.errors import ArgumentError, AxisRefused, DTypeError, ShapeError, brief
+from mlvm.core.errors import ArgumentError, AxisError, DTypeError, ShapeError, brief
 from mlvm.core.rules import normalize_axis
 from mlvm.core.types import TensorType
 from mlvm.eager.functions.creation import arange, asarray
@@ -48,14 +48,18 @@ def vmap(
     Arguments:
 
     - `fn`: a function of one example.
+
     - `in_axes`: the batch axis of the arguments: one number for all positional arguments, or a
       tuple with one number per argument. None means that all elements of the batch share the
       argument. A number may be replaced by a tree of numbers, such as a dict for an argument that
       is a dict; the tree may end earlier than the argument. Keyword arguments are always batched
       along axis 0. Default: 0.
+
     - `out_axes`: the batch axis of the results; None for a result that is equal for all elements.
       Default: 0.
+
     - `axis_size`: the batch size, required if no argument has a batch axis.
+
     - `axis_name`: a name by which collectives of `ml.parallel` refer to the batch, as they refer to
       the members of a group.
 
@@ -67,7 +71,7 @@ def vmap(
     update tensors from outside.
 
     The tensors: [..., n, ...] with batch size n -> fn's results with an axis of n. Raises
-    `ShapeError` if the batch sizes of arguments differ, and `AxisRefused` for an axis that an
+    `ShapeError` if the batch sizes of arguments differ, and `AxisError` for an axis that an
     argument does not have. Raises `ArgumentError` for axes that do not fit the arguments, and
     `CaptureError` for a function that cannot be traced.
 
@@ -81,7 +85,7 @@ def vmap(
 
     Refuses:
         ml.vmap(ml.add)(v, v[:1])  # ShapeError
-        ml.vmap(ml.abs, 5)(v)  # AxisRefused
+        ml.vmap(ml.abs, 5)(v)  # AxisError
         ml.vmap(ml.abs, None)(v)  # ArgumentError
         ml.vmap(float)(v)  # CaptureError
     """
@@ -163,7 +167,7 @@ class _MappedArguments:
                     axis = None
             if axis is not None:
                 if not -leaf.ndim <= axis < leaf.ndim:
-                    raise AxisRefused(
+                    raise AxisError(
                         f"vmap: {where} is {leaf.type}, which has no axis {axis}; "
                         f"give in_axes None for an argument that is not batched"
                     )
@@ -268,7 +272,7 @@ def _with_axis(interpreter: BatchingInterpreter, v: Batched, axis: int | None, p
             )
         return alias_of(v.x)
     if not -v.ndim - 1 <= axis <= v.ndim:
-        raise AxisRefused(
+        raise AxisError(
             f"vmap: {where} is {v.x.type.with_shape(v.shape)} for one element, so "
             f"out_axes cannot be {axis}"
         )

@@ -1,1 +1,1 @@
-"""A VM whose tensors lie on a GPU, or on any device that speaks OpenCL; see `vm`."""
+"""VM whose tensors are on a GPU, or on any device with OpenCL; see `vm`."""

@@ -1,7 +1,7 @@
-"""Chains of ops (`mlvm.core.machine.fused`) as calls: the steps of each, in order.
+"""Lowering of chains of ops (`mlvm.core.machine.fused`) to calls, in order.
 
-All elementwise links are one kernel. A product in front, a reduction and a copy of a window are
-separate calls, whose values are in scratch memory.
+All elementwise links form one kernel. A matrix product at the start, a reduction and a copy of a
+window are separate calls, whose values are in scratch memory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mlvm.machines.gpu.kernels import KERNELS, REFUSED, Argument, Call, Facts, S
 
 
 class OnHost(NamedTuple):
-    """A call of the op's kernel on the host: the first argument is its result."""
+    """Call of the op's kernel on the host; the first argument is its result."""
 
     op: Op
     attributes: Attributes
@@ -26,7 +26,7 @@ class OnHost(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """A call that may refuse values: the op, and which of its operands is judged."""
+    """Call that may reject values: the op, and the operand that is checked."""
 
     call: Call
     op: Op
@@ -37,17 +37,17 @@ class Judged(NamedTuple):
 
 
 Step: TypeAlias = Call | OnHost | Judged
-"""What is done for an op: `args` are numbers of parameters, or scratch."""
+"""Step of an op; `args` are numbers of parameters, or scratch memory."""
 
 
 def steps_of(
     facts: Facts, op: Op, types: Types, attributes: Attributes, args: Sequence[Argument]
 ) -> list[Step]:
-    """List the steps of an op on parameters, or scratch, of these types, the result's first."""
+    """Return the steps of an op on parameters, or scratch, of these types, the result's first."""
     if not types[0].size:
         return []
     row, dtypes = KERNELS.get(op.name), [type.dtype for type in types]
-    if any(dtype.is_storage for dtype in dtypes):  # several elements a byte
+    if any(dtype.is_storage for dtype in dtypes):  # several elements per byte
         row = None
     lacks = row is not None and row.computes and not all(map(facts.has, dtypes))
     calls = None if row is None or lacks else row.make(facts, types, **attributes)
@@ -73,7 +73,7 @@ def _named_scratch(argument: Argument, name: str) -> Argument:
 
 
 def steps_of_chain(facts: Facts, chain: Chain, types: Types) -> list[Step]:
-    """List the steps of a chain on parameters of these types."""
+    """Return the steps of a chain on parameters of these types."""
     lowering = _Lowering(facts, chain, types)
     for op, target, sources, attributes in chain.links:
         if op.name == READS_WINDOW:
@@ -91,7 +91,7 @@ def steps_of_chain(facts: Facts, chain: Chain, types: Types) -> list[Step]:
 class _Lowering:
     """Lowering of a chain to calls.
 
-    Values are numbered: parameters as in the chain, others from there on.
+    Values are numbered: parameters as in the chain, then the others.
     """
 
     def __init__(self, facts: Facts, chain: Chain, types: Types) -> None:
@@ -100,7 +100,7 @@ class _Lowering:
         self._outputs = chain.outputs
         self._inferred = chain.infer(types)
         self._types = dict(enumerate(types))
-        self._value = {i: i for i in range(chain.outputs, len(types))}  # by a link's numbers
+        self._value = {i: i for i in range(chain.outputs, len(types))}  # by the numbers in links
         self._next = len(types)
         self._at: dict[int, Argument] = {i: i for i in range(chain.outputs, len(types))}
         self._links: list[Link] = []
@@ -114,7 +114,7 @@ class _Lowering:
         return number
 
     def join(self, op: Op, target: int, sources: Sequence[int], attributes: Attributes) -> None:
-        """Have the kernel do this, too."""
+        """Add the op to the current kernel."""
         numbers = [self._value[source] for source in sources]
         if any(n not in self._at and not self._is_computed(n) for n in numbers):
             self.flush()
@@ -127,7 +127,7 @@ class _Lowering:
         return any(link.target == number for link in self._links)
 
     def call(self, op: Op, target: int, sources: Sequence[int], attributes: Attributes) -> None:
-        """A product, which comes first, or a reduction, which waits for the kernel."""
+        """Add a matrix product, which comes first, or a reduction, which follows the kernel."""
         numbers = [self._value[source] for source in sources]
         if not self._links and not self._waiting:
             number = self._new(target)
@@ -139,7 +139,8 @@ class _Lowering:
             return
         [source] = numbers
         if source not in self._stored and (source in self._at or self._is_computed(source)):
-            self._stored[source] = self._scratch(source)  # also an operand: it may be written over
+            # also for an operand, as it may be overwritten
+            self._stored[source] = self._scratch(source)
         number = self._new(target)
         self._waiting.append((op, self._types[number], source, target, attributes))
 
@@ -154,7 +155,7 @@ class _Lowering:
     def write_window(
         self, op: Op, target: int, sources: Sequence[int], attributes: Attributes
     ) -> None:
-        """Write a value into a window of a parameter, when the kernel has computed it."""
+        """Write a value into a window of a parameter, after the kernel has computed it."""
         x, source = [self._value[number] for number in sources]
         if self._is_computed(source):
             self._stored.setdefault(source, self._scratch(source))
@@ -167,7 +168,7 @@ class _Lowering:
         return Scratch(f"value {number}", self._types[number].nbytes)
 
     def flush(self) -> None:
-        """Make the kernel, and what waits for it."""
+        """Create the kernel, and the calls that follow it."""
         if self._links or self._stored:
             self._make_kernel()
         for op, type, source, target, attributes in self._waiting:
@@ -201,11 +202,11 @@ class _Lowering:
         at = {n: self._stored.get(n, self._scratch(n)) for n in computed}
         for n in inputs:
             at[n] = self._at[n]
-            if n in self._stored:  # before it is written over
+            if n in self._stored:  # before it is overwritten
                 types = [self._types[n]] * 2
                 args = [self._stored[n], at[n]]
                 self.steps += steps_of(self._facts, OPS["copy"], types, NO_ATTRIBUTES, args)
-        for name, target, sources, attributes in self._links:  # one by one
+        for name, target, sources, attributes in self._links:  # in order
             types = [self._types[n] for n in (target, *sources)]
             args = [at[n] for n in (target, *sources)]
             self.steps += steps_of(self._facts, OPS[name], types, attributes, args)

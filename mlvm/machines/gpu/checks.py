@@ -1,9 +1,8 @@
-"""Values that kernels on a device refuse, without waiting for the device at each.
+"""Checks of values by kernels on a device, without a wait for the device after each.
 
-A kernel that refuses a value sets its flag in the device's memory, and writes beside it
-the value and its place. The host reads all flags when it waits the next time, with what it waits
-for. The error is the reference kernel's own: it is given an operand of zeros with that value. The
-error knows op, types and place of the launch.
+A kernel that rejects a value sets its flag in the device's memory, with the value and its position.
+The host reads all flags when it waits the next time. The error is raised by the reference kernel on
+an operand of zeros with that value. The error has the op, types and location of the launch.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from mlvm.core.ops import half
 from mlvm.core.types import Array, TensorType
 
 _WORDS: Final = 3
-"""Of 64 bits, of each flag: whether a value is refused, its place and the value."""
+"""64-bit words of a flag: whether a value was rejected, its position, and the value."""
 
 _MOST: Final = 1 << 14
-"""Calls that refuse values, of which one may not have been looked at yet."""
+"""Maximum number of launched calls whose flags were not read."""
 
 
 class Crossings(Protocol):
@@ -35,13 +34,14 @@ class Crossings(Protocol):
 
 
 class Note:
-    """A call that may refuse values.
+    """Record of a call that may reject values.
 
-    judges: number of the first operand that is checked; the operands of the same size after it are
-        checked, too, and their positions follow
-    slot: number of its flag
+    judges: number of the first operand that is checked; the following operands of the same size are
+        also checked, and their positions continue.
+    slot: number of its flag.
 
-    `explained` adds the place in the program, and the line of Python that launched it."""
+    `explained` adds the location in the program, and the line of Python that launched it.
+    """
 
     def __init__(
         self, op: Op, attributes: Attributes, types: Sequence[TensorType], judges: int, slot: int
@@ -54,9 +54,10 @@ class Note:
         self.explained: Callable[[MlvmError, str | None], Exception] | None = None
 
     def error(self, place: int, value: np.int64) -> Exception:
-        """Return the reference kernel's error for an operand with the value in that place.
+        """Return the reference kernel's error for an operand with the value at that position.
 
-        At place -1 `value` is the number of elements that are True."""
+        At position -1, `value` is the number of elements that are True.
+        """
         arrays = [np.zeros(x.shape, x.dtype.numpy) for x in self.types]
         number, size = self.judges, arrays[self.judges].size
         if place >= size > 0:
@@ -86,7 +87,7 @@ class Note:
 
 
 class Refusals:
-    """The flags of one device, and the calls of which they have not been looked at."""
+    """Flags of one device, and the calls whose flags were not read."""
 
     def __init__(self, memory: Crossings) -> None:
         self._memory = memory
@@ -94,22 +95,22 @@ class Refusals:
         self._free: list[int] = []
         self._used = 0
         self._noted: dict[Note, None] = {}
-        self._due: list[tuple[Note, Array, bool]] = []  # whether it was told to another thread
+        self._due: list[tuple[Note, Array, bool]] = []  # whether another thread has raised it
         self._launch = 0
         self._adds: Callable[[Exception], object] | None = None
 
     @property
     def flags(self) -> list[Any]:
-        """The flags to be read; empty if no noted call waits."""
+        """Return the flags to read; empty if no recorded call waits."""
         return [self._all[: self._used * _WORDS]] if self._noted else []
 
     def begin(self) -> None:
-        """A launch begins."""
+        """Handle the start of a launch."""
         self._launch += 1
-        self._adds = explaining.get()  # the machine runs in another context
+        self._adds = explaining.get()  # the machine runs in a different context
 
     def take(self) -> tuple[int, Any]:
-        """A flag for a call: its number, and where it lies."""
+        """Return the number and the memory of a flag for a call."""
         if self._all is None:
             self._all = self._memory.zeros(8 * _WORDS * _MOST).view(np.int64)
         if self._free:
@@ -124,7 +125,7 @@ class Refusals:
         self._free.append(slot)
 
     def note(self, note: Note) -> None:
-        """Its call is launched."""
+        """Record that the call was launched."""
         note.place, note.thread = user_place(), threading.current_thread()
         note.launch, note.adds = self._launch, self._adds
         self._noted[note] = None

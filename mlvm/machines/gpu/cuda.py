@@ -1,8 +1,8 @@
-"""Devices by CUDA: `ml.VM(device="cuda:0")`, by the package CuPy.
+"""Devices of CUDA, such as `ml.VM(device="cuda:0")`, through the package CuPy.
 
-The VM is that of OpenCL's devices with another launcher. NVRTC compiles the sources as CUDA C; the
-compiler of CuPy would flush subnormal numbers to zero. Machine code is kept on disk, in `mlvm/cuda`
-of the user's cache, and all VMs of a process share it.
+The VM is the one for OpenCL with another launcher. NVRTC compiles the sources as CUDA C, because
+CuPy's compiler would flush subnormal numbers to zero. Machine code is stored on disk, in
+`mlvm/cuda` of the user's cache, and shared by all VMs of a process.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Cuda:
         with self._device:
             self._stream = cupy.cuda.Stream(non_blocking=True)
             self._copy_stream = cupy.cuda.Stream(non_blocking=True)
-        self._on_its_way: deque[tuple[Any, Array]] = deque()  # values, till that event
+        self._on_its_way: deque[tuple[Any, Array]] = deque()  # values to keep until the event
 
     def typed(self, error: Exception) -> Exception | None:
         kinds = [kind.__module__.partition(".")[0] for kind in type(error).__mro__]
@@ -144,7 +144,7 @@ class Cuda:
         self._stream.synchronize()
 
     def flush(self) -> None:
-        """It has begun."""
+        """Do nothing: the stream has already started."""
 
     def pinned(self, nbytes: int) -> Array:
         size = nbytes + ALIGNMENT
@@ -153,7 +153,7 @@ class Cuda:
         return memory[skip : skip + nbytes]
 
     def compile(self, prelude: str, texts: Sequence[str]) -> None:
-        """Each is compiled alone."""
+        """Do nothing: each source is compiled separately."""
 
     def ready(self, call: Call, args: tuple[Any, ...]) -> Callable[[], object]:
         with self._device:
@@ -168,9 +168,10 @@ class Cuda:
 
 
 def listed() -> list[tuple[str, str, int]]:
-    """The GPUs by name, model and bytes of memory.
+    """Return the GPUs by name, model and bytes of memory.
 
-    Raises `MissingExtra` without CuPy, and `MachineError` where CUDA finds no driver or no device.
+    Raises `MissingExtraError` without CuPy, and `MachineError` if CUDA finds no driver or no
+    device.
     """
     runtime = extra("cupy", "cuda").cuda.runtime
     try:

@@ -1,4 +1,4 @@
-"""Devices by name, and the drivers of those that there are."""
+"""Devices by name, and the drivers of the available devices."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from mlvm.core.errors import MachineError, MissingExtra
+from mlvm.core.errors import MachineError, MissingExtraError
 from mlvm.machines.gpu import cuda, opencl
 from mlvm.machines.gpu.memory import Driver
 
@@ -19,7 +19,7 @@ _NAME: Final = re.compile(r"(opencl|cuda):\d{1,4}(:\d{1,4})?")
 
 
 class Device(NamedTuple):
-    """A device: the name that `ml.VM(device=)` takes, its maker's name, and its memory in bytes."""
+    """Device: its name for `ml.VM(device=)`, its maker's name, and its memory in bytes."""
 
     name: str
     model: str
@@ -43,13 +43,13 @@ def devices() -> list[Device]:
     for listed, _ in _KINDS.values():
         try:
             listing += [Device(*each) for each in listed()]
-        except (MissingExtra, MachineError):
+        except (MissingExtraError, MachineError):
             continue
     return listing
 
 
 def _processor() -> Device:
-    """The processor, and the memory of this machine."""
+    """Return the processor with the memory of this machine."""
     names = re.findall(r"^model name\s*:\s*(.+)", _text("/proc/cpuinfo"), re.MULTILINE)
     model = [*names, platform.processor(), platform.machine()]
     pages = os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
@@ -63,18 +63,18 @@ def _text(file: str) -> str:
 
 
 def why_not(kind: str) -> str:
-    """Why there is no device of that kind; "" if there is one."""
+    """Return the reason why there is no device of that kind; "" if there is one."""
     try:
         return "" if _KINDS[kind][0]() else f"{kind} has no device here"
-    except (MissingExtra, MachineError) as error:
+    except (MissingExtraError, MachineError) as error:
         return str(error)
 
 
 def driver_of(device: Any) -> Driver:
-    """The driver of the device of that name.
+    """Return the driver of the device with that name.
 
-    Raises `MissingExtra` without the package for it, and `MachineError` for a device that there is
-    not.
+    Raises `MissingExtraError` if its package is missing, and `MachineError` if the device does not
+    exist.
     """
     match = _NAME.fullmatch(device) if isinstance(device, str) else None
     names = ", ".join([each.name for each in devices()])

@@ -1,4 +1,4 @@
-"""Dtypes in the text of kernels."""
+"""Names of dtypes in kernel sources."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import numpy as np
 from mlvm.core.types import DType, Shape, TensorType, f32
 
 RAW: Final = {1: "u8", 2: "u16", 4: "u32", 8: "u64", 16: "u64"}
-"""By the bytes of an element, the integers that it is moved as; of 16 bytes, two."""
+"""Integer types for moving elements, by their size in bytes; 16 bytes are moved as two."""
 
 
 def computed(dtype: DType) -> DType:
-    """The dtype that elements of this one are computed in: f32 for halves."""
+    """Return the dtype in which elements of this dtype are computed: f32 for half precision."""
     return f32 if dtype.is_half else dtype
 
 
 def scalar(dtype: DType, value: float) -> Any:
-    """The value as an argument of what the dtype is computed in."""
+    """Return the value as an argument in the dtype of the computation."""
     return computed(dtype).numpy.type(value)
 
 
 def extremes(dtype: DType) -> tuple[str, str]:
-    """The lowest and the highest value of a dtype, as C writes them."""
+    """Return the minimum and maximum of a dtype as C expressions."""
     if dtype.is_float:
         return "(-INFINITY)", "INFINITY"
     if dtype.kind == "bool":
@@ -36,7 +36,7 @@ def extremes(dtype: DType) -> tuple[str, str]:
 
 
 def around(shape: Shape, axis: int) -> tuple[int, int, int]:
-    """Count the elements along the axes before that axis, along it, and behind it."""
+    """Return the number of elements along the axes before that axis, along it, and after it."""
     axis = axis % max(len(shape), 1)
     if not shape:
         return 1, 1, 1
@@ -48,5 +48,5 @@ def nbytes(dtype: DType, count: int) -> int:
 
 
 def flat(type: TensorType) -> TensorType:
-    """The type of as many elements in a row."""
+    """Return the type with the same elements in one dimension."""
     return type.with_shape((type.size,))

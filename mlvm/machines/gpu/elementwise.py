@@ -1,8 +1,8 @@
-"""Kernels of elementwise ops, and of chains of them: one kernel a chain, made of its links.
+"""Kernels of elementwise ops and of chains of them: one kernel per chain.
 
-A work item has one element; on a processor it has LANES of them in vectors, where ops can be so
-computed. Operands that broadcast have strides, which are arguments, as the lengths are: one text
-serves all shapes of a pattern.
+A work item computes one element. On a processor it computes a vector of LANES elements, if the ops
+support that. Strides of broadcast operands and lengths are arguments, so that one source serves all
+shapes of a pattern.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, partial
 from hashlib import sha1
-from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -22,85 +21,41 @@ from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes
 from mlvm.core.types import DType, Shape, TensorType, bool_, f32, promote
 from mlvm.machines.gpu.dtypes import RAW
 from mlvm.machines.gpu.kernels import REFUSED, Argument, Call, Calls, Facts, Types, kernel, source
+from mlvm.machines.native.elementwise_rows import gpu_expressions
 
 GROUP: Final = 64
 
 _MOST_BYTES: Final = 1024
-"""Of a kernel's arguments: what each device of OpenCL takes."""
+"""Maximum bytes of a kernel's arguments, which each OpenCL device supports."""
 
 _WRAPS: Final = frozenset({"add", "subtract", "multiply", "square", "negative"})
-"""Ops of integers that are computed without a sign."""
+"""Integer ops that are computed with unsigned arithmetic."""
 
-_TABLE: Final = Path(__file__).parents[1] / "native/src/plan/kernels/elementwise_ops.def"
-_ROW: Final = re.compile(
-    r"(?:[A-Z]*ARY|SAME|STEPPED|COMPARISON|PREDICATE)\((\w+)(?:, [\w.]+, (.+))?\)"
-)
-_DEFINED: Final = frozenset({"greatest", "least", "quotient", "modulus", "log_of_sum"})
-"""Functions of source/elementwise.h that the native kernels have, too."""
-
-_OF_ALL: Final = {"real": "x", "conj": "x", "imag": "0"}
-_OF_INTEGERS: Final = {
-    "bitwise_left_shift": "(u64)y < 8 * sizeof(T) ? (u64)x << y : 0",
-    "bitwise_right_shift": "(u64)y < 8 * sizeof(T) ? x >> y : x < 0 ? -1 : 0",
-    "pow": "power_T(x, y)",
-}
-_FUNCTIONS: Final = "sin cos tan asin acos atan sinh cosh asinh acosh atanh"
-_OF_FLOATS: Final = {
-    "sign": "sign_T(x)",
-    "relu": "x <= 0 ? (T)0 : x",
-    "sigmoid": "1 / (1 + exp(-x))",
-    "pow": "pow(x, y)",
-    "floor_divide": "quotient_T(x, y)",
-    "remainder": "modulus_T(x, y)",
-    **{name: f"{name}(x)" for name in _FUNCTIONS.split()},
-    **{name: f"{name}(x, y)" for name in ("atan2", "hypot", "nextafter")},
-}
-"""Expressions that the native kernels have otherwise, or not at all."""
-
-
-def _expressions() -> dict[str, dict[str, str]]:
-    """The expressions of ops in C, for each kind of dtypes: those of the native kernels' table."""
-    every: dict[str, dict[str, str]] = {"bool": {}, "unsigned": {}, "signed": {}, "float": {}}
-    kinds = [*every]
-    for line in _TABLE.read_text(encoding="ascii").splitlines():
-        if line.startswith("#"):
-            named = [kind for kind in every if kind.upper() in line.split()]
-            others = [kind for kind in every if kind not in named]
-            kinds = others if "!=" in line or not named else named
-        elif match := _ROW.fullmatch(line):
-            text = (match[2] or "x").replace("(W)", "")
-            text = re.sub(r"MATH\((?:__builtin_)?(\w+)\)", r"\1", text)
-            text = re.sub(r"OF\((\w+)\)", lambda m: m[1] + "_T" * (m[1] in _DEFINED), text)
-            for kind in kinds if match[1] in OPS else ():
-                every[kind][match[1]] = text
-    for kind in ("unsigned", "signed"):
-        every[kind] |= {**_OF_ALL, **_OF_INTEGERS}
-    every["float"] |= {**_OF_ALL, **_OF_FLOATS}
-    return every
-
-
-_EXPRESSIONS: Final = _expressions()
+_EXPRESSIONS: Final = gpu_expressions()
 _IS: Final = ("isnan", "isinf", "isfinite")
 
 LANES: Final = 16
 _VECTORS: Final = frozenset({"exp", "log", "tanh", "sigmoid", "gelu", "gelu_slope"})
-"""Ops that a processor always computes with vectors, in f32: drivers' functions of vectors are
-faster, and are others than those of one value. So an op has the same bits in each chain."""
+"""Ops that a processor always computes with vectors, in f32.
+
+Vector functions of drivers are faster, but differ from their scalar functions. So an op has the
+same bits in each chain.
+"""
 _BY_LANES: Final = _VECTORS | {
     *("add", "subtract", "multiply", "square", "negative", "maximum", "minimum", "clip"),
     *("abs", "relu", "multiply_add", "divide", "reciprocal", "sqrt", "rsqrt"),
     *("copy", "broadcast_to"),
 }
-"""Ops that a processor can compute of LANES values at a time, in f32."""
+"""Ops that a processor can compute on vectors of LANES values, in f32."""
 
 
 def _computed(dtype: DType) -> str:
-    """The C type that elements are computed in."""
+    """Return the C type in which elements are computed."""
     return "f32" if dtype.is_half else "u8" if dtype is bool_ else dtype.name
 
 
 def converted(value: str, dtype: DType, to: DType) -> str:
-    """A value in the computed type of another dtype, as `astype` has it."""
+    """Return an expression that converts a value to the computed type of a dtype, as `astype`."""
     if dtype is to or (to is f32 and dtype.is_half):
         return value
     if to is bool_:
@@ -132,9 +87,9 @@ def expression(
     attributes: Attributes,
     lanes: int = 1,
 ) -> str | None:
-    """The C expression of an op's result, of the computed type of `out`; None if it has none.
+    """Return the C expression of an op's result in the computed type of `out`, or None.
 
-    Of several lanes, values are vectors in f32.
+    With several lanes, values are vectors in f32.
     """
     if any(dtype.kind == "complex" for dtype in (out, *operands)):
         return None
@@ -157,7 +112,7 @@ def expression(
         of = _computed(out) if lanes == 1 else "lanes"
         return _rounded(f"gelu_{kind}{suffix}_{of}({', '.join(values)})", out)
     worked = out
-    if out is bool_ and len(operands) == 2:  # a comparison, of operands that promote
+    if out is bool_ and len(operands) == 2:  # a comparison of operands with different dtypes
         worked = operands[0] if operands[0] is operands[1] else promote(*operands)
     text = _EXPRESSIONS[worked.kind].get(name)
     if text is None or (name == "nextafter" and out.is_half):
@@ -195,12 +150,12 @@ def _rounded(value: str, dtype: DType) -> str:
 
 @cache
 def prelude(device: Facts) -> str:
-    """Return the text in front of each chain's. Kernels of several chains can be one source."""
+    """Return the source before each chain's. Kernels of several chains can be one source."""
     return source("elementwise.h", **({"LANES": LANES} if device.is_cpu else {}))
 
 
 class Link(NamedTuple):
-    """A link of a kernel: an op, the number of its result, and of its operands."""
+    """Link of a kernel: an op, the number of its result, and of its operands."""
 
     name: str
     target: int
@@ -216,11 +171,11 @@ def chain_call(
     outputs: Sequence[tuple[int, Argument]],
     shape: Shape,
 ) -> Call | None:
-    """One kernel for links in their order, each of which makes a new value.
+    """Return one kernel for links in order, each of which computes a new value.
 
-    `types` are those of all values, by number; `inputs` say where the first ones lie, `outputs`
-    where values are to go. None where an op has no expression, and where there are more tensors
-    than a kernel takes.
+    `types` are the types of all values, by number; `inputs` are the locations of the first values,
+    `outputs` the values to store. Return None if an op has no expression, or if there are more
+    tensors than a kernel supports.
     """
     used = [n for n in inputs if any(n in link.sources for link in links)]
     used += [n for n, _ in outputs if n in inputs and n not in used]
@@ -278,12 +233,15 @@ def chain_call(
 
 
 _Walk: TypeAlias = tuple[tuple[int, ...], list[str], dict[str, int], list[str]]
-"""The work items; lines of C that find an item's coordinates, as far as they are needed; the
-numbers they are made with; the expression of each operand's index."""
+"""Index computation of a kernel.
+
+It has the work items, lines of C that compute an item's coordinates, their numeric arguments, and
+the index expression of each operand.
+"""
 
 
 def _walk(size: int, dims: Sequence[int], strides: Sequence[Sequence[int]]) -> _Walk:
-    """An item makes one element."""
+    """Return the index computation for one element per item."""
     lines = ["const i64 i = ITEM(0);", "if (i >= n) return;"]
     scalars = {"n": size}
     needed, index = _steps(dims, strides, len(dims), scalars)
@@ -299,7 +257,7 @@ def _walk(size: int, dims: Sequence[int], strides: Sequence[Sequence[int]]) -> _
 
 
 def _walk_by_lanes(size: int, dims: Sequence[int], strides: Sequence[Sequence[int]]) -> _Walk:
-    """An item makes LANES elements that lie side by side along the last axis, or the rest there."""
+    """Return the index computation for LANES adjacent elements per item along the last axis."""
     last = dims[-1]
     blocks = -(-last // LANES)
     items = size // last * blocks
@@ -343,7 +301,7 @@ def _steps(
 def _coordinates(
     of: str, size: int, dims: Sequence[int], needed: set[int], scalars: dict[str, int]
 ) -> list[str]:
-    """Lines of C that take number `of` apart."""
+    """Return lines of C that split number `of` into coordinates."""
     if not needed:
         return []
     wide = "i64" if size >= 1 << 32 else "u32"
@@ -356,7 +314,7 @@ def _coordinates(
     return lines
 
 
-_MOST_ROWS: Final = 1 << 15  # of a launch in two dimensions: CUDA takes 2**16 - 1
+_MOST_ROWS: Final = 1 << 15  # rows of a launch in two dimensions; the limit of CUDA is 2**16 - 1
 
 
 def _in_rows(dims: Sequence[int]) -> bool:
@@ -365,7 +323,7 @@ def _in_rows(dims: Sequence[int]) -> bool:
 
 
 def packed(shape: Sequence[int]) -> list[int]:
-    """The strides of a packed tensor, in elements."""
+    """Return the strides of a packed tensor, in elements."""
     return [math.prod(shape[i + 1 :]) for i in range(len(shape))]
 
 
@@ -400,13 +358,13 @@ def collapsed(shape: Shape, operands: Sequence[Shape]) -> tuple[list[int], list[
 
 
 def _one(name: str, device: Facts, types: Types, /, **attributes: object) -> Calls:
-    """The kernel of a single op."""
+    """Return the kernel of a single op."""
     if not OPS[name].copies_only and not all(device.has(x.dtype) for x in types):
         return None
     if OPS[name].copies_only:
         condition = 1 if name == "where" else -1
         moved = {x.dtype for i, x in enumerate(types) if i != condition}
-        if len(moved) == 1:  # as integers of that size
+        if len(moved) == 1:  # moved as integers of that size
             itemsize = types[0].dtype.itemsize
             if itemsize > 8:
                 return None
@@ -420,7 +378,7 @@ def _one(name: str, device: Facts, types: Types, /, **attributes: object) -> Cal
 
 @kernel("pow", judges=2)
 def _pow(device: Facts, types: Types) -> Calls:
-    """Of integers it refuses a negative power."""
+    """Return the calls of pow, which rejects negative powers of integers."""
     calls = _one("pow", device, types)
     out, _, y = types
     if calls is None or out.dtype.kind != "signed" or y.dtype.kind != "signed":
@@ -443,7 +401,7 @@ ELEMENTWISE: Final = frozenset(
         *("copy", "broadcast_to", "where"),
     }
 )
-"""Ops that have an expression, for some dtypes at least."""
+"""Ops with an expression for at least some dtypes."""
 
 assert all(OPS[name].links for name in ELEMENTWISE)
 for _name in sorted(ELEMENTWISE - {"pow"}):

@@ -1,5 +1,8 @@
-"""Elements chosen by indices and by masks. Sums by index are made in the order of the updates:
-indices are sorted, and each element of the result adds up those that point to it."""
+"""Gather and scatter by indices and masks.
+
+Sums by index are computed in the order of the updates: indices are sorted, and each element of the
+result adds its updates.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +28,11 @@ from mlvm.machines.gpu.kernels import (
 from mlvm.machines.gpu.reductions import GROUP, adding, running
 from mlvm.machines.gpu.sorting import sorted_rows, text_of
 
-_FEW: Final = 32  # indices that each element of a result looks at
+_FEW: Final = 32  # maximum number of indices that each element of a result scans
 
 
 def _units(dtype: DType) -> tuple[str, int]:
-    """The dtype that moves such elements, and how many of these an element has."""
+    """Return the dtype for moving such elements, and the number of its items per element."""
     return RAW[dtype.itemsize], max(dtype.itemsize // 8, 1)
 
 
@@ -46,7 +49,7 @@ def _call(text: str, entry: str, args: tuple[Argument, ...], items: int, *number
 
 
 def _calls_of_take(types: Types, axis: int, entry: str, *numbers: int) -> Calls:
-    """Read x at the indices along an axis; `numbers` follow its sizes."""
+    """Return the calls that read x at the indices along an axis; `numbers` follow its sizes."""
     out, x, indices = types
     unit, units = _units(x.dtype)
     _, length, behind = around(x.shape, axis)
@@ -179,7 +182,7 @@ def _adds(device: Facts, types: Types, axis: int, *, along: bool = False, by: in
     updates, indices = len(types) - 2, len(types) - 1
     starts = int(len(types) == 4)
     before, length, behind = around(out.shape, axis)
-    parts = 2 if out.dtype.kind == "complex" else 1  # complex numbers are added part by part
+    parts = 2 if out.dtype.kind == "complex" else 1  # real and imaginary parts are added separately
     dtype = DType.named("f32" if out.dtype.itemsize == 8 else "f64") if parts == 2 else out.dtype
     if not device.has(dtype):
         return None

@@ -28,8 +28,8 @@ says so (`Op.in_place`). Sources are C for a device, with common.h's macros in f
 What is done in which order must depend on types and attributes alone, never on `Facts`' numbers of
 units or on the time: the same bits in every run. No atomic additions of floats.
 
-A kernel refuses a value (an index out of range, a probability of 2) by `REFUSE`, and goes on with
-one that does no harm. The host looks at its next wait. It raises what the reference kernel says to
+A kernel refuses a value (an index out of range, a probability of 2) by `REFUSE`, and continues with
+a harmless one. The host looks at its next wait. It raises what the reference kernel says to
 the operands, of which `Maker`s of such ops name the judged one: `@kernel("take", judges=2)`.
 """
 
@@ -52,14 +52,14 @@ Types: TypeAlias = Sequence[TensorType]
 
 
 class Scratch(NamedTuple):
-    """Memory for the calls of one op. It begins as anything."""
+    """Uninitialized memory for the calls of one op."""
 
     name: str
     nbytes: int
 
 
 class _Refused:
-    """The type of `REFUSED`."""
+    """Type of `REFUSED`."""
 
     def __repr__(self) -> str:
         return "REFUSED"
@@ -71,11 +71,12 @@ Argument: TypeAlias = "int | np.generic | Scratch | _Refused"
 
 
 class Call(NamedTuple):
-    """One launch of the kernel `entry` of a source: `size` work items in groups of `group`.
+    """Launch of the kernel `entry` of a source: `size` work items in groups of `group`.
 
-    The launcher rounds each size up to whole groups; the kernel leaves out the items too many. One
-    that `begins` the result as an operand is left out where its first two tensors lie in one place:
-    so an op works in place (`begin_as` of `moves`)."""
+    The launcher rounds each size up to whole groups; the kernel ignores the additional items. A
+    call that `begins` the result as an operand is omitted if its first two tensors are the same
+    memory, so that an op works in place (`begin_as` of `moves`).
+    """
 
     source: str
     entry: str
@@ -92,7 +93,7 @@ Maker: TypeAlias = Callable[..., Calls]
 class Facts(NamedTuple):
     """Facts about a device for makers of kernels.
 
-    `is_cpu`: it is a processor, with caches in the place of local memory.
+    is_cpu: it is a processor, with caches instead of local memory
     """
 
     name: str
@@ -109,10 +110,10 @@ class Facts(NamedTuple):
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the table.
+    """Row of the table of kernels.
 
-    `judges` is the number of the operand whose values are refused, as a parameter; 0 where none is.
-    One that `computes` is for dtypes that the device computes with.
+    judges: number of the parameter whose values may be rejected; 0 for none.
+    computes: whether it requires dtypes that the device computes with.
     """
 
     make: Maker
@@ -121,11 +122,11 @@ class Row:
 
 
 KERNELS: Final[dict[str, Row]] = {}
-"""By op name. An op that has no row runs on the host."""
+"""Rows by op name. An op without a row runs on the host."""
 
 
 def kernel(*names: str, judges: int = 0, computes: bool = False) -> Callable[[Maker], Maker]:
-    """Declare the maker of these ops."""
+    """Register the decorated function as the maker of these ops."""
 
     def declare(make: Maker) -> Maker:
         for name in names:
@@ -143,6 +144,6 @@ def _text(file: str) -> str:
 
 
 def source(*files: str, **defines: str | int) -> str:
-    """A text to compile: common.h, a `#define` each, the files of `source/`."""
+    """Return a source to compile: common.h, a `#define` per keyword, the files of `source/`."""
     lines = [f"#define {name} {value}\n" for name, value in defines.items()]
     return "".join([_text("common.h"), *lines, *map(_text, files)])

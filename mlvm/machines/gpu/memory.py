@@ -1,7 +1,7 @@
-"""The memory of a device: a buffer for each storage, and arrays that say where in it they lie.
+"""Memory of a device: a buffer for each storage, and arrays with offsets in buffers.
 
-Values cross in `read` and `write` only. A write copies the values, or takes the pinned memory they
-lie in as it is, without a wait. A read waits for all earlier work of the device.
+Only `read` and `write` transfer values. A write copies the values asynchronously, or directly from
+pinned memory. A read waits for all earlier work of the device.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 from typing_extensions import TypeIs
 
-from mlvm.core.errors import MachineError, MlvmError, OutOfMemory
+from mlvm.core.errors import MachineError, MlvmError, OutOfMemoryError
 from mlvm.core.memory import Memory
 from mlvm.core.observe import on_wait
 from mlvm.core.ops.half import shown
@@ -28,29 +28,30 @@ from mlvm.machines.gpu.kernels import Call, Facts
 
 _PLACES: Final = itertools.count(1)
 _APART: Final = 1 << 64
-"""Between the places of two buffers: more than any has bytes."""
+"""Distance between the numbers of two buffers: more than the bytes of any buffer."""
 
 
 class Lost(Exception):
-    """The device does not answer any more."""
+    """Error of a device that no longer responds."""
 
 
 class Driver(Protocol):
-    """Protocol of a device's interface. It works in order of the calls, but for `send_beside`.
+    """Protocol of a device's interface. It runs calls in order, except `send_beside`.
 
-    Raises `MemoryError` where there is none, `Lost` for a lost device, else `MachineError`."""
+    Raises `MemoryError` without memory, `Lost` for a lost device, else `MachineError`.
+    """
 
     device: str
     facts: Facts
     nbytes: int
 
     def alloc(self, nbytes: int) -> Any:
-        """Allocate `nbytes` bytes, and one at least."""
+        """Allocate `nbytes` bytes, and at least one."""
 
     def zero(self, memory: Any, offset: int, nbytes: int) -> None: ...
     def copy(self, memory: Any, offset: int, source: Any, start: int, nbytes: int) -> None: ...
     def send(self, memory: Any, offset: int, values: Array) -> None:
-        """Begin to copy packed values, which must not change until that is done."""
+        """Start to copy packed values, which must not change until the copy is finished."""
 
     def send_beside(self, memory: Any, offset: int, values: Array, after: Any) -> Any:
         """Send asynchronously, after the event; later commands wait for it.
@@ -65,21 +66,21 @@ class Driver(Protocol):
         """
 
     def typed(self, error: Exception) -> Exception | None:
-        """The error as one of those above, if it is one of the driver's."""
+        """Return the error as one of the classes above, if the driver raised it."""
 
     def event(self) -> Any:
-        """The end of all that was asked for till now."""
+        """Return an event for the completion of all requests so far."""
 
     def wait_for(self, event: Any) -> None: ...
     def finish(self) -> None: ...
     def flush(self) -> None:
-        """See to it that the device begins."""
+        """Make the device start its pending work."""
 
     def pinned(self, nbytes: int) -> Array:
-        """A u8 array of the host's memory, from which the device copies fast."""
+        """Return a u8 array of host memory from which the device copies fast."""
 
     def compile(self, prelude: str, texts: Sequence[str]) -> None:
-        """Compile sources together that begin alike, if that takes less time."""
+        """Compile sources that start alike together, if that is faster."""
 
     def ready(self, call: Call, args: tuple[Any, ...]) -> Callable[[], object]:
         """Return a function that launches a call's kernel on arguments.
@@ -90,7 +91,7 @@ class Driver(Protocol):
 
 @dataclass(eq=False, slots=True)
 class Buffer:
-    """A piece of the device's memory. `place` stands for its address."""
+    """Block of the device's memory. `place` represents its address."""
 
     raw: Any
     nbytes: int
@@ -142,18 +143,18 @@ class DeviceArray:
 
     @property
     def address(self) -> int:
-        """The first byte, among all of this process's devices."""
+        """The address of the first byte, unique among all devices of this process."""
         return self.buffer.place + self.offset
 
     def __getitem__(self, part: slice) -> DeviceArray:
-        """A part of an array of bytes."""
+        """Return a part of an array of bytes."""
         start, stop, _ = part.indices(self.size)
         return DeviceArray(
             self.buffer, self.offset + start * self.itemsize, self.dtype, (max(stop - start, 0),)
         )
 
     def view(self, dtype: Any = None) -> DeviceArray:
-        """The same bytes, those of an array of one dimension as another dtype."""
+        """Return the same bytes; a one-dimensional array may have another dtype."""
         if dtype is None or np.dtype(dtype) == self.dtype:
             return DeviceArray(self.buffer, self.offset, self.dtype, self.shape)
         dtype = np.dtype(dtype)
@@ -164,7 +165,7 @@ class DeviceArray:
         return DeviceArray(self.buffer, self.offset, self.dtype, lengths)
 
     def item(self) -> Any:
-        """The value of the only element, which is waited for."""
+        """Return the value of the only element, after waiting for it."""
         return shown(self.buffer.memory.read(self)).item()
 
     def __array__(self, *_: object, **__: object) -> Array:
@@ -209,10 +210,10 @@ class Counts:
 
 
 class DeviceMemory(Memory):
-    """The memory of one device, as one VM uses it.
+    """Memory of one device, used by one VM.
 
-    When the host waits, it looks at what kernels have refused. `held` are the bytes of all buffers,
-    `peak` the most there have been at once.
+    When the host waits, it checks whether kernels have rejected values. `held` are the bytes of all
+    buffers, `peak` their maximum.
     """
 
     def __init__(self, driver: Driver) -> None:
@@ -226,8 +227,8 @@ class DeviceMemory(Memory):
         self.refusals = Refusals(self)
         self._constants: dict[int, tuple[weakref.ref[Array], Any]] = {}
         self._pinned: set[int] = set()  # ids of arrays
-        self._sent: dict[int, Any] = {}  # by the place of a tensor: the event of the copy to it
-        self._unused: dict[int, Any] = {}  # the event after which it may be written
+        self._sent: dict[int, Any] = {}  # event of the copy, by the address of the tensor
+        self._unused: dict[int, Any] = {}  # event after which a tensor may be written
 
     def __enter__(self) -> DeviceMemory:
         if self.lost is not None:
@@ -247,13 +248,13 @@ class DeviceMemory(Memory):
     # --- buffers ---
 
     def holds(self, nbytes: int) -> None:
-        """Count bytes that a buffer has taken or, if negative, given back."""
+        """Count bytes that a buffer has allocated or, if negative, freed."""
         with self.lock:
             self.allocated += nbytes
             self.peak = max(self.peak, self.allocated)
 
     def empty(self, nbytes: int) -> Array:
-        """A u8 array of anything. Raises `MemoryError`."""
+        """Return an uninitialized u8 array. Raises `MemoryError`."""
         with self:
             buffer = Buffer(self.driver.alloc(nbytes), nbytes, next(_PLACES) * _APART, self)
         return DeviceArray(buffer, 0, np.dtype(np.uint8), (nbytes,))  # type: ignore[return-value]
@@ -273,12 +274,12 @@ class DeviceMemory(Memory):
         try:
             copy = self.empty(type.nbytes).view(type.dtype.numpy).reshape(type.array_shape)
         except MemoryError as error:
-            raise OutOfMemory(f"{type} needs {type.nbytes:,} bytes: {error}") from None
+            raise OutOfMemoryError(f"{type} needs {type.nbytes:,} bytes: {error}") from None
         self.write(copy, array)
         return copy
 
     def constant(self, array: Array) -> Array:
-        """The constant's one copy, which lives as long as the program that has it."""
+        """Return the only copy of the constant, which lives as long as its program."""
         key = id(array)
         if key not in self._constants:
             copy: Any = self.copy(array)
@@ -304,7 +305,7 @@ class DeviceMemory(Memory):
         return self.read_all([array])[0]
 
     def read_all(self, arrays: Sequence[Any]) -> list[Array]:
-        """Copies for the host, with one wait. Raises the error of what a kernel has refused."""
+        """Return copies on the host, with one wait. Raises the error of a rejected value."""
         flags = self.refusals.flags
         here = [x for x in arrays if isinstance(x, DeviceArray) and x.size]
         copies = self.fetched([*flags, *here])
@@ -320,7 +321,7 @@ class DeviceMemory(Memory):
         ]
 
     def fetched(self, arrays: Sequence[Any]) -> list[Array]:
-        """Copies of arrays of the device, without a look at what kernels have refused."""
+        """Return copies of arrays of the device, without a check for rejected values."""
         copies = [np.empty(x.shape, x.dtype) for x in arrays]
         if copies:
             transfers = [
@@ -333,9 +334,9 @@ class DeviceMemory(Memory):
         return copies
 
     def write(self, array: Any, values: Any) -> None:
-        """Copy values of the host, or of the device.
+        """Copy values of the host or of the device.
 
-        What is pinned must stay as it is until `wait_for_copy`.
+        Pinned memory must not change until `wait_for_copy`.
         """
         if not array.size:
             return
@@ -355,7 +356,7 @@ class DeviceMemory(Memory):
                 self.driver.send(array.buffer.raw, array.offset, packed)
 
     def _send_beside(self, array: DeviceArray, values: Array) -> None:
-        """Copy pinned memory between those who use the tensor before and those who do after."""
+        """Copy pinned memory after the last use of the tensor and before its next use."""
         with self.lock:
             place = array.address
             after = self._unused.pop(place, None) or self.driver.event()
@@ -374,7 +375,7 @@ class DeviceMemory(Memory):
     def wait_for_copy(self, array: Any) -> None:
         """Wait until the pinned memory that was last written to the tensor may change.
 
-        The next write to the tensor waits for what uses it now, and for nothing that comes later.
+        The next write to the tensor waits for its current uses, but for no later work.
         """
         with self:
             with self.lock:
@@ -385,7 +386,7 @@ class DeviceMemory(Memory):
                 self._unused[array.address] = self.driver.event()
 
     def pinned_zeros(self, nbytes: int) -> Array:
-        """A u8 array of zeros in pinned memory of the host."""
+        """Return a u8 array of zeros in pinned memory of the host."""
         with self:
             memory = self.driver.pinned(nbytes)
         memory[:] = 0
@@ -395,16 +396,16 @@ class DeviceMemory(Memory):
         return memory
 
     def is_pinned(self, array: object) -> bool:
-        """Return whether the array lies in `pinned_zeros`."""
+        """Return whether the array is in `pinned_zeros`."""
         return isinstance(array, np.ndarray) and id(root(array)) in self._pinned
 
     def synchronize(self) -> None:
-        """Wait until the device has done all it was given."""
+        """Wait until the device has finished all its work."""
         with self:
             self._wait("synchronize", self.driver.finish)
 
     def settle(self) -> None:
-        """Raise the error of what a kernel has refused, if one has."""
+        """Raise the error if a kernel has rejected a value."""
         self.refusals.settle(self.fetched(self.refusals.flags))
 
     def _wait(self, why: str, work: Callable[[], object]) -> None:

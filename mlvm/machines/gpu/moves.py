@@ -1,7 +1,7 @@
-"""Kernels that put elements elsewhere, or make them of nothing: one text for all of `move`'s ops.
+"""Kernels that move or fill elements, with one source for all ops of `move`.
 
-An op is made of windows: regular parts of a tensor, each given by lengths, and by a first element
-and steps in both tensors. What only moves is moved as integers of the elements' size.
+An op is divided into windows: regular parts of a tensor, given by lengths, and by a first element
+and strides in both tensors. Elements that are only moved are treated as integers of the same size.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from mlvm.machines.gpu.elementwise import GROUP, joined, packed
 from mlvm.machines.gpu.kernels import Argument, Call, Calls, Facts, Types, kernel, source
 
 _MOST_AXES: Final = 6
-_RUN: Final = 32  # elements along the innermost axis that an item of a processor moves
+_RUN: Final = 32  # elements along the innermost axis per item on a processor
 
 
 class Window(NamedTuple):
-    """Elements of a packed tensor: the first one's number, and the step along each axis."""
+    """Elements of a packed tensor: the index of the first, and the stride along each axis."""
 
     first: int
     steps: tuple[int, ...]
@@ -44,7 +44,7 @@ def part(shape: Shape, start: Sequence[int], step: Sequence[int]) -> Window:
 
 
 def broadcast(shape: Shape, to: Shape) -> Window:
-    """A tensor of a shape, as one of another that it broadcasts to."""
+    """Return a tensor of a shape as a window of the shape that it broadcasts to."""
     steps = [0 if n == 1 else step for n, step in zip(shape, packed(shape), strict=True)]
     return Window(0, (*[0] * (len(to) - len(shape)), *steps))
 
@@ -59,17 +59,17 @@ def move(
     args: tuple[Argument, Argument] = (0, 1),
     add: bool = False,
 ) -> list[Call]:
-    """List the calls that move elements from a window of `args[1]` to one of `args[0]`."""
+    """Return the calls that move elements from a window of `args[1]` to one of `args[0]`."""
     axes = joined(zip(lengths, out.steps, x.steps, strict=True))[::-1] or [(1, 1, 1)]
     first, start = out.first, x.first
     moved = to is None or (to is dtype and not add)
-    if moved and dtype.itemsize == 16:  # as two integers
+    if moved and dtype.itemsize == 16:  # moved as two integers
         axes = [(2, 1, 1), *[(n, 2 * o, 2 * s) for n, o, s in axes]]
         first, start = 2 * first, 2 * start
     total = math.prod([n for n, _, _ in axes])
     if not total:
         return []
-    if len(axes) > _MOST_AXES:  # one call for each place of the outermost
+    if len(axes) > _MOST_AXES:  # one call for each index of the outermost axis
         n, o, s = axes[-1]
         inner = [*zip(*axes[:-1], strict=True)]
         return [
@@ -116,14 +116,14 @@ def begin_as(device: Facts, x: TensorType, args: tuple[Argument, Argument] = (0,
 
 
 def fill(out: TensorType, value: float | complex, argument: Argument = 0) -> list[Call]:
-    """All elements are that value."""
+    """Return the calls that fill the result with that value."""
     one = _bits(out, value)
     count = out.nbytes // one.itemsize
     return [_created("fill", one.dtype, count, (argument, np.int64(count), one))]
 
 
 def _bits(out: TensorType, value: float | complex) -> np.generic:
-    """An element of that value, as an integer of its size. Of 16 bytes it is 0."""
+    """Return an element with that value as an integer of its size; for 16 bytes, 0."""
     bits = cast(np.asarray(value), out.dtype).reshape(1).view(np.uint8)
     element: np.generic = bits[:8].view(DType.named(RAW[out.dtype.itemsize]).numpy)[0]
     return element
@@ -151,7 +151,7 @@ def _permute_dims(device: Facts, types: Types, *, axes: tuple[int, ...]) -> Call
 def permuted(
     device: Facts, x: TensorType, axes: Sequence[int], args: tuple[Argument, Argument] = (0, 1)
 ) -> list[Call]:
-    """List the calls that permute the axes of a tensor."""
+    """Return the calls that permute the axes of a tensor."""
     shape, steps = [x.shape[i] for i in axes], packed(x.shape)
     strided = Window(0, tuple([steps[i] for i in axes]))
     return move(device, shape, whole(shape), strided, x.dtype, args=args)
@@ -190,7 +190,7 @@ def _flip(device: Facts, types: Types, *, axis: int | tuple[int, ...] | None) ->
 def _roll(
     device: Facts, types: Types, *, shift: int | tuple[int, ...], axis: int | tuple[int, ...] | None
 ) -> Calls:
-    """Along each axis two parts, which change places."""
+    """Exchange two parts along each axis."""
     _, x = types
     shape = x.shape if axis is not None else (x.size,)
     axes = normalize_axes(axis, x.ndim) if axis is not None else (0,)
@@ -201,7 +201,7 @@ def _roll(
     pieces = []
     for n, k in zip(shape, by, strict=True):
         k %= n
-        pieces.append([(k, 0, n - k), *([(0, n - k, k)] if k else [])])  # to, from, how many
+        pieces.append([(k, 0, n - k), *([(0, n - k, k)] if k else [])])  # to, from, count
     ones = (1,) * len(shape)
     return [
         call
@@ -313,7 +313,7 @@ def _eye(device: Facts, types: Types, *, rows: int, columns: int, k: int, dtype:
 def _arange(
     device: Facts, types: Types, *, start: float, stop: float, step: float, dtype: str
 ) -> Calls:
-    """Of integers; that of floats is made on the host, in f64."""
+    """Return the calls for integers; floats are computed on the host, in f64."""
     [out] = types
     if not out.dtype.is_integer:
         return None

@@ -1,4 +1,4 @@
-"""Functions of rows, and windows of images."""
+"""Kernels of row functions, and of windows of images."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from mlvm.machines.gpu.kernels import (
 )
 from mlvm.machines.gpu.reductions import GROUP, adding, fold
 
-_SHORT = 64  # elements of a row that one item goes through
+_SHORT = 64  # maximum elements of a row per item
 
 
 def _rows(
     device: Facts, types: Types, axis: int, entry: str, args: tuple[Any, ...], **defines: str | int
 ) -> Calls:
-    """One launch over the rows along `axis` of the first operand."""
+    """Return one launch over the rows along `axis` of the first operand."""
     if len({x.dtype for x in types if x.dtype.is_float}) > 1:
         return None
     return [_over_rows(device, types[1], axis, entry, args, **defines)]
@@ -90,7 +90,7 @@ for _name in ("layer_norm", "layer_norm_normalize", "layer_norm_vjp"):
 
 @kernel("layer_norm_scale_vjp", computes=True)
 def _layer_norm_scale_vjp(device: Facts, types: Types, *, eps: float) -> Calls:
-    """The statistics of each row, then sums over pieces of the rows, which a reduction adds up."""
+    """Compute the statistics of each row, then sums over pieces of rows, and reduce these."""
     if len({x.dtype for x in types}) > 1:
         return None
     out, _, x = types
@@ -141,7 +141,7 @@ def _windows(
 def _of_windows(
     name: str, filler: float, device: Facts, types: Types, /, *, window: Pair, **how: Any
 ) -> Calls:
-    """Read the windows of images, with the filler around these."""
+    """Read the windows of images, padded with the filler."""
     out, x = types
     how = {"filler": how.pop("pad_value", filler), **how}
     return _windows(device, types, name, x.shape, out.shape[1:3], window, **how)
@@ -159,7 +159,7 @@ def _unpatches(device: Facts, types: Types, *, shape: Shape, **how: Any) -> Call
 
 @kernel("max_pool2d_vjp", computes=True)
 def _max_pool2d_vjp(device: Facts, types: Types, *, window: Pair, **how: Any) -> Calls:
-    """The largest of each window and the share of those who are, then the sums of these."""
+    """Compute the maximum of each window and its shares, then the sums of the shares."""
     out, g, x = types
     grid, nbytes = g.shape[1:3], g.size * computed(out.dtype).itemsize
     largest, shares = Scratch("largest", nbytes), Scratch("shares", nbytes)

@@ -1,7 +1,8 @@
-"""Devices by OpenCL: `ml.VM(device="opencl:0")`, by the package pyopencl.
+"""Devices of OpenCL, such as `ml.VM(device="opencl:0")`, through the package pyopencl.
 
-A command queue does all in order; a second one copies pinned memory beside it. A kernel's arguments
-are set once, when it is made ready for a place in a program, and each launch of it is one call.
+One command queue runs everything in order; a second one copies pinned memory concurrently. A
+kernel's arguments are set once, when it is prepared for its position in a program; each launch is
+one call.
 """
 
 from __future__ import annotations
@@ -50,18 +51,21 @@ cl.Program(context, text).build().twice(queue, x.shape, None, memory)
 cl.enqueue_copy(queue, x, memory)
 sys.exit(0 if (x == 2).all() else "a kernel computes wrong values")
 """
-"""Compile and run one kernel on a device, in a process that its driver may end."""
+"""Program that compiles and runs one kernel, for a child process that the driver may crash."""
 _PROBE_SECONDS: Final = 120.0
 
 
 def opencl_module() -> Any:
-    """pyopencl. Raises `MissingExtra` where it is not installed."""
+    """Return pyopencl. Raises `MissingExtraError` if it is not installed."""
     return extra("pyopencl", "opencl")
 
 
 def devices_by_name() -> list[tuple[str, Any]]:
-    """The devices by name: `opencl:0` is the first of the first platform, `opencl:0:1` its second.
-    Raises `MissingExtra` without pyopencl, and `MachineError` where no driver is installed."""
+    """Return the devices by name: `opencl:0` is the first of the first platform.
+
+    `opencl:0:1` is its second. Raises `MissingExtraError` without pyopencl, and `MachineError` if
+    no driver is installed.
+    """
     cl = opencl_module()
     try:
         platforms = cl.get_platforms()
@@ -79,7 +83,7 @@ def devices_by_name() -> list[tuple[str, Any]]:
 
 
 class _Shared:
-    """A device's context and compiled sources, which all of a process's VMs on it share."""
+    """Context and compiled sources of a device, shared by all VMs of the process."""
 
     def __init__(self, device: Any) -> None:
         self.device = device
@@ -115,9 +119,11 @@ def _shared(name: str) -> _Shared:
 
 
 def _require_working(name: str, device: Any) -> None:
-    """Run a kernel in a child process, unless this driver has passed that on this machine before.
+    """Run a kernel in a child process, unless the driver passed this test before.
 
-    A driver that does not know the processor may abort or segfault. Raises `MachineError`."""
+    The result is remembered for this machine. A driver that does not know the processor may abort
+    or segfault. Raises `MachineError`.
+    """
     facts = device.platform.version, device.driver_version, device.name, host()
     digest = hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
     passed = tiles.path().with_name(f"opencl-{digest}")
@@ -150,7 +156,7 @@ def _require_working(name: str, device: Any) -> None:
 
 
 class OpenCL:
-    """A device by its OpenCL driver."""
+    """Device with an OpenCL driver."""
 
     def __init__(self, name: str) -> None:
         self._cl = cl = opencl_module()
@@ -170,7 +176,7 @@ class OpenCL:
         self._context = shared.context
         self._queue = cl.CommandQueue(self._context)
         self._copy_queue = cl.CommandQueue(self._context)
-        self._on_its_way: deque[tuple[Any, Array]] = deque()  # values, till that event
+        self._on_its_way: deque[tuple[Any, Array]] = deque()  # values to keep until the event
 
     def typed(self, error: Any) -> Exception | None:
         if not isinstance(error, self._cl.Error):
@@ -214,7 +220,7 @@ class OpenCL:
         return event
 
     def _keep(self, event: Any, values: Array) -> None:
-        """Keep values until they are copied: an event that goes before would wait for that."""
+        """Keep values until they are copied; deleting an event earlier would wait for it."""
         complete = self._cl.command_execution_status.COMPLETE
         self._on_its_way.append((event, values))
         while self._on_its_way and self._on_its_way[0][0].command_execution_status <= complete:
@@ -227,7 +233,7 @@ class OpenCL:
             )
             for i, (values, memory, offset) in enumerate(transfers)
         ]
-        del events  # each waits for its own, which is done
+        del events  # each event waits for its copy, which is finished
 
     def event(self) -> Any:
         event = self._cl.enqueue_marker(self._queue)
@@ -266,7 +272,7 @@ class OpenCL:
 
 
 def listed() -> list[tuple[str, str, int]]:
-    """The devices by name, model and bytes of memory. Raises what `found` raises."""
+    """Return the devices by name, model and bytes of memory. Raises what `found` raises."""
     return [
         (name, f"{device.name.strip()} ({device.platform.name.strip()})", device.global_mem_size)
         for name, device in devices_by_name()

@@ -1,4 +1,4 @@
-"""Products of matrices, and convolutions, which are products of windows with a kernel."""
+"""Matrix products, and convolutions, which are products of windows with a kernel."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mlvm.machines.gpu.tiles import tile
 
 
 class Sizes(NamedTuple):
-    """Sizes of products: [m, k] @ [k, n], for each of a batch, with sums over others."""
+    """Sizes of matrix products: [m, k] @ [k, n], for a batch, with sums over other axes."""
 
     m: int
     n: int
@@ -29,10 +29,10 @@ class Sizes(NamedTuple):
 
 
 class _Windows(NamedTuple):
-    """Windows of volumes, which are an operand without being laid out.
+    """Windows of volumes as an operand that is not materialized.
 
-    Along each of three axes place t of window i lies at i step + t apart + lead; where that is not
-    in the volume, it is 0. `transposed`: a window is a column, not a row. `phases` are of a
+    Along each of three axes, element t of window i is at i step + t apart + lead; outside of the
+    volume it is 0. `transposed`: a window is a column, not a row. `phases` are those of a
     transposed convolution.
     """
 
@@ -48,15 +48,15 @@ class _Windows(NamedTuple):
     phases: Sequence[int] = ()
 
     def numbers(self, outputs: int, outputs_in_all: int) -> tuple[int, ...]:
-        """The arguments of a kernel. Of the results' columns, each product makes some."""
+        """Return the arguments of a kernel. Each product computes some columns of the results."""
         sizes = (*self.volume, *self.grid, *self.window[1:], self.channels)
         places = (*self.step, *self.dilation, *self.lead)
         return (*sizes, self.channels_in_all, *places, outputs_in_all, outputs, *self.phases)
 
 
-_PART: Final = 64 * 64  # elements of a result that keep a group busy
-_ENOUGH: Final = 64  # groups: with fewer, a long sum is shared out
-_LONG: Final = 1024  # elements of a sum that are not shared out
+_PART: Final = 64 * 64  # minimum elements of a result per group
+_ENOUGH: Final = 64  # groups; with fewer, a long sum is divided among groups
+_LONG: Final = 1024  # elements of a sum up to which it is not divided
 
 
 class _Operand(NamedTuple):
@@ -80,7 +80,7 @@ def product(
     second: int = 1,
     windows: _Windows | None = None,
 ) -> list[Call]:
-    """The calls of a product. Results of windows lie side by side, as columns of one matrix."""
+    """Return the calls of a product. Results of windows are columns of one matrix."""
     m, n, _, batch, _ = sizes
     dtype = computed(out.dtype)
     names = {x.dtype, y.dtype, out.dtype.name}
@@ -118,8 +118,9 @@ def _defines(windows: _Windows | None) -> dict[str, int]:
 def _shared_out(sizes: Sizes) -> tuple[int, int]:
     """Return the length of a sum's pieces, and the number of groups that share them.
 
-    Sums are split where the result has too few elements to keep the groups busy. It depends on
-    sizes, not on tiles."""
+    Sums are split if the result has too few elements to occupy the groups. This depends on sizes,
+    not on tiles.
+    """
     m, n, k, batch, summed = sizes
     groups = max(m * n * batch // _PART, 1)
     if k * summed <= _LONG or groups >= _ENOUGH:
@@ -148,7 +149,7 @@ def _added_up(
     numbers: tuple[int, ...],
     splits: int,
 ) -> list[Call]:
-    """The call of a product and, if it is split, the sum of what the splits have left."""
+    """Return the call of a product and, if it is split, of the sum of the partial results."""
     dtype = computed(out.dtype)
     to: Argument = 0 if splits == 1 else Scratch("splits", splits * out.size * dtype.itemsize)
     args = (to, *operands, *map(np.int64, numbers))
@@ -162,7 +163,7 @@ def _added_up(
 def _in_panels(
     device: Facts, out: TensorType, x: _Operand, y: _Operand, sizes: Sizes, second: int
 ) -> list[Call]:
-    """The calls of a product on a processor. Rows of y are brought side by side in memory first."""
+    """Return the calls of a product on a processor, which first makes rows of y contiguous."""
     m, n, k, batch, summed = sizes
     dtype = out.dtype
     cut = tile(device, dtype, m, n, batch)
@@ -197,7 +198,7 @@ def _matmul(device: Facts, types: Types, *, transpose_x: bool, transpose_y: bool
     columns = _matrix(y, transpose_y, left=False)[1]
     x_stack, y_stack = x.shape[:-2], y.shape[:-2]
     if x_stack and not math.prod(y_stack) > 1 and not transpose_x:
-        rows, x_stack, y_stack = rows * math.prod(x_stack), (), ()  # one product of all
+        rows, x_stack, y_stack = rows * math.prod(x_stack), (), ()  # a single product
     steps = _stack(x_stack, y_stack, rows * inner, inner * columns)
     if steps is None:
         return None
@@ -208,7 +209,7 @@ def _matmul(device: Facts, types: Types, *, transpose_x: bool, transpose_y: bool
 
 
 def _matrix(x: TensorType, transpose: bool, *, left: bool) -> tuple[int, int]:
-    """Rows and columns. A vector is a row on the left, and a column on the right."""
+    """Return rows and columns. A vector is a row on the left, and a column on the right."""
     if x.ndim == 1:
         return (1, x.size) if left else (x.size, 1)
     rows, columns = x.shape[-2:]
@@ -242,7 +243,7 @@ def _batch_contract(device: Facts, types: Types, *, transpose_x: bool, transpose
     rows, inner = _matrix(x, transpose_x, left=True)
     columns = _matrix(y, transpose_y, left=False)[1]
     batch = math.prod(x.shape[:-2])
-    if transpose_x and not transpose_y:  # batch and inner axis are one
+    if transpose_x and not transpose_y:  # the batch and the inner axis are merged
         inner, batch = inner * batch, 1
     left = _Operand(1, x.dtype.name, *_steps(rows, inner, transpose_x), summed=rows * inner)
     right = _Operand(2, y.dtype.name, *_steps(inner, columns, transpose_y), summed=inner * columns)
@@ -253,7 +254,7 @@ def _batch_contract(device: Facts, types: Types, *, transpose_x: bool, transpose
 
 
 def _in_three(numbers: Sequence[int], filler: int = 1) -> Sequence[int]:
-    """Those of a volume. An image is one of depth 1."""
+    """Return the numbers for a volume; an image is a volume of depth 1."""
     return (*(filler,) * (3 - len(numbers)), *numbers)
 
 
@@ -267,7 +268,7 @@ def _windows_of(
     padding: Sides,
     dilation: Shape,
 ) -> _Windows:
-    """The windows of a convolution of x."""
+    """Return the windows of a convolution of x."""
     lead = _in_three([-before for before, _ in padding], 0)
     sizes = _in_three(x.shape[1:-1]), _in_three(grid), _in_three(window)
     how = _in_three(stride), _in_three(dilation), lead

@@ -2,9 +2,9 @@
 
 An op is planned once for its types, prepared once for arrays, and launched without a wait.
 
-Scratch memory of ops is shared: what one op leaves there is nothing to the next, as all is done in
-order. What has no kernel on the device runs on the host: its operands are read, which waits, and
-its result is sent. `counts` tells how often, and traces show it.
+Ops share scratch memory, because all calls run in order. An op without a kernel on the device runs
+on the host: its operands are read, which waits, and its result is sent. `counts` has the number of
+such ops, and traces show them.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from mlvm.core.errors import OutOfMemory
+from mlvm.core.errors import OutOfMemoryError
 from mlvm.core.memo import Memo
 from mlvm.core.op import OPS, Attributes, Kernel, Op
 from mlvm.core.ops import half
 from mlvm.core.types import ALIGNMENT, Array, TensorType
-from mlvm.machines.gpu import (  # noqa: F401  (their kernels are declared)
+from mlvm.machines.gpu import (  # noqa: F401 (registers their kernels)
     elementwise,
     indexing,
     moves,
@@ -41,7 +41,7 @@ Launch: TypeAlias = Callable[[], object]
 
 
 class Plan(NamedTuple):
-    """Plan for certain types: its steps, offsets in scratch memory, and the size of that."""
+    """Plan for certain types: its steps, their offsets in scratch memory, and its size."""
 
     steps: list[Step]
     offsets: dict[str, int]
@@ -62,11 +62,11 @@ class Ready:
 
     @property
     def notes(self) -> list[Note]:
-        """Those of its calls that may refuse values."""
+        """Return the records of its calls that may reject values."""
         return [each.note for each in self.launches if isinstance(each, _Noted)]
 
     def launch(self, memory: DeviceMemory) -> None:
-        """Have the device do it, without a wait. Raises what an op raises that runs on the host."""
+        """Launch the calls without a wait. Raises the errors of ops that run on the host."""
         with memory:
             for self.at, launch in enumerate(self.launches):  # noqa: B020
                 launch()
@@ -74,9 +74,9 @@ class Ready:
 
 
 class Queue:
-    """The ops of one VM on their way to its device.
+    """Queue of the ops of one VM for its device.
 
-    `host` are the kernels for what has none there.
+    host: kernels for ops without a kernel on the device
     """
 
     def __init__(self, memory: DeviceMemory, host: Mapping[str, Kernel]) -> None:
@@ -86,7 +86,7 @@ class Queue:
         self._scratch: Any = None
 
     def kernels(self) -> dict[str, Kernel]:
-        """The kernels by op name, and that of chains."""
+        """Return the kernels by op name, and the kernel of chains."""
         of_ops = {name: QueuedKernel(self, op) for name, op in OPS.items()}
         return {"fused": QueuedKernel(self), **of_ops}
 
@@ -95,7 +95,7 @@ class Queue:
     def plan(
         self, key: Any, arrays: Sequence[Any], steps: Callable[[list[TensorType]], list[Step]]
     ) -> Plan:
-        """The plan of that key, which says the types, too."""
+        """Return the plan for that key, which includes the types."""
 
         def make() -> Plan:
             new = steps([TensorType.of(x) for x in arrays])
@@ -104,7 +104,7 @@ class Queue:
         return self._plans.get(key, make)
 
     def compile(self, plans: Sequence[Plan]) -> None:
-        """Compile what these need, as far as it can be done together."""
+        """Compile the sources of these plans, together if possible."""
         prelude = elementwise.prelude(self.memory.driver.facts)
         calls = [each for plan in plans for each in plan.steps if isinstance(each, Call)]
         chains = [call.source for call in calls if call.source.startswith(prelude)]
@@ -121,11 +121,11 @@ class Queue:
             try:
                 self._scratch = self.memory.empty(nbytes_now)
             except MemoryError as error:
-                raise OutOfMemory(f"{nbytes_now:,} bytes of scratch memory: {error}") from None
+                raise OutOfMemoryError(f"{nbytes_now:,} bytes of scratch memory: {error}") from None
         return self._scratch
 
     def ready(self, plan: Plan, arrays: Sequence[Any]) -> Ready:
-        """The plan on these arrays."""
+        """Return the plan bound to these arrays."""
         steps, offsets, size = plan
         scratch: Any = self.scratch(size) if size else None
 
@@ -182,7 +182,7 @@ class Queue:
         self.memory.write(arrays[0], result)
 
     def dynamic(self, op: Op, arrays: Sequence[Any], attributes: Attributes) -> Array:
-        """Run an op on the host whose result's type depends on values."""
+        """Run an op on the host whose result type depends on values."""
         return self._call_host(op, self.memory.read_all(arrays), attributes)  # type: ignore[no-any-return]
 
     def _call_host(self, op: Op, arrays: list[Array], attributes: Attributes) -> Any:
@@ -193,9 +193,10 @@ class Queue:
 
 
 class _Noted:
-    """Marker among launches: the next call may refuse values.
+    """Marker among launches: the next call may reject values.
 
-    A launch that fails later, or waits in between, must not drop it."""
+    A launch that fails later, or waits in between, must not drop it.
+    """
 
     def __init__(self, memory: DeviceMemory, note: Note) -> None:
         self._memory, self.note = memory, note
@@ -205,7 +206,7 @@ class _Noted:
 
 
 class _HostCall:
-    """An op on the host, among launches."""
+    """Call of an op on the host, among launches."""
 
     def __init__(self, queue: Queue, step: OnHost, arrays: list[Any]) -> None:
         self._queue, self._step, self._arrays = queue, step, arrays
@@ -215,7 +216,7 @@ class _HostCall:
 
 
 class QueuedKernel:
-    """Kernel of an op, or of chains where that is None: it launches what the op is on a device."""
+    """Kernel of an op (None: of chains) that launches the device's calls."""
 
     takes_halves = True
 

@@ -52,8 +52,9 @@ class GpuVM(LocalVM):
     Several devices are several VMs. It has no threads, no workers and no C functions, and lends no
     memory. `counts` tells launches, transfers, and how often the host waited.
 
-    Raises `MissingExtra` without the package that the device needs, `MachineError` for a device
-    that there is not and for options of the processor, `UnknownFunction` for a kernel of no op.
+    Raises `MissingExtraError` without the package that the device needs, `MachineError` for a
+    device that there is not and for options of the processor, `UnknownFunctionError` for a kernel
+    of no op.
     """
 
     memory: DeviceMemory

@@ -136,7 +136,7 @@ class Boxes:
 
         They are for the `named` kernel, or copied.
         """
-        if self.itemsize > 8 and (named or not integers["reads"]):  # there is no kernel
+        if self.itemsize > 8 and (named or not integers["reads"]):  # no such kernel exists
             self._parts.append(None)
             return
         count = math.prod(axis.length for axis in axes)

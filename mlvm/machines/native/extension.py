@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Final
 
-from mlvm.core.errors import MachineError, MissingExtra, brief
+from mlvm.core.errors import MachineError, MissingExtraError, brief
 from mlvm.machines import digest
 
 if TYPE_CHECKING:
@@ -68,7 +68,8 @@ def _load() -> tuple[ModuleType | None, str]:
 def is_native(native: bool | None) -> bool:
     """Return True if a VM with that option runs natively.
 
-    Raises `MissingExtra` if it must and cannot, `MachineError` for invalid environment variables.
+    Raises `MissingExtraError` if it must and cannot, `MachineError` for invalid environment
+    variables.
     """
     if native is None:
         setting = os.environ.get("MLVM_NATIVE", "")
@@ -87,9 +88,9 @@ def is_native(native: bool | None) -> bool:
 
 
 def require(what: str) -> None:
-    """Raise `MissingExtra` without the extension, saying `what` needs it and how to get it."""
+    """Raise `MissingExtraError` without the extension, saying `what` needs it and how to get it."""
     if EXTENSION is None:
-        raise MissingExtra(f"{what}: {REASON}; {_REMEDY}")
+        raise MissingExtraError(f"{what}: {REASON}; {_REMEDY}")
 
 
 def simd_sets() -> dict[str, bool]:

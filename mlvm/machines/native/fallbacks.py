@@ -30,7 +30,7 @@ class Fallback(NamedTuple):
 
 def fallback(op: Op, types: Types, attributes: Attributes) -> Fallback | None:
     """Return the op that replaces an op without a kernel for these types; None if there is none."""
-    if not types:  # a raw VM may give none
+    if not types:  # a raw VM may pass no types
         return None
     out, *xs = types
     wide, attributes = out.dtype, dict(attributes)

@@ -11,7 +11,13 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
-from mlvm.core.errors import ArgumentError, HostFunctionError, MachineError, MlvmError, OutOfMemory
+from mlvm.core.errors import (
+    ArgumentError,
+    HostFunctionError,
+    MachineError,
+    MlvmError,
+    OutOfMemoryError,
+)
 from mlvm.core.machine.callee import UserFunction, Value
 from mlvm.core.machine.functions import Binding
 from mlvm.core.machine.link import CallDetails
@@ -63,7 +69,7 @@ class CFunction(UserFunction):
         self.address = address
         self.library = library
         self.owner = owner
-        # By the id of the attributes, which an entry keeps alive.
+        # Keyed by the id of the attributes, which an entry keeps alive.
         self._callers = Memo[int, tuple[Host, Caller]](_MOST_CALLERS, "machines.native.host")
 
     def bind(self, attributes: Attributes) -> Attributes:
@@ -208,7 +214,7 @@ class HostCall:
         attributes: Attributes,
         miscounted: Callable[[int], MachineError] | None = None,
     ) -> None:
-        self._callee = callee  # as of now: a program runs none that came later
+        self._callee = callee  # the current callee; later registrations do not affect the program
         self._attributes = attributes
         self._miscounted = miscounted
 
@@ -254,7 +260,7 @@ class HostCall:
                 raise failure
             if status != 0:
                 raise HostFunctionError(f"status {status}")
-        except OutOfMemory:  # of the VM, whose functions may allocate
+        except OutOfMemoryError:  # raised by the VM, whose functions may allocate
             raise
         except MlvmError as error:
             raise HostFunctionError(f"{self._callee.name}: {error}") from None

@@ -7,7 +7,7 @@ from typing import Any, Final, NoReturn
 
 import numpy as np
 
-from mlvm.core.errors import CheckFailed, LimitExceeded, MachineError, OperandValueError
+from mlvm.core.errors import CheckError, LimitExceededError, MachineError, OperandValueError
 from mlvm.core.types import Array, DType
 from mlvm.machines.lane_link import Bound, Linked
 from mlvm.machines.native._native import Lanes, Pool, lane_steps
@@ -102,8 +102,8 @@ class NativeLanes:
         keep: Callable[[int], None],
     ) -> None:
         self._part, self._grow, self._steps = part, grow, linked.steps
-        self._bound: dict[tuple[int, int], Bound] = {}  # the last of each part
-        self._keep, self._nbytes = keep, 0  # of frames, which stay for the next run
+        self._bound: dict[tuple[int, int], Bound] = {}  # the last binding of each part
+        self._keep, self._nbytes = keep, 0  # bytes of frames, which are kept for the next run
         self._names = [*linked.runs, *linked.sites]
         flat = Flat(linked)
         size = flat.size
@@ -120,7 +120,7 @@ class NativeLanes:
             _ints([x for register, nbytes in pairs for x in (register, size(nbytes))])
             for pairs in (linked.params, linked.returned)
         )
-        self._sizes = flat.sizes  # all of them
+        self._sizes = flat.sizes  # all sizes
         self._results = [nbytes for _, nbytes in linked.returned]
         self.lanes = Lanes(
             _ints(flat.code),
@@ -160,7 +160,7 @@ class NativeLanes:
         """Do nothing: on entry Python switches threads and raises their exceptions for this one."""
 
     def keep(self, nbytes: int) -> None:
-        """Account for more bytes of frames. Raises `OutOfMemory` where a VM has limits."""
+        """Account for more bytes of frames. Raises `OutOfMemoryError` where a VM has limits."""
         self._keep(nbytes)
         self._nbytes += nbytes
 
@@ -181,11 +181,11 @@ class NativeLanes:
         if what == "index":
             raise OperandValueError(f"index {a} is out of range for length {b}")
         if what == "depth":
-            raise LimitExceeded(f"call depth exceeds the limit of {a}")
+            raise LimitExceededError(f"call depth exceeds the limit of {a}")
         if what == "frames":
-            raise LimitExceeded(f"lanes have more than {a:,} frames, the limit")
+            raise LimitExceededError(f"lanes have more than {a:,} frames, the limit")
         if what == "check":
-            raise CheckFailed(self._steps[a][3])
+            raise CheckError(self._steps[a][3])
         raise MachineError("the record does not exist")
 
 

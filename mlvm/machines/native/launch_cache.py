@@ -38,7 +38,7 @@ class LaunchCache:
         """
         functions = self._vm.functions
         if not self._bound or functions.instrument is not None or "launch" in vars(self._vm):
-            return start, 0  # each launch is watched, or the cache is empty
+            return start, 0  # launches are observed, or the cache is empty
         with self._lock:
             if functions.version != self._version:
                 self._clear()

@@ -18,8 +18,8 @@ from mlvm.core.errors import AddressError
 
 _UNIX: Final = "unix:"
 _FORMS: Final = "HOST:PORT, [IPV6]:PORT, :PORT (this host alone) or unix:PATH"
-_BACKLOG: Final = 1024  # connections that wait to be accepted
-_LONGEST_PATH: Final = 107  # of a unix socket, by the system's struct
+_BACKLOG: Final = 1024  # pending connections
+_LONGEST_PATH: Final = 107  # limit of a unix socket's path in the system's struct
 _ALIVE: Final = {
     "TCP_KEEPIDLE": 15,
     "TCP_KEEPINTVL": 5,
@@ -213,7 +213,7 @@ def tune(sock: socket.socket) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _ALIVE.items():
-        option = getattr(socket, name, None)  # not every system has all
+        option = getattr(socket, name, None)  # not all systems have all options
         if option is not None:
             with contextlib.suppress(OSError):
                 sock.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -24,11 +24,11 @@ from mlvm.machines.remote.system import SYSTEM, System
 
 MOST_STRANGERS: Final = 96
 MOST_OF_PEER: Final = 64
-_MOMENT: Final = 0.25  # seconds that a stranger has at least
+_MOMENT: Final = 0.25  # minimum seconds for an unauthenticated connection
 _MOMENT_OF_SILENCE: Final = 0.05
 _LINGERS: Final = 0.2  # seconds for a refused client to read the reason
 _MOST_LINGERING: Final = 256
-_LINES: Final = 20  # of the log a second
+_LINES: Final = 20  # log lines per second
 
 
 @dataclass
@@ -162,7 +162,7 @@ def _peer_of(sock: socket.socket) -> str:
             peer = addresses.credentials(sock)
             return f"uid {peer[1]}" if peer else "unix"
         host = ipaddress.ip_address(sock.getpeername()[0].partition("%")[0])
-        if host.version == 6:  # a peer has all addresses of a /64 network
+        if host.version == 6:  # a peer may own a whole /64 network
             return str(ipaddress.ip_network((host, 64), strict=False))
         return str(host)
     return "unknown"

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from mlvm.core.errors import LimitExceeded, OutOfMemory
+from mlvm.core.errors import LimitExceededError, OutOfMemoryError
 from mlvm.core.machine.callee import OpFresh, Value, is_tensor
 from mlvm.core.machine.decode import decode
 from mlvm.core.op import Attributes
@@ -22,17 +22,17 @@ from mlvm.machines.native import extension
 from mlvm.machines.remote.limits import Limits
 from mlvm.machines.remote.watchdog import Watchdog
 
-_PER_ARRAY: Final = 224  # bytes of an array, beside its elements
-_PER_HANDLE: Final = 440  # of a tensor or storage, with its entry
-_PER_VALUE: Final = 56  # on a stack
+_PER_ARRAY: Final = 224  # bytes per array, in addition to its elements
+_PER_HANDLE: Final = 440  # bytes per tensor or storage, including its entry
+_PER_VALUE: Final = 56  # bytes per stack value
 _PER_FRAME: Final = 128
-_LOOK: Final = 0.05  # seconds between two checks that the client still waits
+_LOOK: Final = 0.05  # seconds between two checks whether the client still waits
 
 
 class BoundedVM(LocalVM):
     """A VM under `limits`.
 
-    A call beyond one raises `OutOfMemory` or `LimitExceeded`, and the VM remains usable.
+    A call beyond one raises `OutOfMemoryError` or `LimitExceededError`, and the VM remains usable.
 
     limits: what its client may use
     launches: number of launches, also of those that failed
@@ -73,8 +73,8 @@ class BoundedVM(LocalVM):
     ) -> list[Array]:
         """Launch as `LocalVM.launch` does.
 
-        Raises also `LimitExceeded` for too long a launch or too many instructions, and
-        `OutOfMemory` for too large results.
+        Raises also `LimitExceededError` for too long a launch or too many instructions, and
+        `OutOfMemoryError` for too large results.
         """
         self.launches += 1
         most = self.limits.launch_steps
@@ -91,7 +91,7 @@ class BoundedVM(LocalVM):
                 return super().launch(program, args, max_steps=max_steps)
             finally:
                 self._scheduler = scheduler
-                self._linked.pop(id(program), None)  # it is linked for this scheduler
+                self._linked.pop(id(program), None)  # it was linked for this scheduler
 
     # --- tensors without a valid value ---
 
@@ -164,13 +164,13 @@ class BoundedVM(LocalVM):
         nbytes = sum(x.nbytes + _PER_ARRAY for x in filter(is_tensor, stack))
         if nbytes > self.limits.launch_bytes:
             most = self.limits.launch_bytes
-            raise OutOfMemory(f"the launch returns {nbytes:,} bytes; the limit is {most:,}")
+            raise OutOfMemoryError(f"the launch returns {nbytes:,} bytes; the limit is {most:,}")
         return super()._outputs(stack)
 
 
 class Turns:
     """Lock of a VM that several clients use. A thread waits for it until its client hangs up:
-    then it raises `LimitExceeded`."""
+    then it raises `LimitExceededError`."""
 
     def __init__(self, lock: Any, client: _Client) -> None:
         self.acquire, self.release, self._is_owned = lock.acquire, lock.release, lock._is_owned
@@ -180,7 +180,7 @@ class Turns:
         if not self.acquire(blocking=False):
             while not self.acquire(timeout=_LOOK):
                 if self._client.is_gone():
-                    raise LimitExceeded("the client of this call has disconnected")
+                    raise LimitExceededError("the client of this call has disconnected")
 
     def __exit__(self, *_: object) -> None:
         self.release()
@@ -221,11 +221,13 @@ class _BoundedStore(FreeStore):
             total = self.consumed + names
             usage = f"the VM uses {total:,}, and the limit is {self._limits.held_bytes:,}"
             own = "" if self.limit is None else f", though memory= is {self.limit:,}"
-            raise OutOfMemory(f"{nbytes:,} more bytes: {usage} (--held-bytes of the server){own}")
+            raise OutOfMemoryError(
+                f"{nbytes:,} more bytes: {usage} (--held-bytes of the server){own}"
+            )
 
     def _require_room(self, nbytes: int) -> None:
         if self.limit is not None and self.consumed + nbytes > self.limit:
-            raise OutOfMemory(
+            raise OutOfMemoryError(
                 f"{nbytes:,} more bytes: the VM uses {self.consumed:,}, and the limit is "
                 f"{self.limit:,} (memory= of ml.connect; --held-bytes of the server is "
                 f"{self._limits.held_bytes:,}); free tensors, or connect with more"
@@ -242,7 +244,7 @@ class _BoundedStore(FreeStore):
     def _check_handles(self) -> None:
         if len(self._entries) + len(self._storages) >= self._limits.handles:
             count = f"{self._limits.handles:,} tensors and storages"
-            raise LimitExceeded(f"the VM has {count}, the limit")
+            raise LimitExceededError(f"the VM has {count}, the limit")
         self._check(_PER_HANDLE)
 
 
@@ -270,11 +272,11 @@ class _LiveBytes:
         self._limit_native(-1)
 
     def check(self, nbytes: int) -> None:
-        """Raise `OutOfMemory` if `nbytes` more exceed the limit."""
+        """Raise `OutOfMemoryError` if `nbytes` more exceed the limit."""
         total = self._bytes + self._limit_native(None)
         if total + nbytes > self.most:
             usage = f"the launch uses {total:,}, and the limit is {self.most:,}"
-            raise OutOfMemory(f"{nbytes:,} more bytes: {usage}")
+            raise OutOfMemoryError(f"{nbytes:,} more bytes: {usage}")
 
     def keep(self, nbytes: int) -> None:
         """Count bytes that a host function retains, or releases if negative."""

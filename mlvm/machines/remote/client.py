@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mlvm.core import errors
 from mlvm.core.errors import (
-    AccessRefused,
-    CallTimeout,
-    ConnectionLost,
+    AccessDeniedError,
+    CallTimeoutError,
+    ConnectionLostError,
     EncodingError,
     HandleError,
     MachineError,
@@ -63,10 +63,10 @@ class _Posted(NamedTuple):
 class _Sent(NamedTuple):
     """Counters of what was added to the stream.
 
-    posts: number of posts
-    dequeued: number of those that came from the outbox
-    calls: number of calls
-    places: origins of the last posts, those that the server has not confirmed
+    posts: number of posts.
+    dequeued: number of those that came from the outbox.
+    calls: number of calls.
+    places: origins of the last posts, those that the server has not confirmed.
     """
 
     posts: int
@@ -79,7 +79,7 @@ class RemoteVM(Closing, WireVM):
     """A VM at the other end of a stream. `mlvm.eager.connect` makes one.
 
     Thread-safe. After `close`, or once the connection is lost, every call except deallocations
-    raises `ConnectionLost`; so does every call in a forked process, as the connection is its
+    raises `ConnectionLostError`; so does every call in a forked process, as the connection is its
     parent's. `where` describes the VM in that error, by default by its name. `shared` says that
     other clients allocate on the VM, too. `interrupt(n)` ends the launches of messages up to number
     n; Ctrl-C and timeouts call it.
@@ -107,16 +107,16 @@ class RemoteVM(Closing, WireVM):
         self._interrupt = interrupt
         self.call_timeout: float | None = None
         """Timeout in seconds of a call that waits, or None. On a timeout the launch is ended and
-        the call raises `CallTimeout`; a call that cannot be sent in time loses the connection. It
-        may be changed at any time."""
+        the call raises `CallTimeoutError`; a call that cannot be sent in time loses the connection.
+        It may be changed at any time."""
         self._timeout: float | None = None
         self.shared = shared
         self._live: set[int] = set()
         self._views: dict[StorageHandle, set[TensorHandle]] = {}
-        self._sending = threading.RLock()  # `_lock` is for calls that wait, and taken before it
+        self._sending = threading.RLock()  # acquired after `_lock`, which is for calls that wait
         self._outbox = new_outbox()
         stream.add((), _Sent(0, 0, 0, []))
-        # by number of a call, the name of an unanswered allocation
+        # name of an unanswered allocation, by number of the call
         self._allocs: dict[int, str] = {}
         self._blamed: dict[int, Place | _Posted | None] = {}  # by number of a failed post
         self._lost: str | None = None
@@ -157,12 +157,12 @@ class RemoteVM(Closing, WireVM):
     def limit_memory(self, nbytes: int) -> None:
         """Limit the total bytes of all storages of this client's own VM.
 
-        Raises `AccessRefused` if the server cannot limit them, `MachineError` for a shared VM.
+        Raises `AccessDeniedError` if the server cannot limit them, `MachineError` for a shared VM.
         """
         try:
             self._call("limit_memory", nbytes)
         except EncodingError:
-            raise AccessRefused(
+            raise AccessDeniedError(
                 "the server's version of mlvm does not support memory=: leave it out, and limit "
                 "clients with --held-bytes of the server"
             ) from None
@@ -183,7 +183,7 @@ class RemoteVM(Closing, WireVM):
 
     def close(self, *, wait: bool = True) -> None:
         """Wait for all posts, and end the connection and all allocations on the VM. Idempotent.
-        Raises the error of a post, or `ConnectionLost` if posts may be lost. Without `wait`,
+        Raises the error of a post, or `ConnectionLostError` if posts may be lost. Without `wait`,
         unfinished posts are lost."""
         try:
             if wait and self._lost is None:
@@ -199,7 +199,7 @@ class RemoteVM(Closing, WireVM):
         if waits:
             self.synchronize()
         else:
-            with suppress(ConnectionLost):
+            with suppress(ConnectionLostError):
                 self.flush()
 
     def _end(self, why: str) -> None:
@@ -212,7 +212,7 @@ class RemoteVM(Closing, WireVM):
     def _leave_to_parent(self) -> None:
         """Leave the connection to the parent, in a forked process, where no thread holds a lock."""
         self._lock, self._sending = threading.RLock(), threading.RLock()
-        self._stream.socket.close()  # the descriptor alone: a shutdown would reach the parent
+        self._stream.socket.close()  # only close the descriptor: a shutdown would affect the parent
         self._end("this process was forked, and the connection is its parent's")
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
@@ -235,7 +235,7 @@ class RemoteVM(Closing, WireVM):
         try:
             if self._live.issuperset(handles):
                 return
-        except TypeError:  # not hashable, as the encoding will say
+        except TypeError:  # not hashable; the encoding raises the error
             return
         self.require_open()
         handle = next(each for each in handles if each not in self._live)
@@ -251,7 +251,7 @@ class RemoteVM(Closing, WireVM):
         if not rest:
             self._add_post(bytes(first))
             return
-        with self._sending:  # sent now, as the caller may change the memory
+        with self._sending:  # sent immediately, as the caller may change the memory
             self._add_to_stream((first, *rest), user_place())
             self._flush()
         self._confirm()
@@ -287,7 +287,7 @@ class RemoteVM(Closing, WireVM):
     def _flush(self) -> None:
         try:
             self._stream.flush()
-        except ConnectionLost as error:
+        except ConnectionLostError as error:
             raise self._give_up(error) from None
 
     def _add_to_stream(
@@ -326,7 +326,7 @@ class RemoteVM(Closing, WireVM):
                         self._allocs[sent.calls] = name
                     self._stream.flush()
                 kind, reader = self._receive(deadline)
-            except ConnectionLost as error:
+            except ConnectionLostError as error:
                 raise self._give_up(error) from None
             self._allocs.clear()
             result = self._result_of(name, kind, reader, sent)
@@ -345,7 +345,7 @@ class RemoteVM(Closing, WireVM):
         """Receive the next answer.
 
         At the deadline, or on an interrupt, end the launches that it waits for. Raises
-        `CallTimeout`, `ConnectionLost`.
+        `CallTimeoutError`, `ConnectionLostError`.
         """
         try:
             if deadline is None or self._stream.is_coming(deadline):
@@ -356,20 +356,20 @@ class RemoteVM(Closing, WireVM):
             raise
         self._end_launches()
         took = f"a call takes longer than its timeout of {self.call_timeout:g} seconds"
-        raise CallTimeout(f"{self._where}: {took}")
+        raise CallTimeoutError(f"{self._where}: {took}")
 
     def _end_launches(self) -> None:
         """Have the server end the launches of all sent messages, if it owes an answer.
 
-        Raises `ConnectionLost` if it does not react.
+        Raises `ConnectionLostError` if it does not react.
         """
         sent: _Sent = self._stream.note
         waits = self._stream.received < sent.calls and not self._stream.is_lost
         if self._interrupt is not None and waits:
             try:
                 self._interrupt(sent.posts + sent.calls)
-            except errors.AccessRefused as error:
-                raise ConnectionLost(str(error)) from None
+            except errors.AccessDeniedError as error:
+                raise ConnectionLostError(str(error)) from None
 
     def _settle(self, deadline: float | None) -> None:
         """Receive the answers to calls that were interrupted, and free their allocations.
@@ -393,7 +393,7 @@ class RemoteVM(Closing, WireVM):
         """Decode the answer to a call. Raises the error that it may be."""
         try:
             result = read_answer(kind, reader, name)
-        except ConnectionLost as error:
+        except ConnectionLostError as error:
             raise self._give_up(error) from None
         except Exception as error:
             raise self._located(error, sent) from None
@@ -421,7 +421,7 @@ class RemoteVM(Closing, WireVM):
             if isinstance(error, errors.MlvmError):
                 error.late = True
             index = posted - (sent.posts - len(sent.places))
-            place = self._blamed.get(posted)  # if it was raised before
+            place = self._blamed.get(posted)  # if it was already raised
             if 0 <= index < len(sent.places):
                 place = self._blamed[posted] = sent.places[index]
                 while len(self._blamed) > _MOST_BLAMED:
@@ -439,32 +439,32 @@ class RemoteVM(Closing, WireVM):
         return error.with_traceback(None)
 
     def require_open(self) -> None:
-        """Raise `ConnectionLost` if the connection has ended."""
+        """Raise `ConnectionLostError` if the connection has ended."""
         if self._lost is not None:
-            raise ConnectionLost(f"{self._where}: {self._lost}")
+            raise ConnectionLostError(f"{self._where}: {self._lost}")
 
-    def _give_up(self, error: object) -> ConnectionLost:
+    def _give_up(self, error: object) -> ConnectionLostError:
         """Mark the connection as lost, and return the error to raise."""
         self._stream.renounce()
         if self._lost is None:
             self._end(self._farewell() or str(error))
-        return ConnectionLost(f"{self._where}: {self._lost}")
+        return ConnectionLostError(f"{self._where}: {self._lost}")
 
     def _farewell(self) -> str | None:
         """Return the server's reason for ending the connection, if it sent one."""
         mine: list[bool] = []
         try:
-            mine.extend(map(self._lock.acquire, (False,)))  # in one step, as `stream` says
-            if mine[0]:  # else another thread receives it
+            mine.extend(map(self._lock.acquire, (False,)))  # atomic; see `stream`
+            if mine[0]:  # otherwise another thread receives it
                 with suppress(errors.MlvmError, OSError):
                     self._stream.set_timeouts(_FAREWELL, _FAREWELL)
                     while True:
                         kind, reader = self._stream.receive()
                         last_words = read_error(reader) if kind is Kind.error else None
-                        if isinstance(last_words, ConnectionLost):
+                        if isinstance(last_words, ConnectionLostError):
                             return str(last_words)
         finally:
-            if mine == [True]:  # no call, after which Ctrl-C might come
+            if mine == [True]:  # without a call, during which Ctrl-C might occur
                 self._lock.release()
         return None
 

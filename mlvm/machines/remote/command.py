@@ -135,10 +135,10 @@ def serve(options: argparse.Namespace, version: str) -> None:
     is_new_secret = secret is None and not private
     if is_new_secret:
         secret = make_secret()
-        print(f"secret: {secret}", flush=True)  # on stdout: the log never has it
+        print(f"secret: {secret}", flush=True)  # on stdout only, never in the log
     if options.processes is None:
         options.processes = 0 if private else options.connections
-    signals: list[int] = []  # no Event: the interrupted thread may hold its lock
+    signals: list[int] = []  # not an Event, whose lock the interrupted thread may hold
 
     def on_signal(number: int, _: FrameType | None) -> None:
         signals.append(number)

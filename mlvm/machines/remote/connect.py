@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, Final
 
-from mlvm.core.errors import AccessRefused, ArgumentError, ConnectionLost, MachineError
+from mlvm.core.errors import AccessDeniedError, ArgumentError, ConnectionLostError, MachineError
 from mlvm.core.program.encoding import HEADER, VERSION
 from mlvm.core.rules import is_real
 from mlvm.core.sizes import parse_size
@@ -36,12 +36,12 @@ from mlvm.machines.remote.users import own_secret
 from mlvm.machines.versions import difference
 
 _MOST_STATUS: Final = 1 << 22
-_PATIENCE: Final = 2.0  # seconds to ask a server to end a launch
+_PATIENCE: Final = 2.0  # seconds for a request to stop a launch
 _MOST_CUTS: Final = 10
 _NO_TLS: Final = (
     "cannot use TLS with this server; leave out tls=, or start it with --certificate and --key"
 )
-_PAUSE: Final = 0.05  # seconds at most between two attempts at a busy server
+_PAUSE: Final = 0.05  # maximum seconds between two attempts at a busy server
 
 Tls = bool | str | os.PathLike[str] | ssl.SSLContext
 """Encryption of a connection and trusted certificates: see `connect`."""
@@ -77,17 +77,17 @@ def connect(
     The VM belongs to this client, and ends with the connection; `vm` names one that the server
     shares. `name` is the VM's name in errors and in the server's log. `timeout` is for connecting,
     in seconds. A call that waits longer than `call_timeout` seconds ends its launch and raises
-    `CallTimeout`; Ctrl-C does so with `KeyboardInterrupt`. The VM stays usable. With `retry`, a
-    lost connection is replaced within that many seconds: the VM survives, and each call is
+    `CallTimeoutError`; Ctrl-C does so with `KeyboardInterrupt`. The VM stays usable. With `retry`,
+    a lost connection is replaced within that many seconds: the VM survives, and each call is
     performed once. The server has the same versions of mlvm, its kernels and numpy, since different
     versions may have different bits; `mixed=True` allows any. `memory`, a size such as `"1 GiB"`,
     limits all storages of the client's own VM together, as `ml.VM(memory=)` does: weights, arenas,
     scratch memory and results. The server's `--held-bytes` also limits them. An allocation beyond
-    the smaller limit raises `OutOfMemory`.
+    the smaller limit raises `OutOfMemoryError`.
 
-    Raises `AddressError`, `AccessRefused` with the reason, or `ConnectionLost` if no server
-    answers; `ArgumentError` for a `memory` that is not a size, or with the name of a shared `vm`.
-    Later calls raise `ConnectionLost` if the server has gone.
+    Raises `AddressError`, `AccessDeniedError` with the reason, or `ConnectionLostError` if no
+    server answers; `ArgumentError` for a `memory` that is not a size, or with the name of a shared
+    `vm`. Later calls raise `ConnectionLostError` if the server has gone.
 
         >>> from mlvm.machines.remote.server import Server
         >>> with Server("127.0.0.1:0", secret="between you and me") as server:
@@ -96,9 +96,9 @@ def connect(
         RemoteVM Tensor([2., 2.], f32[2])
 
     Refuses:
-        ml.connect(":1", secret="short")  # AccessRefused
+        ml.connect(":1", secret="short")  # AccessDeniedError
         ml.connect("nowhere")  # AddressError
-        ml.connect("unix:nowhere")  # ConnectionLost
+        ml.connect("unix:nowhere")  # ConnectionLostError
         ml.connect("nowhere", memory="all")  # ArgumentError
     """
     limit = None if memory is None else parse_size(memory, "ml.connect(memory=)")
@@ -126,7 +126,7 @@ def connect(
     with addresses.closing_on_error(connection) as sock:
         other = None if mixed else difference(about.get("versions"), "the server", "this client")
         if other is not None:
-            raise AccessRefused(other)
+            raise AccessDeniedError(other)
         sock.settimeout(None)
         where = f"{name or about.get('vm', 'vm')} at {address}"
         shared = bool(about.get("shared"))
@@ -163,11 +163,11 @@ class _Endpoint:
         while True:
             try:
                 return _try(place, shared, self.tls, hello, deadline, self.system)
-            except (AccessRefused, _Cut) as error:
+            except (AccessDeniedError, _Cut) as error:
                 cuts += isinstance(error, _Cut)
                 is_busy = 0 < cuts < _MOST_CUTS or str(error) == BUSY
                 if not is_busy or self.system.monotonic() > deadline - _PAUSE:
-                    kind = ConnectionLost if isinstance(error, _Cut) else type(error)
+                    kind = ConnectionLostError if isinstance(error, _Cut) else type(error)
                     raise kind(str(error)) from None
             # random: clients do not retry at the same moment
             self.system.sleep(self.system.uniform(0, _PAUSE))
@@ -178,7 +178,7 @@ def _require_seconds(name: str, seconds: float) -> None:
         raise MachineError(f"ml.connect: expected {name}= in seconds > 0, got {seconds!r}")
 
 
-class _Cut(ConnectionLost):
+class _Cut(ConnectionLostError):
     """The server has closed the connection without a reason: under TLS it cannot send one."""
 
 
@@ -194,7 +194,7 @@ def _try(
         sock = system.connect(place, max(deadline - system.monotonic(), 0.001))
     except OSError as error:
         why = "nothing answers in time" if isinstance(error, TimeoutError) else error.strerror
-        raise ConnectionLost(f"no server at {place}: {why or error}") from None
+        raise ConnectionLostError(f"no server at {place}: {why or error}") from None
     try:
         addresses.tune(sock)
         if tls is not False and tls is not None:
@@ -212,13 +212,13 @@ def _secure(sock: socket.socket, host: str, tls: Tls, deadline: float) -> socket
     try:
         return context.wrap_socket(sock, server_hostname=host)
     except ssl.SSLCertVerificationError as error:
-        raise AccessRefused(f"the server's certificate: {error.verify_message}") from None
+        raise AccessDeniedError(f"the server's certificate: {error.verify_message}") from None
     except (ssl.SSLEOFError, ConnectionResetError, BrokenPipeError) as error:
         raise _Cut(f"{_NO_TLS}: {error.strerror or error}") from None
     except ssl.SSLError as error:
-        raise AccessRefused(f"{_NO_TLS}: {error.reason or error}") from None
+        raise AccessDeniedError(f"{_NO_TLS}: {error.reason or error}") from None
     except OSError as error:
-        raise ConnectionLost(
+        raise ConnectionLostError(
             f"cannot use TLS with this server: {error.strerror or error}"
         ) from None
 
@@ -244,13 +244,13 @@ class Observer(Closing):
         self.about = {"format": VERSION, **about}
 
     def ping(self) -> float:
-        """Measure the seconds of a message to the server and back. Raises `ConnectionLost`."""
+        """Measure the seconds of a message to the server and back. Raises `ConnectionLostError`."""
         start = time.perf_counter()
         self._ask(b"ping")
         return time.perf_counter() - start
 
     def status(self) -> dict[str, Any]:
-        """Return `Server.status()` of the server. Raises `ConnectionLost`."""
+        """Return `Server.status()` of the server. Raises `ConnectionLostError`."""
         status: dict[str, Any] = json.loads(self._ask(b""))
         return status
 

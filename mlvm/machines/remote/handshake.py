@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Final
 
-from mlvm.core.errors import AccessRefused, ConnectionLost, EncodingError
+from mlvm.core.errors import AccessDeniedError, ConnectionLostError, EncodingError
 from mlvm.core.program.encoding import HEADER, MAGIC, VERSION, Reader, Writer
 from mlvm.machines.remote.system import SYSTEM, System
 
@@ -38,7 +38,7 @@ LEAST_SECRET: Final = 16
 BUSY: Final = "too many connections come at once: try again"
 """The reason after which a client tries again by itself."""
 
-_LEAST_DIFFERENT: Final = 5  # bytes of a secret
+_LEAST_DIFFERENT: Final = 5  # minimum number of different bytes in a secret
 _MOST_REASON: Final = 500  # characters
 _MOST: Final = 4096  # bytes of a message from an unauthenticated peer
 _TLS_RECORD: Final = b"\x16\x03"
@@ -59,11 +59,11 @@ class Greeting(Enum):
 class Hello:
     """First message of a client: its request.
 
-    wants: "vm", "lease" (a VM that survives a lost connection), "status", "interrupt" or "resume"
-    vm: name of a shared VM, empty for an own one; for "interrupt" and "resume" the client's key
-    name: the client's name in the server's log; for "interrupt" the number of a message
-    has_secret: the client will prove that it knows a secret
-    user: user of the secret, which the server learns from the proof
+    wants: "vm", "lease" (a VM that survives a lost connection), "status", "interrupt" or "resume".
+    vm: name of a shared VM, empty for an own one; for "interrupt" and "resume" the client's key.
+    name: the client's name in the server's log; for "interrupt" the number of a message.
+    has_secret: the client will prove that it knows a secret.
+    user: user of the secret, which the server learns from the proof.
     """
 
     wants: str = "vm"
@@ -91,7 +91,7 @@ def receive(
 ) -> tuple[int, int, bytes]:
     """Receive the next message by `deadline` of `system.monotonic`.
 
-    Return its version, its kind and all its bytes. Raises `ConnectionLost`, `EncodingError`.
+    Return its version, its kind and all its bytes. Raises `ConnectionLostError`, `EncodingError`.
     """
     header = _exactly(sock, HEADER.size, deadline, system)
     magic, version, kind, length = HEADER.unpack(header)
@@ -110,7 +110,7 @@ def _exactly(sock: socket.socket, n: int, deadline: float, system: System) -> by
 
 
 def _some(sock: socket.socket, most: int, deadline: float, system: System, flags: int = 0) -> bytes:
-    """Receive at least one byte by the deadline. Raises `ConnectionLost`."""
+    """Receive at least one byte by the deadline. Raises `ConnectionLostError`."""
     while (remaining := deadline - system.monotonic()) > 0:
         try:
             sock.settimeout(remaining)
@@ -118,20 +118,22 @@ def _some(sock: socket.socket, most: int, deadline: float, system: System, flags
         except TimeoutError:
             continue
         except OSError as error:
-            raise ConnectionLost(f"the connection is lost: {error.strerror or error}") from None
+            raise ConnectionLostError(
+                f"the connection is lost: {error.strerror or error}"
+            ) from None
         if not data:
-            raise ConnectionLost("the other side has closed the connection")
+            raise ConnectionLostError("the other side has closed the connection")
         return data
-    raise ConnectionLost("the handshake took too long")
+    raise ConnectionLostError("the handshake took too long")
 
 
 def send(sock: socket.socket, message: bytes, deadline: float, system: System = SYSTEM) -> None:
-    """Send a message by the deadline. Raises `ConnectionLost`."""
+    """Send a message by the deadline. Raises `ConnectionLostError`."""
     try:
         sock.settimeout(max(deadline - system.monotonic(), 0.001))
         sock.sendall(message)
     except OSError as error:
-        raise ConnectionLost(f"the connection is lost: {error.strerror or error}") from None
+        raise ConnectionLostError(f"the connection is lost: {error.strerror or error}") from None
 
 
 def refusal(reason: str) -> bytes:
@@ -151,14 +153,16 @@ def plain(text: str, most: int = _MOST_REASON) -> str:
 
 
 def check_secret(secret: str | bytes) -> bytes:
-    """Return the secret as bytes. Raises `AccessRefused` for one that could be guessed."""
+    """Return the secret as bytes. Raises `AccessDeniedError` for one that could be guessed."""
     if not isinstance(secret, (str, bytes)):
-        raise AccessRefused(f"a secret: expected a str or bytes, got a {type(secret).__name__}")
+        raise AccessDeniedError(f"a secret: expected a str or bytes, got a {type(secret).__name__}")
     data = secret.encode() if isinstance(secret, str) else secret
     if len(data) < LEAST_SECRET:
-        raise AccessRefused(f"a secret: expected at least {LEAST_SECRET} bytes, got {len(data)}")
+        raise AccessDeniedError(
+            f"a secret: expected at least {LEAST_SECRET} bytes, got {len(data)}"
+        )
     if len(data.strip(b" \t\r\n\v\f\0")) < LEAST_SECRET or len(set(data)) < _LEAST_DIFFERENT:
-        raise AccessRefused(
+        raise AccessDeniedError(
             f"a secret: expected {LEAST_SECRET} bytes, not counting blanks at its ends, of which "
             f"{_LEAST_DIFFERENT} differ; got one that is easier to guess"
         )
@@ -178,7 +182,7 @@ def _channel(sock: socket.socket) -> bytes:
         return b""
     binding = sock.get_channel_binding("tls-unique")
     if not binding:
-        raise AccessRefused("this TLS connection has no channel binding")
+        raise AccessDeniedError("this TLS connection has no channel binding")
     return binding
 
 
@@ -198,8 +202,8 @@ def greet(
 ) -> dict[str, Any]:
     """Go through the handshake as the client. Returns what the server says of itself.
 
-    Raises `AccessRefused` with the server's reason, or if the server does not know the secret;
-    `ConnectionLost`.
+    Raises `AccessDeniedError` with the server's reason, or if the server does not know the secret;
+    `ConnectionLostError`.
     """
     writer = _Body()
     writer.blob(secrets.token_bytes(NONCE))
@@ -207,11 +211,11 @@ def greet(
     for text in (hello.wants, hello.vm, hello.name):
         writer.text(text)
     first = pack(Greeting.hello, writer.body())
-    with suppress(ConnectionLost):  # a server that is busy does not listen, but says why
+    with suppress(ConnectionLostError):  # a busy server does not read, but sends the reason
         send(sock, first, deadline, system)
     heard = first, _expect(sock, Greeting.challenge, deadline, system), _channel(sock)
     proof = pack(Greeting.proof, _proof(secret, b"client", *heard))
-    with suppress(ConnectionLost):
+    with suppress(ConnectionLostError):
         send(sock, proof, deadline, system)
     welcome = _expect(sock, Greeting.welcome, deadline, system)
     try:
@@ -220,18 +224,18 @@ def greet(
         reader.end()
         about: dict[str, Any] = Reader(body, 0).mapping()
     except EncodingError as error:
-        raise AccessRefused(f"the server's welcome cannot be read: {error}") from None
+        raise AccessDeniedError(f"the server's welcome cannot be read: {error}") from None
     if not hmac.compare_digest(mac, _proof(secret, b"server", *heard, proof, body)):
-        raise AccessRefused("the server does not know the secret")
+        raise AccessDeniedError("the server does not know the secret")
     return about
 
 
 def _expect(sock: socket.socket, kind: Greeting, deadline: float, system: System) -> bytes:
-    """Receive the server's next message, of that kind. Raises `AccessRefused`."""
+    """Receive the server's next message, of that kind. Raises `AccessDeniedError`."""
     try:
         version, number, message = receive(sock, deadline, system=system)
     except EncodingError as error:
-        raise AccessRefused(
+        raise AccessDeniedError(
             f"no mlvm server answers at this address, or it requires TLS: {error}"
         ) from None
     if number == Greeting.refused.value:
@@ -239,11 +243,13 @@ def _expect(sock: socket.socket, kind: Greeting, deadline: float, system: System
             reason = plain(Reader(message, HEADER.size).text())
         except EncodingError:
             reason = "the server states no reason"
-        raise AccessRefused(reason)
+        raise AccessDeniedError(reason)
     if version != VERSION:
-        raise AccessRefused(_versions(version, "server"))
+        raise AccessDeniedError(_versions(version, "server"))
     if number != kind.value:
-        raise AccessRefused(f"expected {kind.name} ({kind.value}) from the server, got {number}")
+        raise AccessDeniedError(
+            f"expected {kind.name} ({kind.value}) from the server, got {number}"
+        )
     return message
 
 
@@ -276,8 +282,8 @@ def admit(
 
     `secrets_of` has the secrets of users by name. A `trusted` client needs no secret; if it has
     one, both sides prove it. `decide` then grants the client's request: it returns the server's
-    description for the client, or raises `AccessRefused`. Raises `AccessRefused`,
-    `ConnectionLost`, `EncodingError`.
+    description for the client, or raises `AccessDeniedError`. Raises `AccessDeniedError`,
+    `ConnectionLostError`, `EncodingError`.
     """
     version, kind, first = receive(sock, deadline, system=system)
     if version != VERSION:
@@ -311,7 +317,7 @@ def admit(
     shared = candidates[users[0]]
     try:
         about = decide(replace(hello, user=users[0]))
-    except AccessRefused as error:
+    except AccessDeniedError as error:
         raise _refused(sock, str(error), deadline, system) from None
     writer, described = _Body(), _Body()
     described.mapping(about, Writer.value)
@@ -332,7 +338,9 @@ def _read_hello(message: bytes) -> Hello:
     return Hello(wants, vm, name, has_secret)
 
 
-def _refused(sock: socket.socket, reason: str, deadline: float, system: System) -> AccessRefused:
+def _refused(
+    sock: socket.socket, reason: str, deadline: float, system: System
+) -> AccessDeniedError:
     """Send a refusal to the client, and return the error to raise."""
     send(sock, refusal(reason), deadline, system)
-    return AccessRefused(reason)
+    return AccessDeniedError(reason)

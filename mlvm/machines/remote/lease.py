@@ -16,7 +16,7 @@ from contextlib import suppress
 from socket import MSG_PEEK, SHUT_RDWR, socket
 from typing import Any, Final, NamedTuple, Protocol
 
-from mlvm.core.errors import AccessRefused, ConnectionLost, MlvmError
+from mlvm.core.errors import AccessDeniedError, ConnectionLostError, MlvmError
 from mlvm.core.program.encoding import HEADER, MAGIC, VERSION, Kind
 from mlvm.machines.remote.address import closing_on_error
 from mlvm.machines.remote.stream import Buffer, Incoming, Received, Sending, Stream
@@ -79,7 +79,8 @@ class LeasedStream(Stream):
         self._timeouts = 0.0, 0.0
         self._sends = threading.RLock()
         self._receives = threading.RLock()  # acquired after `_sends`
-        self._connection = 0  # its number, by which a thread sees that another has reconnected
+        # number of the connection, which shows that another thread has reconnected
+        self._connection = 0
         self._closed = False
 
     @property
@@ -115,7 +116,7 @@ class LeasedStream(Stream):
             if self.has_received() or not _is_over(self.socket):
                 return True
             try:
-                self._resume(connection, ConnectionLost("the connection is lost"), deadline)
+                self._resume(connection, ConnectionLostError("the connection is lost"), deadline)
                 self.flush()
             except _DeadlinePassed:
                 return False
@@ -127,7 +128,7 @@ class LeasedStream(Stream):
                 connection = self._connection
                 try:
                     return super().flush()
-                except ConnectionLost as error:
+                except ConnectionLostError as error:
                     self._resume(connection, error)
 
     def receive(self) -> tuple[Kind, Received]:
@@ -136,7 +137,7 @@ class LeasedStream(Stream):
             try:
                 with self._receives:
                     return self._receive_whole()
-            except ConnectionLost as error:
+            except ConnectionLostError as error:
                 self._resume(connection, error)
                 self.flush()
 
@@ -146,17 +147,17 @@ class LeasedStream(Stream):
         try:
             kind, reader = super().receive()
             return kind, reader.arrived() if isinstance(reader, Incoming) else reader
-        except ConnectionLost:
+        except ConnectionLostError:
             self._at = self._at._replace(messages=count)
             raise
 
-    def _resume(self, connection: int, error: ConnectionLost, until: float = math.inf) -> None:
+    def _resume(self, connection: int, error: ConnectionLostError, until: float = math.inf) -> None:
         """Replace the connection, unless another thread has done so.
 
-        Raises `ConnectionLost` if that fails, and `_DeadlinePassed` at the time `until`.
+        Raises `ConnectionLostError` if that fails, and `_DeadlinePassed` at the time `until`.
         """
         with suppress(OSError):
-            self.socket.shutdown(SHUT_RDWR)  # wakes the other thread
+            self.socket.shutdown(SHUT_RDWR)  # wake the other thread
         with self._sends, self._receives:
             if connection != self._connection:
                 return
@@ -165,16 +166,16 @@ class LeasedStream(Stream):
             rest = _Leased(_messages_after(unconfirmed, arrived), note, unconfirmed)
             at = fresh._at._replace(messages=self.received, incoming=None)
             before = self.socket
-            # No call comes between these lines, so no interrupt does.
+            # There is no call between these lines, so no interrupt either.
             self.socket, self._buffer, self._end = fresh.socket, fresh._buffer, fresh._end
             self._at, self._sending, self._connection = at, rest, connection + 1
             before.close()
 
-    def _open_stream(self, error: ConnectionLost, until: float) -> tuple[Stream, int]:
+    def _open_stream(self, error: ConnectionLostError, until: float) -> tuple[Stream, int]:
         """Open a stream on a new connection, which begins with the next answer.
 
-        Return it and the number of messages that the server has received. Raises `ConnectionLost`,
-        and `_DeadlinePassed` at the time `until`.
+        Return it and the number of messages that the server has received. Raises
+        `ConnectionLostError`, and `_DeadlinePassed` at the time `until`.
 
         A server that is busy with a launch answers when the launch ends. So each time that it
         admits this client, the deadline for reaching it starts again.
@@ -190,8 +191,8 @@ class LeasedStream(Stream):
                     waits = max(min(self._seconds, until - now), _LEAST)
                     deadline = now + waits + self._seconds
                     return self._synchronized(sock, waits)
-            except AccessRefused as refused:
-                raise ConnectionLost(f"{error}; reconnecting was refused: {refused}") from None
+            except AccessDeniedError as refused:
+                raise ConnectionLostError(f"{error}; reconnecting was refused: {refused}") from None
             except (MlvmError, OSError):
                 time.sleep(max(min(pause, deadline - now, until - now), 0.0))
                 pause = min(2 * pause, most)
@@ -204,7 +205,7 @@ class LeasedStream(Stream):
         fresh.set_timeouts(seconds, seconds)
         _, reader = fresh.receive()
         arrived, answered = reader.integer(), reader.integer()
-        if 0 < answered <= self.received:  # its repeated answer was received before
+        if 0 < answered <= self.received:  # the repeated answer was already received
             _, repeated = fresh.receive()
             if isinstance(repeated, Incoming):
                 repeated.skip()

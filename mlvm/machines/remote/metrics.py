@@ -20,14 +20,14 @@ BUCKETS: Final = 1e-5, 1e-4, 1e-3, 0.01, 0.1, 1.0, 10.0, 100.0
 """The upper bounds of a histogram's buckets in seconds, but for the last one, which has none."""
 
 _LOOK: Final = 0.05  # seconds between two checks whether the page is closed
-_PATIENCE: Final = 5.0  # seconds that a reader of the page may take
+_PATIENCE: Final = 5.0  # seconds that a reader of the page may need
 
 
 class Metrics:
     """Counters and histograms. One thread at a time changes them.
 
-    limits: number of calls beyond a limit, by the name of their error
-    seconds: by kind of event, the total seconds, then the number of events in each bucket
+    limits: number of calls beyond a limit, by the name of their error.
+    seconds: by kind of event, the total seconds, then the number of events in each bucket.
     """
 
     def __init__(self) -> None:
@@ -108,7 +108,8 @@ class MetricsPage(Closing):
     """
 
     def __init__(self, server: Watched, address: str, *, public: bool = False) -> None:
-        from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer  # are slow to import
+        # imported late, because the import is slow
+        from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
         readers = Admission(Log("none"), plain=False, seconds=_PATIENCE)
 

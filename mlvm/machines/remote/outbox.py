@@ -40,7 +40,7 @@ class PythonOutbox:
         if count not in (0, self._shown):
             raise ValueError(f"messages before {self._first} are done, not {done}")
         if count:
-            # No call comes between, so no interrupt does.
+            # There is no call between, so no interrupt either.
             self._first, self._shown, self._messages[:count] = done, 0, []
         shown = self._messages.copy()
         self._shown = len(shown)

@@ -25,13 +25,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from mlvm.core.errors import AccessRefused, MachineError
+from mlvm.core.errors import AccessDeniedError, MachineError
 from mlvm.machines.remote.channel import Channel
 from mlvm.machines.remote.limits import Limits
 from mlvm.machines.remote.metrics import Metrics
 
 _ROOT: Final = Path(__file__).resolve().parents[3]
-_PATIENCE: Final = 20.0  # seconds that the nursery may take to start
+_PATIENCE: Final = 20.0  # seconds that the nursery may need to start
 _MOMENT: Final = 0.1  # seconds to wait for the status of the processes
 _ROOM: Final = 1 << 18
 
@@ -39,12 +39,12 @@ _ROOM: Final = 1 << 18
 class Process:
     """A process of one client, or of a shared VM.
 
-    name: name of its VM
-    channel: the server's end of the channel to it
-    status: its last answer to "status", as `Server.status`
-    metrics: its last counters, as `Metrics.to_json`
-    status_pending: a request for the status is not answered
-    ended: why the process has ended, or None
+    name: name of its VM.
+    channel: the server's end of the channel to it.
+    status: its last answer to "status", as `Server.status`.
+    metrics: its last counters, as `Metrics.to_json`.
+    status_pending: a request for the status is not answered.
+    ended: why the process has ended, or None.
     """
 
     def __init__(self, name: str, channel: Channel) -> None:
@@ -148,7 +148,7 @@ class Processes:
     def process_for(self, shared: str, name: str, nice: int) -> Process:
         """Return the process of a shared VM, or fork one for a client.
 
-        The client's VM has the `name`; `nice` is the niceness. Raises `AccessRefused`.
+        The client's VM has the `name`; `nice` is the niceness. Raises `AccessDeniedError`.
         """
         with self._lock:
             if shared:
@@ -157,11 +157,11 @@ class Processes:
                 return self._shared[shared]
             count = sum(each.name not in self._shared for each in self._living)
             if count >= self._most:
-                raise AccessRefused(f"{count} processes of clients are running, the limit")
+                raise AccessDeniedError(f"{count} processes of clients are running, the limit")
             try:
                 return self._fork(name, shared=False, nice=nice)
             except MachineError as error:
-                raise AccessRefused(str(error)) from None
+                raise AccessDeniedError(str(error)) from None
 
     def _fork(self, name: str, *, shared: bool, nice: int = 0) -> Process:
         ours, theirs = Channel.pair()
@@ -270,7 +270,7 @@ class Processes:
 
     def send_all(self, do: str, **facts: Any) -> None:
         """Send a request to all processes."""
-        for each in self._living.copy():  # without the lock: to copy is one step
+        for each in self._living.copy():  # without the lock: copying is atomic
             each.send(do, **facts)
 
     def close(self) -> None:
@@ -327,7 +327,7 @@ def relay(secure: ssl.SSLSocket, plain: socket.socket) -> None:
         to_client = bool(outward.pending) * select.POLLOUT
         poll = select.poll()
         poll.register(secure, (hung_up if full else select.POLLIN) | to_client)
-        if not outward.ended:  # it would always be ready
+        if not outward.ended:  # a closed channel would always be ready
             poll.register(plain, full * select.POLLOUT | (not to_client) * select.POLLIN)
         for number, events in poll.poll():
             if number == secure.fileno() and full and events & (hung_up | select.POLLHUP):

@@ -7,13 +7,13 @@ import secrets
 import stat
 from typing import Final
 
-from mlvm.core.errors import AccessRefused
+from mlvm.core.errors import AccessDeniedError
 from mlvm.machines.remote.handshake import check_secret
 
 VARIABLE: Final = "MLVM_SECRET_FILE"
 """The environment variable that names the secret's file, by default."""
 
-_MOST: Final = 1 << 16  # bytes: of many users
+_MOST: Final = 1 << 16  # bytes; a file may have secrets of many users
 
 
 def make_secret() -> str:
@@ -24,25 +24,27 @@ def make_secret() -> str:
 def read_secret(path: str | os.PathLike[str]) -> bytes:
     """Read the secret in a file, without blanks at its ends.
 
-    Raises `AccessRefused` if others can read the file, if it is too long or has no secret, and
+    Raises `AccessDeniedError` if others can read the file, if it is too long or has no secret, and
     `OSError`.
     """
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # for a pipe: no waiting
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # do not wait for a pipe
     with open(descriptor, "rb") as file:
         require_private(descriptor, path, "secret")
         data = file.read(_MOST + 1)
         if len(data) > _MOST:
-            raise AccessRefused(f"{os.fspath(path)}: expected a secret of at most {_MOST} bytes")
+            raise AccessDeniedError(
+                f"{os.fspath(path)}: expected a secret of at most {_MOST} bytes"
+            )
         return check_secret(data.strip())
 
 
 def require_private(descriptor: int, path: str | os.PathLike[str], what: str) -> None:
-    """Raise `AccessRefused` unless this user owns the file and no other user can read it."""
+    """Raise `AccessDeniedError` unless this user owns the file and no other user can read it."""
     status = os.fstat(descriptor)
     private = stat.S_ISREG(status.st_mode) and not status.st_mode & 0o077
     if not private or (hasattr(os, "geteuid") and status.st_uid != os.geteuid()):
         must = f"a {what} is kept in a file that is yours and only you can read (chmod 600)"
-        raise AccessRefused(f"{os.fspath(path)}: {must}")
+        raise AccessDeniedError(f"{os.fspath(path)}: {must}")
 
 
 def find_secret(
@@ -53,7 +55,7 @@ def find_secret(
     The environment names a file. Raises the errors of `read_secret`.
     """
     if secret is not None and secret_file is not None:
-        raise AccessRefused("expected secret= or secret_file=, got both")
+        raise AccessDeniedError("expected secret= or secret_file=, got both")
     if secret is not None:
         return check_secret(secret)
     path = secret_file if secret_file is not None else os.environ.get(VARIABLE)

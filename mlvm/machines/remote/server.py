@@ -22,12 +22,12 @@ from typing import Any, Final
 
 from mlvm.core import errors
 from mlvm.core.errors import (
-    AccessRefused,
-    ConnectionLost,
+    AccessDeniedError,
+    ConnectionLostError,
     EncodingError,
-    LimitExceeded,
+    LimitExceededError,
     MlvmError,
-    OutOfMemory,
+    OutOfMemoryError,
 )
 from mlvm.core.program.encoding import HEADER, VERSION, Allowance, Kind
 from mlvm.core.store import number_apart
@@ -56,7 +56,7 @@ _QUOTAS: Final = "user_bytes", "user_launches", "user_seconds"
 _MAKING: Final = "alloc_tensor", "alloc_storage", "load_program", "launch", "write"
 _LOOK_AT_QUOTAS: Final = 0.5  # seconds between two checks
 
-_LAST_WORDS: Final = 0.2  # seconds until the end of a process is noticed
+_LAST_WORDS: Final = 0.2  # seconds until the exit of a process is noticed
 _INTERRUPTED: Final = "the client has ended this launch"
 
 _MOST_OBJECTS: Final = 1 << 26
@@ -93,7 +93,7 @@ class Server(Closing):
     VM, for example to register functions; `libraries` are shared libraries with functions in C.
     Clients receive the values of `about`.
 
-    Raises `AddressError`, `AccessRefused` for a secret that is missing or could be guessed, and
+    Raises `AddressError`, `AccessDeniedError` for a secret that is missing or could be guessed, and
     the errors of creating a VM.
 
         >>> from mlvm.machines.remote.server import Server
@@ -129,7 +129,7 @@ class Server(Closing):
             requested = None if address is None else addresses.parse_address(address)
         self._users = None if secret is None else users_of(handshake.check_secret(secret))
         if self._users is None and isinstance(requested, addresses.TcpAddress):
-            raise AccessRefused(f"a server at {requested} needs a secret")
+            raise AccessDeniedError(f"a server at {requested} needs a secret")
         if key is not None and certificate is None:
             raise errors.AddressError(f"key={key!r} needs certificate= as well")
         self._files = certificate, key
@@ -147,8 +147,8 @@ class Server(Closing):
         self._clients: dict[int, _Client] = {}
         self._started = system.monotonic()
         self._draining = False
-        self._launches = 0  # of clients that have left
-        self._metrics = Metrics()  # of these, and of handshakes
+        self._launches = 0  # launches of disconnected clients
+        self._metrics = Metrics()  # metrics of these clients, and of handshakes
         self._accounts = Accounts(self._limits)
         self._admitted = 0
         for name in shared:
@@ -164,9 +164,9 @@ class Server(Closing):
         self.shared = {} if processes else {name: self.make_vm(name) for name in shared}
         for vm in self.shared.values():
             vm.allow_several_clients()
-        if requested is None:  # this is a process of a client
+        if requested is None:  # this process serves one client
             return
-        sample = self.make_vm("sample")  # invalid options raise now
+        sample = self.make_vm("sample")  # raises for invalid options
         sample.launch_cache()
         for name in _MODULES:
             importlib.import_module(name)
@@ -181,7 +181,8 @@ class Server(Closing):
             self._processes = Processes(processes, shared, *rest)
         self._inode: tuple[int, int] | None = None
         opened = address if isinstance(address, socket.socket) else None
-        self._spare = os.open(os.devnull, os.O_RDONLY)  # to refuse a client when none is left
+        # spare descriptor, to reject a client when none is left
+        self._spare = os.open(os.devnull, os.O_RDONLY)
         try:
             self._socket = opened or system.listen(requested, public=public)
             self.address: addresses.Address = addresses.address_of(self._socket, requested)
@@ -203,11 +204,11 @@ class Server(Closing):
     def reload(self, secret: str | bytes | None) -> None:
         """Replace the secret, and read the certificate's files again, for new connections.
 
-        Raises `AccessRefused` and `AddressError`, and changes nothing then.
+        Raises `AccessDeniedError` and `AddressError`, and changes nothing then.
         """
         users = None if secret is None else users_of(handshake.check_secret(secret))
         if users is None and isinstance(self.address, addresses.TcpAddress):
-            raise AccessRefused(f"a server at {self.address} needs a secret")
+            raise AccessDeniedError(f"a server at {self.address} needs a secret")
         certificate, key = self._files
         context = server_context(certificate, key) if certificate is not None else None
         self._users, self._context = users, context
@@ -233,13 +234,13 @@ class Server(Closing):
         if first:
             self._log.event("draining", clients=count, grace=grace)
             with contextlib.suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+                self._socket.shutdown(socket.SHUT_RDWR)  # wake the thread that accepts
             self._socket.close()
             self._remove_file()
         self.drain()
         self._wait(grace)
         self.stop("the server is shutting down")
-        self._wait(0.5)  # for the answers to their clients
+        self._wait(0.5)  # wait for the answers to clients
         with self._lock:
             admitted = [each.socket for each in self._clients.values()]
             open_sockets = [*self._strangers.sockets(), *self._observers, *admitted]
@@ -320,7 +321,7 @@ class Server(Closing):
                 continue
             try:
                 self._system.start("mlvm client", self._meet, sock)
-            except RuntimeError as error:  # the system has no more threads
+            except RuntimeError as error:  # the system cannot create a thread
                 self._log.event("error", what="thread", error=error)
                 self._strangers.leave(sock)
                 sock.close()
@@ -353,7 +354,7 @@ class Server(Closing):
                 sock.do_handshake()
             client = _Client(peer, sock, self._limits.lease_seconds, system)
             credentials = addresses.credentials(sock)
-            # a process of the same user's
+            # a process of the same user
             trusted = credentials is not None and credentials[1] == os.getuid()
             decide = partial(self._decide, client)
             handshake.admit(
@@ -378,7 +379,8 @@ class Server(Closing):
             self._strangers.leave(sock)
             with self._lock:
                 self._observers.discard(sock)
-            if client is None or not client.resumes:  # else it is another's now
+            # otherwise the number belongs to another client
+            if client is None or not client.resumes:
                 _part(sock if client is None else client.socket, system)
             if client is not None and client.own and client.vm is not None:
                 client.session = client.vm = None
@@ -387,20 +389,20 @@ class Server(Closing):
     def _secure(self, sock: socket.socket, deadline: float) -> socket.socket:
         """Wrap the connection in TLS if the server has a certificate.
 
-        Raises `AccessRefused` if the client does not agree.
+        Raises `AccessDeniedError` if the client does not agree.
         """
         tls = handshake.speaks_tls(sock, deadline, self._system)
         self._strangers.note_first_bytes(sock)
         if tls is None:
-            raise AccessRefused("the client uses neither this protocol nor TLS")
+            raise AccessDeniedError("the client uses neither this protocol nor TLS")
         if self._context is None:
             if tls:
-                raise AccessRefused("the client uses TLS, but this server has no certificate")
+                raise AccessDeniedError("the client uses TLS, but this server has no certificate")
             return sock
         if not tls:
             reason = "this server requires TLS: connect with tls="
             handshake.send(sock, handshake.refusal(reason), deadline, self._system)
-            raise AccessRefused(reason)
+            raise AccessDeniedError(reason)
         sock.settimeout(max(deadline - self._system.monotonic(), 0.001))
         wrap = self._context.wrap_socket  # it takes over the descriptor
         secured = wrap(sock, server_side=True, do_handshake_on_connect=False)
@@ -410,12 +412,12 @@ class Server(Closing):
     def _decide(self, client: _Client, hello: handshake.Hello) -> dict[str, object]:
         """Give an authenticated client a number and a VM; return the description for the client.
 
-        Raises `AccessRefused`.
+        Raises `AccessDeniedError`.
         """
         if hello.wants == "status":
             with self._lock:
                 if len(self._observers) >= _MOST_OBSERVERS:
-                    raise AccessRefused(f"{_MOST_OBSERVERS} observers are connected, the limit")
+                    raise AccessDeniedError(f"{_MOST_OBSERVERS} observers are connected, the limit")
                 self._strangers.leave(client.socket)
                 self._observers.add(client.socket)
             return self._about
@@ -426,23 +428,23 @@ class Server(Closing):
             self._strangers.leave(client.socket)
             return self._about
         if hello.wants not in ("vm", "lease"):
-            raise AccessRefused(
+            raise AccessDeniedError(
                 f"expected a request for a vm or the status, got {hello.wants[:50]!r}"
             )
         if hello.vm and hello.vm not in self._names:
             names = sorted(self._names) or "none"
-            raise AccessRefused(f"unknown shared VM {hello.vm[:50]!r}; available are {names}")
+            raise AccessDeniedError(f"unknown shared VM {hello.vm[:50]!r}; available are {names}")
         with self._lock:
             if self._draining:
-                raise AccessRefused("the server is shutting down")
+                raise AccessDeniedError("the server is shutting down")
             count = len(self._clients)
             if count >= self._limits.connections:
-                raise AccessRefused(f"{count} clients are connected, the limit")
+                raise AccessDeniedError(f"{count} clients are connected, the limit")
             own = sum(each.user == hello.user for each in self._clients.values())
             if own >= self._limits.user_connections:
-                raise AccessRefused(f"{own} clients of this user are connected, the limit")
+                raise AccessDeniedError(f"{own} clients of this user are connected, the limit")
             if reason := self._accounts.over(hello.user):
-                raise AccessRefused(reason)
+                raise AccessDeniedError(reason)
             client.user = hello.user
             client.number, client.name = next(self._numbers), hello.name
             client.key, client.leased = secrets.token_hex(16), hello.wants == "lease"
@@ -461,17 +463,18 @@ class Server(Closing):
     def _interrupt(self, hello: handshake.Hello) -> dict[str, object]:
         """End the launches of the client with the key `hello.vm`, up to message `hello.name`."""
         if not hello.name.isdecimal():
-            raise AccessRefused(f"expected the number of a message, got {hello.name[:50]!r}")
+            raise AccessDeniedError(f"expected the number of a message, got {hello.name[:50]!r}")
         self.interrupt(self._number_of(hello), int(hello.name))
         return self._about
 
     def _number_of(self, hello: handshake.Hello) -> int:
-        """Return the number of the user's client with key `hello.vm`. Raises `AccessRefused`."""
+        """Return the number of the user's client with key `hello.vm`. Raises
+        `AccessDeniedError`."""
         whose = hello.user, hello.vm
         with self._lock:
             numbers = [n for n, each in self._clients.items() if (each.user, each.key) == whose]
         if not numbers:
-            raise AccessRefused("no connected client has that key")
+            raise AccessDeniedError("no connected client has that key")
         return numbers[0]
 
     def interrupt(self, client: int, last: int) -> None:
@@ -562,15 +565,15 @@ class Server(Closing):
                         session.resume(stream)
                     session.serve(stream, lambda: self._draining)
                     return self._part_from(stream, "the server is shutting down")
-                except ConnectionLost:
+                except ConnectionLostError:
                     again = session.leased and client.comes_again()
                     if not again:
                         raise
-        except ConnectionLost as error:
+        except ConnectionLostError as error:
             return self._part_from(
                 stream, "the server is shutting down" if self._draining else str(error)
             )
-        except (EncodingError, LimitExceeded) as error:  # the next message cannot be found
+        except (EncodingError, LimitExceededError) as error:  # the next message cannot be found
             with contextlib.suppress(MlvmError, OSError):
                 stream.send([encode_error(error)])
             return _text(error)
@@ -592,7 +595,7 @@ class Server(Closing):
     def _part_from(self, stream: Stream, reason: str) -> str:
         """Send a client, if it is still connected, why its connection ends."""
         with contextlib.suppress(MlvmError, OSError):
-            stream.send([encode_error(ConnectionLost(reason))])
+            stream.send([encode_error(ConnectionLostError(reason))])
         return reason
 
     def _free(self, client: _Client) -> None:
@@ -611,7 +614,7 @@ class Server(Closing):
                 self._accounts.leave(client.number)
                 if client.session is not None:
                     self._metrics.add(client.session.metrics.to_json())
-        if client.process is not None:  # the process has logged it
+        if client.process is not None:  # the process has already logged it
             if client.own:
                 client.process.channel.end()
             return
@@ -672,7 +675,7 @@ class Server(Closing):
             nbytes: Counter[str] = Counter()
             with self._lock:
                 for each in status["clients"]:
-                    if each["client"] not in self._clients:  # its usage is counted already
+                    if each["client"] not in self._clients:  # its usage is already counted
                         continue
                     nbytes[each["user"]] += each["bytes"] * (each["vm"] not in self._names)
                     self._accounts.spend(
@@ -700,7 +703,7 @@ class Server(Closing):
             deadline = self._system.monotonic() + self._limits.handshake_seconds
             try:
                 _, kind, message = handshake.receive(sock, deadline, system=self._system)
-            except ConnectionLost:
+            except ConnectionLostError:
                 return
             asks = handshake.Greeting.status
             if kind != asks.value:
@@ -712,9 +715,9 @@ class Server(Closing):
 class _Client:
     """A connection; it has a number once admitted, and a VM if it requested one.
 
-    leased: the client may reconnect within the server's `lease_seconds`
-    resumes: the number of the client that this connection continues
-    key: a secret of this client alone, with which it may end its launches
+    leased: the client may reconnect within the server's `lease_seconds`.
+    resumes: the number of the client that this connection continues.
+    key: a secret of this client alone, with which it may end its launches.
     """
 
     def __init__(
@@ -859,21 +862,21 @@ class _BoundedSession(Session):
         self._clock: int = time.pthread_getcpuclockid(threading.get_ident())
         self.last = 0
         """The number of the message up to which launches are ended."""
-        self._arriving = Allowance(0)  # of the program that is being decoded
-        self._sizes: dict[int, int] = {}  # of the loaded programs, by number
-        self.program_bytes = 0  # their sum
+        self._arriving = Allowance(0)  # allowance of the program that is being decoded
+        self._sizes: dict[int, int] = {}  # bytes of the loaded programs by number
+        self.program_bytes = 0  # sum of `_sizes`
 
     def heed(self, error: Exception) -> None:
         """Count exceeded limits.
 
         End the connection if the process itself has no memory left: its state may be inconsistent.
         """
-        if isinstance(error, (LimitExceeded, OutOfMemory)):
+        if isinstance(error, (LimitExceededError, OutOfMemoryError)):
             self.metrics.limits[type(error).__name__] += 1
         if isinstance(error, MemoryError) and not isinstance(error, MlvmError):
             self.leased = False
             most = f"{self._limits.process_bytes:,}"
-            raise ConnectionLost(f"its process has no memory left; the limit is {most} bytes")
+            raise ConnectionLostError(f"its process has no memory left; the limit is {most} bytes")
 
     @property
     def seconds(self) -> float:
@@ -890,8 +893,8 @@ class _BoundedSession(Session):
             if kind is Kind.launch and self.is_interrupted():
                 refusal = _INTERRUPTED
             if refusal is not None:
-                self._posts += 1  # as this message is one
-                self._fail(LimitExceeded(refusal))
+                self._posts += 1  # this message counts as well
+                self._fail(LimitExceededError(refusal))
                 self._posts -= 1
         begun = time.perf_counter()
         try:
@@ -908,7 +911,7 @@ class _BoundedSession(Session):
 
     def _perform_from(self, reader: Any, name: str) -> Any:
         if self.refusal is not None and name in _MAKING:
-            raise LimitExceeded(self.refusal)
+            raise LimitExceededError(self.refusal)
         reader.allowance = Allowance(_MOST_OBJECTS)
         if name not in ("load_program", "drop_program", "estimate"):
             return super()._perform_from(reader, name)
@@ -916,7 +919,7 @@ class _BoundedSession(Session):
         loaded, most = self.program_bytes, self._limits.program_bytes
         if loaded + size > most:
             usage = f"{loaded:,} are loaded, and the limit is {most:,}"
-            raise LimitExceeded(f"{size:,} more bytes of programs: {usage}")
+            raise LimitExceededError(f"{size:,} more bytes of programs: {usage}")
         if size:
             reader.allowance = self._arriving = Allowance(most - loaded - size)
         with self._watchdog.watch(self._limits.launch_seconds, self._client.is_gone):
@@ -971,12 +974,12 @@ def _trim() -> None:
 
     glibc keeps it in the arena of the thread that allocated it.
     """
-    with contextlib.suppress(AttributeError, OSError, TypeError):  # another library of C
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # not glibc
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def _nbytes(vm: LocalVM) -> int:
-    return round(vm.consumed_size_in_mib() * 2**20)
+    return vm.memory_used()
 
 
 def _text(error: BaseException) -> str:

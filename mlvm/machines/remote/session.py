@@ -17,10 +17,10 @@ from typing import Any, Final
 import numpy as np
 
 from mlvm.core.errors import (
-    ConnectionLost,
+    ConnectionLostError,
     EncodingError,
     HandleError,
-    LimitExceeded,
+    LimitExceededError,
     MachineError,
 )
 from mlvm.core.memo import memoized
@@ -53,11 +53,11 @@ def launch_struct(nhandles: int) -> struct.Struct:
 class Session(WireServer):
     """Session of one client on a VM, which is the client's `own`, or shared.
 
-    launches: number of launches
-    messages: number of received messages
-    busy: a message is being performed; False during launches from the cache
-    answers: number of sent answers
-    leased: the client may resume on another connection
+    launches: number of launches.
+    messages: number of received messages.
+    busy: a message is being performed; False during launches from the cache.
+    answers: number of sent answers.
+    leased: the client may resume on another connection.
     """
 
     def __init__(self, vm: VM, *, own: bool = True) -> None:
@@ -78,17 +78,17 @@ class Session(WireServer):
 
     def serve(self, stream: Stream, stops: Callable[[], bool] = lambda: False) -> None:
         """Perform messages until the connection ends, or until `stops` is true after an answer.
-        Raises `ConnectionLost` at the end of the connection, and `EncodingError` or `LimitExceeded`
-        for an invalid message."""
+        Raises `ConnectionLostError` at the end of the connection, and `EncodingError` or
+        `LimitExceededError` for an invalid message."""
         while True:
             if self.run_cached(stream):
                 continue
             kind, reader = stream.receive()
             if kind is Kind.goodbye:
                 self.leased = False
-                raise ConnectionLost("the client has ended its lease")
+                raise ConnectionLostError("the client has ended its lease")
             if self.leased and isinstance(reader, Incoming):
-                reader = reader.arrived()  # half a message counts as none
+                reader = reader.arrived()  # a partial message does not count
             self.busy = True
             self.messages += 1
             answer = self.handle(kind, reader)
@@ -105,7 +105,7 @@ class Session(WireServer):
         """Resume on another connection.
 
         Send the numbers of messages and answers, and repeat the last answer, which may have been
-        lost. Raises `ConnectionLost`.
+        lost. Raises `ConnectionLostError`.
         """
         writer = Outgoing()
         writer.integer(self.messages)
@@ -114,7 +114,7 @@ class Session(WireServer):
 
     def run_cached(self, stream: Stream) -> int:
         """Wait for messages, and run the first ones as long as they are launches in the cache.
-        Return their number. Raises `ConnectionLost`."""
+        Return their number. Raises `ConnectionLostError`."""
         if self._launch_cache is None or self._failed is not None:
             return 0
         stream.wait()
@@ -186,7 +186,7 @@ class Session(WireServer):
         if reader.remaining % 8 or not reader.remaining:
             raise reader.error("a launch: expected 8 bytes for the program and each handle")
         if reader.remaining > 8 * _MOST_HANDLES:
-            raise LimitExceeded(f"a launch has at most {_MOST_HANDLES - 1:,} arguments")
+            raise LimitExceededError(f"a launch has at most {_MOST_HANDLES - 1:,} arguments")
         body = reader.rest()
         number, *handles = launch_struct(len(body) // 8 - 1).unpack(body)
         program, args = self.program(number), tuple(handles)
@@ -215,7 +215,7 @@ class Session(WireServer):
             return self._write_from(reader)
         args = read_args(reader, name)
         if name == "read" and self._own:
-            return self.vm.borrow(*args)  # it is sent before the next call
+            return self.vm.borrow(*args)  # the array is sent before the next call
         return self.perform(name, args)
 
     def perform(self, name: str, args: list[Any]) -> Any:
@@ -227,7 +227,7 @@ class Session(WireServer):
         self.launches += name == "launch"
         result = super().perform(name, args)
         match name:
-            case "alloc_tensor" | "tensor_from_storage":  # a view may come to own bytes, by a swap
+            case "alloc_tensor" | "tensor_from_storage":  # a view may own bytes after a swap
                 self._tensors.add(result)
                 if len(self._tensors) > self._most_tensors:
                     self._tensors = set(filter(self._is_alive, self._tensors))

@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from mlvm.core.errors import ConnectionLost, EncodingError, LimitExceeded
+from mlvm.core.errors import ConnectionLostError, EncodingError, LimitExceededError
 from mlvm.core.program.encoding import HEADER, MAGIC, VERSION, Kind, Reader, Writer
 from mlvm.core.types import Array, TensorType
 from mlvm.machines.remote.system import SYSTEM, System
@@ -34,7 +34,7 @@ LARGE: Final = 1 << 16
 
 _ROOM: Final = 1 << 18
 _AHEAD: Final = 1 << 14  # bytes of a large message read at once, for fields before the elements
-_MOST_PARTS: Final = 256  # of one system call; Linux takes 1024
+_MOST_PARTS: Final = 256  # parts per system call; the limit of Linux is 1024
 _SLOWEST: Final = 1 << 20  # bytes a second of a large message
 _MOMENT: Final = 100e-6
 """Seconds that a receiver polls, yielding the processor, before it sleeps."""
@@ -120,7 +120,7 @@ class Stream:
     # --- send ---
 
     def send(self, parts: Sequence[Buffer]) -> None:
-        """Send whole messages, in pieces. Raises `ConnectionLost`."""
+        """Send whole messages, in pieces. Raises `ConnectionLostError`."""
         self.add(parts)
         self.flush()
 
@@ -137,7 +137,7 @@ class Stream:
     def flush(self) -> None:
         """Send the queued messages.
 
-        After an interrupt, the next flush sends the rest. Raises `ConnectionLost`.
+        After an interrupt, the next flush sends the rest. Raises `ConnectionLostError`.
         """
         sending = self._sending
         until = None
@@ -148,7 +148,7 @@ class Stream:
             while batch := sending.rest():
                 if until is not None:
                     if self.system.monotonic() > until:
-                        raise ConnectionLost("sending a message took too long")
+                        raise ConnectionLostError("sending a message took too long")
                     batch = _lowest(batch, _ROOM)
                 sending.sent.extend(map(sending.sent[0].__add__, map(send, (batch[:_MOST_PARTS],))))
         except OSError as error:
@@ -162,8 +162,8 @@ class Stream:
         Return its kind, and a reader of the bytes after its header, which is valid until the next
         call.
 
-        Raises `ConnectionLost` at the end of the connection, `EncodingError` for bytes that are no
-        message, `LimitExceeded` for too long a message.
+        Raises `ConnectionLostError` at the end of the connection, `EncodingError` for bytes that
+        are no message, `LimitExceededError` for too long a message.
         """
         if self._at.incoming is not None:
             self._at.incoming.skip()
@@ -180,7 +180,9 @@ class Stream:
                 f"a message: expected {MAGIC!r}, version {VERSION} and a kind, got {start_bytes!r}"
             )
         if self.max_message is not None and length > self.max_message:
-            raise LimitExceeded(f"a message of {length:,} bytes; the limit is {self.max_message:,}")
+            raise LimitExceededError(
+                f"a message of {length:,} bytes; the limit is {self.max_message:,}"
+            )
         if length > LARGE:
             incoming = Incoming(self, length)
             self._at = _At(start + HEADER.size, count + 1, incoming)
@@ -209,11 +211,11 @@ class Stream:
         return self._at.start != self._end[0]
 
     def wait(self) -> None:
-        """Wait until the buffer has unread bytes. Raises `ConnectionLost`."""
+        """Wait until the buffer has unread bytes. Raises `ConnectionLostError`."""
         if self._at.incoming is None and not self.has_received():
             self._begin()
             self._fill(1)
-            self._waited = True  # for the message that `receive` returns
+            self._waited = True  # seconds of waiting for the message that `receive` returns
 
     def _begin(self) -> None:
         """Start the timeout of the next message, unless it runs already."""
@@ -228,7 +230,7 @@ class Stream:
             rest = memoryview(bytes(self._buffer[start : self._end[0]]))
             fresh = memoryview(bytearray(_ROOM))
             fresh[: len(rest)] = rest
-            # No call comes between these lines, so no interrupt does.
+            # There is no call between these lines, so no interrupt either.
             end, at = deque((len(rest),), 1), self._at._replace(start=0)
             self._buffer, self._end, self._at = fresh, end, at
             start = 0
@@ -240,7 +242,7 @@ class Stream:
         """Receive some bytes into `room`, and add their number to `place`."""
         before = place[0]
         if self._until is not None and self.system.monotonic() > self._until:
-            raise ConnectionLost("the connection is lost: receiving a message took too long")
+            raise ConnectionLostError("the connection is lost: receiving a message took too long")
         receive = self.socket.recv_into
         try:
             if not self._spins or not self._spin(place, room):
@@ -248,7 +250,7 @@ class Stream:
         except OSError as error:
             raise _lost(error) from None
         if place[0] == before:
-            raise ConnectionLost("the other side has closed the connection")
+            raise ConnectionLostError("the other side has closed the connection")
 
     def _spin(self, place: deque[int], room: memoryview) -> bool:
         """Poll for bytes for `_MOMENT`, as waking up takes longer than most answers.
@@ -294,9 +296,9 @@ def _lowest(parts: Sequence[Buffer], most: int) -> list[Buffer]:
 class _At(NamedTuple):
     """Position of the receiver.
 
-    start: offset of the first unread byte of the buffer
-    messages: number of messages returned
-    incoming: the last message, if it is still arriving
+    start: offset of the first unread byte of the buffer.
+    messages: number of messages returned.
+    incoming: the last message, if it is still arriving.
     """
 
     start: int
@@ -383,7 +385,7 @@ class Incoming(Received):
     def skip(self) -> None:
         """Skip the rest of the message."""
         if not self._whole:
-            raise ConnectionLost("the connection was interrupted in the middle of a message")
+            raise ConnectionLostError("the connection was interrupted in the middle of a message")
         room = np.empty(min(self.remaining, _ROOM), np.uint8)
         while self.remaining:
             self.read_into(room[: self.remaining])
@@ -427,6 +429,6 @@ class Incoming(Received):
         return super()._take(n)
 
 
-def _lost(error: OSError) -> ConnectionLost:
+def _lost(error: OSError) -> ConnectionLostError:
     why = "timeout" if isinstance(error, (TimeoutError, BlockingIOError)) else error.strerror
-    return ConnectionLost(f"the connection is lost: {why or error}")
+    return ConnectionLostError(f"the connection is lost: {why or error}")

@@ -7,7 +7,7 @@ import ssl
 from collections.abc import Iterable
 from typing import Any, Final
 
-from mlvm.core.errors import AccessRefused, AddressError
+from mlvm.core.errors import AccessDeniedError, AddressError
 from mlvm.machines.remote.secret import require_private
 
 _RECORD: Final = 1 << 14  # bytes of a TLS record
@@ -33,7 +33,7 @@ def server_context(certificate: str, key: str | None) -> ssl.SSLContext:
     """Create the TLS context of a server from PEM files of a certificate and its key.
 
     The key may be in the certificate's file. Raises `AddressError` for unusable files,
-    `AccessRefused` for a key that other users can read.
+    `AccessDeniedError` for a key that other users can read.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
@@ -41,7 +41,7 @@ def server_context(certificate: str, key: str | None) -> ssl.SSLContext:
             if b"PRIVATE KEY" in file.read():
                 require_private(file.fileno(), key or certificate, "key")
         context.load_cert_chain(certificate, key, password=_no_password)
-    except AccessRefused:
+    except AccessDeniedError:
         raise
     except (OSError, ValueError) as error:  # an SSLError is an OSError
         files = certificate if key is None else f"{certificate}, {key}"

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from time import monotonic
 from typing import Final
 
-from mlvm.core.errors import AccessRefused
+from mlvm.core.errors import AccessDeniedError
 from mlvm.machines.remote.handshake import check_secret
 from mlvm.machines.remote.limits import Limits
 
@@ -21,7 +21,7 @@ _STEP: Final = 1.25
 
 def users_of(secret: bytes) -> dict[str, bytes]:
     """Parse the secrets of users by name: lines `name:secret`, or one secret of the user "".
-    Raises `AccessRefused` for a name that occurs twice, or a secret that could be guessed."""
+    Raises `AccessDeniedError` for a name that occurs twice, or a secret that could be guessed."""
     lines = [line.strip() for line in secret.splitlines() if line.strip()]
     matches = [_LINE.fullmatch(line) for line in lines]
     if not all(matches):
@@ -30,7 +30,7 @@ def users_of(secret: bytes) -> dict[str, bytes]:
     for match in filter(None, matches):
         name = match[1].decode()
         if name in users:
-            raise AccessRefused(f"user {name!r} has two secrets")
+            raise AccessDeniedError(f"user {name!r} has two secrets")
         users[name] = check_secret(match[2])
     return users
 
@@ -38,11 +38,11 @@ def users_of(secret: bytes) -> dict[str, bytes]:
 def own_secret(secret: bytes) -> bytes:
     """Parse a client's secret, which may follow its user's name.
 
-    Raises `AccessRefused` for the secrets of several users.
+    Raises `AccessDeniedError` for the secrets of several users.
     """
     users = users_of(secret)
     if len(users) > 1:
-        raise AccessRefused(
+        raise AccessDeniedError(
             f"these are the secrets of {len(users)} users; a client needs exactly one"
         )
     return next(iter(users.values()))
@@ -65,7 +65,7 @@ class Accounts:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._nbytes: Mapping[str, int] = {}
-        self._totals: dict[int, tuple[int, float]] = {}  # by client
+        self._totals: dict[int, tuple[int, float]] = {}  # totals by client
         self._spent: dict[str, dict[int, tuple[int, float]]] = {}
         """Launches and processor seconds by user and minute of `monotonic`, for the last hour."""
 

@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from mlvm.core.errors import LimitExceeded, notes_of
+from mlvm.core.errors import LimitExceededError, notes_of
 from mlvm.machines.remote.system import SYSTEM, System
 
 _EVERY: Final = 0.02  # seconds between two checks
 _AGAIN: Final = 0.2
 
 
-class Stopped(LimitExceeded):
-    """The error raised in the thread of a launch. `watch` turns it into a `LimitExceeded`."""
+class Stopped(LimitExceededError):
+    """The error raised in the thread of a launch. `watch` turns it into a `LimitExceededError`."""
 
 
 class Watch:
@@ -60,7 +60,8 @@ class Watchdog:
     def watch(
         self, seconds: float, is_gone: Callable[[], bool | str] = lambda: False
     ) -> Iterator[None]:
-        """Raise `LimitExceeded` inside the block after `seconds`, or if `is_gone` returns a reason.
+        """Raise `LimitExceededError` inside the block after `seconds`, or if `is_gone` returns a
+        reason.
 
         `is_gone` may also return True. A thread must not nest the block.
         """
@@ -72,13 +73,13 @@ class Watchdog:
             finally:
                 self._end(watch)
         except Stopped as error:
-            limit = LimitExceeded(watch.reason or "the launch was ended")
+            limit = LimitExceededError(watch.reason or "the launch was ended")
             for note in notes_of(error):
                 limit.add_note(note)
             limit.function, limit.pc, limit.step = error.function, error.pc, error.step
             raise limit from None
-        if watch.reason is not None:  # the error came too late, or was swallowed
-            raise LimitExceeded(watch.reason)
+        if watch.reason is not None:  # the error arrived too late, or was suppressed
+            raise LimitExceededError(watch.reason)
 
     def stop(self, reason: str) -> None:
         """End all launches, and later ones at once."""
@@ -101,7 +102,7 @@ class Watchdog:
                 if not watch.raised or met:
                     return
                 met = True
-                self._system.interrupt(watch.thread, Stopped)  # replaces a pending one
+                self._system.interrupt(watch.thread, Stopped)  # replaces a pending interrupt
                 while True:
                     pass
             except Stopped:

@@ -35,7 +35,7 @@ _FIRST_TO_GO: Final = 500
 
 def main() -> None:
     """Fork a process for each socket that the server sends, until the server ends."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the server ends this process
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the server stops this process
         signal.signal(number, signal.SIG_IGN)
     server = Channel(socket.socket(fileno=int(sys.argv[1])))
     settings = server.listen()
@@ -45,7 +45,8 @@ def main() -> None:
     os.set_blocking(wake_write, False)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    LocalVM("sample", native=settings.facts["options"].get("native")).close()  # imports the rest
+    # imports the remaining modules
+    LocalVM("sample", native=settings.facts["options"].get("native")).close()
     gc.freeze()  # existing objects stay shared by all processes
     children: dict[int, Channel] = {}
     poll = select.poll()
@@ -133,7 +134,7 @@ def _bound_memory(most: int) -> None:
         file.write(str(_FIRST_TO_GO))
     with contextlib.suppress(OSError, ValueError), open("/proc/self/statm") as file:
         most += int(file.read().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))  # refused above what is set already
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))  # raises above the current hard limit
 
 
 def _handle_requests(

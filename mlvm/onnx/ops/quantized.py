@@ -1,4 +1,4 @@
-"""Quantised numbers of few bits with their scales: conversions, and ops on the integers."""
+"""Low-bit quantized numbers with their scales: conversions, and ops on the integers."""
 
 from __future__ import annotations
 
@@ -132,9 +132,9 @@ _ONE: Final = np.ones((), np.float32)
 class Rows(NamedTuple):
     """Second operand of a product of integers.
 
-    q: rows, [n, k]
-    zero: their zeros, i32; None if all are 0
-    sums: sum of each row less its zeros, i32[n]
+    q: rows, [n, k].
+    zero: their zeros, i32; None if all are 0.
+    sums: sum of each row less its zeros, i32[n].
     """
 
     q: Any

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlvm.core.errors import LimitExceeded
+from mlvm.core.errors import LimitExceededError
 from mlvm.core.machine.run import MAX_DEPTH
 from mlvm.core.program.assembly import assemble
 from mlvm.core.program.program import Function
@@ -43,7 +43,7 @@ def test_calls_may_lie_as_deep_as_the_limit(vm: VM) -> None:
     assert vm.launch(program, [n]) == [np.arange(MAX_DEPTH).sum() + 1]
     vm.write(n, np.array(MAX_DEPTH))
     with pytest.raises(
-        LimitExceeded, match=f"call depth exceeds the limit of {MAX_DEPTH}"
+        LimitExceededError, match=f"call depth exceeds the limit of {MAX_DEPTH}"
     ) as caught:
         vm.launch(program, [n])
     assert caught.value.__notes__[0].startswith(
@@ -57,7 +57,7 @@ ENDLESS = asm(".func main 0 * | again: | jump again")
 
 
 def test_an_endless_loop_ends_with_its_steps(vm: VM) -> None:
-    with pytest.raises(LimitExceeded, match="exceeded its limit of instructions") as caught:
+    with pytest.raises(LimitExceededError, match="exceeded its limit of instructions") as caught:
         vm.launch(ENDLESS, max_steps=1000)
     assert caught.value.__notes__[0] == "at main, pc 0: jump L0; stack: empty"
     assert vm.launch(straight("halt"), max_steps=1) == []
@@ -118,7 +118,7 @@ def test_the_limit_counts_instructions_exactly(text: str, n: int, vm: VM) -> Non
     assert both(text, np.array(n), max_steps=steps) == expected
     x = put(vm, np.array(n))
     for limit in (steps - 1, steps // 2, 1, 0):
-        refuses(LimitExceeded, "", vm.launch, assemble(text), [x], max_steps=limit)
+        refuses(LimitExceededError, "", vm.launch, assemble(text), [x], max_steps=limit)
     assert vm.launch(assemble(text), [x]) == expected
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlvm.core.errors import ArgumentError, DTypeError, ShapeError, UnknownFunction
+from mlvm.core.errors import ArgumentError, DTypeError, ShapeError, UnknownFunctionError
 from mlvm.core.machine import functions
 from mlvm.core.machine.functions import Binding, FunctionTable
 from mlvm.core.op import NO_ATTRIBUTES, OPS
@@ -42,9 +42,11 @@ def test_a_function_is_watched_that_another_thread_asks_for_meanwhile(monkeypatc
 
 
 def test_an_unknown_name_offers_names_like_it() -> None:
-    with pytest.raises(UnknownFunction, match=r"^no function 'multiplt'; did you mean multiply"):
+    with pytest.raises(
+        UnknownFunctionError, match=r"^no function 'multiplt'; did you mean multiply"
+    ):
         TABLE.binding("multiplt")
-    refuses(UnknownFunction, r"^no function '☃'$", TABLE.binding, "☃")
+    refuses(UnknownFunctionError, r"^no function '☃'$", TABLE.binding, "☃")
 
 
 def test_the_form_that_writes_wants_a_tensor_of_the_results_type() -> None:
@@ -74,7 +76,7 @@ def test_tables_are_independent() -> None:
 
 
 def test_a_kernel_of_no_op_is_refused() -> None:
-    with pytest.raises(UnknownFunction, match="no op 'addd'; did you mean add"):
+    with pytest.raises(UnknownFunctionError, match="no op 'addd'; did you mean add"):
         FunctionTable({"addd": OPS["add"].kernel})
 
 
@@ -103,7 +105,7 @@ def test_an_op_that_nobody_has_asked_for_may_be_removed_and_come_back() -> None:
     add = TABLE.binding("add").callee
     table.remove("add")
     assert "add" not in {*table}
-    refuses(UnknownFunction, "no function 'add'", table.binding, "add")
+    refuses(UnknownFunctionError, "no function 'add'", table.binding, "add")
     table.register("add", add)
     assert table.binding("add").callee is add
     assert {*table} == {*TABLE}

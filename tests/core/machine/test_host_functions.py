@@ -10,10 +10,10 @@ import pytest
 from mlvm.core.errors import (
     DTypeError,
     HandleError,
-    LimitExceeded,
+    LimitExceededError,
     MachineError,
     ProgramError,
-    UnknownFunction,
+    UnknownFunctionError,
 )
 from mlvm.core.machine.frame import Frame, HostFunction
 from mlvm.core.program.assembly import assemble
@@ -174,7 +174,7 @@ def test_the_programs_own_count_is_held_too() -> None:
 @cases("fn", None, 5, "f")
 def test_what_cannot_be_called_is_not_registered(fn: Any, vm: VM) -> None:
     refuses(MachineError, "f: expected a function of a frame, got", vm.register, "f", fn)
-    refuses(UnknownFunction, "", vm.launch, call_f())
+    refuses(UnknownFunctionError, "", vm.launch, call_f())
 
 
 @cases("counts", (-1, None), (None, 1.0), (True, 1))
@@ -217,8 +217,8 @@ def test_a_program_sees_another_function_of_the_name_with_its_next_launch(vm: VM
         assert vm.launch(program) == vm.launch(program) == [i]
     vm.remove("f")
     for _ in range(2):
-        refuses(UnknownFunction, "no function 'f'", vm.launch, program)
-    refuses(UnknownFunction, "no function 'f'", vm.remove, "f")
+        refuses(UnknownFunctionError, "no function 'f'", vm.launch, program)
+    refuses(UnknownFunctionError, "no function 'f'", vm.remove, "f")
     vm.register("f", nothing, nresults=0)
     refuses(ProgramError, "f returns 0 results, the call expects 1", vm.launch, program)
 
@@ -232,7 +232,7 @@ def test_registering_over_an_op_is_for_that_vm_alone() -> None:
     assert vm.launch(program, args[0]) == [100]
     assert other.launch(program, args[1]) == [3]
     vm.remove("add")
-    refuses(UnknownFunction, "", vm.launch, program, args[0])
+    refuses(UnknownFunctionError, "", vm.launch, program, args[0])
     assert other.launch(program, args[1]) == [3]
 
 
@@ -282,7 +282,9 @@ def test_what_was_proven_is_checked_when_the_table_changes_under_a_running_progr
     vm = VM()
     vm.register("change", change, nparams=0, nresults=0)
     args = [put(vm, f32s(1)), put(vm, f32s(2))]
-    refuses((MachineError, UnknownFunction), error, vm.launch, assemble(CHANGES_THE_TABLE), args)
+    refuses(
+        (MachineError, UnknownFunctionError), error, vm.launch, assemble(CHANGES_THE_TABLE), args
+    )
     assert vm.launch(Program.of_op("negative", 1, {}, 1), args[:1]) == [-1]
 
 
@@ -293,7 +295,7 @@ def test_main_may_be_entered_again_after_its_kernel_is_gone(vm: VM) -> None:
         'push_str "change" | cfunc 0 0 | call main | halt'
     )
     out, x = put(vm, f32s(0)), put(vm, f32s(5))
-    refuses(UnknownFunction, r"'negative.out' was removed", vm.launch, program, [out, x])
+    refuses(UnknownFunctionError, r"'negative.out' was removed", vm.launch, program, [out, x])
     assert vm.read(out) == -5
 
 
@@ -355,7 +357,7 @@ def test_launches_within_each_other_end_in_a_typed_error(vm: VM) -> None:
         vm.launch(program)
 
     vm.register("again", again)
-    refuses(LimitExceeded, "launches are nested", vm.launch, program)
+    refuses(LimitExceededError, "launches are nested", vm.launch, program)
     [two] = vm.launch(assemble(".const two i64[] 2\n.func main 0 *\npush_const two\nhalt\n"))
     assert two == 2
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlvm.core.errors import ArgumentError, MachineError, UnknownFunction
+from mlvm.core.errors import ArgumentError, MachineError, UnknownFunctionError
 from mlvm.core.machine import link as codes
 from mlvm.core.machine.functions import FunctionTable
 from mlvm.core.machine.fused import Workspace
@@ -99,7 +99,7 @@ def test_what_is_never_reached_is_left_out() -> None:
     )
     assert kinds(checked(program)) == ["JUMP", *["UNREACHED"] * 3, "HALT"]
     assert VM().launch(program) == []
-    refuses(UnknownFunction, "", link, program, TABLE)
+    refuses(UnknownFunctionError, "", link, program, TABLE)
 
 
 def test_functions_are_linked_to_each_other() -> None:
@@ -121,7 +121,7 @@ def test_functions_are_linked_to_each_other() -> None:
 
 
 def test_linking_refuses_names_and_attributes_that_there_are_not() -> None:
-    with pytest.raises(UnknownFunction, match="no function 'no such'"):
+    with pytest.raises(UnknownFunctionError, match="no function 'no such'"):
         link(straight(("push_str", "no such"), ("cfunc", 0, 0), "halt"), TABLE)
     with pytest.raises(ArgumentError, match="no attribute 'colour'"):
         link(Program.of_op("sum", 1, {"colour": 1}, 1), TABLE)

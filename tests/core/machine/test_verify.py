@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from mlvm.core.errors import (
     DTypeError,
-    LimitExceeded,
+    LimitExceededError,
     MlvmError,
     ProgramError,
     ShapeError,
-    UnknownFunction,
+    UnknownFunctionError,
 )
 from mlvm.core.machine.frame import PythonFunction
 from mlvm.core.machine.functions import FunctionTable
@@ -55,7 +55,7 @@ def test_a_malformed_program_is_refused_with_its_place(text: str, error: str) ->
 def test_an_unknown_function_is_refused_with_its_place() -> None:
     program = straight(*X, ("push_str", "negativ"), ("cfunc", 1, 1), "halt")
     text = r"^no function 'negativ'; did you mean negative"
-    error = refuses(UnknownFunction, text, verify, program, TABLE)
+    error = refuses(UnknownFunctionError, text, verify, program, TABLE)
     assert error.__notes__ == ["at main, pc 2: cfunc 1 1"]
 
 
@@ -225,7 +225,9 @@ def test_results_of_calls_take_bounded_memory(program: Program) -> None:
     table.register("one", PythonFunction("one", lambda frame: frame.push(1), None, 1))
     table.max_results = 1 << 14
     with traced_memory() as peak:
-        refuses(LimitExceeded, r"calls leave too many values .* 16,384", verify, program, table)
+        refuses(
+            LimitExceededError, r"calls leave too many values .* 16,384", verify, program, table
+        )
         assert uses_of(program, table, 2) == Uses(frozenset(), frozenset({0, 1}))
         assert peak() < 1 << 20
     verify(doubling(12), table)

@@ -13,6 +13,7 @@ import pytest
 
 import mlvm.eager as ml
 from mlvm.arena.arena import Arena
+from mlvm.arena.context import current
 from mlvm.core.errors import GradientError, ShapeError
 from mlvm.eager.autodiff import tape as tapes
 from mlvm.eager.autodiff.grad import grad, value_and_grad, vjp
@@ -21,7 +22,7 @@ from mlvm.eager.functions.creation import ones, zeros
 from mlvm.eager.functions.elements import stop_gradient
 from mlvm.eager.functions.shapes import reshape
 from mlvm.eager.tensor import primitives as op
-from mlvm.eager.tensor.context import current_tape, default_vm
+from mlvm.eager.tensor.context import default_vm
 from mlvm.eager.tensor.tensor import Tensor, from_array
 from mlvm.eager.tensor.update import live_tapes
 from tests.brief import Patch, cases, refuses
@@ -32,7 +33,7 @@ from tests.threads import in_threads
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind() -> Iterator[None]:
     yield
-    assert current_tape.get() is None
+    assert current().tape is None
     assert not any(isinstance(tape, Tape) and tape.nodes for tape in live_tapes)
 
 
@@ -237,7 +238,7 @@ def test_no_other_reader_of_a_cotangent_sees_it_change(monkeypatch: Patch) -> No
         return g
 
     def through(x: Tensor) -> Tensor:
-        y = ml.call("copy", x, vjp=keep)
+        y = ml.host_call("copy", x, vjp=keep)
         return op.sum(y[:2] * 3.0) + op.sum(y[1:] * 5.0) + op.sum(x[2:] * 7.0 + x[:2])
 
     gradient = grad(through)(tensor(np.zeros(4)))
@@ -289,7 +290,7 @@ def test_an_error_leaves_nothing_behind(
     x = tensor([1.0, 2.0, 3.0])
     used = arena.used
     refuses(error, match, lambda: grad(function)(x))
-    assert current_tape.get() is None
+    assert current().tape is None
     assert not any(isinstance(tape, Tape) and tape.nodes for tape in live_tapes)
     assert arena.used == used
 

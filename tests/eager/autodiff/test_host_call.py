@@ -1,4 +1,4 @@
-"""ml.call: host functions as part of eager code, and gradients through them."""
+"""ml.host_call: host functions as part of eager code, and gradients through them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mlvm.core.errors import (
     HostFunctionError,
     MachineError,
     MlvmError,
-    UnknownFunction,
+    UnknownFunctionError,
 )
 from mlvm.core.machine.frame import Frame
 from mlvm.core.types import Array
@@ -79,7 +79,7 @@ def sine_vjp(g: ml.Tensor, x: ml.Tensor, out: ml.Tensor) -> ml.Tensor:
 
 def own_sine(x: ml.Tensor) -> ml.Tensor:
     """A sine whose derivative, and its derivative, go through `call` again."""
-    result: ml.Tensor = ml.call("sine", x, vjp=lambda g, x, out: g * own_sine(x + np.pi / 2))
+    result: ml.Tensor = ml.host_call("sine", x, vjp=lambda g, x, out: g * own_sine(x + np.pi / 2))
     return result
 
 
@@ -93,21 +93,21 @@ POLAR_VJP = (
 
 def test_one_several_and_no_results(vm: ml.VM) -> None:
     x = tensor(3.0, 0.5)
-    y = ml.call("sine", x)
+    y = ml.host_call("sine", x)
     assert isinstance(y, ml.Tensor)
     np.testing.assert_array_equal(y.numpy(), np.sin([3.0, 0.5]))
-    r, angle, size = ml.call("polar", x, tensor(4.0, 0.0))
+    r, angle, size = ml.host_call("polar", x, tensor(4.0, 0.0))
     assert r.numpy().tolist() == [5.0, 0.5]
     np.testing.assert_allclose(angle.numpy(), [np.arctan2(4, 3), 0])
     assert size.item() == 2
-    assert ml.call("drop", x) is None
-    assert ml.call("drop") is None
+    assert ml.host_call("drop", x) is None
+    assert ml.host_call("drop") is None
 
 
 def test_a_result_is_a_copy(vm: ml.VM) -> None:
     machine(vm).register("same", lambda frame: frame.push(frame.param(0)))
     x = tensor(1.0)
-    y = ml.call("same", x)
+    y = ml.host_call("same", x)
     y += 1.0
     assert x.item() == 1.0
 
@@ -115,34 +115,34 @@ def test_a_result_is_a_copy(vm: ml.VM) -> None:
 def test_attributes_tell_programs_apart(vm: ml.VM) -> None:
     x = tensor(2.0)
     for by in (1, 1.0, True, -0.0, 0.0, np.float64(3.0), 4):
-        assert str(ml.call("scale", x, by=by).item()) == str(2.0 * by)
-    assert ml.call("scale", x).item() == 2.0
+        assert str(ml.host_call("scale", x, by=by).item()) == str(2.0 * by)
+    assert ml.host_call("scale", x).item() == 2.0
     attributes: list[Any] = []
     machine(vm).register("see", lambda frame: attributes.append(dict(frame.attributes)))
-    ml.call("see", a=[1, (True, None)], name="x", vm="y")
+    ml.host_call("see", a=[1, (True, None)], name="x", vm="y")
     assert attributes == [{"a": (1, (True, None)), "name": "x", "vm": "y"}]
 
 
 def test_a_call_is_one_program_however_often(vm: ml.VM) -> None:
     x = tensor(2.0)
-    ml.call("scale", x, by=5)
+    ml.host_call("scale", x, by=5)
     before = len(calls._programs)
     for _ in range(3):
-        ml.call("scale", x, by=5)
+        ml.host_call("scale", x, by=5)
     assert len(calls._programs) == before
 
 
 def test_a_replaced_function_is_seen(vm: ml.VM) -> None:
     x = tensor(2.0)
-    ml.call("scale", x)
+    ml.host_call("scale", x)
     machine(vm).register("scale", lambda frame: frame.push(np.array(9.0)))
-    assert ml.call("scale", x).item() == 9.0
+    assert ml.host_call("scale", x).item() == 9.0
 
 
 @cases(
     "args, attributes, error, message",
-    (("sina",), {}, UnknownFunction, "no function 'sina'; did you mean sin"),
-    ((7,), {}, UnknownFunction, "expected a function's name, a str, got 7"),
+    (("sina",), {}, UnknownFunctionError, "no function 'sina'; did you mean sin"),
+    ((7,), {}, UnknownFunctionError, "expected a function's name, a str, got 7"),
     (("sine", 3.0), {}, DTypeError, r"^sine\(\): takes tensors, not a float; see asarray$"),
     (("scale",), {"by": {}}, ArgumentError, r"^scale\(\): an attribute is None.*not a dict"),
     (("scale",), {"by": [np.ones(2)]}, ArgumentError, "not a ndarray"),
@@ -152,14 +152,14 @@ def test_a_replaced_function_is_seen(vm: ml.VM) -> None:
 def test_what_is_refused(
     vm: ml.VM, args: Any, attributes: Any, error: type[Exception], message: str
 ) -> None:
-    refuses(error, message, ml.call, *args, **attributes)
+    refuses(error, message, ml.host_call, *args, **attributes)
 
 
 def test_operands_of_another_vm_are_refused(vm: ml.VM) -> None:
     with ml.Arena(ml.VM("other"), "other"):
         x = ml.zeros((2,))
         with ml.Arena(vm, "here"), pytest.raises(HandleError, match="lives on other"):
-            ml.call("sine", x)
+            ml.host_call("sine", x)
 
 
 # --- gradients -----------------------------------------------------------------------
@@ -178,7 +178,7 @@ def test_several_operands_and_results(vm: ml.VM) -> None:
     """r^2 angle, whose gradient is 2 x angle - y and 2 y angle + x."""
 
     def loss(x: ml.Tensor, y: ml.Tensor) -> Any:
-        r, angle, _ = ml.call("polar", x, y, vjp=POLAR_VJP)
+        r, angle, _ = ml.host_call("polar", x, y, vjp=POLAR_VJP)
         return ml.sum(r * r * angle)
 
     x, y = np.array([3.0, -1.0]), np.array([4.0, 0.5])
@@ -198,7 +198,7 @@ def test_a_result_that_is_no_float_has_no_cotangent(vm: ml.VM) -> None:
         return x
 
     x = tensor(3.0)
-    ml.grad(lambda x: ml.sum(ml.call("polar", x, x, vjp=(rule, rule))[1]))(x)
+    ml.grad(lambda x: ml.sum(ml.host_call("polar", x, x, vjp=(rule, rule))[1]))(x)
     for zeros, one, none in cotangents:
         assert (zeros.numpy().tolist(), one.numpy().tolist(), none) == ([0.0], [1.0], None)
     assert len(cotangents) == 2
@@ -207,7 +207,7 @@ def test_a_result_that_is_no_float_has_no_cotangent(vm: ml.VM) -> None:
 def test_a_cotangent_is_summed_to_a_broadcast_operand(vm: ml.VM) -> None:
     def loss(x: ml.Tensor, y: ml.Tensor) -> Any:
         rules = (lambda g, x, y, out: g * y, lambda g, x, y, out: g * x)
-        return ml.sum(ml.call("product", x, y, vjp=rules))
+        return ml.sum(ml.host_call("product", x, y, vjp=rules))
 
     dx, dy = ml.grad(loss, (0, 1))(ml.asarray(2.0), ml.asarray([3.0, 4.0]))
     assert dx.numpy().tolist() == 7.0
@@ -217,18 +217,18 @@ def test_a_cotangent_is_summed_to_a_broadcast_operand(vm: ml.VM) -> None:
 def test_without_a_rule_a_gradient_names_the_function(vm: ml.VM) -> None:
     x = tensor(1.0)
     with pytest.raises(GradientError, match="sine has no gradient for operand 0, a f64"):
-        ml.grad(lambda x: ml.sum(ml.call("sine", x)))(x)
+        ml.grad(lambda x: ml.sum(ml.host_call("sine", x)))(x)
     rules = (lambda g, x, y, out: g * y, None)
     with pytest.raises(GradientError, match="product has no gradient for operand 1"):
-        ml.grad(lambda x: ml.sum(ml.call("product", x, x, vjp=rules)))(x)
+        ml.grad(lambda x: ml.sum(ml.host_call("product", x, x, vjp=rules)))(x)
 
 
 def test_an_operand_that_nothing_depends_on_needs_no_rule(vm: ml.VM) -> None:
     rules = (lambda g, x, y, out: g * y, None)
     y = tensor(5.0)
-    gradient = ml.grad(lambda x: ml.sum(ml.call("product", x, y, vjp=rules)))(tensor(1.0))
+    gradient = ml.grad(lambda x: ml.sum(ml.host_call("product", x, y, vjp=rules)))(tensor(1.0))
     assert gradient.item() == 5.0
-    stopped = ml.grad(lambda x: ml.sum(x * ml.call("sine", ml.stop_gradient(x))))(y)
+    stopped = ml.grad(lambda x: ml.sum(x * ml.host_call("sine", ml.stop_gradient(x))))(y)
     np.testing.assert_allclose(stopped.numpy(), np.sin([5.0]))
 
 
@@ -241,13 +241,13 @@ def test_an_operand_that_nothing_depends_on_needs_no_rule(vm: ml.VM) -> None:
 )
 def test_a_rule_that_returns_no_cotangent(vm: ml.VM, vjp: Any, message: str) -> None:
     with pytest.raises(GradientError, match=message):
-        ml.grad(lambda x: ml.sum(ml.call("sine", x, vjp=vjp)))(tensor(1.0, 2.0))
+        ml.grad(lambda x: ml.sum(ml.host_call("sine", x, vjp=vjp)))(tensor(1.0, 2.0))
 
 
 @pytest.mark.parametrize("vjp", ["sine", (sine_vjp, sine_vjp), (), (3,)])
 def test_a_vjp_that_is_none(vm: ml.VM, vjp: Any) -> None:
     text = "expected a function as vjp, or for 1 operands a tuple of 1"
-    refuses(GradientError, text, ml.call, "sine", tensor(1.0), vjp=vjp)
+    refuses(GradientError, text, ml.host_call, "sine", tensor(1.0), vjp=vjp)
 
 
 def test_what_a_rule_needs_is_kept_when_it_is_updated(vm: ml.VM) -> None:
@@ -255,7 +255,7 @@ def test_what_a_rule_needs_is_kept_when_it_is_updated(vm: ml.VM) -> None:
 
     def loss(x: ml.Tensor) -> Any:
         rules = (lambda g, x, y, out: g * y, None)
-        out = ml.call("product", x, y, vjp=rules)
+        out = ml.host_call("product", x, y, vjp=rules)
         y.__iadd__(1.0)
         return ml.sum(out)
 
@@ -273,7 +273,7 @@ def test_a_c_function_with_a_gradient(vm: ml.VM, tmp_path: Path) -> None:
 
     def softclip(x: ml.Tensor) -> Any:
         rule = lambda g, x, out: g * (1.0 - (out / 2.0) ** 2)  # noqa: E731
-        return ml.call("softclip", x, limit=2.0, vjp=rule)
+        return ml.host_call("softclip", x, limit=2.0, vjp=rule)
 
     def reference(x: ml.Tensor) -> Any:
         return 2.0 * ml.tanh(x / 2.0)
@@ -286,10 +286,10 @@ def test_a_c_function_with_a_gradient(vm: ml.VM, tmp_path: Path) -> None:
             ours = ml.grad(lambda x, f=ours: ml.sum(f(x)))  # type: ignore[misc]
             theirs = ml.grad(lambda x, f=theirs: ml.sum(f(x)))  # type: ignore[misc]
         np.testing.assert_allclose(ours(x).numpy(), theirs(x).numpy(), rtol=1e-10)
-    least, greatest = ml.call("min_max", ml.asarray([5, -2, 3]))
+    least, greatest = ml.host_call("min_max", ml.asarray([5, -2, 3]))
     assert [least.item(), greatest.item()] == [-2, 5]
-    assert ml.call("nothing", x) is None
-    refuses(HostFunctionError, "softclip: limit must be > 0", ml.call, "softclip", x, limit=-1)
+    assert ml.host_call("nothing", x) is None
+    refuses(HostFunctionError, "softclip: limit must be > 0", ml.host_call, "softclip", x, limit=-1)
 
 
 # --- with a type rule -----------------------------------------------------------------------
@@ -314,12 +314,12 @@ def typed(vm: ml.VM) -> ml.VM:
 
 
 def squared(x: ml.Tensor) -> Any:
-    return ml.call("squares", x, vjp=lambda g, x, out: 2.0 * g * x)
+    return ml.host_call("squares", x, vjp=lambda g, x, out: 2.0 * g * x)
 
 
 def test_a_typed_function_is_captured(typed: ml.VM) -> None:
     with ml.use(typed):
-        step = ml.capture(lambda x: ml.call("spread", squared(x), k=2), check=1)
+        step = ml.capture(lambda x: ml.host_call("spread", squared(x), k=2), check=1)
         for n in (2, 3, 4, 5, 3):
             x = ml.arange(float(n))
             least, rest = step(x)
@@ -341,16 +341,18 @@ def test_a_typed_function_is_transformed(typed: ml.VM, wrap: Any) -> None:
         x = ml.reshape(ml.arange(6.0), (2, 3))
         slopes = (2.0 * x).tolist()
         assert wrap(ml.vmap(squared))(x).tolist() == (x * x).tolist()
-        assert wrap(ml.vmap(lambda r: ml.call("spread", r, k=1)[0]))(x).tolist() == [0.0, 3.0]
+        assert wrap(ml.vmap(lambda r: ml.host_call("spread", r, k=1)[0]))(x).tolist() == [0.0, 3.0]
         assert wrap(ml.vmap(squared))(ml.ones((0, 3))).shape == (0, 3)
         assert wrap(ml.vmap(ml.grad(loss)))(x).tolist() == slopes
         assert wrap(ml.grad(lambda x: ml.sum(ml.vmap(loss)(x))))(x).tolist() == slopes
         assert wrap(ml.jacrev(ml.grad(loss)))(x[0]).tolist() == (2.0 * ml.eye(3)).tolist()
         y, bias = x[1], ml.ones(3)
         rules = (lambda g, x, y, out: g * y, None)
-        scaled = ml.vmap(lambda r: ml.sum(ml.call("product", r, bias, vjp=rules)))
+        scaled = ml.vmap(lambda r: ml.sum(ml.host_call("product", r, bias, vjp=rules)))
         assert wrap(ml.grad(lambda x: ml.sum(scaled(x))))(x).tolist() == ml.ones((2, 3)).tolist()
-        both = ml.vmap(lambda r: ml.grad(lambda b: ml.sum(ml.call("product", r, b, vjp=rules)))(y))
+        both = ml.vmap(
+            lambda r: ml.grad(lambda b: ml.sum(ml.host_call("product", r, b, vjp=rules)))(y)
+        )
         refuses(GradientError, "product has no gradient for operand 1", wrap(both), x)
         refuses(GradientError, "squares has a custom_vjp", lambda: ml.jvp(squared, (x,), (x,)))
 
@@ -363,14 +365,19 @@ def test_wrong_type_rules_are_refused(typed: ml.VM) -> None:
     refuses(MachineError, "a function of types as result", register, "x", sine, result=3)
     with ml.use(typed):
         text = r"short: expected results f32\[3\] by its type rule, got f32\[1\]"
-        refuses(MachineError, text, ml.call, "short", ml.ones(3))
-        refuses(MachineError, "text: expected its type rule to return", ml.call, "text", ml.ones(2))
-        captured = ml.capture(lambda x: ml.call("untyped", x))
+        refuses(MachineError, text, ml.host_call, "short", ml.ones(3))
+        refuses(
+            MachineError, "text: expected its type rule to return", ml.host_call, "text", ml.ones(2)
+        )
+        captured = ml.capture(lambda x: ml.host_call("untyped", x))
         refuses(CaptureError, "without a type rule, .* result=lambda x: x", captured, ml.ones(2))
-        refuses(MlvmError, r"f32\[1\]", ml.capture(lambda x: ml.call("short", x)), ml.ones(3))
+        refuses(MlvmError, r"f32\[1\]", ml.capture(lambda x: ml.host_call("short", x)), ml.ones(3))
         text = r"expected results f32\[3\] by its type rule, got f32\[1\]"
         refuses(
-            MachineError, "short: " + text, ml.capture(lambda x: ml.call("short", x)), ml.ones(3)
+            MachineError,
+            "short: " + text,
+            ml.capture(lambda x: ml.host_call("short", x)),
+            ml.ones(3),
         )
 
 
@@ -396,13 +403,13 @@ def test_wrong_functions_and_rules_name_the_mistake(typed: ml.VM) -> None:
         for rule, attributes, text in rows:
             register("g", copy, nresults=1, result=rule)
             for wrap in (lambda fn: fn, ml.capture):
-                fn = wrap(lambda x, attributes=attributes: ml.call("g", x, **attributes))
+                fn = wrap(lambda x, attributes=attributes: ml.host_call("g", x, **attributes))
                 refuses(MachineError, text, fn, ml.ones(2))
         register("g", lambda f: f.push(-1), result=lambda x: x)
         text = r"g: expected results f32\[2\] by its type rule, got Int -1; push an array"
         for wrap in (lambda fn: fn, ml.capture):
-            refuses(MachineError, text, wrap(lambda x: ml.call("g", x)), ml.ones(2))
+            refuses(MachineError, text, wrap(lambda x: ml.host_call("g", x)), ml.ones(2))
         text = r"squares: expected vjp to take \(g, \*operands, out\), 3 arguments, got .*\(g\)"
-        wrong = ml.grad(lambda x: ml.sum(ml.call("squares", x, vjp=lambda g: g)))
+        wrong = ml.grad(lambda x: ml.sum(ml.host_call("squares", x, vjp=lambda g: g)))
         for fn in (wrong, ml.vmap(wrong)):
             refuses(GradientError, text, fn, ml.ones((2, 2)))

@@ -23,13 +23,13 @@ import pytest
 import mlvm.eager as ml
 from mlvm.core.collecting import uncollected
 from mlvm.core.errors import (
-    ArenaOverflow,
+    ArenaOverflowError,
     ArgumentError,
     CaptureError,
     DTypeError,
     HandleError,
     ShapeError,
-    StaleTensor,
+    StaleTensorError,
 )
 from mlvm.eager import nn, optim
 from tests.brief import Capsys, Fn, Patch, cases, line_with, refuses, run_python
@@ -223,12 +223,12 @@ def test_a_stale_tensor_around_the_function_is_named(batch: ml.Arena) -> None:
 
         step(ones(7))
     for _ in range(2):
-        refuses(StaleTensor, r"f32\[7\] of arena 'batch'", step, ones(7))
+        refuses(StaleTensorError, r"f32\[7\] of arena 'batch'", step, ones(7))
     recorded_later = ml.capture(lambda x: x * w)
-    refuses(StaleTensor, r"f32\[7\] of arena 'batch'", lambda: recorded_later(ones(7)))
+    refuses(StaleTensorError, r"f32\[7\] of arena 'batch'", lambda: recorded_later(ones(7)))
     with batch:
         x = ml.ones((7,))
-    refuses(StaleTensor, r"f32\[7\] of arena 'batch'", step, x)
+    refuses(StaleTensorError, r"f32\[7\] of arena 'batch'", step, x)
 
 
 def test_what_a_function_keeps_by_itself_is_refused_and_stale() -> None:
@@ -237,8 +237,8 @@ def test_what_a_function_keeps_by_itself_is_refused_and_stale() -> None:
     refuses(CaptureError, "stored in an unknown object", lambda: by_a_method(ones(2)))
     assert len(hidden) == 2
     for x in hidden:
-        refuses(StaleTensor, "", x.numpy)
-        with pytest.raises(StaleTensor):
+        refuses(StaleTensorError, "", x.numpy)
+        with pytest.raises(StaleTensorError):
             x + 1
 
 
@@ -250,7 +250,7 @@ def test_what_a_pullback_leaves_in_cycles_is_not_kept() -> None:
             y: ml.Tensor = ml.cond(n < 1, lambda: x, lambda: halve(n - 1, x * 0.5))
             return y
 
-        halve = ml.function(again)
+        halve = ml.subroutine(again)
         y: ml.Tensor = ml.sum(halve(ml.asarray(1), x))
         return y
 
@@ -326,7 +326,7 @@ READS: dict[str, Fn] = {
     "a length of a range": lambda x: list(range(ml.argmax(x))),
     "nonzero": lambda x: ml.nonzero(x),
     "a mask": lambda x: x[x > 0],
-    "a host function": lambda x: ml.call("host", x),
+    "a host function": lambda x: ml.host_call("host", x),
     "a scratch pad": lambda x: x + PADS[-1].tensor("f32[3]", 0),
 }
 PADS: list[Any] = []
@@ -373,7 +373,7 @@ def test_keeping_a_tensor_in_an_arena_entered_inside_is_refused(weights: ml.Aren
             best[:] = [x * 2]  # kept here
         return x + 1
 
-    caught = refuses(CaptureError, "kept in arena 'weights'", lambda: ml.capture(step)(ones(3)))
+    caught = refuses(CaptureError, "stored in arena 'weights'", lambda: ml.capture(step)(ones(3)))
     assert line_with("# kept here", __file__) in str(caught)
 
     @ml.capture
@@ -381,7 +381,7 @@ def test_keeping_a_tensor_in_an_arena_entered_inside_is_refused(weights: ml.Aren
         best[:] = [weights.keep(x)]
         return x + 1
 
-    refuses(CaptureError, "kept in arena 'weights'", lambda: by_keep(ones(3)))
+    refuses(CaptureError, "stored in arena 'weights'", lambda: by_keep(ones(3)))
     best.clear()
 
 
@@ -496,10 +496,10 @@ def test_memory_that_is_not_there_leaves_the_function_usable(vm: Any, monkeypatc
     alloc = vm.alloc_storage
 
     def refuse(nbytes: int) -> int:
-        raise ml.errors.OutOfMemory("none left")
+        raise ml.errors.OutOfMemoryError("none left")
 
     monkeypatch.setattr(vm, "alloc_storage", refuse)
-    refuses(ml.errors.OutOfMemory, "", captured, x)
+    refuses(ml.errors.OutOfMemoryError, "", captured, x)
     monkeypatch.setattr(vm, "alloc_storage", alloc)
     assert float(captured(x)) == 4.0
 
@@ -507,7 +507,7 @@ def test_memory_that_is_not_there_leaves_the_function_usable(vm: Any, monkeypatc
 def test_results_that_do_not_fit_their_arena_overflow(vm: Any) -> None:
     small = ml.Arena(vm, "small", capacity=64)
     captured = ml.capture(lambda x: (x + 1, x + 2))
-    with small, pytest.raises(ArenaOverflow, match="small"):
+    with small, pytest.raises(ArenaOverflowError, match="small"):
         captured(ones(16))
     assert small.used == 0
     assert [y.tolist() for y in captured(ones(1))] == [[2], [3]]
@@ -665,7 +665,7 @@ def test_what_was_measured_is_printed_in_two_lines() -> None:
         "eagerly, in an arena: 4,096 bytes",
         f"captured: {measured.plan}",
     ]
-    write = r"'f32\[2,4\]' write ml.TensorType\(\"f32\", \(2, 4\)\)"
+    write = r"'f32\[2,4\]'; write ml.TensorType\(\"f32\", \(2, 4\)\)"
     refuses(CaptureError, write, ml.measure, ml.sin, "f32[2,4]")
     refuses(CaptureError, write, ml.measure, lambda x: x, x="f32[2,4]")
     refuses(CaptureError, write, ml.measure, lambda x: x, {"a": ["f32[2,4]"]})

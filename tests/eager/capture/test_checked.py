@@ -93,7 +93,7 @@ def test_a_training_step_with_lengths_numbers_and_updates_is_the_same() -> None:
     model = Model()
     optimizer = optim.AdamW(model, 1e-3)
 
-    @ml.capture(check=1, lengths={"x": ("n", None)})
+    @ml.capture(check=1, dynamic_axes={"x": ("n", None)})
     def step(x: ml.Tensor, weight: float) -> Any:
         loss, grads = ml.value_and_grad(lambda m: weight * ml.mean(m(x) ** 2))(model)
         optimizer.update(grads)

@@ -347,7 +347,7 @@ def test_parameters_loaded_inside_are_loaded_at_each_call() -> None:
 # --- in all that a function does ---------------------------------------------------------------
 
 
-@ml.function
+@ml.subroutine
 def halved(x: Any) -> Any:
     return ml.where(x > 4, x - MEAN, x * [0.5, 2.0, 0.0])
 

@@ -221,7 +221,7 @@ def test_a_weight_that_has_ended_is_refused() -> None:
         step, x = ml.capture(lambda x: model(x)), ml.ones((3, 4))
         step(x)
         arena.reset()
-        refuses(ml.errors.StaleTensor, "was reset", step, x)
+        refuses(ml.errors.StaleTensorError, "was reset", step, x)
 
 
 def test_a_training_step_computes_nothing_of_its_weights_ahead() -> None:
@@ -246,7 +246,7 @@ def test_programs_of_one_function_share_it_and_close_gives_it_back() -> None:
     vm = ml.VM()
     with ml.use(vm):
         model = Model().eval()
-        step = ml.capture(lambda x: model(x), lengths=False)
+        step = ml.capture(lambda x: model(x), dynamic_axes=False)
         inputs = [ml.ones((n, 4)) for n in range(1, 5)]
         outs = [step(x) for x in inputs]
         step.close()

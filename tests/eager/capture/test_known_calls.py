@@ -24,12 +24,12 @@ def is_hit(captured: Any, *args: Any, **kwargs: Any) -> bool:
     """Return whether the call matches an entry in C. Python finds the same program and the same
     tensors then."""
     vm = current_arena().vm
-    for call in captured._fast_path.entries:
+    for call in captured._entries.known:
         match = call.match(vm, args, kwargs)
         if match is not None:
             feed, tensors, inputs = match
             signature, key = captured._signatures.of(vm, args, kwargs)
-            entry, same_feed = captured._cache.find(key, signature)
+            entry, same_feed = captured._entries.find(key, signature)
             assert entry is call.entry
             assert same_feed is feed
             assert list(map(id, tensors)) == list(map(id, signature.tensors))

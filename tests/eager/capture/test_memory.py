@@ -102,13 +102,13 @@ def test_open_lengths_fit_at_their_bounds() -> None:
     fn, w = ml.grad(loss), ml.ones((8, 8)) / 8
     whole = ml.measure(fn, w, ml.TensorType("f32", (100, 8))).plan
     budget = (whole.nbytes + whole.ahead) * 2 // 3
-    step = ml.capture(fn, lengths={"x": ("n", None)}, at_most={"n": 100}, memory=budget)
+    step = ml.capture(fn, dynamic_axes={"x": ("n", None)}, max_sizes={"n": 100}, memory=budget)
     for n in (3, 50, 100, 7):
         x = ml.asarray(X[:1, :8]) * ml.ones((n, 1))
         assert step(w, x).tolist() == fn(w, x).tolist()
         assert plan_nbytes(step) <= budget
     assert step.signatures == 1
-    step = ml.capture(fn, lengths={"x": ("n", None)}, at_most={"n": 100}, memory=500)
+    step = ml.capture(fn, dynamic_axes={"x": ("n", None)}, max_sizes={"n": 100}, memory=500)
     refuses(BudgetError, "smallest", step, w, ml.ones((3, 8)))
 
 

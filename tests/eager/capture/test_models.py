@@ -108,7 +108,7 @@ def test_what_is_measured_suffices_exactly(name: str) -> None:
         run.step(x, y)
     with (
         ml.Arena(run.vm, "less", capacity=enough.high_water - 64),
-        pytest.raises(ml.errors.ArenaOverflow),
+        pytest.raises(ml.errors.ArenaOverflowError),
     ):
         run.step(x, y)
     gc.collect()  # as recording does: what the errors above hold ends

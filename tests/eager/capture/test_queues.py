@@ -12,7 +12,13 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from mlvm.core.errors import CaptureError, OperandValueError, ProgramError, ShutDown, StaleTensor
+from mlvm.core.errors import (
+    CaptureError,
+    OperandValueError,
+    ProgramError,
+    QueueClosedError,
+    StaleTensorError,
+)
 from mlvm.eager import optim
 from mlvm.machines.wire import WireVM
 from tests.brief import cases, refuses
@@ -122,7 +128,7 @@ def test_drain_is_as_many_calls_as_there_are_elements(either: ml.QueueTensor, fu
     assert last.numpy().tobytes() == loss.numpy().tobytes()
     assert drained.state() == one_by_one.state()
     for again in (step, step.drain):
-        refuses(ShutDown, "", again)
+        refuses(QueueClosedError, "", again)
     assert drained.state() == one_by_one.state()
 
 
@@ -180,7 +186,7 @@ def test_an_element_for_a_launch_that_fails_is_used_up(q: ml.QueueTensor) -> Non
     assert step().tolist() == [[1] * 3] * 2
     w.arena.free(w)
     put(q, 1)
-    refuses(StaleTensor, "", step)
+    refuses(StaleTensorError, "", step)
     assert q.empty()
     for value in range(q.maxsize):  # all slots are free again
         q.put([np.full((2, 3), value, np.float32), np.zeros(2, np.int64)], timeout=0)
@@ -245,7 +251,7 @@ def test_another_queue_is_another_signature(q: ml.QueueTensor, vm: Any) -> None:
 @cases(
     "fn, message",
     (lambda: QUEUES[-1].get_nowait()[0] + 1, "take an element without waiting"),
-    (lambda: [x + 1 for x, _ in QUEUES[-1]], "iterated over"),
+    (lambda: [x + 1 for x, _ in QUEUES[-1]], "iterate over a queue"),
     (lambda: QUEUES[-1].get()[0], "in the slot of a queue"),
     (lambda: ml.reshape(QUEUES[-1].get()[0], (6,)), "in the slot of a queue"),
 )
@@ -258,7 +264,7 @@ def test_what_a_replay_could_not_do_is_refused(
     assert not q.empty()  # recording takes nothing
     step = ml.capture(lambda: QUEUES[-1].get()[0] + 1)
     assert step().tolist() == [[2] * 3] * 2
-    with pytest.raises(CaptureError, match="takes from a queue, which no file can hold"):
+    with pytest.raises(CaptureError, match="reads from a queue, which cannot be saved"):
         step.save(tmp_path / "step.mlvm")
     QUEUES.clear()
 
@@ -267,7 +273,7 @@ def test_a_closed_queue_is_shut_down_for_the_first_call_too(q: ml.QueueTensor) -
     q.close()
     step = ml.capture(lambda: q.get()[0] + 1)
     for call in (step, step.drain, step):
-        refuses(ShutDown, "", call)
+        refuses(QueueClosedError, "", call)
 
 
 def test_what_cannot_be_taken_ahead_is_refused(far: ml.QueueTensor) -> None:
@@ -282,7 +288,7 @@ def test_what_cannot_be_taken_ahead_is_refused(far: ml.QueueTensor) -> None:
 
     text = rf"{HERE}.* after an update: far has separate memory"
     refuses(CaptureError, text, ml.capture(after_an_update))
-    with pytest.raises(CaptureError, match=rf"{HERE}.* in a branch or loop; on far.*its argument"):
+    with pytest.raises(CaptureError, match=rf"{HERE}.* in a branch or loop: far .*an argument"):
         ml.capture(in_a_loop)(ml.asarray(3))
     refuses(CaptureError, "in the slot of a queue", lambda: ml.capture(lambda: far.get()[0])())
     twice = ml.capture(lambda: far.get()[0] + far.get()[0])

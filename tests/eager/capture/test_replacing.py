@@ -13,11 +13,11 @@ import mlvm.eager as ml
 from mlvm.core.errors import (
     ArgumentError,
     CaptureError,
-    CheckFailed,
+    CheckError,
     DTypeError,
     MlvmError,
     ShapeError,
-    UnknownFunction,
+    UnknownFunctionError,
 )
 from tests.brief import Fn, cases, refuses, with_long
 from tests.trees import assert_close
@@ -140,7 +140,7 @@ def test_the_first_of_overlapping_patterns_goes_first(host: Host) -> None:
 def test_inside_of_control_flow(host: Host) -> None:
     w, b = normal(3, 3), normal(3)
 
-    layer = ml.function(lambda x: dense(x, w, b) * 0.5)
+    layer = ml.subroutine(lambda x: dense(x, w, b) * 0.5)
 
     def fn(x: ml.Tensor, n: ml.Tensor) -> Any:
         x = ml.while_loop(
@@ -271,7 +271,7 @@ def test_a_pattern_that_is_refused(host: Host, pattern: Fn, text: str) -> None:
 
 def test_a_function_that_does_not_do_what_the_pattern_does(host: Host) -> None:
     step = ml.capture(lambda x: ml.exp(x), replace={lambda x: ml.exp(x): "f"})
-    refuses(UnknownFunction, "'f'", step, normal(3))
+    refuses(UnknownFunctionError, "'f'", step, normal(3))
     replacement: Any
     error: type[Exception]
     for replacement, error in (np.ones(4, np.float32), ShapeError), (np.ones(3), DTypeError):
@@ -290,15 +290,15 @@ def test_replacement_holds_a_function_against_its_pattern(host: Host) -> None:
     ml.testing.replacement(dense, "dense", *types)
     host.register("wrong", lambda x, w, b: dense(x, w, b) * 1.01)
     refuses(
-        CheckFailed, "wrong: result 0, f32.*differ", ml.testing.replacement, dense, "wrong", *types
+        CheckError, "wrong: result 0, f32.*differ", ml.testing.replacement, dense, "wrong", *types
     )
     host.register("wide", lambda x, w, b: dense(x, w, b).astype(ml.float64))
     text = r"expected f32\[2,4\] as result 0 as in the pattern, got f64"
-    refuses(CheckFailed, text, ml.testing.replacement, dense, "wide", *types)
+    refuses(CheckError, text, ml.testing.replacement, dense, "wide", *types)
     host.register("two", lambda x: (ml.exp(x), x))
-    refuses(CheckFailed, "2 results", ml.testing.replacement, ml.exp, "two", types[0])
+    refuses(CheckError, "2 results", ml.testing.replacement, ml.exp, "two", types[0])
     wrong: Any = 3
-    refuses(UnknownFunction, "absent", ml.testing.replacement, ml.exp, "absent", types[0])
+    refuses(UnknownFunctionError, "absent", ml.testing.replacement, ml.exp, "absent", types[0])
     refuses(ArgumentError, "TensorType", ml.testing.replacement, ml.exp, "two", wrong)
 
 

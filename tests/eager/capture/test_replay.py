@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from mlvm.core.errors import StaleTensor
+from mlvm.core.errors import StaleTensorError
 from mlvm.core.observe import observed
 from mlvm.eager.capture.launch import Launch
 from mlvm.machines.native.extension import EXTENSION
@@ -74,7 +74,7 @@ def test_weights_and_inputs_seen_as_other_types(launches: list[Any]) -> None:
         w2 = ml.asarray([5.0])
         plus = warmed(lambda x: x * ml.reshape(w2, (1, 1)), x)
     other.close()
-    refuses(StaleTensor, "other", plus, x)
+    refuses(StaleTensorError, "other", plus, x)
 
 
 def test_arrays_are_known_as_tensors(launches: list[Any]) -> None:

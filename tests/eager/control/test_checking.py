@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from mlvm.core.errors import CheckFailed
+from mlvm.core.errors import CheckError
 from mlvm.eager import Tensor
 from mlvm.machines.local import LocalVM
 from tests.brief import cases, line_with, refuses
@@ -28,19 +28,19 @@ def test_a_condition_holds_or_raises(vm: Any) -> None:
         ml.check(x < 5.0, "x is small")
         ml.check(ml.all(x < 5.0), "x is small")
         ml.check(ml.ones(0) > 1.0, "of none all hold")
-        with pytest.raises(CheckFailed) as raised, waited(vm):
+        with pytest.raises(CheckError) as raised, waited(vm):
             ml.check(x > 0.0, "x is positive")  # eager
         assert str(raised.value) == "x is positive: 2 of 4 are False, the first at [1, 0]"
         assert isinstance(raised.value, AssertionError)
         assert any(line_with("# eager", __file__) in note for note in raised.value.__notes__)
-        with pytest.raises(CheckFailed, match="all are"), waited(vm):
+        with pytest.raises(CheckError, match="all are"), waited(vm):
             ml.check(ml.all(x > 0.0), "all are")
         ml.check(x < 5.0, "x is small")
 
 
 @pytest.mark.local(reason="arrays are no operands elsewhere")
 def test_an_array_may_be_a_condition() -> None:
-    refuses(CheckFailed, "1 of 2 are False", ml.check, np.asarray([True, False]), "holds")  # type: ignore[arg-type]
+    refuses(CheckError, "1 of 2 are False", ml.check, np.asarray([True, False]), "holds")  # type: ignore[arg-type]
 
 
 def test_a_captured_step_raises_before_it_updates(vm: Any) -> None:
@@ -60,7 +60,7 @@ def test_a_captured_step_raises_before_it_updates(vm: Any) -> None:
             step(ml.ones(3))
             before = {path: x.tolist() for path, x in state.items()}
             match = r"x is small: 1 of 3 are False, .* at \[1\]"
-            with pytest.raises(CheckFailed, match=match) as e, waited(vm):
+            with pytest.raises(CheckError, match=match) as e, waited(vm):
                 step(ml.asarray([1.0, 5.0, 1.0]))
             assert any(line_with("# captured", __file__) in note for note in e.value.__notes__)
             assert {path: x.tolist() for path, x in state.items()} == before
@@ -74,7 +74,7 @@ def doubled(x: Tensor) -> Tensor:
 
 
 def doubled_twice(x: Tensor) -> Tensor:
-    double = ml.function(doubled)
+    double = ml.subroutine(doubled)
     return double(double(x))
 
 
@@ -93,7 +93,7 @@ def test_in_control_flow(fn: Callable[[Tensor], Tensor], fails: list[float], fus
     captured = ml.capture(fn, fuse=fuse)
     assert captured(x).tolist() == fn(x).tolist()
     for each in (fn, captured):
-        refuses(CheckFailed, "small", each, bad)
+        refuses(CheckError, "small", each, bad)
     assert captured(x).tolist() == fn(x).tolist()
 
 
@@ -115,7 +115,7 @@ def test_a_gradient_goes_by_and_a_check_in_a_branch_guards() -> None:
     assert step(ml.asarray([0.5, 0.5])).tolist() == [0.5, 0.5]
     for bad in ([1.0, -1.0], [90.0, 1.0]):
         before = w.tolist()
-        refuses(CheckFailed, "", step, ml.asarray(bad))
+        refuses(CheckError, "", step, ml.asarray(bad))
         assert w.tolist() == before
 
 

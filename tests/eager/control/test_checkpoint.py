@@ -119,7 +119,7 @@ IN_BODIES: dict[str, Callable[[Any, Any, Wrap], Any]] = {
         lambda s: (lambda v: c(lambda u: u * t * v)(s))(s * t))(s))(s * w), x),
     "while": lambda x, w, c: ml.while_loop(lambda s: ml.sum(s * s) < 40, lambda s: (
         lambda t: c(lambda s: s * 1.5 + t)(s))(s * s * w * w + 1), x),
-    "function": lambda x, w, c: ml.function(
+    "function": lambda x, w, c: ml.subroutine(
         lambda x: (lambda t: c(lambda s: ml.sin(s * t))(x))(x * w))(x),
     "keys": lambda x, w, c: _turned(c(lambda s: ml.sin(s * _noise()) * _noise()), x),
     "keys in a loop": lambda x, w, c: c(

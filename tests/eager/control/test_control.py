@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from mlvm.core.errors import CaptureError, DTypeError, LimitExceeded
+from mlvm.core.errors import CaptureError, DTypeError, LimitExceededError
 from mlvm.core.types import DType
 from mlvm.eager.tree import named_leaves
 from tests.brief import Fn, cases, refuses
@@ -76,7 +76,7 @@ def test_a_condition_of_any_dtype_holds_if_it_is_not_zero(dtype: str, native: bo
     each = lambda xs: [ml.stack(rows) for rows in zip(*[fn(x) for x in xs], strict=True)]  # noqa: E731
     with ml.use(ml.VM(native=native)):
         xs = ml.asarray(CONDITIONS)
-        for run in (each, ml.vmap(fn), ml.batch(fn)):
+        for run in (each, ml.vmap(fn), ml.auto_batch(fn)):
             for call in (run, ml.capture(run)):
                 assert numbers(call(xs)) == expected
 
@@ -113,7 +113,7 @@ def test_results_have_memory_of_their_own(mode: Mode) -> None:
         passed = ml.while_loop(lambda s: none > 0, lambda s: s, x)
         first, second = ml.fori_loop(0, none + 1, lambda i, s: (s[0], s[0]), (x, x))
         row = ml.scan(lambda s, r: (r, s), x[0], x)[0]
-        call = ml.function(lambda x: x)(x)
+        call = ml.subroutine(lambda x: x)(x)
         for each in (same, passed, first, row, call):
             each += 1
         return same, passed, first, second, row, call
@@ -427,25 +427,25 @@ def test_random_keys(mode: Mode, pred: int) -> None:
 # --- functions -----------------------------------------------------------------------
 
 
-@ml.function
+@ml.subroutine
 def fibonacci(n: ml.Tensor) -> ml.Tensor:
     result: ml.Tensor = ml.cond(n < 2, lambda: n, lambda: fibonacci(n - 1) + fibonacci(n - 2))
     return result
 
 
-@ml.function
+@ml.subroutine
 def is_even(n: ml.Tensor) -> ml.Tensor:
     result: ml.Tensor = ml.cond(n < 1, lambda: True, lambda: is_odd(n - 1))
     return result
 
 
-@ml.function
+@ml.subroutine
 def is_odd(n: ml.Tensor) -> ml.Tensor:
     result: ml.Tensor = ml.cond(n < 1, lambda: False, lambda: is_even(n - 1))
     return result
 
 
-@ml.function
+@ml.subroutine
 def endless(n: ml.Tensor) -> ml.Tensor:
     result: ml.Tensor = ml.cond(n < 0, lambda: n, lambda: endless(n + 1))
     return result
@@ -458,11 +458,11 @@ def test_functions_call_themselves_and_each_other(mode: Mode) -> None:
 
 
 def test_too_deep_a_recursion_is_an_error() -> None:
-    refuses(LimitExceeded, "call depth exceeds", ml.capture(endless), ml.asarray(0))
+    refuses(LimitExceededError, "call depth exceeds", ml.capture(endless), ml.asarray(0))
 
 
 def test_a_function_that_is_another_each_time_is_an_error() -> None:
-    @ml.function
+    @ml.subroutine
     def deeper(n: ml.Tensor, module: Counter) -> ml.Tensor:
         result: ml.Tensor = ml.cond(n < 1, lambda: n, lambda: deeper(n - 1, Counter()))
         return result
@@ -546,7 +546,7 @@ NO_COTANGENTS: dict[str, tuple[Callable[[ml.Tensor], Any], float]] = {
 EVERYWHERE: dict[str, Mode] = {
     **MODES,
     "vmap": lambda fn: lambda x: ml.vmap(fn)(ml.stack([x, x]))[1],
-    "batch": lambda fn: lambda x: ml.batch(fn)(ml.stack([x, x]))[1],
+    "batch": lambda fn: lambda x: ml.auto_batch(fn)(ml.stack([x, x]))[1],
 }
 
 
@@ -649,7 +649,7 @@ def of_a_sum_by_rows(x: ml.Tensor, yes: ml.Tensor) -> Any:
 
 
 def of_a_sum_in_a_function(x: ml.Tensor, yes: ml.Tensor) -> Any:
-    times = ml.function(lambda s: ml.sin(s * x))
+    times = ml.subroutine(lambda s: ml.sin(s * x))
 
     def body(i: Any, s: ml.Tensor) -> Any:
         return times(ml.cond(yes, lambda: times(s), lambda: s * ml.tanh(x)))

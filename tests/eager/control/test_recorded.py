@@ -35,13 +35,13 @@ def vector(n: int = 3, seed: int = 0) -> ml.Tensor:
     return ml.asarray(np.random.default_rng(seed).normal(size=n).astype(np.float32))
 
 
-@ml.function
+@ml.subroutine
 def power(x: ml.Tensor, n: ml.Tensor) -> ml.Tensor:
     result: ml.Tensor = ml.cond(n < 1, lambda: x, lambda: ml.sin(power(x, n - 1)) * x)
     return result
 
 
-@ml.function
+@ml.subroutine
 def both(x: ml.Tensor, n: ml.Tensor) -> ml.Tensor:
     """Calls itself twice, and uses what it is given in several places."""
     result: ml.Tensor = ml.cond(
@@ -50,7 +50,7 @@ def both(x: ml.Tensor, n: ml.Tensor) -> ml.Tensor:
     return result
 
 
-@ml.function
+@ml.subroutine
 def folded(x: ml.Tensor, n: ml.Tensor, w: ml.Tensor) -> ml.Tensor:
     """Calls itself in its first branch, so that the other alone tells the result's type."""
     deeper = lambda: ml.tanh(folded(ml.sin(x + w), n - 1, w)) * x  # noqa: E731
@@ -104,7 +104,7 @@ LOSSES: dict[str, tuple[bool, Loss]] = {
     "first branch": (False, lambda x, w, n: folded(x, n, w)),
     "function in scan": (False, lambda x, w, n: ml.scan(
         lambda s, r: (power(s * r, n), s), w, x)[1]),
-    "loop in function": (False, lambda x, w, n: ml.function(lambda x, n: ml.fori_loop(
+    "loop in function": (False, lambda x, w, n: ml.subroutine(lambda x, n: ml.fori_loop(
         0, n, lambda i, s: ml.sin(s * x), x))(x * w, n)),
 }  # fmt: skip
 
@@ -199,7 +199,7 @@ def test_a_state_that_nothing_tracked_goes_into_is_a_constant(name: str) -> None
     assert bits(ml.capture(eager)(*args)) == bits(eager(*args))
 
 
-@ml.function
+@ml.subroutine
 def tree(node: ml.Tensor, rows: ml.Tensor, w: ml.Tensor, loss: Any) -> ml.Tensor:
     result: ml.Tensor = ml.cond(
         node < 1,
@@ -212,9 +212,9 @@ def tree(node: ml.Tensor, rows: ml.Tensor, w: ml.Tensor, loss: Any) -> ml.Tensor
 def through_closures(x: ml.Tensor, w: ml.Tensor, n: ml.Tensor) -> Any:
     """A function that calls itself, a loop in it, and another that both call, all with weights from
     outside: by their rows, too."""
-    inner = ml.function(lambda y: ml.tanh(y * w) + x[ml.asarray([0, 2, 0])])
+    inner = ml.subroutine(lambda y: ml.tanh(y * w) + x[ml.asarray([0, 2, 0])])
 
-    @ml.function
+    @ml.subroutine
     def outer(y: ml.Tensor, n: ml.Tensor) -> Any:
         deeper = lambda: outer(inner(y) * w[n], n - 1) + ml.take(x, n, axis=0)  # noqa: E731
         turned = lambda: ml.fori_loop(0, n + 2, lambda i, s: inner(s) * w, y)  # noqa: E731
@@ -236,7 +236,7 @@ DEEP: dict[str, Loss] = {
     **{name: loss for name, (is_known, loss) in LOSSES.items() if not is_known or name in KNOWN},
     "closures": through_closures,
     "tree": lambda x, w, n: tree(n, ml.stack([x, w, x * w]), w, lambda y: ml.tanh(y * w + x)),
-    "while in function": lambda x, w, n: ml.function(lambda y, n: ml.while_loop(
+    "while in function": lambda x, w, n: ml.subroutine(lambda y, n: ml.while_loop(
         lambda s: ml.sum(s) < 3, lambda s: s * 1.2 + ml.abs(w) + y, y))(x * x, n),
     "function in while": lambda x, w, n: ml.while_loop(
         lambda s: s[1] <= n, lambda s: (power(s[0] * w, s[1]) + x, s[1] + 1), (x, 0))[0],
@@ -321,7 +321,7 @@ def bodies(depth: int, *, top: bool = True) -> st.SearchStrategy[Callable[..., m
         return run
 
     def function(f: Any) -> Any:
-        call = ml.function(lambda s, w, n: f(s, w, n))
+        call = ml.subroutine(lambda s, w, n: f(s, w, n))
         return lambda s, w, n: call(s, w, n)
 
     return st.one_of(
@@ -406,7 +406,7 @@ def leaks(x: ml.Tensor, leaked: list[Any]) -> dict[str, Callable[[], Any]]:
         "row": lambda: ml.scan(lambda s, r: (s, keep(r) * 2), x, x),
         "branch": lambda: ml.cond(ml.sum(x) > 0, lambda: keep(x * 2), lambda: x),
         "condition": lambda: ml.while_loop(lambda s: keep(ml.sum(s)) < 5, lambda s: s * s + 1, x),
-        "function": lambda: ml.function(lambda y: keep(y * 2))(x),
+        "function": lambda: ml.subroutine(lambda y: keep(y * 2))(x),
     }
 
 
@@ -562,9 +562,9 @@ def updated_in_nested(c: ml.Tensor, y: ml.Tensor, z: ml.Tensor, update: Update) 
 
 
 def updated_in_function(c: ml.Tensor, y: ml.Tensor, z: ml.Tensor, update: Update) -> Any:
-    double = ml.function(lambda x: x * 2.0)
+    double = ml.subroutine(lambda x: x * 2.0)
 
-    @ml.function
+    @ml.subroutine
     def whole(c: ml.Tensor, w: ml.Tensor) -> Any:
         view = +w
         body = turned(w, view, lambda: (double(w), w.__iadd__(1.0))[0])

@@ -186,31 +186,48 @@ def test_names_that_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "file"
     ml.save(file, ml.nn.Linear(2, 3))
     refuses(
-        ml.errors.PathError, f"{file}: .*would both be 'x'", ml.load, file, rename=lambda _: "x"
+        ml.errors.PathError, f"{file}: .*would both become 'x'", ml.load, file, rename=lambda _: "x"
     )
     unnamed: Any = lambda _: 3  # noqa: E731
-    refuses(ml.errors.PathError, "rename: expected a name or None for '", ml.load, file, rename=unnamed)
+    refuses(
+        ml.errors.PathError, "rename: expected a name or None for '", ml.load, file, rename=unnamed
+    )
     unnamed = "x"
     refuses(ml.errors.ArgumentError, "'x' is no function", ml.load, file, rename=unnamed)
 
 
 @cases(
     "tensors, metadata, error, reason",
-    ({"z": np.zeros(1, "c16")}, None, ml.errors.WeightsError, "z: the format has no c128"),
-    ({"__metadata__": np.zeros(1)}, None, ml.errors.WeightsError, "the name '__metadata__'"),
-    ({3: np.zeros(1)}, None, ml.errors.WeightsError, "the name 3"),
-    ({"\ud800": np.zeros(1)}, None, ml.errors.WeightsError, "no UTF-8"),
-    ({"x": np.zeros(1)}, {"a": 1}, ml.errors.WeightsError, "not 'a': 1"),
+    (
+        {"z": np.zeros(1, "c16")},
+        None,
+        ml.errors.WeightsError,
+        "z: the format does not support c128",
+    ),
+    (
+        {"__metadata__": np.zeros(1)},
+        None,
+        ml.errors.WeightsError,
+        "'__metadata__' is not a valid name",
+    ),
+    ({3: np.zeros(1)}, None, ml.errors.WeightsError, "3 is not a valid name"),
+    ({"\ud800": np.zeros(1)}, None, ml.errors.WeightsError, "not UTF-8"),
+    ({"x": np.zeros(1)}, {"a": 1}, ml.errors.WeightsError, "got 'a': 1"),
     ({"x": np.zeros(1)}, ["a"], ml.errors.ArgumentError, "texts by name"),
-    ({"x": 3j}, None, ml.errors.DTypeError, "x must be a tensor, an array, .*, not 3j"),
+    ({"x": 3j}, None, ml.errors.DTypeError, "expected a tensor, an array, .* as x, got 3j"),
     ({"x": np.array("a")}, None, ml.errors.DTypeError, "no dtype for"),
     ({"x": np.ma.array([1.0], mask=[True])}, None, ml.errors.DTypeError, "x is a masked array"),
     ({"x": Unreadable()}, None, ml.errors.DTypeError, "x: .* cannot be read: not now"),
     ([np.zeros(1)], None, ml.errors.DTypeError, "expected a Module or a dict of tensors"),
     (3, None, ml.errors.DTypeError, "expected a Module or a dict of tensors"),
-    ({"f": len}, None, ml.errors.DTypeError, "expected .*, a number, a str, None, or an object .* as f, got"),
-    ({"a": {"b": b"x"}}, None, ml.errors.DTypeError, "a/b must be"),
-    ({"c": ml.nn.Linear}, None, ml.errors.DTypeError, "c must be"),
+    (
+        {"f": len},
+        None,
+        ml.errors.DTypeError,
+        "expected .*, a number, a str, None, or an object .* as f, got",
+    ),
+    ({"a": {"b": b"x"}}, None, ml.errors.DTypeError, "as a/b, got"),
+    ({"c": ml.nn.Linear}, None, ml.errors.DTypeError, "as c, got"),
     ({"a/b": 1, "a": {"b": 2, "c": np.ones(1)}}, None, ml.errors.PathError, "two parts have the p"),
 )
 def test_what_cannot_be_saved(
@@ -287,7 +304,7 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(
     ml.save(file, EXAMPLE)
     with ml.Arena(ml.VM(), "gone"):
         stale = ml.zeros(2)
-    refuses(ml.errors.StaleTensor, "", ml.save, file, {"x": stale})
+    refuses(ml.errors.StaleTensorError, "", ml.save, file, {"x": stale})
 
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
@@ -354,25 +371,25 @@ def test_a_file_whose_header_is_as_long_as_a_pickle_begins_is_loaded(file: Path)
 
 @cases(
     "header, reason",
-    ("[]", "no object"),
-    ("{", "no JSON"),
-    ('{"x\ud7ff": NaN}', "has no dtype"),
+    ("[]", "expected a JSON object"),
+    ("{", "not JSON"),
+    ('{"x\ud7ff": NaN}', "expected dtype"),
     ({"__metadata__": {"a": 1}}, "expected a JSON object with str metadata"),
     ({"x": 3}, "x: expected dtype, shape and offsets"),
     ({"x": entry("F32", [], 0, None)}, "x: expected integers as shape and offsets"),
-    ({"x": entry(["F32"], [2], 0, 8)}, "x has no dtype"),
-    ({"x": {"dtype": "F32", "shape": [], "data_offsets": [0]}}, "x has no dtype"),
+    ({"x": entry(["F32"], [2], 0, 8)}, "x: expected dtype"),
+    ({"x": {"dtype": "F32", "shape": [], "data_offsets": [0]}}, "x: expected dtype"),
     ({"x": entry("F8_E8M0", [8], 0, 8)}, "x: expected one of the dtypes .*, got F8_E8M0"),
-    ({"x": entry("F32", [-1], 0, 4)}, "no numbers"),
-    ({"x": entry("F32", [1.0], 0, 4)}, "no numbers"),
-    ({"x": entry("F32", [True], 0, 4)}, "no numbers"),
-    ({"x": entry("F32", [2], 0, 4)}, r"x has 4 bytes for F32 of shape \(2,\)"),
-    ({"x": entry("BF16", [3], 0, 8)}, r"x has 8 bytes for BF16 of shape \(3,\)"),
+    ({"x": entry("F32", [-1], 0, 4)}, "expected integers"),
+    ({"x": entry("F32", [1.0], 0, 4)}, "expected integers"),
+    ({"x": entry("F32", [True], 0, 4)}, "expected integers"),
+    ({"x": entry("F32", [2], 0, 4)}, r"x: 4 bytes do not fit F32 of shape \(2,\)"),
+    ({"x": entry("BF16", [3], 0, 8)}, r"x: 8 bytes do not fit BF16 of shape \(3,\)"),
     ({"x": entry("F32", [0, 2**63], 0, 0)}, "x: f32 of shape .* is larger than"),
     ({"x": entry("F32", [2**61, 0], 0, 0)}, "x: f32 of shape .* is larger than"),
     ({"x": entry("F16", [0, 2**31, 2**30], 0, 0)}, "x: f32 of shape .* is larger than"),
     ({"x": entry("F8_E5M2", [2**63], 0, 0)}, "x: f8e5m2 of shape .* is larger than"),
-    ('{"\\u001b[31m\\n": 3}', r"\\x1b\[31m\\n has no dtype"),
+    ('{"\\u001b[31m\\n": 3}', r"\\x1b\[31m\\n: expected dtype"),
     ({"x": entry("U8", [1] * 70, 0, 1)}, "x: a tensor has at most 64 dimensions, not 70"),
     ({"x": entry("F32", [1], 4, 8)}, "x: expected an offset of 0 .*, got bytes 4 to 8"),
     ({"x": entry("U8", [9], 0, 9)}, "expected 9 bytes of data, got 8"),

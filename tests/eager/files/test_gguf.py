@@ -191,12 +191,12 @@ _BAD = {
     "header announces": _file(tensors=2**60),
     "metadata contains k twice": _file(values=2, metadata=2 * struct.pack("<Q1sII", 1, b"k", 4, 1)),
     "format 99": _file(code=99),
-    "has 9 axes": _file(shape=(1,) * 9),
+    "at most 4 axes, got 9": _file(shape=(1,) * 9),
     "exceeds the file": _file(shape=(2**62, 2**62)),
     "expected rows of 32-element blocks": _file(shape=(16, 2)),
     "ends at": _file(at=32),
     "value of kind 77": _file(values=1, metadata=struct.pack("<Q1sI", 1, b"k", 77)),
-    "a value of kind 9, 8 lists deep": _file(
+    "a value of kind 9, nested 8 lists deep": _file(
         values=1, metadata=_KEY + struct.pack("<IQ", 9, 1) * 12
     ),
     "announces": _file(values=1, metadata=_KEY + struct.pack("<IQ", 0, 2**50)),

@@ -15,7 +15,7 @@ from mlvm.core.errors import (
     PathError,
     PipelineError,
     ShapeError,
-    StaleTensor,
+    StaleTensorError,
 )
 from mlvm.eager import nn
 from tests.brief import cases, refuses
@@ -243,7 +243,7 @@ def test_a_rate_that_has_fallen_goes_on_with_its_optimizer(tmp_path: Path) -> No
         ml.load(tmp_path / "file", into={"optimizer": wrapped(its)})
         for rate, expected in zip(again, rates, strict=True):
             assert [*map(float, rate.state().values())] == [*map(float, expected.state().values())]
-        assert its.rate == optimizer.rate == np.float32(0.05)
+        assert its.learning_rate == optimizer.learning_rate == np.float32(0.05)
         with pytest.raises(PathError, match=r"unknown tensors .*'optimizer/schedules/0/best'"):
             ml.load(tmp_path / "file", into={"optimizer": wrapped(ml.optim.SGD(ml.ones(1), 0.1))})
 
@@ -351,7 +351,7 @@ def test_a_stale_part_leaves_all_others(tmp_path: Path) -> None:
         stale = ml.zeros(2)
     ml.save(tmp_path / "x", {"a": ml.ones(2), "gone": ml.ones(2), "n": 3})
     state: dict[str, Any] = {"a": ml.zeros(2), "gone": stale, "n": 1}
-    refuses(StaleTensor, "", ml.load, tmp_path / "x", into=state)
+    refuses(StaleTensorError, "", ml.load, tmp_path / "x", into=state)
     assert state["a"].tolist() == [0.0, 0.0]
     assert state["n"] == 1
 

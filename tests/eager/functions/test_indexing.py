@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mlvm.eager as ml
-from mlvm.core.errors import IndexRefused, PositionRefused
+from mlvm.core.errors import IndexingError, PositionError
 from tests.brief import cases, refuses
 
 X = np.arange(120, dtype=np.float32).reshape(2, 3, 4, 5)
@@ -165,8 +165,8 @@ def test_several_indices_set_no_more_than_they_choose(key: Any) -> None:
     np.testing.assert_array_equal(x.numpy(), updated)
     far = tuple([AGAIN + 5 if isinstance(item, np.ndarray) else item for item in key])
     for _ in range(3):
-        refuses(PositionRefused, "is out of range for length", x.__setitem__, ours(far), 1.0)
-        refuses(PositionRefused, "is out of range for length", x.__getitem__, ours(far))
+        refuses(PositionError, "is out of range for length", x.__setitem__, ours(far), 1.0)
+        refuses(PositionError, "is out of range for length", x.__getitem__, ours(far))
     np.testing.assert_array_equal(x.numpy(), updated)
 
 
@@ -185,8 +185,8 @@ def test_equal_keys_of_other_classes_are_other_indices(form: Callable[[Any], Any
     for key in (1, np.int64(1), 0, slice(1), slice(1, None), slice(True)):
         for _ in range(2):
             np.testing.assert_array_equal(x[form(key)].numpy(), array[form(key)])
-    refuses(IndexRefused, "a bool is no index", x.__getitem__, form(True))
-    refuses(IndexRefused, "a float is no index", x.__getitem__, form(1.0))
+    refuses(IndexingError, "a bool is no index", x.__getitem__, form(True))
+    refuses(IndexingError, "a float is no index", x.__getitem__, form(1.0))
 
 
 def test_iteration_and_length() -> None:

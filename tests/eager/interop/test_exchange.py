@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from mlvm.core.errors import CopyRefused, ExchangeRefused, NoExchange, StaleTensor
+from mlvm.core.errors import CopyError, DLPackError, ExchangeError, StaleTensorError
 from mlvm.core.types import DType
 from mlvm.eager.interop.exchange import OURS
 from mlvm.machines.wire import WireVM
@@ -134,7 +134,7 @@ def test_what_is_freed_is_lent_on() -> None:
         x = ml.full(5, 1)
         view = lent(x)
         arena.free(x)
-        refuses(StaleTensor, "", lent, x)
+        refuses(StaleTensorError, "", lent, x)
         refuses(ml.errors.MlvmError, "asks for", ml.full, 5, 2)
         assert view.tolist() == [1] * 5
         del view
@@ -143,7 +143,7 @@ def test_what_is_freed_is_lent_on() -> None:
 
 def nowhere_to_lend(x: ml.Tensor) -> None:
     for refused in (lent, lambda x: np.asarray(x, copy=False)):
-        error = refuses(CopyRefused, "no memory here to lend", refused, x)
+        error = refuses(CopyError, "no memory here to lend", refused, x)
         assert isinstance(error, BufferError)
         assert isinstance(error, ValueError)
 
@@ -160,14 +160,14 @@ def test_what_has_no_memory_here_is_copied() -> None:
 def test_what_has_no_values_is_refused() -> None:
     x = ml.ones(3, device=ml.DryVM())
     nowhere_to_lend(x)
-    refuses(ExchangeRefused, "no bytes to read", np.from_dlpack, x)
+    refuses(ExchangeError, "no bytes to read", np.from_dlpack, x)
 
     def exported(x: ml.Tensor, copy: bool | None) -> ml.Tensor:
         np.from_dlpack(x + 1.0, copy=copy)
         return x
 
-    refuses(ExchangeRefused, "no values to give", ml.capture(exported), ml.ones(3), None)
-    refuses(CopyRefused, "no memory here to lend", ml.capture(exported), ml.ones(3), False)
+    refuses(ExchangeError, "no values to give", ml.capture(exported), ml.ones(3), None)
+    refuses(CopyError, "no memory here to lend", ml.capture(exported), ml.ones(3), False)
 
 
 @local
@@ -187,12 +187,12 @@ def test_what_a_consumer_may_ask() -> None:
     assert x.__dlpack_device__() == (1, 0)
     assert "dltensor_versioned" in repr(x.__dlpack__(max_version=(1, 0)))
     assert "dltensor_versioned" not in repr(x.__dlpack__())
-    refuses(CopyRefused, "lent read-only", x.__dlpack__, copy=False)
+    refuses(CopyError, "lent read-only", x.__dlpack__, copy=False)
     copied = np.from_dlpack(x, copy=True)
     copied.fill(1)
     assert x.tolist() == [0, 1, 2]
-    refuses(ExchangeRefused, "the processor", x.__dlpack__, dl_device=(2, 0))
-    refuses(ExchangeRefused, "no streams", lambda: untyped.ones(1).__dlpack__(stream=1))
+    refuses(ExchangeError, "the processor", x.__dlpack__, dl_device=(2, 0))
+    refuses(ExchangeError, "no streams", lambda: untyped.ones(1).__dlpack__(stream=1))
 
 
 def test_from_dlpack() -> None:
@@ -206,9 +206,9 @@ def test_from_dlpack() -> None:
     z = ml.from_dlpack(x)
     assert z is not x
     assert z.handle == x.handle
-    refuses(CopyRefused, "ndarray", ml.from_dlpack, source, copy=False)
-    refuses(CopyRefused, "f64", ml.from_dlpack, x, device=vm, copy=False)
-    refused = refuses(NoExchange, "a list has no __dlpack__", ml.from_dlpack, [1])
+    refuses(CopyError, "ndarray", ml.from_dlpack, source, copy=False)
+    refuses(CopyError, "f64", ml.from_dlpack, x, device=vm, copy=False)
+    refused = refuses(DLPackError, "a list has no __dlpack__", ml.from_dlpack, [1])
     assert isinstance(refused, AttributeError)
 
 

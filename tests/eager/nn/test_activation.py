@@ -27,8 +27,8 @@ ACTIVATIONS: dict[str, tuple[Fn, Fn]] = {
     "glu": (lambda: nn.GLU(0), lambda x: ml.glu(x, 0)),
     "prelu": (lambda: nn.PReLU(4, dtype="f64"), lambda x: ml.prelu(x, ml.asarray(0.25))),
     "hard_tanh": (lambda: nn.Hardtanh(-2.0, 0.5), lambda x: ml.hard_tanh(x, -2.0, 0.5)),
-    "softshrink": (lambda: nn.Softshrink(1.0), lambda x: ml.softshrink(x, 1.0)),
-    "hardshrink": (lambda: nn.Hardshrink(1.0), lambda x: ml.hardshrink(x, 1.0)),
+    "softshrink": (lambda: nn.Softshrink(1.0), lambda x: ml.soft_shrink(x, 1.0)),
+    "hardshrink": (lambda: nn.Hardshrink(1.0), lambda x: ml.hard_shrink(x, 1.0)),
 }
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import mlvm.eager as ml
-from mlvm.core.errors import MlvmError, PositionRefused
+from mlvm.core.errors import MlvmError, PositionError
 from mlvm.eager import nn
 from mlvm.machines.wire import decode_answer, encode_error
 from tests.brief import cases, refuses
@@ -124,7 +124,7 @@ def test_a_value_that_is_refused_when_a_program_runs_again() -> None:
     model = Tree()
     step = ml.capture(lambda i: model(i, 2))
     step(I)
-    caught = refuses(PositionRefused, "", step, ml.asarray([0, 7]))
+    caught = refuses(PositionError, "", step, ml.asarray([0, 7]))
     place = line_in(Net, "self.words(i)")
     assert caught.__notes__[-1].endswith(f"{place}, in words")
     assert notes(lambda: model(ml.asarray([7])))[0] == f"in words, {place}"
@@ -163,7 +163,7 @@ def test_an_error_of_a_machine_elsewhere_is_not_of_the_layer_that_reads_it() -> 
         def __call__(self, content: bytes) -> None:
             self.part(content)
 
-    assert notes(lambda: Reading()(encode_error(PositionRefused("elsewhere")))) == []
+    assert notes(lambda: Reading()(encode_error(PositionError("elsewhere")))) == []
 
 
 def test_an_error_under_a_debugger_leaves_variables_alone() -> None:

@@ -192,7 +192,7 @@ def test_parts_of_a_batch_are_the_batch(every: int, tied: bool) -> None:
 def test_all_parts_in_one_captured_step() -> None:
     model = Net()
     optimizer = optim.MultiSteps(optim.AdamW(model, optim.cosine(0.1, 10)), 4)
-    assert optimizer.rate == optimizer.optimizer.rate == np.float32(0.1)
+    assert optimizer.learning_rate == optimizer.optimizer.learning_rate == np.float32(0.1)
 
     @ml.capture
     def step(x: Tensor, y: Tensor) -> Tensor:

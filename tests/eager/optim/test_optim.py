@@ -22,10 +22,10 @@ from mlvm.core.errors import (
     DTypeError,
     GradientError,
     HandleError,
-    NotFinite,
+    NonFiniteError,
     PathError,
     ShapeError,
-    StaleTensor,
+    StaleTensorError,
 )
 from mlvm.core.types import Array
 from mlvm.core.vm import VM
@@ -405,12 +405,15 @@ def test_a_line_search_that_raises_leaves_the_parameters_as_they_are() -> None:
     loss = (w * w).sum()
     for pair in ((loss * math.nan, gradient), (loss * math.inf, gradient), (loss, {"w": w / 0.0})):
         refuses(
-            NotFinite, "is not finite; find the op", optimizer.search, partial(next, iter([pair]))
+            NonFiniteError,
+            "is not finite; find the op",
+            optimizer.search,
+            partial(next, iter([pair])),
         )
     refuses(StopIteration, "", optimizer.search, partial(next, iter([(loss, gradient)])))
     assert w.tolist() == [3.0, -2.0]
     nowhere = iter([(loss, gradient), *[(loss * -math.inf, gradient)] * 9])
-    assert optimizer.search(partial(next, nowhere), most=9).item() == 13.0
+    assert optimizer.search(partial(next, nowhere), max_calls=9).item() == 13.0
     assert w.tolist() == [3.0, -2.0]
 
 
@@ -510,11 +513,11 @@ def test_the_rate_now_is_a_number() -> None:
     for rate, expected in rates:
         optimizer = optim.SGD(params, rate)
         for each in expected:
-            assert type(optimizer.rate) is float
-            assert optimizer.rate == pytest.approx(each, rel=1e-6)
+            assert type(optimizer.learning_rate) is float
+            assert optimizer.learning_rate == pytest.approx(each, rel=1e-6)
             optimizer.update(tensors({"w": np.ones(())}))
     optimizer.learning_rate = 2
-    assert optimizer.rate == 2.0
+    assert optimizer.learning_rate == 2.0
 
 
 def test_a_shared_parameter_is_updated_once() -> None:
@@ -725,7 +728,7 @@ def stale(shape: tuple[int, ...]) -> Tensor:
         "gradient 'gain' is f64[], got f32[]: convert it with astype('float64')",
     ),
     (0.1, {"gain": from_array(np.ones(1))}, ShapeError, "gradient 'gain' is f64[], got f64[1]"),
-    (0.1, {"gain": stale(())}, StaleTensor, "its arena was reset"),
+    (0.1, {"gain": stale(())}, StaleTensorError, "its arena was reset"),
     (lambda count: 0.1, {}, DTypeError, "Adam: expected a schedule that returns a f32[], got flo"),
     (lambda count: op.astype(count, dtype="f64"), {}, DTypeError, "returns a f32[], got f64[]"),
 )
@@ -801,7 +804,9 @@ def test_an_update_of_parameters_that_have_ended() -> None:
     with Arena(default_vm(), "batch"):
         params = tensors(START)
         optimizer = optim.SGD(params, 0.1)
-    refuses(StaleTensor, "its arena was reset", lambda: optimizer.update(tensors(GRADIENTS[0])))
+    refuses(
+        StaleTensorError, "its arena was reset", lambda: optimizer.update(tensors(GRADIENTS[0]))
+    )
 
 
 def test_repr_names_the_hyperparameters() -> None:

@@ -16,9 +16,9 @@ from mlvm.core.errors import (
     DTypeError,
     GradientError,
     GroupError,
-    GroupTimeout,
+    GroupTimeoutError,
     ShapeError,
-    StaleTensor,
+    StaleTensorError,
 )
 from mlvm.core.types import Array
 from mlvm.eager import Tensor, nn
@@ -146,7 +146,7 @@ def test_what_they_refuse() -> None:
         refuses(DTypeError, "takes a tensor, not a float", ml.parallel.all_gather, 1.0)  # type: ignore[arg-type]
         with ml.Arena(ml.default_arena().vm, "over"):
             over = ml.ones((2,))
-        refuses(StaleTensor, "", ml.parallel.all_reduce, [x, over])
+        refuses(StaleTensorError, "", ml.parallel.all_reduce, [x, over])
         refuses(ArgumentError, "to must be the rank of another", ml.parallel.send, x, to=rank)
 
     run(2, step)
@@ -239,7 +239,7 @@ def test_halves_that_do_not_fit_are_refused(name: str) -> None:
         wait(y, x)
         refuses(GroupError, rf"no {name}\.start of these tensors", wait, y, x)
         refuses(ArgumentError, "a number of seconds > 0, not 0", start, x, timeout=0.0)
-        refuses(ShapeError, "the result is f32", ml.call, f"{name}.start", x, x)
+        refuses(ShapeError, "the result is f32", ml.host_call, f"{name}.start", x, x)
 
     run(2, step)
 
@@ -250,7 +250,7 @@ def test_who_does_not_come_in_time_is_named() -> None:
             time.sleep(0.2)
         ml.parallel.all_reduce(ml.ones(2), timeout=0.05)
 
-    caught = refuses(GroupTimeout, "", run, 2, step)
+    caught = refuses(GroupTimeoutError, "", run, 2, step)
     text = "member 0 (vm0) has waited 0.05 s in all_reduce(f32[2], op='sum') for member 1 (vm1)"
     assert text in str(caught)
     assert isinstance(caught, TimeoutError)

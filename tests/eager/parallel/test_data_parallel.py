@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from mlvm.core.errors import ShapeError, StaleTensor
+from mlvm.core.errors import ShapeError, StaleTensorError
 from mlvm.core.types import Array
 from mlvm.eager import Tensor, nn
 from mlvm.eager.parallel import shards
@@ -89,7 +89,7 @@ def test_the_rows_of_a_tensor_are_views_of_its_memory() -> None:
             assert np.shares_memory(each, memory)
             assert not each.flags.writeable
         arena.reset()
-        refuses(StaleTensor, "", step, x)
+        refuses(StaleTensorError, "", step, x)
 
 
 def calls_of_a_captured_step(*names: str, shard: ml.parallel.Shard | None = None) -> list[str]:

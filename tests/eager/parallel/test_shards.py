@@ -468,7 +468,7 @@ def test_a_saved_value_that_is_a_gradient_too_is_left_alone(monkeypatch: Patch) 
     def loss(p: dict[str, Tensor], w: float) -> Tensor:
         h = ml.exp(p["a"] * w)
         rules = (lambda g, h, b, out: g * b, lambda g, h, b, out: h)  # for a g of ones
-        return ml.sum(ml.call("times", h, p["b"], vjp=rules))
+        return ml.sum(ml.host_call("times", h, p["b"], vjp=rules))
 
     def step(rank: int, vm: VM) -> None:
         vm.register("times", multiply)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from mlvm.core.errors import CaptureError, MachineError, NotFinite
+from mlvm.core.errors import CaptureError, MachineError, NonFiniteError
 from mlvm.eager import Tensor, nn, optim
 from mlvm.machines.local import LocalVM
 from tests.brief import cases, line_with, refuses
@@ -28,7 +28,7 @@ def vm(request: pytest.FixtureRequest) -> Iterator[Any]:
 def test_a_block_says_what_it_is() -> None:
     block = ml.debug.nans(ml.default_vm())
     assert repr(block) == f"nans({ml.default_vm().name})"
-    with block, block, pytest.raises(NotFinite):  # also within itself
+    with block, block, pytest.raises(NonFiniteError):  # also within itself
         ml.log(ml.asarray([-1.0]))
     assert not np.isfinite(np.asarray(ml.log(ml.asarray([-1.0])))).any()
     assert repr(ml.autocast("bfloat16")) == "autocast('bfloat16')"
@@ -60,7 +60,7 @@ def test_a_block_says_what_it_is() -> None:
 )
 def test_the_launch_that_makes_it_raises(make: Callable[[Tensor], Tensor], message: str) -> None:
     x = ml.asarray([2.0, -1.0, 3.0])
-    with ml.debug.nans(), pytest.raises(NotFinite, match=message) as raised:
+    with ml.debug.nans(), pytest.raises(NonFiniteError, match=message) as raised:
         make(x)
     assert isinstance(raised.value, FloatingPointError)
     make(x)  # outside of the block it is as ever
@@ -92,7 +92,7 @@ def test_what_is_no_defect() -> None:
         q = ml.random.normal((1, 2, 5, 4), key=ml.random.key(0))
         mask = ml.tril(ml.ones((5, 5))) > 0.0
         ml.scaled_dot_product_attention(q, q, q, mask)
-        refuses(NotFinite, "", ml.log, x)
+        refuses(NonFiniteError, "", ml.log, x)
 
 
 def test_elsewhere_and_in_a_gradient(vm: Any) -> None:
@@ -101,10 +101,10 @@ def test_elsewhere_and_in_a_gradient(vm: Any) -> None:
         y = x * 1.0
         with ml.debug.nans(vm):
             assert ml.sqrt(x).tolist() == [2.0, 0.0]
-            with pytest.raises(NotFinite, match=r"is inf at \[1\]") as raised, waited(vm):
+            with pytest.raises(NonFiniteError, match=r"is inf at \[1\]") as raised, waited(vm):
                 ml.grad(lambda x: ml.sum(x**0.5))(x)  # the gradient
             assert any(line_with("# the gradient", __file__) in x for x in raised.value.__notes__)
-            with pytest.raises(NotFinite, match=r"divide.* is nan at"), waited(vm):
+            with pytest.raises(NonFiniteError, match=r"divide.* is nan at"), waited(vm):
                 y /= y
         assert y.tolist() == [4.0, 0.0]  # as it was before
         assert ml.log(x).tolist()[1] == -ml.inf
@@ -118,12 +118,12 @@ def test_other_vms_are_not_watched() -> None:
 @pytest.mark.local(reason="a VM elsewhere has no instrument")
 def test_one_instrument_at_a_time(tmp_path: Any) -> None:
     vm = LocalVM("traced")
-    with vm.trace(tmp_path / "t.json"):
+    with vm.profile(tmp_path / "t.json"):
         with pytest.raises(MachineError, match="already has an instrument"), ml.debug.nans(vm):
             pass
         with ml.use(vm):
             assert np.isnan(ml.log(ml.asarray(-1.0)).item())
-    with ml.debug.nans(vm), ml.use(vm), pytest.raises(NotFinite):
+    with ml.debug.nans(vm), ml.use(vm), pytest.raises(NonFiniteError):
         ml.log(ml.asarray(-1.0))
 
 
@@ -167,7 +167,7 @@ def test_a_captured_step_raises_and_changes_nothing(vm: Any) -> None:
             step(good)
             before = values(model, optimizer)
             for _ in range(2):
-                raised = refuses(NotFinite, r"f32\[8", step, bad)
+                raised = refuses(NonFiniteError, r"f32\[8", step, bad)
                 assert any("recorded at" in note for note in raised.__notes__)
                 assert values(model, optimizer) == before
             inside = step(good).item()
@@ -192,7 +192,9 @@ def test_the_line_is_that_of_the_recording(vm: Any) -> None:
 
             return ml.fori_loop(0, 3, body, ml.cond(ml.sum(x) > 0.0, ml.negative, ml.abs, x))
 
-        raised = refuses(NotFinite, r"sqrt\(f32\[3\]\): .* is nan at \[0\]", step, ml.full(3, 2.0))
+        raised = refuses(
+            NonFiniteError, r"sqrt\(f32\[3\]\): .* is nan at \[0\]", step, ml.full(3, 2.0)
+        )
         assert any(line_with("# the root", __file__) in x for x in raised.__notes__)
         assert w.tolist() == [1.0, 1.0, 1.0]
 
@@ -209,13 +211,13 @@ def test_it_stands_around_a_captured_function() -> None:
 def test_a_function_of_the_program(vm: Any) -> None:
     with ml.use(vm), ml.debug.nans(vm):
 
-        @ml.function
+        @ml.subroutine
         def halved(x: Tensor, n: Tensor) -> Any:
             return ml.cond(n > 0, lambda: halved(ml.sqrt(x - 1.0), n - 1), lambda: x)
 
         step = ml.capture(lambda x, n: halved(x, n))
         assert step(ml.full(2, 26.0), ml.asarray(2)).tolist() == [2.0, 2.0]
-        with pytest.raises(NotFinite, match=r"sqrt\(f32\[2\]\): .* is nan at \[0\]"):
+        with pytest.raises(NonFiniteError, match=r"sqrt\(f32\[2\]\): .* is nan at \[0\]"):
             step(ml.full(2, 26.0), ml.asarray(6))
 
 
@@ -236,7 +238,7 @@ def test_a_step_that_takes_from_a_queue(vm: Any) -> None:
             for value in (1.0, -1.0, 1.0):
                 put(value)
             step()
-            refuses(NotFinite, r"log\(f32\[2\]\)", step)
+            refuses(NonFiniteError, r"log\(f32\[2\]\)", step)
             assert total.tolist() == [0.0, 0.0]
             step()
             assert queue.empty()

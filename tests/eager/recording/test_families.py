@@ -108,6 +108,15 @@ def test_calls_of_other_numbers_are_as_the_function_makes_them(
         assert actual == expected, calls.code(call)
 
 
+def test_the_default_dtype_is_a_part_of_the_key() -> None:
+    x = ml.arange(100)
+    for n in range(2, 20):
+        assert ml.sqrt(x[:n]).dtype is ml.mean(x[:n]).dtype is ml.float32
+        with ml.default_dtype(ml.float64):
+            assert ml.sqrt(x[:n]).dtype is ml.mean(x[:n]).dtype is ml.float64
+        assert (x[:n] / 2).dtype is ml.float32
+
+
 def test_most_of_these_calls_run_by_open_templates() -> None:
     assert EXTENSION is not None
     before, count = EXTENSION.open_calls(), 0

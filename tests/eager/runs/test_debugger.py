@@ -157,10 +157,10 @@ def debugged(step: Any, *args: Any) -> tuple[Debugger, io.StringIO]:
 
 
 ASSIGNING = """
-@ml.function
+@ml.subroutine
 def doubled(x):
     return x * 2.0
-@ml.function
+@ml.subroutine
 def pair(x):
     return x * 2.0, x
 def nested(i, s):

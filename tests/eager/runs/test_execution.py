@@ -15,7 +15,7 @@ import mlvm.eager as ml
 from mlvm.core.errors import (
     ArgumentError,
     CaptureError,
-    CheckFailed,
+    CheckError,
     EncodingError,
     MlvmError,
     ProgramError,
@@ -77,7 +77,7 @@ def looped(x: ml.Tensor, n: ml.Tensor) -> Any:
     return ml.value_and_grad(loss)(x)
 
 
-@ml.function
+@ml.subroutine
 def wasteful(n: ml.Tensor) -> ml.Tensor:
     y = n * 2.0
     _ = n + 3.0  # its memory ends with the function
@@ -88,7 +88,7 @@ def captured(fn: Callable[..., Any]) -> Captured[..., Any]:
     return ml.capture(fn)
 
 
-@ml.function
+@ml.subroutine
 def factorial(n: ml.Tensor) -> ml.Tensor:
     product: ml.Tensor = ml.cond(n <= 1, ml.ones_like, lambda n: n * factorial(n - 1), n)
     return product
@@ -168,7 +168,7 @@ def test_an_op_that_raises_leaves_the_position() -> None:
         return x + 1.0
 
     execution = execution_of(ml.capture(step), ml.asarray([-1.0]))
-    with pytest.raises(CheckFailed) as failed:
+    with pytest.raises(CheckError) as failed:
         execution.run()
     position = execution.position
     assert not execution.is_finished
@@ -177,7 +177,7 @@ def test_an_op_that_raises_leaves_the_position() -> None:
     assert op is not None
     assert op.name == "machine.check"
     execution.run(0)
-    with pytest.raises(CheckFailed):
+    with pytest.raises(CheckError):
         execution.run()
     assert execution.position == position
 
@@ -187,7 +187,7 @@ def test_a_users_function_is_called() -> None:
     vm = ml.VM("mine")
     vm.register("twice", lambda frame: frame.push(frame.param(0) * 2), result=lambda x: x)
     with ml.use(vm):
-        step = ml.capture(lambda x: ml.call("twice", x) + 1.0)
+        step = ml.capture(lambda x: ml.host_call("twice", x) + 1.0)
         x = ml.asarray([1.0, 2.0])
         program, inputs = op_program(step, (x,), {})
         execution = Execution(program, inputs, vm=vm_like(vm, program))

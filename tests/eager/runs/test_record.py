@@ -199,7 +199,7 @@ def test_a_step_that_raises_is_not_recorded(folder: Path) -> None:
 
     with ml.runs.record(folder / "a"):
         step(ml.ones(2))
-        with pytest.raises(ml.errors.CheckFailed):
+        with pytest.raises(ml.errors.CheckError):
             step(-ml.ones(2))
         step(ml.ones(2))
     run = ml.runs.open(folder / "a")
@@ -222,7 +222,7 @@ def test_what_a_failed_step_has_stored_is_removed(folder: Path, stored: str) -> 
         step(ml.ones(50))
         for _ in range(3):
             w += 1.0
-            with pytest.raises(ml.errors.CheckFailed):
+            with pytest.raises(ml.errors.CheckError):
                 step(-ml.ones(50))
         for i in range(3):
             step(ml.full(50, i + 2.0))

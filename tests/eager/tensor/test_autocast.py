@@ -259,7 +259,7 @@ def test_a_recursion_under_another_dtype_is_another_function() -> None:
         y: Tensor = ml.cond(ml.max(x) < 1, lambda: ml.astype(x @ W, ml.float32), deeper)
         return y
 
-    again = ml.function(halved)
+    again = ml.subroutine(halved)
     x = 3 * X
     assert ml.all(ml.capture(again)(x) == again(x))
 

@@ -18,9 +18,7 @@ import pytest
 import mlvm.eager as ml
 from mlvm.core.types import DType
 from mlvm.eager.functions.random import with_keys
-from mlvm.eager.tensor.autocast import autocast_dtype
 from mlvm.eager.tensor.constants import constant, is_constant
-from mlvm.eager.tensor.default import default_float
 from mlvm.eager.tensor.reading import values_of
 from mlvm.machines.native.extension import EXTENSION
 from tests.brief import with_long
@@ -161,7 +159,7 @@ def test_one_thread_records_at_a_time() -> None:
         extension.call(function, (x,), {})
     may_go.clear()
     is_inside.clear()
-    options = {"dtype": DType, "with_keys": with_keys, "context": (autocast_dtype, default_float)}
+    options = {"dtype": DType, "with_keys": with_keys}
     extension.install_templates(is_constant=asked, **options)
     try:
         assert extension.call(quick, (x,), {}).tolist() == [2, 2, 2]

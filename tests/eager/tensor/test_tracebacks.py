@@ -99,7 +99,7 @@ DEEP: Final[Calls] = {
     "a full arena": full_arena,
     "a closed arena": closed_arena,
     "a handle": lambda: ml.VM("other").launch(ml.program_of(abs, matrix), [-1]),
-    "call": lambda: ml.call("nobody registered this", matrix),
+    "call": lambda: ml.host_call("nobody registered this", matrix),
 }
 
 

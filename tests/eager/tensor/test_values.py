@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 import mlvm.eager as ml
-from mlvm.core.errors import ArenaOverflow, DTypeError, ShapeError, StaleTensor
+from mlvm.core.errors import ArenaOverflowError, DTypeError, ShapeError, StaleTensorError
 from mlvm.eager.tensor.update import live_tapes
 from mlvm.show.record import record
 from tests.fuzz import values
@@ -85,7 +85,7 @@ def test_an_update_that_has_no_room_changes_nothing() -> None:
         x = ml.ones((16,))
         y = ml.ones((16,))
         view = +x
-        with pytest.raises(ArenaOverflow):
+        with pytest.raises(ArenaOverflowError):
             x += y
         assert x.tolist() == view.tolist() == [1.0] * 16
         del view
@@ -102,7 +102,7 @@ def test_what_has_moved_survives_a_rewind_and_ends_with_its_arena(arena: ml.Aren
     assert (x.tolist(), view.tolist()) == ([2.0] * 3, [1.0] * 3)
     arena.reset()
     for each in (x, view):
-        with pytest.raises(StaleTensor, match="its arena was reset"):
+        with pytest.raises(StaleTensorError, match="its arena was reset"):
             each += 1.0
 
 
@@ -243,7 +243,7 @@ def test_values_that_do_not_fit() -> None:
         (ml.asarray([0]), ml.ones((2, 3)), ShapeError, r"do not broadcast to \(1, 3\)"),
         (x > 0.0, ml.ones((4,)), ml.errors.OperandValueError, "0 places for 4 values"),
         (0, ml.ones((3,), dtype="c64"), DTypeError, "c64 does not become a f32"),
-        (7, 1.0, ml.errors.IndexRefused, r"setitem\(f32\[2,3\], 7\): index 7 is out of range"),
+        (7, 1.0, ml.errors.IndexingError, r"setitem\(f32\[2,3\], 7\): index 7 is out of range"),
         (ml.asarray([7]), 1.0, ml.errors.OperandValueError, "index 7"),
         (0, "text", DTypeError, r"setitem\(f32\[2,3\], str\): str is no operand"),
         (0, ["text"], DTypeError, r"setitem\(f32\[2,3\], list\)"),

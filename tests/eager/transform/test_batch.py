@@ -11,14 +11,14 @@ import pytest
 import mlvm.eager as ml
 from bench.dynamic_sizes import random_tree
 from mlvm.core.errors import (
-    CheckFailed,
+    CheckError,
     DTypeError,
     EncodingError,
     HostFunctionError,
-    LimitExceeded,
+    LimitExceededError,
     MachineError,
     OperandValueError,
-    OutOfMemory,
+    OutOfMemoryError,
     ProgramError,
     ShapeError,
 )
@@ -57,12 +57,12 @@ def tree(leaves: int) -> ml.Tensor:
     return ml.asarray(random_tree(leaves, RANDOM))
 
 
-@ml.function
+@ml.subroutine
 def halvings(x: ml.Tensor) -> Any:
     return ml.cond(x < 1.0, lambda: ml.zeros(()), lambda: 1.0 + halvings(x / 2))
 
 
-@ml.function
+@ml.subroutine
 def fibonacci(n: ml.Tensor) -> Any:
     return ml.cond(n < 2, lambda: n, lambda: fibonacci(n - 1) + fibonacci(n - 2))
 
@@ -117,10 +117,10 @@ def in_place(x: ml.Tensor) -> Any:
 )
 def test_a_batch_has_the_bits_of_each_input_alone(fn: Fn, inputs: list[Any]) -> None:
     alone = [fn(x) for x in inputs]
-    captured = ml.capture(lambda xs: ml.batch(fn)(xs))
-    assert equal(ml.batch(fn)(inputs), [ml.tree.map(ml.asarray, each) for each in alone])
-    assert equal(captured(inputs), ml.batch(fn)(inputs))
-    assert equal(ml.batch(fn)(inputs[:1]), ml.batch(fn)(inputs)[:1])
+    captured = ml.capture(lambda xs: ml.auto_batch(fn)(xs))
+    assert equal(ml.auto_batch(fn)(inputs), [ml.tree.map(ml.asarray, each) for each in alone])
+    assert equal(captured(inputs), ml.auto_batch(fn)(inputs))
+    assert equal(ml.auto_batch(fn)(inputs[:1]), ml.auto_batch(fn)(inputs)[:1])
 
 
 W, V, T = noise(4, 3), noise(4), noise(7, 4)
@@ -153,14 +153,14 @@ def test_each_op_has_the_bits_and_the_gradient_of_one_lane() -> None:
 
     for i, (fn, shape) in enumerate(FLOATS):
         xs = [noise(*shape) for _ in range(3)]
-        assert equal(ml.batch(fn)(xs), [fn(x) for x in xs]), i
+        assert equal(ml.auto_batch(fn)(xs), [fn(x) for x in xs]), i
         each = ml.grad(total(lambda xs, fn=fn: [fn(x) for x in xs]))(xs)  # type: ignore[misc]
-        assert_close(ml.grad(total(ml.batch(fn)))(xs), each, 1e-4, 1e-5)
+        assert_close(ml.grad(total(ml.auto_batch(fn)))(xs), each, 1e-4, 1e-5)
 
 
 def test_a_batch_of_none_is_none() -> None:
-    assert ml.batch(halvings)([]) == []
-    assert ml.batch(halvings)(ml.zeros((0,))).shape == (0,)
+    assert ml.auto_batch(halvings)([]) == []
+    assert ml.auto_batch(halvings)(ml.zeros((0,))).shape == (0,)
 
 
 def test_sentences_of_any_length_go_their_own_way() -> None:
@@ -178,9 +178,9 @@ def test_sentences_of_any_length_go_their_own_way() -> None:
     lengths = [3, 9, 1, 0, 6, 9, 2]
     sentences = [(noise(n, 5), n) for n in lengths]
     alone = [last((x, ml.asarray(n))) for x, n in sentences]
-    assert equal(ml.batch(last)(sentences), alone)
+    assert equal(ml.auto_batch(last)(sentences), alone)
     sentences[2] = sentences[2][0], 2
-    refuses(CheckFailed, "a padding", ml.batch(last), sentences)
+    refuses(CheckError, "a padding", ml.auto_batch(last), sentences)
 
 
 class Rooted(TreeLstm):
@@ -189,7 +189,7 @@ class Rooted(TreeLstm):
     def root(self, tree: Any) -> Any:
         words, nodes = tree
 
-        @ml.function
+        @ml.subroutine
         def state(words: Any, nodes: Any, node: ml.Tensor) -> Any:
             word, left, right = nodes[node]
 
@@ -219,9 +219,9 @@ def test_gradients_of_trees_are_those_of_each_tree() -> None:
         return sum((loss_of(model.root(x)) for x in inputs), ml.zeros(()))
 
     def at_once(model: Any, inputs: Any) -> Any:
-        return sum((loss_of(y) for y in ml.batch(model.root)(inputs)), ml.zeros(()))
+        return sum((loss_of(y) for y in ml.auto_batch(model.root)(inputs)), ml.zeros(()))
 
-    assert equal(ml.batch(model.root)(inputs), [model.root(x) for x in inputs])
+    assert equal(ml.auto_batch(model.root)(inputs), [model.root(x) for x in inputs])
     args = model, [(words, nodes) for words, nodes in inputs]
     expected_loss, expected = ml.value_and_grad(one_by_one)(*args)
     loss, grads = ml.value_and_grad(at_once)(*args)
@@ -243,7 +243,7 @@ def test_no_schedule_changes_a_bit(monkeypatch: Patch) -> None:
             each = [(ml.asarray(x.numpy()), ml.asarray(nodes.numpy())) for x, nodes in inputs]
 
             def loss(model: Rooted) -> ml.Tensor:
-                return loss_of(ml.stack(ml.batch(model.root)(each)))
+                return loss_of(ml.stack(ml.auto_batch(model.root)(each)))
 
             return bits(ml.value_and_grad(loss)(model))
 
@@ -254,7 +254,7 @@ def test_no_schedule_changes_a_bit(monkeypatch: Patch) -> None:
 
 def test_one_program_is_for_any_trees_and_any_number_of_them() -> None:
     model = Rooted(6, 7, key=ml.random.key(1))
-    step = ml.capture(lambda words, nodes, n: ml.batch(model.root)((words, nodes), n))
+    step = ml.capture(lambda words, nodes, n: ml.auto_batch(model.root)((words, nodes), n))
     for count in (8, 3, 0):
         each = [(noise(n, 6), tree(n)) for n in RANDOM.integers(1, 12, size=count)]
         words, nodes = np.zeros((8, 11, 6), np.float32), np.zeros((8, 21, 3), np.int64)
@@ -282,7 +282,7 @@ def test_gradients_of_loops_of_a_tables_rows_and_of_branches() -> None:
         return sum((of(params, (s, ml.asarray(n))) for s, n in inputs), ml.zeros(()))
 
     def together(params: Any) -> Any:
-        lanes = ml.batch(lambda lane: of(params, lane))(inputs)
+        lanes = ml.auto_batch(lambda lane: of(params, lane))(inputs)
         return sum(lanes, ml.zeros(()))
 
     expected = ml.value_and_grad(alone)((table, weight))
@@ -293,8 +293,8 @@ def test_gradients_of_loops_of_a_tables_rows_and_of_branches() -> None:
 
 def test_a_batch_in_a_lane_goes_row_by_row() -> None:
     rows = [noise(3, 2), noise(3, 2)]
-    inner: Any = ml.batch(lambda row: ml.tanh(row) @ row)
-    assert equal(ml.batch(inner)(rows), [inner(x) for x in rows])
+    inner: Any = ml.auto_batch(lambda row: ml.tanh(row) @ row)
+    assert equal(ml.auto_batch(inner)(rows), [inner(x) for x in rows])
 
 
 def launched(program: Program | str, *arrays: Any) -> list[Any]:
@@ -422,7 +422,7 @@ def test_rows_that_loop_forever_end_with_their_launch() -> None:
     handles = [put(vm, x) for x in arrays]
     rows = lane_link.LaneProgram.of(rows_of("again:\nget -1\njump_if_false again\nget -1"))
     program = Program.of_op(lanes.RUN, 3, {"program": rows}, 0)
-    refuses(LimitExceeded, "takes longer", vm.launch, program, handles)
+    refuses(LimitExceededError, "takes longer", vm.launch, program, handles)
 
 
 @pytest.mark.local(reason="the limits are of the VM that a server lends")
@@ -431,12 +431,12 @@ def test_frames_of_rows_count_as_bytes_of_their_launch() -> None:
     """400,000 calls wait at once, each for a few numbers."""
     vm = BoundedVM("bounded", Limits(launch_bytes=1 << 20, launch_seconds=60.0), Watchdog())
 
-    depth = ml.function(lambda n: ml.cond(n < 1.0, lambda: n, lambda: depth(n - 1.0) + 1.0))
+    depth = ml.subroutine(lambda n: ml.cond(n < 1.0, lambda: n, lambda: depth(n - 1.0) + 1.0))
 
-    deep = ml.batch(depth)
+    deep = ml.auto_batch(depth)
     with ml.use(vm):
         assert float(deep(ml.full(4, 200.0)).sum()) == 800.0
-        refuses(OutOfMemory, "the limit is 1,048,576", deep, ml.full(2000, 200.0))
+        refuses(OutOfMemoryError, "the limit is 1,048,576", deep, ml.full(2000, 200.0))
         assert float(deep(ml.full(4, 100.0)).sum()) == 400.0
 
 
@@ -524,10 +524,10 @@ def test_a_result_may_be_a_tensor_from_outside() -> None:
     weight, rows = noise(2), [noise(2) for _ in range(3)]
 
     def total(w: ml.Tensor) -> ml.Tensor:
-        parts = ml.batch(lambda x: (w, w * x))(rows)
+        parts = ml.auto_batch(lambda x: (w, w * x))(rows)
         return ml.sum(ml.stack([ml.sum(y) + ml.sum(z) for y, z in parts]))
 
-    result = ml.batch(lambda x: (weight, x, ml.reshape(weight, (2, 1))))(rows)
+    result = ml.auto_batch(lambda x: (weight, x, ml.reshape(weight, (2, 1))))(rows)
     assert equal(result, [(weight, x, ml.reshape(weight, (2, 1))) for x in rows])
     expected = 3.0 + np.sum([x.numpy() for x in rows], axis=0)
     for gradient in (ml.grad(total), ml.capture(ml.grad(total))):
@@ -536,7 +536,7 @@ def test_a_result_may_be_a_tensor_from_outside() -> None:
 
 def test_an_error_of_a_lane_has_no_code() -> None:
     with pytest.raises(IndexError, match="index 7") as caught:
-        ml.batch(lambda both: ml.take(*both))((ml.ones((2, 3)), ml.asarray([[0], [7]])))
+        ml.auto_batch(lambda both: ml.take(*both))((ml.ones((2, 3)), ml.asarray([[0], [7]])))
     assert max(map(len, caught.value.__notes__)) < 300
 
 
@@ -547,6 +547,6 @@ def test_an_op_that_may_raise_runs_only_for_the_elements_that_take_its_branch() 
         taken: ml.Tensor = ml.cond(x > 0, lambda: x + ml.sum(w**powers), lambda: x)
         return taken
 
-    assert [y.item() for y in ml.batch(f)([ml.asarray(-1), ml.asarray(-2)])] == [-1, -2]
+    assert [y.item() for y in ml.auto_batch(f)([ml.asarray(-1), ml.asarray(-2)])] == [-1, -2]
     inputs = [ml.asarray(-1), ml.asarray(2)]
-    refuses(OperandValueError, "no negative integer power", ml.batch(f), inputs)
+    refuses(OperandValueError, "no negative integer power", ml.auto_batch(f), inputs)

@@ -1,4 +1,5 @@
-"""`ml.batch` of functions with open lengths: one trace, and one memory, for rows of any length."""
+"""`ml.auto_batch` of functions with open lengths: one trace, and one memory, for rows of any
+length."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ import pytest
 
 import mlvm.eager as ml
 from bench.lengths import trees
-from mlvm.core.errors import MlvmError, OutOfMemory, ShapeError
+from mlvm.core.errors import MlvmError, OutOfMemoryError, ShapeError
 from mlvm.core.types import root
 from mlvm.machines import lanes
 from mlvm.machines.native.lanes import NativeLanes
@@ -50,7 +51,7 @@ def model(seed: int = 0) -> TreeClassifier:
 def test_trees_of_any_size_have_one_trace_and_one_memory() -> None:
     with ml.use(ml.VM()) as vm:
         fn = train(model())
-        step = ml.capture(fn, lengths=NAMES, at_most={"time": 31})
+        step = ml.capture(fn, dynamic_axes=NAMES, max_sizes={"time": 31})
         used = []
         for size in SIZES:
             x = batch_of(size)
@@ -62,7 +63,7 @@ def test_trees_of_any_size_have_one_trace_and_one_memory() -> None:
 
 
 def test_an_axis_of_rows_is_opened_at_its_third_size() -> None:
-    step = ml.capture(ml.batch(lambda row: ml.sum(row[: row.shape[0] // 2])))
+    step = ml.capture(ml.auto_batch(lambda row: ml.sum(row[: row.shape[0] // 2])))
     counts = []
     for n in (4, 5, 6, 7, 8):
         x = ml.asarray(np.arange(2.0 * n, dtype=np.float32).reshape(2, n))
@@ -73,7 +74,7 @@ def test_an_axis_of_rows_is_opened_at_its_third_size() -> None:
 
 def test_any_number_of_rows_has_one_trace() -> None:
     fn = train(model())
-    step = ml.capture(fn, lengths={"x": ("batch", "time", None)})
+    step = ml.capture(fn, dynamic_axes={"x": ("batch", "time", None)})
     for count, size in ((3, 9), (5, 9), (2, 5), (4, 31)):
         x = batch_of(size, count)
         assert bits(step(x)) == bits(fn(x))
@@ -84,7 +85,7 @@ def test_any_number_of_rows_has_one_trace() -> None:
 def saved() -> tuple[bytes, TreeClassifier]:
     """The file of a step for trees of up to 31 nodes, and its model."""
     net = model()
-    step = ml.capture(lambda x: net(x), lengths=NAMES, at_most={"time": 31})
+    step = ml.capture(lambda x: net(x), dynamic_axes=NAMES, max_sizes={"time": 31})
     for size in (5, 9):
         step(batch_of(size))
     with TemporaryDirectory() as folder:
@@ -123,7 +124,7 @@ def test_a_batch_inside_the_launch_of_another_has_its_own_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As in a signal handler."""
-    halves = ml.batch(
+    halves = ml.auto_batch(
         lambda x: ml.while_loop(lambda s: ml.sum(s) > 1.0, lambda s: ml.tanh(s) * 0.5, x)
     )
     rows, others = ml.full((5, 3), 2.0), ml.full((7, 3), 4.0)
@@ -159,7 +160,7 @@ def test_models_of_one_structure_take_turns() -> None:
 def settling(w: ml.Tensor) -> Any:
     """Return a batch whose lanes share `exp(w)`."""
     body = lambda s: s * 0.5 - ml.exp(w) * 0.01  # noqa: E731
-    return ml.batch(lambda x: ml.while_loop(lambda s: ml.sum(s) > 1.0, body, x))
+    return ml.auto_batch(lambda x: ml.while_loop(lambda s: ml.sum(s) > 1.0, body, x))
 
 
 @pytest.mark.local(reason="it interrupts what this process's VM does")
@@ -227,7 +228,7 @@ def test_a_function_registered_inside_a_run_ends_no_memory(monkeypatch: pytest.M
 @pytest.mark.local(reason="it asks for the arrays of this process's VM")
 def test_memory_that_cannot_grow_remains(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(type: ml.TensorType) -> int:
-        raise OutOfMemory(f"none for {type}")
+        raise OutOfMemoryError(f"none for {type}")
 
     vm = ml.VM()
     memory = lanes._Memory(vm)
@@ -236,7 +237,7 @@ def test_memory_that_cannot_grow_remains(monkeypatch: pytest.MonkeyPatch) -> Non
     before = vm.consumed_size_in_mib()
     with monkeypatch.context() as patch:
         patch.setattr(vm, "alloc_tensor", refuse)
-        refuses(OutOfMemory, "none", memory.area, "result", 1000)
+        refuses(OutOfMemoryError, "none", memory.area, "result", 1000)
     memory.begin()
     assert memory.area("result", 100) is area
     assert vm.consumed_size_in_mib() == before
@@ -252,7 +253,7 @@ def test_few_arrays_that_have_ended_stay_in_memory() -> None:
     vm = ml.VM()
     with ml.use(vm):
         tables: list[ml.Tensor] = []
-        rows_of = ml.batch(lambda i: tables[-1][i] * 2.0)
+        rows_of = ml.auto_batch(lambda i: tables[-1][i] * 2.0)
         for _ in range(6):
             with ml.Arena(vm, f"table {len(alive)}") as arena:
                 tables[:] = [ml.ones(1000)]
@@ -278,9 +279,9 @@ def test_a_function_of_a_file_shares_no_code(monkeypatch: pytest.MonkeyPatch) ->
 
     def loss(ws: list[ml.Tensor], x: ml.Tensor) -> ml.Tensor:
         row_sum = lambda row: ml.sum(row, axis=0) @ ml.tanh(ws[0]) + ml.sum(ws[1] ** 2)  # noqa: E731
-        return ml.sum(ml.batch(row_sum)(x))
+        return ml.sum(ml.auto_batch(row_sum)(x))
 
-    step = ml.capture(lambda ws, x: ml.grad(loss)(ws, x), lengths={"x": (None, "time", None)})
+    step = ml.capture(lambda ws, x: ml.grad(loss)(ws, x), dynamic_axes={"x": (None, "time", None)})
     weights = [ml.full(4, 0.5), ml.full(4, 0.25)]
     step(weights, ml.ones((2, 3, 4)))
     *fields, sums, policy = functions[-1].fields(_closed)

@@ -63,7 +63,7 @@ AROUND: dict[str, Callable[[Function], Function]] = {
     ),
     "in a scan": lambda fn: lambda x, y: ml.scan(lambda s, r: (s, fn(*r)), None, (x, y))[1],
     "in a cond": lambda fn: lambda x, y: ml.cond(x[0] > 0.0, fn, PLAIN, x, y),
-    "in a function": lambda fn: ml.function(fn),
+    "in a function": lambda fn: ml.subroutine(fn),
     "in a checkpoint": lambda fn: ml.checkpoint(fn),
     "in lanes with branches": lambda fn: ml.vmap(lambda x, y: ml.cond(x > 9.0, PLAIN, fn, x, y)),
 }

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from mlvm.core.errors import CaptureError, CheckFailed, DTypeError, GradientError
+from mlvm.core.errors import CaptureError, CheckError, DTypeError, GradientError
 from mlvm.core.program.program import Opcode
 from mlvm.eager import nn
 from mlvm.eager.recording import recorder
@@ -46,7 +46,7 @@ def _updated(x: Tensor) -> Tensor:
     return y
 
 
-@ml.function
+@ml.subroutine
 def _power(n: Tensor, x: Tensor) -> Tensor:
     return ml.cond(n < 1.0, lambda: x, lambda: _power(n - 1.0, x * x) * n)  # type: ignore[no-any-return]
 
@@ -182,7 +182,7 @@ def test_an_op_without_a_rule_is_refused_where_a_float_of_the_result_depends_on_
 def test_errors_of_the_function_itself() -> None:
     message = "cannot read a tensor's value inside a function of jvp"
     refuses(CaptureError, message, ml.jvp, lambda x: x * float(x[0]), (X,), (V,))
-    refuses(CheckFailed, "x is positive", ml.jvp, _checked, (-X,), (V,))
+    refuses(CheckError, "x is positive", ml.jvp, _checked, (-X,), (V,))
     refuses(DTypeError, "expected one tangent a primal, got 2", ml.linearize(ml.sin, X)[1], V, V)
     _, pull = ml.vjp(lambda x: (x, x), X)
     refuses(GradientError, "expected a cotangent with the structure of the value", pull, [X, X])
@@ -265,7 +265,7 @@ def test_linearize_is_of_the_values_that_there_were(kind: str) -> None:
             return ml.fori_loop(0, 1, lambda i, y: y * y * w, y)
         if kind == "branch":
             return ml.cond(ml.sum(y) > 0.0, lambda y: y * y * w, ml.exp, y)
-        return ml.function(lambda y: y * y * w)(y) if kind == "function" else y * y * w
+        return ml.subroutine(lambda y: y * y * w)(y) if kind == "function" else y * y * w
 
     def after(w: Tensor) -> Tensor:
         w, x = w * 1.0, ml.copy(X)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from mlvm.core.errors import GradientError, PositionRefused
+from mlvm.core.errors import GradientError, PositionError
 from mlvm.core.types import Array
 from mlvm.eager.control.state import as_tree
 from mlvm.eager.tensor.tensor import Tensor
@@ -23,7 +23,7 @@ Lane = Callable[[Tensor, Tensor], Any]
 
 def _power(x: Tensor, n: Tensor) -> Any:
     """x^n, by squares."""
-    half = ml.function(
+    half = ml.subroutine(
         lambda x, n: ml.cond(
             n < 1.0, lambda x, n: ml.ones_like(x), lambda x, n: x * half(x, n - 1.0), x, n
         )
@@ -33,7 +33,7 @@ def _power(x: Tensor, n: Tensor) -> Any:
 
 def _tree(x: Tensor, w: Tensor) -> Any:
     """A recursion with two calls, whose depth is a lane's own."""
-    node = ml.function(
+    node = ml.subroutine(
         lambda x, depth: ml.cond(
             depth < 0.5,
             lambda x, depth: ml.sin(x),
@@ -47,10 +47,10 @@ def _tree(x: Tensor, w: Tensor) -> Any:
 
 def _even(x: Tensor, w: Tensor) -> Any:
     """Two functions that call each other."""
-    even = ml.function(
+    even = ml.subroutine(
         lambda n: ml.cond(n < 1.0, lambda n: n + w[0, 0], lambda n: odd(n - 1.0) * 2.0, n)
     )
-    odd = ml.function(
+    odd = ml.subroutine(
         lambda n: ml.cond(n < 1.0, lambda n: n - w[1, 1], lambda n: even(n - 1.0) * 3.0, n)
     )
     return even(ml.abs(x[1]) * 3.0)
@@ -109,7 +109,7 @@ SMOOTH: dict[str, Lane] = {
     "scan of lengths": lambda x, w: ml.scan(
         lambda s, r: (s * 0.5 + r, s), x, w, ml.minimum(_turns(x), ml.asarray(3))
     ),
-    "function": lambda x, w: ml.function(lambda x: ml.sin(x) * w[0])(x),
+    "function": lambda x, w: ml.subroutine(lambda x: ml.sin(x) * w[0])(x),
     "power": lambda x, w: _power(x, ml.stop_gradient(ml.round(ml.abs(x[1])))) * w[0],
     "tree": _tree,
     "mutual": _even,
@@ -343,7 +343,7 @@ def test_loops_of_any_turns_go_through_jacobians(kind: str, turns: int, again: b
 @pytest.mark.parametrize("wrap", _WRAPS)
 def test_an_index_error_tells_the_lane_and_the_position_in_it(wrap: Any) -> None:
     def first_refused(fn: Any, *args: Any) -> str:
-        caught = refuses(PositionRefused, "", lambda: wrap(fn)(*args))
+        caught = refuses(PositionError, "", lambda: wrap(fn)(*args))
         return str(caught)
 
     x, i = ml.ones((2, 3)), ml.asarray([[0, 1], [2, 7]])
@@ -358,7 +358,7 @@ def test_an_index_error_tells_the_lane_and_the_position_in_it(wrap: Any) -> None
 
 
 def test_a_gradient_through_vmap_of_a_function_has_the_same_bits_captured() -> None:
-    twice = ml.function(lambda a: (lambda y: (y, y * ml.sin(y)))(ml.exp(a) * a))
+    twice = ml.subroutine(lambda a: (lambda y: (y, y * ml.sin(y)))(ml.exp(a) * a))
 
     def total(x: ml.Tensor) -> ml.Tensor:
         def lane(r: ml.Tensor) -> Any:
@@ -378,7 +378,7 @@ def test_a_gradient_through_vmap_of_a_function_has_the_same_bits_captured() -> N
 def test_an_index_error_has_the_index_length_and_line_of_the_function(wrap: Any, pick: Any) -> None:
     call, text = wrap(ml.vmap(pick)), r"index 9 at .* range for length 7"
     indices = ml.asarray([1, 2, 3, 9])
-    raised = refuses(ml.errors.PositionRefused, text, call, ml.ones((4, 7)), indices)
+    raised = refuses(ml.errors.PositionError, text, call, ml.ones((4, 7)), indices)
     line = pick.__code__.co_firstlineno if pick(ml.ones(7), ml.asarray(0)).ndim == 0 else _SET_LINE
     assert any(f"test_vmap.py:{line}" in note for note in raised.__notes__)
     assert "f32[7]" in map(str, raised.operands)  # as the function has it, for one element

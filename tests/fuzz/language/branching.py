@@ -46,7 +46,7 @@ INDICES: Final = ["{k}", "{k} % 3", "0", "1", "ml.sum({b}) % 3", "ml.sum({b})"]
 
 
 REFUSED: Final = re.compile(r"ml\.(random|dropout|function)|model|out=|[-+*/]= |\.update\(")
-"""What an `ml.function` may not do in a captured one."""
+"""What an `ml.subroutine` may not do in a captured one."""
 
 
 class Branching(Writer):
@@ -152,7 +152,7 @@ class Branching(Writer):
         if not self.says(Block(f"def {name}({n}, {parameter}):", lines)):
             return False
         depth = self.filled(self.rng.choice(["0", "1", "2", "3", "ml.clip({k}, 0, 3)"]))
-        if depth is None or not self.says(f"{name} = ml.function({name})"):
+        if depth is None or not self.says(f"{name} = ml.subroutine({name})"):
             return False
         return self.makes(f"{name}({depth}, {init})") is not None
 

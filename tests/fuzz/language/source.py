@@ -66,7 +66,7 @@ class Source:
             Block("def state():", (_returned(self.state, "[]"),)),
             f"return World(step, arguments, state, steps={len(self.order)}, resets={self.resets})",
         ]
-        if any("ml.function(" in line or "def again" in line for line in rendered(self.body)):
+        if any("ml.subroutine(" in line or "def again" in line for line in rendered(self.body)):
             build[-1] = f"{build[-1][:-1]}, cycles=True)"
         lines = rendered([Block("def build():", tuple(build))])
         return f"{imports}\n\n" + "\n".join(lines) + "\n"

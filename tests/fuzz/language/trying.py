@@ -39,11 +39,11 @@ all is dropped; a larger plan with fusion than without; another machine that doe
 EXPECTED: Final = {
     "a second gradient": r"a gradient through the gradient of a (loop whose|function that)",
     "a function calls others": r"calls itself with different argument types",
-    "a function in a function": r"use a tensor of an ml.function in another that it calls",
+    "a function in a function": r"use a tensor of an ml.subroutine in another that it calls",
     "tracked by way of another branch": r"has no gradient for",
     "a gradient goes outside": r"that updates a .* from outside",
-    "a body updates a view from outside": r"a branch or an ml.function outside of it",
-    "a function updates": r"update a tensor from outside of an ml.function .* in place",
+    "a body updates a view from outside": r"a branch or an ml.subroutine outside of it",
+    "a function updates": r"update a tensor from outside of an ml.subroutine .* in place",
     "a value is read": r"cannot read a tensor's value inside a captured function",
     "a shape depends on values": r"whose result types depend on values",
 }

@@ -23,12 +23,12 @@ from mlvm.core.errors import (
     HandleError,
     LinAlgError,
     MachineError,
-    MissingExtra,
-    NotFinite,
+    MissingExtraError,
+    NonFiniteError,
     OperandValueError,
-    OutOfMemory,
-    PositionRefused,
-    UnknownFunction,
+    OutOfMemoryError,
+    PositionError,
+    UnknownFunctionError,
 )
 from mlvm.core.machine.fused import Chain, Link
 from mlvm.core.op import OPS
@@ -220,10 +220,12 @@ def test_bytes_are_counted_exactly_and_given_back(vm: GpuVM) -> None:
 
 
 def test_more_than_the_device_has_is_out_of_memory(vm: GpuVM) -> None:
-    refuses(OutOfMemory, r"cannot allocate [\d,]+ bytes; the VM holds 0", vm.alloc_storage, 1 << 50)
+    refuses(
+        OutOfMemoryError, r"cannot allocate [\d,]+ bytes; the VM holds 0", vm.alloc_storage, 1 << 50
+    )
     arena = ml.Arena(vm, "small", capacity=64)
     with arena.allocating():
-        refuses(ml.errors.ArenaOverflow, "needs 448 bytes; 64 of 64", ml.ones, 100)
+        refuses(ml.errors.ArenaOverflowError, "needs 448 bytes; 64 of 64", ml.ones, 100)
 
 
 def test_memory_of_a_device_is_not_lent(vm: GpuVM) -> None:
@@ -270,7 +272,7 @@ def test_a_refused_value_is_told_at_the_next_wait_with_its_place(vm: GpuVM) -> N
     np.testing.assert_array_equal(vm.read(out), [0, 3])
     assert counted(vm, lambda: vm.launch(take, [out, x, bad])) == {"launches": 1}
     text = r"take\(f32\[4\], i64\[2\]\): index 9 at position \[1\] is out of range for length 4"
-    caught = refuses(PositionRefused, text, vm.read, x)
+    caught = refuses(PositionError, text, vm.read, x)
     assert (caught.function, caught.pc) == ("main", 4)
     assert __file__ in "".join(caught.__notes__)
     np.testing.assert_array_equal(vm.read(x), np.arange(4))  # told once
@@ -288,13 +290,13 @@ def test_each_launch_that_refuses_a_value_is_told_once_and_to_its_own_thread(vm:
     for index in (7, 2, 8):
         launch(index)
     for index in (7, 8):
-        refuses(PositionRefused, f"index {index} ", vm.read, out)
+        refuses(PositionError, f"index {index} ", vm.read, out)
     vm.read(out)
     launch(9)
-    start(refuses, PositionRefused, "index 9 ", vm.read, out).result(PATIENCE)
-    refuses(PositionRefused, "index 9 ", vm.read, out)
+    start(refuses, PositionError, "index 9 ", vm.read, out).result(PATIENCE)
+    refuses(PositionError, "index 9 ", vm.read, out)
     start(launch, 10).result(PATIENCE)
-    refuses(PositionRefused, "index 10 ", vm.read, out)
+    refuses(PositionError, "index 10 ", vm.read, out)
     vm.read(out)
 
 
@@ -308,7 +310,7 @@ def test_an_error_on_the_host_does_not_hide_a_value_that_was_refused_before_it(v
             return x[places], ml.linalg.inv(a)  # here
 
         step(x, ml.asarray([0]), eye)[0].numpy()
-        caught = refuses(PositionRefused, "index 5 ", step, x, ml.asarray([5]), ml.zeros_like(eye))
+        caught = refuses(PositionError, "index 5 ", step, x, ml.asarray([5]), ml.zeros_like(eye))
         assert "recorded at" in "".join(caught.__notes__)
         assert step(x, ml.asarray([1]), eye)[0].tolist() == [2.0]
 
@@ -318,9 +320,9 @@ def test_values_that_were_refused_are_told_as_they_were(vm: GpuVM) -> None:
     take = Program.of_op("take.out", 3, {"axis": 0}, 0)
     for out in sent(vm, np.zeros(1, "f4"), np.zeros(1, "f4")):
         vm.launch(take, [out, x, place])
-    refuses(PositionRefused, "index 7 ", vm.read, out)
+    refuses(PositionError, "index 7 ", vm.read, out)
     vm.write(place, np.asarray([8]))
-    refuses(PositionRefused, "index 7 ", vm.read, out)
+    refuses(PositionError, "index 7 ", vm.read, out)
     vm.read(out)
 
 
@@ -342,11 +344,11 @@ def test_what_was_refused_is_told_when_its_memory_has_another_use(vm: GpuVM) -> 
         return ml.random.bernoulli(2, p, key=ml.random.key(0))
 
     for error, text, fn in (
-        (PositionRefused, r"index -50 at position \[1\]", gather),
-        (PositionRefused, r"index -50 at position \[1\]", ml.capture(gather)),
-        (PositionRefused, r"index 77 at .*\[1\]", lambda x: x.at[ml.asarray([3, 77])].add(1.0)),
+        (PositionError, r"index -50 at position \[1\]", gather),
+        (PositionError, r"index -50 at position \[1\]", ml.capture(gather)),
+        (PositionError, r"index 77 at .*\[1\]", lambda x: x.at[ml.asarray([3, 77])].add(1.0)),
         (
-            PositionRefused,
+            PositionError,
             "index 18446744073709",
             lambda x: x[ml.asarray([2**64 - 1], dtype="u64")],
         ),
@@ -364,7 +366,9 @@ def test_what_was_refused_is_told_when_its_memory_has_another_use(vm: GpuVM) -> 
 def test_nans_are_looked_for_on_the_device(vm: GpuVM) -> None:
     with ml.use(vm), ml.debug.nans():
         x = ml.asarray([4.0, -1.0])
-        refuses(NotFinite, r"sqrt\(f32\[2\]\): the result, f32\[2\], is nan at \[1\]", ml.sqrt, x)
+        refuses(
+            NonFiniteError, r"sqrt\(f32\[2\]\): the result, f32\[2\], is nan at \[1\]", ml.sqrt, x
+        )
         assert (x + 1.0).tolist() == [5.0, 0.0]
 
 
@@ -490,7 +494,7 @@ def test_without_its_package_the_error_says_what_to_install(
 ) -> None:
     name, module = kind
     monkeypatch.setitem(sys.modules, module, None)
-    refuses(MissingExtra, rf'pip install "mlvm\[{name}\]"', ml.VM, device=f"{name}:0")
+    refuses(MissingExtraError, rf'pip install "mlvm\[{name}\]"', ml.VM, device=f"{name}:0")
     assert main(["info"]) == 0
     assert f"no {name} ({module} is not installed" in capsys.readouterr().out
 
@@ -498,7 +502,7 @@ def test_without_its_package_the_error_says_what_to_install(
 @cases("option", {"threads": 2}, {"workers": 1}, {"native": True}, {"pinned": True})
 def test_options_of_the_processor_are_refused(device: str, option: dict[str, Any]) -> None:
     refuses(MachineError, "is for a VM on the processor", ml.VM, device=device, **option)
-    refuses(UnknownFunction, "", ml.VM, device=device, kernels={"nothing": lambda: None})
+    refuses(UnknownFunctionError, "", ml.VM, device=device, kernels={"nothing": lambda: None})
 
 
 def test_what_a_driver_refuses_is_a_machine_error(vm: GpuVM) -> None:
@@ -556,7 +560,7 @@ def test_a_trace_has_each_op_and_each_wait(vm: GpuVM, tmp_path: Path) -> None:
     x, y, z = sent(vm, *[np.ones(4, "f4")] * 3)
     program = Program.of_op("add.out", 3, {}, 0)
     vm.launch(program, [z, x, y])
-    with vm.trace(tmp_path / "t.json"):
+    with vm.profile(tmp_path / "t.json"):
         vm.launch(program, [z, x, y])
         vm.read(z)
     names = [each["name"] for each in json.loads((tmp_path / "t.json").read_text())["traceEvents"]]

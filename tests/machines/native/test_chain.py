@@ -112,6 +112,35 @@ def test_a_step_of_adam_is_one_pass_in_place(size: int, dtype: str) -> None:
         np.testing.assert_array_equal(actual, expected)
 
 
+LINE = links(
+    ("add", -1, 1, 2),
+    ("subtract", -2, 3, -1),
+    ("multiply", -3, -2, 4),
+    ("divide", -4, 5, -3),
+    ("subtract", -5, -4, 1),
+    ("divide", -6, -5, 4),
+    ("multiply", 0, 5, -6),
+)
+
+
+@cases("dtype", "f32", "f64")
+@cases("size", 1, 3, 4, 7, 31, 32, 33, 65, 100, 5000)
+def test_a_line_of_arithmetic_is_one_row_function_in_place(size: int, dtype: str) -> None:
+    vector, scalar = TensorType(dtype, (size,)), TensorType(dtype)
+    types = [*[vector] * 4, *[scalar] * 2]
+    [step] = _Steps(LINE, types).steps
+    assert step.row == f"line_{dtype}"
+    call = chain_call(LINE, types)
+    assert call is not None
+    rng = np.random.default_rng(8)
+    x, y, z = (rng.random(size).astype(vector.dtype.numpy) + 1 for _ in range(3))
+    a, b = np.array(0.3, x.dtype), np.array(1.7, x.dtype)
+    expected = b * ((b / ((z - (x + y)) * a) - x) / a)
+    arrays = [aligned_copy(each) for each in (x, y, z, a, b)]
+    call.run(POOLS[2], arrays[0], *arrays)
+    np.testing.assert_array_equal(arrays[0], expected)
+
+
 def test_links_may_bring_other_dtypes() -> None:
     """Links between dtypes, and comparisons between them."""
     chain = links(("less", -1, 1, 2), ("where", -2, -1, 1, 2), ("multiply", 0, -2, 3))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from mlvm.core.errors import MlvmError, OperandValueError, StaleTensor
+from mlvm.core.errors import MlvmError, OperandValueError, StaleTensorError
 from mlvm.core.observe import observed
 from mlvm.eager.autodiff.tape import Tape
 from mlvm.eager.tensor import templates
@@ -171,7 +171,7 @@ def test_a_stale_operand_is_refused(vm: ml.VM) -> None:
         for _ in range(3):
             x + x
         batch.reset()
-        with pytest.raises(StaleTensor, match="was reset"):
+        with pytest.raises(StaleTensorError, match="was reset"):
             x + x
 
 

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from mlvm.core.errors import MachineError, MissingExtra
+from mlvm.core.errors import MachineError, MissingExtraError
 from mlvm.eager.tensor.context import _make_default_vm
 from mlvm.machines.local import LocalVM
 from mlvm.machines.native import extension
@@ -95,13 +95,15 @@ def test_without_the_extension_what_needs_it_is_refused(
     not_built: None, monkeypatch: Patch
 ) -> None:
     message = "^functions in C need the native machine, which is not here: it was not built; it is "
-    refuses(MissingExtra, message, LocalVM().register_library, "any.so")
-    refuses(MissingExtra, "it was not built; it is compiled when mlvm is", LocalVM, native=True)
+    refuses(MissingExtraError, message, LocalVM().register_library, "any.so")
+    refuses(
+        MissingExtraError, "it was not built; it is compiled when mlvm is", LocalVM, native=True
+    )
     refuses(MachineError, "threads=2 needs native kernels", LocalVM, threads=2)
     monkeypatch.setenv("MLVM_THREADS", "2")
     refuses(MachineError, "threads=2 needs native", _make_default_vm)
     monkeypatch.setenv("MLVM_NATIVE", "1")
-    refuses(MissingExtra, "", LocalVM)
+    refuses(MissingExtraError, "", LocalVM)
 
 
 @needs_extension

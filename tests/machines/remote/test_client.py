@@ -16,7 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mlvm.eager as ml
-from mlvm.core.errors import ConnectionLost, HandleError, OperandValueError, ShapeError, user_place
+from mlvm.core.errors import (
+    ConnectionLostError,
+    HandleError,
+    OperandValueError,
+    ShapeError,
+    user_place,
+)
 from mlvm.core.program.program import Program
 from mlvm.core.types import TensorType, f32
 from mlvm.machines.local import LocalVM
@@ -227,7 +233,7 @@ def test_interrupts_leave_the_vm_in_order_or_lost() -> None:
             vm.dealloc_storage(storage)
 
     interrupted = 0
-    with suppress(ConnectionLost):
+    with suppress(ConnectionLostError):
         for _ in range(400):
             interrupted += interrupt_after(rng.uniform(1e-5, 1e-3), work)
             assert vm.read(x).tolist() == list(range(10))
@@ -316,7 +322,7 @@ def test_the_end_raises_the_error_of_a_post_and_ends(vm: RemoteVM, by_with: bool
         vm.close()
 
     refuses(OperandValueError, "9", work)
-    refuses(ConnectionLost, "there: it was closed", vm.read, handles[0])
+    refuses(ConnectionLostError, "there: it was closed", vm.read, handles[0])
     assert repr(vm) == "<RemoteVM 'there', it was closed>"
     vm.close()
 
@@ -339,7 +345,7 @@ def test_a_known_launch_fails_at_once_after_the_end(vm: RemoteVM) -> None:
     for _ in range(2):
         vm.launch(ADD_INTO, (x, x, x))
     vm.close(wait=False)
-    refuses(ConnectionLost, "it was closed", vm.launch, ADD_INTO, (x, x, x))
+    refuses(ConnectionLostError, "it was closed", vm.launch, ADD_INTO, (x, x, x))
 
 
 @native
@@ -349,13 +355,13 @@ def test_eager_calls_by_the_short_way_fail_at_once_after_the_end(vm: RemoteVM) -
         for _ in range(3):
             x + x
         vm.close(wait=False)
-        refuses(ConnectionLost, "it was closed", lambda: x + x)
+        refuses(ConnectionLostError, "it was closed", lambda: x + x)
 
 
 FORKED = """
 import os, sys, numpy as np, mlvm.eager as ml
 from mlvm.machines.remote.connect import connect
-from mlvm.core.errors import ConnectionLost
+from mlvm.core.errors import ConnectionLostError
 vm = connect(sys.argv[1], secret=sys.argv[2])
 arena = ml.Arena(vm, "a")
 with arena.allocating():
@@ -368,7 +374,7 @@ with arena.allocating():
         for call in (lambda: x + x, y.numpy, vm.synchronize, lambda: vm.alloc_storage(1)):
             try:
                 call()
-            except ConnectionLost as error:
+            except ConnectionLostError as error:
                 refused += "its parent's" in str(error)
         vm.close()
         del x, y, arena

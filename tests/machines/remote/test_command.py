@@ -17,7 +17,7 @@ import pytest
 
 import mlvm.eager as ml
 from mlvm.__main__ import main
-from mlvm.core.errors import ConnectionLost, LimitExceeded, MlvmError
+from mlvm.core.errors import ConnectionLostError, LimitExceededError, MlvmError
 from mlvm.core.sizes import size_text
 from mlvm.machines.remote import command
 from mlvm.machines.remote.connect import Observer, connect
@@ -100,7 +100,7 @@ def test_a_second_signal_ends_a_server_at_once(tmp_path: Path) -> None:
         assert server.poll() is None
         server.send_signal(signal.SIGINT)
         assert server.wait(20) == 0
-        refuses((ConnectionLost, LimitExceeded), "", launching.result, PATIENCE)
+        refuses((ConnectionLostError, LimitExceededError), "", launching.result, PATIENCE)
     assert not (tmp_path / "s").exists()
 
 

@@ -15,7 +15,13 @@ from typing import Any
 
 import pytest
 
-from mlvm.core.errors import AccessRefused, AddressError, ConnectionLost, MachineError, MlvmError
+from mlvm.core.errors import (
+    AccessDeniedError,
+    AddressError,
+    ConnectionLostError,
+    MachineError,
+    MlvmError,
+)
 from mlvm.core.program.encoding import HEADER, VERSION
 from mlvm.machines.remote import handshake
 from mlvm.machines.remote.command import table
@@ -81,11 +87,14 @@ def admitting(secret: bytes | None = KEY, *, trusted: bool = False) -> Iterator[
 
 
 def test_no_secret_is_refused_but_for_the_own_user() -> None:
-    with admitting() as end, pytest.raises(AccessRefused, match="a secret is required"):
+    with admitting() as end, pytest.raises(AccessDeniedError, match="a secret is required"):
         greet(end.sock, None, Hello(), soon())
     with admitting(trusted=True) as end:
         assert greet(end.sock, None, Hello(), soon()) == {"x": 1}
-    with admitting(None, trusted=True) as end, pytest.raises(AccessRefused, match="has no secret"):
+    with (
+        admitting(None, trusted=True) as end,
+        pytest.raises(AccessDeniedError, match="has no secret"),
+    ):
         greet(end.sock, KEY, Hello(), soon())
 
 
@@ -141,7 +150,7 @@ def test_every_byte_that_matters_is_proved() -> None:
                     return data
                 return data[:at] + bytes([data[at] ^ 1 << random.randrange(8)]) + data[at + 1 :]
 
-            refuses((AccessRefused, ConnectionLost), "", passed_on, change)
+            refuses((AccessDeniedError, ConnectionLostError), "", passed_on, change)
 
 
 def test_what_was_heard_is_of_no_use_again() -> None:
@@ -153,7 +162,7 @@ def test_what_was_heard_is_of_no_use_again() -> None:
         end.sock.sendall(heard["proof"])
         _, kind, _ = receive(end.sock, soon())
         assert kind == Greeting.refused.value
-    assert isinstance(end.answer, AccessRefused)
+    assert isinstance(end.answer, AccessDeniedError)
 
 
 def test_a_servers_messages_are_of_no_use_to_a_false_server() -> None:
@@ -163,7 +172,7 @@ def test_a_servers_messages_are_of_no_use_to_a_false_server() -> None:
     def replayed(kind: str, message: bytes) -> bytes:
         return heard[kind] if kind in ("challenge", "welcome") else message
 
-    refuses(AccessRefused, "", passed_on, replayed)
+    refuses(AccessDeniedError, "", passed_on, replayed)
     proofs: list[bytes] = []
 
     def reflected(kind: str, message: bytes) -> bytes:
@@ -173,7 +182,7 @@ def test_a_servers_messages_are_of_no_use_to_a_false_server() -> None:
             return message.replace(message[HEADER.size + 4 :][:NONCE], proofs[0])
         return message
 
-    refuses(AccessRefused, "does not know the secret", passed_on, reflected)
+    refuses(AccessDeniedError, "does not know the secret", passed_on, reflected)
 
 
 def test_a_client_cannot_be_talked_out_of_its_secret() -> None:
@@ -183,8 +192,11 @@ def test_a_client_cannot_be_talked_out_of_its_secret() -> None:
     def without(kind: str, message: bytes) -> bytes:
         return message.replace(b"t", b"f", 1) if kind == "hello" else message
 
-    refuses(AccessRefused, "", passed_on, without)
-    with admitting(b"not the secret that is", trusted=True) as end, pytest.raises(AccessRefused):
+    refuses(AccessDeniedError, "", passed_on, without)
+    with (
+        admitting(b"not the secret that is", trusted=True) as end,
+        pytest.raises(AccessDeniedError),
+    ):
         greet(end.sock, KEY, Hello(), soon())
 
 
@@ -202,7 +214,7 @@ def test_a_server_of_other_kernels_is_refused_unless_they_may_differ() -> None:
     with Server("127.0.0.1:0", secret=SECRET, about={"versions": "mlvm 0, odd kernels"}) as server:
         address = str(server.address)
         text = "the server has mlvm 0, odd kernels, and this client has mlvm .*; .* mixed=True"
-        refuses(AccessRefused, text, connect, address, secret=SECRET)
+        refuses(AccessDeniedError, text, connect, address, secret=SECRET)
         connect(address, secret=SECRET, mixed=True).close()
 
 
@@ -210,13 +222,15 @@ def test_a_server_of_another_version_is_named() -> None:
     here, there = socket.socketpair()
     with here, there:
         there.sendall(pack(Greeting.challenge, b"whatever", 9))
-        with pytest.raises(AccessRefused, match=rf"server speaks version 9 .* version {VERSION}"):
+        with pytest.raises(
+            AccessDeniedError, match=rf"server speaks version 9 .* version {VERSION}"
+        ):
             greet(here, KEY, Hello(), soon())
     here, there = socket.socketpair()
     with here, there:  # a refusal is understood whatever its version
         message = refusal("of the future")
         there.sendall(message[:4] + b"\x09" + message[5:])
-        refuses(AccessRefused, "of the future", greet, here, KEY, Hello(), soon())
+        refuses(AccessDeniedError, "of the future", greet, here, KEY, Hello(), soon())
 
 
 def test_mutated_handshakes_let_nobody_in() -> None:
@@ -248,66 +262,70 @@ def test_who_speaks_something_else_is_refused_quickly() -> None:
         with connected(server, timeout=5) as sock:
             sock.sendall(b"GET / HTTP/1.1\r\n\r\n")
             assert sock.recv(100) == b""
-        refuses((AccessRefused, ConnectionLost), "TLS", server.vm, tls=CERTIFICATE)
+        refuses((AccessDeniedError, ConnectionLostError), "TLS", server.vm, tls=CERTIFICATE)
 
 
 # --- secrets and their files -----------------------------------------------------------
 
 
 def test_a_server_without_secret_or_with_a_short_one_is_refused(tmp_path: Path) -> None:
-    refuses(AccessRefused, "needs a secret", Server, "127.0.0.1:0")
-    refuses(AccessRefused, "at least 16 bytes", Server, "127.0.0.1:0", secret="short")
+    refuses(AccessDeniedError, "needs a secret", Server, "127.0.0.1:0")
+    refuses(AccessDeniedError, "at least 16 bytes", Server, "127.0.0.1:0", secret="short")
     with Server(f"unix:{tmp_path}/s") as server:
         connect(str(server.address)).close()
-        refuses(AccessRefused, "has no secret", connect, str(server.address), secret=SECRET)
+        refuses(AccessDeniedError, "has no secret", connect, str(server.address), secret=SECRET)
 
 
 def test_a_secret_file_has_to_be_private(tmp_path: Path, monkeypatch: Patch) -> None:
     path = tmp_path / "secret"
     path.write_text(make_secret() + "\n")
     path.chmod(0o640)
-    refuses(AccessRefused, "chmod 600", read_secret, path)
+    refuses(AccessDeniedError, "chmod 600", read_secret, path)
     path.chmod(0o600)
     assert read_secret(path) == path.read_bytes().strip()
-    refuses(AccessRefused, "got both", find_secret, "x" * 20, path)
+    refuses(AccessDeniedError, "got both", find_secret, "x" * 20, path)
     monkeypatch.setenv("MLVM_SECRET_FILE", str(path))
     assert find_secret(None, None) == path.read_bytes().strip()
     with Served(secret=read_secret(path)) as server:
         server.vm(secret=None, secret_file=str(path)).close()
         server.vm(secret=None).close()
         monkeypatch.delenv("MLVM_SECRET_FILE")
-        refuses(AccessRefused, "a secret is required", server.vm, secret=None)
+        refuses(AccessDeniedError, "a secret is required", server.vm, secret=None)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
 def test_what_is_no_private_file_has_no_secret(tmp_path: Path, monkeypatch: Patch) -> None:
     pipe, path = tmp_path / "pipe", tmp_path / "secret"
     os.mkfifo(pipe, 0o600)
-    refuses(AccessRefused, "chmod 600", read_secret, pipe)  # and is not waited for
+    refuses(AccessDeniedError, "chmod 600", read_secret, pipe)  # and is not waited for
     path.write_bytes(b"x" * 65_500 + b"y" * 37)
     path.chmod(0o600)
-    refuses(AccessRefused, "at most 65536 bytes", read_secret, path)
+    refuses(AccessDeniedError, "at most 65536 bytes", read_secret, path)
     for nothing in (bytes(32), b" \0" * 16, b"a" + b" " * 30 + b"b", b"ab" * 16):
         path.write_bytes(nothing)
-        refuses(AccessRefused, "of which 5 differ|at least 16", read_secret, path)
+        refuses(AccessDeniedError, "of which 5 differ|at least 16", read_secret, path)
         refuses(
-            AccessRefused, "of which 5 differ|at least 16", Server, "127.0.0.1:0", secret=nothing
+            AccessDeniedError,
+            "of which 5 differ|at least 16",
+            Server,
+            "127.0.0.1:0",
+            secret=nothing,
         )
     path.write_text(make_secret())
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    refuses(AccessRefused, "is yours", read_secret, path)
-    refuses(AccessRefused, "is yours", Served, certificate=CERTIFICATE)
+    refuses(AccessDeniedError, "is yours", read_secret, path)
+    refuses(AccessDeniedError, "is yours", Served, certificate=CERTIFICATE)
     monkeypatch.undo()
     copy = tmp_path / "key.pem"
     copy.write_bytes(Path(CERTIFICATE).read_bytes())
     copy.chmod(0o640)
-    refuses(AccessRefused, "a key is kept in a file .*chmod 600", Served, certificate=str(copy))
+    refuses(AccessDeniedError, "a key is kept in a file .*chmod 600", Served, certificate=str(copy))
 
 
 def test_a_reason_is_short_and_no_terminal_obeys_it() -> None:
     names = [f"{n:03}\x1b[31m{'x' * 190}" for n in range(200)]
     with Served(shared=names) as server:
-        caught = refuses(AccessRefused, "unknown shared VM", server.vm, vm="other")
+        caught = refuses(AccessDeniedError, "unknown shared VM", server.vm, vm="other")
         assert len(str(caught)) < 1000
         assert str(caught).isprintable()
         with Observer(str(server.address), secret=SECRET) as observer:
@@ -316,7 +334,7 @@ def test_a_reason_is_short_and_no_terminal_obeys_it() -> None:
             assert len(shown.splitlines()) == 202
         with connected(server) as sock:
             hello = Hello(name="y" * 201)
-            refuses((AccessRefused, ConnectionLost), "", greet, sock, KEY, hello, soon())
+            refuses((AccessDeniedError, ConnectionLostError), "", greet, sock, KEY, hello, soon())
     assert plain("\x1b[2Jred\n" + "z" * 600) == "?[2Jred?" + "z" * 492 + "..."
     refuses(MachineError, "1 to 200 characters", Served, shared=["x" * 201])
 
@@ -324,7 +342,7 @@ def test_a_reason_is_short_and_no_terminal_obeys_it() -> None:
 def test_no_secret_is_ever_logged() -> None:
     with Served() as server:
         server.vm().close()
-        refuses(AccessRefused, "", server.vm, secret="another secret of mine")
+        refuses(AccessDeniedError, "", server.vm, secret="another secret of mine")
     text = server.stream.getvalue()
     assert "refused" in text
     assert SECRET not in text
@@ -350,7 +368,7 @@ def test_tls_carries_calls_and_large_arrays() -> None:
 def test_a_certificate_that_is_not_trusted_is_refused() -> None:
     with Served(certificate=CERTIFICATE) as server:
         for tls in (True, OTHER_CERTIFICATE):
-            refuses(AccessRefused, "certificate", server.vm, tls=tls)
+            refuses(AccessDeniedError, "certificate", server.vm, tls=tls)
         refuses(AddressError, "no certificates", server.vm, tls="/no/such/file")
     with pytest.raises(AddressError, match=r"no certificate and its key in [^,]*: "):
         Served(certificate=OTHER_CERTIFICATE)  # has no key
@@ -359,7 +377,7 @@ def test_a_certificate_that_is_not_trusted_is_refused() -> None:
 def test_an_unencrypted_client_on_a_tls_port_is_told_so_quickly() -> None:
     with Served(certificate=CERTIFICATE) as server:
         with within(2):
-            refuses(AccessRefused, "TLS only", server.vm, tls=False)
+            refuses(AccessDeniedError, "TLS only", server.vm, tls=False)
         assert "TLS only" in server.events("refused", 1)[0]["reason"]
 
 
@@ -375,4 +393,4 @@ def test_the_proof_is_bound_to_the_channel(monkeypatch: Patch) -> None:
             return b"another" if threading.get_ident() == here else channel(sock)
 
         monkeypatch.setattr(handshake, "_channel", of_another)
-        refuses(AccessRefused, "the secret is wrong", server.vm)
+        refuses(AccessDeniedError, "the secret is wrong", server.vm)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlvm.core.errors import ConnectionLost, HandleError, LimitExceeded
+from mlvm.core.errors import ConnectionLostError, HandleError, LimitExceededError
 from mlvm.core.program.program import Program
 from mlvm.machines.remote.client import RemoteVM, new_outbox
 from mlvm.machines.remote.outbox import PythonOutbox
@@ -56,10 +56,10 @@ def test_an_interrupt_while_a_connection_is_given_up_keeps_no_other_thread_waiti
             n += with_long(3, 1)
             try:
                 went_on = interrupted(lambda vm=vm, x=x: vm.read(x), n)  # type: ignore[misc]
-            except ConnectionLost:
+            except ConnectionLostError:
                 break
             assert went_on
-            refuses(ConnectionLost, "", start(vm.read, x).result, PATIENCE)
+            refuses(ConnectionLostError, "", start(vm.read, x).result, PATIENCE)
     assert n > 10
 
 
@@ -93,7 +93,7 @@ def test_an_interrupt_ends_launches_and_no_other_post() -> None:
         vm.dealloc_tensor(10**9)  # which is not there
         refuses(HandleError, str(10**9), vm.read, x)
         vm.launch(ADD, [x, y, y])
-        refuses(LimitExceeded, "the client has ended this launch", vm.read, y)
+        refuses(LimitExceededError, "the client has ended this launch", vm.read, y)
         assert vm.read(y).tolist() == [1, 1, 1]
 
 

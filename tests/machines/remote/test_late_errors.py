@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import mlvm.eager as ml
-from mlvm.core.errors import PositionRefused
+from mlvm.core.errors import PositionError
 from mlvm.core.program.assembly import assemble
 from mlvm.core.program.program import Program
 from mlvm.core.vm import VM
@@ -45,14 +45,14 @@ def test_what_was_passed_over_has_no_value(native: bool | None, captured: bool) 
             if not index:
                 assert z.tolist() == [5, 8, 13]
                 continue
-            refuses(PositionRefused, r"index 7", vm.synchronize)
+            refuses(PositionError, r"index 7", vm.synchronize)
             for lost in (y, z, z[1:]):
                 for _ in range(2):
-                    caught = refuses(PositionRefused, r"index 7", lost.numpy)
+                    caught = refuses(PositionError, r"index 7", lost.numpy)
                     assert str(caught) == BAD
                     assert caught.__notes__[-1].startswith(f"called from {__file__}:")
-            refuses(PositionRefused, r"index 7", partial(plus, z))
-            assert "index 7" in str(refuses(PositionRefused, "", repr, z))
+            refuses(PositionError, r"index 7", partial(plus, z))
+            assert "index 7" in str(refuses(PositionError, "", repr, z))
             assert x.tolist() == [1, 4, 9]
             assert w.tolist() == [4, 5, 6]  # what was to be updated is as it was
             y = z = lost = None
@@ -73,9 +73,9 @@ def test_what_a_launch_updates_keeps_its_value_and_what_it_makes_has_none() -> N
             vm.loaded(take)
             vm.launch(take, [y, x, index])
             late()
-            refuses(PositionRefused, "index 9", vm.synchronize)
-            refuses(PositionRefused, "index 9", vm.read, out)
-            refuses(PositionRefused, "index 9", vm.read, y)
+            refuses(PositionError, "index 9", vm.synchronize)
+            refuses(PositionError, "index 9", vm.read, out)
+            refuses(PositionError, "index 9", vm.read, y)
             for handle in (x, out):
                 vm.write(handle, np.ones(3, np.float32))
                 assert vm.read(handle).tolist() == [1, 1, 1]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlvm.core.errors import CallTimeout, ConnectionLost, MachineError, ShapeError
+from mlvm.core.errors import CallTimeoutError, ConnectionLostError, MachineError, ShapeError
 from mlvm.core.program.encoding import Kind
 from mlvm.core.program.program import Program
 from mlvm.core.types import TensorType
@@ -152,7 +152,7 @@ def test_a_call_ends_in_time_though_its_connection_is_lost() -> None:
         with within(2):
             working = server.launch_for_ever(vm)
             cut(vm)
-            refuses(CallTimeout, "", working.result, PATIENCE)
+            refuses(CallTimeoutError, "", working.result, PATIENCE)
         vm.call_timeout = None
         assert vm.read(x).tolist() == [0, 0, 0]
 
@@ -196,7 +196,7 @@ def test_a_lease_ends() -> None:
         for _ in range(2):
             with within(1):
                 text = "was refused: no connected client has that key"
-                refuses(ConnectionLost, text, vm.synchronize)
+                refuses(ConnectionLostError, text, vm.synchronize)
 
 
 def test_a_server_that_stops_is_not_waited_for() -> None:
@@ -204,7 +204,7 @@ def test_a_server_that_stops_is_not_waited_for() -> None:
         vm = server.vm(retry=60.0)
         server.close()
         with within(5):
-            refuses(ConnectionLost, "the server is shutting down", vm.synchronize)
+            refuses(ConnectionLostError, "the server is shutting down", vm.synchronize)
 
 
 def test_a_server_that_is_gone_is_tried_for_so_long() -> None:
@@ -214,12 +214,12 @@ def test_a_server_that_is_gone_is_tried_for_so_long() -> None:
         cut(vm)
         begun = time.monotonic()
         vm._stream._reconnect = lambda seconds: refused()  # type: ignore[attr-defined]
-        refuses(ConnectionLost, "", vm.synchronize)
+        refuses(ConnectionLostError, "", vm.synchronize)
         assert 0.25 < time.monotonic() - begun < 3
 
 
 def refused() -> socket.socket:
-    raise ConnectionLost("no server")
+    raise ConnectionLostError("no server")
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # what was begun

@@ -8,11 +8,11 @@ import pytest
 
 import mlvm.eager as ml
 from mlvm.core.errors import (
-    AccessRefused,
+    AccessDeniedError,
     ArgumentError,
     EncodingError,
     MachineError,
-    OutOfMemory,
+    OutOfMemoryError,
 )
 from mlvm.machines import wire
 from mlvm.machines.remote import session
@@ -37,7 +37,7 @@ def test_a_remote_vm_holds_no_more_than_its_memory(kind: str, limit: int | str) 
                 lambda: vm.alloc_storage(1 << 20),
                 lambda: vm.alloc_tensor(ml.TensorType("f32", (1 << 18,))),
             ):
-                refuses(OutOfMemory, BOTH, call)
+                refuses(OutOfMemoryError, BOTH, call)
                 assert vm.consumed_size_in_mib() <= 1
             assert x.numpy().sum() == 100_000.0
         arena.close()
@@ -49,7 +49,9 @@ def test_a_remote_vm_holds_no_more_than_its_memory(kind: str, limit: int | str) 
 
 def test_the_smaller_of_the_two_limits_holds() -> None:
     with Served(limits=limits(held_bytes=1 << 19)) as server, server.vm(memory="1 MiB") as vm:
-        with pytest.raises(OutOfMemory, match=r"524,288 \(--held-bytes .*though memory= is 1,048"):
+        with pytest.raises(
+            OutOfMemoryError, match=r"524,288 \(--held-bytes .*though memory= is 1,048"
+        ):
             vm.alloc_storage(600_000)
         vm.alloc_storage(500_000)
 
@@ -57,7 +59,7 @@ def test_the_smaller_of_the_two_limits_holds() -> None:
 def test_a_lost_connection_keeps_the_limit() -> None:
     with Served() as server, server.vm(memory="1 MiB", retry=5.0) as vm:
         vm._stream.socket.close()
-        refuses(OutOfMemory, "memory=", vm.alloc_storage, 2 << 20)
+        refuses(OutOfMemoryError, "memory=", vm.alloc_storage, 2 << 20)
 
 
 def test_a_shared_vm_is_limited_by_its_server_alone() -> None:
@@ -83,5 +85,5 @@ def test_a_server_without_the_call_is_named_as_the_reason(monkeypatch: Patch) ->
 
     monkeypatch.setattr(session, "read_name", read_name)
     with Served() as server:
-        refuses(AccessRefused, "does not support memory=", server.vm, memory="1 MiB")
+        refuses(AccessDeniedError, "does not support memory=", server.vm, memory="1 MiB")
         assert server.vm().name

@@ -13,7 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlvm.core.errors import AccessRefused, AddressError, ConnectionLost, LimitExceeded, OutOfMemory
+from mlvm.core.errors import (
+    AccessDeniedError,
+    AddressError,
+    ConnectionLostError,
+    LimitExceededError,
+    OutOfMemoryError,
+)
 from mlvm.core.types import TensorType
 from mlvm.machines.remote.channel import Channel
 from mlvm.machines.remote.client import RemoteVM
@@ -71,7 +77,7 @@ def test_each_client_has_a_process(server: Served) -> None:
     assert holds(one, 1)
     assert holds(two, 2)
     assert len({pid_of(server, "one"), pid_of(server, "two"), os.getpid()}) == 3
-    refuses(LimitExceeded, "more than the steps", two.launch, FOR_EVER, max_steps=1000)
+    refuses(LimitExceededError, "more than the steps", two.launch, FOR_EVER, max_steps=1000)
     two.launch(HALT)
     two.synchronize()
     status = server.status()
@@ -109,7 +115,7 @@ def test_a_shared_vm_has_one_process_for_all(server: Served) -> None:
     assert server.status()["shared"] == [{"vm": "weights", "bytes": 12, "launches": 0}]
     kill(pid_of(server, "one"), signal.SIGKILL)
     for vm in (one, two):
-        refuses(ConnectionLost, "its process was killed by SIGKILL", vm.synchronize)
+        refuses(ConnectionLostError, "its process was killed by SIGKILL", vm.synchronize)
     assert holds(server.vm(vm="weights"), 3)  # another process has its place
 
 
@@ -117,9 +123,9 @@ def test_what_takes_the_memory_of_a_process_harms_nobody(server: Served) -> None
     good, bad = server.vm(), server.vm()
     x = bad.alloc_tensor(TensorType("f32", (1 << 16,)))
     bad.launch(DOUBLING, [x])
-    refuses(OutOfMemory, "", bad.synchronize)
+    refuses(OutOfMemoryError, "", bad.synchronize)
     storage = bad.alloc_storage(200 * MIB)
-    refuses(OutOfMemory, "cannot allocate", bad.alloc_storage, 400 * MIB)
+    refuses(OutOfMemoryError, "cannot allocate", bad.alloc_storage, 400 * MIB)
     assert holds(good, 1)
     bad.dealloc_storage(storage)
     assert holds(bad, 2)
@@ -132,21 +138,23 @@ def test_memory_that_ends_where_no_limit_is_ends_the_connection() -> None:
         vm.alloc_storage = lambda nbytes: bytearray(1 << 60)
 
     with Served(prepare=prepare) as server, server.vm() as vm:
-        refuses(ConnectionLost, "no memory left; the limit is 25,769,803,776", vm.alloc_storage, 1)
+        refuses(
+            ConnectionLostError, "no memory left; the limit is 25,769,803,776", vm.alloc_storage, 1
+        )
 
 
 @cases("tls", False, True)
 def test_who_is_killed_is_told(tls: bool) -> None:
     with Served(processes=2, certificate=CERTIFICATE if tls else None) as server:
         good, bad = (server.vm(name=name) for name in ("good", "bad"))
-        refuses(AccessRefused, "2 processes of clients run", server.vm)
+        refuses(AccessDeniedError, "2 processes of clients run", server.vm)
         large = np.random.default_rng(0).integers(255, size=3 * MIB, dtype=np.uint8)
         handle = good.alloc_tensor(TensorType.of(large))
         for _ in range(3):
             good.write(handle, large)
             assert good.read(handle).tobytes() == large.tobytes()
         kill(pid_of(server, "bad"), signal.SIGSEGV)
-        refuses(ConnectionLost, "its process was killed by SIGSEGV", bad.synchronize)
+        refuses(ConnectionLostError, "its process was killed by SIGSEGV", bad.synchronize)
         assert holds(good, 1)
         good.launch(FOR_EVER)
         good._stream.flush()
@@ -160,7 +168,7 @@ def test_a_server_that_stops_tells_all_and_leaves_no_process() -> None:
         pid = pid_of(server, "here")
         with within(4):
             server.close(grace=5.0)
-        refuses(ConnectionLost, "the server is shutting down", vm.synchronize)
+        refuses(ConnectionLostError, "the server is shutting down", vm.synchronize)
         assert is_gone(pid)
         assert [each["reason"] for each in server.events("disconnected")] == [
             "the server is shutting down"

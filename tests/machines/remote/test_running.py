@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from mlvm.__main__ import _parser
-from mlvm.core.errors import AccessRefused, AddressError, LimitExceeded, OutOfMemory
+from mlvm.core.errors import AccessDeniedError, AddressError, LimitExceededError, OutOfMemoryError
 from mlvm.machines.remote import metrics as page_of_metrics
 from mlvm.machines.remote.admission import MOST_OF_PEER
 from mlvm.machines.remote.connect import connect
@@ -70,11 +70,11 @@ def test_what_a_server_does_is_on_a_page(processes: int) -> None:
         assert read(page, "/healthz") == (200, "ok\n")
         assert read(page, "/")[0] == 404
         vm, second = server.vm(), server.vm()
-        refuses(AccessRefused, "", server.vm, secret="another secret than that")
+        refuses(AccessDeniedError, "", server.vm, secret="another secret than that")
         for _ in range(3):
-            refuses(LimitExceeded, "", second.launch, FOR_EVER, max_steps=10)
+            refuses(LimitExceededError, "", second.launch, FOR_EVER, max_steps=10)
         second.close()
-        refuses(OutOfMemory, "", vm.alloc_storage, 2000)
+        refuses(OutOfMemoryError, "", vm.alloc_storage, 2000)
         vm.alloc_storage(100)
         wait_for(lambda: len(server.status()["clients"]) == 1)
         status, text = read(page, "/metrics")
@@ -82,8 +82,8 @@ def test_what_a_server_does_is_on_a_page(processes: int) -> None:
         assert status == 200
         expected = {
             "mlvm_clients": 1, "mlvm_held_bytes": 100, "mlvm_admitted_total": 2,
-            "mlvm_refused_total": 1, 'mlvm_limits_hit_total{error="LimitExceeded"}': 3,
-            'mlvm_limits_hit_total{error="OutOfMemory"}': 1,
+            "mlvm_refused_total": 1, 'mlvm_limits_hit_total{error="LimitExceededError"}': 3,
+            'mlvm_limits_hit_total{error="OutOfMemoryError"}': 1,
             'mlvm_seconds_count{of="handshake"}': 2,
         }  # fmt: skip
         assert {name: values.get(name) for name in expected} == expected
@@ -101,9 +101,9 @@ def test_what_two_have_counted_is_added() -> None:
     one, two = Metrics(), Metrics()
     for metrics, seconds in ((one, 1e-6), (one, 0.5), (two, 0.5), (two, 1e3)):
         metrics.observe("call", seconds)
-        metrics.limits["OutOfMemory"] += 1
+        metrics.limits["OutOfMemoryError"] += 1
     one.add(json.loads(json.dumps(two.to_json())))
-    assert one.limits == {"OutOfMemory": 4}
+    assert one.limits == {"OutOfMemoryError": 4}
     assert one.seconds["call"] == [pytest.approx(1001.000001), 1, 0, 0, 0, 0, 2, 0, 0, 1]
     assert two.seconds["call"][1] == 0
 
@@ -225,7 +225,7 @@ def run_as_service(
             current = SECRET if text == "too short" else text
             with connect(address, secret=current, tls=trusted) as vm:
                 vm.alloc_storage(1)
-        refuses(AccessRefused, "", connect, address, secret=SECRET, tls=RENEWED_CERTIFICATE)
+        refuses(AccessDeniedError, "", connect, address, secret=SECRET, tls=RENEWED_CERTIFICATE)
         before.alloc_storage(1)
         server.send_signal(signal.SIGTERM)
         assert systemd.recv(4096).startswith(b"STOPPING=1")
@@ -262,7 +262,7 @@ def test_a_certificate_that_is_none_changes_nothing(tmp_path: Path) -> None:
     with Served(certificate=str(certificate)) as server:
         certificate.write_text("nothing")
         refuses(AddressError, "no certificate", server.reload, "another secret than that")
-        refuses(AccessRefused, "needs a secret", server.reload, None)
+        refuses(AccessDeniedError, "needs a secret", server.reload, None)
         server.vm().close()
 
 

@@ -22,14 +22,14 @@ import pytest
 
 from mlvm.core import vm as core_vm
 from mlvm.core.errors import (
-    AccessRefused,
-    ConnectionLost,
+    AccessDeniedError,
+    ConnectionLostError,
     HandleError,
-    LimitExceeded,
+    LimitExceededError,
     MachineError,
-    OutOfMemory,
+    OutOfMemoryError,
     ProgramError,
-    UnknownFunction,
+    UnknownFunctionError,
 )
 from mlvm.core.machine.frame import Frame
 from mlvm.core.op import OPS
@@ -147,7 +147,7 @@ def test_a_shared_vm_is_open_to_several() -> None:
         assert two.read(mine).tolist() == [0, 0, 0]
         assert server.status()["shared"][0]["bytes"] == 12
         text = r"unknown shared VM 'other'; available are \['weights'\]"
-        refuses(AccessRefused, text, server.vm, vm="other")
+        refuses(AccessDeniedError, text, server.vm, vm="other")
     refuses(MachineError, "distinct names", Served, shared=["x", "x"])
 
 
@@ -206,7 +206,7 @@ def test_who_waits_for_anothers_launch_can_go() -> None:
             vm._stream.close()
         wait_for(lambda: len(server.status()["clients"]) == 1, 2.0)
         one._stream.close()
-        refuses(ConnectionLost, "", running.result, PATIENCE)
+        refuses(ConnectionLostError, "", running.result, PATIENCE)
         wait_for(lambda: not server.status()["bytes"])
 
 
@@ -219,9 +219,11 @@ def test_each_limit_of_a_launch_is_held(native: bool) -> None:
     with Served(limits=small_limits, options={"native": native}) as server, server.vm() as vm:
         handle = vm.alloc_tensor(TensorType("f32", (1 << 16,)))
         with within(SECONDS / 4):
-            refuses(LimitExceeded, r"its limit of 0\.3 seconds", run, vm, FOR_EVER)
-        refuses(OutOfMemory, "the limit is 4,194,304", run, vm, DOUBLING, handle)
-        with pytest.raises(OutOfMemory, match=r"the launch returns 10,.* the limit is 4,194,304"):
+            refuses(LimitExceededError, r"its limit of 0\.3 seconds", run, vm, FOR_EVER)
+        refuses(OutOfMemoryError, "the limit is 4,194,304", run, vm, DOUBLING, handle)
+        with pytest.raises(
+            OutOfMemoryError, match=r"the launch returns 10,.* the limit is 4,194,304"
+        ):
             run(vm, COPIES, handle)
         assert not np.any(vm.read(handle))  # and it goes on
         assert server.status()["bytes"] == 4 << 16
@@ -260,7 +262,7 @@ def _refused_in(vm: Any, program: Program) -> int:
     """Return the bytes that a launch takes until its limit, and all other threads meanwhile."""
     gc.collect()
     with traced_memory() as peak:
-        refuses(OutOfMemory, "", run, vm, program)
+        refuses(OutOfMemoryError, "", run, vm, program)
         return peak()
 
 
@@ -286,7 +288,7 @@ def test_to_verify_has_a_limit_of_bytes() -> None:
     program = assemble(f"{first}{functions}.func main 0 *\n call f23\n halt\n")
     small_limits = limits(launch_bytes=1 << 20)
     with Served(limits=small_limits) as server, server.vm() as vm, traced_memory() as peak:
-        refuses(LimitExceeded, "calls leave too many values", run, vm, program)
+        refuses(LimitExceededError, "calls leave too many values", run, vm, program)
         assert peak() < 3 << 20
 
 
@@ -307,23 +309,23 @@ def test_records_and_handles_count_beside_their_elements() -> None:
     with Served(limits=small_limits) as server, server.vm() as vm:
         number = vm.alloc_tensor(TensorType("i64", ()))
         for _ in range(2):  # the second time as the first: none was kept
-            refuses(OutOfMemory, "more bytes", run, vm, assemble(push), number)
+            refuses(OutOfMemoryError, "more bytes", run, vm, assemble(push), number)
             assert vm.consumed_size_in_mib() < 1.0
         empty = TensorType("f32", (0,))
-        refuses(OutOfMemory, "", lambda: [vm.alloc_tensor(empty) for _ in range(1 << 13)])
+        refuses(OutOfMemoryError, "", lambda: [vm.alloc_tensor(empty) for _ in range(1 << 13)])
 
 
 def test_steps_bytes_and_handles_are_limited() -> None:
     small_limits = limits(launch_steps=1000, held_bytes=3000, handles=4, program_bytes=2000)
     with Served(limits=small_limits) as server, server.vm() as vm:
-        refuses(LimitExceeded, "more than the steps", run, vm, FOR_EVER)
-        refuses(LimitExceeded, "more than the steps", vm.launch, FOR_EVER, max_steps=10**6)
-        with pytest.raises(OutOfMemory, match=r"3,001 more bytes: the VM uses 0, .* is 3,000"):
+        refuses(LimitExceededError, "more than the steps", run, vm, FOR_EVER)
+        refuses(LimitExceededError, "more than the steps", vm.launch, FOR_EVER, max_steps=10**6)
+        with pytest.raises(OutOfMemoryError, match=r"3,001 more bytes: the VM uses 0, .* is 3,000"):
             vm.alloc_storage(3001)
         for _ in range(4):
             vm.alloc_tensor(F32X3)
-        refuses(LimitExceeded, "4 tensors and storages", vm.alloc_tensor, F32X3)
-        refuses(LimitExceeded, r"more bytes of programs.* limit is 2,000", run, vm, DEEP)
+        refuses(LimitExceededError, "4 tensors and storages", vm.alloc_tensor, F32X3)
+        refuses(LimitExceededError, r"more bytes of programs.* limit is 2,000", run, vm, DEEP)
         assert vm.consumed_size_in_mib() == 48 / 2**20
 
 
@@ -368,7 +370,7 @@ def test_to_verify_has_a_limit_of_time(place: Any, monkeypatch: Patch) -> None:
         until = time.monotonic() + SECONDS
         x = vm.alloc_tensor(F32X3)
         patch.setattr(place, "verify", endless)
-        refuses(LimitExceeded, r"its limit of 0\.1 seconds", run, vm, assemble(LOADED), x)
+        refuses(LimitExceededError, r"its limit of 0\.1 seconds", run, vm, assemble(LOADED), x)
         patch.undo()
         assert time.monotonic() < until
         [output] = vm.launch(assemble(LOADED), [x])
@@ -385,9 +387,9 @@ def test_what_a_message_becomes_has_a_limit() -> None:
         vm._stream.socket.sendall(writer.message(Kind.call))
         kind, reader = vm._stream.receive()
         assert kind is Kind.error
-        assert reader.text() == "LimitExceeded"
+        assert reader.text() == "LimitExceededError"
         lines = "    push_int 1\n    pop 1\n"
-        refuses(LimitExceeded, "items take .* there may be", run, vm, program_of(lines * 300))
+        refuses(LimitExceededError, "items take .* there may be", run, vm, program_of(lines * 300))
         run(vm, program_of(lines * 20))
         assert 2000 < server.status()["clients"][0]["program_bytes"] < 30_000
 
@@ -403,7 +405,7 @@ def test_a_result_that_is_stored_counts_as_held() -> None:
             f'.func main 0 * | load_arg 0 | load_arg 0 | push_str "concat" | '
             f'cfunc 2 1 {{"axis": 0}} | push_int {x} | store_global | halt'
         )
-        refuses(OutOfMemory, "96 more bytes: the VM uses 488", run, vm, store, x)
+        refuses(OutOfMemoryError, "96 more bytes: the VM uses 488", run, vm, store, x)
         assert server.status()["bytes"] == 48
 
 
@@ -411,9 +413,9 @@ def test_a_message_that_is_too_long_ends_the_connection() -> None:
     with Served(limits=limits(message_bytes=1 << 17)) as server, server.vm() as vm:
         handle = vm.alloc_tensor(TensorType("f32", (1 << 16,)))
         too_long = np.zeros(1 << 16, np.float32)
-        with contextlib.suppress(LimitExceeded, ConnectionLost):
+        with contextlib.suppress(LimitExceededError, ConnectionLostError):
             vm.write(handle, too_long)
-        refuses((LimitExceeded, ConnectionLost), "", vm.synchronize)
+        refuses((LimitExceededError, ConnectionLostError), "", vm.synchronize)
         wait_for(lambda: server.events("disconnected"))
         assert "the limit is 131,072" in server.events("disconnected", 1)[0]["reason"]
 
@@ -421,7 +423,7 @@ def test_a_message_that_is_too_long_ends_the_connection() -> None:
 def test_connections_are_limited_and_a_place_is_free_again() -> None:
     with Served(limits=limits(connections=2)) as server:
         one, two = server.vm(), server.vm()
-        refuses(AccessRefused, "2 clients are connected", server.vm)
+        refuses(AccessDeniedError, "2 clients are connected", server.vm)
         one.close()
         wait_for(lambda: len(server.status()["clients"]) == 1)
         server.vm().close()
@@ -431,7 +433,7 @@ def test_connections_are_limited_and_a_place_is_free_again() -> None:
 def test_an_idle_client_is_given_up() -> None:
     with Served(limits=limits(idle_seconds=0.1)) as server, server.vm() as vm:
         server.events("disconnected", 1)
-        refuses(ConnectionLost, "is lost: timeout", vm.consumed_size_in_mib)
+        refuses(ConnectionLostError, "is lost: timeout", vm.consumed_size_in_mib)
 
 
 def test_a_client_that_goes_on_is_not_idle() -> None:
@@ -485,8 +487,8 @@ def test_a_launch_that_runs_may_finish_when_the_server_stops() -> None:
         server.close(grace=SECONDS)
         assert future.result(PATIENCE) == []
         for each in (vm, idle):
-            refuses(ConnectionLost, "", each.consumed_size_in_mib)
-        refuses(ConnectionLost, "no server at", server.vm)
+            refuses(ConnectionLostError, "", each.consumed_size_in_mib)
+        refuses(ConnectionLostError, "no server at", server.vm)
 
 
 def test_a_launch_that_takes_too_long_ends_after_the_grace() -> None:
@@ -495,7 +497,7 @@ def test_a_launch_that_takes_too_long_ends_after_the_grace() -> None:
         future = server.launch_for_ever(vm)
         with within(SECONDS / 4):
             server.close(grace=0.1)
-        refuses((ConnectionLost, LimitExceeded), "", future.result, PATIENCE)
+        refuses((ConnectionLostError, LimitExceededError), "", future.result, PATIENCE)
 
 
 def test_a_lost_server_is_noticed_at_once_and_for_ever() -> None:
@@ -504,13 +506,13 @@ def test_a_lost_server_is_noticed_at_once_and_for_ever() -> None:
         wait_for(lambda: is_launching(server.status()))
         for client in list(server._clients.values()):
             client.socket.shutdown(socket.SHUT_RDWR)
-        refuses(ConnectionLost, "", future.result, PATIENCE)
+        refuses(ConnectionLostError, "", future.result, PATIENCE)
         calls: list[Callable[[], Any]] = [
             partial(vm.read, 1), partial(vm.alloc_tensor, F32X3), partial(vm.launch, SLOW),
             vm.synchronize,
         ]  # fmt: skip
         for call in calls:
-            refuses(ConnectionLost, "", call)
+            refuses(ConnectionLostError, "", call)
 
 
 def test_the_status_says_who_does_what() -> None:
@@ -523,9 +525,11 @@ def test_the_status_says_who_does_what() -> None:
         [client] = status["clients"]
         assert (client["name"], client["bytes"]) == ("me", 1 << 20)
         assert status["shared"] == [{"vm": "s", "bytes": 0, "launches": 0}]
-        with pytest.raises(AccessRefused, match="got 'x'"):
+        with pytest.raises(AccessDeniedError, match="got 'x'"):
             connect._Endpoint(str(server.address), SECRET, None, False).open(Hello("x"), 5.0)
-    refuses(ConnectionLost, f"me at {re.escape(str(server.address))}: it was closed", vm.read, 1)
+    refuses(
+        ConnectionLostError, f"me at {re.escape(str(server.address))}: it was closed", vm.read, 1
+    )
 
 
 def test_too_few_file_descriptors_are_survived() -> None:
@@ -569,7 +573,7 @@ def test_who_finds_no_file_descriptor_hears_so_and_others_go_on() -> None:
                 while True:
                     vms.append(clients.enter_context(connect.connect(address, secret=SECRET)))
 
-            refuses(AccessRefused, "the server has too many open files", connect_all)
+            refuses(AccessDeniedError, "the server has too many open files", connect_all)
             assert vms
             for vm in vms:
                 vm.dealloc_tensor(vm.alloc_tensor(F32X3))
@@ -580,7 +584,7 @@ def test_who_finds_no_file_descriptor_hears_so_and_others_go_on() -> None:
 
 
 def is_admitted(address: str) -> bool:
-    with contextlib.suppress(AccessRefused):
+    with contextlib.suppress(AccessDeniedError):
         connect.connect(address, secret=SECRET).close()
         return True
     return False
@@ -613,7 +617,7 @@ def test_a_client_needs_no_file_of_the_server() -> None:
                 for _ in range(2):
                     vm.launch(program, handles)
             unknown = asm('.func main 0 *|load_arg 0|push_str "ad"|cfunc 1 1|halt')
-            refuses(UnknownFunction, "did you mean", vm.launch, unknown, handles[:1])
+            refuses(UnknownFunctionError, "did you mean", vm.launch, unknown, handles[:1])
             refuses(HandleError, "", vm.read, 1 << 40)
             vm.synchronize()
         server.communicate("")
@@ -660,7 +664,7 @@ def test_a_launch_has_so_many_arguments_at_most() -> None:
         vm.launch(HALT, [x] * 65_535)
         vm.synchronize()
         vm.launch(HALT, [x] * 65_536)
-        refuses(LimitExceeded, "at most 65,535 arguments", vm.synchronize)
+        refuses(LimitExceededError, "at most 65,535 arguments", vm.synchronize)
 
 
 @cases("tls", False, True)
@@ -696,6 +700,6 @@ def test_strangers_keep_nobody_out(tls: bool) -> None:
 def test_a_client_is_told_that_a_server_is_busy(monkeypatch: Patch) -> None:
     with Served() as server:
         monkeypatch.setattr(admission, "MOST_OF_PEER", 0)
-        refuses(AccessRefused, BUSY, server.vm, timeout=0.2)
+        refuses(AccessDeniedError, BUSY, server.vm, timeout=0.2)
         monkeypatch.undo()
         server.vm()

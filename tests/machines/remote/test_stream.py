@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlvm.core.errors import ConnectionLost, EncodingError
+from mlvm.core.errors import ConnectionLostError, EncodingError
 from mlvm.core.program.encoding import HEADER, Kind, Reader, Writer
 from mlvm.machines.remote import stream
 from mlvm.machines.remote.stream import LARGE, Incoming, Outgoing, Stream
@@ -105,15 +105,15 @@ def test_an_array_passes_without_a_copy(ends: tuple[Stream, Stream]) -> None:
 
 def test_silence_is_a_lost_connection(ends: tuple[Stream, Stream]) -> None:
     ends[0].set_timeouts(0.05, 0.05)
-    refuses(ConnectionLost, "is lost: timeout", ends[0].receive)
-    refuses(ConnectionLost, "is lost: timeout", ends[0].send, [bytes(100 << 20)])
+    refuses(ConnectionLostError, "is lost: timeout", ends[0].receive)
+    refuses(ConnectionLostError, "is lost: timeout", ends[0].send, [bytes(100 << 20)])
 
 
 def test_close_wakes_who_waits(ends: tuple[Stream, Stream]) -> None:
     waiting = start(ends[0].receive)
     ends[0].close()
     ends[0].close()
-    refuses(ConnectionLost, "", waiting.result, PATIENCE)
+    refuses(ConnectionLostError, "", waiting.result, PATIENCE)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in a finalizer
@@ -203,7 +203,7 @@ def test_a_message_that_comes_byte_by_byte_has_a_deadline(size: int) -> None:
         dripping = start(drip)
         with within(2):
             read = lambda: receiver.receive()[1].rest()  # noqa: E731
-            refuses(ConnectionLost, "receiving a message took", read)
+            refuses(ConnectionLostError, "receiving a message took", read)
         over.set()
         dripping.result(PATIENCE)
 
@@ -222,7 +222,10 @@ def test_an_answer_that_is_read_bit_by_bit_has_a_deadline(monkeypatch: Patch) ->
         sipping = start(sip)
         with within(5):
             refuses(
-                ConnectionLost, "sending a message took too long", sender.send, [bytes(1 << 22)]
+                ConnectionLostError,
+                "sending a message took too long",
+                sender.send,
+                [bytes(1 << 22)],
             )
         over.set()
         sipping.result(PATIENCE)

@@ -11,7 +11,13 @@ from contextlib import contextmanager
 
 import pytest
 
-from mlvm.core.errors import AccessRefused, CallTimeout, ConnectionLost, LimitExceeded, MachineError
+from mlvm.core.errors import (
+    AccessDeniedError,
+    CallTimeoutError,
+    ConnectionLostError,
+    LimitExceededError,
+    MachineError,
+)
 from mlvm.machines.remote.client import RemoteVM
 from mlvm.machines.remote.connect import _Endpoint
 from mlvm.machines.remote.handshake import Hello
@@ -65,7 +71,7 @@ def test_an_interrupt_ends_the_launch_and_leaves_the_vm(server: Served) -> None:
             vm.launch(FOR_EVER)
             vm.launch(FOR_EVER)
             vm.synchronize()
-        caught = refuses(LimitExceeded, "the client has ended this launch", vm.read, x)
+        caught = refuses(LimitExceededError, "the client has ended this launch", vm.read, x)
         assert caught.__notes__[-1].startswith(f"called from {__file__}")
         assert vm.read(x).tolist() == [1, 1, 1]
 
@@ -73,16 +79,18 @@ def test_an_interrupt_ends_the_launch_and_leaves_the_vm(server: Served) -> None:
 def test_a_call_that_takes_too_long_ends_its_launch(server: Served) -> None:
     with within(PATIENCE), client(server) as (vm, x):
         vm.call_timeout = 0.1
-        with pytest.raises(CallTimeout, match=r"longer than its timeout of 0\.1 seconds") as caught:
+        with pytest.raises(
+            CallTimeoutError, match=r"longer than its timeout of 0\.1 seconds"
+        ) as caught:
             vm.launch(FOR_EVER, max_steps=10**15)
         assert isinstance(caught.value, TimeoutError)
         vm.call_timeout = None
         assert vm.read(x).tolist() == [1, 1, 1]
         vm.launch(FOR_EVER)  # is not waited for
         vm.call_timeout = 0.1
-        refuses(CallTimeout, "", vm.read, x)
+        refuses(CallTimeoutError, "", vm.read, x)
         vm.call_timeout = None
-        refuses(LimitExceeded, "the client has ended this launch", vm.read, x)
+        refuses(LimitExceededError, "the client has ended this launch", vm.read, x)
         assert vm.read(x).tolist() == [1, 1, 1]
 
 
@@ -90,10 +98,10 @@ def test_no_other_launch_is_ended(server: Served) -> None:
     with client(server) as (vm, _), client(server) as (other, y):
         working = server.launch_for_ever(other)
         vm.call_timeout = 0.05
-        refuses(CallTimeout, "", vm.launch, FOR_EVER, max_steps=10**15)
+        refuses(CallTimeoutError, "", vm.launch, FOR_EVER, max_steps=10**15)
         assert not working.done()
         other._end_launches()
-        refuses(LimitExceeded, "has ended this launch", working.result, PATIENCE)
+        refuses(LimitExceededError, "has ended this launch", working.result, PATIENCE)
         assert other.read(y).tolist() == [1, 1, 1]
 
 
@@ -101,7 +109,7 @@ def test_who_has_no_key_ends_nothing(server: Served) -> None:
     end = _Endpoint(str(server.address), SECRET, None, server._context is not None and CERTIFICATE)
     for key in ("", "0" * 32):
         hello = Hello("interrupt", key, "1")
-        refuses(AccessRefused, "no connected client has", end.open, hello, 5.0)
+        refuses(AccessDeniedError, "no connected client has", end.open, hello, 5.0)
 
 
 @cases("reply", b"", b"MLVM\1\0", ids=["nothing", "a part of an answer"])
@@ -111,7 +119,10 @@ def test_a_server_that_stops_is_lost_in_time(reply: bytes) -> None:
     def interrupt(last: int) -> None:
         raise refused
 
-    for refused in (AccessRefused("no connected client has"), ConnectionLost("no server there")):
+    for refused in (
+        AccessDeniedError("no connected client has"),
+        ConnectionLostError("no server there"),
+    ):
         ours, theirs = socket.socketpair()
         with ours, theirs:
             vm = RemoteVM(Stream(ours), "far", interrupt=interrupt)
@@ -119,7 +130,7 @@ def test_a_server_that_stops_is_lost_in_time(reply: bytes) -> None:
             theirs.send(reply)
             why = "is lost: timeout" if reply else str(refused)
             for _ in range(2):
-                refuses(ConnectionLost, f"far: .*{why}", vm.synchronize)
+                refuses(ConnectionLostError, f"far: .*{why}", vm.synchronize)
 
 
 @cases("option", "call_timeout", "retry")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mlvm.core.errors import AccessRefused, LimitExceeded
+from mlvm.core.errors import AccessDeniedError, LimitExceededError
 from mlvm.machines.remote.client import RemoteVM
 from mlvm.machines.remote.connect import _Endpoint
 from mlvm.machines.remote.handshake import Hello
@@ -31,15 +31,15 @@ def test_each_user_proves_a_secret_of_its_own() -> None:
     small_limits = limits(user_connections=2)
     with Served(secret=FILE, limits=small_limits) as server:
         alices = [of(server, "alice") for _ in range(2)]
-        refuses(AccessRefused, "2 clients of this user are connected", of, server, "alice")
+        refuses(AccessDeniedError, "2 clients of this user are connected", of, server, "alice")
         of(server, "bob")
         server.vm(secret=users_of(FILE)["bob"])  # the name need not be said
         names = [each["user"] for each in server.status()["clients"]]
         assert names == ["alice", "alice", "bob", "bob"]
         for wrong in ("carol:the-secret-of-carol", "alice-the-secret-of-alice"):
-            refuses(AccessRefused, "the secret is wrong", server.vm, secret=wrong)
+            refuses(AccessDeniedError, "the secret is wrong", server.vm, secret=wrong)
         server.reload(b"carol:the-secret-of-carol")
-        refuses(AccessRefused, "the secret is wrong", of, server, "bob")
+        refuses(AccessDeniedError, "the secret is wrong", of, server, "bob")
         server.vm(secret="carol:the-secret-of-carol")
         alices[0].synchronize()
 
@@ -51,7 +51,7 @@ def test_a_users_lease_is_no_other_users() -> None:
         endpoint = _Endpoint(str(server.address), users_of(FILE)["bob"], None, False)
         for wants in ("resume", "interrupt"):
             hello = Hello(wants, lease.key, "1")
-            refuses(AccessRefused, "no connected client has", endpoint.open, hello, 5.0)
+            refuses(AccessDeniedError, "no connected client has", endpoint.open, hello, 5.0)
 
 
 def test_what_a_client_took_is_counted_once_though_it_goes_meanwhile() -> None:
@@ -110,7 +110,7 @@ def test_a_user_who_holds_too_much_has_to_give_something_up(processes: int) -> N
 def is_refused(vm: RemoteVM, message: str) -> bool:
     try:
         vm.dealloc_storage(vm.alloc_storage(0))
-    except LimitExceeded as error:
+    except LimitExceededError as error:
         return str(error) == message
     return False
 
@@ -127,11 +127,11 @@ def test_launches_and_seconds_have_a_quota_by_the_hour(
     most = limits(**quota, launch_seconds=60.0)
     with Served(secret=FILE, limits=most, processes=processes) as server:
         greedy, other = of(server, "alice"), of(server, "bob")
-        refuses(LimitExceeded, text, launch_for_ever, greedy)
+        refuses(LimitExceededError, text, launch_for_ever, greedy)
         other.launch(HALT)
         greedy.close()
         wait_for(lambda: len(server.status()["clients"]) == 1)
-        refuses(AccessRefused, text, of, server, "alice")
+        refuses(AccessDeniedError, text, of, server, "alice")
         other.launch(HALT)
 
 
@@ -141,7 +141,7 @@ def launch_for_ever(vm: RemoteVM) -> None:
     while time.monotonic() < deadline:
         try:
             vm.launch(FOR_EVER, max_steps=10**5)
-        except LimitExceeded as error:
+        except LimitExceededError as error:
             if "more than the steps" not in str(error):
                 raise
 

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from mlvm.core.errors import LimitExceeded
+from mlvm.core.errors import LimitExceededError
 from mlvm.machines.remote.watchdog import Watchdog
 from tests.threads import PATIENCE, in_threads, start
 
@@ -25,12 +25,12 @@ def test_what_swallows_it_gets_it_again() -> None:
         for _ in range(3):
             try:
                 spin(60)
-            except LimitExceeded:
+            except LimitExceededError:
                 swallowed.append(1)
         spin(60)
 
     swallowed: list[int] = []
-    with pytest.raises(LimitExceeded), Watchdog().watch(0.05):
+    with pytest.raises(LimitExceededError), Watchdog().watch(0.05):
         stubborn()
     assert len(swallowed) == 3
 
@@ -44,7 +44,7 @@ def test_nothing_comes_after_the_end() -> None:
             try:
                 with dog.watch(0.02):
                     spin(0.005 + (n * 15 + k) % 40 * 0.001)
-            except LimitExceeded:
+            except LimitExceededError:
                 ended += 1
             spin(0.002)
         return ended
@@ -68,7 +68,7 @@ def test_a_profiler_runs_on_after_it() -> None:
     with dog.watch(60):
         spin(0.01)
     assert start(profiled).result(PATIENCE) > 0
-    with pytest.raises(LimitExceeded), dog.watch(0.02):
+    with pytest.raises(LimitExceededError), dog.watch(0.02):
         spin(60)
     assert start(profiled).result(PATIENCE) > 0
 
@@ -77,7 +77,7 @@ def test_a_stop_ends_all_that_runs_and_comes() -> None:
     dog = Watchdog()
     threading.Timer(0.05, dog.stop, ["the server stops"]).start()
     for _ in range(2):
-        with pytest.raises(LimitExceeded, match="the server stops"), dog.watch(60):
+        with pytest.raises(LimitExceededError, match="the server stops"), dog.watch(60):
             spin(60)
 
 
@@ -91,6 +91,6 @@ def test_what_is_masked_stays_whole() -> None:
             whole.append(1)
         spin(60)
 
-    with pytest.raises(LimitExceeded), dog.watch(0.05):
+    with pytest.raises(LimitExceededError), dog.watch(0.05):
         work()
     assert whole

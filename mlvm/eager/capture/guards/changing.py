@@ -38,8 +38,8 @@ Description: TypeAlias = dict[Any, tuple[str, str]]
 """The values to which a trace is specialised, as text: by key, a name and its value."""
 
 _REMEDIES: Final = {
-    "type": "Open the axis by name, ml.capture(step, lengths={'x': ('n', None)}), or pad it to one "
-    "of a few lengths: ml.Pipeline(data, n, pad=0, pad_to=[64, 128])",
+    "type": "Open the axis by name, ml.capture(step, dynamic_axes={'x': ('n', None)}), or pad it "
+    "to one of a few lengths: ml.Pipeline(data, n, pad=0, pad_to=[64, 128])",
     "identity": "Write new values into the tensor, as in x[...] = y, or give it as an argument",
     "value": "Give what changes as a tensor, or keep it the same",
 }

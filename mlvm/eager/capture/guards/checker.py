@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, repeat
 from typing import Any, Final, NamedTuple
 
+from mlvm.arena.context import current
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tree import holds_tensors
 from mlvm.machines.native.extension import EXTENSION
@@ -30,10 +31,11 @@ class Guard(NamedTuple):
 
     The kinds in `_FOLLOW` and `_VIEWS` compare by identity. The other kinds are:
 
-    - equal: the name is a function, whose result for the owner is compared by value.
-    - number, tensor: an item of a dict; only its class is compared.
-    - plain, unread: a field of a Module. An unread field is compared once it contains tensors, a
-      plain field once it is replaced.
+    Attributes:
+        equal: the name is a function, whose result for the owner is compared by value.
+        number, tensor: an item of a dict; only its class is compared.
+        plain, unread: a field of a Module. An unread field is compared once it contains tensors, a
+            plain field once it is replaced.
     """
 
     kind: str
@@ -60,10 +62,11 @@ _FOLLOW: Final[dict[str, Callable[[Sequence[Any], Sequence[Any]], Iterator[Any]]
     "class": lambda owners, _: map(type, owners),
     "fields": lambda owners, _: map(object.__getattribute__, owners, repeat("__dict__")),
     "slot": lambda owners, names: map(content_of_slot, owners, names),
+    "context": lambda _, names: map(getattr, repeat(current()), names),
 }
 """Functions that read the present value of a name, by kind: items of dicts and of class dicts,
-attributes of objects of builtin classes, the class of an object, its dict, and its slots (the
-name is the descriptor)."""
+attributes of objects of builtin classes, the class of an object, its dict, its slots (the
+name is the descriptor), and fields of the present context."""
 
 _VIEWS: Final[dict[str, Callable[[Any], Any]]] = {
     "keys": lambda owner: dict.keys(owner) if isinstance(owner, dict) else owner.keys(),

@@ -93,18 +93,20 @@ class GuardSet:
     `names`. Children of a Module are also compared, unless the id of the Module is in
     `read_by_name`.
 
-    - names: the fields that any reached code may read.
-    - guards: one guard per read, in the order of the walk.
-    - checker: checks the guards fast.
-    - key: a hashable value, equal for two walks with the same result.
-    - tensors: the ids of reached tensors, which are compared by identity.
-    - fields: the Module fields in `rebound` (names by the id of the Module); they are treated as
-      arguments.
-    - numbers: the fields of Modules and optimizers that contain a Python number; only its class is
-      compared.
-    - keepalive: the objects that the key identifies by `id`.
-    - weak: references to objects that the function itself reaches only by a weak reference, by id.
-    - places: reached dicts, lists and cells by id, each with a text that describes a name in it.
+    Attributes:
+        names: the fields that any reached code may read.
+        guards: one guard per read, in the order of the walk.
+        checker: checks the guards fast.
+        key: a hashable value, equal for two walks with the same result.
+        tensors: the ids of reached tensors, which are compared by identity.
+        fields: the Module fields in `rebound` (names by the id of the Module); they are treated as
+            arguments.
+        numbers: the fields of Modules and optimizers that contain a Python number; only its class
+            is compared.
+        keepalive: the objects that the key identifies by `id`.
+        weak: references to objects that the function itself reaches only by a weak reference, by
+            id.
+        places: reached dicts, lists and cells by id, each with a text that describes a name in it.
 
     Raises `CaptureError` for an object that cannot be compared, with the path to it.
     """

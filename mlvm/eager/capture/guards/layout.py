@@ -91,14 +91,16 @@ _PATHS: Final = "stdlib", "platstdlib"
 class Layout(NamedTuple):
     """Description of the state that objects of a class expose.
 
-    - how: the state that is compared. `object`: the fields that code names. `node`, `optimizer`:
-      also the fields that mlvm reads. `identical`: only the identity. `hidden`: a part cannot be
-      read.
-    - open: whether all fields are compared, because library code reads them.
-    - base: the builtin class whose contents the object has.
-    - slots: fields in slots, as the index of a class in the method resolution order, and the name.
-    - overrides: names of library classes that the class overrides.
-    - names: names of fields that code of mlvm's layers reads.
+    Attributes:
+        how: the state that is compared. `object`: the fields that code names. `node`, `optimizer`:
+            also the fields that mlvm reads. `identical`: only the identity. `hidden`: a part cannot
+            be read.
+        open: whether all fields are compared, because library code reads them.
+        base: the builtin class whose contents the object has.
+        slots: fields in slots, as the index of a class in the method resolution order, and the
+            name.
+        overrides: names of library classes that the class overrides.
+        names: names of fields that code of mlvm's layers reads.
     """
 
     how: Literal["identical", "object", "node", "optimizer", "hidden"]

@@ -14,8 +14,9 @@ from typing import Any, Final, TypeAlias
 from mlvm.arena.scratch_pad import ScratchPad
 from mlvm.core.errors import CaptureError
 from mlvm.core.locks import new_lock
+from mlvm.core.memo import Memo
 from mlvm.core.protocol import VMProtocol
-from mlvm.core.types import TensorType, f32
+from mlvm.core.types import TensorType
 from mlvm.eager.capture.guards.checker import MISSING, Guard
 from mlvm.eager.capture.guards.guard_set import CALLED, NUMBERS, Field, GuardSet, dict_of
 from mlvm.eager.capture.guards.layout import PLAIN
@@ -77,13 +78,14 @@ class Signature:
     It consists of the structure of the arguments, the types of tensors, and all other objects, by
     value where they can be compared, otherwise by identity.
 
-    - guards: guards on all state that the function reads in addition to its arguments.
-    - arguments: the arguments, decomposed.
-    - in_fields: tensors of fields that are treated as arguments; they precede those of arguments.
-    - tensors: each tensor once, except those that the function also reads from its environment.
-    - inputs: the first tensor in each memory region; their order numbers the inputs of a program.
-    - numbers: Python numbers, those in fields first; the key contains only their class.
-    - key: a hashable value, equal for calls that one program may serve.
+    Attributes:
+        guards: guards on all state that the function reads in addition to its arguments.
+        arguments: the arguments, decomposed.
+        in_fields: tensors of fields that are treated as arguments; they precede those of arguments.
+        tensors: each tensor once, except those that the function also reads from its environment.
+        inputs: the first tensor in each memory region; their order numbers the inputs of a program.
+        numbers: Python numbers, those in fields first; the key contains only their class.
+        key: a hashable value, equal for calls that one program may serve.
 
     Raises `CaptureError` for a tensor of a scratch pad.
     """
@@ -148,8 +150,8 @@ def context_guards(vm: VMProtocol) -> list[Guard]:
         Guard("item", debug.watched, vm, debug.watched.get(vm, MISSING)),
         Guard("attribute", membership, "member", membership.member),
         Guard("equal", None, sharding_here, sharding_here(None)),
-        Guard("equal", None, autocast_dtype, autocast_dtype(None)),
-        Guard("equal", f32, default_float, default_float()),
+        Guard("context", None, "autocast_dtype", autocast_dtype()),
+        Guard("context", None, "default_dtype", default_float()),
     ]
 
 
@@ -167,7 +169,8 @@ class Signatures:
         self._flattened: set[int] = set()  # ids of Modules of which a trace has read all children
         self._read_by_name: set[int] = set()  # ids of Modules of which traces have read some fields
         self._read_by_name_before: Set[int] = frozenset()
-        self._guard_sets: dict[tuple[int, ...], GuardSet] = {}  # by the ids of objects in arguments
+        # by the ids of objects in arguments
+        self._guard_sets = Memo[tuple[int, ...], GuardSet](_MOST_GUARD_SETS, "capture: guards")
 
     def of(
         self, vm: VMProtocol, args: Any, kwargs: Any, *, reduced: bool = True
@@ -178,7 +181,7 @@ class Signatures:
         last trace."""
         arguments = Arguments((*args, *kwargs.values()))
         ids = tuple(arguments.objects)
-        guards = self._guard_sets.get(ids)
+        guards = self._guard_sets.entries.get(ids)
         values = guards.values() if guards is not None else None
         while guards is None or values is None:
             objects = [value for _, value in arguments.objects.values()]
@@ -189,8 +192,7 @@ class Signatures:
             if guards.is_repeated or not reduced:
                 continue
             with self._lock:
-                if len(self._guard_sets) >= _MOST_GUARD_SETS:
-                    self._guard_sets.clear()
+                self._guard_sets.pop(ids)
                 self._guard_sets[ids] = guards
         signature = Signature(guards, values, arguments)
         return signature, (*context_of(vm), len(args), *kwargs, *signature.key)
@@ -220,8 +222,9 @@ class Signatures:
     def keep_only(self, guards: GuardSet) -> None:
         """Forget the guard sets for other objects among arguments, which may have been deleted."""
         with self._lock:
-            for ids in [ids for ids, each in self._guard_sets.items() if each is not guards]:
-                del self._guard_sets[ids]
+            sets = self._guard_sets.entries
+            for ids in [ids for ids, each in sets.items() if each is not guards]:
+                self._guard_sets.pop(ids)
 
     def forget_modules(self) -> None:
         """Forget the facts recorded by the ids of Modules, because some Modules were deleted."""

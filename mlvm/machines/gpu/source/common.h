@@ -1,4 +1,4 @@
-/* What OpenCL C 1.2 and CUDA C call differently, and the dtypes. It stands in front of each source.
+/* What OpenCL C 1.2 and CUDA C call differently, and the dtypes. It is prepended to each source.
  *
  * A tensor's parameter is two: the memory it lies in, and its first byte there. TENSOR(DT, x) declares
  * them, POINTER(DT, x) makes a pointer x of them. LOAD(DT, x, i) is element i as what the dtype is
@@ -175,7 +175,7 @@ DEVICE f32 odd_f32(f64 x) {
 #define TENSOR(DT, x) GLOBAL u8 *x##_memory, const i64 x##_at
 #define POINTER(DT, x) GLOBAL STORED(DT) *x = (GLOBAL STORED(DT) *)(x##_memory + x##_at)
 
-/* A kernel that refuses a value says so here, and goes on with one that does no harm: a flag, then where
+/* A kernel that refuses a value reports it here, and continues with a harmless one: a flag, then where
  * the value lies in the operand, and the value, of floats the bits of an f64. Of several the first to come
  * is told. */
 #define REFUSALS TENSOR(i64, refused)

@@ -26,7 +26,7 @@ _LEAST: Final = (
 _MOST: Final = 2048
 _CACHE: Final = 24576  # bytes of all values of a piece, which the first-level cache has room for
 _SHORT_ROW: Final = 16  # elements; rows of windows that are shorter are copied, several at a time
-_LONG_ROW: Final = 256  # elements; of rows of windows from this length on, each is a piece
+_LONG_ROW: Final = 1024  # elements; of rows of windows from this length on, each is a piece
 _APART: Final = 192  # bytes between the pieces of two values, so that they do not share cache sets
 
 _LINES: Final = {

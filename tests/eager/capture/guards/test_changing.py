@@ -38,14 +38,14 @@ def warned(captured: Any, call: Callable[[int], object], calls: int = 20) -> tup
 
 
 def test_an_argument_of_other_types() -> None:
-    captured = ml.capture(lambda x, y: x + y, lengths=False)
+    captured = ml.capture(lambda x, y: x + y, dynamic_axes=False)
     at, text = warned(captured, lambda i: captured(ml.ones((i + 1, 2)), ml.ones(2)))
     assert at == 8
     sizes = ", ".join(f"f32[{i},2]" for i in range(1, 9))
     assert text.endswith(
         f"has recorded its 8th program, which takes time and memory: argument 'x' was {sizes}. "
-        f"Open the axis by name, ml.capture(step, lengths={{'x': ('n', None)}}), or pad it to one "
-        f"of a few lengths: ml.Pipeline(data, n, pad=0, pad_to=[64, 128])."
+        f"Open the axis by name, ml.capture(step, dynamic_axes={{'x': ('n', None)}}), or pad it "
+        f"to one of a few lengths: ml.Pipeline(data, n, pad=0, pad_to=[64, 128])."
     )
     assert "'test_an_argument_of_other_types.<locals>.<lambda>'" in text
 

@@ -24,20 +24,20 @@ enum { MOST_OPERANDS = 4, MASKS = 1 << MOST_OPERANDS, MOST_PLACES = 512, MOST_BI
 /* Cache entry of a call: the kernel for operands of these types on one VM. */
 typedef struct {
     size_t hash;         /* of VM and types */
-    long long fast_path; /* its number, so that an entry keeps no VM's threads alive */
+    long long fast_path; /* its number instead of a reference, which would keep the VM's threads alive */
     long long generation;
     PyObject *types[MOST_OPERANDS];
     PyObject *out;              /* the result's type */
     KernelCallObject *call;     /* NULL: take the slow path */
-    long long program;          /* on a remote VM: its number there; 0: take the slow path */
+    long long program;          /* on a remote VM: its number there; 0: use the slow path */
     PyObject *templates[MASKS]; /* of the tape's nodes, by the operands that are tracked */
 } Entry;
 
-/* Entries are found by a hash of VM and types, at the first free place from there on. None moves or is
- * freed while the call lives, since a launch keeps its entry while other threads run. */
+/* Open-addressing hash table by VM and types. Entries are not moved or freed while the call lives, since
+ * a launch keeps its entry while other threads run. */
 typedef struct {
     PyObject_HEAD Entry **entries;
-    size_t capacity, count; /* places, a power of two, and how many are taken: at most half */
+    size_t capacity, count; /* slots, a power of two, and the number of used slots, at most half */
 } Call;
 
 static PyTypeObject *arena_type, *call_type, *fast_path_type;
@@ -45,13 +45,13 @@ PyTypeObject *allocation_type, *region_type, *tensor_class;
 
 /* Objects of Python, set by `install`. */
 static PyTypeObject *tape_class;
-static PyObject *slow, *get_scope, *get_current_tape, *get_in_use, *own_arenas, *default_arena, *resolve;
+static PyObject *slow, *get_context, *own_arenas, *default_arena, *resolve;
 PyObject *live_tapes;
 Later later;
 static PyObject *view_logs;
 static PyObject *raise_stale, *weak_reference, *slow_update;
 static PyObject *view_name; /* _view */
-/* Version 14 of clang-format settles on no layout of this list. */
+/* clang-format 14 does not find a stable layout of this list. */
 /* clang-format off */
 #define NAMES(EACH) \
     EACH(op) EACH(in_place) EACH(alloc) EACH(provide) EACH(nbytes) EACH(latest) EACH(record) EACH(nodes) \
@@ -79,7 +79,7 @@ int is_quiet(void)
         "__weaklistoffset__", T_PYSSIZET, offsetof(Struct, weakrefs), READONLY, NULL \
     }
 
-/* All object fields of a struct lie one after the other. */
+/* The object fields of a struct are contiguous. */
 static int visit_fields(PyObject *self, PyObject **fields, int count, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(self));
@@ -188,7 +188,7 @@ static PyObject *region_take_views(PyObject *self, PyObject *unused)
     return views;
 }
 
-/* Free a region that has no struct, or whose arena has none: a queue's slot, for instance. */
+/* Free a region without a C struct, or with an arena without one, such as a queue's slot. */
 static int free_in_python(PyObject *region, PyObject *arena)
 {
     PyObject *nbytes = PyObject_GetAttrString(region, "nbytes");
@@ -211,7 +211,7 @@ static int free_in_python(PyObject *region, PyObject *arena)
 static void allocation_finalize(PyObject *object)
 {
     Allocation *self = (Allocation *)object;
-    unlink_view(self); /* before Python runs, which must not find what is about to be freed */
+    unlink_view(self); /* before Python code runs, which must not find the freed view */
     PyObject *region = self->region;
     if (!region || region == Py_None)
         return;
@@ -248,7 +248,7 @@ Region *home_of(const Allocation *x)
     return root->region && PyObject_TypeCheck(root->region, region_type) ? (Region *)root->region : NULL;
 }
 
-/* x.handle: a tensor that C has allocated at a known address gets one when it is first asked for. */
+/* x.handle: created at the first access for a tensor that C has allocated at a known address. */
 static PyObject *allocation_handle(Allocation *self, void *unused)
 {
     (void)unused;
@@ -419,7 +419,7 @@ static int entry_holds(const Entry *entry, const FastPath *fast_path, Allocation
     return entry->generation == fast_path->generation && is_of(entry, fast_path, operands, count);
 }
 
-/* The place of the entry for operands of these types, or else the one for a new entry. */
+/* Return the slot of the entry for operands of these types, or the slot for a new entry. */
 static Entry **place_of(const Call *call, const FastPath *fast_path, Allocation *const *operands, int count,
                         size_t hash)
 {
@@ -436,7 +436,7 @@ static Entry **place_of(const Call *call, const FastPath *fast_path, Allocation 
     return unused;
 }
 
-/* The entry that holds for operands of these types, or NULL. */
+/* Return the valid entry for operands of these types, or NULL. */
 static Entry *entry_of(const Call *call, const FastPath *fast_path, Allocation *const *operands, int count)
 {
     if (!call->capacity)
@@ -464,8 +464,8 @@ static int double_capacity(Call *call)
     return 0;
 }
 
-/* The entry to fill for operands of these types. A full table begins anew with the same entries. NULL if
- * there is no memory. */
+/* Return an entry to fill for operands of these types. A full table is replaced by a larger one with the
+ * same entries. NULL without memory. */
 static Entry *entry_to_fill(Call *call, const FastPath *fast_path, Allocation *const *operands, int count)
 {
     if (2 * call->count >= call->capacity && call->capacity < MOST_PLACES && double_capacity(call))
@@ -507,9 +507,17 @@ int is_call(PyObject *object)
     return PyObject_TypeCheck(object, call_type);
 }
 
+PyObject *present_context(void)
+{
+    return PyObject_CallNoArgs(get_context);
+}
+
 PyObject *present_tape(void)
 {
-    return PyObject_CallNoArgs(get_current_tape);
+    PyObject *context = present_context();
+    PyObject *tape = context ? Py_XNewRef(PyTuple_GetItem(context, TAPE)) : NULL;
+    Py_XDECREF(context);
+    return tape;
 }
 
 /* Resolve the call for operands of these types in Python. Ignore errors, since the slow path has just
@@ -546,8 +554,8 @@ static void fill_cache(Call *call, FastPath *fast_path, Allocation *const *opera
     clear_nonfatal_error();
 }
 
-/* The entry for operands of these types, filled if there was none. NULL if Python must run the call; an exception
- * may be set. */
+/* Return the entry for operands of these types; fill a new one if there is none. NULL if Python must run
+ * the call; an exception may be set. */
 static Entry *filled_entry(Call *call, FastPath *fast_path, Allocation *const *operands, int count)
 {
     Entry *entry = entry_of(call, fast_path, operands, count);
@@ -659,7 +667,7 @@ static Place *find_place(Place *places, int64_t room, int64_t handle)
     return &places[i];
 }
 
-/* The cached address of a tensor of that type; NULL if there is none. */
+/* Return the cached address of a tensor of that type; NULL if there is none. */
 static char *cached_address(const FastPath *self, PyObject *handle, PyObject *type)
 {
     const Place *place = find_place(self->places, self->room, PyLong_AsLongLong(handle));
@@ -679,8 +687,8 @@ static void enlarge(FastPath *self)
     }
 }
 
-/* Ask Python where the tensor of a handle lies, and remember it. It may name none; only an interrupt
- * is left as an exception. Python may do anything meanwhile. */
+/* Ask Python for the address of a handle's tensor, and cache it. There may be none; only an interrupt
+ * remains as an exception. Python may run any code. */
 static void find_address(FastPath *self, PyObject *handle)
 {
     long long number = PyLong_AsLongLong(handle); /* the tensor may end meanwhile, and its handle */
@@ -834,7 +842,7 @@ Region *next_region(const Arena *arena, PyObject *type, PyObject **handle)
     return region && (*handle || region->address) ? region : NULL;
 }
 
-/* Leave a node on the tape, as `Tape.record` does. Returns 0, or -1 with an exception set. */
+/* Add a node to the tape, as `Tape.record` does. Return 0, or -1 with an exception set. */
 static int record(PyObject *tape, Call *call, Entry *entry, const FastPath *fast_path,
                   Allocation *const *operands, int count, Allocation *out)
 {
@@ -848,7 +856,7 @@ static int record(PyObject *tape, Call *call, Entry *entry, const FastPath *fast
         PyObject *done = types && tuple
                              ? PyObject_CallMethodObjArgs(tape, record_name, call, tuple, types, out, NULL)
                              : NULL;
-        /* Python has remembered the template under (types, mask). */
+        /* Python has cached the template under (types, mask). */
         PyObject *templates = done && entry && Py_TYPE(tape) == tape_class
                                   ? PyObject_GetAttr((PyObject *)call, templates_name)
                                   : NULL;
@@ -869,7 +877,7 @@ static int record(PyObject *tape, Call *call, Entry *entry, const FastPath *fast
             PyErr_Clear();
         return done ? 0 : -1;
     }
-    Py_INCREF(template); /* what is freed meanwhile may run Python, which may forget the entry */
+    Py_INCREF(template); /* freeing an object may run Python, which may drop the entry */
     PyObject *tracked = PyTuple_GetItem(template, 0), *pulls = PyTuple_GetItem(template, 1);
     PyObject *saves = PyTuple_GetItem(template, 2);
     Py_ssize_t ntracked = PyTuple_Size(tracked), nsaves = PyTuple_Size(saves);
@@ -934,8 +942,8 @@ int record_call(PyObject *call, FastPath *fast_path, Allocation *const *operands
     return failed ? -1 : 0;
 }
 
-/* The addresses of the operands, and of the region that the result would get. Returns the region,
- * borrowed, or NULL where one is not known; `ask` asks Python for those. */
+/* Look up the addresses of the operands, and of the region for the result. Return the region, borrowed,
+ * or NULL if one is unknown; `ask` asks Python for them. */
 static Region *addresses(Entry *entry, Arena *arena, FastPath *fast_path, Allocation *const *operands,
                          int count, PyObject **handle, char **p, int ask)
 {
@@ -986,8 +994,8 @@ int take(Region *region, PyObject *handle, PyObject *type, Arena *arena, Allocat
     return 0;
 }
 
-/* The short way to a VM elsewhere; returns what `launch` does. The server runs the message later, and
- * its errors come later, too. */
+/* The fast path to a remote VM; returns as `launch` does. The server runs the message later, so errors
+ * are raised later as well. */
 static int post(Entry *entry, Arena *arena, FastPath *fast_path, Allocation *const *operands, int count,
                 Allocation *out, PyObject *holder)
 {
@@ -1013,15 +1021,15 @@ static int post(Entry *entry, Arena *arena, FastPath *fast_path, Allocation *con
     return due < 0 || (due && call_without_result(fast_path->flush)) ? -1 : 1;
 }
 
-/* Try the short way: make `out` the result. Returns 1 if that is done; 0 where the long way must be
- * taken; -1 with an exception set. `holder` refers to `out`. The VM's lock is held, and so is the
- * interpreter's from the finding of the addresses to the kernel's start. */
+/* Try the fast path: make `out` the result. Return 1 on success; 0 if the slow path must be used; -1
+ * with an exception set. `holder` refers to `out`. The VM's lock is held, and the interpreter lock is
+ * held from the look-up of addresses to the kernel's start. */
 static int launch(Entry *entry, Arena *arena, FastPath *fast_path, Allocation *const *operands, int count,
                   Allocation *out, PyObject *holder)
 {
     char *p[MOST_OPERANDS + 2];
     PyObject *handle;
-    if (out->region) { /* Python has allocated it, as the arena had no free region of its type */
+    if (out->region) { /* Python has allocated it, because the arena had no free region of its type */
         int known = (p[0] = address_in(fast_path, out, 1)) != NULL;
         for (int i = 0; i < count; i++)
             known &= (p[i + 1] = address_in(fast_path, operands[i], 1)) != NULL;
@@ -1037,7 +1045,7 @@ static int launch(Entry *entry, Arena *arena, FastPath *fast_path, Allocation *c
         return refused < 0 ? -1 : !refused;
     }
     Region *region = addresses(entry, arena, fast_path, operands, count, &handle, p, 1);
-    /* If Python was asked, it may have changed anything. */
+    /* If Python was called, it may have changed anything. */
     if (!region && PyErr_Occurred())
         return -1;
     if (!region && entry_holds(entry, fast_path, operands, count) && entry->call)
@@ -1045,7 +1053,7 @@ static int launch(Entry *entry, Arena *arena, FastPath *fast_path, Allocation *c
     if (!region)
         return 0;
     KernelCallObject *kernel = entry->call;
-    Py_INCREF((PyObject *)kernel); /* another thread may forget the entry */
+    Py_INCREF((PyObject *)kernel); /* another thread may drop the entry */
     int refused = take(region, handle, entry->out, arena, out, holder)
                       ? -1
                       : run_in_pool(fast_path->pool, &kernel->call, p);
@@ -1061,19 +1069,24 @@ static PyObject *long_way(PyObject *const *args, Py_ssize_t nargs)
     return result;
 }
 
-PyObject *present_arena(void)
+PyObject *arena_of(PyObject *context)
 {
-    PyObject *arena = PyObject_CallNoArgs(get_scope);
+    PyObject *arena = PyTuple_GetItem(context, ARENA);
     if (arena != Py_None)
-        return arena;
-    Py_DECREF(arena);
-    PyObject *in_use = PyObject_CallNoArgs(get_in_use);
-    PyObject *latest = in_use ? PyObject_GetAttr(own_arenas, latest_name) : NULL;
-    int is_latest = latest && PyTuple_GetItem(latest, 0) == in_use;
+        return Py_XNewRef(arena);
+    PyObject *latest = PyObject_GetAttr(own_arenas, latest_name);
+    int is_latest = latest && PyTuple_GetItem(latest, 0) == PyTuple_GetItem(context, VMS);
     arena = is_latest ? Py_NewRef(PyTuple_GetItem(latest, 1)) : NULL;
     Py_XDECREF(latest);
-    Py_XDECREF(in_use);
     return is_latest || PyErr_Occurred() ? arena : PyObject_CallNoArgs(default_arena);
+}
+
+PyObject *present_arena(void)
+{
+    PyObject *context = present_context();
+    PyObject *arena = context ? arena_of(context) : NULL;
+    Py_XDECREF(context);
+    return arena;
 }
 
 /* Apply a call to operands, without noting it. */
@@ -1089,15 +1102,18 @@ static PyObject *applied(PyObject *const *args, Py_ssize_t nargs)
         if (Py_TYPE(args[i + 1]) != tensor_class || !operands[i]->type || !is_alive(operands[i]))
             return long_way(args, nargs);
     Call *call = (Call *)args[0];
-    PyObject *scope = present_arena();
-    if (!scope)
+    PyObject *context = present_context(), *scope = context ? arena_of(context) : NULL;
+    if (!scope) {
+        Py_XDECREF(context);
         return NULL;
+    }
     PyObject *result = NULL;
     Arena *arena = (Arena *)scope;
     FastPath *fast_path = fast_path_of(scope);
     if (!fast_path) {
         result = long_way(args, nargs);
         Py_DECREF(scope);
+        Py_DECREF(context);
         return result;
     }
     Py_INCREF((PyObject *)fast_path);
@@ -1145,7 +1161,7 @@ static PyObject *applied(PyObject *const *args, Py_ssize_t nargs)
             goto end;
     }
     if (!done) {
-        Py_XDECREF((PyObject *)out); /* its region, if it has one, goes back */
+        Py_XDECREF((PyObject *)out); /* returns its region, if any */
         out = NULL;
         result = long_way(args, nargs);
         if (result && learns)
@@ -1154,21 +1170,20 @@ static PyObject *applied(PyObject *const *args, Py_ssize_t nargs)
             Py_CLEAR(result);
         goto end;
     }
-    for (int i = 0; i < count; i++) /* ended by another thread while the kernel ran? */
+    for (int i = 0; i < count; i++) /* check whether another thread freed it while the kernel ran */
         if (operands[i]->handle && PyLong_AsLong(operands[i]->handle) == 0) {
             PyObject *never = PyObject_CallFunctionObjArgs(raise_stale, (PyObject *)operands[i], NULL);
             Py_XDECREF(never);
             goto end;
         }
     set(&out->tape, Py_None);
-    PyObject *tape = PyObject_CallNoArgs(get_current_tape);
+    PyObject *tape = PyTuple_GetItem(context, TAPE);
     if (!entry_holds(entry, fast_path, operands, count))
-        entry = NULL; /* another call has its place now */
+        entry = NULL; /* another call uses its slot now */
     if (tape && (tape == Py_None || !record(tape, call, entry, fast_path, operands, count, out))) {
         Py_INCREF((PyObject *)out);
         result = (PyObject *)out;
     }
-    Py_XDECREF(tape);
     if (result && shows && later.generalize_apply(args[0], fast_path, scope, operands, count))
         Py_CLEAR(result);
 end:
@@ -1176,6 +1191,7 @@ end:
     Py_XDECREF((PyObject *)out);
     Py_DECREF((PyObject *)fast_path);
     Py_DECREF(scope);
+    Py_DECREF(context);
     return result;
 }
 
@@ -1188,7 +1204,7 @@ PyObject *apply(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     return out;
 }
 
-/* Whether an op may write its result over each operand that is `out`. */
+/* Return whether an op may overwrite each operand that is `out`. */
 static int may_overwrite(PyObject *call, Allocation *out, Allocation *const *operands, int count)
 {
     int first = 0;
@@ -1208,8 +1224,8 @@ static int may_overwrite(PyObject *call, Allocation *out, Allocation *const *ope
     return 1;
 }
 
-/* Try the short way of an update: write the result over the bytes of `out`. Returns 1 if that is done, 0 where
- * the long way must be taken, -1 with an exception set. */
+/* Try the fast path of an update: write the result over the bytes of `out`. Return 1 on success, 0 if
+ * the slow path must be used, -1 with an exception set. */
 static int overwrite(PyObject *call, Allocation *out, Allocation *const *operands, int count)
 {
     if (Py_TYPE((PyObject *)out) != tensor_class || !is_quiet() || PySet_Size(live_tapes) || !out->region ||
@@ -1283,18 +1299,18 @@ void keep_for_ever(PyObject *args, PyObject *kwargs)
     Py_XINCREF(kwargs);
 }
 
-/* install(names...): what the language lends, once. */
+/* install(names...): set the Python functions of the language, once. */
 static PyObject *install(PyObject *module, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"tensor",    "tape",       "apply",         "scope",      "current_tape",
-                            "in_use",    "own_arenas", "default_arena", "resolve",    "stale",
-                            "reference", "update",     "view_logs",     "live_tapes", NULL};
+    static char *names[] = {"tensor",        "tape",       "apply", "context",   "own_arenas",
+                            "default_arena", "resolve",    "stale", "reference", "update",
+                            "view_logs",     "live_tapes", NULL};
     PyObject *tensor, *tape;
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOOOOOOOOO!O!:install", names, &tensor, &tape, &slow,
-                                     &get_scope, &get_current_tape, &get_in_use, &own_arenas,
-                                     &default_arena, &resolve, &raise_stale, &weak_reference, &slow_update,
-                                     &PyList_Type, &view_logs, &PySet_Type, &live_tapes))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOOOOOOO!O!:install", names, &tensor, &tape, &slow,
+                                     &get_context, &own_arenas, &default_arena, &resolve, &raise_stale,
+                                     &weak_reference, &slow_update, &PyList_Type, &view_logs, &PySet_Type,
+                                     &live_tapes))
         return NULL;
     if (!PyType_Check(tensor) || !PyType_IsSubtype((PyTypeObject *)tensor, allocation_type))
         return PyErr_Format(PyExc_TypeError, "tensor is no subclass of AllocationFields");

@@ -25,6 +25,8 @@
  *     language/views.c       next_key              -> mlvm/eager/functions/random.py: _draw
  *     language/templates.c   call_composed         -> mlvm/eager/tensor/templates.py: _call
  *     language/templates.c   next_key_of           -> mlvm/eager/tensor/templates.py: _next_key_of
+ *     language/families.c    call_in_family        -> mlvm/eager/tensor/templates.py: _call
+ *     language/families.c    apply_in_family       -> mlvm/eager/tensor/apply.py: apply_in_python
  *     language/guards.c      checklist_holds       -> mlvm/eager/capture/guards/checker.py: GuardChecker._holds
  *     language/guards.c      pattern_match         -> mlvm/eager/capture/guards/signature.py: Signatures.of
  *     language/guards.c      exclusive             -> mlvm/eager/capture/cache.py: CacheEntry.make_exclusive
@@ -56,7 +58,7 @@ typedef struct {
     PyObject_HEAD PyObject *storage, *offset, *bin, *number, *handles, *holder, *holder_at_reset, *last,
         *noted;
     long long nbytes;
-    long long address; /* of its first byte in this process, 0 if it is not known */
+    long long address; /* address of its first byte in this process, 0 if unknown */
     char watched;      /* writes to it are counted, by launches: see mlvm/arena/writes.py */
     PyObject *weakrefs;
     Allocation *first_view; /* the newest live view of the region's tensor; views unlink themselves */
@@ -69,11 +71,11 @@ typedef struct {
     PyObject *weakrefs;
 } Arena;
 
-/* The addresses of a VM's tensors, by handle, until any handle may name another array. */
+/* Cached addresses of a VM's tensors by handle, valid until any handle may refer to another array. */
 typedef struct {
     int64_t handle; /* 0: free */
     char *address;
-    PyObject *type; /* the free store keeps it */
+    PyObject *type; /* the free store keeps it alive */
 } Place;
 
 typedef struct {
@@ -82,12 +84,12 @@ typedef struct {
     PyObject *bound;   /* bound(program, handles, cache) -> (Program, helper, resume, handles), or None */
     PyObject *acquire, *release; /* of the VM's lock */
     PoolObject *pool;
-    Outbox *outbox;              /* of a remote VM, which has no pool nor lock */
-    PyObject *flush;             /* flush(): send its messages, unless another thread does */
+    Outbox *outbox;              /* of a remote VM, which has neither pool nor lock */
+    PyObject *flush;             /* flush(): send its messages, unless another thread is sending */
     long long number;            /* unique, not 0 */
     long long generation;        /* counts changes of the function table */
-    char observed, instrumented; /* then the slow path is taken */
-    int running;                 /* a captured call: the process that it runs in, else 0 */
+    char observed, instrumented; /* if set, the slow path is used */
+    int running;                 /* process in which a captured call is running, else 0 */
     Place *places;
     int64_t room, occupied;
 } FastPath;
@@ -96,14 +98,14 @@ extern PyTypeObject *allocation_type, *region_type, *tensor_class;
 
 int dispatch_init(PyObject *module);
 
-/* The fast path of a plain arena; NULL for another object. */
+/* Return the fast path of a plain arena; NULL for another object. */
 FastPath *fast_path_of(PyObject *arena);
 
 /* Whether a tensor has memory: it has a handle, or its region's address is known, and then a handle is made
  * once Python asks for it. */
 int is_alive(const Allocation *x);
 
-/* The region of a tensor or of the base of a view, borrowed; NULL if it has none in C. */
+/* Return the region of a tensor or of the base of a view, borrowed; NULL if it has no C struct. */
 Region *home_of(const Allocation *x);
 
 /* The free region that the next tensor of that type would get, borrowed, and the handle of that
@@ -117,23 +119,32 @@ int provide_region(Arena *arena, PyObject *type);
 /* Make `out` a tensor in the arena's next region. Returns 0, or -1 with an exception set. */
 int take(Region *region, PyObject *handle, PyObject *type, Arena *arena, Allocation *out, PyObject *holder);
 
-/* List a view among those of a region. */
+/* Add a view to the list of a region. */
 void link_view(Region *region, Allocation *view);
 
-/* Whether an object is an op with its attributes, the first argument of `apply`. */
+/* Return whether an object is an op with its attributes, the first argument of `apply`. */
 int is_call(PyObject *object);
 
-/* The arena in scope, or else the thread's own; a new reference, NULL with an exception set. */
+/* Return the arena in scope, or the thread's own arena; a new reference, NULL with an exception set. */
 PyObject *present_arena(void);
+
+/* Fields of a context that C reads: the first of `Context` in mlvm/arena/context.py, in its order. */
+enum ContextField { ARENA, ARENA_BLOCKS, VMS, TAPE, DEFAULT_DTYPE, AUTOCAST_DTYPE };
+
+/* The context of this thread or task; a new reference, NULL with an exception set. */
+PyObject *present_context(void);
+
+/* The arena of a context, or else the thread's own; a new reference, NULL with an exception set. */
+PyObject *arena_of(PyObject *context);
 
 /* The current tape or None; a new reference, NULL with an exception set. */
 PyObject *present_tape(void);
 
-/* The address of a tensor of this VM; NULL if it is not known. `ask`: ask Python for it first. */
+/* Return the address of a tensor of this VM; NULL if unknown. `ask`: ask Python for it first. */
 char *address_in(FastPath *fast_path, const Allocation *x, int ask);
 
-/* Leave a node for a call on the current tape, if there is one and it tracks an operand. Returns 0, or -1
- * with an exception set. */
+/* Add a node for a call to the current tape, if it tracks an operand. Return 0, or -1 with an exception
+ * set. */
 int record_call(PyObject *call, FastPath *fast_path, Allocation *const *operands, int count,
                 Allocation *out);
 
@@ -141,14 +152,14 @@ int record_call(PyObject *call, FastPath *fast_path, Allocation *const *operands
 PyObject *apply(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
 PyObject *apply_into(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
 
-/* The kernel of a call on operands of these types, a new reference. NULL if Python must run the call; an exception
- * may be set. */
+/* Return the kernel of a call on operands of these types, a new reference. NULL if Python must run the
+ * call; an exception may be set. */
 KernelCallObject *kernel_of(PyObject *call, FastPath *fast_path, Allocation *const *operands, int count);
 
 /* Whether no thread has a recorder: only then C does more than one call, or one without a launch. */
 int is_quiet(void);
 
-extern PyObject *live_tapes; /* the set of tapes that may still be walked */
+extern PyObject *live_tapes; /* set of tapes that may still be used for a backward pass */
 
 /* What a step of a recorded call does: `apply(call, *operands)`, `alias(call, x, type)` where `extra` is the
  * type, x[extra], `apply_into(x, call, *operands)`, or `call()` of Python that returns the next key. */
@@ -183,13 +194,13 @@ extern Later later;
 #define DECLARE_NAME(NAME) static PyObject *NAME##_name;
 #define INTERN_NAME(NAME) NAME##_name = PyUnicode_InternFromString(#NAME);
 
-/* Keep all arguments of a call as long as the process. */
+/* Keep all arguments of a call alive until the process exits. */
 void keep_for_ever(PyObject *args, PyObject *kwargs);
 
 /* Call a function for its effect. Returns 0, or -1 with an exception set. */
 int call_without_result(PyObject *function);
 
-/* Release the VM's lock; an exception that is set stays. */
+/* Release the VM's lock; a current exception is preserved. */
 void release_vm(FastPath *fast_path);
 
 #endif

@@ -311,11 +311,9 @@ static int key_of(Key *key, PyObject *call, FastPath *fast_path, PyObject *arena
     key->hash = (uintptr_t)call;
     key->fast_path = fast_path;
     key->arena = arena;
-    key->tape = present_tape();
-    if (!key->tape)
-        return 0;
-    Py_DECREF(key->tape); /* the context keeps it */
-    int fits = key->tape == Py_None && add_pointer(key, call);
+    PyObject *context = present_context();
+    int fits = context && add_pointer(key, call) && add_context(key, context) && key->tape == Py_None;
+    Py_XDECREF(context); /* the thread or task keeps its tape */
     for (int i = 0; fits && i < count; i++)
         fits = add_argument(key, (PyObject *)operands[i], 0);
     return fits;

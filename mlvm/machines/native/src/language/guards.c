@@ -12,12 +12,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* --- the state that a function has read --- */
+/* --- state that a function has read --- */
 
-enum Kind { ITEM, ENTRY, ATTRIBUTE, CLASS, FIELDS, SLOT, KEYS, VALUES, ITEMS, UNREAD, EQUAL, KINDS };
+enum Kind { ITEM, ENTRY, ATTRIBUTE, CLASS, FIELDS, SLOT, KEYS, VALUES, ITEMS, UNREAD, NOW, EQUAL, KINDS };
 
-static const char *const kinds[KINDS] = {"item", "entry",  "attribute", "class",  "fields", "slot",
-                                         "keys", "values", "items",     "unread", "equal"};
+static const char *const kinds[KINDS] = {"item", "entry",  "attribute", "class",  "fields",  "slot",
+                                         "keys", "values", "items",     "unread", "context", "equal"};
 
 typedef struct {
     enum Kind kind;
@@ -33,7 +33,7 @@ typedef struct {
 static PyTypeObject *checklist_type, *pattern_type;
 static PyObject *dict_name;
 
-/* Whether a new reference is to the value; gives it up. Whatever was raised is forgotten. */
+/* Return whether a new reference is to the value, and release it. Errors are cleared. */
 static int is_value(PyObject *object, PyObject *missing, PyObject *value)
 {
     if (!object && PyErr_ExceptionMatches(PyExc_Exception)) {
@@ -44,7 +44,7 @@ static int is_value(PyObject *object, PyObject *missing, PyObject *value)
     return object ? object == value : -1;
 }
 
-/* Whether iterating gives the very objects of a tuple. */
+/* Return whether iterating yields exactly the objects of a tuple. */
 static int gives(PyObject *iterable, PyObject *expected)
 {
     PyObject *iterator = PyObject_GetIter(iterable), *each = NULL;
@@ -93,6 +93,7 @@ static int holds_read(const Checklist *self, const Read *read)
 {
     PyObject *owner = read->owner, *name = read->name, *value = read->value, *current;
     descrgetfunc get;
+    int same;
     switch (read->kind) {
     case ITEM:
     case UNREAD:
@@ -107,9 +108,14 @@ static int holds_read(const Checklist *self, const Read *read)
     case SLOT:
         get = (descrgetfunc)PyType_GetSlot(Py_TYPE(name), Py_tp_descr_get);
         return get ? is_value(get(name, owner, (PyObject *)Py_TYPE(owner)), self->missing, value) : 0;
+    case NOW:
+        current = present_context();
+        same = current ? is_value(PyObject_GetAttr(current, name), NULL, value) : -1;
+        Py_XDECREF(current);
+        return same;
     case EQUAL:
         current = PyObject_CallFunctionObjArgs(name, owner, NULL);
-        int same = current ? PyObject_RichCompareBool(current, value, Py_EQ) : -1;
+        same = current ? PyObject_RichCompareBool(current, value, Py_EQ) : -1;
         Py_XDECREF(current);
         return same < 0 ? (clear_nonfatal_error() ? -1 : 0) : same;
     default: return holds_container(read);
@@ -212,9 +218,9 @@ static PyType_Spec checklist_spec = {"mlvm.machines.native._native.Checklist", s
 
 enum PartKind { TENSOR, NUMBER, PLAIN, LIST, TUPLE, DICT, PART_KINDS };
 
-/* What stands at one place of a call's arguments, in the order of a walk: a tensor of a type, with
- * its ordinal and the place of its memory among them; a number, with its own; a plain value; or a
- * container of so many, which are the next parts. */
+/* Part of a call's arguments, in traversal order: a tensor with its type, its ordinal and the ordinal of
+ * its memory; a number with its ordinal; a plain value; or a container of `count` items, which are the
+ * next parts. */
 typedef struct {
     enum PartKind kind;
     PyObject *object; /* the type, the value, or a dict's keys */
@@ -225,9 +231,9 @@ typedef struct {
 typedef struct {
     PyObject_HEAD PyObject *tensor_class, *arena_class, *parts, *kept;
     Part *part;
-    void **apart;   /* memories that are no arguments, in order */
+    void **apart;   /* memory that must not be among the arguments, sorted */
     uintptr_t *met; /* the tensors and memories of a walk: a table by hashes, 0 is free */
-    size_t room;    /* in it: a power of 2 */
+    size_t room;    /* slots in it, a power of 2 */
     Py_ssize_t napart;
 } Pattern;
 
@@ -242,7 +248,7 @@ static Allocation *root_of(Allocation *x)
     return x->base && PyObject_TypeCheck(x->base, allocation_type) ? (Allocation *)x->base : x;
 }
 
-/* Whether it is met for the first time in this walk. */
+/* Return whether the address is new in this walk. */
 static int is_new(const Pattern *self, uintptr_t address)
 {
     size_t i = (address >> 4) * 0x9E3779B97F4A7C15u >> 32;
@@ -255,7 +261,7 @@ static int is_new(const Pattern *self, uintptr_t address)
     return 1;
 }
 
-/* Take a tensor as the one of that ordinal and place, or compare it with what is there. */
+/* Record a tensor with that ordinal and memory, or compare it with the recorded one. */
 static int fits_tensor(const Pattern *self, const Part *part, PyObject *value, PyObject *tensors,
                        PyObject *inputs)
 {
@@ -294,7 +300,7 @@ static int is_plain(PyObject *value, PyObject *expected)
     return PyLong_CheckExact(value) ? PyObject_RichCompareBool(value, expected, Py_EQ) : 0;
 }
 
-/* Whether a value fits the parts from `*at` on, which then is behind them. Runs no Python. */
+/* Return whether a value matches the parts from `*at` on, and advance `*at`. Runs no Python. */
 static int fits(const Pattern *self, Py_ssize_t *at, PyObject *value, PyObject *numbers, PyObject *tensors,
                 PyObject *inputs)
 {
@@ -338,7 +344,7 @@ static PyObject *pattern_match(Pattern *self, PyObject *const *args, Py_ssize_t 
     PyObject *tensors = PyList_New(0), *inputs = PyList_New(0), *result = NULL;
     Py_ssize_t at = 0;
     int same = tensors && inputs ? 1 : -1;
-    memset(self->met, 0, self->room * sizeof *self->met); /* nobody else walks meanwhile */
+    memset(self->met, 0, self->room * sizeof *self->met); /* no other thread walks at the same time */
     for (int i = 0; i < 2 && same > 0; i++)
         same = fits(self, &at, args[i], args[2], tensors, inputs);
     if (same > 0) {
@@ -352,7 +358,7 @@ static PyObject *pattern_match(Pattern *self, PyObject *const *args, Py_ssize_t 
     return result;
 }
 
-/* exclusive(tensors) -> bool: whether nobody else has a view of their memory, as far as is known. */
+/* exclusive(tensors) -> bool: whether no other view of their memory is known. */
 static PyObject *exclusive(PyObject *module, PyObject *tensors)
 {
     (void)module;

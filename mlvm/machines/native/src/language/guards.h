@@ -1,4 +1,4 @@
-/* Whether a call of a captured function is one that is known: see guards.c. */
+/* Matching of calls of a captured function: see guards.c. */
 #ifndef MLVM_GUARDS_H
 #define MLVM_GUARDS_H
 

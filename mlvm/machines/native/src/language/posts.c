@@ -15,7 +15,7 @@
 enum { HEADER = 16, LAUNCH = 7, MOST_HANDLES = 16, GATHERED = 64 };
 
 static const unsigned char START[8] = {'M', 'L', 'V', 'M', 1, 0, LAUNCH, 0};
-static const double PAUSE = 100e-6; /* after that the server may have nothing to do */
+static const double PAUSE = 100e-6; /* seconds after which the server may be idle */
 
 static PyTypeObject *outbox_type, *bound_type;
 static PyObject *filename_name, *lasti_name, *back_name;
@@ -23,13 +23,13 @@ static PyObject *filename_name, *lasti_name, *back_name;
 /* --- Outbox --- */
 
 struct Outbox {
-    PyObject_HEAD PyObject *ours; /* by the name of a file of Python: is it one of mlvm's? */
-    PyObject *place;  /* place() -> (code, offset) or None: asks for one that is not in `ours` */
-    PyObject *places; /* of the messages in `data`, the first of which has the number `first` */
+    PyObject_HEAD PyObject *ours; /* by file name: whether the file belongs to mlvm */
+    PyObject *place;              /* place() -> (code, offset) or None, for files that are not in `ours` */
+    PyObject *places; /* locations of the messages in `data`; the first message has the number `first` */
     char *data;
     int64_t size, room;
     long long first;
-    int64_t shown, shown_count; /* bytes and messages that `take` has shown last */
+    int64_t shown, shown_count; /* bytes and messages that the last `take` returned */
     double emptied;
 };
 
@@ -72,8 +72,8 @@ static void outbox_dealloc(Outbox *self)
     free_object((PyObject *)self);
 }
 
-/* The innermost place in Python outside of mlvm, as `user_place` in mlvm/core/errors.py. A new reference;
- * NULL with an exception set. */
+/* Return the innermost Python location outside of mlvm, as `user_place` in mlvm/core/errors.py. A new
+ * reference; NULL with an exception set. */
 static PyObject *user_place(Outbox *self)
 {
     PyObject *frame = (PyObject *)PyEval_GetFrame(), *place = NULL;
@@ -107,7 +107,7 @@ static PyObject *user_place(Outbox *self)
 
 static Py_ssize_t outbox_length(Outbox *self);
 
-/* Make room for nbytes more. NULL with an exception set. */
+/* Reserve nbytes more. NULL with an exception set. */
 static char *extend(Outbox *self, int64_t nbytes)
 {
     if (!self->data || self->size + nbytes > self->room) {
@@ -143,7 +143,7 @@ int outbox_launch(Outbox *self, long long number, const int64_t *handles, int co
     return outbox_length(self) >= GATHERED || now() - self->emptied > PAUSE;
 }
 
-/* add(message, place) -> whether the box is to be emptied now */
+/* add(message, place) -> whether the box should be sent now */
 static PyObject *outbox_add(Outbox *self, PyObject *args)
 {
     const char *message;
@@ -159,7 +159,7 @@ static PyObject *outbox_add(Outbox *self, PyObject *args)
     return PyBool_FromLong(outbox_length(self) >= GATHERED || now() - self->emptied > PAUSE);
 }
 
-/* take(done) -> (bytes, places): forget the messages before number `done`, and show the others */
+/* take(done) -> (bytes, places): drop the messages before number `done`, and return the others */
 static PyObject *outbox_take(Outbox *self, PyObject *argument)
 {
     long long done = PyLong_AsLongLong(argument);
@@ -217,7 +217,7 @@ static PyType_Slot outbox_slots[] = {
 static PyType_Spec outbox_spec = {"mlvm.machines.native._native.Outbox", sizeof(Outbox), 0,
                                   Py_TPFLAGS_DEFAULT, outbox_slots};
 
-/* --- Bound: a call and the arrays that it runs on --- */
+/* --- Bound: a call and its arrays --- */
 
 typedef struct {
     PyObject_HEAD KernelCallObject *call;

@@ -9,8 +9,8 @@ typedef struct Outbox Outbox;
 int posts_init(PyObject *module);
 int is_outbox(PyObject *object);
 
-/* Add the launch of the program of that number, from the line of Python that runs. Returns whether
- * the box is to be emptied now, or -1 with an exception set. */
+/* Add a launch of the program with that number, from the current line of Python. Return whether the box
+ * should be sent now, or -1 with an exception set. */
 int outbox_launch(Outbox *box, long long number, const int64_t *handles, int count);
 
 #endif

@@ -22,7 +22,7 @@
 
 enum { MOST_KNOWN = 16, MOST_VAIN = 64, NUMBERS = 2, ON_STACK = 64 };
 
-/* The operand of a program: its role (input, output, state), its number there, and its type. */
+/* Operand of a program: its role (input, output, state), its number in that role, and its type. */
 typedef struct {
     Py_ssize_t role, place;
     PyObject *type;
@@ -32,13 +32,13 @@ typedef struct {
     PyObject_HEAD PyObject *operands, *states, *check, *runs;
     Operand *operand;
     Py_ssize_t count;
-    int vain; /* launches remembered beyond those that ran again */
+    int vain; /* cached launches that have not run again */
 } Replay;
 
 static PyTypeObject *replay_type;
 static PyObject *nbytes_name;
 
-/* Whether two types have as many bytes; -1 with an exception set. */
+/* Return whether two types have the same size; -1 with an exception set. */
 static int is_as_large(PyObject *x, PyObject *y)
 {
     PyObject *mine = PyObject_GetAttr(x, nbytes_name),
@@ -49,8 +49,8 @@ static int is_as_large(PyObject *x, PyObject *y)
     return answer;
 }
 
-/* The handle of an operand, borrowed; NULL if its tensor is not there, has ended, or has no handle of the
- * type that it is seen as. */
+/* Return the handle of an operand, borrowed; NULL if its tensor is missing or freed, or has no handle of
+ * the type with which it is used. */
 static PyObject *handle_of(const Replay *self, const Operand *operand, PyObject *inputs, PyObject *outputs)
 {
     PyObject *list = operand->role == 0 ? inputs : operand->role == 1 ? outputs : self->states;
@@ -62,14 +62,14 @@ static PyObject *handle_of(const Replay *self, const Operand *operand, PyObject 
     if (x->type == operand->type)
         return x->handle;
     Allocation *root = x->base && x->base != Py_None ? (Allocation *)x->base : x;
-    Region *region = (Region *)root->region; /* it has a handle of each type that it has been viewed as */
+    Region *region = (Region *)root->region; /* it has a handle for each type of its views */
     int is_there = region && PyObject_TypeCheck((PyObject *)region, region_type) && region->handles &&
                    PyObject_IsTrue(x->handle) > 0 && is_as_large(x->type, operand->type) > 0;
     return is_there ? PyDict_GetItemWithError(region->handles, operand->type) : NULL;
 }
 
-/* The handles of the operands and those that follow, a tuple; NULL where one is not to be had without Python,
- * or with an exception set. */
+/* Return the handles of the operands, followed by `rest`, as a tuple; NULL if one requires Python, or
+ * with an exception set. */
 static PyObject *handles_of(const Replay *self, PyObject *inputs, PyObject *outputs, PyObject *rest)
 {
     Py_ssize_t nrest = rest ? PyTuple_Size(rest) : 0;
@@ -87,7 +87,7 @@ static PyObject *handles_of(const Replay *self, PyObject *inputs, PyObject *outp
     return handles;
 }
 
-/* handles(inputs, outputs, scratch) -> tuple, or None where one is not to be had without Python. */
+/* handles(inputs, outputs, scratch) -> tuple, or None if one requires Python. */
 static PyObject *replay_handles(Replay *self, PyObject *const *args, Py_ssize_t nargs)
 {
     if (nargs != 3 || !PyList_Check(args[0]) || !PyList_Check(args[1]) || !PyTuple_Check(args[2]))
@@ -96,8 +96,8 @@ static PyObject *replay_handles(Replay *self, PyObject *const *args, Py_ssize_t 
     return handles || PyErr_Occurred() ? handles : Py_NewRef(Py_None);
 }
 
-/* The key of a launch: the VM, its functions and the handles of the operands. NULL with an exception set if
- * there is no memory. */
+/* Return the key of a launch: the VM, its functions and the handles of the operands. NULL with an
+ * exception set without memory. */
 static PyObject *key_of(const Replay *self, const FastPath *fast_path, PyObject *handles)
 {
     int64_t on_stack[ON_STACK], *numbers = on_stack;
@@ -119,7 +119,7 @@ static int is_unwatched(const FastPath *fast_path)
     return !fast_path->outbox && !fast_path->observed && !fast_path->instrumented;
 }
 
-/* Tensors of these types, in the arena. NULL if one has no free region; an exception may be set. */
+/* Allocate tensors of these types in the arena. NULL if one has no free region; an exception may be set. */
 static PyObject *alloc_tensors(Arena *arena, PyObject *types)
 {
     Py_ssize_t count = PyTuple_Size(types);
@@ -134,7 +134,7 @@ static PyObject *alloc_tensors(Arena *arena, PyObject *types)
         PyObject *holder = PyWeakref_NewRef((PyObject *)out, NULL);
         Region *region = holder ? next_region(arena, type, &handle) : NULL;
         if (!region || !handle || take(region, handle, type, arena, out, holder))
-            Py_CLEAR(outputs); /* what was taken goes back */
+            Py_CLEAR(outputs); /* frees the tensors */
         else
             out->tape = Py_NewRef(Py_None);
         Py_XDECREF(holder);
@@ -142,7 +142,7 @@ static PyObject *alloc_tensors(Arena *arena, PyObject *types)
     return outputs;
 }
 
-/* Whether `check` allows a run on these handles; -1 with an exception set. */
+/* Return whether `check` allows a run on these handles; -1 with an exception set. */
 static int is_allowed(const Replay *self, PyObject *handles)
 {
     PyObject *answer = self->check == Py_None ? Py_NewRef(Py_True)
@@ -152,12 +152,12 @@ static int is_allowed(const Replay *self, PyObject *handles)
     return allowed;
 }
 
-/* Run the program bound to the key's handles, if it is still known. Returns 1 if that is done, 0 if it is
- * not known, -1 with an exception set. The VM's lock is held. */
+/* Run the program bound to the key's handles, if it is cached. Return 1 if it ran, 0 if it is not
+ * cached, -1 with an exception set. The VM's lock is held. */
 static int run_bound_to(Replay *self, FastPath *fast_path, PyObject *key, int64_t generation)
 {
     PyObject *run = PyDict_GetItemWithError(self->runs, key), *program, *helper, *resume, *handles;
-    if (fast_path->running == process_number()) /* these handles name scratch memory of that launch */
+    if (fast_path->running == process_number()) /* these handles refer to scratch memory of that launch */
         return 0;
     if (!run || !PyTuple_Check(run) || generation != fast_path->generation || !is_unwatched(fast_path))
         return PyErr_Occurred() ? -1 : 0;
@@ -181,7 +181,7 @@ static int run_bound_to(Replay *self, FastPath *fast_path, PyObject *key, int64_
     return done;
 }
 
-/* run(arena, inputs, types) -> outputs of these types, or None: then nothing has happened. */
+/* run(arena, inputs, types) -> outputs of these types, or None without side effects. */
 static PyObject *replay_run(Replay *self, PyObject *const *args, Py_ssize_t nargs)
 {
     if (nargs != 3 || !PyList_Check(args[1]) || !PyTuple_Check(args[2]))
@@ -225,7 +225,7 @@ static PyObject *replay_learn(Replay *self, PyObject *const *args, Py_ssize_t na
     if (PyDict_Size(self->runs) >= MOST_KNOWN)
         PyDict_Clear(self->runs);
     PyObject *key = key_of(self, fast_path, args[2]), *run = NULL;
-    /* While the mark is there, nothing has cleared the dict: `bound` runs Python, and other threads. */
+    /* While the mark is present, nothing has cleared the dict: `bound` runs Python, and other threads. */
     PyObject *mark = key ? PyList_New(0) : NULL;
     if (mark && !PyDict_SetItem(self->runs, key, mark))
         run = PyObject_CallFunctionObjArgs(fast_path->bound, args[1], args[2], self->runs, NULL);

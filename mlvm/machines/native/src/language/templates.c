@@ -6,7 +6,7 @@
  *            steps are the one-op calls, views, selections, updates and next random keys that it makes. Later calls with the
  *            same key run these steps in C, in order, instead of the function, which stays the definition.
  * Must hold: the key has all that a result depends on besides values: the function, the tensors' types and
- *            whether the tape tracks each, all other arguments, the VM, and the context (`context_getters`).
+ *            whether the tape tracks each, all other arguments, the VM, and the dtypes of the context.
  *            A call that does anything else makes no template: one that reads a value, allocates a tensor
  *            from an array, runs on a tensor that is no argument, step or constant, leaves other nodes on
  *            the tape, or warns.
@@ -40,8 +40,7 @@ typedef struct {
 } Mark;
 static Mark seen[TEMPLATES];
 static int is_enabled = 1;
-static PyObject *context_getters, *is_constant, *with_keys, *dtype_class, *make_name, *nodes_name,
-    *fields_name, *op_name;
+static PyObject *is_constant, *with_keys, *dtype_class, *make_name, *nodes_name, *fields_name, *op_name;
 
 /* --- keys --- */
 
@@ -121,6 +120,14 @@ int add_pointer(Key *key, PyObject *object)
     return add_item(key, POINTER, object, bits_of_pointer(object));
 }
 
+int add_context(Key *key, PyObject *context)
+{
+    key->tape = PyTuple_GetItem(context, TAPE);
+    return add_item(key, POINTER, Py_None, key->tape != Py_None) &&
+           add_argument(key, PyTuple_GetItem(context, AUTOCAST_DTYPE), 0) &&
+           add_argument(key, PyTuple_GetItem(context, DEFAULT_DTYPE), 0);
+}
+
 static int add_keywords(Key *key, PyObject *keywords)
 {
     PyObject *name, *value;
@@ -140,10 +147,10 @@ int is_same_item(const Item *a, const Item *b)
     return (a->kind == TEXT || a->kind == KEYWORD) && PyUnicode_Compare(a->object, b->object) == 0;
 }
 
-/* Make the key of a call. Returns 0 if it has none; an exception may be set. */
-static int make_key(Key *key, PyObject *function, PyObject *args, PyObject *keywords)
+/* Make the key of a call in a context. Returns 0 if it has none; an exception may be set. */
+static int make_key_in(PyObject *context, Key *key, PyObject *function, PyObject *args, PyObject *keywords)
 {
-    PyObject *arena = present_arena();
+    PyObject *arena = arena_of(context);
     if (!arena)
         return 0;
     key->fast_path = fast_path_of(arena);
@@ -154,23 +161,18 @@ static int make_key(Key *key, PyObject *function, PyObject *args, PyObject *keyw
         return 0;
     key->nitems = key->ntensors = 0;
     key->hash = bits_of_pointer(function) ^ (uint64_t)fast_path->number << 40;
-    key->tape = present_tape();
-    if (!key->tape)
-        return 0;
-    Py_DECREF(key->tape); /* the context keeps it */
-    if (!add_item(key, POINTER, Py_None, key->tape != Py_None))
-        return 0;
-    for (Py_ssize_t i = 0; i < PyTuple_Size(context_getters); i++) {
-        PyObject *value = PyObject_CallNoArgs(PyTuple_GetItem(context_getters, i));
-        int fits = value && add_argument(key, value, 0);
-        Py_XDECREF(value); /* a context keeps it */
-        if (!fits)
-            return 0;
-    }
-    int fits = 1;
+    int fits = add_context(key, context);
     for (Py_ssize_t i = 0; fits && i < PyTuple_Size(args); i++)
         fits = add_argument(key, PyTuple_GetItem(args, i), 0);
     return fits && add_keywords(key, keywords);
+}
+
+static int make_key(Key *key, PyObject *function, PyObject *args, PyObject *keywords)
+{
+    PyObject *context = present_context();
+    int made = context && make_key_in(context, key, function, args, keywords);
+    Py_XDECREF(context); /* the thread or task keeps its tape */
+    return made;
 }
 
 /* Keep what a key refers to while Python runs, in which another thread may change a list of the arguments. */
@@ -664,7 +666,7 @@ int *calls_of(uint64_t hash)
 PyObject *call_composed(PyObject *function, PyObject *args, PyObject *keywords)
 {
     Key key;
-    if (!is_enabled || !context_getters || !is_quiet() || !make_key(&key, function, args, keywords)) {
+    if (!is_enabled || !is_constant || !is_quiet() || !make_key(&key, function, args, keywords)) {
         if (PyErr_Occurred())
             return NULL;
         return PyObject_Call(function, args, keywords);
@@ -733,10 +735,10 @@ static PyObject *use_templates(PyObject *module, PyObject *enabled)
 
 static PyObject *install_templates(PyObject *module, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"context", "is_constant", "dtype", "with_keys", NULL};
+    static char *names[] = {"is_constant", "dtype", "with_keys", NULL};
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OOO:install_templates", names, &PyTuple_Type,
-                                     &context_getters, &is_constant, &dtype_class, &with_keys))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO:install_templates", names, &is_constant,
+                                     &dtype_class, &with_keys))
         return NULL;
     keep_for_ever(args, kwargs);
     Py_RETURN_NONE;

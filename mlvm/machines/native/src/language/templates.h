@@ -56,6 +56,9 @@ int is_same_item(const Item *a, const Item *b);
 /* Add an argument to a key. Returns 0 for one that has no key. */
 int add_argument(Key *key, PyObject *value, int depth);
 
+/* Add the tape and the settings of a context. Return 0 if there is no room. */
+int add_context(Key *key, PyObject *context);
+
 /* Add a part that is compared by its address. Returns 0 if there is no room. */
 int add_pointer(Key *key, PyObject *object);
 

@@ -27,7 +27,7 @@ typedef struct {
     int64_t start, length, step;
 } Span;
 
-/* Types by address, and by dtype and shape: the last of each hash, with a reference to the type. */
+/* Caches of types by address, and by dtype and shape: the last type for each hash, with a reference. */
 static Layout by_type[REMEMBERED], by_shape[REMEMBERED];
 
 static PyObject *slow_alias, *slow_getitem, *slow_setitem, *warn_of_lost, *make_type;
@@ -88,7 +88,7 @@ int layout_of(PyObject *type, Layout *layout)
         fits = found.kind && found.itemsize > 0 && found.size >= 0;
     }
     Py_XDECREF(shape);
-    Py_XDECREF(dtype); /* the type keeps it */
+    Py_XDECREF(dtype); /* the type keeps it alive */
     if (!fits || PyErr_Occurred()) {
         PyErr_Clear();
         return 0;
@@ -310,7 +310,7 @@ static void packed_strides(const int64_t *dims, int ndim, int64_t itemsize, int6
         strides[i] = itemsize;
 }
 
-/* The strides of a selection of x; returns the offset of its first element. */
+/* Compute the strides of a selection of x; return the offset of its first element. */
 static int64_t window_of(const Layout *x, const Span *spans, int64_t *strides)
 {
     int64_t offset = 0;
@@ -346,8 +346,9 @@ Allocation *tensor_in(PyObject *arena, PyObject *type)
     return out;
 }
 
-/* A new tensor of an arena of that VM, which is locked until `release_vm`: `*to` is its first byte, and `*from` that
- * of x, which may be NULL. NULL and no lock if Python must do what the caller does; an exception may be set. */
+/* Create a tensor in an arena of that VM, which is locked until `release_vm`: `*to` is its first byte,
+ * and `*from` that of x, which may be NULL. NULL without the lock if Python must do the caller's work;
+ * an exception may be set. */
 static Allocation *locked_tensor(FastPath *fast_path, PyObject *arena, PyObject *type, const Allocation *x,
                                  char **to, char **from)
 {
@@ -364,13 +365,13 @@ static Allocation *locked_tensor(FastPath *fast_path, PyObject *arena, PyObject 
     return NULL;
 }
 
-/* What the caller returns to Python: the tensor, or None if Python must create it, which then raises any error. */
+/* Return the tensor to Python, or None if Python must create it, which then raises any error. */
 static PyObject *tensor_or_none(void *out)
 {
     return out || clear_nonfatal_error() ? out : Py_NewRef(Py_None);
 }
 
-/* Whether a tape tracks x; -1 with an exception set. */
+/* Return whether a tape tracks x; -1 with an exception set. */
 static int is_tracked(const Allocation *x)
 {
     if (!x->tape || x->tape == Py_None)
@@ -381,7 +382,8 @@ static int is_tracked(const Allocation *x)
     return answer;
 }
 
-/* The copy of a selection, or a view if it is all of x. NULL without an exception for the slow path. */
+/* Return a copy of a selection, or a view if it is all of x. NULL without an exception for the slow
+ * path. */
 static PyObject *selected(Allocation *x, PyObject *key)
 {
     Layout layout;
@@ -417,7 +419,7 @@ static PyObject *selected(Allocation *x, PyObject *key)
     return result;
 }
 
-/* The rows of x where the mask is True. NULL without an exception for the slow path. */
+/* Return the rows of x where the mask is True. NULL without an exception for the slow path. */
 static PyObject *chosen(Allocation *x, Allocation *mask)
 {
     Layout layout, covers;
@@ -482,7 +484,7 @@ static PyObject *subscript(PyObject *x, PyObject *key)
 
 /* --- assignments --- */
 
-/* Convert a Python number to an element. Returns 0 where Python must do it, or refuse it. */
+/* Convert a Python number to an element. Return 0 if Python must convert or reject it. */
 static int element_of(PyObject *number, const Layout *x, char *element)
 {
     double real;
@@ -596,7 +598,7 @@ static int assign_subscript(PyObject *x, PyObject *key, PyObject *values)
         PyErr_Format(PyExc_TypeError, "a Tensor does not support item deletion: its shape never changes");
         return -1;
     }
-    Py_ssize_t references = Py_REFCNT(x); /* 1: only the stack refers to it; 2: one name, too */
+    Py_ssize_t references = Py_REFCNT(x); /* 1: only the stack refers to it; 2: also one name */
     int done = assign((Allocation *)x, key, values);
     if (done) {
         note_opaque();
@@ -646,7 +648,7 @@ static PyObject *scalar(PyObject *module, PyObject *object)
     Allocation *x = (Allocation *)object;
     Layout layout;
     FastPath *fast_path = is_quiet() ? plain_path(object) : NULL;
-    PyObject *number = NULL, *tape = fast_path ? present_tape() : NULL; /* a tape notes reads */
+    PyObject *number = NULL, *tape = fast_path ? present_tape() : NULL; /* a tape records reads */
     if (tape == Py_None && x->tape == Py_None && layout_of(x->type, &layout) && layout.size == 1 &&
         address_in(fast_path, x, 1) && !call_without_result(fast_path->acquire)) {
         char *p = address_in(fast_path, x, 0);
@@ -898,7 +900,7 @@ static PyObject *listed(PyObject *module, PyObject *args)
     return tensor_or_none(result);
 }
 
-/* install_views(names...): what the language lends, once. */
+/* install_views(names...): set the Python functions of the language, once. */
 static PyObject *install_views(PyObject *module, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"alias", "type", NULL};

@@ -6,7 +6,7 @@
 
 enum { MOST_AXES = 8 };
 
-/* What a tensor type says. `kind`: b bool, u unsigned, i signed, f float, h half, c complex. */
+/* Decoded tensor type. `kind`: b bool, u unsigned, i signed, f float, h half, c complex. */
 typedef struct {
     PyObject *type, *dtype;
     int64_t dims[MOST_AXES], size;
@@ -16,16 +16,16 @@ typedef struct {
 
 int views_init(PyObject *module);
 
-/* Describe a type. Returns 1; 0 for one of many axes, of open lengths, or for storage. */
+/* Decode a type. Return 1; 0 for a type with many axes, dynamic lengths, or a packed dtype. */
 int layout_of(PyObject *type, Layout *layout);
 
-/* The type of that dtype and shape, a new reference; NULL if there is none, without an exception. */
+/* Return the type of that dtype and shape, a new reference; NULL without an exception if there is none. */
 PyObject *type_of(PyObject *dtype, const int64_t *dims, int ndim);
 
-/* A tensor of that type in the arena, its elements undefined; NULL if Python could not allocate it. */
+/* Allocate an uninitialized tensor of that type in the arena; NULL if Python could not allocate it. */
 Allocation *tensor_in(PyObject *arena, PyObject *type);
 
-/* A tensor of one element with the value of a Python number; NULL if Python must create it. */
+/* Return a tensor of one element with the value of a Python number; NULL if Python must create it. */
 Allocation *tensor_of_number(PyObject *arena, PyObject *type, PyObject *value);
 
 /* A view of x as another type of the same size, which no tape tracks. A new reference; NULL without an

@@ -1,5 +1,5 @@
 /* Row functions of the elementwise ops, for every dtype: add_f32, less_i64, astype_u8_f32, ... What
- * they compute stands in elementwise_ops.def, a row an op; here are the loops and what rows call.
+ * they compute is in elementwise_ops.def, one row per op; here are the loops and what rows call.
  *
  * Integers wrap around as numpy's do: their arithmetic is that of a wide enough unsigned type. */
 #include "../plan.h"

@@ -119,6 +119,12 @@ static void places(int64_t at[CHUNK], const char *x, int64_t kind, int64_t first
         for (int64_t k = 0; k < rows; k++)                                    \
             ((Element##size *)out)[k] = ((const Element##size *)in)[from[k]]; \
     else
+/* The same of a single index. */
+#define TAKE_ONE(size)                                                                \
+    if (behind == size)                                                               \
+        for (; row < last; row++)                                                     \
+            ((Element##size *)p[0])[row] = ((const Element##size *)in)[row * length]; \
+    else
 static int take(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
     (void)scratch;
@@ -127,6 +133,16 @@ static int take(const KernelCall *call, char *const *p, int64_t begin, int64_t e
         return 1;
     int64_t at[CHUNK], chunk = -1, rows = 0;
     int64_t row = begin * n[PIECE], last = least(end * n[PIECE], n[BEFORE] * count);
+    if (count == 1) {
+        const char *in = p[1] + place(p[2], n[KIND], 0, length) * behind;
+        TAKE_ONE(1)
+        TAKE_ONE(2)
+        TAKE_ONE(4)
+        TAKE_ONE(8)
+        for (; row < last; row++)
+            copy_run(p[0] + row * behind, in + row * length * behind, behind);
+        return 0;
+    }
     for (; row < last; row += rows) {
         const int64_t i = row % count, first = i - i % CHUNK, filled = least(CHUNK, count - first);
         if (first != chunk)
@@ -398,7 +414,26 @@ static void set_rows(const int64_t *n, char *const *p, const char *x, int64_t b,
     }
 }
 
-BY_COLUMNS(index_set, set_rows, 2, p[1], n[COUNT])
+BY_COLUMNS(set_columns, set_rows, 2, p[1], n[COUNT])
+
+/* A single index in place, where a row is one element: those of a column. */
+#define SET_ONE(size)                                                                 \
+    if (n[BEHIND] == size) {                                                          \
+        Element##size *out = (Element##size *)p[0] + place(p[3], n[KIND], 0, length); \
+        for (int64_t b = begin; b < least(end, n[BEFORE]); b++)                       \
+            out[b * length] = *(const Element##size *)(p[2] + b * n[STEP_BEFORE]);    \
+        return 0;                                                                     \
+    }
+static int index_set(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
+{
+    const int64_t *n = call->ints, length = n[LENGTH];
+    if (n[COUNT] == 1 && p[0] == p[1] && n[BEHIND] <= n[PIECE] &&
+        in_range(p[3], n[KIND], 1, -length, length)) {
+        SET_ONE(4)
+        SET_ONE(8)
+    }
+    return set_columns(call, p, begin, end, scratch);
+}
 
 /* --- one_hot: COUNT rows of LENGTH classes, PIECE per unit --- */
 

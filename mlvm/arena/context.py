@@ -1,0 +1,157 @@
+"""Context of the calls of a thread or task: its arena, tape, recorder, dtypes and keys.
+
+All of it is one frozen value in one `ContextVar`. Python reads `current().tape`, and
+`with context(tape=...)` sets a field inside a block. C reads the same value: `present_context` in
+native/src/language/dispatch.c. Packages above define what the fields contain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, Protocol
+
+from mlvm.core.protocol import TensorHandle, VMProtocol
+from mlvm.core.types import Array, DType, TensorType, f32
+
+
+class Tape(Protocol):
+    """Tape of reverse-mode differentiation; `eager.autodiff.tape` has the class.
+
+    `call` is a `OneOp`; operands and results are Tensors. `within` is the recorder that was current
+    when the tape was created.
+    """
+
+    within: object
+    has_lost: bool
+
+    @property
+    def nodes(self) -> Sequence[Any]: ...
+
+    def record(
+        self, call: Any, operands: tuple[Any, ...], types: tuple[TensorType, ...], out: Any
+    ) -> None: ...
+    def needs_operand(
+        self, call: Any, operands: tuple[Any, ...], types: tuple[TensorType, ...], out: Any
+    ) -> bool: ...
+    def keeps(self, x: Any, stop: int | None = None) -> bool: ...
+    def exchange(self, others: Mapping[int, Any], x: Any) -> None: ...
+
+
+class Capture(Protocol):
+    """Recorder of a trace; `eager.recording.recorder` has the class.
+
+    outer: tapes from outside of a block or function, each with the number of its nodes at the
+        start. A tensor of one of these nodes is replaced by its `lifted` one.
+    """
+
+    outer: Mapping[Tape, int]
+
+    def lifted(self, xs: tuple[Any, ...]) -> tuple[Any, ...]: ...
+    def stopped(self, x: Any) -> Any: ...
+    def update(
+        self,
+        call: Any,
+        operands: tuple[Any, ...],
+        types: tuple[TensorType, ...],
+        out: Any,
+        tapes: Sequence[Tape],
+    ) -> None: ...
+    def require_own_tape(self, x: Any, tape: Tape) -> None: ...
+    def read(self, handle: TensorHandle) -> Array: ...
+
+
+class Context(NamedTuple):
+    """Everything that a call depends on in its thread or task, apart from its arguments.
+
+    The first six fields are read in C, by position: `ContextField` in dispatch.h has the same
+    order.
+
+    arena: Arena of the innermost block, in which results are allocated; None for the thread's own.
+    arena_blocks: open `with arena:` blocks, the innermost last.
+    vms: VMs chosen by `ml.use`, the last one at the end.
+    tape: tape that records differentiable calls.
+    default_dtype: dtype of floats that neither an argument nor an operand determines.
+    autocast_dtype: half-precision dtype of matrix products, set by the innermost `autocast`.
+    recorder: recorder of the captured function that is traced.
+    autocast_blocks: open `autocast` blocks, the innermost last.
+    numbers: computation on Python numbers that is recorded.
+    line: line of the traced call that an interpreter runs.
+    reword: changes the error of a position that is out of range.
+    key_source: source of random keys that replaces the VM's own.
+    key_state: state of random keys that replaces the VM's own, in captured functions only.
+    functions: functions whose bodies are traced, each called by the one before.
+    axes: named axes of `vmap`: for each name the size, and the element's index, i64[].
+    """
+
+    arena: Any = None
+    arena_blocks: tuple[Any, ...] = ()
+    vms: tuple[VMProtocol, ...] = ()
+    tape: Tape | None = None
+    default_dtype: DType = f32
+    autocast_dtype: DType | None = None
+    recorder: Capture | None = None
+    autocast_blocks: tuple[Any, ...] = ()
+    numbers: Any = None
+    line: Any = None
+    reword: Callable[[Any], None] | None = None
+    key_source: Callable[[], Any] | None = None
+    key_state: Any = None
+    functions: tuple[Any, ...] = ()
+    axes: Mapping[str, tuple[int, Any]] = MappingProxyType({})
+
+
+_context: Final[ContextVar[Context]] = ContextVar("context", default=Context())  # noqa: B039
+_POSITIONS: Final = {name: i for i, name in enumerate(Context._fields)}
+
+current: Final[Callable[[], Context]] = _context.get
+"""Return the context of this thread or task."""
+
+
+def set_context(**fields: Any) -> None:
+    """Set these fields of the context from now on; the other fields keep their values."""
+    _context.set(_replace(current(), fields))
+
+
+def set_arena(arena: Any, blocks: tuple[Any, ...]) -> None:
+    """Set the first two fields: `set_context` for blocks of arenas, but faster."""
+    _context.set(tuple.__new__(Context, (arena, blocks, *current()[2:])))
+
+
+@contextmanager
+def context(**fields: Any) -> Iterator[None]:
+    """Set these fields of the context inside the block, and restore their values after it.
+
+    Blocks need not be nested, for example blocks of generators: each restores only its own fields.
+    """
+    before = current()
+    inside = _replace(before, fields)
+    try:  # an interrupt may come as soon as it is set
+        _context.set(inside)
+        yield
+    finally:
+        try:
+            if current() is inside:
+                _context.set(before)
+            else:
+                _restore(before, fields)
+        except BaseException:  # an interrupt
+            _restore(before, fields)
+            raise
+
+
+def _restore(before: Context, fields: Mapping[str, Any]) -> None:
+    _context.set(_replace(current(), {name: getattr(before, name) for name in fields}))
+
+
+def _replace(now: Context, fields: Mapping[str, Any]) -> Context:
+    """Return the context with these values of fields: `_replace` of tuples, but faster."""
+    values: list[Any] = []
+    for name, value in fields.items():
+        i = _POSITIONS[name]
+        if now[i] is not value:
+            values = values or [*now]
+            values[i] = value
+    return tuple.__new__(Context, values) if values else now

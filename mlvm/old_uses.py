@@ -1,0 +1,464 @@
+"""Uses of old public names in Python code: where they are, and what replaces them.
+
+In: the syntax tree of a file. Out: an `Edit` for each use whose object is known, such as `ml.nll`
+after `import mlvm.eager as ml`, and a `Doubt` for each use whose object is not known, such as
+`x.rate` for a parameter x. Names are looked up in the scopes of Python. A name that is bound to
+objects of different kinds is not known.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from functools import cache
+from operator import attrgetter
+from typing import Final, NamedTuple, TypeAlias, TypeVar
+
+import mlvm.eager as ml
+from mlvm.eager import public
+from mlvm.renamed import ATTRIBUTES, KEYWORDS, NAMES
+
+T = TypeVar("T")
+
+_MODULES: Final = {
+    "mlvm.core.errors": "ml.errors",
+    **{room: f"ml.{name}" for name, room in public.SHOWN.items()},
+    "mlvm.eager": "ml",
+}
+"""Modules as users write them. Longer names precede their parents."""
+_CLASSES: Final = {"ml.capture": "Captured", "ml.default_vm": "VM", "ml.record": "Recording"}
+"""The classes of the results of functions."""
+_OLD_ATTRIBUTES: Final = {name for names in ATTRIBUTES.values() for name in names}
+_OLD_KEYWORDS: Final = {owner.rpartition(".")[2]: names for owner, names in KEYWORDS.items()}
+_FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_COMPREHENSIONS: Final = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+
+
+class Edit(NamedTuple):
+    """Replacement of the text `old` at a line, from 1, and an offset in the bytes of the line."""
+
+    line: int
+    offset: int
+    old: str
+    new: str
+
+
+class Doubt(NamedTuple):
+    """A use of what may be an old name. It is left as it is."""
+
+    line: int
+    text: str
+
+
+class _Assignment(NamedTuple):
+    """What a name is bound to: an object of mlvm, the value of an expression, or something else.
+
+    Attributes:
+        path: dotted path of an imported module, class or function.
+        value, scope: an expression, and the scope that evaluates it.
+        is_type: whether the expression is the annotation of the name, and not its value.
+        owner: for `self`, the scope of its class.
+        alias: the part of an import statement that binds the name without `as`.
+        is_definition: whether the name is that of a function or class of the file.
+    """
+
+    path: str | None = None
+    value: ast.expr | None = None
+    scope: _Scope | None = None
+    is_type: bool = False
+    owner: _Scope | None = None
+    alias: ast.alias | None = None
+    is_definition: bool = False
+
+
+class _Scope:
+    """A scope of Python, with the assignments of its names.
+
+    The scope of a class also has its bases, and the assignments of fields of `self`, as "self.x".
+    """
+
+    def __init__(
+        self,
+        parent: _Scope | None = None,
+        owner: _Scope | None = None,
+        bases: list[ast.expr] | None = None,
+    ) -> None:
+        self.parent = parent
+        self.owner = owner  # for a method, the scope of its class
+        self.bases = bases  # None for the scopes of functions and of the module
+        self.names: defaultdict[str, list[_Assignment]] = defaultdict(list)
+        self.outer: dict[str, _Scope] = {}  # names that the scope declares global or nonlocal
+
+    def bind(self, name: str, assignment: _Assignment) -> None:
+        self.outer.get(name, self).names[name].append(assignment)
+
+    def find(self, name: str) -> list[_Assignment]:
+        """Return the assignments of a name in the innermost scope that has some."""
+        scope: _Scope | None = self.outer.get(name, self)
+        while scope is not None:
+            if name in scope.names:
+                return scope.names[name]
+            scope = scope.parent
+        return []
+
+
+_Use: TypeAlias = tuple[ast.AST, _Scope]
+
+
+@cache
+def _shown(path: str) -> str:
+    """Return the dotted path of an object as users write it: mlvm.core.errors is `ml.errors`."""
+    module, _, name = path.rpartition(".")
+    room, _ = public.PLACES.get(NAMES["ml"].get(name, name), ("", ""))
+    if module and room == module:
+        return f"ml.{name}"
+    for module, shown in _MODULES.items():
+        if path == module or path.startswith(f"{module}."):
+            return shown + path[len(module) :]
+    return path
+
+
+def _new_name(path: str | None) -> str | None:
+    """Return the new name of the object with an old path."""
+    module, _, name = (path or "").rpartition(".")
+    return NAMES.get(module, {}).get(name)
+
+
+@cache
+def _classes(path: str) -> frozenset[str] | None:
+    """Return the names of the class with this path and of its bases; None if it is no class."""
+    root, _, names = path.partition(".")
+    if root != "ml" or not names or not names.rpartition(".")[2][0].isupper():
+        return None
+    if _new_name(path) is not None:
+        return frozenset()
+    try:
+        value = attrgetter(names)(ml)
+    except AttributeError:
+        return None
+    if not isinstance(value, type):
+        return None
+    return frozenset(each.__name__ for each in value.__mro__) | (
+        {"VM"} if value is ml.VM else set()
+    )
+
+
+def _same(values: Iterator[T | None]) -> T | None:
+    """Return the one value, None if there are several or none."""
+    first, *others = [*values] or [None]
+    return first if all(each == first for each in others) else None
+
+
+class OldUses:
+    """The uses of old names in a file. `known` has the paths of names that the file does not bind,
+    as in documentation, where `ml` needs no import. A file that imports nothing of mlvm, and has no
+    such names, has no doubts."""
+
+    def __init__(self, tree: ast.Module, known: Mapping[str, str] | None = None) -> None:
+        self._module = _Scope()
+        self._uses: list[_Use] = []
+        self._words: set[str] = set()  # names, keywords and texts of the file
+        self._exported: set[object] = set()  # the texts in `__all__`
+        self._assigned: set[ast.expr] = set()  # the targets whose values are known
+        self._has_star = self._imports_mlvm = False
+        self._visit(tree, self._module)
+        for name, path in (known or {}).items():
+            if name not in self._module.names:
+                self._module.bind(name, _Assignment(path=path))
+        self._imports = {
+            id(node)
+            for node, scope in self._uses
+            if isinstance(node, ast.alias) and self._may_rename(node, scope)
+        }
+        self.edits: list[Edit] = []
+        self.doubts: list[Doubt] = []
+        checks: dict[type[ast.AST], Callable[..., None]] = {
+            ast.Attribute: self._attribute,
+            ast.Name: self._name,
+            ast.alias: self._alias,
+            ast.Call: self._call,
+            ast.Constant: self._text,
+        }
+        for node, scope in self._uses:
+            checks[type(node)](node, scope)
+        if not known and not self._imports_mlvm:
+            self.doubts.clear()
+        self.edits.sort()
+        self.doubts.sort()
+
+    @property
+    def imported(self) -> dict[str, str]:
+        """The paths of the imports of the module, by name."""
+        names = self._module.names
+        return {name: each.path for name in names for each in names[name] if each.path}
+
+    # --- scopes and assignments -------------------------------------------------------------
+
+    def _visit(self, node: ast.AST, scope: _Scope) -> None:
+        if isinstance(node, (ast.Attribute, ast.Name, ast.Call, ast.Constant)):
+            self._uses.append((node, scope))
+        match node:
+            case ast.Import(names):
+                for each in names:
+                    path = each.name if each.asname else each.name.partition(".")[0]
+                    self._imports_mlvm |= each.name.partition(".")[0] == "mlvm"
+                    scope.bind(each.asname or path, _Assignment(path=path))
+            case ast.ImportFrom(module, names, level):
+                self._import_from(module if not level else None, names, scope)
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda():
+                self._function(node, scope)
+            case ast.ClassDef():
+                scope.bind(node.name, _Assignment(is_definition=True))
+                inner = _Scope(scope, bases=node.bases)
+                for child in (*node.decorator_list, *node.bases, *node.keywords):
+                    self._visit(child, scope)
+                for child in node.body:
+                    self._visit(child, inner)
+            case ast.Assign(targets, value):
+                for target in targets:
+                    self._assign(target, value, scope)
+            case ast.AnnAssign(target, annotation, value):
+                self._assign(target, value or annotation, scope, is_type=value is None)
+            case ast.NamedExpr(target, value):
+                self._assign(target, value, scope)
+            case ast.withitem(value, ast.Name() as target):
+                self._assign(target, value, scope)
+            case ast.Global(names) | ast.Nonlocal(names):
+                for name in names:
+                    outer = scope.parent
+                    while outer and outer.parent and name not in outer.names:
+                        outer = outer.parent
+                    scope.outer[name] = (isinstance(node, ast.Nonlocal) and outer) or self._module
+        if isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
+            return
+        if isinstance(node, _COMPREHENSIONS):
+            scope = _Scope(scope, scope.owner)
+        if isinstance(node, ast.Name):
+            self._words.add(node.id)
+            if isinstance(node.ctx, ast.Store) and node not in self._assigned:
+                scope.bind(node.id, _Assignment())
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            self._words.add(node.value)
+        elif isinstance(node, ast.keyword) and node.arg is not None:
+            self._words.add(node.arg)
+        for child in ast.iter_child_nodes(node):
+            self._visit(child, scope)
+
+    def _import_from(self, module: str | None, names: list[ast.alias], scope: _Scope) -> None:
+        self._imports_mlvm |= (module or "").partition(".")[0] == "mlvm"
+        for each in names:
+            if each.name == "*":
+                self._has_star |= module == "mlvm.eager"
+                continue
+            path = f"{module}.{each.name}" if module else None
+            alias = None if each.asname else each
+            scope.bind(each.asname or each.name, _Assignment(path=path, alias=alias))
+            if _new_name(_shown(path or "")) is not None:
+                self._uses.append((each, scope))
+
+    def _function(
+        self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda, scope: _Scope
+    ) -> None:
+        is_method = scope.bases is not None
+        arguments = node.args
+        every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+        every += [each for each in (arguments.vararg, arguments.kwarg) if each]
+        for default in (*arguments.defaults, *arguments.kw_defaults):
+            if default is not None:
+                self._visit(default, scope)
+        owner = scope if is_method else scope.owner
+        inner = _Scope(scope.parent if is_method else scope, owner)
+        for each in every:
+            assignment = _Assignment(value=each.annotation, scope=scope, is_type=True)
+            if each.annotation is not None:
+                self._visit(each.annotation, scope)
+            inner.bind(each.arg, assignment if each.annotation is not None else _Assignment())
+        if isinstance(node, ast.Lambda):
+            self._visit(node.body, inner)
+            return
+        value: ast.expr | None = None
+        for decorator in node.decorator_list:
+            self._visit(decorator, scope)
+            value = value or ast.Call(decorator, [ast.Name(node.name, ast.Load())], [])
+        if node.returns is not None:
+            self._visit(node.returns, scope)
+        is_static = any(getattr(each, "id", "") == "staticmethod" for each in node.decorator_list)
+        if is_method and every and not is_static:
+            inner.names[every[0].arg] = [_Assignment(owner=scope)]
+        scope.bind(node.name, _Assignment(value=value, scope=scope, is_definition=True))
+        for statement in node.body:
+            self._visit(statement, inner)
+
+    def _assign(
+        self, target: ast.expr, value: ast.expr, scope: _Scope, *, is_type: bool = False
+    ) -> None:
+        assignment = _Assignment(value=value, scope=scope, is_type=is_type)
+        match target, value:
+            case ast.Name(name), _:
+                self._assigned.add(target)
+                if name == "__all__":
+                    self._exported |= {getattr(each, "value", None) for each in ast.walk(value)}
+                scope.bind(name, assignment)
+            case ast.Attribute(ast.Name(name), attribute), _ if scope.owner is not None:
+                if any(each.owner is scope.owner for each in scope.find(name)):
+                    scope.owner.bind(f"self.{attribute}", assignment)
+            case ast.Tuple(targets), ast.Tuple(values) if len(targets) == len(values):
+                for each, one in zip(targets, values, strict=True):
+                    self._assign(each, one, scope)
+
+    # --- objects of expressions ----------------------------------------------------------
+
+    def _path(self, node: ast.AST | None, scope: _Scope | None, depth: int = 0) -> str | None:
+        """Return the path of the module, class or function that an expression names."""
+        if scope is None or depth > 20:
+            return None
+        if isinstance(node, ast.Attribute):
+            base = self._path(node.value, scope, depth + 1)
+            return base and _shown(f"{base}.{node.attr}")
+        if not isinstance(node, ast.Name):
+            return None
+        return _same(
+            _shown(each.path)
+            if each.path
+            else None
+            if each.is_type or each.is_definition
+            else self._path(each.value, each.scope, depth + 1)
+            for each in scope.find(node.id)
+        )
+
+    def _kinds(
+        self, node: ast.AST | None, scope: _Scope | None, depth: int = 0
+    ) -> frozenset[str] | None:
+        """Return the names of the class of an expression's value and of its bases."""
+        if scope is None or depth > 20:
+            return None
+        if isinstance(node, ast.Call):
+            inner = node.func.func if isinstance(node.func, ast.Call) else node.func
+            path = self._path(inner, scope) or ""
+            if path in _CLASSES and (inner is node.func or path == "ml.capture"):
+                return frozenset([_CLASSES[path]])
+            return _classes(path) if inner is node.func else None
+        assignments: list[_Assignment] = []
+        if isinstance(node, ast.Name):
+            assignments = scope.find(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            owner = next((each.owner for each in scope.find(node.value.id) if each.owner), None)
+            assignments = owner.names.get(f"self.{node.attr}", []) if owner else []
+        return _same(self._kinds_of(each, depth) for each in assignments)
+
+    def _kinds_of(self, assignment: _Assignment, depth: int) -> frozenset[str] | None:
+        if assignment.owner is not None:  # self: the bases that are known
+            paths = [
+                self._path(base, assignment.owner.parent) for base in assignment.owner.bases or ()
+            ]
+            return frozenset().union(*[_classes(path) or () for path in paths if path])
+        if assignment.is_type:
+            path = self._path(_without_none(assignment.value), assignment.scope)
+            return _classes(path) if path else None
+        return self._kinds(assignment.value, assignment.scope, depth + 1)
+
+    # --- uses ----------------------------------------------------------------------------
+
+    def _may_rename(self, alias: ast.alias, scope: _Scope) -> bool:
+        """Return whether all uses of an imported name can change: the new name is free."""
+        path = next((each.path for each in scope.find(alias.name) if each.alias is alias), None)
+        new = _new_name(_shown(path or ""))
+        return (
+            alias.asname is None
+            and all(each.alias and each.path == path for each in scope.find(alias.name))
+            and new not in self._words
+            and not any(new in each.names for _, each in self._uses)
+            and alias.name not in self._exported
+        )
+
+    def _alias(self, node: ast.alias, scope: _Scope) -> None:
+        bound = scope.find(node.asname or node.name)
+        new = next(name for each in bound if (name := _new_name(_shown(each.path or ""))))
+        keeps = node.asname is None and id(node) not in self._imports
+        text = f"{new} as {node.name}" if keeps else new
+        self.edits.append(Edit(node.lineno, node.col_offset, node.name, text))
+
+    def _name(self, node: ast.Name, scope: _Scope) -> None:
+        assignments = scope.find(node.id)
+        if assignments and all(
+            each.alias and id(each.alias) in self._imports for each in assignments
+        ):
+            new = _new_name(_shown(assignments[0].path or ""))
+            if new is not None:
+                self.edits.append(Edit(node.lineno, node.col_offset, node.id, new))
+        elif not assignments and self._has_star and node.id in NAMES["ml"]:
+            self._doubt(node, f"{node.id} may be of `from mlvm.eager import *`")
+
+    def _attribute(self, node: ast.Attribute, scope: _Scope) -> None:
+        path, name = self._path(node, scope), node.attr
+        new = _new_name(path)
+        if path is None and name in _OLD_ATTRIBUTES:
+            kinds = self._kinds(node.value, scope)
+            if kinds is None and not isinstance(node.value, (ast.Constant, ast.JoinedStr)):
+                owners = [each for each in ATTRIBUTES if name in ATTRIBUTES[each]]
+                self._doubt(node, f".{name}, if it is that of {_of_classes(owners)}")
+            new = next(
+                (ATTRIBUTES[k][name] for k in kinds or () if name in ATTRIBUTES.get(k, ())), None
+            )
+        elif path is None and isinstance(node.value, ast.Name):
+            paths = [_shown(each.path) for each in scope.find(node.value.id) if each.path]
+            if any(_new_name(f"{each}.{name}") for each in paths):
+                self._doubt(
+                    node, f"{node.value.id}.{name}, where {node.value.id} has several values"
+                )
+        if new is not None and node.end_lineno and node.end_col_offset is not None:
+            offset = node.end_col_offset - len(name.encode())
+            self.edits.append(Edit(node.end_lineno, offset, name, new))
+
+    def _call(self, node: ast.Call, scope: _Scope) -> None:
+        function: ast.expr = node.func
+        if self._path(function, scope) == "functools.partial" and node.args:
+            function = node.args[0]
+        path = self._path(function, scope)
+        name = getattr(function, "attr", getattr(function, "id", ""))
+        owners = [(path or "").rpartition(".")[2]] if (path or "").startswith("ml.") else []
+        is_known = path is not None
+        if path is None and isinstance(function, ast.Attribute):
+            kinds = self._kinds(function.value, scope)
+            is_known = kinds is not None
+            owners = [f"{kind}.{name}" for kind in kinds or ()]
+        elif path is None:
+            is_known = any(each.is_definition for each in scope.find(name))
+        renamed = next((KEYWORDS[each] for each in owners if each in KEYWORDS), {})
+        given = {each.arg for each in node.keywords}
+        for each in node.keywords:
+            arg = each.arg or ""
+            if arg in renamed and renamed[arg] not in given:
+                self.edits.append(Edit(each.lineno, each.col_offset, arg, renamed[arg]))
+            elif arg in renamed or (not is_known and arg in _OLD_KEYWORDS.get(name, ())):
+                self._doubt(each, f"{arg}= of {name}")
+            elif not arg and renamed.keys() & self._words:
+                self._doubt(node, f"keywords of {name} that come from a dict")
+        if name == "getattr" and len(node.args) > 1 and isinstance(node.args[1], ast.Constant):
+            path, text = self._path(node.args[0], scope), node.args[1].value
+            if path and isinstance(text, str) and _new_name(f"{path}.{text}"):
+                self._doubt(node, f"the text {text!r} in getattr")
+
+    def _text(self, node: ast.Constant, scope: _Scope) -> None:
+        if isinstance(node.value, str) and node.value.rpartition(".")[2] in NAMES["ml.errors"]:
+            self._doubt(node, f"the text {node.value!r}")
+
+    def _doubt(self, node: ast.expr | ast.keyword, text: str) -> None:
+        self.doubts.append(Doubt(node.lineno, text))
+
+
+def _without_none(annotation: ast.expr | None) -> ast.expr | None:
+    """Return T for the annotations `T | None` and `"T"`."""
+    match annotation:
+        case ast.BinOp(left, ast.BitOr(), ast.Constant(None)):
+            return left
+        case ast.Constant(str(text)):
+            with suppress(SyntaxError):
+                return ast.parse(text, mode="eval").body
+    return annotation
+
+
+def _of_classes(names: list[str]) -> str:
+    return " or ".join(f"an {each}" if each[0] in "AEIO" else f"a {each}" for each in names)
