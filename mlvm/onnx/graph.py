@@ -159,7 +159,8 @@ class Graph:
             for name in node.outputs[len(results) :]:
                 if name and name not in node.last:
                     raise ModelError(
-                        f"{node}: expected at most {len(results)} results, but the graph uses {name!r}"
+                        f"{node}: expected at most {len(results)} results, but the graph uses "
+                        f"{name!r}"
                     )
             for name in node.last:
                 scope.pop(name, None)

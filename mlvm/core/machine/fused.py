@@ -420,6 +420,7 @@ def _parse(attributes: Attributes, kernels: Mapping[str, Kernel] | None) -> Chai
     outputs = attributes["outputs"]
     if not links or type(outputs) is not int or outputs < 1 or len(attributes) > 2:
         raise ArgumentError(
-            f"expected at least one link and one output, got {len(links)} links and outputs={outputs!r}"
+            f"expected at least one link and one output, got {len(links)} links and "
+            f"outputs={outputs!r}"
         )
     return Chain(links, outputs, kernels)

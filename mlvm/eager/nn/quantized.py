@@ -145,10 +145,9 @@ def quantize(
         ml.quantize(ml.nn.Linear(2, 3), "f32")  # DTypeError
         ml.quantize(ml.nn.Linear(6, 3), group=4)  # ShapeError
     """
-    if dynamic and quantization.require_quantized(dtype) is not i8:
-        raise ArgumentError(
-            f"expected dtype i8 with dynamic=True, got {quantization.require_quantized(dtype).name}"
-        )
+    target = quantization.require_quantized(dtype)
+    if dynamic and target is not i8:
+        raise ArgumentError(f"expected dtype i8 with dynamic=True, got {target.name}")
     if dynamic and group is not None:
         raise ArgumentError("dynamic=True has one scale per row: leave out group=")
     if not isinstance(model, (Module, list, tuple, dict)):
