@@ -49,7 +49,7 @@ EXCEPTIONS: Final = {
     "f\\.interp\\(.*period=": "a position far away has no digits in a period; at infinity no limit",
     "ml\\.kl_divergence\\(.* at \\((-inf|nan)": "a target that is not a probability gives nan",
     "ml\\.soft_sign\\(.* at \\(-?inf": "numpy's expression is inf / inf; the limit is right",
-    "ml\\.tanhshrink\\(.* at \\(1e-15": "x^3 / 3 is below the digits of x",
+    "ml\\.tanh_shrink\\(.* at \\(1e-15": "x^3 / 3 is below the digits of x",
     "f\\.sinc\\(.* at \\(1e\\+15": "pi x has no digits in a period",
     "sinc .* at \\(.*(inf|e\\+3)": "pi x overflows, and sin has no limit; as in numpy and PyTorch",
     "gamma \\w+ second .* at \\(inf": "a factor, the slope of digamma, vanishes there",
