@@ -14,7 +14,7 @@ from tests.eager.nn.checks import check, f64
 
 NAMES = (
     "relu silu sigmoid tanh softmax log_softmax selu mish relu6 hard_sigmoid hard_swish "
-    "log_sigmoid soft_sign tanhshrink"
+    "log_sigmoid soft_sign tanh_shrink"
 )
 BY_NAME: dict[str, Any] = {name.lower(): each for name, each in vars(nn).items()}
 ACTIVATIONS: dict[str, tuple[Fn, Fn]] = {

@@ -241,7 +241,7 @@ def test_values_that_do_not_fit() -> None:
     for key, new, error, match in (
         (0, ml.ones((4,)), ShapeError, r"setitem\(f32\[2,3\], f32\[4\]\): values of shape \(4,\)"),
         (ml.asarray([0]), ml.ones((2, 3)), ShapeError, r"do not broadcast to \(1, 3\)"),
-        (x > 0.0, ml.ones((4,)), ml.errors.OperandValueError, "0 places for 4 values"),
+        (x > 0.0, ml.ones((4,)), ml.errors.OperandValueError, "selects 0 elements, got 4"),
         (0, ml.ones((3,), dtype="c64"), DTypeError, "c64 does not become a f32"),
         (7, 1.0, ml.errors.IndexingError, r"setitem\(f32\[2,3\], 7\): index 7 is out of range"),
         (ml.asarray([7]), 1.0, ml.errors.OperandValueError, "index 7"),
