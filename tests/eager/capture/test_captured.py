@@ -391,7 +391,7 @@ def test_what_an_arena_left_inside_has_ended_is_not_returned(batch: ml.Arena) ->
         with batch:
             return x * 2
 
-    refuses(CaptureError, r"was freed: this f32\[3\] of arena 'batch'", lambda: step(ones(3)))
+    refuses(CaptureError, r"was freed: .*f32\[3\] of arena 'batch'", lambda: step(ones(3)))
 
 
 def test_an_arena_entered_inside_for_temporaries_is_fine(batch: ml.Arena) -> None:

@@ -65,7 +65,7 @@ def traces(fn: Fn, *sizes: int, **options: Any) -> int:
     (lambda x: x + (x.shape[0] ** 40) / (x.shape[0] ** 39), (20, 33, 40, 33, 64, 3), 1),
 )
 def test_one_trace_serves_all_lengths_of_a_name(fn: Fn, sizes: Any, programs: int) -> None:
-    assert traces(fn, *sizes, at_most={"n": 64}) == programs
+    assert traces(fn, *sizes, max_sizes={"n": 64}) == programs
 
 
 def test_an_axis_is_opened_at_its_third_size() -> None:
@@ -226,7 +226,7 @@ def test_the_plan_is_that_of_the_bound() -> None:
         assert measured.arena == ml.measure(fn, x).arena
         with pytest.raises(ShapeError, match=r"at most 29 as 'n' \(axis 0 of x\), got 30"):
             ml.measure(fn, x, dynamic_axes=N, max_sizes={"n": 29})
-    with pytest.raises(ArgumentError, match="at_most= needs named axes"):
+    with pytest.raises(ArgumentError, match="max_sizes= needs named axes"):
         ml.measure(fn, x, max_sizes={"n": 29})
 
 
@@ -541,11 +541,11 @@ def test_a_step_is_not_saved_at_a_length_of_0(tmp_path: Path) -> None:
         5,
         "a step with dynamic axes needs bounds for 'n', got none; capture it",
     ),
-    (ml.tanh, {"at_most": {"n": 9}}, 1, "is valid only for its own lengths: sizes of 0 and 1"),
-    (lambda x: x * len(x), {"at_most": {"n": 9}}, 5, "needs the value of 'n', so each"),
+    (ml.tanh, {"max_sizes": {"n": 9}}, 1, "is valid only for its own lengths: sizes of 0 and 1"),
+    (lambda x: x * len(x), {"max_sizes": {"n": 9}}, 5, "needs the value of 'n', so each"),
     (
         ml.tanh,
-        {"at_most": {"n": 9}, "replace": {lambda x: ml.tanh(x): "tanh"}},
+        {"max_sizes": {"n": 9}, "replace": {lambda x: ml.tanh(x): "tanh"}},
         5,
         "is valid only for its own lengths: replace= is used",
     ),
@@ -747,5 +747,5 @@ def test_pictures_without_lengths_name_the_remedy(tmp_path: Path) -> None:
     step = ml.capture(ml.tanh)
     step(ml.ones(3))
     path = tmp_path / "step.svg"
-    refuses(ArgumentError, "expected lengths by name", step.plot, path, sizes=cast(Any, 5))
+    refuses(ArgumentError, "expected sizes by name", step.plot, path, sizes=cast(Any, 5))
     refuses(CaptureError, "name open axes, as in", step.plot, path, sizes={"n": 3})

@@ -213,7 +213,7 @@ def test_the_curve_at_the_bounds_of_lengths() -> None:
     def step(x: Tensor) -> Any:
         return ml.grad(lambda x: ml.sum(ml.sort(ml.tanh(ml.exp(x)) @ ml.ones((10, 10)))))(x)
 
-    options: Any = {"lengths": {"x": ("n", None)}, "at_most": {"n": 500}}
+    options: Any = {"dynamic_axes": {"x": ("n", None)}, "max_sizes": {"n": 500}}
     measured = ml.measure(step, ml.ones((4, 10)), **options)
     points = measured.curve()
     assert points[0].nbytes == measured.plan.nbytes + measured.plan.ahead
@@ -242,7 +242,7 @@ def test_types_with_names_are_for_measure_alone() -> None:
 
 
 def test_errors_of_a_measurement_name_it_once() -> None:
-    for options in ({"memory": 1}, {"at_most": {"n": 3}}, {"lengths": {"y": ("n",)}}):
+    for options in ({"memory": 1}, {"max_sizes": {"n": 3}}, {"dynamic_axes": {"y": ("n",)}}):
         caught = refuses(MlvmError, "", ml.measure, lambda x: ml.sum(ml.sort(x)), X, **options)
         assert str(caught).startswith("measure")
         assert "capture:" not in str(caught)

@@ -185,8 +185,8 @@ def test_equal_keys_of_other_classes_are_other_indices(form: Callable[[Any], Any
     for key in (1, np.int64(1), 0, slice(1), slice(1, None), slice(True)):
         for _ in range(2):
             np.testing.assert_array_equal(x[form(key)].numpy(), array[form(key)])
-    refuses(IndexingError, "a bool is no index", x.__getitem__, form(True))
-    refuses(IndexingError, "a float is no index", x.__getitem__, form(1.0))
+    refuses(IndexingError, "integers as index, got a bool", x.__getitem__, form(True))
+    refuses(IndexingError, "integers as index, got a float", x.__getitem__, form(1.0))
 
 
 def test_iteration_and_length() -> None:

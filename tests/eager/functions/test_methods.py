@@ -20,7 +20,7 @@ X = np.arange(24, dtype=np.float32).reshape(2, 3, 4) - 7.5
 OF_ROWS = {name for row in FUNCTIONS for name in re.findall(r"\b[a-z]_[\d_]*\)?\.(\w+)", row.call)}
 
 
-OWN = {"mean", "repeat", "reshape", "std", "var"}
+OWN = {"mean", "repeat", "reshape", "std", "transpose", "var"}
 """Methods that take more than the functions of their names do."""
 
 

@@ -131,7 +131,9 @@ def test_a_tensor_kept_in_builtins_is_refused() -> None:
             return y if last_of_builtins is not None else x
         """,
     )
-    refuses(CaptureError, "kept in builtin 'last_of_builtins'", ml.capture(module.f), ml.ones((2,)))
+    refuses(
+        CaptureError, "stored in builtin 'last_of_builtins'", ml.capture(module.f), ml.ones((2,))
+    )
 
 
 # --- fields -----------------------------------------------------------------------------

@@ -432,7 +432,7 @@ def test_a_variable_around_is_refused_and_put_back() -> None:
 
     refuses(CaptureError, "stored in variable 'total'", lambda: step(ml.ones((3,))))
     assert total is zeros
-    with pytest.raises(CaptureError, match=r"f32\[3\] given to .* stored in variable 'last'"):
+    with pytest.raises(CaptureError, match=r"f32\[3\] passed to .* stored in variable 'last'"):
         keeps_a_first_value(ml.ones((3,)))
     with pytest.raises(NameError):
         last  # noqa: B018
