@@ -147,7 +147,7 @@ def test_a_replaced_function_is_seen(vm: ml.VM) -> None:
     (("scale",), {"by": {}}, ArgumentError, r"^scale\(\): an attribute is None.*not a dict"),
     (("scale",), {"by": [np.ones(2)]}, ArgumentError, "not a ndarray"),
     (("add.out",), {}, ArgumentError, "it writes to an operand; use ml.add with out="),
-    (("sine",), {}, MachineError, "sine: no parameter 0; the call has 0"),
+    (("sine",), {}, MachineError, "sine: parameter 0 does not exist; the call has 0"),
 )
 def test_what_is_refused(
     vm: ml.VM, args: Any, attributes: Any, error: type[Exception], message: str

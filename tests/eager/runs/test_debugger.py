@@ -396,7 +396,7 @@ def test_a_repro_is_run_and_verified(files: tuple[Path, Path]) -> None:
     assert ran.stdout.endswith("verified: 1 outputs have the recorded digests\n")
     ran = run_python("-m", "mlvm", "run", files[0], "--arg", "f32[] 1")
     assert ran.returncode == 1
-    assert "a repro has its own inputs" in ran.stderr
+    assert "a repro contains its inputs; omit --arg" in ran.stderr
 
 
 def test_a_repro_with_another_result_is_not_verified(

@@ -304,7 +304,11 @@ def test_what_record_refuses(folder: Path) -> None:
     refuses(ArgumentError, "inputs", lambda: ml.runs.record(folder, inputs="some"))
     refuses(ArgumentError, "expected a folder", lambda: ml.runs.record(3))  # type: ignore[arg-type]
     with ml.runs.record(folder / "a"):
-        refuses(CaptureError, "is on already", lambda: ml.runs.record(folder / "b").__enter__())
+        refuses(
+            CaptureError,
+            "another recording is active",
+            lambda: ml.runs.record(folder / "b").__enter__(),
+        )
     with pytest.raises(FileExistsError, match="choose another folder"):
         ml.runs.record(folder / "a").__enter__()
     ml.capture(lambda: ml.ones(2))()  # nothing is left on
