@@ -6,7 +6,7 @@ and `mlvm.core` contains the virtual machine.
 
 import sys as _sys
 
-__version__ = "0.2.0"
+__version__ = "0.3.0.dev0"
 
 
 def _where(name: str) -> str:

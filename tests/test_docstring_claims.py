@@ -142,12 +142,14 @@ def prepared() -> dict[str, Any]:
 
 
 def callables() -> dict[str, Callable[..., Any]]:
-    """Return the public functions and classes but for errors."""
-    return {
+    """Return the public functions and classes by their first names, except errors."""
+    named = {
         name: value
         for name, value in public().items()
         if not (inspect.isclass(value) and issubclass(value, MlvmError))
     }
+    own = {id(value): name for name, value in named.items() if name == value.__name__}
+    return {name: value for name, value in named.items() if own.get(id(value), name) == name}
 
 
 def prose(value: object) -> str:

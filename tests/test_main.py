@@ -352,7 +352,10 @@ def test_a_program_that_text_cannot_spell_is_shown_as_far_as_it_goes(
     assert main(["disasm", "odd.mlvm"]) == 0
     assert "    load_arg x\n" in capsys.readouterr().out
     for command in ("run", "check"):
-        assert fails(capsys, f"{command} odd.mlvm") == "error: main, pc 0: jump: takes label\n"
+        assert (
+            fails(capsys, f"{command} odd.mlvm")
+            == "error: main, pc 0: jump: expected the immediates label\n"
+        )
 
 
 # --- memory ------------------------------------------------------------------------------
@@ -506,19 +509,22 @@ def test_show_opens_a_browser_if_told(step: Any, monkeypatch: Patch) -> None:
 
 @cases(
     "command, message",
-    ("memory nosuch.py", "nosuch.py: there is no such file"),
+    ("memory nosuch.py", "nosuch.py: the file does not exist"),
     ("memory nosuch.mlasm", "nosuch.mlasm: No such file or directory"),
     ("memory scripts/train.py --arg f32[2]", "--arg is only for programs"),
     ("memory add.mlasm --arg x.npy", "the program loads 2 arguments; got 1 --arg"),
     ("memory add.mlasm --arg x.npy --arg f32[-1]", "argument 1: 'f32[-1]' is not a type"),
     ("memory add.mlasm --arg x.npy --arg f32[3]", "add(f32[2,2], f32[3]): shapes do not"),
     ("memory add.mlasm --arg x.npy --arg y.npy --out x.npy", "x.npy: File exists"),
-    ("show nosuch.py", "error: nosuch.py: there is no such file"),
+    ("show nosuch.py", "error: nosuch.py: the file does not exist"),
     ("show nosuch.mlvm", "error: nosuch.mlvm: No such file or directory"),
-    ("show add.mlasm", "error: add.mlasm: a program, which has no plan; show takes what "),
+    ("show add.mlasm", "error: add.mlasm: a program has no plan; show accepts a file of "),
     ("show x.npy", "error: x.npy: expected a file of Captured.save, or "),
     ("show a.svg", "error: a.svg: expected a file of Captured.save, or "),
-    ("show add.mlasm -- --epochs 2", "error: a captured step takes no arguments here"),
+    (
+        "show add.mlasm -- --epochs 2",
+        "error: arguments after -- are only for scripts, not for captured steps",
+    ),
     ("show ''", "error: '' is not a file; show reads a file of Captured.save"),
     ("show ends.py -o scripts", "error: scripts: Is a directory"),
     ("show ends.py -o no/x.html", "error: no/x.html: No such file or directory"),
@@ -722,7 +728,10 @@ def test_a_saved_step_is_a_program_to_look_at(step: Any, capsys: Capsys) -> None
     ("check half.mlvm", "half.mlvm: "),
     ("disasm half.mlvm", "half.mlvm: "),
     ("memory half.mlvm", "half.mlvm: "),
-    ("memory step.mlvm --arg f32[2,2]", "a captured step without lengths has its one plan"),
+    (
+        "memory step.mlvm --arg f32[2,2]",
+        "a captured step without dynamic lengths has one plan: omit --arg",
+    ),
     ("run step.mlvm --arg f32[2,2] --arg f32[2,2]", "got 0; write values, as in 'f32[2] 1.5 2'"),
 )
 def test_what_a_saved_step_cannot_do_is_one_line(

@@ -13,7 +13,6 @@ from mlvm.core.op import OPS
 TABLES = {
     "eager.autodiff.rules.VJPS",
     "eager.tensor.op_docs.WITH_WHERE",
-    "machines.gpu.elementwise._OF_FLOATS",
     "machines.gpu.elementwise._BY_LANES",
     "machines.gpu.elementwise._IS",
     "machines.gpu.elementwise._VECTORS",
@@ -43,8 +42,6 @@ OTHERS = {
     "eager.autodiff.rules_linalg.TRANSFORMS",
     "eager.tensor.primitives.__all__",
     "machines.gpu.elementwise.ELEMENTWISE",
-    "machines.gpu.elementwise._OF_ALL",
-    "machines.gpu.elementwise._OF_INTEGERS",
     "parallel.communicator._UFUNCS",
     "step.batch_rules._EXACT",
 }

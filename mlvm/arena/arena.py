@@ -408,7 +408,9 @@ class Arena(ArenaFields):
         if not name:
             raise errors.ArenaError('ml.Arena: expected a name: ml.Arena(vm, "weights")')
         if capacity is not None and (not isinstance(capacity, int) or capacity < 0):
-            raise errors.ArenaError(f"arena {name!r}: expected a capacity >= 0, got {capacity!r}")
+            raise errors.ArenaError(
+                f"arena {name!r}: expected capacity as a number of bytes >= 0, got {capacity!r}"
+            )
         vm.require_open()
         self.vm = vm
         regions(vm)  # adds it to `vms`

@@ -260,7 +260,7 @@ class ProgramError(MlvmError, ValueError):
 
     >>> try: ml.program_of(ml.nonzero, ml.ones(2))
     ... except ml.errors.ProgramError as error: print(error)
-    program_of: a program that returns values is not concatenated
+    program_of: a program that returns values cannot be concatenated
     """
 
 
@@ -289,7 +289,7 @@ class EncodingError(MlvmError, ValueError):
     >>> from mlvm.core.program.encoding import open_message
     >>> try: open_message(b'none')
     ... except ml.errors.EncodingError as error: print(error)
-    a header has 16 bytes; there are 4
+    expected a header of 16 bytes, got 4
     """
 
 
@@ -460,7 +460,7 @@ class WeightsError(MlvmError, ValueError):
     >>> with open('damaged', 'wb') as file: _ = file.write(b'none')
     >>> try: ml.load('damaged')
     ... except ml.errors.WeightsError as error: print(str(error).rpartition(': ')[2])
-    its 4 bytes end within the header
+    its 4 bytes end in the header
     """
 
 
@@ -470,7 +470,7 @@ class ModelError(MlvmError, ValueError):
     >>> with open('damaged.onnx', 'wb') as file: _ = file.write(b'none')
     >>> try: ml.onnx.load('damaged.onnx')
     ... except ml.errors.ModelError as error: print(str(error).partition(': ')[2])
-    no ONNX file, or a damaged one: field 13 of Model has the wire type 6
+    not an ONNX file, or damaged: field 13 of Model has the wire type 6
     """
 
 
@@ -488,7 +488,7 @@ class CopyError(ExchangeError, ValueError):
 
     >>> try: ml.asarray([1.0], copy=False)
     ... except ml.errors.CopyError as error: print(error)
-    asarray: the values of a list are copied into a VM, which copy=False forbids
+    asarray: the values of a list must be copied into a VM; leave out copy=False
     """
 
 
@@ -514,8 +514,8 @@ class CaptureError(MlvmError, RuntimeError):
     """Error of a captured function that a replay could not repeat; the text names the line.
 
     >>> try: ml.capture(lambda x: float(x))(ml.ones(()))
-    ... except ml.errors.CaptureError as error: print(str(error).split(': ')[1][:42])
-    a value is read inside a captured function
+    ... except ml.errors.CaptureError as error: print(str(error).split(': ')[1].split(';')[0])
+    cannot read a tensor's value inside a captured function
     """
 
 
@@ -617,7 +617,7 @@ class WorkerDiedError(MlvmError, RuntimeError):
     ...     return arrays
     >>> try: ml.Pipeline(Numbers(), 4, vm=ml.VM(), workers=1, transform=leave).get()
     ... except ml.errors.WorkerDiedError as error: print(error)
-    a worker was ended by SystemExit()
+    a worker was stopped by SystemExit()
     """
 
 
@@ -647,7 +647,7 @@ class AccessDeniedError(MlvmError, PermissionError):
 
     >>> try: ml.connect(':7000', secret='sesame')
     ... except ml.errors.AccessDeniedError as error: print(error)
-    a secret has at least 16 bytes; this one has 6
+    a secret: expected at least 16 bytes, got 6
     """
 
 

@@ -204,8 +204,8 @@ class Op:
                 for type in operands if out is None else (out, *operands):
                     if type.dtype.is_storage:
                         raise DTypeError(
-                            f"{type.dtype.name} is for storage, and products by quantized_matmul; "
-                            f"convert with astype(x, ...)"
+                            f"{type.dtype.name} can only be stored, or multiplied by "
+                            f"quantized_matmul; convert with astype(x, ...)"
                         )
             return out
         except OpError as error:

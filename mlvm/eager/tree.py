@@ -21,8 +21,6 @@ from contextvars import ContextVar
 from fnmatch import fnmatchcase
 from functools import partial
 from inspect import signature
-from itertools import starmap
-from operator import is_
 from types import (
     CellType,
     FunctionType,
@@ -184,7 +182,7 @@ def _require_no_class(owner: Node, name: str, value: object) -> None:
         takes = made_by is not object.__init__ and len(signature(made_by).parameters) > 1
         arguments = "..." if takes else ""
         raise ArgumentError(
-            f"{type(owner).__name__}: {name} is the class {value.__name__}, which is no layer yet; "
+            f"{type(owner).__name__}: expected a layer as {name}, got the class {value.__name__}; "
             f"write {home}{value.__name__}({arguments})"
         )
     if isinstance(value, (list, tuple)):
@@ -840,32 +838,35 @@ def _lists_leaves(pairs: Leaves, tree: Tree, path: str, depth: int) -> bool:
 class Snapshot:
     """Containers of a tree and their items at one time.
 
-    While they are unchanged, the leaves and their paths are also unchanged."""
+    While they are unchanged, the leaves and their paths are also unchanged. It refers only to the
+    tensors: a container may refer to the owner of the snapshot."""
 
     def __init__(self, tree: Tree) -> None:
-        self._rows: list[tuple[Any, list[Any] | None, list[Any]]] = []
-        self._add(tree, set())
+        self._tensors: list[Tensor] = []  # so that no other object gets their ids
+        self._rows: list[Any] = []
+        _add_rows(self._rows, tree, set(), self._tensors)
 
-    def _add(self, value: Any, seen: set[int]) -> None:
-        if not isinstance(value, _CONTAINERS) or id(value) in seen:
-            return
-        seen.add(id(value))
-        keys, items = _contents(value)
-        self._rows.append((value, keys, items))
-        for item in items:
-            self._add(item, seen)
-
-    def holds(self) -> bool:
-        """Return whether the containers have the same items; False if a recorder notes reads."""
+    def holds(self, tree: Tree) -> bool:
+        """Return whether the tree has the same items; False if a recorder notes reads."""
         if _flattened.get() is not None:
             return False
-        for value, keys, items in self._rows:
-            keys_now, now = _contents(value)
-            if keys_now != keys or len(now) != len(items):
-                return False
-            if not all(starmap(is_, zip(now, items, strict=True))):
-                return False
-        return True
+        rows: list[Any] = []
+        _add_rows(rows, tree, set(), [])
+        return rows == self._rows
+
+
+def _add_rows(rows: list[Any], value: Any, seen: set[int], tensors: list[Tensor]) -> None:
+    """Add the keys of each container, and the ids of its items, which are negative for tensors."""
+    if not isinstance(value, _CONTAINERS) or id(value) in seen:
+        return
+    seen.add(id(value))
+    keys, items = _contents(value)
+    rows += keys, [-id(item) if item.__class__ is Tensor else id(item) for item in items]
+    for item in items:
+        if item.__class__ is Tensor:
+            tensors.append(item)
+        else:
+            _add_rows(rows, item, seen, tensors)
 
 
 def _contents(value: Any) -> tuple[list[Any] | None, list[Any]]:

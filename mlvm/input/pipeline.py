@@ -425,9 +425,8 @@ class Pipeline(Closing, Generic[A]):
         self._require_usable()
         if self._next is None:
             raise QueueClosedError(
-                f"{self.name}: all {self._schedule.epochs} epochs are finished; with epochs=None "
-                "there "
-                f"is no last one, and restore(state) goes back"
+                f"{self.name}: all {self._schedule.epochs} epochs are finished; go back by "
+                "restore(state), or pass epochs=None for endless epochs"
             )
         return self._next
 

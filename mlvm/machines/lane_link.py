@@ -395,7 +395,7 @@ class Linked:
             self._settle(at)
             return int(at)
         if any(each.kind in ("register", "copy") and each.at == to for each in self.stack):
-            raise MachineError("lanes: a slot changes while its value is on the stack")
+            raise MachineError("lanes: expected no write to a slot whose value is on the stack")
         if kind == "result" and step is self.steps[-1] and to >= 0:
             if to in self.awaited:
                 self.steps.pop()

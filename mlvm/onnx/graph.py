@@ -158,7 +158,10 @@ class Graph:
             scope.update(zip(node.outputs, results, strict=False))
             for name in node.outputs[len(results) :]:
                 if name and name not in node.last:
-                    raise ModelError(f"{node} has {len(results)} results, but {name!r} is used")
+                    raise ModelError(
+                        f"{node}: expected at most {len(results)} results, but the graph uses "
+                        f"{name!r}"
+                    )
             for name in node.last:
                 scope.pop(name, None)
         return [scope[name] for name in self.outputs]

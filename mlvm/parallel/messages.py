@@ -171,6 +171,16 @@ class Transport(ABC):
         for rank in ranks:
             self.send(rank, head, NOTHING)
 
+    def answer_early(self, run: int, awaited: int) -> None:
+        """Answer a question of a run that this member has not begun.
+
+        The answer is 0 steps, and that this member waits for `awaited` in the run before.
+        """
+        inbox = self._inbox[run]
+        if inbox.is_asked:
+            inbox.is_asked = False
+            self.tell(self.others, run, MessageKind.waits, (0, False, awaited))
+
     def tell_outcome(self, run: int, outcome: bytes) -> None:
         """Send the outcome of this member's task to all members."""
         head = _HEAD.pack(run, 0, 0, MessageKind.outcome, False, b"")
@@ -287,7 +297,7 @@ class MessageCommunicator(Passing):
         self._run = run
         self._inbox = transport.inbox(run)
         self._counts: defaultdict[int, int] = defaultdict(int)  # by other member, or own rank
-        self._moves = 0
+        self._moves = 1  # 0 is the answer before a run
         self._late: list[int] = []  # members whose end this member has not awaited
 
     # --- a member's life ---
@@ -321,6 +331,9 @@ class MessageCommunicator(Passing):
             if len(inbox.outcomes) > there:
                 there = len(inbox.outcomes)
                 wait.begin()
+            slow = missing or [rank for rank in transport.others if transport.unsent(rank)]
+            if slow:
+                transport.answer_early(self._run + 1, slow[0])
             waited = wait.seconds()
             late = any(isinstance(error, GroupTimeoutError) for error in inbox.reasons.values())
             if departed or (late and waited > GRACE) or (seconds is not None and waited > seconds):
@@ -331,7 +344,6 @@ class MessageCommunicator(Passing):
                 break
             if timeout is not None and waited >= timeout:
                 self.spoiled = transport.has_late = True
-                slow = missing or [rank for rank in transport.others if transport.unsent(rank)]
                 self._late = sorted({self._cause(rank) for rank in slow})
                 names = ", ".join(self.names[rank] for rank in self._late)
                 what = "the end of" if missing else "its result to be received by"

@@ -185,7 +185,7 @@ class _Watcher:
         self.recording.lifetimes.append(lifetime)
         self._unwritten[tensor.handle] = lifetime
         earlier = self._living.get(region)
-        # of another thread, which returns a region before it reports the end
+        # another thread may return a region before it reports the end
         if earlier is not None:
             earlier[0].end = moment
         self._living[region] = lifetime, self._watched(tensor, region, lifetime)

@@ -22,7 +22,10 @@ def concatenate(launches: Sequence[Launch]) -> Program:
     code: list[Instruction] = []
     for program, args in launches:
         if len(program.functions) > 1 or program.constants:
-            raise ProgramError("expected programs without branches and constants")
+            raise ProgramError(
+                "expected programs that have one function and no constants, got "
+                f"{len(program.functions)} functions and {len(program.constants)} constants"
+            )
         for each in decode(program)["main"].instructions():
             if each.kind == "cfunc" and program.main.code[each.pc].immediates[0] == STAR:
                 raise ProgramError("a program with cfunc * cannot be concatenated")

@@ -216,7 +216,7 @@ class LoadedStep:
 
     def _use(self, step: SavedStep) -> None:
         """Prepare the memory of a step for the lengths of the next calls."""
-        self._now = None  # until the memory is complete
+        self._now = None  # set again when the memory is complete
         for key in [key for key in self._handles if key[0] != "state"]:
             self.vm.dealloc_tensor(self._handles.pop(key))
         for home in [home for home in self._storages if home[0] in ("input", "output")]:

@@ -139,7 +139,9 @@ def test_a_fixed_capacity_is_taken_at_once_and_rounded_up(capacity: int, size: i
 
 
 def test_a_negative_capacity_is_refused(vm: VM) -> None:
-    with pytest.raises(ArenaError, match="arena 'batch': expected a capacity >= 0, got -1"):
+    with pytest.raises(
+        ArenaError, match="arena 'batch': expected capacity as a number of bytes >= 0, got -1"
+    ):
         Arena(vm, "batch", capacity=-1)
     assert consumed(vm) == 0
 

@@ -304,8 +304,8 @@ def test_what_needs_python_is_refused(tmp_path: Path, capsys: Capsys) -> None:
     for file, message, options in (
         ("drawn.mlvm", f"gamma, at {here}, cannot be built: there is no kernel in C for", ""),
         ("lanes.mlvm", "aarch64 has no avx2; there are neon, plain", of_arm),
-        ("lanes.mlvm", "threads may be 1 to 1024, not 1025", "--threads=1025"),
-        ("lanes.mlvm", "depth may be 0 to 1048576, not", f"--depth={1 << 70}"),
+        ("lanes.mlvm", "expected threads from 1 to 1024, got 1025", "--threads=1025"),
+        ("lanes.mlvm", "expected depth from 0 to 1048576, got", f"--depth={1 << 70}"),
         ("lanes.mlvm", "no target vax; there are host, x86_64", "--target=vax"),
         ("program.mlasm", "is a program; what is built is a captured step: the file", ""),
         ("x.onnx", "not UTF-8 text; what is built is", ""),

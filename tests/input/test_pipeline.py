@@ -177,7 +177,7 @@ def test_each_loop_goes_over_the_next_epoch(workers: int) -> None:
     assert in_loops[0] != in_loops[1] != in_loops[2]
     with pipeline(**options, epochs=2) as batches:
         assert [indices(batches), indices(batches)] == in_loops[:2]
-        refuses(QueueClosedError, "all 2 epochs are over", indices, batches)
+        refuses(QueueClosedError, "all 2 epochs are finished", indices, batches)
 
 
 @cases("workers", 0, 2)
@@ -363,7 +363,7 @@ def test_an_exception_takes_the_place_of_its_batch(workers: int) -> None:
 def test_a_thread_that_exits_is_an_error(workers: int) -> None:
     with pipeline(transform=failing_at(12, SystemExit(3)), workers=workers) as batches:
         assert len(digests(batches, 2)) == 2
-        refuses(WorkerDiedError, r"ended by SystemExit\(3\)", batches.get, timeout=10)
+        refuses(WorkerDiedError, r"stopped by SystemExit\(3\)", batches.get, timeout=10)
 
 
 @cases("workers", 1, 3)
@@ -462,7 +462,7 @@ def test_the_end_of_the_last_epoch(epochs: int) -> None:
     with pipeline(workers=1, epochs=epochs) as batches:
         assert len(digests(batches)) == 5 * epochs
         for call in (batches.get, lambda: list(batches), lambda: next(iter(batches))):
-            refuses(QueueClosedError, f"all {epochs} epochs are finished; with epochs=None", call)
+            refuses(QueueClosedError, f"all {epochs} epochs are finished; go back by", call)
 
 
 # --- other processes -----------------------------------------------------------------

@@ -231,7 +231,12 @@ def test_the_slots_are_memory_of_the_vm_until_queue_and_tensors_are_gone(
 
 def test_nothing_else_is_allocated_in_the_slots(vm: VM) -> None:
     q = QueueTensor(vm, PAIR, 1)
-    refuses(ArenaError, "has the slots of a queue tensor", q.arena.alloc, TensorType.parse(PAIR[0]))
+    refuses(
+        ArenaError,
+        "contains only the slots of a queue tensor",
+        q.arena.alloc,
+        TensorType.parse(PAIR[0]),
+    )
     q.put(pair(1))
     q.get()
 

@@ -59,7 +59,9 @@ def test_an_array_of_f64_is_taken_as_f32_everywhere(file: Path) -> None:
     assert main(["onnx", "it.onnx", *words]) == 0
     assert main(["run", "it.mlvm", "--arg", "rows.npy", "--out", "again"]) == 0
     assert np.load("out/0.npy").tolist() == np.load("again/0.npy").tolist() == expected
-    message = r"the input 'rows' is f32\[4,3\], not f64\[4,3\]; write ml.astype\(x, ml.float32\)"
+    message = (
+        r"expected the input 'rows' as f32\[4,3\], got f64\[4,3\]; write ml.astype\(x, ml.float32\)"
+    )
     refuses(ml.errors.DTypeError, message, model, ml.asarray(rows))
 
 
@@ -67,7 +69,7 @@ def test_an_array_of_f64_is_taken_as_f32_everywhere(file: Path) -> None:
     "words, text",
     (["none.onnx"], "none.onnx"),
     (["damaged.onnx"], "error: damaged.onnx: "),
-    (["it.onnx", "--input", "f32[9,9]"], "the input 'rows' is f32[4,3], not f32[9,9]"),
+    (["it.onnx", "--input", "f32[9,9]"], "expected the input 'rows' as f32[4,3], got f32[9,9]"),
     (
         ["it.onnx", "--input", "f32[4,3]", "--input", "f32[2]"],
         "2 inputs are given; they are {'rows'",

@@ -347,13 +347,13 @@ def test_zeros_are_quantized_by_one() -> None:
 @cases(
     "data, text",
     (b"", "without a graph"),
-    (b"none", "no ONNX file, or a damaged one: .*wire type 6"),
+    (b"none", "not an ONNX file, or damaged: .*wire type 6"),
     (NETWORK[:-9], "bytes, of"),
     (only(node("Fly", "x", "y", "wing")), "'wing': the op Fly is not supported"),
     (only(node("StringConcat", "x x", "y", "s")), "'s': the op StringConcat is not supported"),
     (only(node("Add", "x z", "y", "n")), "Add 'n' reads 'z', which no earlier node"),
     (only(node("Neg", "z", "y"), node("Neg", "y", "z")), "reads 'z'"),
-    (only(node("Neg", "x", "y"), node("Abs", "x", "y")), "computes 'y', which exists"),
+    (only(node("Neg", "x", "y"), node("Abs", "x", "y")), "computes 'y', which is already defined"),
     (only(node("Add", "x", "y", "n")), "Add 'n': expected at least 2 operands, got 1"),
     (only(node("Neg", "x", "z")), "no node computes the output 'y'"),
     (only(node("Neg", "x", "y"), opset=0), "expected an opset from 1 to 999, got 0"),
@@ -485,18 +485,20 @@ def test_a_larger_limit_allows_more() -> None:
 def test_a_result_that_an_op_does_not_make_is_refused() -> None:
     for op in ("Neg", "Identity"):
         net = load(model(graph([node(op, "x", "z y", "n")], [value("x", 1, ("n",))], "y")))
-        refuses(ModelError, f"{op} 'n' has 1 results, and 'y' is read", net, ml.ones(3))
+        refuses(ModelError, f"{op} 'n' has 1 results, but 'y' is used", net, ml.ones(3))
 
 
 def test_other_inputs_than_the_file_declares_are_refused() -> None:
     net = load(NETWORK)
     refuses(
         ml.errors.ShapeError,
-        r"'x' is f32\[n,3,h,w\], not f32\[2,4,5,5\]",
+        r"expected the input 'x' as f32\[n,3,h,w\], got f32\[2,4,5,5\]",
         net,
         ml.zeros((2, 4, 5, 5)),
     )
-    refuses(ml.errors.DTypeError, "'x' is f32", net, ml.zeros((2, 3, 5, 5), dtype=ml.int32))
+    refuses(
+        ml.errors.DTypeError, "the input 'x' as f32", net, ml.zeros((2, 3, 5, 5), dtype=ml.int32)
+    )
     refuses(ml.errors.ArgumentError, "missing: 'x'", net)
     refuses(ml.errors.ArgumentError, "no input 'z'", net, ml.asarray(X), z=1)
     refuses(ml.errors.ArgumentError, "name of a file", load, cast(Any, 3))
@@ -520,4 +522,4 @@ def test_names_of_lengths_are_for_inputs_passed_by_name() -> None:
     step = ml.capture(load(NETWORK), dynamic_axes={"x": ("batch", None, None, None)})
     x = ml.asarray(X)
     assert step(x=x).shape[0] == x.shape[0]
-    refuses(ArgumentError, "lengths= names 'x', but the arguments of", step, x)
+    refuses(ArgumentError, "dynamic_axes= names 'x', but the arguments of", step, x)

@@ -16,6 +16,15 @@ def test_no_world_breaks_a_rule(capsys: pytest.CaptureFixture[str]) -> None:
     assert simulate.main(["--seeds", str(with_long(12, 200))]) == 0, capsys.readouterr().out
 
 
+def test_a_member_that_has_not_begun_a_run_answers() -> None:
+    """Two members wait in a run that a third has not begun: it waits for the last, which stopped.
+
+    Only the last one is to blame.
+    """
+    simulate.prepare()
+    assert simulate.one(18601)[:2] == ("4 members by tcp, stopped member 2", [])
+
+
 def test_a_seed_does_the_same_each_time() -> None:
     simulate.prepare()
     first = [simulate.one(seed) for seed in (4, 5, 6)]

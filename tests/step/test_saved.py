@@ -56,7 +56,7 @@ def open_data(tmp_path_factory: pytest.TempPathFactory) -> bytes:
         return ml.concat([ml.reshape(z, -1), ml.sum(y)[None]]) if n > 1 else z
 
     names = {"x": ("n", None), "y": ("n", None)}
-    return saved(tmp_path_factory.mktemp("step"), step, lengths=names, at_most={"n": 9})
+    return saved(tmp_path_factory.mktemp("step"), step, dynamic_axes=names, max_sizes={"n": 9})
 
 
 @given(steps())

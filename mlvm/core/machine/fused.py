@@ -419,5 +419,8 @@ def _parse(attributes: Attributes, kernels: Mapping[str, Kernel] | None) -> Chai
         links.append(Link(OPS[name], target, tuple(rest), OPS[name].bind(link_attributes)))
     outputs = attributes["outputs"]
     if not links or type(outputs) is not int or outputs < 1 or len(attributes) > 2:
-        raise ArgumentError("a chain has links, and 1 or more outputs")
+        raise ArgumentError(
+            f"expected at least one link and one output, got {len(links)} links and "
+            f"outputs={outputs!r}"
+        )
     return Chain(links, outputs, kernels)

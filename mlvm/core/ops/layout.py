@@ -106,8 +106,8 @@ def _check_window(shape: Shape, start: Shape, length: Shape, step: tuple[int, ..
     """
     if not len(start) == len(length) == len(step) == len(shape):
         raise ArgumentError(
-            f"expected {len(shape)} starts, lengths and steps, one a dimension, got {len(start)}, "
-            f"{len(length)} and {len(step)}"
+            f"expected {len(shape)} starts, lengths and steps, one per dimension, got "
+            f"{len(start)}, {len(length)} and {len(step)}"
         )
     for axis, (size, first, n, by) in enumerate(zip(shape, start, length, step, strict=True)):
         if by == 0:

@@ -611,11 +611,14 @@ def resolve_argnums(numbers: tuple[int, ...], args: Sequence[Any]) -> tuple[int,
     positions = tuple([i + len(args) if i < 0 else i for i in numbers])
     for i, number in zip(positions, numbers, strict=True):
         if not 0 <= i < len(args):
+            if not args:
+                raise GradientError("expected a positional argument to differentiate, got none")
             raise GradientError(
-                f"argnums: expected indices of {len(args)} positional arguments, got {number}"
+                f"expected argnums from {-len(args)} to {len(args) - 1}, for the positional "
+                f"arguments, got {number}"
             )
     if len(set(positions)) < len(positions):
-        raise GradientError(f"argnums: expected different arguments, got {numbers}")
+        raise GradientError(f"expected argnums of different arguments, got {numbers}")
     return positions
 
 

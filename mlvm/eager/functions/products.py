@@ -107,7 +107,7 @@ def cdist(x1: Tensor, x2: Tensor, /, p: float = 2.0) -> Tensor:
     for each in (x1, x2):
         require("numeric", type_of(each))
         if each.ndim < 2:
-            raise ShapeError(f"expected rows, in 2 dimensions or more, got {each.ndim}")
+            raise ShapeError(f"expected at least 2 dimensions, got {each.ndim}")
     if not (is_real(p) and p >= 0):
         raise ArgumentError(f"expected p as a number >= 0, got {p!r}")
     if x1.shape[-1] != x2.shape[-1]:

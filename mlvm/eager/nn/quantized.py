@@ -145,8 +145,11 @@ def quantize(
         ml.quantize(ml.nn.Linear(2, 3), "f32")  # DTypeError
         ml.quantize(ml.nn.Linear(6, 3), group=4)  # ShapeError
     """
-    if dynamic and (group is not None or quantization.require_quantized(dtype) is not i8):
-        raise ArgumentError("dynamic is for i8 with one scale a row: leave out group")
+    target = quantization.require_quantized(dtype)
+    if dynamic and target is not i8:
+        raise ArgumentError(f"expected dtype i8 with dynamic=True, got {target.name}")
+    if dynamic and group is not None:
+        raise ArgumentError("dynamic=True has one scale per row: leave out group=")
     if not isinstance(model, (Module, list, tuple, dict)):
         raise ArgumentError(f"expected a Module, or several, got {brief(model)}")
     if group is not None and (type(group) is not int or group < 1):

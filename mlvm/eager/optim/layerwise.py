@@ -225,7 +225,7 @@ def _orthogonal(x: Tensor) -> Tensor:
     return x.T if rows > columns else x
 
 
-_LEAST_CURVATURE: Final = 1e-10  # as PyTorch has it
+_LEAST_CURVATURE: Final = 1e-10  # PyTorch's value
 
 
 class LBFGS(Optimizer):

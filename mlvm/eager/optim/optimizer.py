@@ -603,7 +603,7 @@ class Optimizer(_OfFields):
     def _require_same_tensors(self) -> None:
         """Raise `DTypeError` unless the tree holds the tensors it held at construction."""
         snapshot = _snapshots.get(self)
-        if snapshot is not None and snapshot.holds():
+        if snapshot is not None and snapshot.holds(self._tree):
             return
         present = self._own(named_leaves(self._tree))
         for path in self._leaves | present:

@@ -46,7 +46,7 @@ class Cells:
         self._sources: list[Callable[[], Allocation]] = []
         self._keys: dict[object, int] = {}
         self._names: set[str] = set()
-        self._owners: list[object] = []  # as cells are known by the ids of these
+        self._owners: list[object] = []  # kept alive: cells are identified by their ids
         self._watch: tuple[Watch, int] | None = None
         self._watches: dict[int, Watch] = {}  # by the id of the VM, which a watch keeps alive
         self._watched: list[Allocation | None] = []  # by cell

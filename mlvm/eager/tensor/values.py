@@ -68,7 +68,7 @@ def of_numbers(obj: object) -> Array:
     try:
         array = np.array(obj)
     except ValueError as error:
-        raise ShapeError(f"these lists are no tensor: {error}") from None
+        raise ShapeError(f"expected nested lists of equal lengths: {error}") from None
     except (TypeError, RuntimeError) as error:  # an object that PyTorch does not convert
         raise DTypeError(
             f"the values of this {kind_of(obj)} cannot be read: {error}; join its tensors first, "

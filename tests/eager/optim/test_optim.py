@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import math
 import re
@@ -906,3 +907,19 @@ def test_captured_updates_are_eager_ones(
         runs.append({**params, **optimizer.state()})
     for path, x in runs[0].items():
         assert x.numpy().tobytes() == runs[1][path].numpy().tobytes(), path
+
+
+def test_an_optimizer_in_its_own_tree_is_freed() -> None:
+    class Net(ml.nn.Module):
+        def __init__(self) -> None:
+            self.w = ml.ones(3)
+            self.optimizer: ml.optim.Optimizer | None = None
+
+    net = Net()
+    net.optimizer = ml.optim.SGD(net, 0.1)
+    for _ in range(3):
+        net.optimizer.update({"w": ml.ones(3)})
+    alive = weakref.ref(net.optimizer)
+    del net
+    gc.collect()
+    assert alive() is None

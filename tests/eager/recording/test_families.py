@@ -117,6 +117,13 @@ def test_the_default_dtype_is_a_part_of_the_key() -> None:
         assert (x[:n] / 2).dtype is ml.float32
 
 
+def test_zeros_of_both_signs_are_two_numbers() -> None:
+    condition = ml.asarray([True, False])
+    for x in [1.5, 2.5, 3.5, 4.5]:
+        ml.where(condition, x, x)
+    assert np.signbit(ml.where(condition, 0.0, -0.0).numpy()).tolist() == [False, True]
+
+
 def test_most_of_these_calls_run_by_open_templates() -> None:
     assert EXTENSION is not None
     before, count = EXTENSION.open_calls(), 0

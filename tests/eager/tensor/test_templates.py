@@ -18,6 +18,7 @@ import pytest
 import mlvm.eager as ml
 from mlvm.core.types import DType
 from mlvm.eager.functions.random import with_keys
+from mlvm.eager.tensor import templates
 from mlvm.eager.tensor.constants import constant, is_constant
 from mlvm.eager.tensor.reading import values_of
 from mlvm.machines.native.extension import EXTENSION
@@ -180,3 +181,19 @@ def test_derivatives_of_a_power_by_a_number_and_by_a_tensor() -> None:
 
     assert [derivative(order, -0.5, 0.0) for order in (2, 3)] == [0, 0]
     assert derivative(2, 0.0, ml.asarray(2.0, dtype=ml.float64)) == 2
+
+
+@pytest.mark.parametrize("name", ["interp", "elu", "celu", "nanmedian", "trapezoid", "lerp"])
+def test_no_call_of_a_composed_function_needs_more_memory_than_the_function(name: str) -> None:
+    x = ml.asarray([float(i) for i in range(64)])
+    args = {"interp": (x, x, x), "lerp": (x, x, 0.5)}.get(name, (x,))
+
+    def high_water() -> int:
+        arena = ml.Arena(x.arena.vm, "measured")
+        with arena:
+            getattr(ml, name)(*args)
+            return arena.high_water
+
+    with templates.disabled():
+        of_the_function = high_water()
+    assert max(high_water() for _ in range(6)) <= of_the_function

@@ -41,7 +41,7 @@ def test_a_program_is_made_again_from_its_numbers() -> None:
 def test_programs_cover_the_language() -> None:
     missing = {"ml.grad(", "ml.value_and_grad(", "ml.vjp(", ".update(", "nonlocal", "out="}
     missing |= {"ml.random.", "ml.dropout(", "'f64'", "'i32'", "'bool'", "np.float32(", "Box("}
-    control = "cond", "switch", "while_loop", "fori_loop", "scan", "map", "function"
+    control = "cond", "switch", "while_loop", "fori_loop", "scan", "map", "subroutine"
     missing |= {f"ml.{each}(" for each in control}
     missing |= {"ml.reshape(", "ml.concat(", "ml.where(", "ml.sum(", "[::-1]", "@", "for _ in"}
     for number in range(80):

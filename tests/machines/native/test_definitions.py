@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Callable, Iterator
 from functools import cache
+from importlib import import_module
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -22,6 +23,7 @@ from mlvm.eager.capture.guards import checker as checker_module
 from mlvm.eager.functions import creation, indexing, random
 from mlvm.eager.tensor import constants, operands, tensor
 from mlvm.eager.tensor.apply import alias, alias_in_python, apply, apply_in_python, one_op
+from mlvm.eager.tensor.operands import as_operand
 from mlvm.eager.tensor.update import apply_into, apply_into_in_python
 from mlvm.machines.local import LocalVM
 from mlvm.machines.native.extension import EXTENSION
@@ -31,6 +33,7 @@ from tests.wired import connect_to
 if EXTENSION is None:
     pytest.skip("the native machine was not built", allow_module_level=True)
 
+TREE: Final = import_module("mlvm.eager.tree")  # `mlvm.eager` shows another module of that name
 SOURCES: Final = ROOT / "mlvm/machines/native/src"
 _ROW: Final = re.compile(r"^ \* +(\S+\.c) +(\w+) +-> (\S+\.py): (\S+)$", re.M)
 _METHOD: Final = re.compile(
@@ -62,6 +65,7 @@ OF_C: Final = {
         "fast_path_address_of",
     ),
     *("fast_path_is_running", "replay_handles", "replay_learn"),
+    *("install_families", "open_template", "traced_steps", "open_after", "count_open_calls"),
 }
 """Functions for Python that fill, change or ask caches of C, which Python does not have."""
 
@@ -73,6 +77,11 @@ ELSEWHERE: Final = {
     **dict.fromkeys(
         ("outbox_add", "outbox_take"),
         "machines/remote/test_client.py: test_the_outbox_in_c_is_the_one_in_python",
+    ),
+    **dict.fromkeys(
+        ("call_in_family", "apply_in_family"),
+        "eager/recording/test_families.py: "
+        "test_calls_of_other_numbers_are_as_the_function_makes_them",
     ),
     "run_machine": "machines/native/test_programs.py: "
     "test_the_tests_of_the_reference_machine_pass_on_the_native_one",
@@ -236,6 +245,24 @@ def _constant(make: Callable[[Any], object], value: object) -> Work:
     return lambda _: make(value)
 
 
+def _as_operand(by: Callable[[Any, ml.Tensor], object], value: object) -> Work:
+    return lambda x: by(value, x)
+
+
+def _checked(ends: bool) -> Work:
+    """Check two tensors, of which one is freed before if `ends` is True."""
+
+    def work(x: ml.Tensor) -> object:
+        arena = ml.Arena(x.arena.vm, "freed")
+        with arena.allocating():
+            y = ml.asarray(X)
+        if ends:
+            arena.reset()
+        return TREE.require_live([x, y])
+
+    return work
+
+
 def _reshaped(by: Callable[..., object]) -> Work:
     return lambda x: by(TURNED, x, TensorType(f32, (4, 3)))
 
@@ -266,6 +293,10 @@ def _both() -> Iterator[tuple[str, Both]]:
     yield "copied", _without_c(tensor, lambda _: tensor.from_array(X[::2]))
     for numbers in ([1, 2], [1, 2.5], [2**62, 1], [2**70], [True, 2], [], ["a"], [1, [2]]):
         yield "listed", _without_c(operands, _constant(operands.tensor_of, numbers))
+    for given in (2.5, 7, True, 2**70, X, [1, 2], "a", None):
+        yield "operand", Both(_as_operand(operands.operand, given), _as_operand(as_operand, given))
+    for ends in (False, True):
+        yield "are_alive", _without_c(TREE, _checked(ends))
     drawn = _key_after(random._draw)
     for function in ("checklist_holds", "exclusive", "pattern_match", "replay_run"):
         yield function, Both(_captured, _in_python(_captured))

@@ -28,7 +28,10 @@ static struct {
     unsigned long thread;
     const Key *key;
     TemplateStep steps[MOST_STEPS];
+    /* Results are weak references, so that the function frees them as it does without a recording; in a trace, whose
+     * tensors have no bytes, they are the tensors (`keeps`). */
     PyObject *results[MOST_STEPS], *constants[MOST_STEPS];
+    int made, keeps; /* nodes on the tape */
 } recording;
 
 static Template *templates[TEMPLATES];
@@ -316,11 +319,17 @@ static int holds_constant(PyObject *tensor)
     return answer == Py_True;
 }
 
+static int is_result(int step, PyObject *value)
+{
+    PyObject *result = recording.results[step];
+    return (recording.keeps ? result : PyWeakref_GetObject(result)) == value;
+}
+
 /* The number of a value, of a constant if it is none. MOST_VALUES if it cannot be one. */
 static short number_of(PyObject *value)
 {
     for (int i = recording.nsteps; i-- > 0;)
-        if (recording.results[i] == value)
+        if (is_result(i, value))
             return (short)(recording.key->ntensors + i);
     for (int i = 0; i < recording.key->ntensors; i++)
         if ((PyObject *)recording.key->tensors[i] == value)
@@ -355,9 +364,17 @@ void note_step(StepKind kind, PyObject *call, PyObject *extra, PyObject *const *
             return;
         }
     }
+    PyObject *result = recording.keeps ? Py_NewRef(out) : PyWeakref_NewRef(out, NULL);
+    if (!result) {
+        PyErr_Clear();
+        recording.failed = 1;
+        return;
+    }
+    recording.made += kind != UPDATE && recording.key->tape != Py_None &&
+                      ((Allocation *)out)->tape == recording.key->tape;
     step.call = call ? Py_NewRef(call) : NULL;
     step.extra = extra ? Py_NewRef(extra) : NULL;
-    recording.results[recording.nsteps] = Py_NewRef(out);
+    recording.results[recording.nsteps] = result;
     recording.steps[recording.nsteps++] = step;
 }
 
@@ -435,10 +452,11 @@ static void find_last_uses(const short *codes, int ncodes)
     }
 }
 
-static void begin_recording(const Key *key)
+static void begin_recording(const Key *key, int keeps)
 {
     recording.active = 1;
-    recording.failed = recording.paused = recording.nsteps = recording.nconstants = 0;
+    recording.failed = recording.paused = recording.nsteps = recording.nconstants = recording.made = 0;
+    recording.keeps = keeps;
     recording.thread = PyThread_get_thread_ident();
     recording.key = key;
 }
@@ -473,21 +491,15 @@ static PyObject *call_and_record(PyObject *function, PyObject *args, PyObject *k
     /* Asked after all calls of Python, in which another thread may have begun to record. */
     if (recording.active || has_constant)
         return PyObject_Call(function, args, keywords);
-    begin_recording(key);
+    begin_recording(key, 0);
     PyObject *result = PyObject_Call(function, args, keywords);
     PyObject *error_type, *error, *traceback;
     PyErr_Fetch(&error_type, &error, &traceback);
     short codes[MOST_CODES];
-    int ncodes = 0, made = 0;
+    int ncodes = 0;
     PyObject *named = NULL;
-    if (result && !recording.failed && describe(result, codes, &ncodes, &named, 0)) {
-        for (int i = 0; i < recording.nsteps; i++)
-            made += recording.steps[i].kind != UPDATE && key->tape != Py_None &&
-                    ((Allocation *)recording.results[i])->tape == key->tape;
-        recording.failed = count_nodes(key->tape) - before != made;
-    } else {
-        recording.failed = 1;
-    }
+    recording.failed = !result || recording.failed || !describe(result, codes, &ncodes, &named, 0) ||
+                       count_nodes(key->tape) - before != recording.made;
     if (result) {
         find_last_uses(codes, recording.failed ? 0 : ncodes);
         keep_template(function, key, codes, recording.failed ? 0 : ncodes, named, failures + 1);
@@ -525,7 +537,7 @@ PyObject *steps_of_trace(PyObject *function, PyObject *args, PyObject *keywords,
     Py_XDECREF(key.arena); /* a block keeps it */
     if (!key.arena || key.ntensors > MOST_TENSORS || recording.active)
         return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
-    begin_recording(&key);
+    begin_recording(&key, 1);
     PyObject *result = PyObject_Call(function, args, keywords), *named = NULL, *steps = NULL;
     short codes[MOST_CODES];
     int ncodes = 0;

@@ -67,7 +67,9 @@ double real_of(const Number *number)
 
 int is_same_number(const Number *x, const Number *y)
 {
-    return x->kind == y->kind && x->integer == y->integer && (x->kind != REAL || x->real == y->real);
+    if (x->kind != REAL || y->kind != REAL)
+        return x->kind == y->kind && x->integer == y->integer;
+    return isnan(x->real) ? isnan(y->real) : x->real == y->real && signbit(x->real) == signbit(y->real);
 }
 
 void evaluate(const Formula *formulas, Number *numbers, int64_t count)

@@ -35,6 +35,8 @@ int operator_of(const char *name);
 
 double real_of(const Number *number);
 
+/* Return whether two numbers are the same, as `is_same` in mlvm/eager/tensor/number.py: 1 and 1.0 differ, and so do
+ * 0.0 and -0.0. */
 int is_same_number(const Number *x, const Number *y);
 
 #endif

@@ -163,7 +163,7 @@ static void move(const int64_t *n, const int64_t *value, const Position *positio
 static int64_t piece_at(const int64_t *n, const Position *position, int64_t rest)
 {
     int64_t length = n[REST + n[NAXES] - 1], most = n[PIECE], column = position->column;
-    if (n[PITCH] > length) { /* as far as rows are PITCH apart */
+    if (n[PITCH] > length) { /* rows are PITCH apart, so a piece may contain several */
         int64_t rows = n[REST + n[NAXES] - 2] - position->at[n[NAXES] - 2];
         most = rows * length < most ? rows * length : most;
     }
