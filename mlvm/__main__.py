@@ -82,7 +82,7 @@ from mlvm.step.compile import Planned, on_planned
 from mlvm.step.saved import LoadedStep, SavedStep
 
 A_STEP: Final = (
-    "build needs a captured step: a file of Captured.save, or for an ONNX model of "
+    "expected a captured step: a file of Captured.save, or for an ONNX model of "
     "`python -m mlvm onnx MODEL.onnx --save step.mlvm`"
 )
 
@@ -471,7 +471,7 @@ def debug(options: argparse.Namespace) -> int:
             f"folder of a recording"
         ) from error
     if isinstance(loaded, Program):
-        raise BadInput(f"{options.file} is a program, not a captured step; {A_STEP}")
+        raise BadInput(f"{options.file} is a program; {A_STEP}")
     if isinstance(loaded, Repro):
         _check_count(0, len(options.arg), "--arg")
         program, arrays = loaded.program, [*loaded.inputs]
@@ -497,7 +497,7 @@ def build(options: argparse.Namespace) -> None:
     except BadInput as error:
         raise BadInput(f"{error}; {A_STEP}") from None
     if not isinstance(loaded, SavedStep):
-        raise BadInput(f"{options.file} is a program, not a captured step; {A_STEP}")
+        raise BadInput(f"{options.file} is a program; {A_STEP}")
     codes = [each.code for each in program_of(loaded).functions.values()]
     if any(x.immediates[:1] in ((printing.PRINT,), (printing.WATCH,)) for x in chain(*codes)):
         raise BadInput(

@@ -80,7 +80,10 @@ def open_axes(
             axis %= len(shape)
             length = OpenAxis(match[2], int(match[1] or 1))
             if shape[axis] % length.times:
-                raise refuse(f"axis {axis} of {name} is {shape[axis]}, which is no {length}")
+                raise refuse(
+                    f"expected a multiple of {length.times} for {length}, got axis {axis} of "
+                    f"{name}, which is {shape[axis]}"
+                )
             axes_of_inputs.setdefault(name, {})[axis] = length
     return axes_of_inputs
 

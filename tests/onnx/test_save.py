@@ -532,10 +532,10 @@ def test_axes_that_cannot_be_open_are_refused(tmp_path: Path) -> None:
     bad: tuple[tuple[Any, str], ...] = (
         ({"y": {0: "b"}}, "unknown input 'y'; the inputs are x"),
         ({"x": {4: "b"}}, "it has no axis 4"),
-        ({"x": {0: "2 b"}}, "'2 b' is no name"),
-        ({"x": {1: "3*b"}}, r"axis 1 of x is 8, which is no 3\*b"),
+        ({"x": {0: "2 b"}}, "'2 b' is not a name"),
+        ({"x": {1: "3*b"}}, r"a multiple of 3 for 3\*b, got axis 1 of x, which is 8"),
         ({"x": [0]}, "expected a dict such as"),
-        ({"x": dict(enumerate("abcd")), "y": {0: "e"}}, "no input 'y'"),
+        ({"x": dict(enumerate("abcd")), "y": {0: "e"}}, "unknown input 'y'"),
     )
     for option, text in bad:
         refuses(ml.errors.ArgumentError, text, save, ml.sin, [images], path, dynamic_axes=option)
