@@ -30,6 +30,8 @@ class DryVM(LocalVM):
         ml.DryVM().read(5)  # HandleError
     """
 
+    has_bytes = False
+
     def _new_store(self) -> FreeStore:
         return _DryStore()
 

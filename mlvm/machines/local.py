@@ -69,6 +69,9 @@ class LocalVM(Closing, VM):
         ml.zeros(1 << 20, device=ml.VM(memory="1 MiB"))  # OutOfMemoryError
     """
 
+    has_bytes: ClassVar[bool] = True
+    """Whether its tensors have bytes, and so addresses."""
+
     fast_path: FastPath | None
     """The fast path of eager calls to a native VM: see `native.loop.open_fast_path`."""
 
@@ -149,8 +152,9 @@ class LocalVM(Closing, VM):
         self._store.limit = limit
         self._equip(native=native, threads=threads)
         if native and not workers:
-            self.fast_path = open_fast_path(self, pool)
             self._pool = pool
+            if self.has_bytes:
+                self.fast_path = open_fast_path(self, pool)
         if workers:
             from mlvm.machines.workers import Workers
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import mlvm.eager as ml
 from mlvm.core.errors import DTypeError, HandleError, ProgramError, ShapeError
 from mlvm.core.program.program import Program
 from mlvm.core.types import MAX_NBYTES, TensorType, f32
@@ -71,3 +72,16 @@ def test_there_is_nothing_to_read() -> None:
     handle = vm.alloc_tensor(VECTOR)
     for read in (vm.read, vm.borrow):
         refuses(HandleError, r"plan is a dry VM: f32\[2\] has no values to read", read, handle)
+
+
+def test_its_tensors_have_no_addresses() -> None:
+    """C writes numbers, fills and copies to addresses."""
+    arena = ml.Arena(ml.DryVM("dry"), "weights")
+    with arena.allocating():
+        for n in range(2, 40):
+            x = ml.ones((n, 3)) * 2.5 + ml.full(n, 1.5)[:, None]
+            assert (x[1:].type, ml.asarray([1.0] * n).type) == (
+                ml.TensorType("f32", (n - 1, 3)),
+                ml.TensorType("f32", (n,)),
+            )
+    assert arena.fast_path is None

@@ -103,7 +103,14 @@ def test_a_model_of_few_bits_is_copied_and_pickled(model: ml.nn.Sequential, x: m
 def test_what_is_refused(model: ml.nn.Sequential, x: ml.Tensor) -> None:
     refuses(DTypeError, r"expected a quantized dtype, i8, .*, got f32", ml.quantize, model, "f32")
     refuses(ShapeError, "groups of 48 do not .* layers_0", ml.quantize, model, "i4", group=48)
-    refuses(ArgumentError, "leave out group", ml.quantize, model, "i4", dynamic=True)
+    refuses(
+        ArgumentError,
+        "expected dtype i8 with dynamic=True, got i4",
+        ml.quantize,
+        model,
+        "i4",
+        dynamic=True,
+    )
     refuses(ArgumentError, "no Linear layer is meant", ml.quantize, model, where="head")
     refuses(ArgumentError, "and there are LayerNorm; see ml.q", ml.quantize, ml.nn.LayerNorm(2))
     lookup, text = ml.nn.Embedding(4, 2), r"Embedding write (ml\.nn.*\))$"
