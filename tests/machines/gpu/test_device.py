@@ -485,7 +485,9 @@ def test_a_vm_is_on_the_device_that_it_is_asked_for(vm: GpuVM, device: str, caps
 def test_a_device_that_there_is_not_is_refused_by_name(device: str, name: Any) -> None:
     if str(name).startswith("opencl") and not device.startswith("opencl"):
         pytest.importorskip("pyopencl")
-    refuses(MachineError, f"no device {name!r}; there are cpu, .*{device}", ml.VM, device=name)
+    refuses(
+        MachineError, f"unknown device {name!r}; available are cpu, .*{device}", ml.VM, device=name
+    )
 
 
 @cases("kind", ("opencl", "pyopencl"), ("cuda", "cupy"))

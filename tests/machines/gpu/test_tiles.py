@@ -67,7 +67,12 @@ def test_a_processor_is_a_device_without_tiles_to_find(capsys: Capsys) -> None:
     assert main(["tune", "cpu"]) == 1
     assert "a processor's kernels have fixed tiles" in capsys.readouterr().err
     for name, suggestion in (("opencl:0", "opencl:0"), ("cuda:1", "cuda:1"), ("gpu", "opencl:0")):
-        refuses(MachineError, rf'names a device, .* VM\(device="{suggestion}"\)', LocalVM, name)
+        refuses(
+            MachineError,
+            rf'is a device, not a name of a VM: write VM\(device="{suggestion}"\)',
+            LocalVM,
+            name,
+        )
 
 
 @cases("text", "", "[]", '{"a": {"f32": [1, 2]}}', '{"a": {"f32": [4, 4, 4, 3, 4, 1]}}', '{"a": 3}')

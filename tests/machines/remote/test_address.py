@@ -35,7 +35,7 @@ def test_any_text_is_an_address_or_refused(text: str) -> None:
 
 def test_a_host_that_is_none_is_refused() -> None:
     address = TcpAddress("no.such.host.invalid", 1)
-    refuses(AddressError, r"no host 'no\.such\.host\.invalid'", connect, address, 1.0)
+    refuses(AddressError, r"cannot find host 'no\.such\.host\.invalid'", connect, address, 1.0)
 
 
 def test_a_port_that_is_taken_is_refused() -> None:

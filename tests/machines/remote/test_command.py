@@ -120,7 +120,7 @@ def test_ping_says_what_a_server_is(tmp_path: Path, capsys: Capsys) -> None:
         assert printed.startswith("server: mlvm 1.2.3, format ")
         assert re.search(r"^round trip: median \d+ us, least \d+ us, 99 % \d+ us$", printed, re.M)
         assert main(["ping", *options]) == 1
-        assert "TLS only" in capsys.readouterr().err
+        assert "requires TLS" in capsys.readouterr().err
 
 
 def test_top_lists_clients_and_what_they_hold(tmp_path: Path, capsys: Capsys) -> None:

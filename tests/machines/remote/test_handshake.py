@@ -377,8 +377,8 @@ def test_a_certificate_that_is_not_trusted_is_refused() -> None:
 def test_an_unencrypted_client_on_a_tls_port_is_told_so_quickly() -> None:
     with Served(certificate=CERTIFICATE) as server:
         with within(2):
-            refuses(AccessDeniedError, "TLS only", server.vm, tls=False)
-        assert "TLS only" in server.events("refused", 1)[0]["reason"]
+            refuses(AccessDeniedError, "requires TLS", server.vm, tls=False)
+        assert "requires TLS" in server.events("refused", 1)[0]["reason"]
 
 
 def test_the_proof_is_bound_to_the_channel(monkeypatch: Patch) -> None:

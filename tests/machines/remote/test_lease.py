@@ -110,7 +110,9 @@ def test_a_launch_goes_on_while_nobody_is_there(server: Served) -> None:
         working = start(partial(vm.launch, FOR_EVER, max_steps=STEPS))
         wait_for(lambda: any(each["busy"] for each in server.status()["clients"]))
         cut(vm)
-        refuses(MachineError, "more than the steps", working.result, PATIENCE)  # it ran to its end
+        refuses(
+            MachineError, "exceeded its limit of instructions", working.result, PATIENCE
+        )  # it ran to its end
 
 
 def test_the_error_of_a_post_is_told_though_its_answer_is_lost(server: Served) -> None:

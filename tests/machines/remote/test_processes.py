@@ -77,7 +77,13 @@ def test_each_client_has_a_process(server: Served) -> None:
     assert holds(one, 1)
     assert holds(two, 2)
     assert len({pid_of(server, "one"), pid_of(server, "two"), os.getpid()}) == 3
-    refuses(LimitExceededError, "more than the steps", two.launch, FOR_EVER, max_steps=1000)
+    refuses(
+        LimitExceededError,
+        "exceeded its limit of instructions",
+        two.launch,
+        FOR_EVER,
+        max_steps=1000,
+    )
     two.launch(HALT)
     two.synchronize()
     status = server.status()
@@ -147,7 +153,7 @@ def test_memory_that_ends_where_no_limit_is_ends_the_connection() -> None:
 def test_who_is_killed_is_told(tls: bool) -> None:
     with Served(processes=2, certificate=CERTIFICATE if tls else None) as server:
         good, bad = (server.vm(name=name) for name in ("good", "bad"))
-        refuses(AccessDeniedError, "2 processes of clients run", server.vm)
+        refuses(AccessDeniedError, "2 processes of clients are running", server.vm)
         large = np.random.default_rng(0).integers(255, size=3 * MIB, dtype=np.uint8)
         handle = good.alloc_tensor(TensorType.of(large))
         for _ in range(3):

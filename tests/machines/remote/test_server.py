@@ -318,8 +318,14 @@ def test_records_and_handles_count_beside_their_elements() -> None:
 def test_steps_bytes_and_handles_are_limited() -> None:
     small_limits = limits(launch_steps=1000, held_bytes=3000, handles=4, program_bytes=2000)
     with Served(limits=small_limits) as server, server.vm() as vm:
-        refuses(LimitExceededError, "more than the steps", run, vm, FOR_EVER)
-        refuses(LimitExceededError, "more than the steps", vm.launch, FOR_EVER, max_steps=10**6)
+        refuses(LimitExceededError, "exceeded its limit of instructions", run, vm, FOR_EVER)
+        refuses(
+            LimitExceededError,
+            "exceeded its limit of instructions",
+            vm.launch,
+            FOR_EVER,
+            max_steps=10**6,
+        )
         with pytest.raises(OutOfMemoryError, match=r"3,001 more bytes: the VM uses 0, .* is 3,000"):
             vm.alloc_storage(3001)
         for _ in range(4):

@@ -142,7 +142,7 @@ def launch_for_ever(vm: RemoteVM) -> None:
         try:
             vm.launch(FOR_EVER, max_steps=10**5)
         except LimitExceededError as error:
-            if "more than the steps" not in str(error):
+            if "exceeded its limit of instructions" not in str(error):
                 raise
 
 
