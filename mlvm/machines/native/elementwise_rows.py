@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from mlvm.core.op import OPS
+from mlvm.machines.files import write_file
 
 KINDS = BOOL, UNSIGNED, SIGNED, FLOAT = "bool", "unsigned", "signed", "float"
 _INTEGERS: Final = UNSIGNED, SIGNED
@@ -237,4 +238,4 @@ def native_rows() -> str:
 
 
 if __name__ == "__main__":
-    FILE.write_text(native_rows(), "ascii")
+    write_file(FILE, native_rows())
