@@ -369,7 +369,7 @@ class ArenaError(MlvmError, ValueError):
 
     >>> try: ml.Arena(ml.VM(), 'batch', capacity=-1)
     ... except ml.errors.ArenaError as error: print(error)
-    arena 'batch': expected a capacity >= 0, got -1
+    arena 'batch': expected capacity as a number of bytes >= 0, got -1
     """
 
 

@@ -129,7 +129,7 @@ WRONG = {
     "another dtype": ([np.asarray(0), np.zeros(2), np.zeros(2, int)], ("read", "2", "0"), "of 1 "),
     "too many": ([np.asarray(0), np.zeros(2), np.zeros(2)], ("read", "2", "2", "0"), "of 2 such"),
     "no number": ([np.asarray(0), np.zeros(2), np.zeros(2)], ("read", "0", "2"), "and an i64"),
-    "nothing": ([np.asarray(0), np.zeros(2)], ("push",), "expected tensors"),
+    "nothing": ([np.asarray(0), np.zeros(2)], ("push",), "(takes|expected) tensors"),
     "another number of rows": (
         [np.asarray(0), np.zeros(2), np.zeros((2, 2)), np.zeros(3, int)],
         ("read_rows", "2", "3"),

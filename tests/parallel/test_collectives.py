@@ -112,7 +112,7 @@ def test_a_result_that_overlaps_an_operand_is_refused() -> None:
         y = vm.tensor_from_storage(storage, TensorType("f32", (2,)), 8)
         vm.launch(Program.of_op("reduce_scatter.out", 2, {}, 0), (y, x))
 
-    refuses(errors.MachineError, "overlaps an operand that is still read", run, 2, step)
+    refuses(errors.MachineError, "would write over an operand while it reads it", run, 2, step)
 
 
 @cases("name", "all_reduce", "broadcast")
