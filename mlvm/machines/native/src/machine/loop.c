@@ -813,7 +813,8 @@ static PyObject *program_run(ProgramObject *self, PyObject *const *args, Py_ssiz
 {
     if (nargs != 4 || !is_pool(args[0]) || !PyTuple_Check(args[2]) ||
         PyTuple_Size(args[2]) < PyTuple_Size(self->arguments) || !self->keepalive)
-        return PyErr_Format(PyExc_TypeError, "run: expected a Pool, a helper, operands and the remaining steps");
+        return PyErr_Format(PyExc_TypeError,
+                            "run: expected a Pool, a helper, operands and the remaining steps");
     Launch m = {.program = self, .pool = (PoolObject *)args[0], .helper = args[1]};
     m.m = machine_of(self, m.pool);
     m.m.steps_left = PyLong_AsLongLong(args[3]);
