@@ -76,7 +76,7 @@ NOT_CALLED: Final = {
     "fori_loop": "it takes as many steps as it is told",
     "TensorType": "its errors are those of dtypes and shapes",
     "measure": "its arguments are those of a user's function",
-    "call": "its arguments are those of a user's function",
+    "host_call": "its arguments are those of a user's function",
 }
 """Public names that are not called here, with the reason."""
 
