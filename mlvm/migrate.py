@@ -152,11 +152,11 @@ def rewrite(file: Path, text: str) -> _Rewritten:
     except (SyntaxError, ValueError, RecursionError) as error:
         line = f":{error.lineno}" if isinstance(error, SyntaxError) else ""
         raise MigrateError(f"{file}{line}: not valid Python: {error}") from None
-    known = {**_KNOWN, **uses.imported}
+    paths = {**_KNOWN, **uses.imported}
     lines = [_Line(i, line) for i, line in enumerate(_lines(text), 1)]
     edits, doubts = uses.edits, uses.doubts
     for first, last in _docstrings(tree):
-        inner = _uses_in([_prompted(lines[first - 1 : last])], known)
+        inner = _uses_in([_prompted(lines[first - 1 : last])], paths)
         edits, doubts = edits + inner.edits, doubts + inner.doubts
     return _edited(text, edits, doubts)
 
@@ -171,10 +171,10 @@ def _docstrings(tree: ast.Module) -> Iterator[tuple[int, int]]:
 
 def _prompted(lines: Iterable[_Line]) -> list[_Line]:
     """Return the code of the lines that begin with a prompt of Python."""
-    found = ((line, _PROMPT.match(line.code)) for line in lines)
+    matches = ((line, _PROMPT.match(line.code)) for line in lines)
     return [
         _Line(line.number, line.code[match.end() :], line.offset + len(match[0].encode()))
-        for line, match in found
+        for line, match in matches
         if match
     ]
 
@@ -198,7 +198,7 @@ def _fenced(lines: list[str]) -> Iterator[list[_Line]]:
             block = [] if match[3] in _PYTHON else None
 
 
-def _uses_in(blocks: Iterable[list[_Line]], known: Mapping[str, str]) -> OldUses:
+def _uses_in(blocks: Iterable[list[_Line]], paths: Mapping[str, str]) -> OldUses:
     """Find the uses in blocks of code, which share their names. What is not valid Python, and has
     an old name, is not clear."""
     code: dict[int, _Line] = {}
@@ -207,21 +207,21 @@ def _uses_in(blocks: Iterable[list[_Line]], known: Mapping[str, str]) -> OldUses
         try:
             ast.parse("".join(line.code.rstrip("\r\n") + "\n" for line in block))
         except (SyntaxError, ValueError, RecursionError):
-            found = ((line.number, _OLD.search(line.code)) for line in block)
-            doubts += [Doubt(n, f"{match[0]} in invalid Python") for n, match in found if match]
+            matches = ((line.number, _OLD.search(line.code)) for line in block)
+            doubts += [Doubt(n, f"{match[0]} in invalid Python") for n, match in matches if match]
         else:
             code.update((line.number, line) for line in block)
     texts = [
         code[i].code.rstrip("\r\n") if i in code else "" for i in range(1, max(code, default=0) + 1)
     ]
-    uses = OldUses(ast.parse("\n".join(texts)), known)
+    uses = OldUses(ast.parse("\n".join(texts)), paths)
     uses.edits = [each._replace(offset=each.offset + code[each.line].offset) for each in uses.edits]
     uses.doubts = sorted(uses.doubts + doubts)
     return uses
 
 
-def _in_blocks(text: str, blocks: Iterable[list[_Line]], known: Mapping[str, str]) -> _Rewritten:
-    uses = _uses_in(blocks, known)
+def _in_blocks(text: str, blocks: Iterable[list[_Line]], paths: Mapping[str, str]) -> _Rewritten:
+    uses = _uses_in(blocks, paths)
     return _edited(text, uses.edits, uses.doubts)
 
 
@@ -229,15 +229,15 @@ def _edited(text: str, edits: list[Edit], doubts: list[Doubt]) -> _Rewritten:
     """Apply the edits to a text. An edit whose old name is not at its place becomes a doubt: Python
     3.11 has no positions in formatted strings."""
     lines = [line.encode() for line in _lines(text)]
-    made, missed = [], []
+    applied, missed = [], []
     for edit in sorted({*edits}, reverse=True):
         line, end = lines[edit.line - 1], edit.offset + len(edit.old.encode())
         if line[edit.offset : end] != edit.old.encode():
             missed.append(Doubt(edit.line, f"{edit.old}, which is now {edit.new}"))
             continue
         lines[edit.line - 1] = line[: edit.offset] + edit.new.encode() + line[end:]
-        made.append(edit)
-    return _Rewritten(b"".join(lines).decode(), made[::-1], sorted({*doubts, *missed}))
+        applied.append(edit)
+    return _Rewritten(b"".join(lines).decode(), applied[::-1], sorted({*doubts, *missed}))
 
 
 def _in_notebook(file: Path, text: str) -> _Rewritten:

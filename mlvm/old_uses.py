@@ -152,11 +152,11 @@ def _same(values: Iterator[T | None]) -> T | None:
 
 
 class OldUses:
-    """The uses of old names in a file. `known` has the paths of names that the file does not bind,
+    """The uses of old names in a file. `paths` has the paths of names that the file does not bind,
     as in documentation, where `ml` needs no import. A file that imports nothing of mlvm, and has no
     such names, has no doubts."""
 
-    def __init__(self, tree: ast.Module, known: Mapping[str, str] | None = None) -> None:
+    def __init__(self, tree: ast.Module, paths: Mapping[str, str] | None = None) -> None:
         self._module = _Scope()
         self._uses: list[_Use] = []
         self._words: set[str] = set()  # names, keywords and texts of the file
@@ -164,7 +164,7 @@ class OldUses:
         self._assigned: set[ast.expr] = set()  # the targets whose values are known
         self._has_star = self._imports_mlvm = False
         self._visit(tree, self._module)
-        for name, path in (known or {}).items():
+        for name, path in (paths or {}).items():
             if name not in self._module.names:
                 self._module.bind(name, _Assignment(path=path))
         self._imports = {
@@ -183,7 +183,7 @@ class OldUses:
         }
         for node, scope in self._uses:
             checks[type(node)](node, scope)
-        if not known and not self._imports_mlvm:
+        if not paths and not self._imports_mlvm:
             self.doubts.clear()
         self.edits.sort()
         self.doubts.sort()
@@ -427,10 +427,10 @@ class OldUses:
         elif path is None:
             is_known = any(each.is_definition for each in scope.find(name))
         renamed = next((KEYWORDS[each] for each in owners if each in KEYWORDS), {})
-        given = {each.arg for each in node.keywords}
+        names = {each.arg for each in node.keywords}
         for each in node.keywords:
             arg = each.arg or ""
-            if arg in renamed and renamed[arg] not in given:
+            if arg in renamed and renamed[arg] not in names:
                 self.edits.append(Edit(each.lineno, each.col_offset, arg, renamed[arg]))
             elif arg in renamed or (not is_known and arg in _OLD_KEYWORDS.get(name, ())):
                 self._doubt(each, f"{arg}= of {name}")

@@ -17,14 +17,13 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from mlvm.core.machine.callee import Fused, OpInto
 from mlvm.core.machine.functions import FunctionTable
-from mlvm.core.machine.fused import parse
 from mlvm.core.program.program import Program, Variant
 from mlvm.core.types import TensorType
+from mlvm.eager.recording.families import open_call
 from mlvm.eager.tensor.number import Numbers
 from mlvm.machines.native.extension import EXTENSION
-from mlvm.step.templates import PlannedTemplate, Site, at
+from mlvm.step.templates import PlannedTemplate, Site
 
 _MOST_ALTERNATIVES: Final = 64
 _MOST_CHOICES: Final = 8
@@ -162,21 +161,10 @@ class PatchedProgram:
         """Plan the call of a site with these values as formulas.
 
         Raises `NotPatched`."""
-        callee = self._functions.binding(site.name).callee
-        plan = getattr(getattr(callee, "kernel", None), "plan", None)
-        if plan is None or not isinstance(callee, (Fused, OpInto)):
-            raise NotPatched
         numbers = self._numbers.fork(values)
         call = None
         with suppress(Exception), numbers.planning_kernels() as placeholders:
-            types = [at(type, placeholders) for type in site.types]
-            attributes = at(site.attributes, placeholders)
-            if isinstance(callee, Fused):
-                attributes = {"chain": parse(attributes, callee.kernels)}
-            else:
-                attributes = callee.bind(attributes)
-            call = plan(types, attributes)
-            call = getattr(call, "call", call)
+            call = open_call(self._functions, site.name, site.types, site.attributes, placeholders)
             guards = numbers.guards()
         if call is None:
             raise NotPatched

@@ -147,9 +147,9 @@ def take(x: Tensor, indices: Tensor, /, axis: int | None = None) -> Tensor:
         if type_of(x).ndim != 1:
             raise ArgumentError("expected an axis, because x is not a vector")
         axis = 0
-    given: Any = indices
-    is_number = isinstance(given, int) and not isinstance(given, bool)
-    positions = constant(given, default_of(int)) if is_number else as_operand(given)
+    index: Any = indices
+    is_number = isinstance(index, int) and not isinstance(index, bool)
+    positions = constant(index, default_of(int)) if is_number else as_operand(index)
     return op.take(x, positions, axis=axis)
 
 

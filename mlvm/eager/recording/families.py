@@ -8,12 +8,14 @@ placeholders for the numbers; each value that the trace or a planner needs becom
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from mlvm.core.lengths import Length
-from mlvm.core.machine.callee import OpInto
+from mlvm.core.machine.callee import Fused, OpInto
+from mlvm.core.machine.functions import FunctionTable
+from mlvm.core.machine.fused import parse
 from mlvm.core.types import TensorType
 from mlvm.eager.recording.recorder import recording_of
 from mlvm.eager.tensor.apply import OneOp, apply
@@ -21,7 +23,7 @@ from mlvm.eager.tensor.context import current_arena
 from mlvm.eager.tensor.number import Numbers
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.machines.native.extension import EXTENSION
-from mlvm.step.templates import at, frozen
+from mlvm.step.templates import at, frozen, mapped
 
 
 def open_template_of(
@@ -39,26 +41,44 @@ def open_template_of(
     if isinstance(function, OneOp):
         function = partial(apply, function)
     vm = current_arena().vm
-    values: dict[int, float] = {}
-    for number, value in zip(inputs, _numbers((args, keywords), []), strict=True):
-        if number >= 0:
-            values[number] = value
+    tensors: dict[int, Tensor] = {}
+    key: list[float] = []  # the numbers of the key, in the order of `numbers_of` in families.c
+
+    def note(x: Any) -> Any:
+        if type(x) is not Tensor:
+            key.append(x)
+        elif id(x) not in tensors:
+            tensors[id(x)] = x
+            key.extend(x.type.shape)
+        return x
+
+    call = _changed(note, (args, keywords or {}))
+    values = {number: x for number, x in zip(inputs, key, strict=True) if number >= 0}
     floats: list[int] = [i for i in sorted(values) if type(values[i]) is float]
     lengths: list[Any] = [i for i in sorted(values) if i not in floats]
     numbers = Numbers([values[i] for i in floats], vm, [int(values[i]) for i in lengths])
     with numbers.recording() as recorded:
         placeholders = dict(zip((*floats, *lengths), recorded, strict=True))
         del recorded
-        tensors: list[Tensor] = []
-        order = iter(inputs)
+        order, unvisited = iter(inputs), {*tensors}
         types: dict[int, TensorType] = {}
-        opened = _replaced((args, keywords), tensors, types, order, placeholders)
-        del placeholders
-        with recording_of(vm, tensors, types) as record:
-            stand_ins = {id(x): record.placeholder(x) for x in tensors}
-            own, named = _with_tensors(opened, stand_ins)
-            operands = tuple([stand_ins[id(x)] for x in tensors])
-            traced = EXTENSION.traced_steps(function, own, named, operands)
+
+        def opened(x: Any) -> Any:
+            if type(x) is not Tensor:
+                return placeholders.get(next(order), x)
+            if id(x) in unvisited:
+                unvisited.remove(id(x))
+                shape: list[Any] = [placeholders.get(next(order), n) for n in x.type.shape]
+                if any(isinstance(n, Length) for n in shape):
+                    types[id(x)] = TensorType(x.type.dtype, shape)
+            return x
+
+        call = _changed(opened, call)
+        placeholders.clear()
+        with recording_of(vm, [*tensors.values()], types) as record:
+            stand_ins = {key: record.placeholder(x) for key, x in tensors.items()}
+            own, named = _changed(lambda x: stand_ins.get(id(x), x), call)
+            traced = EXTENSION.traced_steps(function, own, named, tuple(stand_ins.values()))
             if traced is None:
                 return None
             steps, constants = traced
@@ -69,13 +89,13 @@ def open_template_of(
             rows = [
                 (
                     frozen(out.type),
-                    None if out.base is not None else call.op.name,
+                    None if out.base is not None else f"{call.op.name}.out",
                     frozen(call.attributes),
                     [frozen(x.type) for x in xs],
                 )
                 for call, xs, out in steps
             ]
-            del steps, own, named, opened
+            del steps, own, named
     if not numbers.guarded.keys().isdisjoint(range(numbers.inputs)):
         return None  # the function needs the value itself
     return _planned(numbers, vm, rows, scalars, [*floats, *lengths])
@@ -99,86 +119,52 @@ def _planned(
             type = at(open_type, placeholders)
             call = None
             if name is not None:
-                callee = vm.functions.binding(f"{name}.out").callee
-                plan = getattr(getattr(callee, "kernel", None), "plan", None)
-                if plan is None or not isinstance(callee, OpInto):
-                    return None
-                types = [type, *[at(x, placeholders) for x in operands]]
-                call = plan(types, callee.bind(at(attributes, placeholders)))
+                call = open_call(
+                    vm.functions, name, [open_type, *operands], attributes, placeholders
+                )
                 if call is None:
                     return None
-                call = getattr(call, "call", call)
             lengths = [
                 n.formula() if isinstance(n, Length) else formulas.constant(n) for n in type.shape
             ]
             steps.append((call, type.dtype, tuple(lengths)))
-        held = [(fork.formula(place), value) for place, value in guards.items()]
-        held += fork.guards()
+        conditions = [(fork.formula(place), value) for place, value in guards.items()]
+        conditions += fork.guards()
         values = [place if place < 0 else fork.formula(place) for place in scalars]
-    flat = tuple([x for pair in held for x in pair])
+    flat = tuple([x for pair in conditions for x in pair])
     return EXTENSION.open_template(formulas, flat, steps, values)
 
 
-def _numbers(part: Any, seen: list[Tensor]) -> Iterator[float]:
-    """Yield the numbers of a call's key, in the order of `numbers_of` in families.c."""
-    kind = type(part)
-    if kind is Tensor:
-        if not any(x is part for x in seen):
-            seen.append(part)
-            yield from part.type.shape
-    elif kind is int or kind is float:
-        yield part
-    elif kind is tuple or kind is list:
-        for each in part:
-            yield from _numbers(each, seen)
-    elif kind is slice:
-        yield from _numbers((part.start, part.stop, part.step), seen)
-    elif isinstance(part, Mapping):
-        yield from _numbers(tuple(part.values()), seen)
-
-
-def _replaced(
-    part: Any,
-    tensors: list[Tensor],
-    types: dict[int, TensorType],
-    order: Iterator[int],
-    placeholders: Mapping[int, Any],
+def open_call(
+    functions: FunctionTable,
+    name: str,
+    types: Sequence[Any],
+    attributes: Any,
+    placeholders: Sequence[Any],
 ) -> Any:
-    """Return a part of the arguments with placeholders for its open numbers.
+    """Plan the native kernel of a function for frozen types and attributes.
 
-    Append its tensors to `tensors`, and the types of tensors with open lengths to `types`."""
+    Its integers are formulas of the placeholders. Return None if the function has no such kernel.
+    """
+    callee = functions.binding(name).callee
+    plan = getattr(getattr(callee, "kernel", None), "plan", None)
+    if plan is None or not isinstance(callee, (Fused, OpInto)):
+        return None
+    bound = at(attributes, placeholders)
+    if isinstance(callee, Fused):
+        bound = {"chain": parse(bound, callee.kernels)}
+    else:
+        bound = callee.bind(bound)
+    call = plan([at(type, placeholders) for type in types], bound)
+    return getattr(call, "call", call)
+
+
+def _changed(change: Callable[[Any], Any], part: Any) -> Any:
+    """Return a part of the arguments with its tensors and numbers changed, in order."""
     kind = type(part)
-
-    def opened(n: float) -> Any:
-        number = next(order)
-        return n if number < 0 else placeholders[number]
-
-    if kind is Tensor:
-        if not any(x is part for x in tensors):
-            tensors.append(part)
-            shape = [opened(n) for n in part.type.shape]
-            if any(isinstance(n, Length) for n in shape):
-                types[id(part)] = TensorType(part.type.dtype, shape)
-        return part
-    if kind is int or kind is float:
-        return opened(part)
-    if kind is tuple or kind is list:
-        return kind([_replaced(x, tensors, types, order, placeholders) for x in part])
+    if kind is Tensor or kind is int or kind is float:
+        return change(part)
+    each = partial(_changed, change)
     if kind is slice:
-        bounds = (part.start, part.stop, part.step)
-        return slice(*[_replaced(x, tensors, types, order, placeholders) for x in bounds])
-    if isinstance(part, Mapping):
-        items = part.items()
-        return {k: _replaced(x, tensors, types, order, placeholders) for k, x in items}
-    return part
-
-
-def _with_tensors(part: Any, stand_ins: Mapping[int, Tensor]) -> Any:
-    kind = type(part)
-    if kind is Tensor:
-        return stand_ins[id(part)]
-    if kind is tuple or kind is list:
-        return kind([_with_tensors(x, stand_ins) for x in part])
-    if isinstance(part, Mapping):
-        return {k: _with_tensors(x, stand_ins) for k, x in part.items()}
-    return part
+        return slice(*map(each, (part.start, part.stop, part.step)))
+    return mapped(each, part)

@@ -63,11 +63,6 @@ static const Template *generalized; /* the template that the trace must repeat *
 
 /* --- numbers of a key --- */
 
-static int is_number(const Item *item)
-{
-    return item->kind == NUMBER;
-}
-
 /* List the numbers of a key: the lengths of operands, and arguments, of which floats by their bits; and hash all
  * else. Returns their number; -1 if the key has a family of its own only. */
 static int numbers_of(const Key *key, PyObject *function, int64_t *numbers, char *is_float, uint64_t *hash)
@@ -87,7 +82,7 @@ static int numbers_of(const Key *key, PyObject *function, int64_t *numbers, char
             memset(is_float + count, 0, (size_t)layout.ndim);
             count += layout.ndim;
             bits = (uintptr_t)layout.dtype + (uint64_t)layout.ndim;
-        } else if (is_number(item)) {
+        } else if (item->kind == NUMBER) {
             if (count == MOST_NUMBERS)
                 return -1;
             is_float[count] = item->object == (PyObject *)&PyFloat_Type;
@@ -120,7 +115,7 @@ static int is_of(const OpenTemplate *self, PyObject *function, const Key *key, c
             if (!layout_of(ours->object, &a) || !layout_of(theirs->object, &b) || a.dtype != b.dtype ||
                 a.ndim != b.ndim)
                 return 0;
-        } else if (is_number(ours)) {
+        } else if (ours->kind == NUMBER) {
             if (theirs->object != ours->object)
                 return 0;
         } else if (!is_same_item(ours, theirs)) {

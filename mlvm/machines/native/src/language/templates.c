@@ -218,7 +218,7 @@ void release_template(Template *old)
     PyMem_Free(old);
 }
 
-Template *find_template(PyObject *function, const Key *key)
+static Template *find_template(PyObject *function, const Key *key)
 {
     Template *found = templates[key->hash % TEMPLATES];
     if (!found || found->hash != key->hash || found->function != function || found->nitems != key->nitems ||

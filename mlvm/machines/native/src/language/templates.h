@@ -68,9 +68,6 @@ int *calls_of(uint64_t hash);
 /* A template of these items without steps; NULL without memory. */
 Template *new_template(PyObject *function, const Key *key, int nsteps, int nconstants, int ncodes);
 
-/* The template of a call, borrowed; NULL if there is none. */
-Template *find_template(PyObject *function, const Key *key);
-
 /* End a use of a template, and free it after the last one. */
 void release_template(Template *old);
 
