@@ -48,7 +48,7 @@ from mlvm.parallel.communicator import (
     is_small,
 )
 from mlvm.parallel.group import AnyGroup, Seat, Task, name_of, one_at_a_time
-from mlvm.parallel.outcome import Outcome, results_of, shorten
+from mlvm.parallel.outcome import Outcome, print_once, results_of
 from mlvm.parallel.passing import (
     NOTHING,
     Passing,
@@ -909,8 +909,7 @@ class MessageGroup(AnyGroup):
         except Exception as raised:
             if communicator is not None:
                 printer = communicator.printer(self._encoding.unpacked)
-                if printer != self.rank:
-                    shorten(raised, self._names[self.rank], self._names[printer])
+                print_once(raised, self._names[self.rank], self._names[printer])
             raise
         finally:
             if communicator is None or communicator.spoiled or not concluded:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from traceback import format_exception
 from typing import Any, Final, NamedTuple, Protocol
 
 from mlvm.core.errors import GroupError
 from mlvm.parallel.communicator import brief_error
 
-_LINE: Final = "_mlvm_line"
-"""Attribute of an exception: the line to print instead of its traceback."""
+_TEXT: Final = "_mlvm_text"
+"""Attribute of an exception: the line to print, or None to print the traceback at once."""
 
 
 class AnyFailure(Protocol):
@@ -47,21 +48,24 @@ def results_of(outcomes: Mapping[int, Outcome], names: Sequence[str]) -> list[An
     return [outcomes[rank].value for rank in range(len(names))]
 
 
-def shorten(error: BaseException, here: str, printer: str) -> None:
-    """Print one line instead of a traceback if nothing in this process catches the error.
+def print_once(error: BaseException, here: str, printer: str) -> None:
+    """Print the traceback of an error that all members raise in one of their processes.
 
-    All members of a group raise the error. `here` is the name of this member, `printer` the name of
-    the member that prints the traceback.
+    The other processes print one line if nothing catches the error. `here` is the name of this
+    member, `printer` the name of the member that prints the traceback. Each process writes its
+    text at once, because a launcher such as mpirun mixes the output of the processes.
     """
     [line, *_] = brief_error(error).splitlines()
-    error.__dict__[_LINE] = f"{here}: {line}; see the traceback of {printer}\n"
-    if getattr(sys.excepthook, "func", None) is not _print_line:
-        sys.excepthook = partial(_print_line, sys.excepthook)
+    is_other = here != printer
+    text = f"{here}: {line}; see the traceback of {printer}\n" if is_other else None
+    error.__dict__[_TEXT] = text
+    if getattr(sys.excepthook, "func", None) is not _print:
+        sys.excepthook = partial(_print, sys.excepthook)
 
 
-def _print_line(before: Callable[..., object], kind: Any, error: Any, traceback: Any) -> None:
-    line = error.__dict__.get(_LINE)
-    if line is None:
+def _print(before: Callable[..., object], kind: Any, error: Any, traceback: Any) -> None:
+    text = error.__dict__.get(_TEXT)
+    if text is None and (before is not sys.__excepthook__ or _TEXT not in error.__dict__):
         before(kind, error, traceback)
     else:
-        sys.stderr.write(line)
+        sys.stderr.write(text or "".join(format_exception(error)))
