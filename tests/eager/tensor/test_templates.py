@@ -9,7 +9,7 @@ import importlib
 import importlib.util
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
@@ -19,6 +19,7 @@ import mlvm.eager as ml
 from mlvm.core.types import DType
 from mlvm.eager.functions.random import with_keys
 from mlvm.eager.tensor import templates
+from mlvm.eager.tensor.chains import chains_of
 from mlvm.eager.tensor.constants import constant, is_constant
 from mlvm.eager.tensor.reading import values_of
 from mlvm.machines.native.extension import EXTENSION
@@ -35,6 +36,15 @@ pytestmark = pytest.mark.skipif(
 )
 
 rows = pytest.mark.parametrize("row", FUNCTIONS, ids=[row.call for row in FUNCTIONS])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _chains_at_first() -> Iterator[None]:
+    """Join the elementwise steps of a template in its first run."""
+    assert EXTENSION is not None
+    before = EXTENSION.chain_after(0)
+    yield
+    EXTENSION.chain_after(before)
 
 
 def disabled() -> AbstractContextManager[Any]:
@@ -160,7 +170,7 @@ def test_one_thread_records_at_a_time() -> None:
         extension.call(function, (x,), {})
     may_go.clear()
     is_inside.clear()
-    options = {"dtype": DType, "with_keys": with_keys}
+    options = {"dtype": DType, "with_keys": with_keys, "chains": chains_of}
     extension.install_templates(is_constant=asked, **options)
     try:
         assert extension.call(quick, (x,), {}).tolist() == [2, 2, 2]
