@@ -234,7 +234,8 @@ static PyObject *call_in_family(PyObject *function, const Key *key, int *learns)
     char is_float[MOST_NUMBERS];
     Number values[MOST_FORMULAS];
     uint64_t hash;
-    if (key->tape != Py_None || *calls_of(key->hash) >= MOST_CALLS)
+    /* An outer call that is recorded must note each step. */
+    if (key->tape != Py_None || is_recording() || *calls_of(key->hash) >= MOST_CALLS)
         return NULL;
     int count = numbers_of(key, function, numbers, is_float, &hash);
     if (count <= 0)

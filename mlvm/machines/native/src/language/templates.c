@@ -782,7 +782,7 @@ static PyObject *run_template(Template *template, const Key *key, PyObject **key
     }
     for (int i = 0; i < template->nsteps && !failed; i++) {
         const TemplateStep *step = &template->steps[i];
-        if (step->chain) {
+        if (step->chain && !is_recording()) { /* an outer call that is recorded must note each step */
             int done = run_chain(step->chain, template, key, values);
             failed = done < 0;
             for (int end = step->chain->end; done > 0 && i < end; i++)

@@ -465,16 +465,25 @@ static PyObject *chosen_in_python(PyObject *module, PyObject *args)
     return tensor_or_none(chosen((Allocation *)x, (Allocation *)mask));
 }
 
-static int is_nonzero(const char *p, const Layout *x)
+/* Set a flag for each element that is not zero. */
+static void flag_nonzero(char *flags, const char *p, const Layout *x)
 {
-    int parts = x->kind == 'c' ? 2 : 1, width = x->itemsize / parts;
-    int is_float = x->kind == 'c' || x->kind == 'f' || x->kind == 'h', found = 0;
-    for (int i = 0; i < parts; i++) {
-        uint64_t bits = 0;
-        memcpy(&bits, p + i * width, (size_t)width);
-        found |= (bits << (64 - 8 * width + is_float)) != 0; /* a negative zero is zero */
+    int parts = x->kind == 'c' ? 2 : 1, is_float = x->kind == 'c' || x->kind == 'f' || x->kind == 'h';
+    memset(flags, 0, (size_t)x->size);
+#define FLAG(T)                                                                        \
+    for (int part = 0; part < parts; part++)                                           \
+        for (int64_t i = 0; i < x->size; i++) {                                        \
+            T bits;                                                                    \
+            memcpy(&bits, p + (i * parts + part) * (int64_t)sizeof bits, sizeof bits); \
+            flags[i] |= (T)(bits << is_float) != 0; /* -0.0 is 0 */                    \
+        }
+    switch (x->itemsize / parts) {
+    case 1: FLAG(uint8_t) break;
+    case 2: FLAG(uint16_t) break;
+    case 4: FLAG(uint32_t) break;
+    default: FLAG(uint64_t)
     }
-    return found;
+#undef FLAG
 }
 
 /* positions(x, dtype) -> the positions of the nonzero elements, [count, ndim] of that dtype of 64 bits; None if Python
@@ -491,26 +500,27 @@ static PyObject *positions(PyObject *module, PyObject *args)
         !address_in(fast_path, (Allocation *)object, 1) || call_without_result(fast_path->acquire))
         return tensor_or_none(NULL);
     const char *p = address_in(fast_path, (Allocation *)object, 0);
-    int64_t dims[2] = {0, x.ndim}, at[MOST_AXES] = {0}, found = 0;
-    for (int64_t i = 0; p && i < x.size; i++)
-        dims[0] += is_nonzero(p + i * x.itemsize, &x);
+    char *flags = p ? PyMem_Malloc((size_t)x.size + 1) : NULL, *to, *unused;
+    if (flags)
+        flag_nonzero(flags, p, &x);
     release_vm(fast_path);
-    PyObject *type = p ? type_of(dtype, dims, 2) : NULL, *arena = type ? present_arena() : NULL;
-    char *to, *in;
-    Allocation *out = locked_tensor(fast_path, arena, type, (Allocation *)object, &to, &in);
-    Py_XDECREF(arena);
-    Py_XDECREF(type);
-    if (!out)
-        return tensor_or_none(NULL);
-    for (int64_t i = 0; i < x.size && found <= dims[0]; i++) {
-        if (is_nonzero(in + i * x.itemsize, &x) && found++ < dims[0])
-            to = (char *)memcpy(to, at, sizeof *at * (size_t)x.ndim) + sizeof *at * (size_t)x.ndim;
-        for (int axis = x.ndim; axis-- > 0 && ++at[axis] == x.dims[axis];)
+    int64_t dims[2] = {flags ? count_true(flags, x.size) : 0, x.ndim}, at[MOST_AXES] = {0};
+    PyObject *type = flags ? type_of(dtype, dims, 2) : NULL, *arena = type ? present_arena() : NULL;
+    Allocation *out = locked_tensor(fast_path, arena, type, NULL, &to, &unused);
+    const size_t row = sizeof *at * (size_t)x.ndim;
+    const int last = x.ndim - 1;
+    for (int64_t i = 0; out && x.ndim && i < x.size; i += x.dims[last]) {
+        for (at[last] = 0; at[last] < x.dims[last]; at[last]++)
+            if (flags[i + at[last]])
+                to = (char *)memcpy(to, at, row) + row;
+        for (int axis = last; axis-- > 0 && ++at[axis] == x.dims[axis];)
             at[axis] = 0;
     }
-    release_vm(fast_path);
-    if (found != dims[0]) /* creating the tensor may have run Python, which may have changed x */
-        Py_CLEAR(out);
+    if (out)
+        release_vm(fast_path);
+    PyMem_Free(flags);
+    Py_XDECREF(arena);
+    Py_XDECREF(type);
     return tensor_or_none(out);
 }
 
