@@ -322,7 +322,7 @@ _DYNAMIC: Final[dict[str, Work]] = {
     "chosen_in_python": lambda x: primitives.boolean_index(x, x > 0.5),
     "positions": lambda x: [
         ml.argwhere(ml.astype(x - 1.0, dtype))
-        for dtype in ("f32", "bf16", "f64", "i8", "i64", "bool", "c64")
+        for dtype in ("f32", "bf16", "f64", "int8", "int64", "bool", "c64")
     ],
 }
 

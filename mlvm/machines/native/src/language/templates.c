@@ -764,7 +764,7 @@ static int run_chain(const Chain *chain, const Template *template, const Key *ke
             values[chain->values[i]] = (PyObject *)tensors[i];
         else
             Py_XDECREF((PyObject *)tensors[i]);
-    return PyErr_Occurred() ? -1 : done;
+    return clear_nonfatal_error() ? -1 : done > 0;
 }
 
 /* Run the steps. After an error the function explains it, with the keys that were drawn, unless an update has been
