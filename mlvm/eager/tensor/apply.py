@@ -202,7 +202,7 @@ _DYNAMIC_IN_C: Final[dict[str, Callable[..., Tensor | None]]] = (
     if EXTENSION is None
     else {
         "boolean_index": EXTENSION.chosen,
-        "nonzero_indices": lambda x: EXTENSION.positions(x, i64),
+        "nonzero_indices": partial(EXTENSION.positions, i64),
     }
 )
 

@@ -44,7 +44,8 @@ class Row(NamedTuple):
 def chains_of(types: Sequence[TensorType], steps: Sequence[Any], noperands: int) -> list[Row]:
     """Return the chains of a template. The types are those of its operands, then of its constants
     in reverse order."""
-    fused = current_arena().vm.functions.binding(Fused.name).callee
+    vm: Any = current_arena().vm
+    fused = vm.functions.binding(Fused.name).callee
     plan = getattr(getattr(fused, "kernel", None), "plan", None)
     if plan is None or not isinstance(fused, Fused):
         return []

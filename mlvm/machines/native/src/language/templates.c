@@ -19,6 +19,9 @@
 
 #include <string.h>
 
+/* Fields of a context behind those in dispatch.h. */
+enum { KEY_SOURCE = AUTOCAST_DTYPE + 1, KEY_STATE };
+
 enum { MOST_CODES = 64, TEMPLATES = 4096, MOST_FAILURES = 3 };
 
 /* Codes of a result: a value's number, or NOTHING for None; or one of the others, and then the number of
@@ -648,6 +651,60 @@ static PyObject *next_key_of(PyObject *module, PyObject *source)
     return key;
 }
 
+/* The global keys of one VM: `draw(call, state, type)` returns the next one. The state is a weak reference, as a tensor
+ * keeps its VM alive. */
+static struct {
+    long long fast_path; /* its number; 0: Python draws */
+    PyObject *draw, *call, *state, *type, *acquire, *release;
+} keys;
+
+/* The next key, as `_next` in functions/random.py; NULL without an exception if Python must draw it. */
+static PyObject *drawn_key(void)
+{
+    PyObject *context = keys.fast_path ? present_context() : NULL,
+             *arena = context ? arena_of(context) : NULL;
+    FastPath *fast_path = arena ? fast_path_of(arena) : NULL;
+    int is_ours = fast_path && fast_path->number == keys.fast_path &&
+                  PyTuple_GetItem(context, KEY_SOURCE) == Py_None &&
+                  PyTuple_GetItem(context, KEY_STATE) == Py_None;
+    PyObject *state = is_ours ? Py_XNewRef(PyWeakref_GetObject(keys.state)) : NULL;
+    PyObject *release = is_ours ? Py_NewRef(keys.release) : NULL, *key = NULL;
+    if (state && state != Py_None && !call_without_result(keys.acquire)) {
+        key = PyObject_CallFunctionObjArgs(keys.draw, keys.call, state, keys.type, NULL);
+        if (call_without_result(release) || key == Py_None)
+            Py_CLEAR(key);
+    }
+    Py_XDECREF(state);
+    Py_XDECREF(release);
+    Py_XDECREF(arena);
+    Py_XDECREF(context);
+    return key;
+}
+
+/* draw_keys(fast_path, draw, call, state, type, lock): steps draw the keys of that VM so; draw_keys(): Python does. */
+static PyObject *draw_keys(PyObject *module, PyObject *args)
+{
+    PyObject *path = NULL, *lock = NULL;
+    PyObject *old[] = {keys.draw, keys.call, keys.state, keys.type, keys.acquire, keys.release};
+    (void)module;
+    memset(&keys, 0, sizeof keys);
+    if (PyTuple_Size(args) && !PyArg_ParseTuple(args, "OOOOOO:draw_keys", &path, &keys.draw, &keys.call,
+                                                &keys.state, &keys.type, &lock))
+        return NULL;
+    if (lock) {
+        Py_INCREF(keys.draw);
+        Py_INCREF(keys.call);
+        Py_INCREF(keys.type);
+        keys.state = PyWeakref_NewRef(keys.state, NULL);
+        keys.acquire = PyObject_GetAttrString(lock, "acquire");
+        keys.release = PyObject_GetAttrString(lock, "release");
+        keys.fast_path = keys.state && keys.acquire && keys.release ? ((FastPath *)path)->number : 0;
+    }
+    for (size_t i = 0; i < sizeof old / sizeof *old; i++)
+        Py_XDECREF(old[i]);
+    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+}
+
 static PyObject *run_step(const TemplateStep *step, PyObject *const *operands)
 {
     PyObject *args[MOST_OPERANDS + 2] = {step->call};
@@ -660,7 +717,10 @@ static PyObject *run_step(const TemplateStep *step, PyObject *const *operands)
         args[2] = step->extra;
         return later.alias(NULL, args, 3);
     case SUBSCRIPT: return PyObject_GetItem(operands[0], step->extra);
-    case NEXT_KEY: return next_key_of(NULL, step->call);
+    case NEXT_KEY: {
+        PyObject *key = is_recording() ? NULL : drawn_key();
+        return key || PyErr_Occurred() ? key : next_key_of(NULL, step->call);
+    }
     default:
         args[0] = operands[0];
         args[1] = step->call;
@@ -920,6 +980,8 @@ static PyMethodDef templates_functions[] = {
     {"pause", pause_in_python, METH_O,
      "pause(paused) -> the state before: a recorded call notes nothing meanwhile."},
     {"use_templates", use_templates, METH_O, "use_templates(enabled) -> the setting before."},
+    {"draw_keys", draw_keys, METH_VARARGS,
+     "draw_keys(fast_path, draw, call, state, type, lock): steps draw keys by draw(call, state, type)."},
     {"chain_after", chain_after, METH_O,
      "chain_after(runs) -> the number before: runs of a template before its elementwise steps are joined."},
     {"install_templates", (PyCFunction)(void (*)(void))install_templates, METH_VARARGS | METH_KEYWORDS,

@@ -469,6 +469,10 @@ static PyObject *chosen_in_python(PyObject *module, PyObject *args)
 static void flag_nonzero(char *flags, const char *p, const Layout *x)
 {
     int parts = x->kind == 'c' ? 2 : 1, is_float = x->kind == 'c' || x->kind == 'f' || x->kind == 'h';
+    if (x->kind == 'b') {
+        memcpy(flags, p, (size_t)x->size);
+        return;
+    }
     memset(flags, 0, (size_t)x->size);
 #define FLAG(T)                                                                        \
     for (int part = 0; part < parts; part++)                                           \
@@ -486,14 +490,14 @@ static void flag_nonzero(char *flags, const char *p, const Layout *x)
 #undef FLAG
 }
 
-/* positions(x, dtype) -> the positions of the nonzero elements, [count, ndim] of that dtype of 64 bits; None if Python
+/* positions(dtype, x) -> the positions of the nonzero elements, [count, ndim] of that dtype of 64 bits; None if Python
  * must find them. */
 static PyObject *positions(PyObject *module, PyObject *args)
 {
     PyObject *object, *dtype;
     Layout x;
     (void)module;
-    if (!PyArg_ParseTuple(args, "OO:positions", &object, &dtype))
+    if (!PyArg_ParseTuple(args, "OO:positions", &dtype, &object))
         return NULL;
     FastPath *fast_path = is_quiet() ? plain_path(object) : NULL;
     if (!fast_path || !layout_of(((Allocation *)object)->type, &x) || x.size * x.ndim * 8 > MOST_COPIED ||
@@ -507,12 +511,12 @@ static PyObject *positions(PyObject *module, PyObject *args)
     int64_t dims[2] = {flags ? count_true(flags, x.size) : 0, x.ndim}, at[MOST_AXES] = {0};
     PyObject *type = flags ? type_of(dtype, dims, 2) : NULL, *arena = type ? present_arena() : NULL;
     Allocation *out = locked_tensor(fast_path, arena, type, NULL, &to, &unused);
-    const size_t row = sizeof *at * (size_t)x.ndim;
     const int last = x.ndim - 1;
     for (int64_t i = 0; out && x.ndim && i < x.size; i += x.dims[last]) {
         for (at[last] = 0; at[last] < x.dims[last]; at[last]++)
             if (flags[i + at[last]])
-                to = (char *)memcpy(to, at, row) + row;
+                for (int axis = 0; axis < x.ndim; axis++, to += sizeof *at)
+                    memcpy(to, &at[axis], sizeof *at);
         for (int axis = last; axis-- > 0 && ++at[axis] == x.dims[axis];)
             at[axis] = 0;
     }
@@ -1049,7 +1053,7 @@ static PyMethodDef views_functions[] = {
     {"chosen", chosen_in_python, METH_VARARGS,
      "chosen(x, mask): the rows of x where the mask is True, or None."},
     {"positions", positions, METH_VARARGS,
-     "positions(x, dtype): the positions of the nonzero elements, or None."},
+     "positions(dtype, x): the positions of the nonzero elements, or None."},
     {"nested", nested, METH_O, "nested(x): the elements as numbers in nested lists, or None."},
     {"install_views", (PyCFunction)(void (*)(void))install_views, METH_VARARGS | METH_KEYWORDS,
      "Hand in what `alias` and reads need of the language."},
