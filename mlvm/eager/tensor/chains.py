@@ -16,6 +16,8 @@ from mlvm.core.types import TensorType
 from mlvm.eager.tensor.context import current_arena
 
 _APPLY, _ALIAS, _, _UPDATE, _ = range(5)  # `StepKind` in dispatch.h
+_LONGEST: Final = 24
+"""Maximum number of steps of a chain, as in captured functions."""
 _MOST: Final = 12
 """Maximum number of results and operands of a chain: `MOST_CHAINED` in templates.h."""
 
@@ -54,12 +56,13 @@ def chains_of(types: Sequence[TensorType], steps: Sequence[Any], noperands: int)
     first = 0
     while first < len(steps):
         row, end = None, first
-        while planner.may_join(first, end):
-            longer = planner.planned(first, end + 1, plan, fused.kernels)
-            if longer is None:
-                break
-            row, end = longer, end + 1
-        if row is not None and end > first + 1:
+        while end < first + _LONGEST and planner.may_join(first, end):
+            end += 1
+        while end > first + 1 and row is None:
+            row = planner.planned(first, end, plan, fused.kernels)
+            if row is None:  # too many operands, or an op without such a kernel
+                end = first + (end - first) // 2
+        if row is not None:
             rows.append(row)
         first = max(end, first + 1)
     return rows

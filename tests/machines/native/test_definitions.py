@@ -57,7 +57,8 @@ DEFINITIONS: Final = [
 
 OF_C: Final = {
     *("install", "install_views", "install_indexing", "install_operands", "install_templates"),
-    *("use_templates", "chain_after", "draw_keys", "opaque", "pause_in_python", "call", "region_add_view"),
+    *("use_templates", "chain_after", "draw_keys", "opaque", "pause_in_python", "call"),
+    "region_add_view",
     *(
         "region_remove_view",
         "region_take_views",

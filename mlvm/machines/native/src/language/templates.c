@@ -22,7 +22,16 @@
 /* Fields of a context behind those in dispatch.h. */
 enum { KEY_SOURCE = AUTOCAST_DTYPE + 1, KEY_STATE };
 
-enum { MOST_CODES = 64, TEMPLATES = 4096, MOST_FAILURES = 3 };
+enum { MOST_CODES = 64, TEMPLATES = 4096, MOST_FAILURES = 3, MOST_CHAINED = 12 };
+
+/* Successive elementwise steps that one kernel computes, with the same bits: the numbers of the results, whose types
+ * are `types`, then of the operands. `end` is the step after the last one. */
+typedef struct Chain {
+    KernelCallObject *call;
+    PyObject *types;
+    long long generation; /* of the function table */
+    short values[MOST_CHAINED], count, end;
+} Chain;
 
 /* Codes of a result: a value's number, or NOTHING for None; or one of the others, and then the number of
  * parts. */
@@ -755,7 +764,7 @@ int run_kernel(KernelCallObject *call, FastPath *fast_path, Allocation *const *t
 }
 
 /* Add the chain (first step, end, kernel, types of results, numbers of values) to a template. */
-static void add_chain(Template *template, PyObject *row)
+static void add_chain(Template *template, PyObject *row, long long generation)
 {
     int first, end;
     PyObject *call, *types, *values;
@@ -770,6 +779,7 @@ static void add_chain(Template *template, PyObject *row)
     }
     chain->call = (KernelCallObject *)Py_NewRef(call);
     chain->types = Py_NewRef(types);
+    chain->generation = generation;
     chain->end = (short)end;
     chain->count = (short)PyTuple_Size(values);
     for (int i = 0; i < chain->count; i++)
@@ -780,6 +790,7 @@ static void add_chain(Template *template, PyObject *row)
 /* Ask Python for the chains of a template. */
 static void find_chains(Template *template, const Key *key)
 {
+    const long long generation = key->fast_path->generation;
     PyObject *types = PyTuple_New(key->ntensors + template->nconstants);
     PyObject *steps = PyTuple_New(template->nsteps);
     for (int i = 0; types && i < key->ntensors + template->nconstants; i++) {
@@ -799,7 +810,7 @@ static void find_chains(Template *template, const Key *key)
     PyObject *rows = types && steps ? PyObject_CallFunction(find_rows, "OOi", types, steps, key->ntensors)
                                     : NULL;
     for (Py_ssize_t i = 0; rows && PyList_Check(rows) && i < PyList_Size(rows); i++)
-        add_chain(template, PyList_GetItem(rows, i));
+        add_chain(template, PyList_GetItem(rows, i), generation);
     Py_XDECREF(rows);
     Py_XDECREF(types);
     Py_XDECREF(steps);
@@ -809,7 +820,7 @@ static void find_chains(Template *template, const Key *key)
 static int run_chain(const Chain *chain, const Template *template, const Key *key, PyObject **values)
 {
     Allocation *tensors[MOST_CHAINED] = {NULL};
-    int nresults = (int)PyTuple_Size(chain->types), done = 1;
+    int nresults = (int)PyTuple_Size(chain->types), done = chain->generation == key->fast_path->generation;
     for (int i = nresults; i < chain->count; i++)
         tensors[i] = (Allocation *)(chain->values[i] < 0 ? template->constants[-1 - chain->values[i]]
                                                          : values[chain->values[i]]);

@@ -6,7 +6,7 @@
 #include "dispatch.h"
 
 enum { MOST_ITEMS = 96, MOST_TENSORS = 40, MOST_STEPS = 96, MOST_OPERANDS = 4 };
-enum { MOST_VALUES = MOST_TENSORS + MOST_STEPS, MOST_CHAINED = 12 };
+enum { MOST_VALUES = MOST_TENSORS + MOST_STEPS };
 
 /* A part of a key: the kind says what the object is compared by. */
 typedef enum { TYPE, TRACKED_TYPE, SAME_TENSOR, POINTER, NUMBER, TEXT, TUPLE, LIST, KEYWORD } ItemKind;
@@ -25,14 +25,6 @@ typedef struct Key {
     PyObject *arena, *tape; /* the current ones; only compared */
 } Key;
 
-/* Successive elementwise steps that one kernel computes, with the same bits: the numbers of the results, whose types
- * are `types`, then of the operands. `end` is the step after the last one. */
-typedef struct {
-    KernelCallObject *call;
-    PyObject *types;
-    short values[MOST_CHAINED], count, end;
-} Chain;
-
 /* A step. Operands are values by number: first the call's tensors, then the results of steps; constants are
  * -1, -2, ... */
 typedef struct {
@@ -42,7 +34,7 @@ typedef struct {
     short last; /* the last step that uses its result */
     short freed,
         next; /* the first of the steps whose results are used last by this one, and the next of them; -1 */
-    Chain *chain; /* the chain that begins with this step, or NULL */
+    struct Chain *chain; /* the chain that begins with this step, or NULL */
 } TemplateStep;
 
 typedef struct Template {
