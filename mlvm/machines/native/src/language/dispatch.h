@@ -92,6 +92,7 @@ typedef struct {
     long long number;            /* unique, not 0 */
     long long generation;        /* counts changes of the function table */
     char observed, instrumented; /* if set, the slow path is used */
+    char closed;                 /* set under the VM's lock: no tensor has an address from then on */
     int running;                 /* process in which a captured call is running, else 0 */
     Place *places;
     int64_t room, occupied;
