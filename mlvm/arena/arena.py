@@ -747,6 +747,7 @@ class Arena(ArenaFields):
 
     def _last_block(self) -> results_in | None:
         """Return the innermost `with` block of this arena: of this thread or task, or else any."""
+        blocks: list[results_in | None]
         blocks = [each for each in current().arena_blocks if each.arena is self and each.resets]
         return (blocks or [each for each in self._inside if each.resets] or [None])[-1]
 
@@ -759,9 +760,9 @@ class Arena(ArenaFields):
             block._remove()
         with self._lock:  # a thread that enters meanwhile waits for the reset
             self._inside = [each for each in self._inside if each is not block]
-            if block is None or block.resets:
-                if not [each for each in self._inside if each.resets] and self._is_my_turn():
-                    self._end_all("its arena was reset")
+            resets = block is None or block.resets
+            if resets and self._is_my_turn() and not any(each.resets for each in self._inside):
+                self._end_all("its arena was reset")
 
     def _is_my_turn(self) -> bool:
         return not self._inside or self._inside[0].thread is threading.current_thread()
