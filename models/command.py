@@ -10,7 +10,7 @@ from mlvm.machines.terminal import escaped, run_command
 
 
 class OptionError(ml.errors.MlvmError, ValueError):
-    """An option of a command, or of the function that does its work, is unknown or out of range."""
+    """An option of a command, or of its function, is unknown or out of range."""
 
 
 def run(

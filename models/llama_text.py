@@ -23,8 +23,8 @@ _ROOM: Final = 256
 class LlamaText:
     """A Llama and its tokenizer, from a GGUF file, whose weights stay in few bits.
 
-    Raises `OSError` for a file that cannot be read, `WeightsError` for one that is damaged or of
-    another model.
+    Raises `OSError` for a file that cannot be read, `WeightsError` for a damaged file or a file of
+    a different model.
     """
 
     def __init__(self, file: Path, vm: ml.VM | None = None) -> None:

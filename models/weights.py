@@ -1,4 +1,4 @@
-"""Published weights of the Mixer and of the Vision Transformer, and those of our trainings.
+"""Published weights of the Mixer and the Vision Transformer, and weights that we trained.
 
 The files are google-research's `.npz` (github.com/google-research/vision_transformer), timm's
 safetensors (github.com/huggingface/pytorch-image-models), files of `ml.save` with one of these
@@ -186,8 +186,8 @@ def read(
     timm's; `approximate` overrides it. Images are square unless the file, or `image_size`, (height,
     width), says otherwise.
 
-    Raises `OSError` for a file that cannot be read; `WeightsError` for one that is damaged, or of
-    another model, and for impossible heads and sizes. Wrong names raise when the model is built.
+    Raises `OSError` for a file that cannot be read; `WeightsError` for a damaged file, a file of a
+    different model, and impossible heads and sizes. Wrong names raise when the model is built.
     """
     file = Path(file)
     recognise = partial(

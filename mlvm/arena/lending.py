@@ -61,7 +61,7 @@ class Loan:
 def can_lend(tensor: Allocation) -> bool:
     """Return whether the tensor's memory can be lent.
 
-    Memory of a scratch pad or of a queue's slot cannot be lent, as its tensors may overlap.
+    Memory of a scratch pad or of a queue's slot cannot be lent, because its tensors may overlap.
     """
     region = tensor.root.region
     bin = region.bin if region is not None else None

@@ -132,7 +132,7 @@ class Formulas:
         return np.broadcast_to(same, len(self.sizes))
 
     def number_of(self, value: Any) -> int:
-        """Return the number of a formula, or of a constant."""
+        """Return the number of a formula or a constant."""
         return value.formula() if issubclass(type(value), Length) else self.constant(value)
 
     def fits(self, formula: int, dtype: DType) -> Column:
@@ -153,7 +153,7 @@ class Formulas:
         return {n: i for i, n in enumerate([*lengths, *sorted(needed.difference(lengths))])}
 
     def tables(self, numbered: Mapping[int, int]) -> tuple[list[str], list[str]]:
-        """Return the rows of formulas and of constants in C."""
+        """Return the rows of formulas and constants in C."""
         formulas, constants = [], []
         for i in numbered:
             name, a, b = self.rows[i]

@@ -150,7 +150,7 @@ class Image:
         return "\n".join(text)
 
     def tables(self, numbered: Mapping[int, int]) -> tuple[list[str], list[str]]:
-        """Return the rows of its pointers and of its patches in C."""
+        """Return the rows of its pointers and its patches in C."""
         pointers = [f"offsetof({self.name}, {each})" for each in self.pointers]
         patches = [
             f"{{offsetof({self.name}, {each}), {int(is_real)}, {numbered[formula]}}}"

@@ -358,7 +358,7 @@ class _Walk:
     def _called(
         self, number: int, params: Stack, binding: Binding, details: CallDetails
     ) -> list[StackSlot]:
-        """Return the results of a call of an op, of residuals or of lanes."""
+        """Return the results of a call of an op, a residual instruction or lanes."""
         place = self.all._place(self.code, number)
         types = [slot.type for slot in params]
         if binding.name in RECORDS:

@@ -151,7 +151,7 @@ class Op:
     def bind(self, attributes: Attributes) -> Attributes:
         """Return the attributes in the op's order, with defaults, and lists converted to tuples.
 
-        Raises `ArgumentError` for an attribute that is unknown, missing or of the wrong type.
+        Raises `ArgumentError` for an attribute that is unknown or missing, or has a wrong type.
         """
         if not attributes and not self.attributes:
             return NO_ATTRIBUTES

@@ -50,8 +50,7 @@ from mlvm.core.store import FreeStore
 from mlvm.core.types import Array, TensorType, check_array, check_out
 
 _MOST_LAUNCHES: Final = 50
-# Limit of cached instructions per program: of linked code over all argument types, and of bound
-# code.
+# Limits of cached instructions per program: linked code over all argument types, and bound code.
 _MOST_LINKED: Final = 1 << 13
 _MOST_BOUND: Final = 1 << 18
 _FEW: Final = 16  # argument types or handles that are cached for even the largest program

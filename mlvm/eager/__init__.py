@@ -1,7 +1,7 @@
 """mlvm's eager language: `import mlvm.eager as ml`.
 
-Names and signatures are those of the Python Array API standard, or of JAX for functions that the
-standard does not define. Tensors are values on a VM; `with arena:` determines where results are
+Names and signatures are those of the Python Array API standard, or those of JAX for functions that
+the standard does not define. Tensors are values on a VM; `with arena:` determines where results are
 allocated; `grad` and `value_and_grad` differentiate; `ml.nn`, `ml.optim` and `ml.random` support
 training.
 

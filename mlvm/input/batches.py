@@ -91,7 +91,7 @@ class Schedule(NamedTuple):
             first = self.after(first)
 
     def sizes(self, first: Batch) -> set[int]:
-        """Return the sizes of `first` and of all batches after it."""
+        """Return the sizes of `first` and all batches after it."""
         sizes = {min(self.batch_size, self.length - first.start)}
         for start in (first.start, 0):
             whole, rest = divmod(self.length - start, self.batch_size)

@@ -276,7 +276,7 @@ class Pipeline(Closing, Generic[A]):
         return PipelineState(epoch=epoch, next_index=start, seed=self._recipe.seed)
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state of this pipeline, or of another pipeline with the same options.
+        """Continue from a state of this pipeline or another pipeline with the same options.
 
         Prefetched batches are dropped. Raises `PipelineError` for an invalid state, and for a state
         beyond this dataset or these epochs; the pipeline is then unchanged.

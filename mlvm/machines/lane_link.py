@@ -156,7 +156,7 @@ class LaneProgram(Deferred):
 
     @property
     def program(self) -> Program:
-        """The program of all functions, and of all parts."""
+        """The program of all functions and of all their parts."""
         parts = [
             part.function(f"{name}.x{count}", {key: getattr(segment, key) for key in _FACTS})
             for name, segment in self.segments.items()
@@ -259,7 +259,7 @@ class Linked:
         self._types: dict[str, list[TensorType]] = {}  # types of registers by function
         self._calls: list[tuple[Step, str, list[int], list[TensorType]]] = []
         self._waiting: list[Step] = []  # the heavy steps
-        # sizes of rows of locals, which start as zeros, and of results
+        # sizes of the rows of results and of locals; locals start as zeros
         self._sizes: set[int] = set()
         todo = [ROW]
         for name in todo:  # the list grows in the loop

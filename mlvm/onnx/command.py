@@ -41,7 +41,7 @@ def run(
     beside the file. The step is saved to `save`, and the results to `out`.
 
     Missing inputs are zeros if the file declares their lengths. Raises `ModelError` if it does not,
-    the errors of `load` and of the model, and `OSError`.
+    the errors of `load` and the model, and `OSError`.
     """
     model = load(file)
     _describe(file, model)
@@ -91,7 +91,7 @@ def _zeros(model: Model, count: int) -> list[Array]:
 
 
 def _print_times(captured: Any, arrays: Sequence[Array]) -> None:
-    """Print the time of a call, and of the ops in it, the longest first."""
+    """Print the time of a call and the times of its ops, the longest first."""
     seconds: list[float] = []
     tensors = [ml.asarray(x) if x.ndim else x for x in arrays]
     while sum(seconds) < _SECONDS and len(seconds) < _MOST:

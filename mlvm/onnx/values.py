@@ -122,7 +122,7 @@ def are_known(values: Sequence[Value]) -> bool:
 
 
 def bounded(shape: Sequence[int], is_host: bool = True) -> tuple[int, ...]:
-    """Check the shape of a new array on the host, or of a tensor, and return it.
+    """Check the shape of a new array on the host or a tensor, and return it.
 
     Raises `OutOfMemoryError` for more bytes than the limit, and `ModelError` for negative lengths.
     """

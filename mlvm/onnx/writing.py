@@ -42,7 +42,7 @@ from mlvm.step.blocks import without_dead_calls
 from mlvm.step.flow import Block, Call, Flow, Home, Procedure, Use, Value
 from mlvm.step.templates import frozen, places
 
-_IR: Final = 10, 13  # IR versions of opset 21 and of later opsets
+_IR: Final = 10, 13  # IR versions of opset 21 and later opsets
 _ELSEWHERE: Final = {
     **dict.fromkeys(("opset", "opset_version"), f"the ops are those of opset {OPSET}"),
     "input_names": "inputs have the names of the parameters, those of a loaded model its own",
@@ -604,7 +604,7 @@ def _parameters(fn: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
 
 
 def _by_name(fn: Callable[..., Any], args: Sequence[Any]) -> dict[str, Any]:
-    """Return the arguments by the names of the parameters, or of a loaded model's inputs."""
+    """Return the arguments by parameter name, or by input name for a loaded model."""
     plain = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     names = [name for name, each in _parameters(fn).items() if each.kind in plain]
     if isinstance(fn, Model):

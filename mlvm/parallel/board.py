@@ -118,7 +118,7 @@ class Board:
             part[:] = 0
 
     def end_run(self, i: int, error: GroupError) -> None:
-        """Abort the run on behalf of member i, or of the parent.
+        """Abort the run on behalf of member i or the parent.
 
         Members that wait now or arrive later raise the error.
         """

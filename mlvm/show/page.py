@@ -66,7 +66,7 @@ def step_page(step: Step, title: str, *, before: float | None = None) -> str:
 def session_page(
     session: Session, steps: Sequence[Step], title: str, *, failed: str | None = None
 ) -> str:
-    """Return the page of a script's run, and of the steps that it planned.
+    """Return the page of a script's run and of the steps that it planned.
 
     `failed`, the description of its error, is shown at the top.
     """

@@ -15,7 +15,7 @@ from mlvm.show import html
 
 
 def report(arena: Arena, *, holders: int = 8) -> str:
-    """Return a table of an arena's sizes and of its `holders` largest tensors.
+    """Return a table of an arena's sizes, and of its `holders` largest tensors.
 
     For a recorded arena, another table lists the tensors at the moment when most bytes were in use.
 

@@ -3,7 +3,7 @@
 In: a recorded flow, and options. Out: a `Planned`, whose program gets all tensors as arguments,
     with a description of each.
 Passes: dead code, moves, hoisting, transposes, fusion and recomputation, order, plan; then code
-    generation, level by level. A level consists of the calls of the step, or of a block in it.
+    generation, level by level. A level consists of the calls of the step or a block in it.
     Passes do not change any bit of a result. The schedule with the smallest plan is chosen.
 Callers: `capture`, `measure` and `ml.onnx`. No lock is held: a flow belongs to one trace.
 """
@@ -264,7 +264,7 @@ class _Variant(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the hoisted values, and of the scratch memory of the larger program."""
+        """Bytes of the hoisted values and the scratch memory of the larger program."""
         return self.nbytes_with(self.level.plan.nbytes)
 
     def nbytes_with(self, nbytes: int) -> int:
@@ -454,7 +454,7 @@ _BYTE: Final = TensorType(u8)
 class _ProgramWriter:
     """Code generator, level by level.
 
-    code: code of main, or of a function.
+    code: code of main or a function.
     lines: lines of Python by pc.
     inner_lines: lines of Python by function and pc, for functions.
     takes: the pcs of calls that read an element of a queue.

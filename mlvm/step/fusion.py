@@ -189,7 +189,7 @@ _Step: TypeAlias = tuple[int, Unit, set[Placed]]
 class _Row:
     """Units in order, each at its position.
 
-    The live range of a value, or of a scratch home, goes from the first to the last position that
+    The live range of a value or scratch home goes from the first to the last position that
     writes or reads it. Live ranges change only near two units that merge.
     """
 

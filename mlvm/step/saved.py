@@ -39,7 +39,7 @@ class SavedStep(NamedTuple):
     """Saved step.
 
     planned: its program and plan.
-    inputs, outputs: the types of its inputs, and of the outputs that it allocates.
+    inputs, outputs: the types of its inputs and the outputs that it allocates.
     results: the locations of its results.
     states: its state, by number.
     open: its dynamic lengths, if any; the other fields are those of the call before saving.
@@ -257,7 +257,7 @@ class LoadedStep:
         return [self.vm.read(self._handle(*result)) for result in now.results]
 
     def states(self) -> list[Array]:
-        """Return copies of the tensors that calls update, and of those that they only read."""
+        """Return copies of the tensors that calls update and those that they only read."""
         return [
             self.vm.read(self._handle("state", place, TensorType.of(array)))
             for place, array in enumerate(self.step.states)

@@ -102,7 +102,7 @@ def _sorted(folder: Path) -> list[Path]:
 
 
 def pixels(file: Path, shape: Shape) -> Bytes:
-    """Read an image as u8[*shape], of 3 channels or of 1.
+    """Read an image as u8[*shape] with 1 or 3 channels.
 
     It is turned upright by its EXIF data, put on white where it is transparent, scaled to cover the
     size, and cut around the middle. 16 bits become 8.

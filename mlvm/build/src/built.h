@@ -44,7 +44,7 @@ typedef struct {
     const Type *type;
 } Pushed;
 
-/* Source of a step of the loop: numbers of its op and of its line of Python. */
+/* Source of a step of the loop: numbers of its op and its line of Python. */
 typedef struct {
     uint16_t op, line;
 } Place;

@@ -1,7 +1,7 @@
 """Functions in the function table: ops, `fused` and user functions.
 
 Every op has two entries: `add` ( x y -- z ) allocates its result, `add.out` ( z x y -- ) writes it
-into z. A table of kernels may replace the reference kernels of ops and of `fused`.
+into z. A table of kernels may replace the reference kernels of ops and `fused`.
 """
 
 from __future__ import annotations

@@ -208,7 +208,7 @@ class FunctionTable:
             return binding
 
     def _own(self, name: str) -> Callee:
-        """Build the callee of an op's name, or of `fused`, before any function replaces it."""
+        """Build the default callee for the name of an op, or for `fused`."""
         op = OPS.get(name.removesuffix(OUT))
         if op is None:
             callee: Callee = Fused(self._kernels)

@@ -26,7 +26,7 @@ KIND_AT: Final = 6
 
 HEADER: Final = struct.Struct("<4sHHQ")  # magic, version, kind, bytes that follow
 _F64: Final = struct.Struct("<d")
-_PER_ITEM: Final = 64  # bytes of a small object and of the reference to it
+_PER_ITEM: Final = 64  # bytes of a small object and the reference to it
 
 T = TypeVar("T")
 

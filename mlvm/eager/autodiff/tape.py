@@ -178,7 +178,7 @@ class CotangentAccumulator(dict[int, Any]):
         self._recorded = current().tape is not None
 
     def apply_vjps(self, node: Node, g: Any, targets: Container[int] | None = None) -> None:
-        """Accumulate the cotangents of a node's operands, or of those among the `targets`."""
+        """Accumulate the cotangents of a node's operands, or only of the `targets`."""
         vjps, origins, saved = node
         if not isinstance(vjps, tuple):
             sums = vjps.apply(g, saved, [self.get(origin) for origin in origins])

@@ -77,8 +77,8 @@ class CacheEntry:
     - times_known: the number of times that the entry was added to `CacheEntries.known`.
     - open_part: makes the part of a saved step that depends on lengths, if the step was planned for
       bounds of lengths.
-    - sources: with `capture(check=)`, a function of a call's signature and of a function that
-      traces the call again. It returns the trace of the program and the new trace, for comparison.
+    - sources: with `capture(check=)`, a function that accepts a call's signature and a function
+      that traces the call again. It returns the program's trace and the new trace, for comparison.
     """
 
     sources: Callable[[Signature, Callable[..., TracedCall]], Any] | None = None

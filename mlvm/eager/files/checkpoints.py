@@ -81,7 +81,7 @@ def save(
     A dict may contain the whole state of a training, which can then be resumed exactly: Modules,
     optimizers, loss scales, pipelines, and other objects with `state()` and `load_state`; tensors
     and arrays; numbers, strings and None, and lists and dicts of these. `ml.random` represents the
-    global keys of the current VM and of all VMs of the dict's tensors. Hyperparameters of
+    global keys of the current VM and all VMs of the dict's tensors. Hyperparameters of
     optimizers are also saved, except schedules.
 
     training = {"model": model, "optimizer": optimizer, "batches": pipeline, "epoch": 7}

@@ -49,7 +49,7 @@ class Structure:
     Plain values are numbers, strings, None, and lists and dicts of these. Objects with `state()`
     and `load_state`, `restore` or `set_state` are represented by their state. Optimizers include
     their numeric hyperparameters, and the state of their schedules. `ml.random` represents the keys
-    of each VM with a tensor of the tree, in order, and of the current VM.
+    of each VM that has a tensor of the tree, in order, and then the current VM's keys.
 
     Raises `DTypeError` if a part is none of these; `PathError` if two parts have the same path.
     """
@@ -246,7 +246,7 @@ def _schedules_of(optimizer: Optimizer) -> list[Any]:
 
 
 def _numbers_of(optimizer: Optimizer) -> list[Values]:
-    """Return the numeric hyperparameters of the optimizer and of each group."""
+    """Return the numeric hyperparameters of the optimizer and each group."""
     return [
         {name: [*x] if isinstance(x, tuple) else x for name, x in _own(each, optimizer).items()}
         for each in (optimizer, *optimizer.groups)
@@ -260,7 +260,7 @@ def _own(holder: Any, optimizer: Optimizer) -> Values:
 
 
 def _options_of(holder: Any, optimizer: Optimizer) -> Values:
-    """Return the hyperparameters of the optimizer itself, or of one of its groups."""
+    """Return the hyperparameters of the optimizer itself or one of its groups."""
     return {name: x for name, x in vars(holder).items() if name in optimizer._options}
 
 

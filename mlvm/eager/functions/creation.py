@@ -218,7 +218,7 @@ def _filled_few(type: TensorType, fill_value: Scalar | Tensor) -> Tensor:
 
 @public
 def zeros(shape: Ints, dtype: object = None, *, device: Device = None) -> Tensor:
-    """Return a tensor of zeros, or of False.
+    """Return a tensor of zeros (False for bool).
 
     The result: [*shape], f32 unless a dtype is given or `set_default_dtype` was called. Raises
     `ShapeError` if a length is negative or the tensor would have too many bytes; `DTypeError` if
@@ -237,7 +237,7 @@ def zeros(shape: Ints, dtype: object = None, *, device: Device = None) -> Tensor
 
 @public
 def ones(shape: Ints, dtype: object = None, *, device: Device = None) -> Tensor:
-    """Return a tensor of ones, or of True.
+    """Return a tensor of ones (True for bool).
 
     The result: [*shape], f32 unless a dtype is given or `set_default_dtype` was called. Raises
     `ShapeError` if a length is negative or the tensor would have too many bytes; `DTypeError` if

@@ -72,8 +72,8 @@ def vdot(x: Tensor, y: Tensor, /) -> Tensor:
 def kron(x: Tensor, y: Tensor, /) -> Tensor:
     """Compute the Kronecker product: each element of x is replaced by itself times y.
 
-    x: [m, n], y: [p, q], or of any dimensions, any dtype but bool -> [m p, n q]. Raises
-    `DTypeError` if an operand is bool or the dtypes do not promote.
+    x: [m, n], y: [p, q], or any other number of dimensions, any dtype but bool -> [m p, n q].
+    Raises `DTypeError` if an operand is bool or the dtypes do not promote.
 
         >>> ml.kron(ml.asarray([1, 10]), ml.asarray([1, 2, 3]))
         Tensor([ 1,  2,  3, 10, 20, 30], i64[6])

@@ -83,7 +83,7 @@ def key(seed: int) -> Tensor:
 
 @public
 def split(key: Tensor, n: int = 2) -> Tensor:
-    """Split a key into n new keys, independent of each other and of the key.
+    """Split a key into n new keys that are independent of each other and of `key`.
 
     `unstack` separates them.
 

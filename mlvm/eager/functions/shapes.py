@@ -275,8 +275,8 @@ def meshgrid(*arrays: Tensor, indexing: Literal["xy", "ij"] = "xy") -> tuple[Ten
 
     With "xy" the first two axes are swapped.
 
-    [n] and [m] -> two of [m, n], or of [n, m] with "ij". Raises `ShapeError` if an operand is not a
-    vector; `ArgumentError` if `indexing` is unknown.
+    [n] and [m] -> two tensors [m, n], or [n, m] with "ij". Raises `ShapeError` if an operand is not
+    a vector; `ArgumentError` if `indexing` is unknown.
 
         >>> ml.meshgrid(ml.arange(2), ml.arange(3))[0]
         Tensor([[0, 1],

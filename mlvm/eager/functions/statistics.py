@@ -423,7 +423,7 @@ def ptp(x: Tensor, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
 def cov(
     x: Tensor, y: Tensor | None = None, *, rowvar: bool = True, correction: float = 1.0
 ) -> Tensor:
-    """Compute the covariances of the rows of x, and of y if it is given.
+    """Compute the covariances of the rows of x, and also of y if it is given.
 
     They are sum((a - mean(a)) conj(b - mean(b))) / (n - correction) for all pairs of rows a and b.
     If `rowvar` is False, columns are used instead of rows.

@@ -45,7 +45,7 @@ _MOST_SHOWN: Final = 16  # maximum number of rows or columns of a table
 
 
 class _Lent:
-    """Base object of an array over a tensor's memory, and of all its views; it owns the loan."""
+    """Base object of an array over a tensor's memory and of its views; it owns the loan."""
 
     def __init__(self, memory: Array, view: Tensor, loan: Loan) -> None:
         address, _ = memory.__array_interface__["data"]

@@ -234,7 +234,7 @@ class LSTMCell(_Cell):
 class GRUCell(_Cell):
     """Gated recurrent unit, with the state h (Cho et al., arXiv 1406.1078).
 
-    The gates r, z, n are the parts of p = x input_kernel + bias and of q = h hidden_kernel:
+    The gates r, z, n use the parts of p = x input_kernel + bias and q = h hidden_kernel:
 
         r, z = sigmoid(p_r + q_r), sigmoid(p_z + q_z)
         n = tanh(p_n + r (q_n + hidden_bias))

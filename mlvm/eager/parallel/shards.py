@@ -146,8 +146,8 @@ def gather_into(xs: Sequence[Tensor], pieces: Sequence[Tensor]) -> None:
 def buckets(types: Sequence[TensorType]) -> list[list[int]]:
     """Return the indices of the tensors of each bucket.
 
-    A bucket consists of neighbours of one dtype with at most `BUCKET_NBYTES` in total, or of a
-    single tensor."""
+    A bucket is a single tensor, or neighbours of one dtype with at most `BUCKET_NBYTES` in
+    total."""
     result: list[list[int]] = []
     nbytes = 0
     for i, type in enumerate(types):
@@ -325,7 +325,7 @@ def load_parts(
 
 
 class _AllInParts(Whole):
-    """Layout in which a member stores shards of the parameters and of their state.
+    """Layout in which a member stores shards of the parameters and their state.
 
     `wholes` are the types of the whole parameters by path."""
 

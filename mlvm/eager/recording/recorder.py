@@ -256,7 +256,8 @@ class _Placeholders:
             function also reads from its environment.
         aliased_inputs: the numbers of these inputs.
         aliased: ids of the references to their placeholders.
-        narguments, nelements: the numbers of arguments and of elements of queues.
+        narguments: number of arguments.
+        nelements: number of elements of queues.
     """
 
     def __init__(self, inputs: Sequence[Tensor]) -> None:
@@ -523,7 +524,7 @@ class Recorder:
 
         A view moves to new memory. Any other tensor keeps its memory, because it may be an argument
         or a state that the caller reads; its views move to memory with the old value. Raises
-        `RetryAfterCopy` if the old value is needed outside of the function or of a block.
+        `RetryAfterCopy` if the old value is needed outside of the function or a block.
         """
         views = out.views() if out.base is None else [out]
         for view in views:

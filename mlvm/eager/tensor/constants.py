@@ -1,4 +1,4 @@
-"""Tensors of Python numbers and of small tables, which each VM stores only once."""
+"""Tensors of Python numbers and small tables, which each VM stores only once."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def prepare_constants(vm: VMProtocol) -> Constants:
 
 
 def is_constant(x: Tensor) -> bool:
-    """Return whether x is the tensor of a Python scalar or of a table, which no call changes."""
+    """Return whether x is the tensor of a Python scalar or a table, which no call changes."""
     return x.arena is prepare_constants(x.arena.vm).arena
 
 

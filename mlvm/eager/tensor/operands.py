@@ -198,7 +198,7 @@ def _first_tensor(values: object) -> Tensor | None:
 
 
 def _joined(values: object, like: Tensor) -> Tensor:
-    """Join nested lists of tensors, and of numbers adapted to `like`, to one tensor."""
+    """Join nested lists of tensors and numbers into one tensor; numbers are adapted to `like`."""
     if not isinstance(values, (list, tuple)):
         return as_operand(values, like)
     rows = [_joined(each, like) for each in values]

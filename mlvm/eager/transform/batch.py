@@ -228,7 +228,7 @@ class _Code(NamedTuple):
 
 
 class _BatchVjp(NamedTuple):
-    """Vjp of a batch: a function of a lane's arguments and of its results' cotangents."""
+    """Vjp of a batch: a function of a lane's arguments and its results' cotangents."""
 
     code: _Code
     closures: Closures
@@ -337,7 +337,7 @@ def _policy() -> FusionPolicy:
 def _vjp(
     vjp: _BatchVjp, types: list[TensorType], nargs: int, gs: Cotangents, saved: Saved, sums: Sums
 ) -> Sums:
-    """Return the cotangents of the arguments and of the closures."""
+    """Return the cotangents of the arguments and the closures."""
     if taping() is not None:
         raise GradientError("a second gradient through ml.auto_batch is not supported")
     number, *rest = saved

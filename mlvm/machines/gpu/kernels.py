@@ -1,8 +1,8 @@
 """Kernels of a device by op, and how one is written.
 
-A row of the table is a function, the op's `Maker`. It gets what the device is, the types of the
-result and of the operands, and the op's attributes. It answers with the calls that fill the result,
-one after the other, or with None where the op's reference kernel is to run on the host.
+A row of the table is a function, the op's `Maker`. It receives the facts about the device, the
+types of the result and the operands, and the op's attributes. It returns the calls that fill the
+result, one after the other, or with None where the op's reference kernel is to run on the host.
 
     @kernel("softmax")
     def _softmax(device: Facts, types: Types, *, axis: int) -> Calls:

@@ -334,7 +334,7 @@ class DeviceMemory(Memory):
         return copies
 
     def write(self, array: Any, values: Any) -> None:
-        """Copy values of the host or of the device.
+        """Copy values of the host or the device.
 
         Pinned memory must not change until `wait_for_copy`.
         """

@@ -37,7 +37,7 @@ _ROOM: Final = 1 << 18
 
 
 class Process:
-    """A process of one client, or of a shared VM.
+    """A process of one client or a shared VM.
 
     name: name of its VM.
     channel: the server's end of the channel to it.

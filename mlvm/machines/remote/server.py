@@ -148,7 +148,7 @@ class Server(Closing):
         self._started = system.monotonic()
         self._draining = False
         self._launches = 0  # launches of disconnected clients
-        self._metrics = Metrics()  # metrics of these clients, and of handshakes
+        self._metrics = Metrics()  # metrics of these clients and handshakes
         self._accounts = Accounts(self._limits)
         self._admitted = 0
         for name in shared:
@@ -848,7 +848,7 @@ class _Client:
 
 
 class _BoundedSession(Session):
-    """A session under limits: of the bytes of programs and of the time to verify them."""
+    """Session with limits for the bytes of programs and the time to verify them."""
 
     def __init__(self, vm: BoundedVM, limits: Limits, watchdog: Watchdog, client: _Client) -> None:
         super().__init__(vm, own=client.own)

@@ -443,7 +443,7 @@ class GuardSet:
                 self._base(each, may_construct=may_construct)
 
     def _base(self, kind: type, *, may_construct: bool = False) -> None:
-        """Enqueue the class of an object or of a class.
+        """Enqueue the class of an object or a class.
 
         Two objects of this class may be compared."""
         may_construct |= "__dataclass_params__" in vars(kind) and -id(kind) in self._visited

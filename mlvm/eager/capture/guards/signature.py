@@ -98,7 +98,7 @@ class Signature:
         self.tensors: list[Tensor] = []
         self.inputs: list[Tensor] = []
         self.numbers = numbers + arguments.numbers
-        self._ordinals: dict[int, int] = {}  # of tensors and of memory regions
+        self._ordinals: dict[int, int] = {}  # of tensors and memory regions
         self._roots: dict[int, int] = {}
         tensors = [self._tensor(x) for x in (*self.in_fields, *arguments.tensors)]
         self.key = (guards.key, arguments.structure, *tensors)

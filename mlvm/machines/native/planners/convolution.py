@@ -194,10 +194,10 @@ def _runs(across: int, channels: int, side_by_side: bool) -> dict[str, int]:
 
 
 def _in_lines(dtype: str, windows: dict[str, int], window: Shape, groups: int) -> dict[str, int]:
-    """Return the integers for reading windows from copied lines of an image: lines at once.
+    """Return the integers for reading windows from copied lines of an image.
 
-    Empty where lines of windows are short, or of many images, or pixels so large that they would
-    collide in a cache.
+    The result is empty if the lines of windows are short or contain several images, or if the
+    pixels are so large that they would collide in a cache.
     """
     across, down, channels = windows["grid_width"], windows["grid_height"], windows["channels"]
     size, step = 8 if dtype == "f64" else 4, windows["stride_down"]

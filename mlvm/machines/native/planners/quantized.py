@@ -1,4 +1,4 @@
-"""Products with weights of few bits, and of bytes: `kernels/quantized.c` and `kernels/bytes.c`."""
+"""Matrix products with low-bit weights (`kernels/quantized.c`) and of bytes (`kernels/bytes.c`)."""
 
 from __future__ import annotations
 

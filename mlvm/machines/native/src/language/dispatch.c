@@ -942,7 +942,7 @@ int record_call(PyObject *call, FastPath *fast_path, Allocation *const *operands
     return failed ? -1 : 0;
 }
 
-/* Look up the addresses of the operands, and of the region for the result. Return the region, borrowed,
+/* Look up the addresses of the operands and the region for the result. Return the region, borrowed,
  * or NULL if one is unknown; `ask` asks Python for them. */
 static Region *addresses(Entry *entry, Arena *arena, FastPath *fast_path, Allocation *const *operands,
                          int count, PyObject **handle, char **p, int ask)

@@ -872,8 +872,8 @@ static PyObject *copied(PyObject *module, PyObject *args)
     return tensor_or_none(result);
 }
 
-/* listed(numbers, float_type, int_type): a tensor of one of Python's floats and ints or of a list of them, with the dtype of the
- * first type if there is a float, else of the second; None for any other list. */
+/* listed(numbers, float_type, int_type): convert a Python float or int, or a list of them, to a tensor. Its dtype is
+ * float_type's if a float occurs, otherwise int_type's. Return None for any other list. */
 static PyObject *listed(PyObject *module, PyObject *args)
 {
     PyObject *numbers, *types[2], *result = NULL;

@@ -5,7 +5,7 @@
 
 typedef OF(Lane) OF(Index) __attribute__((vector_size(VECTOR_BYTES)));
 
-/* Lane of the first channel of each group, or of the vector. */
+/* For each lane, the lane of the first channel of its group, or of the vector. */
 static inline OF(Index) OF(first_lanes)(int64_t each)
 {
     OF(Index) index;

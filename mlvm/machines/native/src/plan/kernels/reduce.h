@@ -1,7 +1,7 @@
 /* How rows of one dtype are reduced: included once for each reduction, after defining
  *
  *   REDUCE(name)   the function's name for this reduction
- *   X, A           the types of an element and of a result
+ *   X, A           the types of an element and a result
  *   LIFT(x, c)     what one element contributes, where c is what a variance subtracts
  *   COMBINE(a, b)  of two results; it evaluates them more than once
  *   IDENTITY       COMBINE(a, IDENTITY) is a
