@@ -127,7 +127,7 @@ class LlamaText:
         return larger
 
     def text(self, prompt: str, **options: object) -> Iterator[str]:
-        """Continue a text, piece by piece; the options are those of `generate`."""
+        """Continue a text, piece by piece; the options are the same as for `generate`."""
         decoder = Decoder(self.tokenizer)
         for token in self.generate(self.tokenizer.encode(prompt), **options):  # type: ignore[arg-type]
             yield decoder(token)

@@ -140,7 +140,7 @@ def longest_of(column: Array | list[Array]) -> int:
 
 
 class Ragged:
-    """Column of samples that differ in length: arrays in memory, all of one dtype."""
+    """Column of samples that differ in length: arrays in memory, all of the same dtype."""
 
     def __init__(self, rows: Sequence[Any] | Array) -> None:
         arrays: list[Array] = [np.asarray(row) for row in rows]

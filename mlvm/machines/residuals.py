@@ -112,7 +112,7 @@ class Stack:
 
 
 class Residuals:
-    """Stacks of residuals of one VM: one for each program within a launch, nested as the programs.
+    """Stacks of residuals of a VM: one for each program within a launch, nested as the programs.
     Their memory is reused by the next launch. `vm` is its weak proxy: the VM's function table has
     the methods."""
 

@@ -462,7 +462,7 @@ class _Graph:
         self.write(out, name, call.line)
 
     def _condition(self, use: Use) -> str:
-        """Convert a tensor of one element to a condition of ONNX, bool[]."""
+        """Convert a tensor with one element to a condition of ONNX, bool[]."""
         name, type = self.read(use), TensorType(bool_, ())
         if use.type.shape:
             name = self._seen_as(name, TensorType(use.type.dtype, ()))

@@ -211,7 +211,7 @@ class Bells:
 
 
 class BoardCommunicator(Passing):
-    """Communicator of one member of a group of processes, for one run.
+    """Communicator of a member of a group of processes, for one run.
 
     Received data is valid until the second exchange after the exchange that received it.
     """

@@ -31,7 +31,7 @@ class _Barrier:
 
 
 class Rendezvous:
-    """Communicator of one run of a group of threads.
+    """Communicator of a run of a group of threads.
 
     `error` is the error that has aborted the run: an error of a member, an interrupt, or a
     `GroupError`.

@@ -254,7 +254,7 @@ Written: TypeAlias = Callable[[TensorHandle, str, Program | None, int | None], N
 
 
 class _Writes:
-    """Observer of one VM that reports writes by launches and copies from outside to listeners.
+    """Observer of a VM that reports writes by launches and copies from outside to listeners.
 
     For any number of listeners the VM has one layer around `launch` and one around `write`.
     """

@@ -41,7 +41,7 @@ class Examples(Protocol):
 
 @dataclass(frozen=True)
 class DataSet:
-    """Labelled samples of one shape.
+    """Labelled samples of the same shape.
 
     shape: shape of a sample; (H, W, C) of images.
     augment: random changes of training samples that keep their labels valid, or None.

@@ -107,7 +107,7 @@ def gelu_slope(out: Array, x: Array, *, approximate: bool) -> None:
 
 
 def _pieces(*arrays: Array) -> Iterator[tuple[Array, ...]]:
-    """Yield blocks of arrays of one shape; strided arrays are yielded whole.
+    """Yield blocks of arrays of the same shape; strided arrays are yielded whole.
 
     Strided arrays are already a block of a chain.
     """
@@ -315,9 +315,9 @@ def layer_norm(out: Array, x: Array, scale: Array, bias: Array, *, eps: float) -
     scale and bias are vectors with the length of that axis; var is the biased variance (arXiv
     1607.06450).
 
-    x: [..., n], scale and bias: [n], floats of one dtype -> [..., n]; with f32 vectors, x in half
-    precision is widened. Raises `ShapeError` for a scale or bias of another shape, `DTypeError` for
-    other dtypes.
+    x: [..., n], scale and bias: [n], floats of the same dtype -> [..., n]; with f32 vectors, x in
+    half precision is widened. Raises `ShapeError` for a scale or bias of another shape,
+    `DTypeError` for other dtypes.
 
         >>> ml.layer_norm([[1.0, 2.0, 3.0]], ml.ones(3), ml.zeros(3), eps=1e-6)
         Tensor([[-1.224744,  0.      ,  1.224744]], f32[1,3])

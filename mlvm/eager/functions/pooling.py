@@ -154,7 +154,8 @@ def max_pool1d(
 ) -> Any:
     """Return the largest element of each window of sequences.
 
-    `padding` is "VALID", "SAME" or (before, after). The other options are those of `max_pool2d`.
+    `padding` is "VALID", "SAME" or (before, after). The other options are the same as for
+    `max_pool2d`.
 
     x: f[N, L, C] -> f[N, OL, C]. Raises `DTypeError` if x is not of floats; `ShapeError` if x has
     another number of axes, or the window is larger than the padded sequence; `ArgumentError` if
@@ -184,7 +185,8 @@ def avg_pool1d(
 ) -> Tensor:
     """Return the mean of each window of sequences.
 
-    `padding` is "VALID", "SAME" or (before, after). The other options are those of `avg_pool2d`.
+    `padding` is "VALID", "SAME" or (before, after). The other options are the same as for
+    `avg_pool2d`.
 
     x: f[N, L, C] -> f[N, OL, C]. Raises `DTypeError` if x is not of floats; `ShapeError` if x has
     another number of axes, or the window is larger than the padded sequence; `ArgumentError` if
@@ -236,7 +238,7 @@ def max_pool3d(
     """Return the largest element of each window of volumes.
 
     `padding` is "VALID", "SAME" or ((front, back), (top, bottom), (left, right)). The other options
-    are those of `max_pool2d`.
+    are the same as for `max_pool2d`.
 
     x: f[N, D, H, W, C] -> f[N, OD, OH, OW, C]. Raises `DTypeError` if x is not of floats;
     `ShapeError` if x has another number of axes, or the window is larger than the padded volume;
@@ -268,7 +270,7 @@ def avg_pool3d(
     """Return the mean of each window of volumes.
 
     `padding` is "VALID", "SAME" or ((front, back), (top, bottom), (left, right)). The other options
-    are those of `avg_pool2d`.
+    are the same as for `avg_pool2d`.
 
     x: f[N, D, H, W, C] -> f[N, OD, OH, OW, C]. Raises `DTypeError` if x is not of floats;
     `ShapeError` if x has another number of axes, or the window is larger than the padded volume;

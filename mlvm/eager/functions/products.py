@@ -192,7 +192,7 @@ def tril_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Tensor, Tens
 
     The matrix is n by m, by default n by n. The order is row-major.
 
-    The result: two i64 vectors of one shape. Raises `ArgumentError` if a length is negative.
+    The result: two i64 vectors of the same shape. Raises `ArgumentError` if a length is negative.
 
         >>> ml.tril_indices(2)
         (Tensor([0, 1, 1], i64[3]), Tensor([0, 0, 1], i64[3]))
@@ -209,7 +209,7 @@ def triu_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Tensor, Tens
 
     The matrix is n by m, by default n by n. The order is row-major.
 
-    The result: two i64 vectors of one shape. Raises `ArgumentError` if a length is negative.
+    The result: two i64 vectors of the same shape. Raises `ArgumentError` if a length is negative.
 
         >>> ml.triu_indices(2)
         (Tensor([0, 0, 1], i64[3]), Tensor([0, 1, 1], i64[3]))

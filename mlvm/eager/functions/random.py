@@ -119,7 +119,7 @@ def fold_in(key: Tensor, data: int | Tensor) -> Tensor:
 
 
 class _Global:
-    """State of one VM's global keys: (seed, n) for the n-th key.
+    """State of a VM's global keys: (seed, n) for the n-th key.
 
     n counts from 1, because (seed, 0) is `key(seed)`."""
 

@@ -326,7 +326,7 @@ def concat(arrays: Iterable[Tensor], /, axis: int | None = 0) -> Tensor:
 
 @public
 def stack(arrays: Iterable[Tensor], /, axis: int = 0) -> Tensor:
-    """Join tensors of one shape along a new axis.
+    """Join tensors of the same shape along a new axis.
 
     The tensors: [...]; the result: [k, ...] for k tensors and axis 0. Raises `ShapeError` if the
     shapes differ, or there are no tensors; `AxisError` if the result has no such axis;
@@ -528,7 +528,7 @@ def _listed(repeats: Ints | Tensor) -> Ints:
 def roll(x: Tensor, /, shift: int | tuple[int, ...] | Tensor, axis: Axis = None) -> Tensor:
     """Move every element by `shift` positions along `axis` (None: in row-major order).
 
-    Elements that move beyond the end reappear at the front. The shift may be a tensor of one
+    Elements that move beyond the end reappear at the front. The shift may be a tensor with one
     integer for one axis, such as the counter of a loop.
 
     x: [...], and so is the result. Raises `AxisError` if x has no such axis; `ArgumentError`
@@ -563,7 +563,7 @@ def _rolled(x: Tensor, shift: Tensor, axis: Axis) -> Tensor:
 def tril(x: Tensor, /, *, k: int | Tensor = 0) -> Tensor:
     """Return the matrices in the last two axes, with zeros above the k-th diagonal.
 
-    Diagonal 0 is the main diagonal. `k` may be a tensor of one integer, such as the counter of a
+    Diagonal 0 is the main diagonal. `k` may be a tensor with one integer, such as the counter of a
     loop.
 
     x: [..., m, n], any dtype, and so is the result. Raises `ShapeError` for fewer than two axes, or
@@ -587,7 +587,7 @@ def tril(x: Tensor, /, *, k: int | Tensor = 0) -> Tensor:
 def triu(x: Tensor, /, *, k: int | Tensor = 0) -> Tensor:
     """Return the matrices in the last two axes, with zeros below the k-th diagonal.
 
-    Diagonal 0 is the main diagonal. `k` may be a tensor of one integer, such as the counter of a
+    Diagonal 0 is the main diagonal. `k` may be a tensor with one integer, such as the counter of a
     loop.
 
     x: [..., m, n], any dtype, and so is the result. Raises `ShapeError` for fewer than two axes, or
@@ -608,7 +608,7 @@ def triu(x: Tensor, /, *, k: int | Tensor = 0) -> Tensor:
 
 
 def _one_integer(x: Tensor, what: str) -> Tensor:
-    """Return a tensor of one integer as an i64[]."""
+    """Return a tensor with one integer as an i64[]."""
     rules.require("integer", x.type)
     if x.size != 1:
         raise ShapeError(f"expected {what} of one element, got {x.type}")

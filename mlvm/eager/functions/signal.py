@@ -141,8 +141,8 @@ def istft(
 
     The nearest signal has the smallest mean squared difference (Griffin and Lim, Signal estimation
     from modified short-time Fourier transform, 1984). The frames times the window are added and
-    divided by the sum of the squared windows. The arguments are those of `stft`. Samples outside of
-    all windows are 0.
+    divided by the sum of the squared windows. The arguments are the same as for `stft`. Samples
+    outside of all windows are 0.
 
     x: c[..., n_fft // 2 + 1, frames] -> f[..., n], or c[..., n_fft, frames] -> c[..., n]; n is
     `length`, or the extent of the frames. Raises `ShapeError` if the shapes do not fit;

@@ -139,8 +139,8 @@ class TransformerDecoderLayer(_TransformerLayer):
     """Decoder layer: causal self-attention, attention to a memory, and a perceptron.
 
     The memory is, for example, the output of an encoder, with `memory_dim` features (default:
-    embed_dim). The other options are those of `TransformerEncoderLayer` (Vaswani et al., arXiv
-    1706.03762, section 3.1).
+    embed_dim). The other options are the same as for `TransformerEncoderLayer` (Vaswani et al.,
+    arXiv 1706.03762, section 3.1).
 
     Call it as `layer(x, memory, mask=None, memory_mask=None, is_causal=True)`. With `cache=` and
     `position=` the result is (y, cache). Self-attention is causal unless `is_causal` is False,

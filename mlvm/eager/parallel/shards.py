@@ -146,7 +146,7 @@ def gather_into(xs: Sequence[Tensor], pieces: Sequence[Tensor]) -> None:
 def buckets(types: Sequence[TensorType]) -> list[list[int]]:
     """Return the indices of the tensors of each bucket.
 
-    A bucket is a single tensor, or neighbours of one dtype with at most `BUCKET_NBYTES` in
+    A bucket is a single tensor, or neighbours of the same dtype with at most `BUCKET_NBYTES` in
     total."""
     result: list[list[int]] = []
     nbytes = 0

@@ -210,7 +210,7 @@ class Counts:
 
 
 class DeviceMemory(Memory):
-    """Memory of one device, used by one VM.
+    """Memory of a device, used by one VM.
 
     When the host waits, it checks whether kernels have rejected values. `held` are the bytes of all
     buffers, `peak` their maximum.

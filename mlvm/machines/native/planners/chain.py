@@ -515,7 +515,7 @@ def single(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
 
 
 def _row_call(row: str, types: Types, work: float, unit: int | None = None) -> KernelCall | None:
-    """Plan a row function on parameters of one shape."""
+    """Plan a row function on parameters of the same shape."""
     size, unit = types[0].size, unit or PIECE
     work += 0.03 * sum([type.nbytes for type in types])
     rest = [type.dtype.itemsize for type in types]

@@ -683,7 +683,7 @@ Allocation *tensor_of_number(PyObject *arena, PyObject *type, PyObject *value)
     return out;
 }
 
-/* number(arena, type, value): a tensor of one element in the arena; None if Python must create it. */
+/* number(arena, type, value): a tensor with one element in the arena; None if Python must create it. */
 static PyObject *number(PyObject *module, PyObject *args)
 {
     PyObject *arena, *type, *value;

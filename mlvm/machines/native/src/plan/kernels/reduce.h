@@ -1,4 +1,4 @@
-/* How rows of one dtype are reduced: included once for each reduction, after defining
+/* How rows of the same dtype are reduced: included once for each reduction, after defining
  *
  *   REDUCE(name)   the function's name for this reduction
  *   X, A           the types of an element and a result
