@@ -94,7 +94,7 @@ class BadInput(MlvmError):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command.
 
-    Returns the exit status: 0, 1 for an error, 130 after Ctrl-C, or that of a script which failed.
+    Returns the exit status: 0, 1 for an error, 130 after Ctrl-C, or the status of a failed script.
 
     An error is one line on stderr. Raises `SystemExit`, with status 2, for bad usage.
     """
@@ -327,12 +327,12 @@ def read_any(file: str) -> Program | SavedStep | OpProgram | Repro:
 
 
 def program_of(loaded: Program | SavedStep) -> Program:
-    """The program alone. That of a captured step is the one that was planned."""
+    """Return the program; for a saved step, its planned program."""
     return loaded.planned.program if isinstance(loaded, SavedStep) else loaded
 
 
 def _functions() -> FunctionTable:
-    """The host functions that a program may call. Those of `ml.debug` print nothing."""
+    """Return the host functions that a program may call; `ml.debug` functions print nothing."""
     vm = LocalVM()
     printing.register_silent(vm)
     return vm.functions

@@ -619,8 +619,8 @@ class Arena(ArenaFields):
     def rewind(self, mark: Mark) -> None:
         """Free every tensor allocated since the mark, and invalidate all later marks.
 
-        Raises `ArenaError` for a mark of another arena, or one that is invalid after a reset or a
-        rewind to an earlier mark; `ArenaBusyError` while another thread is inside.
+        Raises `ArenaError` for a mark of another arena, and for a mark that a reset or a rewind to
+        an earlier mark has invalidated; `ArenaBusyError` while another thread is inside.
 
         Refuses:
             busy.rewind(begun)  # ArenaBusyError

@@ -82,7 +82,7 @@ class Context(NamedTuple):
     reword: changes the error of a position that is out of range.
     key_source: source of random keys that replaces the VM's own.
     key_state: state of random keys that replaces the VM's own, in captured functions only.
-    functions: functions whose bodies are traced, each called by the one before.
+    functions: functions whose bodies are traced, outermost first.
     axes: named axes of `vmap`: for each name the size, and the element's index, i64[].
     """
 

@@ -99,9 +99,9 @@ class Plan(NamedTuple):
 
     Prints as `12,345 bytes, lower bound 12,000 (1.03), unfused 15,000, by size`.
 
-    For `unfused`, all calls whose results are read run separately and once, in the better of two
-    orders: the recorded order and that of `mlvm.step.order`. A result may also reuse the memory of
-    an operand that is not used later.
+    For `unfused`, all calls whose results are read run separately and once. The order is the
+    recorded order or the order of `mlvm.step.order`, whichever needs less memory. A result may also
+    reuse the memory of an operand that is not used later.
     """
 
     offsets: tuple[int, ...]
@@ -122,7 +122,7 @@ class Plan(NamedTuple):
         peak could be computed again after it: `again` is the estimated time. Precomputed values are
         always in memory; their op ends in " (ahead)".
 
-        A plan of blocks, and that of a saved step, has no such values. Raises `ArgumentError`
+        A plan of blocks and the plan of a saved step have no such values. Raises `ArgumentError`
         unless `count` is an int of 1 or more.
 
         Refuses:

@@ -204,7 +204,7 @@ def variants(
     open_lengths: OpenLengths,
     plan: Callable[[SavedStep, SavedStep], Functions],
 ) -> Iterator[BuiltVariant[Functions]]:
-    """Yield variants until all lengths of the step have one, that of the call before saving first.
+    """Yield variants until all lengths of the step have one; begin with the call before saving.
 
     `plan` makes the functions of a step at some lengths, given the same step with placeholders.
     Raises `CannotBuild` for too many variants, and for states that C does not compute.

@@ -102,7 +102,7 @@ class Tables:
         ]
 
     def text(self, place: dict[object, int], scratch: int) -> str:
-        """Return all tables but those of types.
+        """Return all tables except the tables of types.
 
         `place` numbers the addresses; `scratch` is the offset of the scratch memory of calls on the
         stack.

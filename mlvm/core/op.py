@@ -260,7 +260,7 @@ def canonical(value: Any, depth: int = 0) -> Any:
     Lists become tuples, numpy scalars Python numbers, keys of a mapping strings, and a dtype its
     name.
 
-    Raises `ArgumentError` for one that nests too deep, or contains itself."""
+    Raises `ArgumentError` for a value that is nested too deep or contains itself."""
     kind = value.__class__
     if kind in PLAIN or (kind is tuple and PLAIN.issuperset(map(type, value))):
         return value  # the common case, without a slow check of ABCs

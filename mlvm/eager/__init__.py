@@ -1,9 +1,8 @@
 """mlvm's eager language: `import mlvm.eager as ml`.
 
-Names and signatures are those of the Python Array API standard, or those of JAX for functions that
-the standard does not define. Tensors are values on a VM; `with arena:` determines where results are
-allocated; `grad` and `value_and_grad` differentiate; `ml.nn`, `ml.optim` and `ml.random` support
-training.
+Names and signatures follow the Python Array API standard, or JAX for functions that the standard
+does not define. Tensors are values on a VM; `with arena:` determines where results are allocated;
+`grad` and `value_and_grad` differentiate; `ml.nn`, `ml.optim` and `ml.random` support training.
 
 In docstrings `f[..., n]` is a tensor of floats whose last axis has n elements, and `[...]` is a
 tensor of any shape; i is integers, c complex numbers. Each docstring names the errors for invalid

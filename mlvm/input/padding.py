@@ -90,7 +90,7 @@ class Padding:
     def padded(
         self, column: Array | list[Array], position: int, name: str | None, length: int | None
     ) -> Array:
-        """Return a column of a batch as one array, padded to `length`, or to that of its samples.
+        """Return a column of a batch as one array, padded to `length` or to its longest sample.
 
         column: an array [B, ...], or B arrays that differ in their first axis
         """

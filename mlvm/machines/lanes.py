@@ -104,7 +104,7 @@ class _Memory:
         return self._areas[key][1]
 
     def rows(self, key: int, nbytes: int, used: int, more: int) -> Array:
-        """Return memory for `more` rows of these bytes behind those in use."""
+        """Return memory for `more` rows of these bytes after the rows in use."""
         handle, before = self._areas.get(key, (None, np.empty(0, np.uint8)))
         needed = (used + more) * nbytes
         if handle is None or len(before) < needed:

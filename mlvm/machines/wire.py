@@ -1,4 +1,4 @@
-"""The VM protocol as bytes, and a `WireVM` that speaks it to a VM behind it.
+"""The VM protocol as bytes, and `WireVM`, which uses these bytes to call another VM.
 
 A `WireVM` encodes each call as one message; a `WireServer` decodes it, calls its VM, and encodes
 the answer or the error. Only bytes pass between the two; `mlvm.machines.remote` has a socket carry
@@ -399,7 +399,7 @@ class Loaded(NamedTuple):
 
 
 class WireVM(Identity):
-    """VM behind a wire: every call passes to `vm` and back as bytes.
+    """VM that encodes every call of `vm` and every result as bytes.
 
     It implements `VMProtocol`. An error comes back with its class, text, notes and attributes (an
     `OpError` has its op, operands and reason). An argument that has no encoding is refused before
@@ -503,11 +503,11 @@ class WireVM(Identity):
         self._call("synchronize")
 
     def require_open(self) -> None:
-        """Raise `MachineError` if the VM behind the wire was closed."""
+        """Raise `MachineError` if the VM was closed."""
         self._require_open()
 
     def close(self) -> None:
-        """Close the VM behind the wire, which ends all that was made on it. Idempotent."""
+        """Close the VM and free everything that was created on it. Idempotent."""
         self._close()
 
     # --- programs ---

@@ -227,7 +227,7 @@ class _Model:
         self.message = message | {"node": self.lengths.nodes + message["node"]}
 
     def name(self, stem: str) -> str:
-        """Return a new name in the graph, `stem` or with a number behind it."""
+        """Return a new name in the graph: `stem`, or `stem` with a number appended."""
         name, count = stem, 1
         while name in self.used_names or not name:
             count += 1

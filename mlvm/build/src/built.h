@@ -9,8 +9,7 @@
 
 #include <stddef.h>
 
-/* A call with the offsets of its scratch memory: that of each thread, followed by the shared
- * memory. */
+/* A call with the offsets of its scratch memory: one block per thread, followed by the shared memory. */
 typedef struct {
     KernelCall call;
     size_t scratch;
@@ -31,7 +30,7 @@ typedef struct {
     size_t at;
 } Input;
 
-/* A tensor that persists between steps. One that is only read stays in the weights. */
+/* A tensor that persists between steps. A tensor that is only read stays in the weights. */
 typedef struct {
     size_t nbytes, in_weights;
     int copied;

@@ -75,8 +75,8 @@ def open_message(
 ) -> tuple[Kind, Reader]:
     """Return the kind of the message, and a reader for the fields after its header.
 
-    Raises `EncodingError` unless `data` is exactly one message of one of `kinds`. `allowance`
-    limits the memory of the objects that are read.
+    Raises `EncodingError` unless `data` is exactly one message with a kind from `kinds`.
+    `allowance` limits the memory of the objects that are read.
     """
     if not isinstance(data, (bytes, bytearray, memoryview)):
         raise EncodingError(f"expected bytes, got a {data.__class__.__name__}")

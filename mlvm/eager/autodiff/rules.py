@@ -27,7 +27,7 @@ tracked.
 
 An op's row may contain forward rules, for tangents (`rows`). For an elementwise op they are by
 default the reverse rules, without conjugates. For all other rows without forward rules, such as
-those of decompositions, the reverse rules are transposed, since they are linear in the cotangent.
+decompositions, the reverse rules are transposed, since they are linear in the cotangent.
 """
 
 from __future__ import annotations

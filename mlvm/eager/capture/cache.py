@@ -63,7 +63,7 @@ class CacheEntry:
     - outcome: the tree that a call returns, and the fields that it rebinds.
     - variants: the program, and a program without hoisted values.
     - numbers: the computation on the `free` numbers of a signature; all other numbers must be equal
-      to those of the trace.
+      to the numbers in the trace.
     - scalars: the scalar inputs of the last call. The scalar inputs of the trace contain no arrays.
     - vm: the VM that runs the program.
     - keepalive: objects that the key or the program identifies by `id`.

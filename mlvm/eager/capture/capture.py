@@ -209,7 +209,7 @@ class Captured(Generic[P, R]):
     def drain(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the program until its queue is closed and drained.
 
-        The VM executes the loop, and the result is that of the last iteration. It waits without
+        The VM executes the loop and returns the result of the last iteration. It waits without
         holding the VM's lock, so the thread that fills the queue may launch programs on the same
         VM.
 

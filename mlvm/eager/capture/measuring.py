@@ -275,7 +275,7 @@ def measure(
 
     Arguments:
 
-    - `dynamic_axes`, `max_sizes`: dynamic axes as in `capture`. The plan is then that of the
+    - `dynamic_axes`, `max_sizes`: dynamic axes as in `capture`. The plan is then computed for the
       bounds, and its `used` is the number of bytes in use at the sizes of the arguments.
 
     - `memory`: a budget for the plan, as in `capture(memory=)`.

@@ -105,11 +105,11 @@ def save(
     Module in an object that is not a tree, such as a dataclass or a deque; a `NoEffectWarning`
     names it.
 
-    Raises `OSError` if the file cannot be written, or the name is that of a folder, a pipe or a
-    device; `WeightsError` if a tensor is c128, which the format does not support, or a name is not
-    a str; `DTypeError` if a part is none of the above, such as a masked array; `PathError` if two
-    parts have the same name; `ArgumentError` if the file name has the extension of another format,
-    such as "x.onnx", or `where` selects nothing; `StaleTensorError` if a tensor was freed. In these
+    Raises `OSError` if the file cannot be written, or is a folder, a pipe or a device;
+    `WeightsError` if a tensor is c128, which the format does not support, or a name is not a str;
+    `DTypeError` if a part is none of the above, such as a masked array; `PathError` if two parts
+    have the same name; `ArgumentError` if the file name has the extension of another format, such
+    as "x.onnx", or `where` selects nothing; `StaleTensorError` if a tensor was freed. In these
     cases no file is left. https://github.com/huggingface/safetensors
 
         >>> ml.save("layer.safetensors", ml.nn.Linear(2, 3))

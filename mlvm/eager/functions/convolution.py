@@ -139,7 +139,7 @@ def conv_transpose2d(
     Each element of x, multiplied by the kernel, is added to a window of the result (Dumoulin and
     Visin, arXiv 1603.07285, section 4).
 
-    f[N, H, W, I] with f[KH, KW, O / groups, I] -> f[N, OH, OW, O]. The kernel is that of a
+    f[N, H, W, I] with f[KH, KW, O / groups, I] -> f[N, OH, OW, O]. The kernel has the layout of a
     convolution from O to I channels.
 
     `padding` is the padding of that convolution: elements in the padding are dropped. OH is (H - 1)

@@ -313,10 +313,10 @@ def put_along_axis(
     new tensor, like JAX's function. If a position occurs several times, the last value is kept.
 
     x: [..., n, ...]; indices: i[..., k, ...], with the rank of x; values: a shape that broadcasts
-    to that of the indices. Indices broadcast along the other axes -> the type of x. Raises
-    `ShapeError` if the shapes do not fit; `AxisError` if x has no such axis; `PositionError` if
-    an index is out of range; `DTypeError` if the indices are not integers or the values are of
-    another kind than x.
+    to the shape of the indices. Indices broadcast along the other axes -> the type of x. Raises
+    `ShapeError` if the shapes do not fit; `AxisError` if x has no such axis; `PositionError` if an
+    index is out of range; `DTypeError` if the indices are not integers or the values are of another
+    kind than x.
 
         >>> x = ml.zeros((2, 2))
         >>> y = ml.put_along_axis(x, ml.asarray([[1], [0]]), 5.0, axis=1)

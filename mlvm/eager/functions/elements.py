@@ -87,7 +87,7 @@ def astype(x: Tensor, dtype: object, /, *, copy: bool = True, device: Device = N
 def where(condition: Tensor | bool, x: Operand, y: Operand, /) -> Tensor:
     """Select x where the condition holds, else y; all three broadcast, and any may be a number.
 
-    x and y: shapes that broadcast to [...] with that of the condition, which is bool. The result:
+    x and y: shapes that broadcast with the condition, a bool tensor, to [...]. The result:
     [...], the dtype that x and y promote to. Raises `ShapeError` if the shapes do not fit;
     `DTypeError` if the condition is not bool or the dtypes do not promote.
 
@@ -383,7 +383,7 @@ def flatnonzero(x: Tensor, /) -> Tensor:
 
 @public
 def unravel_index(indices: Tensor, /, shape: Sequence[int]) -> tuple[Tensor, ...]:
-    """Convert row-major positions, such as those of `argmax(x)`, to one index per axis.
+    """Convert row-major positions, such as the result of `argmax(x)`, to one index per axis.
 
     indices: i[...] -> i[...] for each axis. Raises `PositionError` if a tensor of that shape has
     no such element; `DTypeError` if the indices are not integers.

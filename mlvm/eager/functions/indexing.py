@@ -47,8 +47,8 @@ def getitem(x: Tensor, key: Any) -> Tensor:
     positions where it is True: one index tensor for each of its axes.
 
     Raises `IndexingError` if an index is out of range or has an invalid type, and for too many
-    indices; `PositionError` if a value of an index tensor is out of range; `MaskError` if the
-    lengths of a mask differ from those of the axes that it indexes.
+    indices; `PositionError` if a value of an index tensor is out of range; `MaskError` if the shape
+    of a mask differs from the axes that it indexes.
     """
     keys = key if isinstance(key, tuple) else (key,)
     try:
@@ -518,7 +518,7 @@ class At:
 class Places:
     """Elements `x.at[key]`: each method returns a new tensor with these elements of x updated.
 
-    The methods are those of JAX. If an element is selected several times, all values for it are
+    The methods have JAX's names. If an element is selected several times, all values for it are
     combined, except in `set`, which keeps the last value. Values broadcast to x[key] and are cast
     to the dtype of x, as in `x[key] = values`.
 

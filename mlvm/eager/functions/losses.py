@@ -231,7 +231,7 @@ def nll_loss(
     """Compute -log_predictions[label] along the last axis, one loss per label.
 
     It is the negative log likelihood of classes, from log probabilities such as the result of
-    `log_softmax`. `weight`, `ignore_index` and the mean are those of `softmax_cross_entropy`, which
+    `log_softmax`. `weight`, `ignore_index` and the mean work as in `softmax_cross_entropy`, which
     is more accurate for logits.
 
     log_predictions: f[..., K], labels: i[...], weight: f[K] -> f[...], or f[] with "mean" or "sum".

@@ -312,7 +312,7 @@ def adaptive_avg_pool(x: Tensor, size: Ints) -> Tensor:
 def adaptive_max_pool(x: Tensor, size: Ints) -> Tensor:
     """Return the largest elements of `size` windows that together cover x.
 
-    The windows are those of `adaptive_avg_pool`.
+    The windows are the same as for `adaptive_avg_pool`.
 
     x: f[N, ..., C] -> f[N, *size, C]. Raises `ShapeError` if x has fewer than three axes or an axis
     of length 0; `ArgumentError` if a size is below 1 or the numbers of sizes and axes differ;
@@ -361,7 +361,7 @@ def _places(
         for i, (n, length, step) in enumerate(zip(size, span, geometry.stride, strict=True)):
             padded = n + sum(geometry.padding[i])
             last = -(-(padded - length) // step) * step  # where the last window begins
-            if last >= n + geometry.padding[i][0]:  # none begins behind the input
+            if last >= n + geometry.padding[i][0]:  # no window begins after the input
                 last -= step
             more[i] = max(0, last + length - padded)
     return _Windows(shape, geometry, tuple(more))

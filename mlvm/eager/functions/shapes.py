@@ -668,7 +668,7 @@ def pad(
     `widths` is one int for all sides, a pair (before, after) for all axes, or one pair per axis. A
     negative width removes elements from that side.
 
-    The modes are those of numpy: "constant" uses `value`, "edge" repeats the edge, "symmetric"
+    The modes have numpy's names: "constant" uses `value`, "edge" repeats the edge, "symmetric"
     mirrors x including the edge, "reflect" mirrors it without the edge, and "wrap" continues at the
     opposite end. A border wider than x repeats the pattern.
 

@@ -247,7 +247,7 @@ def convolve(x: Tensor, y: Tensor, /, mode: Mode = "full") -> Tensor:
 @public
 @in_f32
 def correlate(x: Tensor, y: Tensor, /, mode: Mode = "valid") -> Tensor:
-    """Correlate two vectors, like `numpy.correlate`; `mode` is that of `convolve`.
+    """Correlate two vectors, like `numpy.correlate`; `mode` is the same as for `convolve`.
 
     Element k of all sums is the sum of x[i + k - n + 1] conj(y[i]).
 

@@ -1,6 +1,6 @@
 """Statistics: quantiles, reductions that ignore nan, averages, covariances, counts.
 
-Names and semantics are those of numpy, as in JAX; `correction` is the standard's name for `ddof`.
+Names and semantics follow numpy, as in JAX; `correction` is the standard's name for `ddof`.
 """
 
 from __future__ import annotations
@@ -542,7 +542,7 @@ def digitize(x: Tensor, bins: Tensor, *, right: bool = False) -> Tensor:
     if n < 2:
         return searchsorted(bins, x, side=side)
     first, last = reshape(_run(bins, 0, 1), ()), reshape(_run(bins, n - 1, n), ())
-    # nan comes behind all numbers, so only falling edges begin with it.
+    # nan is sorted after all numbers, so only descending edges begin with it.
     is_falling = op.logical_or(op.greater(first, last), op.not_equal(first, first))
     place = searchsorted(op.where(is_falling, op.flip(bins, axis=0), bins), x, side=side)
     return op.where(is_falling, n - place, place)

@@ -227,7 +227,7 @@ class Module(Node):
     def load_state(self, arrays: Mapping[str, Any]) -> None:
         """Write arrays to parameters and buffers, in place, by the paths of `state`.
 
-        The rules and errors are those of `load_parameters`."""
+        The rules and errors are the same as for `load_parameters`."""
         self._load(_named_tensors(self, buffers=True), arrays, "tensor")
 
     _wholes: ClassVar[Mapping[str, TensorType]] = {}

@@ -27,7 +27,7 @@ Outputs: TypeAlias = dict[str, list[tuple[TensorType, ...]]]
 class Row(NamedTuple):
     """A layer: path, class, number of parameters, bytes, and the output types of its calls.
 
-    The bytes are those of parameters and buffers."""
+    The bytes include parameters and buffers."""
 
     path: str
     layer: str

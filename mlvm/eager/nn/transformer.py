@@ -103,9 +103,9 @@ class TransformerEncoderLayer(_TransformerLayer):
     embed_dim.
 
     `dropout` is the rate for softmax weights, the hidden layer and the outputs of the branches,
-    while `training`. `num_kv_heads` and `rotary_base` are those of `MultiHeadAttention`. Call it as
-    `layer(x, mask=None, is_causal=False)`. With `cache=` and `position=` the result is (y, cache),
-    as in `MultiHeadAttention`; `layer.init_cache(batch, max_length)` returns a cache.
+    while `training`. `num_kv_heads` and `rotary_base` are the same as for `MultiHeadAttention`.
+    Call it as `layer(x, mask=None, is_causal=False)`. With `cache=` and `position=` the result is
+    (y, cache), as in `MultiHeadAttention`; `layer.init_cache(batch, max_length)` returns a cache.
 
     f[batch, time, embed_dim] -> the same. Raises `ShapeError` if the features or axes do not fit;
     `DTypeError` if an operand is complex; `ArgumentError` if a size is below 1 or `embed_dim` is

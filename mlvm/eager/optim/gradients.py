@@ -140,7 +140,7 @@ class LossScale:
     """Factor for the loss, so that gradients in f16 neither underflow nor overflow.
 
     If a gradient is not finite, the factor is halved and that update is skipped. After
-    `growth_interval` updates it is doubled. Names and defaults are those of PyTorch's `GradScaler`
+    `growth_interval` updates it is doubled. Names and defaults follow PyTorch's `GradScaler`
     (Micikevicius et al., "Mixed Precision Training", arXiv 1710.03740). bf16 has the range of f32
     and needs no scaling.
 

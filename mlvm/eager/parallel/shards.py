@@ -53,7 +53,7 @@ _GATHER_INTO: Final = Program.of_op("all_gather.out", 2, {}, 0)
 
 
 def current_sharding() -> Shard | None:
-    """Return the current sharding; None in a group of one."""
+    """Return the current sharding; None in a group with a single member."""
     return sharding_here() if size() > 1 else None
 
 

@@ -156,8 +156,8 @@ class _Scopes:
 class _Values:
     """Values by the id of a tensor's reference, with a layer of changes for each open block.
 
-    layers: the outermost first. The values when a block was opened are those of the layers before
-    it. order: for each tensor, the number of tensors that had a value earlier.
+    layers: the outermost first. The layers before a block contain the values when it was opened.
+    order: for each tensor, the number of tensors that had a value earlier.
     """
 
     def __init__(self) -> None:
@@ -578,7 +578,7 @@ class Recorder:
             tape.exchange({id(x): old}, old)
 
     def _require_inside(self, view: Allocation, updated: Tensor) -> None:
-        """Raise `RetryAfterCopy` for a view from outside, or the placeholder of one."""
+        """Raise `RetryAfterCopy` for a view from outside or its placeholder."""
         if _is_among(view, self.outside.views) or id(view) in self.placeholders.originals:
             raise RetryAfterCopy(self.placeholders.originals.get(id(updated), updated))
 
@@ -680,7 +680,7 @@ class Recorder:
         return self.memory.homes[id(_reference_to(x))]
 
     def as_cell(self, x: Tensor) -> Tensor:
-        """Mark a variable as one that functions may update, and return it."""
+        """Allow functions to update a variable, and return it."""
         self.scopes.cells.add(id(_reference_to(x)))
         return x
 

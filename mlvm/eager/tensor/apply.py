@@ -136,8 +136,9 @@ def apply_in_python(call: OneOp, *operands: Tensor) -> Tensor:
     """Run one op on tensors: infer the type, allocate the result, launch, record. With the C
     extension, `apply` does this in C for the common case, and calls this for all others.
 
-    Raises an `OpError` for operands the op refuses, `StaleTensorError` for one that has ended,
-    `ArenaOverflowError` if the result does not fit; nothing is allocated or recorded then.
+    Raises an `OpError` for operands that the op rejects, `StaleTensorError` for a freed operand,
+    and `ArenaOverflowError` if the result does not fit. In these cases nothing is allocated or
+    recorded.
     """
     operands = lifted(operands)
     pair = len(operands) == 2  # spelled out for speed, here and below
@@ -193,7 +194,7 @@ def plan_for(call: OneOp, types: tuple[TensorType, ...], fast_path: Any) -> tupl
 
 
 def raise_stale(x: Tensor) -> NoReturn:
-    """Raise the error for a tensor that has ended while it was used."""
+    """Raise the error for a tensor that was freed while it was used."""
     raise x.stale()
 
 

@@ -157,7 +157,7 @@ def _refuse(
 
 
 def _name_of(fn: Callable[..., Any], args: Sequence[object]) -> str:
-    """Return the name that users call: that of the class for a constructor or a call of a layer."""
+    """Return the name that users call: the class name for a constructor or a call of a layer."""
     return type(args[0]).__name__ if fn.__name__ in ("__init__", "__call__") else fn.__name__
 
 

@@ -328,7 +328,7 @@ def packed(shape: Sequence[int]) -> list[int]:
 
 
 def joined(axes: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Return the axes without those of length 1, merged where all strides allow it.
+    """Merge axes where all strides allow it, and drop axes of length 1.
 
     Each axis is a length and strides.
     """

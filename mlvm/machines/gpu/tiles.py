@@ -108,7 +108,7 @@ def _require(tile: Tile) -> None:
 
 
 def keep(device: Facts, dtype: DType, best: Tile) -> None:
-    """Write the tile to the file. It is that of products that are planned from now on."""
+    """Write the tile to the file. Products that are planned from now on use it."""
     changed = {name: dict(tiles) for name, tiles in table().items()}
     changed.setdefault(device.name, {})[dtype.name] = list(best)
     path().parent.mkdir(parents=True, exist_ok=True)

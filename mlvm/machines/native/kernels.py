@@ -60,7 +60,7 @@ class NativeKernel:
     def call(self, types: Types, attributes: Attributes) -> KernelCall | None:
         """Return the call for these types; None if the reference kernel runs.
 
-        The types are those of the result and the operands.
+        `types` contains the type of the result, then the types of the operands.
         """
         key = tuple(types), repr(attributes) if attributes else ""
         return self._calls.get(key, lambda: self.plan(types, attributes))

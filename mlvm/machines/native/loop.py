@@ -1,4 +1,4 @@
-"""The loop in C behind the machine's door for loops: what it is given, and what it asks Python.
+"""Binding of the loop in C: its input, and its calls of Python.
 
 `NativeLoop` has the signature of `mlvm.core.machine.run.run`. It prepares a linked program once,
 runs it in C (`machine/loop.c`), and hands over to the reference loop whatever that does not know or

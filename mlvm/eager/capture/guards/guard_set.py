@@ -396,7 +396,7 @@ class GuardSet:
                     self._add_part(None, each)
 
     def _lazy_module(self, module: types.ModuleType) -> None:
-        """Visit a module of a subclass, such as one that imports names on access, and its class.
+        """Visit an instance of a subclass of module, for example a lazy module, and its class.
 
         The methods of the class determine how names are found."""
         self._module(module)

@@ -77,7 +77,7 @@ class Product(NamedTuple):
 
     @property
     def rest(self) -> list[int]:
-        """Axes of the batch, as the integers behind those with names."""
+        """Axes of the batch, as integers that follow the named integers."""
         return [number for axis in self.axes for number in axis]
 
     @property
@@ -129,7 +129,7 @@ def chained_call(
 
 
 def scratch_behind(child_scratch: int, chain: Chain | None) -> int:
-    """Return where the product lies in scratch memory: behind that of the chain's call."""
+    """Return the offset of the product in scratch memory, after the memory of the chain's call."""
     return child_scratch + (-(-chain.child.scratch // 64) * 64 if chain else 0)
 
 

@@ -5,9 +5,9 @@
  * are made unsigned and those of y signed: what is of the other kind has its highest bit turned, so that it
  * is 128 more or less than it should, and so is its zero. A zero makes a multiple of the other's sum, which is
  * put right. Many rows of x go through panels of y that are copied first, PANELS times PANEL columns with four
- * of their elements side by side, [chunks][k / 4][32][4], and a multiple of their sums behind each chunk;
- * few go by y as it lies. Elsewhere both are made 16 bits wide, less their zeros, whose products never overflow
- * a sum of two; so is what `integer_depthwise` multiplies channel by channel, 32 bits wide. */
+ * of their elements side by side, [chunks][k / 4][32][4], and a multiple of their sums after each chunk; for few rows y
+ * is read unpacked. Elsewhere both are made 16 bits wide, less their zeros, whose products never overflow a sum of two;
+ * so is what `integer_depthwise` multiplies channel by channel, 32 bits wide. */
 #include "../plan.h"
 #include "../processor.h"
 
