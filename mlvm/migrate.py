@@ -121,7 +121,7 @@ def _files(paths: Iterable[Path]) -> Iterator[Path]:
 
 
 def _read(file: Path) -> tuple[str, str]:
-    """Return the text of a file, with its own line ends, and its encoding."""
+    """Return the text of a file, with its own line endings, and its encoding."""
     data = file.read_bytes()
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
@@ -136,7 +136,7 @@ def _diff(name: str, old: str, new: str) -> str:
 
 
 def _lines(text: str) -> list[str]:
-    """Return the lines as Python counts them, with their ends."""
+    """Return the lines as Python counts them, with their line endings."""
     return [*io.StringIO(text, newline="")]
 
 

@@ -20,7 +20,7 @@ def run(
 ) -> int:
     """Do the work with the options parsed; return the exit status of `run_command`.
 
-    Bad usage, `OptionError` included, ends the program with 2.
+    For bad usage, including `OptionError`, the program exits with status 2.
     """
 
     def parsed() -> int | None:

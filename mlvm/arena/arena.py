@@ -64,7 +64,7 @@ class Allocation(AllocationFields):
     handle: its handle in `arena.vm`; 0 if stale.
     region: its memory; None for a view, and after it was freed.
     base: for a view, the tensor that owns the bytes, which it keeps alive.
-    ended: reason why it was freed.
+    ended: the reason for which it was freed.
     """
 
     __slots__ = ()

@@ -160,8 +160,9 @@ def plan(
         1/64 above the bound, is not improved.
     effort: factor of the limit of search nodes.
 
-    The same blocks always get the same plan. Raises `ArenaError` for a negative size, a block that
-    ends before it starts, an alignment or an effort below 1, or a value that is not an integer.
+    The same blocks always get the same plan. Raises `ArenaError` for a negative size, a lifetime
+    with an end before its start, an alignment or an effort below 1, or a value that is not an
+    integer.
     """
     return _planned(blocks, alignment, effort, enough, None).plan
 
@@ -254,7 +255,7 @@ def _whole(blocks: Sequence[Block]) -> Ints | None:
 
 def _largest_total(size: Ints, start: Ints, end: Ints) -> int:
     """Return the maximum over time of the total size of live blocks."""
-    moments = np.concatenate([end, start])  # at equal times, ends precede starts
+    moments = np.concatenate([end, start])  # at equal times, frees precede allocations
     change = np.concatenate([-size, size])[np.argsort(moments, kind="stable")]
     return int(np.cumsum(change).max(initial=0))
 
@@ -369,8 +370,8 @@ def _breadth(size: Ints, start: Ints, end: Ints) -> Ints:
 def _place(sequence: Ints, size: Ints, start: Ints, end: Ints) -> Ints:
     """Place the blocks in that sequence, each by best fit, and return their offsets.
 
-    A gap is between two blocks that are live at the same time as the block to place. Of equally
-    small gaps, the lowest is used; a block that fits into no gap is placed on top.
+    A gap is between two blocks that are live at the same time as the block to place. If several
+    gaps are equally small, the lowest is used; a block that fits into no gap is placed on top.
     """
     offsets = np.zeros_like(size)
     if EXTENSION is not None:

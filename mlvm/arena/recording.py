@@ -190,7 +190,7 @@ def merged(recordings: Sequence[Recording]) -> Recording:
             replace(
                 x,
                 start=moment_of[i, x.start],
-                end=moment_of.get((i, x.end), len(order)),  # a live tensor ends at the last time
+                end=moment_of.get((i, x.end), len(order)),  # live tensors: the last time
             )
             for x in each.lifetimes
         ]

@@ -80,7 +80,7 @@ class Sections(NamedTuple):
 
 def sections_of(start: Ints, end: Ints) -> Sections:
     """Return the sections of lifetimes, none of which is empty."""
-    moments = np.concatenate([end, start])  # at the same moment, ends come first
+    moments = np.concatenate([end, start])  # at the same time, process frees first
     is_start = np.arange(len(moments)) >= len(end)
     order = np.argsort(moments, kind="stable")
     moments, is_start = moments[order], is_start[order]

@@ -242,8 +242,8 @@ class Pipeline(Closing, Generic[A]):
     def __iter__(self) -> Iterator[tuple[A, ...]]:
         """Yield the batches of this epoch that `get` has not returned.
 
-        After a `for` that ended early, repeat the batches of that `for`. Raises `QueueClosedError`
-        after the last epoch, and the errors of `get`.
+        After a `for` loop that exited early, the next loop repeats its batches. Raises
+        `QueueClosedError` after the last epoch, and the errors of `get`.
         """
         coming, first = self._coming(), self._first
         if first is None or first.epoch != coming.epoch:

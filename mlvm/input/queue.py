@@ -70,8 +70,9 @@ class QueueTensor:
 
     Any number of threads may put and get. Elements come out in the order in which `put` or `commit`
     completed. `get` returns tensors over the slot itself, which the consumer may write to. The slot
-    is free again when all of them have ended. A tensor ends with the last reference to it or a view
-    of it, by `arena.free`, or, if it was got inside `with batch:`, when that arena is reset.
+    is free again when all these tensors are freed. A tensor is freed by `arena.free`, with the last
+    reference to it or its views, or, if `get` was called inside `with batch:`, when that arena is
+    reset.
 
     `arena` has the slots as memory of the VM; `memory.slots` are the arrays that producers fill.
     With `shared` other processes can use them (see `SlotMemory`). `handle` names the queue in
@@ -433,9 +434,10 @@ class Reservation:
     def commit(self) -> None:
         """Append the element to the queue; from here on the memory is the consumer's.
 
-        Raises `QueueClosedError` or `cancel`'s error if the queue has ended meanwhile, and
-        `ArenaError` for a reservation that was committed or cancelled. If a remote VM fails to take
-        the element, the queue is cancelled with that error, which is raised here, too.
+        Raises `QueueClosedError` or `cancel`'s error if the queue has been closed or cancelled
+        meanwhile, and `ArenaError` for a reservation that was committed or cancelled. If a remote
+        VM fails to take the element, the queue is cancelled with that error, which is raised here,
+        too.
         """
         claim, self._claim = self._claim, None
         if claim is None:

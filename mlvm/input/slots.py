@@ -3,11 +3,10 @@
 Producers fill slots in memory of this process. A VM of this process uses the same memory. Any other
 VM has separate memory for each slot, to which a complete element is written.
 
-A slot is free, being filled, waiting, or lent to a consumer as tensors. Its tensors are
-allocations like any other. When the last of them ends, in any way and on any thread, the slot
-returns to the ring of free slots. The garbage collector may end a tensor in the middle of any
-call. So no lock is taken, and rings are `SimpleQueue`s, whose `put` may interrupt any of their
-calls.
+A slot is free, being filled, waiting, or lent to a consumer as tensors. Its tensors are ordinary
+allocations. When the last tensor is freed, for any reason and on any thread, the slot returns to
+the ring of free slots. The garbage collector may free a tensor in the middle of any call. So no
+lock is taken, and rings are `SimpleQueue`s, whose `put` may interrupt any of their calls.
 
 Ctrl-C may end any call between two lines, too. So a slot has one `Claim`. The owner of the claim
 owns the slot: a ring, a reservation, a call, or the slot itself while it is lent. A step moves the
@@ -96,9 +95,9 @@ class Slot:
         self.lent = {region for region, _ in self.parts}, [claim]
 
     def settle(self) -> None:
-        """Free the slot if all tensors have ended.
+        """Free the slot if all its tensors are freed.
 
-        Of two threads that end them, one takes the claim.
+        If two threads free tensors at the same time, only one thread gets the claim.
         """
         living, claims = self.lent
         if living or not claims:

@@ -145,7 +145,7 @@ def require_writable(file: Name, *, is_stream_allowed: bool = True) -> None:
 
 
 def require_suffix(file: Name, suffix: str, where: str) -> None:
-    """Raise `ArgumentError` unless a file's name ends in the suffix of the format that is written.
+    """Raise `ArgumentError` unless the file name has the suffix of the format.
 
     A pipe, a device and a folder may have any name. `where` begins the error.
     """

@@ -121,7 +121,7 @@ typedef struct mlvm_entry {
 #define MLVM_EXPORT
 #endif
 
-/* The two symbols that the VM loads. The table ends with an entry without a name. */
+/* The two symbols that the VM loads. The last entry of the table has no name. */
 extern MLVM_EXPORT const int32_t mlvm_abi_version;
 extern MLVM_EXPORT const mlvm_entry mlvm_functions[];
 

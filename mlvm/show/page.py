@@ -395,7 +395,7 @@ class _Spans:
 
 
 def in_script(data: object) -> str:
-    """Return the data as JSON for a script element: no text in it ends the element."""
+    """Return the data as JSON for a script element; no text in it can close the element."""
     text = json.dumps(data, separators=(",", ":"), default=repr)
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")

@@ -43,8 +43,8 @@ def timeline(recording: Recording, *, title: str | None = None) -> str:
     over its bytes. Its colour shows the op that wrote it first, or its type if that op is unknown.
     Under the pointer it shows op, type, bytes, moments and the line of Python that made it. The
     thin line is the number of bytes in use. One dashed line is the most bytes in use at any moment,
-    which is a lower bound for any placement; the other is the highest address. Of very many tensors
-    only the largest are drawn.
+    which is a lower bound for any placement; the other is the highest address. If there are too
+    many tensors, only the largest are drawn.
     """
     used = recording.used()
     bound = max(used)

@@ -86,7 +86,7 @@ def all_recorded() -> Iterator[Session]:
 
 
 class _Listened:
-    """Listener to one VM for a session. It belongs to the VM and ends with it."""
+    """Listener to one VM for a session. The VM owns it."""
 
     def __init__(self, vm: VMProtocol) -> None:
         self.session: Session | None = None
@@ -147,7 +147,7 @@ class _Instrument:
 
 
 class _Both:
-    """Two instruments as one. The second may give results, as it does alone."""
+    """Two instruments in one. The second instrument may return results."""
 
     def __init__(self, first: Instrument, second: Instrument) -> None:
         self._first = first

@@ -734,7 +734,7 @@ class _FrameWriter(_ProgramWriter):
 def _lifetimes(level: _Level, base: int, begins: Sequence[int]) -> list[Lifetime]:
     """Return the live range of each value and scratch home of a level, with the call that sets it.
 
-    The level's runs begin at the times `begins`; the level ends at the last of these.
+    The level's runs begin at the times `begins`; the last time is the end of the level.
     """
     schedule = level.schedule
     producers: dict[Value, Call] = {}

@@ -284,7 +284,7 @@ class _Level(NamedTuple):
 
     before: live bytes before it runs.
     most: live bytes while it runs, without reuse of operands' memory.
-    begun, ended: values and homes whose live range begins or ends there.
+    begun, ended: values and homes whose live range begins or stops there.
     """
 
     place: int

@@ -62,8 +62,8 @@ class Schedule:
     runs: the units with their operands.
     start, end: live ranges, as times `start` .. `end - 1`.
     size: bytes.
-    root: the first value with the same memory. A value may reuse the memory of an operand whose
-        live range ends with the unit that computes the value.
+    root: the first value with the same memory. A value may reuse the memory of an operand that is
+    not read after the unit that computes the value.
     roots: these, each once.
     blocks: the blocks that a plan must place, one for each root.
     most_alive: the maximum of live bytes.

@@ -141,7 +141,8 @@ class Replica:
         return 1.0 if self.scale is None else float(self.scale.value)
 
     def test(self, batch_size: int) -> Score | None:
-        """Test the model in evaluation mode. Of members with equal weights only the first does."""
+        """Test the model in evaluation mode. If all members have equal weights, only the first
+        does."""
         if ml.parallel.rank() and not isinstance(self.model.parameters(), ml.parallel.Parts):
             return None
         correct, loss, count = 0, 0.0, 0

@@ -103,7 +103,7 @@ typedef struct {
 enum { RECORDS_BEGIN, RECORDS_PUSH, RECORDS_READ, RECORDS_READ_ROWS, RECORDS_ADD, RECORDS_END, LANES_RUN };
 
 typedef struct {
-    const Set *sets; /* the best first; ends with a name of NULL */
+    const Set *sets; /* the best first; the last name is NULL */
     const char *const *ops, *const *lines;
     const Place *const *places; /* by function and step */
     uint32_t narguments, npushed, ninputs, noutputs, nstates;

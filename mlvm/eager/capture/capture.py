@@ -515,7 +515,7 @@ class Captured(Generic[P, R]):
 
         Raises `CaptureError` before the first call, for a length without a bound, and if the
         program of the last call is valid only for its own lengths; `ArgumentError` for a file name
-        that ends in ".onnx" or ".safetensors"; and `OSError`.
+        with the suffix ".onnx" or ".safetensors"; and `OSError`.
 
         Refuses:
             ml.capture(ml.sum).save("step.mlvm")  # CaptureError

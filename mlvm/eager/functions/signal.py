@@ -92,7 +92,7 @@ def stft(
     `n_fft` elements, centred in the frame, or by 1 without a window.
 
     With `center`, frame t is centred at sample t * hop_length, and the signal is reflected at both
-    ends. `normalized` divides by sqrt(n_fft).
+    boundaries. `normalized` divides by sqrt(n_fft).
 
     x: [..., n], real or complex, integers as f32; window: f[k] -> c[..., n_fft // 2 + 1, frames],
     or for a complex x c[..., n_fft, frames]. Raises `ShapeError` if x has no axes or is too short

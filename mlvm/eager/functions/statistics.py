@@ -561,7 +561,7 @@ def histogram(
     A bin extends from its left edge to the next edge, which only the last bin includes. With
     `density`, counts are divided by their sum and by the widths.
 
-    `bins` are sorted edges, or the number of equal bins between the ends of `range`. The default
+    `bins` are sorted edges, or the number of equal bins in `range`. The default
     range is from the least to the largest element, widened by 0.5 if they are equal. Elements
     outside of it, and nan, are not counted; pass a range if the elements contain nan.
 

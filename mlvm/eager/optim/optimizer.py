@@ -268,7 +268,7 @@ class Optimizer(_OfFields):
         try:
             vars(self).update(self._checked_options(options, options))
         except ArgumentError as error:
-            error.__traceback__ = None  # the traceback ends at the caller's line
+            error.__traceback__ = None  # the innermost frame is the caller's line
             raise
         self._options = tuple(options)
         self._tree = params

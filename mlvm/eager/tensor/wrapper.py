@@ -40,8 +40,8 @@ the arguments by position and by keyword, the parameters. `mlvm.eager.interop.hi
 def annotate_error(error: MlvmError, function: str, operands: Iterable[object]) -> None:
     """Name the function and its operands in an error that names none, and drop the inner frames.
 
-    The traceback then ends at the caller's line: a bare `raise` after this adds no frame for the
-    function that raises. A call without an error costs nothing.
+    The innermost frame of the traceback is then the caller's line: a bare `raise` after this adds
+    no frame for the function that raises. A call without an error costs nothing.
     """
     if isinstance(error, OpError):
         values = [*operands]

@@ -337,8 +337,8 @@ def _resume(
     store: FreeStore,
     functions: FunctionTable,
 ) -> list[Value]:
-    """Go on in the reference loop from the state in which the loop in C ended, or raise its error.
-    The first of the program's functions is main."""
+    """Continue in the reference loop from the state of the loop in C, or raise its error. The
+    program's first function is main."""
     state, error = _state(ended, codes)
     if error is None:
         return reference.run(codes[0], operands, store, functions, state=state)

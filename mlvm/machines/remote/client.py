@@ -80,9 +80,9 @@ class RemoteVM(Closing, WireVM):
 
     Thread-safe. After `close`, or once the connection is lost, every call except deallocations
     raises `ConnectionLostError`; so does every call in a forked process, as the connection is its
-    parent's. `where` describes the VM in that error, by default by its name. `shared` says that
-    other clients allocate on the VM, too. `interrupt(n)` ends the launches of messages up to number
-    n; Ctrl-C and timeouts call it.
+    parent's. `where` describes the VM in that error, by default by its name. `shared` means that
+    other clients also allocate on the VM. `interrupt(n)` aborts the launches of messages up to
+    number n; Ctrl-C and timeouts call it.
 
         >>> from mlvm.machines.remote.server import Server
         >>> with Server("127.0.0.1:0", secret="between you and me") as server:
@@ -439,7 +439,7 @@ class RemoteVM(Closing, WireVM):
         return error.with_traceback(None)
 
     def require_open(self) -> None:
-        """Raise `ConnectionLostError` if the connection has ended."""
+        """Raise `ConnectionLostError` if the connection was lost."""
         if self._lost is not None:
             raise ConnectionLostError(f"{self._where}: {self._lost}")
 
@@ -479,7 +479,7 @@ def live_vms() -> list[RemoteVM]:
 
 @atexit.register
 def _close_all() -> None:
-    """Finish all posts before the process ends, or report their errors."""
+    """Finish all posts before the process exits, or report their errors."""
     with ExitStack() as stack:
         for vm in list(_vms):
             stack.callback(vm.close)

@@ -1,4 +1,4 @@
-"""Authentication of both ends of a connection, before the first call.
+"""Authentication of client and server, before the first call.
 
     client  hello      nonce, has_secret, request
     server  challenge  nonce

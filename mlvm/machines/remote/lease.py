@@ -177,8 +177,8 @@ class LeasedStream(Stream):
         Return it and the number of messages that the server has received. Raises
         `ConnectionLostError`, and `_DeadlinePassed` at the time `until`.
 
-        A server that is busy with a launch answers when the launch ends. So each time that it
-        admits this client, the deadline for reaching it starts again.
+        A server that is busy with a launch answers after the launch. So the deadline for reaching
+        it restarts each time that it admits this client.
         """
         deadline = time.monotonic() + self._seconds
         pause, most = _PAUSES

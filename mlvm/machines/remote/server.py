@@ -80,10 +80,10 @@ def _unprepared(vm: LocalVM) -> None:
 class Server(Closing):
     """Server of VMs at an address; a context manager that closes it.
 
-    Each client has its own VM, or one of the `shared` names. When its connection ends, the server
-    frees all tensors and storages of the client. A client proves that it knows the `secret`, except
-    a client of the server's own user at a unix socket. `certificate` and `key` are PEM files for
-    TLS. Without TLS, an address that other hosts can reach requires `insecure`.
+    Each client has its own VM, or a VM of the `shared` names. When its connection is closed, the
+    server frees all tensors and storages of the client. A client proves that it knows the `secret`,
+    except a client of the server's own user at a unix socket. `certificate` and `key` are PEM files
+    for TLS. Without TLS, an address that other hosts can reach requires `insecure`.
 
     `processes` is the most processes of clients: each client has its own, and so has each shared
     VM; 0 is one process for all. They share neither memory nor the interpreter's lock, and may use
@@ -508,7 +508,7 @@ class Server(Closing):
         facts = {"peer": client.peer, "name": client.name, "leased": client.leased}
         _pass_on(client.socket, lambda sock: process.begin(client.number, sock, facts))
         # All bytes of the process are relayed. If it still runs, it waits for the client, which
-        # must read the end of the connection; if it has ended, the client receives the reason.
+        # must read the end of the connection. If it has exited, the client receives the reason.
         hears = threading.Timer(_LAST_WORDS, addresses.shut, (client.socket, socket.SHUT_WR))
         if isinstance(client.socket, ssl.SSLSocket):
             hears.start()
@@ -550,7 +550,7 @@ class Server(Closing):
         return lent.launches, lent.seconds
 
     def _lend(self, client: _Client, vm: BoundedVM) -> str:
-        """Perform the client's calls until its connection ends, and return why it ended."""
+        """Perform the client's calls until its connection is closed, and return the reason."""
         limits = self._limits
         vm.client.is_gone = client.is_gone
         session = client.session = _BoundedSession(vm, limits, self._watchdog, client)
@@ -593,7 +593,7 @@ class Server(Closing):
             vm._lock.release()
 
     def _part_from(self, stream: Stream, reason: str) -> str:
-        """Send a client, if it is still connected, why its connection ends."""
+        """Send a connected client the reason why its connection is closed."""
         with contextlib.suppress(MlvmError, OSError):
             stream.send([encode_error(ConnectionLostError(reason))])
         return reason
@@ -717,7 +717,7 @@ class _Client:
 
     leased: the client may reconnect within the server's `lease_seconds`.
     resumes: the number of the client that this connection continues.
-    key: a secret of this client alone, with which it may end its launches.
+    key: a secret of this client, with which it can interrupt its launches.
     """
 
     def __init__(
@@ -884,7 +884,7 @@ class _BoundedSession(Session):
         return time.clock_gettime(self._clock)
 
     def is_interrupted(self) -> bool:
-        """Return whether the client has ended the launch of the current message."""
+        """Return whether the client has interrupted the launch of the current message."""
         return self.messages <= self.last
 
     def handle(self, kind: Kind, reader: Received) -> Sequence[Buffer] | None:

@@ -2,7 +2,7 @@
 
 Python raises the error between two bytecodes, and the loop in C where it checks signals. A running
 kernel is not interrupted. A finalizer could swallow the error; so it is raised again until the
-launch has ended.
+launch has stopped.
 """
 
 from __future__ import annotations

@@ -207,7 +207,7 @@ static int free_in_python(PyObject *region, PyObject *arena)
     return failed;
 }
 
-/* As `__del__` in mlvm/arena/fields.py: a tensor whose region was taken has ended. */
+/* As `__del__` in mlvm/arena/fields.py: a tensor whose region was taken is freed. */
 static void allocation_finalize(PyObject *object)
 {
     Allocation *self = (Allocation *)object;

@@ -53,9 +53,9 @@ struct KernelCall {
     const RowEntry *const *rows; /* row functions of a chain */
 };
 
-/* Each file in kernels/ is compiled once per instruction set, with a different TARGET. It ends
- * with a table of its kernels, terminated by a name of NULL. For a step without Python, it ends
- * with separate entries for the kernels that the step calls; nothing else is compiled. */
+/* Each file in kernels/ is compiled once per instruction set, with a different TARGET. Its last definition is a table
+ * of its kernels, terminated by a name of NULL. For a step without Python, separate entries for the kernels that the
+ * step calls replace the table; no other kernels are compiled. */
 #define MLVM_JOIN_(x, y) x##_##y
 #define MLVM_JOIN(x, y) MLVM_JOIN_(x, y)
 #ifdef TARGET
