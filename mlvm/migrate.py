@@ -199,8 +199,10 @@ def _fenced(lines: list[str]) -> Iterator[list[_Line]]:
 
 
 def _uses_in(blocks: Iterable[list[_Line]], paths: Mapping[str, str]) -> OldUses:
-    """Find the uses in blocks of code, which share their names. What is not valid Python, and has
-    an old name, is not clear."""
+    """Find the uses in blocks of code, which share their names.
+
+    What is not valid Python, and has an old name, is not clear.
+    """
     code: dict[int, _Line] = {}
     doubts = []
     for block in blocks:
@@ -226,8 +228,11 @@ def _in_blocks(text: str, blocks: Iterable[list[_Line]], paths: Mapping[str, str
 
 
 def _edited(text: str, edits: list[Edit], doubts: list[Doubt]) -> _Rewritten:
-    """Apply the edits to a text. An edit whose old name is not at its place becomes a doubt: Python
-    3.11 has no positions in formatted strings."""
+    """Apply the edits to a text.
+
+    An edit whose old name is not at its place becomes a doubt: Python 3.11 has no positions in
+    formatted strings.
+    """
     lines = [line.encode() for line in _lines(text)]
     applied, missed = [], []
     for edit in sorted({*edits}, reverse=True):

@@ -152,9 +152,11 @@ def _same(values: Iterator[T | None]) -> T | None:
 
 
 class OldUses:
-    """The uses of old names in a file. `paths` has the paths of names that the file does not bind,
-    as in documentation, where `ml` needs no import. A file that imports nothing of mlvm, and has no
-    such names, has no doubts."""
+    """The uses of old names in a file.
+
+    `paths` has the paths of names that the file does not bind, as in documentation, where `ml`
+    needs no import. A file that imports nothing of mlvm, and has no such names, has no doubts.
+    """
 
     def __init__(self, tree: ast.Module, paths: Mapping[str, str] | None = None) -> None:
         self._module = _Scope()

@@ -21,7 +21,7 @@ _ROOM: Final = 256
 
 
 class LlamaText:
-    """A Llama and its tokenizer, from a GGUF file, whose weights stay in few bits.
+    """A Llama and its tokenizer, from a GGUF file; low-bit weights stay packed.
 
     Raises `OSError` for a file that cannot be read, `WeightsError` for a damaged file or a file of
     a different model.

@@ -150,7 +150,7 @@ class Pretrained:
             raise WeightsError(f"{self.file} has no head, and tells no classes apart")
         make = partial(KINDS[self.model], (height, width, channels), num_classes, **self.options)
         try:
-            with ml.Arena(ml.DryVM(), "types").allocating():  # whose sizes the file alone says
+            with ml.Arena(ml.DryVM(), "types").allocating():  # only the file determines its sizes
                 shapes = {name: x.shape for name, x in make(key=ml.random.key(0)).state().items()}
         except ml.errors.OpError as error:
             raise WeightsError(f"{self.file} is of no model that there is: {error}") from None

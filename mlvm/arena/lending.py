@@ -33,8 +33,10 @@ class _Waiting(list[Region]):
 
 
 class Loan:
-    """Loan of a tensor's memory, which no other tensor gets before `end`. Raises
-    `StaleTensorError`."""
+    """Loan of a tensor's memory, which no other tensor gets before `end`.
+
+    Raises `StaleTensorError`.
+    """
 
     def __init__(self, tensor: Allocation) -> None:
         region = self._region = tensor.root.region

@@ -242,7 +242,7 @@ def op(*, infer: Rule, flops: Flops | None = None, **how: Any) -> Callable[[Kern
 
 
 def no_flops(*_: TensorType, **__: Any) -> int:
-    """Return 0, the cost of an op that computes nothing."""
+    """Return 0, the cost of an op without arithmetic."""
     return 0
 
 
@@ -295,7 +295,7 @@ def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _matches(value: Any, hint: Any) -> bool:
-    """Return whether an attribute's value matches the annotation (bool is no int here)."""
+    """Return whether an attribute's value matches the annotation (a bool is not an int here)."""
     if value.__class__ is hint and hint is not int:
         return True
     origin, arguments = _parts(hint)

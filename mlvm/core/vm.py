@@ -256,7 +256,7 @@ class VM(Identity):
     def tensor_from_storage(
         self, storage: StorageHandle, type: TensorType, offset: int
     ) -> TensorHandle:
-        """Create a tensor that views the storage from byte `offset`; nothing is copied.
+        """Create a tensor that views the storage from byte `offset`, without a copy.
 
         Raises `HandleError`, or `ShapeError` if the tensor exceeds the storage or is not aligned.
 

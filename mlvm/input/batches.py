@@ -1,6 +1,6 @@
 """Batches of a data set: the choice of their samples, and their construction.
 
-Both are functions of seed, epoch and position alone, so any worker can make any batch.
+Both depend only on seed, epoch and position, so any worker can make any batch.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ _SCANNED: Final = 256
 
 
 class Transform(Protocol):
-    """A change of each batch: from its arrays and random numbers to arrays of as many rows.
+    """Transform of each batch: from its arrays and random numbers to arrays with the same number of
+    rows.
 
-    The random numbers of a sample depend on seed, epoch and sample alone.
+    The random numbers of a sample depend only on seed, epoch and sample.
 
         >>> class Numbers:
         ...     def __len__(self): return 10
@@ -56,7 +57,10 @@ class Batch(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """The batches of `epochs` epochs of `length` samples. With `epochs` None there is no end."""
+    """The batches of `epochs` epochs of `length` samples.
+
+    With `epochs` None the sequence is infinite.
+    """
 
     length: int
     batch_size: int

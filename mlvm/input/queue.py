@@ -207,8 +207,10 @@ class QueueTensor:
                 marks.pop().give_back()
 
     def cancel(self, error: BaseException) -> None:
-        """End at once. Elements are dropped; every call that waits or comes later raises `error`.
-        Only the first error counts. Raises `ArenaError` if `error` is no exception.
+        """Cancel the queue immediately.
+
+        Its elements are dropped; every waiting or later call raises `error`. Later errors are
+        ignored. Raises `ArenaError` if `error` is not an exception.
 
         Refuses:
             queue.cancel("text")  # ArenaError

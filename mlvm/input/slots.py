@@ -73,7 +73,7 @@ class Slot:
     loan: the tensors, if they were got inside `with arena:` and end with its reset.
     lent: regions of live tensors, and a list of the claim while the slot is lent.
 
-    `lent` is new for each borrower: a late thread of an earlier borrower changes nothing.
+    `lent` is new for each borrower: a late thread of an earlier borrower cannot change it.
     """
 
     __slots__ = ("_borrower", "index", "lent", "loan", "parts")

@@ -97,9 +97,11 @@ class Crew:
             warnings.warn(f"still busy: {', '.join(stuck)}", RuntimeWarning, stacklevel=3)
 
     def make_one(self) -> None:
-        """Make the next batch on the caller's thread. Raises `QueueFullError` if all slots are in
-        use.
-        An error in making it becomes the crew's failure."""
+        """Make the next batch on the caller's thread.
+
+        Raises `QueueFullError` if all slots are in use. An error in making it becomes the crew's
+        failure.
+        """
         self._step(self._fill_here)
 
     # --- inside ---

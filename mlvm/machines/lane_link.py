@@ -4,7 +4,7 @@
 stack: a step names the registers of its operands. The first registers of a frame are its parameters
 and locals. A call is a future: the frame waits for its results where it uses them first.
 
-A program for rows is an ordinary program, and `run.py` runs it for each row alone. Its functions
+A program for rows is an ordinary program; `run.py` runs it for each row separately. Its functions
 begin with `lanes.frame`, which has the types of their parameters and locals. A function with parts
 is a segment: part `name.x8` of `name` does for 8 rows in one go what `name` does for one. A part
 begins with `lanes.part`, which describes its arguments.

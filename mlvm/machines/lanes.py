@@ -250,7 +250,7 @@ class Lanes:
     def _row_by_row(
         self, xs: Sequence[Array], results: Sequence[Array], sums: Sequence[Array], count: int
     ) -> None:
-        """Run the program on each row alone by `run.py`: the reference semantics."""
+        """Run the program on each row separately by `run.py`: the reference semantics."""
         vm = self.memory.vm
         if self._code is None:
             self._code = link(self.program, vm.functions, self._verdict, deferred=False)

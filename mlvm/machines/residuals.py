@@ -61,7 +61,7 @@ _HELD: Final = Program.of_op(HELD, 0, {}, 1)
 class Stack:
     """Stack of records of arrays.
 
-    `more(nbytes)` allocates its memory; `keep(nbytes)` reports the overhead in bytes beside that.
+    `more(nbytes)` allocates its memory; `keep(nbytes)` reports the additional overhead in bytes.
     """
 
     def __init__(self, more: Callable[[int], Array], keep: Callable[[int], None]) -> None:

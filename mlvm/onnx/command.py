@@ -38,7 +38,7 @@ def run(
 ) -> None:
     """Print the inputs and outputs of a model; with inputs, run it captured, and print the results'
     types. Then its ops by `times`, and its `plan` of memory, of which a picture goes to `out`, or
-    beside the file. The step is saved to `save`, and the results to `out`.
+    next to the file. The step is saved to `save`, and the results to `out`.
 
     Missing inputs are zeros if the file declares their lengths. Raises `ModelError` if it does not,
     the errors of `load` and the model, and `OSError`.

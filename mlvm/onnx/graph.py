@@ -352,7 +352,7 @@ class Builder:
             yield node
 
     def _stored(self, constants: Mapping[str, Array], name: str, dtype: DType | None) -> Any:
-        """Return the operand of an op of mlvm: a constant is packed in its few bits, once."""
+        """Return the operand of an mlvm op; a low-bit constant is packed once."""
         array = constants.get(name)
         if dtype is None or array is None or DType.of(array.dtype) is not few.unpacked_dtype(dtype):
             return name
@@ -501,7 +501,7 @@ def dense(sparse: Message, files: Files) -> Array:
 
 
 def _is_open(type: Message) -> bool:
-    """Return whether a type declares nothing."""
+    """Return whether a type declares neither dtype nor shape."""
     return all(getattr(type, field.name) is None for field in FIELDS["Type"].values())
 
 

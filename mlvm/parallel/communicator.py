@@ -116,7 +116,7 @@ class Communicator(Protocol):
         """
 
     def end(self, rank: int) -> None:
-        """Finish this member's part of the run. The member calls nothing afterwards."""
+        """Finish this member's part of the run. It is the member's last call."""
 
     def fail(self, rank: int, error: BaseException) -> None:
         """Finish this member's part of the run with an error, which aborts the run."""

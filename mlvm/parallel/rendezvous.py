@@ -57,7 +57,7 @@ class Rendezvous:
     # --- a member's life ---
 
     def end(self, rank: int) -> None:
-        """Finish this member's part of the run. The member calls nothing afterwards."""
+        """Finish this member's part of the run. It is the member's last call."""
         with self._lock:
             self._ended[rank] = True
             self._at_rest += 1

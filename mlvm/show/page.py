@@ -1,6 +1,6 @@
 """One HTML page that shows a step or a script: memory over time, programs, and calls over time.
 
-The page loads nothing from a network. Its data are columns of numbers; texts are indices into one
+The page works offline. Its data are columns of numbers; texts are indices into one
 list.
 """
 

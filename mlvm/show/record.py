@@ -1,6 +1,6 @@
-"""Recordings of arenas at work: the place, the lifetime and the op of each tensor.
+"""Recordings of arenas at work: the offset, the lifetime and the op of each tensor.
 
-An arena without a recording pays nothing for it.
+An arena without a recording has no overhead.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ class _Listened:
 
 
 class _Instrument:
-    """A trace as a VM's instrument, beside an instrument of the script."""
+    """A trace as a VM's instrument, in addition to an instrument of the script."""
 
     def __init__(self, vm: VM, trace: Trace) -> None:
         self._trace = trace

@@ -41,8 +41,9 @@ MOST_COLOURED: Final = 12
 
 
 def home_colour(kind: str) -> int:
-    """Return the number of a kind's colour in all pictures. A common kind has its colour alone;
-    others may share one.
+    """Return the number of a kind's colour in all pictures.
+
+    A common kind has its own colour; other kinds may share a colour.
     """
     if kind in _COMMON:
         return _COMMON.index(kind)

@@ -192,7 +192,7 @@ class Unit:
     fixed: whether it keeps its order relative to units of its kind.
     may_raise: whether later updates must wait for it.
     updates: whether its writes are visible outside.
-    movable: whether it may run earlier even if that frees nothing.
+    movable: whether it may run earlier even if that frees no memory.
     run: its latest `mlvm.step.schedule.Run`, if any.
     touched: the planned values and homes that it uses, once they are known.
     """

@@ -25,7 +25,7 @@ Kind: TypeAlias = Literal["images", "text", "masked text", "sequences", "trees"]
 """Kind of the samples, which decides the models that a data set is for."""
 
 BLACK, WHITE = -1.0, 1.0  # the values of a channel
-NO_LABEL = -1  # of a sample, or a symbol of one, that counts for nothing
+NO_LABEL = -1  # label of a sample or symbol that the loss ignores
 
 
 class DataError(ml.errors.MlvmError, ValueError):

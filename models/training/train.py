@@ -110,9 +110,9 @@ def train(
 
     The members of `group`, such as "threads:2" (see `ml.parallel.group`), share every batch, and
     with `shard` the optimizer and the weights (see `ml.parallel.data_parallel`). The number of
-    members changes the rounding of results; the transport changes nothing. In a group of MPI or TCP
-    all processes call this function with the same arguments and get the same result; only the first
-    one writes files and shows progress. Without a group, `vm` is the VM of the training, such as
+    members changes the rounding of results; the transport does not. In a group of MPI or TCP all
+    processes call this function with the same arguments and get the same result; only the first one
+    writes files and shows progress. Without a group, `vm` is the VM of the training, such as
     `ml.connect(address)`. Batches are made here and written there ahead of each step; no bit of the
     result depends on the VM.
 

@@ -141,8 +141,10 @@ class Replica:
         return 1.0 if self.scale is None else float(self.scale.value)
 
     def test(self, batch_size: int) -> Score | None:
-        """Test the model in evaluation mode. If all members have equal weights, only the first
-        does."""
+        """Test the model in evaluation mode.
+
+        If all members have equal weights, only the first does.
+        """
         if ml.parallel.rank() and not isinstance(self.model.parameters(), ml.parallel.Parts):
             return None
         correct, loss, count = 0, 0.0, 0
@@ -159,7 +161,7 @@ class Replica:
     def state(self) -> dict[str, Array]:
         """Return the state of later steps by name: parameters, buffers, optimizer, random keys.
 
-        The first member returns whole tensors, other members nothing.
+        The first member returns whole tensors; the other members return None.
         """
         with self.batch:
             tensors = self._tensors()

@@ -179,8 +179,10 @@ class FunctionTable:
             self._names[name] = None
 
     def remove(self, name: str) -> None:
-        """Remove the function of that name, also for running programs. Raises
-        `UnknownFunctionError`."""
+        """Remove the function of that name, also for running programs.
+
+        Raises `UnknownFunctionError`.
+        """
         binding = self.binding(name)
         self.version += 1
         del self._names[name], self._bindings[name]

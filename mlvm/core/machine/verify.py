@@ -182,7 +182,7 @@ class _Walk(NamedTuple):
 
 
 def _cost(main: _Context) -> tuple[int, int]:
-    """Return the bytes and operations of one call. Recursive calls count nothing."""
+    """Return the bytes and operations of a call. Recursive calls count as zero."""
     costs: dict[_Context, tuple[int, int]] = {}
     inside: set[_Context] = set()
     todo = [main]

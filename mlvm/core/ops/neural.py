@@ -184,7 +184,7 @@ def _softmax(x: TensorType, axis: int) -> TensorType:
 
 @op(infer=_softmax, precision="f32")
 def softmax(out: Array, x: Array, *, axis: int = -1) -> None:
-    """exp(x) / sum(exp(x)) along the axis, computed from x - max(x) so that nothing overflows.
+    """exp(x) / sum(exp(x)) along the axis, computed from x - max(x) to avoid overflow.
 
     x: [...], floats, and so is the result. Raises `AxisError` for an axis that x does not have,
     `DTypeError` for another dtype.
@@ -200,7 +200,7 @@ def softmax(out: Array, x: Array, *, axis: int = -1) -> None:
 
 @op(infer=_softmax, precision="f32")
 def log_softmax(out: Array, x: Array, *, axis: int = -1) -> None:
-    """x - log(sum(exp(x))) along the axis, computed from x - max(x) so that nothing overflows.
+    """x - log(sum(exp(x))) along the axis, computed from x - max(x) to avoid overflow.
 
     x: [...], floats, and so is the result. Raises `AxisError` for an axis that x does not have,
     `DTypeError` for another dtype.

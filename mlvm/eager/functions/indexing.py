@@ -5,8 +5,8 @@ may be arrays and lists on a VM of this process. `x.at[key].add(values)` accepts
 returns a new tensor, and accumulates all values for one element.
 
 A key is translated to a `slice` for its integers and slices, a `take` for its tensors, and a
-reshape, which copies nothing. An assignment is translated to a `slice_set`, an `index_set`, or for
-a mask to a `where` or `mask_set`; these write to x. The gradients follow from these ops.
+reshape, which does not copy. An assignment is translated to a `slice_set`, an `index_set`, or for a
+mask to a `where` or `mask_set`; these write to x. The gradients follow from these ops.
 """
 
 from __future__ import annotations

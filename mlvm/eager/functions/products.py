@@ -40,7 +40,7 @@ def dot(x: Tensor, y: Tensor, /) -> Tensor:
 def inner(x: Tensor, y: Tensor, /) -> Tensor:
     """Sum products over the last axes of both; with a number, compute the elementwise product.
 
-    Nothing is conjugated.
+    Operands are not conjugated.
 
     x: [..., k], y: [..., k], any dtype but bool -> [..., ...]. Raises `ShapeError` if the axes have
     different lengths; `DTypeError` if an operand is bool or the dtypes do not promote.

@@ -1,6 +1,6 @@
 """Shape functions: reshape, join, split and repeat.
 
-A function that changes only the shape copies nothing: the result refers to the same bytes.
+A function that changes only the shape does not copy: the result refers to the same bytes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from mlvm.eager.tensor.wrapper import public
 def reshape(x: Tensor, /, shape: Ints, *, copy: bool | None = None) -> Tensor:
     """Arrange the elements of x, in row-major order, in another shape; one length may be -1.
 
-    Nothing is copied unless `copy` is True.
+    The elements are copied only if `copy` is True.
 
     x: [...] -> [*shape], the same dtype. Raises `ShapeError` if the elements do not fill the shape.
 
@@ -106,7 +106,7 @@ def squeeze(x: Tensor, /, axis: Axis = None) -> Tensor:
 def permute_dims(x: Tensor, /, axes: Sequence[int] | None = None) -> Tensor:
     """Reorder the axes of x: axis i of the result is axis axes[i] of x. None reverses the axes.
 
-    Nothing is copied if the axes longer than 1 keep their order.
+    The result shares memory with x if the axes longer than 1 keep their order.
 
     x: [n, m] -> [m, n] for axes (1, 0). Raises `AxisError` if x has no such axis or an axis
     occurs twice; `ArgumentError` unless `axes` contains all axes.
@@ -125,7 +125,7 @@ def permute_dims(x: Tensor, /, axes: Sequence[int] | None = None) -> Tensor:
 
 @public
 def matrix_transpose(x: Tensor, /) -> Tensor:
-    """Swap the last two axes of x, `x.mT`; nothing is copied if one of them has length 1.
+    """Swap the last two axes of x, `x.mT`, without a copy if one of them has length 1.
 
     x: [..., m, n] -> [..., n, m]. Raises `TransposeError` if x has fewer than two axes.
 
@@ -223,7 +223,7 @@ def swapaxes(x: Tensor, /, axis1: int, axis2: int) -> Tensor:
 def broadcast_to(x: Tensor, /, shape: Ints) -> Tensor:
     """Repeat x along new leading axes and along axes of length 1, up to `shape`.
 
-    Nothing is copied if nothing is repeated.
+    If no axis is repeated, the result shares memory with x.
 
     The result: [*shape], the dtype of x. Raises `ShapeError` if x does not broadcast to it.
 

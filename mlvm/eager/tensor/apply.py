@@ -48,8 +48,10 @@ class OneOp(CallFields):
         self.templates: dict[Any, Any] = {}  # filled by the tape
 
     def infer(self, types: tuple[TensorType, ...]) -> TensorType | None:
-        """Return the result's type; None if it depends on values. Raises an `OpError` without the
-        caller's failed lookup as its context."""
+        """Return the result's type; None if it depends on values.
+
+        Raises an `OpError` without the caller's failed lookup as its context.
+        """
         try:
             result = self.op.infer(types, self.attributes)
         except OpError as error:
@@ -86,8 +88,10 @@ _by_meaning: Final = Memo[Any, OneOp](_REMEMBERED, "eager.tensor.apply calls")
 
 
 def _key(value: Any) -> Any:
-    """Return a key that only equal values share: 1, True, 1.0 differ, as 0.0 and -0.0 do. An open
-    length has none that is hashable."""
+    """Return a key that only equal values share: 1, True, 1.0 differ, as 0.0 and -0.0 do.
+
+    An open length has none that is hashable.
+    """
     kind = value.__class__
     if type(value) is Number and value.is_open():
         return []
@@ -109,8 +113,10 @@ def _has_open(values: Iterable[Any]) -> bool:
 
 
 def one_op(name: str, **attributes: Any) -> OneOp:
-    """Return the one `OneOp` of that name and these attributes. Raises `ArgumentError` if the
-    op does not take them."""
+    """Return the one `OneOp` of that name and these attributes.
+
+    Raises `ArgumentError` if the op does not take them.
+    """
     spelling: Any = (name, *[(attribute, _key(value)) for attribute, value in attributes.items()])
     try:
         return _spellings[spelling]
@@ -133,8 +139,9 @@ def one_op(name: str, **attributes: Any) -> OneOp:
 
 
 def apply_in_python(call: OneOp, *operands: Tensor) -> Tensor:
-    """Run one op on tensors: infer the type, allocate the result, launch, record. With the C
-    extension, `apply` does this in C for the common case, and calls this for all others.
+    """Run one op on tensors: infer the type, allocate the result, launch, record.
+
+    With the C extension, `apply` does this in C for the common case, and calls this for all others.
 
     Raises an `OpError` for operands that the op rejects, `StaleTensorError` for a freed operand,
     and `ArenaOverflowError` if the result does not fit. In these cases nothing is allocated or
@@ -214,8 +221,10 @@ COPY: Final = one_op("copy")
 
 
 def alias_in_python(call: OneOp, x: Tensor, type: TensorType) -> Tensor:
-    """Return the bytes of `x` under another type, recorded as the op `call`; copy nothing. With the
-    C extension, `alias` does this in C for the common case, and calls this for all others."""
+    """Return the bytes of `x` under another type, recorded as the op `call`; copy nothing.
+
+    With the C extension, `alias` does this in C for the common case, and calls this for all others.
+    """
     [x] = lifted((x,))
     out = x.arena.view(x, type, Tensor)
     out.tape = None

@@ -72,7 +72,7 @@ class Tensor(Methods, Allocation):
     isinf isfinite`. Operators by name: `add subtract multiply divide floor_divide remainder
     negative matmul outer diff`. Comparisons: `less less_equal greater greater_equal not_equal`.
     Logic: `logical_and logical_or logical_xor logical_not`. Bits: `bitwise_and bitwise_or
-    bitwise_xor bitwise_left_shift bitwise_right_shift`. Other functions are in `ml` alone.
+    bitwise_xor bitwise_left_shift bitwise_right_shift`. Other functions are only in `ml`.
 
         >>> x = ml.asarray([[1.0, 2.0]])
         >>> x.shape, x.dtype, x.sum()

@@ -57,10 +57,13 @@ def _text(x: object) -> object:
 
 
 def public(fn: Callable[P, R]) -> Callable[P, R]:
-    """Wrap a function for users. Its operands are the parameters whose annotation begins with
-    `Tensor` or `Operand`, but for `out`, which is written. A list for an `Operand` has a dtype like
-    the other operands, or else like the first tensor; one for a `Tensor` may also be of indices.
-    The first operand may be a number if its annotation is `Tensor` and nothing else."""
+    """Wrap a function for users.
+
+    Its operands are the parameters whose annotation begins with `Tensor` or `Operand`, but for
+    `out`, which is written. A list for an `Operand` has a dtype like the other operands, or else
+    like the first tensor; one for a `Tensor` may also be of indices. The first operand may be a
+    number if its annotation is `Tensor` and nothing else.
+    """
     signature = inspect.signature(fn)
     parameters = [*signature.parameters.values()]
     operands = [each for each in parameters if _is("Tensor", each) or _is("Operand", each)]
@@ -223,8 +226,11 @@ def _operands(
 
 
 def require_arguments(owner: type, args: Sequence[object], keywords: Mapping[str, object]) -> None:
-    """Refuse arguments that a constructor of mlvm does not take. Raises `ArgumentError` with the
-    remedy for a keyword of another library, or else the arguments that there are."""
+    """Refuse arguments that a constructor of mlvm does not take.
+
+    Raises `ArgumentError` with the remedy for a keyword of another library, or else the arguments
+    that there are.
+    """
     constructor = getattr(owner, "__init__")  # noqa: B009  mypy knows no such field of a type
     if not str(getattr(constructor, "__module__", None)).startswith("mlvm."):
         return

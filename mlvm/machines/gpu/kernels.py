@@ -23,10 +23,7 @@ Tensors, scratch and REFUSED take two parameters each, which `TENSOR` of `source
 memory, and the first byte in it. Tensors are packed, in row-major order. A result without elements
 is not launched; an operand may have none. `out` may lie over an operand only where the op
 says so (`Op.in_place`). Sources are C for a device, with common.h's macros in front, which OpenCL C
-1.2 and CUDA C understand alike. They lie in `source/`; a text that is made by Python is as good.
-
-What is done in which order must depend on types and attributes alone, never on `Facts`' numbers of
-units or on the time: the same bits in every run. No atomic additions of floats.
+XX
 
 A kernel refuses a value (an index out of range, a probability of 2) by `REFUSE`, and continues with
 a harmless one. The host looks at its next wait. It raises what the reference kernel says to

@@ -110,7 +110,7 @@ def side_by_side(
     device: Facts, out: TensorType, x: TensorType, axis: Axis
 ) -> tuple[list[Call], Argument, tuple[int, int, int]]:
     """Calls that bring the reduced axes side by side, where x lies then, and the three sizes."""
-    if x.size == 0:  # the kept axes have elements: the result is what a fold of nothing is
+    if x.size == 0:  # the kept axes have elements: the result is the fold's initial value
         return [], 1, (out.size, 0, 1)
     sizes = reduced(x, axis)
     if sizes is not None:

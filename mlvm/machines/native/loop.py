@@ -337,8 +337,10 @@ def _resume(
     store: FreeStore,
     functions: FunctionTable,
 ) -> list[Value]:
-    """Continue in the reference loop from the state of the loop in C, or raise its error. The
-    program's first function is main."""
+    """Continue in the reference loop from the state of the loop in C, or raise its error.
+
+    The program's first function is main.
+    """
     state, error = _state(ended, codes)
     if error is None:
         return reference.run(codes[0], operands, store, functions, state=state)

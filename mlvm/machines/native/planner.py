@@ -6,8 +6,8 @@
 
 It takes the op's name, the types of the result and the operands, and the op's attributes as
 `Op.bind` returns them, and returns the kernel's call; None leaves these types to the reference
-kernel. A call's units and its work may depend on nothing else, so that its bits depend on nothing
-else.
+kernel. A call's units and its work must not depend on any other facts, so that its bits depend only
+on these.
 """
 
 from __future__ import annotations

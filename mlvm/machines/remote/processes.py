@@ -308,9 +308,10 @@ def how_it_ended(status: int | str) -> str:
 
 
 def relay(secure: ssl.SSLSocket, plain: socket.socket) -> None:
-    """Relay the bytes of each socket to the other until one is closed. At the end of `plain` all
-    its bytes have been relayed; when the client hangs up, bytes that the process has not read are
-    dropped.
+    """Relay the bytes of each socket to the other until one is closed.
+
+    At the end of `plain` all its bytes have been relayed; when the client hangs up, bytes that the
+    process has not read are dropped.
     """
     secure.setblocking(False)
     plain.setblocking(False)

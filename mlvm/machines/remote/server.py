@@ -468,8 +468,10 @@ class Server(Closing):
         return self._about
 
     def _number_of(self, hello: handshake.Hello) -> int:
-        """Return the number of the user's client with key `hello.vm`. Raises
-        `AccessDeniedError`."""
+        """Return the number of the user's client with key `hello.vm`.
+
+        Raises `AccessDeniedError`.
+        """
         whose = hello.user, hello.vm
         with self._lock:
             numbers = [n for n, each in self._clients.items() if (each.user, each.key) == whose]

@@ -155,8 +155,10 @@ class Session(WireServer):
             return [encode_error(error)]
 
     def heed(self, error: Exception) -> None:
-        """Record the error of a call before the client receives it. Raising closes the
-        connection."""
+        """Record the error of a call before the client receives it.
+
+        Raising closes the connection.
+        """
 
     def _fail(self, error: Exception) -> None:
         self.heed(error)

@@ -108,7 +108,7 @@ class Stream:
 
     @property
     def is_lost(self) -> bool:
-        """True if nothing more can be received.
+        """True if no more bytes can be received.
 
         The peer has disconnected, and a `LeasedStream` does not reconnect.
         """

@@ -166,7 +166,7 @@ class GuardSet:
 
     @property
     def is_flat(self) -> bool:
-        """True if `checker` decides alone, except for numbers, whether the walk is still valid."""
+        """True if `checker` decides, except for numbers, whether the walk is still valid."""
         return not (self._needs_rescan or self.fields)
 
     def values(self, *, checked: bool = True) -> tuple[list[Tensor], list[float]] | None:

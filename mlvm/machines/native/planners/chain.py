@@ -400,7 +400,7 @@ class _ScratchLayout:
             for target in [each for each in targets if each not in self.kinds]:
                 self.kinds[target] = _native.TEMPORARY
                 self._take(target, chain.types[target].dtype.itemsize)
-                if last[target] == i:  # nothing reads it
+                if last[target] == i:  # it is never read
                     self._put_back(target, chain)
         copied = (_native.TEMPORARY, _native.REPEATED)
         slots = {slot for value, slot in self._slot.items() if self.kinds[value] in copied}

@@ -164,7 +164,7 @@ def masked(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
 @memoized(256)
 def boolean_index(count: int, width: int) -> KernelCall | None:
     """Plan a call that copies the rows of `width` bytes where a mask of `count` elements is True.
-    Its parameters are a result of that many rows, x, and a mask that nothing changes meanwhile."""
+    Its parameters are a result with `count` rows, x, and a mask that must not change meanwhile."""
     return _masked("boolean_index", 3, count, 0, width)
 
 

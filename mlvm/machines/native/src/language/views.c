@@ -5,7 +5,7 @@
  * Out:       a view, a copy of the selected elements, an updated tensor, a Python number; or what the
  *            function in Python returns that defines the call: `alias_in_python` in tensor/apply.py,
  *            `getitem` and `setitem` in functions/indexing.py. It is called before any side effect.
- * Must hold: plain tensors on one native VM that nobody watches, no recorder in any thread, and at most
+ * Must hold: plain tensors on one native VM without instruments, no recorder in any thread, and at most
  *            MOST_COPIED bytes. Larger copies are launches, which share the work among threads.
  * Callers:   eager functions; the interpreter, by the slots of `AllocationFields`.
  * Locks:     the interpreter lock throughout; the VM's lock while elements are copied, since a launch of
@@ -704,8 +704,8 @@ typedef struct {
 static NumberOperand number_operands[REMEMBERED];
 static PyObject *slow_operand;
 
-/* Find the place for a number beside a tensor. NULL for anything else, and where the tensor's dtype also depends on the
- * default dtype: for a float beside integers. */
+/* Find the cache entry for a number that is combined with a tensor. NULL for any other value, and for a float with an
+ * integer tensor, whose result also depends on the default dtype. */
 static NumberOperand *place_of_number(PyObject *value, PyObject *like, NumberOperand *wanted)
 {
     Layout layout;

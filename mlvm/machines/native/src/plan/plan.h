@@ -1,8 +1,8 @@
 /* Kernels, and calls of kernels.
  *
  * A call is prepared once for the types of its parameters; only their addresses differ from run to run.
- * The work is divided into units by the shapes alone: each unit computes its elements in the same way
- * whichever thread runs the others, so the bits of a result do not depend on the number of threads.
+ * The division of the work into units depends only on the shapes. Each unit computes its elements in the same way on
+ * any thread, so the bits of a result do not depend on the number of threads.
  */
 #ifndef MLVM_PLAN_H
 #define MLVM_PLAN_H

@@ -452,7 +452,7 @@ static int one_hot(const KernelCall *call, char *const *p, int64_t begin, int64_
 }
 
 /* --- mask_scatter, mask_set: COUNT elements, PIECE of them a unit, UPDATES of BEHIND bytes for those where
- * the mask is True; the others are 0, or those of an operand --- */
+ * the mask is True; all other elements are 0, or come from an operand --- */
 
 /* Single elements, without branches, which would be unpredictable. */
 #define MASKED(size)                                                                                   \
@@ -494,8 +494,7 @@ static int masked(const KernelCall *call, char *const *p, int64_t begin, int64_t
     return 0;
 }
 
-/* --- boolean_index: the rows of BEHIND bytes where the mask, which nobody changes, is True; units as
- * above --- */
+/* --- boolean_index: the rows of BEHIND bytes where the mask, which must not change, is True; units as above --- */
 
 static int boolean_index(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {

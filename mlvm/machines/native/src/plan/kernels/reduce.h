@@ -10,7 +10,7 @@
  *   UNLESS_NAN(a, b) optional: COMBINE(a, b), which is nan if one of both is, where neither is
  *   ROUNDED        optional: results are rounded, and the less so the fewer follow one another
  *
- * Without ANY_ORDER the order is given by the lengths alone. A row is dealt out to LANES results
+ * Without ANY_ORDER the order depends only on the lengths. A row is dealt out to LANES results
  * side by side, block by block. The blocks are combined in pairs, these pairs in pairs, and so on; in
  * the end half of the lanes is combined with the other half until one is left. Columns are combined in
  * eights, these in blocks, and the blocks in pairs. So the number of combinations that follow one
