@@ -73,12 +73,12 @@ Named: TypeAlias = tuple[str, str, Array]
 class Pretrained:
     """Weights, in the official names and layouts, and their model.
 
-    layout: layout of the file.
-    model: name of the model in `models.train`.
-    options: arguments of the model.
-    variant: its name in the paper, or None.
-    classes: names of the classes, None if the file lacks them.
-    heads_guessed: True if neither the file nor a published variant has the number of heads.
+    `layout`: layout of the file.
+    `model`: name of the model in `models.train`.
+    `options`: arguments of the model.
+    `variant`: its name in the paper, or None.
+    `classes`: names of the classes, None if the file lacks them.
+    `heads_guessed`: True if neither the file nor a published variant has the number of heads.
     """
 
     file: Path

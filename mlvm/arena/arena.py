@@ -60,11 +60,11 @@ A = TypeVar("A", bound="Allocation", default="Allocation")
 class Allocation(AllocationFields):
     """Typed tensor in an arena, until it is garbage collected or freed, or its arena is reset.
 
-    arena: its arena.
-    handle: its handle in `arena.vm`; 0 if stale.
-    region: its memory; None for a view, and after it was freed.
-    base: for a view, the tensor that owns the bytes, which it keeps alive.
-    ended: the reason for which it was freed.
+    `arena`: its arena.
+    `handle`: its handle in `arena.vm`; 0 if stale.
+    `region`: its memory; None for a view, and after it was freed.
+    `base`: for a view, the tensor that owns the bytes, which it keeps alive.
+    `ended`: the reason for which it was freed.
     """
 
     __slots__ = ()

@@ -53,13 +53,13 @@ Reference: TypeAlias = weakref.ref[Any]
 class Region(RegionFields):
     """Piece of a storage, of a fixed size, and the handles of tensors in it.
 
-    number: index in order of creation.
-    holder: reference to the last tensor of the region, which may have been freed.
-    holder_at_reset: the holder at the last reset.
-    last: number of the last reset at which the holder had changed.
-    noted: a holder and the Python place that allocated it, if lines are noted.
-    address: address of its first byte in this process, for calls in C; 0 if it is not known.
-    watched: whether writes to it are counted.
+    `number`: index in order of creation.
+    `holder`: reference to the last tensor of the region, which may have been freed.
+    `holder_at_reset`: the holder at the last reset.
+    `last`: number of the last reset at which the holder had changed.
+    `noted`: a holder and the Python place that allocated it, if lines are noted.
+    `address`: address of its first byte in this process, for calls in C; 0 if it is not known.
+    `watched`: whether writes to it are counted.
     """
 
     __slots__ = ()
@@ -113,11 +113,11 @@ class Chunk:
 class Placement:
     """Base class of placements.
 
-    regions: every region.
-    resets: number of resets.
-    bins: the bin of each type that was placed before, if the placement has bins.
-    sizes: the bins by number of bytes.
-    handles, storages: of dropped regions and chunks; the arena returns them to its VM.
+    `regions`: every region.
+    `resets`: number of resets.
+    `bins`: the bin of each type that was placed before, if the placement has bins.
+    `sizes`: the bins by number of bytes.
+    `handles`, `storages`: of dropped regions and chunks; the arena returns them to its VM.
     """
 
     def __init__(self) -> None:

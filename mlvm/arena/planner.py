@@ -57,11 +57,11 @@ class Block(NamedTuple):
 class PeakValue(NamedTuple):
     """Value in memory at the peak of a captured step.
 
-    type: the type with which it is used, such as `f32[64,10]`.
-    nbytes: its bytes.
-    op: the op that computes it.
-    line, last_line: the lines that compute it and use it last, or empty texts.
-    again: estimated seconds to compute it again after the peak; None if that is impossible.
+    `type`: the type with which it is used, such as `f32[64,10]`.
+    `nbytes`: its bytes.
+    `op`: the op that computes it.
+    `line`, `last_line`: the lines that compute it and use it last, or empty texts.
+    `again`: estimated seconds to compute it again after the peak; None if that is impossible.
     """
 
     type: str
@@ -87,15 +87,15 @@ class PeakTable(tuple[PeakValue, ...]):
 class Plan(NamedTuple):
     """Memory plan: an offset for each block such that simultaneously live blocks do not overlap.
 
-    offsets: of the blocks, in bytes.
-    nbytes: size of the storage.
-    lower_bound: the largest total of simultaneously live bytes; no plan is smaller.
-    order: the order of placement that gave this plan.
-    unfused: for a captured step, the lower bound of its recorded calls, or None.
-    ahead: for a captured step, bytes of precomputed values, which are not in `nbytes`.
-    used: for a step with dynamic lengths, the peak use in bytes at the lengths of the last call, or
-        None.
-    peak: for a captured step, the values in memory at its peak, the largest first.
+    `offsets`: of the blocks, in bytes.
+    `nbytes`: size of the storage.
+    `lower_bound`: the largest total of simultaneously live bytes; no plan is smaller.
+    `order`: the order of placement that gave this plan.
+    `unfused`: for a captured step, the lower bound of its recorded calls, or None.
+    `ahead`: for a captured step, bytes of precomputed values, which are not in `nbytes`.
+    `used`: for a step with dynamic lengths, the peak use in bytes at the lengths of the last call,
+        or None.
+    `peak`: for a captured step, the values in memory at its peak, the largest first.
 
     Prints as `12,345 bytes, lower bound 12,000 (1.03), unfused 15,000, by size`.
 

@@ -96,10 +96,10 @@ def sections_of(start: Ints, end: Ints) -> Sections:
 class Search:
     """Search for offsets of blocks below a capacity.
 
-    offsets: the best known offset of each block.
-    height: height of the storage with these offsets.
-    nodes: number of nodes visited so far.
-    work: sum of the blocks of the part over these nodes.
+    `offsets`: the best known offset of each block.
+    `height`: height of the storage with these offsets.
+    `nodes`: number of nodes visited so far.
+    `work`: sum of the blocks of the part over these nodes.
     """
 
     def __init__(self, size: Ints, start: Ints, end: Ints, offsets: Ints) -> None:

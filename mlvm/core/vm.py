@@ -61,13 +61,13 @@ _vms: Final = weakref.WeakSet["VM"]()
 class VM(Identity):
     """Virtual machine that runs programs on one device of this process.
 
-    name: name for messages; by default a new one.
-    checked: False skips checks. Programs are not verified, arrays are not compared with the
+    `name`: name for messages; by default a new one.
+    `checked`: False skips checks. Programs are not verified, arrays are not compared with the
         tensor's type when they are written, and the effect of a mistake is undefined.
-    kernels: kernels by op name that replace the reference kernels.
-    run: interpreter loop with the signature of `mlvm.core.machine.run.run`, which it replaces.
-    scheduler: runs ops asynchronously on workers; None runs them in the program's order.
-    memory: memory that holds the tensors, such as the memory of a GPU.
+    `kernels`: kernels by op name that replace the reference kernels.
+    `run`: interpreter loop with the signature of `mlvm.core.machine.run.run`, which it replaces.
+    `scheduler`: runs ops asynchronously on workers; None runs them in the program's order.
+    `memory`: memory that holds the tensors, such as the memory of a GPU.
 
     Raises `UnknownFunctionError` if `kernels` names an unknown op.
 
@@ -315,11 +315,11 @@ class VM(Identity):
     ) -> None:
         """Register `fn` as the host function of that name, replacing an earlier host function.
 
-        name: name that programs call; names of mlvm's ops are not allowed.
-        fn: function of a `Frame`.
-        nparams: number of parameters, None for any; the verifier and the machine check each call.
-        nresults: number of results, None for any; also checked for each call.
-        result: type rule, a function of the operands' types, with the attributes as keyword
+        `name`: name that programs call; names of mlvm's ops are not allowed.
+        `fn`: function of a `Frame`.
+        `nparams`: number of parameters, None for any; the verifier and the machine check each call.
+        `nresults`: number of results, None for any; also checked for each call.
+        `result`: type rule, a function of the operands' types, with the attributes as keyword
             arguments, that returns the type of the result or a tuple of types. `ml.host_call` needs
             it in captured functions and transformations. Each call checks the results against it.
 
@@ -601,11 +601,11 @@ def _leave_others() -> None:
 class _Linked:
     """Cache of a program's launches on a VM.
 
-    size: number of instructions of the program.
-    nargs: number of arguments that it uses; a `Variant` uses neither.
-    program: weak reference to the program.
-    codes: linked code by argument types.
-    bound: code and operands by handles, until a handle may refer to another array.
+    `size`: number of instructions of the program.
+    `nargs`: number of arguments that it uses; a `Variant` uses neither.
+    `program`: weak reference to the program.
+    `codes`: linked code by argument types.
+    `bound`: code and operands by handles, until a handle may refer to another array.
     """
 
     size: int

@@ -69,9 +69,9 @@ class SingleThreadedRing:
 class Slot:
     """Memory for one element.
 
-    lent_to: thread that got its tensors, 0 after their end.
-    loan: the tensors, if they were got inside `with arena:` and end with its reset.
-    lent: regions of live tensors, and a list of the claim while the slot is lent.
+    `lent_to`: thread that got its tensors, 0 after their end.
+    `loan`: the tensors, if they were got inside `with arena:` and end with its reset.
+    `lent`: regions of live tensors, and a list of the claim while the slot is lent.
 
     `lent` is new for each borrower: a late thread of an earlier borrower cannot change it.
     """
@@ -124,9 +124,9 @@ class Claim:
 
     A dropped claim returns to its ring while that exists.
 
-    home: ring to which it returns; for a slot's claim the ring of free slots.
-    element: tensors over the slot's regions while it is being filled, or waits.
-    types: types of an element that is smaller than the slot, else empty.
+    `home`: ring to which it returns; for a slot's claim the ring of free slots.
+    `element`: tensors over the slot's regions while it is being filled, or waits.
+    `types`: types of an element that is smaller than the slot, else empty.
     """
 
     __slots__ = ("_finalizers", "element", "home", "slot", "types")
@@ -218,9 +218,9 @@ class SlotArena(Arena):
 
     Nothing else is allocated here. The memory returns to the VM when queue and tensors are gone.
 
-    end: mark that `close` puts into the free ring.
-    local: the VM if it is of this process, else None.
-    lender: the VM if it uses the slots' own memory, else None, and elements are copied to it.
+    `end`: mark that `close` puts into the free ring.
+    `local`: the VM if it is of this process, else None.
+    `lender`: the VM if it uses the slots' own memory, else None, and elements are copied to it.
     """
 
     def __init__(self, vm: VMProtocol, name: str, memory: SlotMemory, free: Ring) -> None:

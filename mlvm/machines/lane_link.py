@@ -86,10 +86,10 @@ class Part:
 class Segment(NamedTuple):
     """Function with parts, by numbers of rows.
 
-    ins, outs: bytes of a row of each operand and result.
-    shared: arguments of the launch that a part takes after its operands.
-    heavy: wait for more rows before it runs.
-    sum: number of the sum to which it adds, or -1.
+    `ins`, `outs`: bytes of a row of each operand and result.
+    `shared`: arguments of the launch that a part takes after its operands.
+    `heavy`: wait for more rows before it runs.
+    `sum`: number of the sum to which it adds, or -1.
     """
 
     parts: dict[int, Part]
@@ -112,10 +112,10 @@ class Segment(NamedTuple):
 class LaneProgram(Deferred):
     """Program for rows.
 
-    rows: its functions, of which `run.py` runs main for each row.
-    segments: those with parts, by name.
-    types: of its operands.
-    family: the same for programs of one function at other lengths.
+    `rows`: its functions, of which `run.py` runs main for each row.
+    `segments`: those with parts, by name.
+    `types`: of its operands.
+    `family`: the same for programs of one function at other lengths.
     """
 
     def __init__(
@@ -237,9 +237,9 @@ def types_of(program: Program) -> Types:
 class Linked:
     """Steps of a program for rows, for `plan/lanes.c`; `native/lanes.py` encodes them as integers.
 
-    heavy: steps at which frames wait for others.
-    params, returned: registers of arguments and results, and the bytes of a row of each.
-    lent: sizes of rows that only an argument has.
+    `heavy`: steps at which frames wait for others.
+    `params`, `returned`: registers of arguments and results, and the bytes of a row of each.
+    `lent`: sizes of rows that only an argument has.
 
     Raises `MachineError` for a program that only `run.py` runs.
     """

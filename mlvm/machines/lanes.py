@@ -71,10 +71,10 @@ def _prepared(vm: VM, program: Program, operands: tuple[Array, ...]) -> Bound:
 class _Memory:
     """Memory of the programs of one function at all lengths, which run one after the other.
 
-    users: the number of these programs.
-    version: how often memory of a part has moved.
-    last: the program whose rows it has.
-    vm: a weak proxy, as the VM's function table leads here.
+    `users`: the number of these programs.
+    `version`: how often memory of a part has moved.
+    `last`: the program whose rows it has.
+    `vm`: a weak proxy, as the VM's function table leads here.
     """
 
     def __init__(self, vm: VM) -> None:

@@ -386,10 +386,10 @@ class WireServer:
 class Loaded(NamedTuple):
     """Program loaded on the server.
 
-    number: its name on the server.
-    digest: of its bytes.
-    outputs: whether a launch may leave outputs.
-    alive: the client's programs with these bytes, by id; the server drops it after the last.
+    `number`: its name on the server.
+    `digest`: of its bytes.
+    `outputs`: whether a launch may leave outputs.
+    `alive`: the client's programs with these bytes, by id; the server drops it after the last.
     """
 
     number: int

@@ -40,10 +40,10 @@ Columns = dict[str, list[Any]]
 class Step(NamedTuple):
     """Planned program to show.
 
-    recording: tensors in its scratch memory, by offset and moment.
-    moments: pc in main of the call at each moment.
-    lines: lines of Python by function and pc.
-    arguments: description of each argument.
+    `recording`: tensors in its scratch memory, by offset and moment.
+    `moments`: pc in main of the call at each moment.
+    `lines`: lines of Python by function and pc.
+    `arguments`: description of each argument.
     """
 
     program: Program

@@ -33,16 +33,16 @@ MOST_OPERANDS: Final = 192
 class FusionPolicy(NamedTuple):
     """Policy for chains that save time with a machine's kernels.
 
-    heads: whether a matrix product may begin a chain (`Op.heads`).
-    reductions: whether a reduction may end a chain.
-    passes: whether ops whose reference kernels make several passes may be links.
-    shortest: minimum number of links; an update in place may have fewer.
-    longest: maximum number of links.
-    panels: whether matrix products accept packed weights.
-    halves: whether row functions widen half precision while reading (`mlvm.step.halves`).
-    transposes: whether matrix products accept transposed factors, with the same bits.
-    windows: whether chains read and write slices in place.
-    near: maximum number of units between a call and a chain that it joins.
+    `heads`: whether a matrix product may begin a chain (`Op.heads`).
+    `reductions`: whether a reduction may end a chain.
+    `passes`: whether ops whose reference kernels make several passes may be links.
+    `shortest`: minimum number of links; an update in place may have fewer.
+    `longest`: maximum number of links.
+    `panels`: whether matrix products accept packed weights.
+    `halves`: whether row functions widen half precision while reading (`mlvm.step.halves`).
+    `transposes`: whether matrix products accept transposed factors, with the same bits.
+    `windows`: whether chains read and write slices in place.
+    `near`: maximum number of units between a call and a chain that it joins.
     """
 
     heads: bool = False

@@ -49,10 +49,10 @@ def lanes_of(
 ) -> LaneProgram:
     """Generate the program of a function, for `lanes.run`.
 
-    main: the function; its parameters are the program's arguments, and it returns `results`.
-    shared: the values that it reads from outside, in order.
-    sums: homes outside to which frames add.
-    is_read: whether it comes from a file, whose code is only for this family.
+    `main`: the function; its parameters are the program's arguments, and it returns `results`.
+    `shared`: the values that it reads from outside, in order.
+    `sums`: homes outside to which frames add.
+    `is_read`: whether it comes from a file, whose code is only for this family.
 
     Raises `CaptureError` for a host function that lanes cannot run, and for any other update of a
     value outside.

@@ -33,10 +33,10 @@ class Match(NamedTuple):
 class Pattern:
     """Recorded pattern.
 
-    params: the types of its operands, which are the inputs of the flow, in order.
-    calls: its ops; the last computes a result.
-    results: its results, in order.
-    constants: tensors from outside of the flow, by value.
+    `params`: the types of its operands, which are the inputs of the flow, in order.
+    `calls`: its ops; the last computes a result.
+    `results`: its results, in order.
+    `constants`: tensors from outside of the flow, by value.
     """
 
     params: Types

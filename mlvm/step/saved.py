@@ -38,11 +38,11 @@ from mlvm.step.templates import at
 class SavedStep(NamedTuple):
     """Saved step.
 
-    planned: its program and plan.
-    inputs, outputs: the types of its inputs and the outputs that it allocates.
-    results: the locations of its results.
-    states: its state, by number.
-    open: its dynamic lengths, if any; the other fields are those of the call before saving.
+    `planned`: its program and plan.
+    `inputs`, `outputs`: the types of its inputs and the outputs that it allocates.
+    `results`: the locations of its results.
+    `states`: its state, by number.
+    `open`: its dynamic lengths, if any; the other fields are those of the call before saving.
     """
 
     planned: Planned

@@ -59,14 +59,14 @@ def _run_of(unit: Unit, stored: Container[object]) -> Run:
 class Schedule:
     """Units in an order, with live ranges.
 
-    runs: the units with their operands.
-    start, end: live ranges, as times `start` .. `end - 1`.
-    size: bytes.
-    root: the first value with the same memory. A value may reuse the memory of an operand that is
+    `runs`: the units with their operands.
+    `start`, `end`: live ranges, as times `start` .. `end - 1`.
+    `size`: bytes.
+    `root`: the first value with the same memory. A value may reuse the memory of an operand that is
     not read after the unit that computes the value.
-    roots: these, each once.
-    blocks: the blocks that a plan must place, one for each root.
-    most_alive: the maximum of live bytes.
+    `roots`: these, each once.
+    `blocks`: the blocks that a plan must place, one for each root.
+    `most_alive`: the maximum of live bytes.
     """
 
     def __init__(

@@ -309,12 +309,12 @@ class Jump(NamedTuple):
 class PlannedTemplate:
     """Template of planned programs: a step that was planned at the bounds of its lengths.
 
-    planned: the program at the bounds; for a saved step, at the lengths of the last call.
-    code: frozen immediates, by function and pc.
-    types: frozen types, by argument.
-    sizes: planned bytes of temporaries with such types, by argument.
-    lifetimes: frozen types of lifetimes, by their number.
-    places: the indices of all places in it.
+    `planned`: the program at the bounds; for a saved step, at the lengths of the last call.
+    `code`: frozen immediates, by function and pc.
+    `types`: frozen types, by argument.
+    `sizes`: planned bytes of temporaries with such types, by argument.
+    `lifetimes`: frozen types of lifetimes, by their number.
+    `places`: the indices of all places in it.
     """
 
     def __init__(

@@ -43,10 +43,10 @@ class Examples(Protocol):
 class DataSet:
     """Labelled samples of the same shape.
 
-    shape: shape of a sample; (H, W, C) of images.
-    augment: random changes of training samples that keep their labels valid, or None.
-    num_symbols: number of different symbols, of samples made of symbols.
-    classes: names of the classes, or None.
+    `shape`: shape of a sample; (H, W, C) of images.
+    `augment`: random changes of training samples that keep their labels valid, or None.
+    `num_symbols`: number of different symbols, of samples made of symbols.
+    `classes`: names of the classes, or None.
     """
 
     name: str

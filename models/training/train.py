@@ -61,11 +61,11 @@ class Options(NamedTuple):
 class Result(TypedDict):
     """Result of a training.
 
-    test_accuracy: share of labels that are predicted right.
-    test_loss: mean cross-entropy of the test, nats.
-    train_loss: mean loss of each epoch, without steps that overflowed in f16.
-    step_ms_median: time of a step; None if the checkpoint had all steps.
-    input_wait_share: share of the steps' time that was spent waiting for batches.
+    `test_accuracy`: share of labels that are predicted right.
+    `test_loss`: mean cross-entropy of the test, nats.
+    `train_loss`: mean loss of each epoch, without steps that overflowed in f16.
+    `step_ms_median`: time of a step; None if the checkpoint had all steps.
+    `input_wait_share`: share of the steps' time that was spent waiting for batches.
     """
 
     model: str

@@ -55,9 +55,9 @@ def is_tensor(value: Value) -> TypeIs[Array]:
 class Callee(Protocol):
     """Function in the table.
 
-    nresults: number of results, None if it varies.
-    kernel: optional kernel that is called with the parameters and does all that `call` does.
-    memory: memory of the tensors; the table sets it.
+    `nresults`: number of results, None if it varies.
+    `kernel`: optional kernel that is called with the parameters and does all that `call` does.
+    `memory`: memory of the tensors; the table sets it.
     """
 
     nresults: int | None

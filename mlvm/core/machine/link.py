@@ -89,10 +89,10 @@ class CallDetails(NamedTuple):
 class Code:
     """Linked function.
 
-    starts, ends: the first and last pc of each step.
-    prepared: the form of the function for a loop other than the reference loop.
-    of: for code with arrays, the linked code.
-    like: for code with arrays, the prepared form of other code, and the steps that differ.
+    `starts`, `ends`: the first and last pc of each step.
+    `prepared`: the form of the function for a loop other than the reference loop.
+    `of`: for code with arrays, the linked code.
+    `like`: for code with arrays, the prepared form of other code, and the steps that differ.
     """
 
     function: Function

@@ -53,7 +53,7 @@ class OpenLength(NamedTuple):
 class LengthSpec:
     """The axes that the user has named as dynamic.
 
-    names: for each parameter, the names of its axes, as a tree like the argument. lengths: all
+    `names`: for each parameter, the names of its axes, as a tree like the argument. lengths: all
     names. at_most: the bound of a length, by its name. is_allowed: whether any axis may become
     dynamic.
     """

@@ -104,8 +104,8 @@ class _BoundPlan:
 class OpenTrace:
     """A trace with dynamic lengths.
 
-    call: the result of the traced call, with placeholders for everything that depends on lengths.
-    template: its flow. open: its dynamic lengths. present: their values in the traced call. args:
+    `call`: the result of the traced call, with placeholders for everything that depends on lengths.
+    `template`: its flow. open: its dynamic lengths. present: their values in the traced call. args:
     its Python numbers. keepalive: objects that the key of its calls identifies by `id`. lock: held
     while a program is instantiated.
     """

@@ -346,10 +346,10 @@ def scatter(
 ) -> Tensor:
     """Return x with values written at positions along one axis, like `torch.scatter`.
 
-    For axis 1, `x[i][indices[i][j]] = values[i][j]`. `reduce` combines the values with the old
-    elements: "add", "multiply", "max" or "min".
+    For axis 1, `x[i][indices[i][j]] = values[i][j]`. `reduce` combines the values with the old.
+    `elements`: "add", "multiply", "max" or "min".
 
-    x: [..., n, ...]; indices: i[..., k, ...], with the rank of x, and not longer along the other
+    `x`: [..., n, ...]; indices: i[..., k, ...], with the rank of x, and not longer along the other
     axes. values: a number, or a tensor at least as long as the indices along each axis -> the type
     of x. Raises `ArgumentError` if `reduce` is unknown; `ShapeError` if the shapes do not fit;
     `AxisError` if x has no such axis; `PositionError` if an index is out of range; `DTypeError`

@@ -54,7 +54,8 @@ def quantile(
     Between two elements, `method` selects a weighted mean ("linear"), the "lower" or the "higher"
     element, their "midpoint", or the "nearest". If an element is nan, the result is nan.
 
-    x: [...], any dtype but complex, integers and bools as f32; q: a number, or f[...] of any shape
+    `x`: [...], any dtype but complex, integers and bools as f32; q: a number, or f[...] of any
+        shape
     -> f[*q.shape, ...], followed by the shape of x without the axes (with length 1 if `keepdims`).
     The result is nan for elements of a tensor q that are not in 0 .. 1. Raises `ArgumentError` if a
     number q is not in 0 .. 1 or the method is unknown; `ShapeError` if there are no elements;

@@ -32,11 +32,11 @@ _OF_SOURCE: Final = frozenset({"greatest", "least", "quotient", "modulus", "log_
 class Row(NamedTuple):
     """An elementwise op of a kind of dtypes.
 
-    form: macro of the native kernels; "" for an op that only the GPU's kernels compute.
-    name: the op.
-    cost: nanoseconds for a byte of the result, roughly, on data in cache.
-    result: an expression of x, x and y, or x, y and z.
-    on_gpu: the expression of the GPU's kernels, if it is different.
+    `form`: macro of the native kernels; "" for an op that only the GPU's kernels compute.
+    `name`: the op.
+    `cost`: nanoseconds for a byte of the result, roughly, on data in cache.
+    `result`: an expression of x, x and y, or x, y and z.
+    `on_gpu`: the expression of the GPU's kernels, if it is different.
     """
 
     form: str

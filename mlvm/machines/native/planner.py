@@ -84,11 +84,11 @@ def kernel_call(
 ) -> KernelCall | None:
     """Make a call of the kernel of that name; None if there is none.
 
-    work: nanoseconds on one thread.
-    integers: by name; others are 0.
-    scratch, shared: bytes of memory for each thread, and for all.
-    rest: integers after those with names, in any number.
-    rows: the row functions of a chain.
+    `work`: nanoseconds on one thread.
+    `integers`: by name; others are 0.
+    `scratch`, `shared`: bytes of memory for each thread, and for all.
+    `rest`: integers after those with names, in any number.
+    `rows`: the row functions of a chain.
     """
     names = _integers(_native.simd()).get(kernel)
     if names is None:

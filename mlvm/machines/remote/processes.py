@@ -39,12 +39,12 @@ _ROOM: Final = 1 << 18
 class Process:
     """A process of one client or a shared VM.
 
-    name: name of its VM.
-    channel: the server's end of the channel to it.
-    status: its last answer to "status", as `Server.status`.
-    metrics: its last counters, as `Metrics.to_json`.
-    status_pending: a request for the status is not answered.
-    ended: the reason why the process has exited, or None.
+    `name`: name of its VM.
+    `channel`: the server's end of the channel to it.
+    `status`: its last answer to "status", as `Server.status`.
+    `metrics`: its last counters, as `Metrics.to_json`.
+    `status_pending`: a request for the status is not answered.
+    `ended`: the reason why the process has exited, or None.
     """
 
     def __init__(self, name: str, channel: Channel) -> None:

@@ -717,9 +717,9 @@ class Server(Closing):
 class _Client:
     """A connection; it has a number once admitted, and a VM if it requested one.
 
-    leased: the client may reconnect within the server's `lease_seconds`.
-    resumes: the number of the client that this connection continues.
-    key: a secret of this client, with which it can interrupt its launches.
+    `leased`: the client may reconnect within the server's `lease_seconds`.
+    `resumes`: the number of the client that this connection continues.
+    `key`: a secret of this client, with which it can interrupt its launches.
     """
 
     def __init__(

@@ -93,10 +93,10 @@ class Product(NamedTuple):
 class Chain(NamedTuple):
     """Call that consumes rows of a product while they are in the cache; its units are rows.
 
-    child: the call.
-    nparams: the parameters of the whole call; the child has one more, the product, if `out` is
+    `child`: the call.
+    `nparams`: the parameters of the whole call; the child has one more, the product, if `out` is
         None.
-    x, y, out: the numbers of the factors and the product among the parameters.
+    `x`, `y`, `out`: the numbers of the factors and the product among the parameters.
     """
 
     child: KernelCall
