@@ -105,9 +105,12 @@ class OpenTrace:
     """A trace with dynamic lengths.
 
     `call`: the result of the traced call, with placeholders for everything that depends on lengths.
-    `template`: its flow. open: its dynamic lengths. present: their values in the traced call. args:
-    its Python numbers. keepalive: objects that the key of its calls identifies by `id`. lock: held
-    while a program is instantiated.
+    `template`: its flow.
+    `open`: its dynamic lengths.
+    `present`: their values in the traced call.
+    `args`: its Python numbers.
+    `keepalive`: objects that the key of its calls identifies by `id`.
+    `lock`: held while a program is instantiated.
     """
 
     def __init__(

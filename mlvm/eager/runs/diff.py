@@ -28,10 +28,10 @@ from mlvm.machines.digest import digest
 class Elements(NamedTuple):
     """Differing elements of two arrays of the same type.
 
-    `differing`, `size`: the number of differing elements, and the number of elements. first: the
-        index
-    of the first differing element. values: that element in both arrays. bits: these values as
-    hexadecimal digits.
+    `differing`, `size`: the number of differing elements, and the number of elements.
+    `first`: the index of the first differing element.
+    `values`: that element in both arrays.
+    `bits`: these values as hexadecimal digits.
     """
 
     differing: int
