@@ -117,7 +117,9 @@ class OpInto(WritesInto):
     def infer(self, operands: Types, attributes: Attributes) -> Inferred:
         name = self.op.name + OUT
         if not operands:
-            raise ShapeError("takes the tensor to write to first").at(name, operands)
+            raise ShapeError("expected the tensor to write to as the first operand").at(
+                name, operands
+            )
         out, inferred = operands[0], self.op.infer(operands[1:], attributes)
         if out is not inferred:
             refused = ShapeError if inferred is None or out.dtype is inferred.dtype else DTypeError

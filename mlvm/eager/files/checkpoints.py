@@ -134,9 +134,13 @@ def save(
             f"save: expected a Module or a dict of tensors such as {{'x': x}}, got {brief(tensors)}"
         )
     if metadata is not None and not isinstance(metadata, Mapping):
-        raise ArgumentError(f"metadata is texts by name, not {brief(metadata)}").at("save", ())
+        raise ArgumentError(
+            f"expected metadata as a mapping from str to str, got {brief(metadata)}"
+        ).at("save", ())
     if metadata is not None and _PLAIN in metadata:
-        raise ArgumentError(f"the text {_PLAIN!r} has the plain values").at("save", ())
+        raise ArgumentError(f"the metadata key {_PLAIN!r} is reserved for plain values").at(
+            "save", ()
+        )
     if isinstance(tensors, Mapping):
         for name in tensors:
             if not isinstance(name, str):
@@ -239,7 +243,7 @@ def load(
     if into is not None and not isinstance(into, dict) and loader_of(into) is None:
         raise DTypeError(f"load: expected a Module or a dict as into=, got {brief(into)}")
     if rename is not None and not callable(rename):
-        text = f"rename is called with each name in the file, and {brief(rename)} is no function"
+        text = f"expected rename as a function of a name, got {brief(rename)}"
         raise ArgumentError(text).at("load", ())
     try:
         opened = _opened(path)

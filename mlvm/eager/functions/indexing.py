@@ -137,7 +137,7 @@ def _with_positions(
         if isinstance(item, Tensor) and _is_mask(item):
             if not _covers(item.shape, x.shape[axis : axis + length]):
                 raise errors.MaskError(
-                    f"a mask of shape {item.shape} stands at axis {axis} of {x.shape}"
+                    f"a mask of shape {item.shape} does not fit {x.shape} from axis {axis} on"
                 ).at("getitem", (x.type, item.type))
             places = op.nonzero_indices(item) if item is key else tensor_of(np.argwhere(key))
             expanded.extend(unstack(places, axis=1))
@@ -332,7 +332,7 @@ def _values(x: Tensor, values: Any) -> Tensor:
     if not is_same_kind(operand.dtype, x.dtype):
         remedy = _converted(values, operand.dtype, x.dtype)
         raise errors.DTypeError(
-            f"a {operand.dtype.name} does not become a {x.dtype.name} without a cast; {remedy}"
+            f"expected {x.dtype.name} values, got {operand.dtype.name}; {remedy}"
         ).at("setitem", (x.type, operand.type))
     return op.astype(operand, dtype=x.dtype)
 

@@ -121,8 +121,8 @@ def clip_by_global_norm(grads: Tree, max_norm: float) -> Tree:
         raise ArgumentError("clip_by_global_norm: expected a positive max_norm, got 0")
     if isinstance(grads, dict) and any(isinstance(name, Name) for name in grads):
         raise ArgumentError(
-            "clip_by_global_norm: these are parameters; write grads = clip_by_global_norm(grads, "
-            "1.0) with what ml.grad returns: it gives others, and changes none"
+            "clip_by_global_norm: expected gradients, got parameters; write grads = "
+            "clip_by_global_norm(grads, 1.0) with the result of ml.grad, which is not changed"
         )
     factor = max_norm / op.maximum(global_norm(grads), max_norm)
 

@@ -438,8 +438,8 @@ class Optimizer(_OfFields):
                 for name in names[type]:
                     if path not in self._state.get(name, ()):
                         raise ArgumentError(
-                            f"{self._name}: there is no {name!r} for {path!r}, as its "
-                            f"hyperparameters took none when this was made; make another one"
+                            f"{self._name}: {path!r} has no state {name!r}: its hyperparameters "
+                            f"did not need it when the optimizer was created; create a new one"
                         )
                 states[path] = [self._state[name][path] for name in names[type]]
         return states
@@ -572,12 +572,12 @@ class Optimizer(_OfFields):
         if isinstance(grads, Tensor) and not isinstance(self._tree, Tensor):
             raise PathError(
                 f"{self._name}: update: expected gradients, a tree like the parameters, got one "
-                f"{grads.type}: of a loss take ml.grad(loss_of)(model)"
+                f"{grads.type}; compute them with ml.grad(loss_of)(model)"
             )
         if grads is self._tree and not isinstance(grads, Tensor):
             raise PathError(
-                f"{self._name}: update: expected gradients, got the parameters themselves: of a "
-                "loss take ml.grad(loss_of)(model)"
+                f"{self._name}: update: expected gradients, got the parameters "
+                "themselves; compute gradients with ml.grad(loss_of)(model)"
             )
         gradients = self._own(named_leaves(grads))
         types = self._layout.given_types(grads, self._types)

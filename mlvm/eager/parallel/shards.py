@@ -200,8 +200,8 @@ def keep_parts(model: Tree) -> dict[str, TensorType]:
     """
     if not isinstance(model, Node):
         raise ArgumentError(
-            f"weights are kept in parts by a Module, whose fields are gathered when they are read; "
-            f"a {type(model).__name__} cannot do that: take shard='optimizer'"
+            f"shard='all' needs a Module, which gathers its fields when they are read, got a "
+            f"{type(model).__name__}: use shard='optimizer'"
         )
     if is_in_parts(model):
         return type(model)._wholes  # type: ignore[attr-defined,no-any-return]
@@ -372,8 +372,8 @@ def _layout(params: Tree, whole_needed_by: str | None) -> Whole:
         return Whole()
     if whole_needed_by is not None:
         raise ArgumentError(
-            f"{whole_needed_by} looks at whole parameters, of which members keep parts with "
-            f"shard={shard!r}; leave shard= out, or take one that goes by elements, such as AdamW"
+            f"{whole_needed_by} needs whole parameters, but members store only parts of them with "
+            f"shard={shard!r}; omit shard=, or use an elementwise optimizer, such as AdamW"
         )
     wholes = keep_parts(params) if shard == "all" else {}
     types = {path: wholes.get(path, x.type) for path, x in named_tensors(params).items()}

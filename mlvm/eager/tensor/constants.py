@@ -120,7 +120,7 @@ def scalar_array(value: Scalar | Number, dtype: DType) -> Array:
     """Return the value of `constant`, with the same errors."""
     kind = next(each for each in _ADOPTED_BY if isinstance(value, each))
     if dtype.kind not in _ADOPTED_BY[kind]:
-        raise DTypeError(f"the {kind.__name__} {brief(value)} does not become a {dtype.name}")
+        raise DTypeError(f"the {kind.__name__} {brief(value)} cannot be converted to {dtype.name}")
     try:
         return half.number_array(value, dtype)
     except OverflowError:

@@ -189,9 +189,9 @@ class Tensor(Methods, Allocation):
         `repr` and `format` do not call this method."""
         if is_tracked(self):
             raise GradientError(
-                f"a gradient goes through this {self.type}, and none goes through Python's "
-                f"numbers: compute with functions of ml, as ml.sqrt(x) does, or take the number of "
-                f"ml.stop_gradient(x); a value is returned beside the loss with has_aux=True"
+                f"Python numbers are constants, but a gradient flows through this {self.type}: use "
+                f"functions of ml, such as ml.sqrt(x), or convert ml.stop_gradient(x); with "
+                f"has_aux=True the function can return values in addition to the loss"
             )
 
     __array_namespace__: ClassVar[Callable[..., ModuleType]]

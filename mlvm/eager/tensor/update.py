@@ -52,8 +52,8 @@ def apply_into_in_python(out: Tensor, call: OneOp, *operands: Tensor) -> Tensor:
         kind = DTypeError if type is not None and type.dtype is not out.dtype else ShapeError
         cast = " without a cast to another kind" if kind is DTypeError else ""
         raise kind(
-            f"the result is {type} and does not fit into {out.type}, which it would update in "
-            f"place{cast}; leave out out=, or write x = x + y in place of x += y, for a new tensor"
+            f"the result is {type}, which cannot be written to {out.type}{cast}; to create a new "
+            f"tensor, omit out=, or write x = x + y instead of x += y"
         ).at(call.op.name, types)
     region = out.region
     if live_tapes or region is None or region.views or _reads(call, operands, out):

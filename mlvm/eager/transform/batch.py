@@ -73,7 +73,7 @@ class Batch:
         if not isinstance(inputs, list):
             return self._of_rows(as_tree(inputs), count)
         if count is not None:
-            raise ArgumentError("auto_batch: count is not supported beside a list; leave it out")
+            raise ArgumentError("auto_batch: count is not supported for a list; omit it")
         if not inputs:
             return []
         stacked = self._of_rows(_stack_inputs(inputs), None)

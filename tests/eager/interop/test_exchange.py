@@ -281,7 +281,7 @@ def test_a_copy_lives_where_the_tensor_lives() -> None:
 )
 def test_no_gradient_is_lost_in_another_library(through: Any) -> None:
     x = ml.asarray([1.0, 2.0, 3.0])
-    with pytest.raises(ml.errors.GradientError, match="none goes through another library"):
+    with pytest.raises(ml.errors.GradientError, match="another library cannot compute gradients"):
         ml.grad(lambda x: ml.sum(x * ml.asarray(through(x))))(x)
     constant = ml.grad(lambda x: ml.sum(x * through(ml.stop_gradient(x)[None])[0]))
     assert constant(x).shape == (3,)

@@ -191,7 +191,7 @@ def test_an_update_casts_the_same_kind_as_numpy_does(own: str, other: str) -> No
         x[:] = y
         assert x.tolist() == [1, 0]
     else:
-        refuses(ml.errors.DTypeError, "does not become", x.__setitem__, slice(None), y)
+        refuses(ml.errors.DTypeError, "values, got", x.__setitem__, slice(None), y)
 
 
 # --- arenas --------------------------------------------------------------------------
