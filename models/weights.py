@@ -137,8 +137,8 @@ class Pretrained:
     ) -> nn.Module:
         """Build the model with these weights in the current arena, optionally for other images.
 
-        A head for another number of classes is new; position embeddings of a ViT for another size
-        are interpolated as in the official code.
+        A head for a different number of classes is new; position embeddings of a ViT for a
+        different size are interpolated as in the official code.
 
         Raises `WeightsError`, which lists missing and unknown names and wrong shapes, and
         `ShapeError` for an image whose shape is invalid, or is not tiled by the patches.
@@ -272,7 +272,7 @@ def described(
 
 
 def interpolated(positions: Array, old: tuple[int, int], new: tuple[int, int]) -> Array:
-    """Interpolate position embeddings f32[1, 1 + h w, D] linearly to another grid.
+    """Interpolate position embeddings f32[1, 1 + h w, D] linearly to a different grid.
 
     The first embedding is that of a class token. Corners stay in place, as in
     `interpolate_posembed` of the official code.

@@ -536,7 +536,7 @@ class Arena(ArenaFields):
             best = weights.keep(loss)  # survives the reset of the arena that `loss` is in
 
         No gradient flows through the copy. Raises `StaleTensorError`, `ArenaError` for a tensor of
-        another VM, `ArenaBusyError` while another thread is inside this arena, and what `alloc`
+        a different VM, `ArenaBusyError` while another thread is inside this arena, and what `alloc`
         raises.
 
         Refuses:

@@ -100,7 +100,7 @@ class VM(Identity):
         self._linked: dict[int, _Linked] = {}
         self._workspace = Workspace()
         self.depth = 0  # of launches by host functions inside a launch
-        self.shared = False  # True once `share` has given tensors to another VM
+        self.shared = False  # True once `share` has given tensors to a different VM
         self._context = contextvars.Context()
         self._context.run(np.seterr, all="ignore")
         _vms.add(self)
@@ -165,7 +165,7 @@ class VM(Identity):
     def write(self, handle: TensorHandle, array: Array) -> None:
         """Copy an array of the tensor's own dtype and shape into the tensor.
 
-        Raises `HandleError`, or `DTypeError` and `ShapeError` for an array of another type.
+        Raises `HandleError`, or `DTypeError` and `ShapeError` for an array of a different type.
 
         Refuses:
             vm.write(vm.alloc_tensor(v.type), np.ones(2))  # DTypeError
@@ -276,7 +276,7 @@ class VM(Identity):
         return self._store.consumed / 2**20
 
     def share(self, handle: TensorHandle, other: VM) -> TensorHandle:
-        """Create a handle for the tensor on another VM of this process, without a copy.
+        """Create a handle for the tensor on a different VM of this process, without a copy.
 
         Both VMs count the whole storage, and each sees the writes of the other; the caller must
         order these writes. Raises `HandleError`.

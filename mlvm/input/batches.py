@@ -261,7 +261,7 @@ class Recipe:
 def _beginning(place: Array, shape: Shape) -> Array:
     """Return the start of a slot's array in the shape of a batch with shorter padding.
 
-    If the shapes differ in another way, return the array itself.
+    If the shapes differ in a different way, return the array itself.
     """
     fits = len(shape) == place.ndim > 1 and shape[1] < place.shape[1]
     if not fits or (shape[0], *shape[2:]) != (place.shape[0], *place.shape[2:]):

@@ -119,7 +119,7 @@ def destination(file: Path) -> tuple[Path, int | None]:
 
 
 def mode_of(file: Path) -> int:
-    """Return the mode of a regular file. Raises `OSError` if it is another kind of file."""
+    """Return the mode of a regular file. Raises `OSError` if it is a different kind of file."""
     try:
         mode = file.stat().st_mode
     except ValueError as error:  # an invalid file name

@@ -1,4 +1,4 @@
-"""The VM protocol as bytes, and `WireVM`, which uses these bytes to call another VM.
+"""The VM protocol as bytes, and `WireVM`, which uses these bytes to call a different VM.
 
 A `WireVM` encodes each call as one message; a `WireServer` decodes it, calls its VM, and encodes
 the answer or the error. Only bytes pass between the two; `mlvm.machines.remote` has a socket carry

@@ -359,7 +359,7 @@ CASTS: Final = "astype", "unpack"
 
 @body("astype")
 def _astype(b: Body) -> str:
-    """Convert to another dtype; a float out of range becomes the nearest limit.
+    """Convert to a different dtype; a float out of range becomes the nearest limit.
 
     ONNX leaves that case undefined.
     """

@@ -1,7 +1,7 @@
 """Values on a graph's edges.
 
-These are host arrays, tensors, tensors whose axes have another order in memory than in the graph,
-and lists of these.
+These are host arrays, tensors, tensors whose axes have a different order in memory than in the
+graph, and lists of these.
 
 numpy computes on host arrays, `mlvm.eager` on all others. So an op that both have is written once,
 as the Array API standard has it.

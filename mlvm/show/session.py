@@ -93,7 +93,7 @@ class _Listened:
         self._layers = ExitStack()
 
     def start(self, vm: VMProtocol, session: Session) -> Trace:
-        """Time the functions of a VM of this process, or the calls of another VM."""
+        """Time the functions of a VM of this process, or the calls of a different VM."""
         self.session, trace = session, Trace(vm.name, most=MOST_SPANS)
         if isinstance(vm, VM):
             instrument = _Instrument(vm, trace)

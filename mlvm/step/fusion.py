@@ -341,7 +341,7 @@ def _takes(unit: Unit, calls: Sequence[Call], domains: _Domains) -> bool:
     """Return whether the unit is a chain, or the start of one, that the calls may join.
 
     They must have its domain, and read its values with the type of their computation, but no
-    reduction. They may not overwrite memory that the unit reads with another type at other
+    reduction. They may not overwrite memory that the unit reads with a different type at other
     positions.
     """
     first, policy = unit.calls[0], domains.policy

@@ -364,7 +364,7 @@ class _Writer:
         self.as_type(self.types[self.slots[key]], use.type)
 
     def as_type(self, type: TensorType, target: TensorType) -> None:
-        """Reshape the topmost value to another type of the same dtype."""
+        """Reshape the topmost value to a different type of the same dtype."""
         if type is not target:
             if type.dtype is not target.dtype:
                 raise CaptureError(f"a lane sees {type} as {target}")

@@ -72,7 +72,7 @@ class Schedule:
     def __init__(
         self, units: Sequence[Unit], live_out: Iterable[Value], same: Schedule | None = None
     ) -> None:
-        """Schedule units. `same` is a schedule of the same units in another order."""
+        """Schedule units. `same` is a schedule of the same units in a different order."""
         if same is None:
             stored = set(live_out).union(*[unit.reads for unit in units])
             self._run_of = {unit: _run_of(unit, stored) for unit in units}
@@ -105,7 +105,7 @@ class Schedule:
         self.blocks = [Block(size[root], start[root], last) for root, last in until.items()]
 
     def reordered(self, units: Sequence[Unit]) -> Schedule:
-        """Return a schedule of the same units in another order."""
+        """Return a schedule of the same units in a different order."""
         return Schedule(units, (), self)
 
     @cached_property

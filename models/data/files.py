@@ -36,7 +36,7 @@ def opened(file: Path) -> BufferedReader:
 
 @contextmanager
 def parsing(file: Path) -> Iterator[BufferedReader]:
-    """Open a file for a parser of another library.
+    """Open a file for a parser of a different library.
 
     Raises `DataError`, which names the file, for a file that cannot be read, and for any error of
     the parser inside; a `DataError` from inside passes unchanged.

@@ -122,8 +122,9 @@ def train(
     `save`, if it exists.
 
     `init`, a file that `models.weights` reads, has the initial weights of a Mixer or a ViT. Images
-    of a folder get its size and channels. Other differences are printed: a head for another number
-    of classes is new, and position embeddings of a ViT are interpolated to images of another size.
+    of a folder get its size and channels. Other differences are printed: a head for a different
+    number of classes is new, and position embeddings of a ViT are interpolated to images of a
+    different size.
 
     The folder `plot` receives loss.svg and step_memory.svg. The folder `log` receives loss and
     learning rate of each step, and the test of each epoch, as an `ml.ScalarLog`. The new folder
@@ -298,7 +299,7 @@ def _require_possible(options: Options, workers: int, save_every: int | None) ->
 def opened(
     group: ml.parallel.AnyGroup | str | None,
 ) -> AbstractContextManager[ml.parallel.AnyGroup | None]:
-    """Open the group that a text names, for the block; another group is returned unchanged.
+    """Open the group that a text names, for the block; a different group is returned unchanged.
 
     Raises `OptionError` for an unknown text.
     """

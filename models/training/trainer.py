@@ -186,7 +186,7 @@ class Replica:
     def load_state(self, arrays: Mapping[str, Array]) -> None:
         """Restore the result of `state` of a replica of the same model.
 
-        Raises `CheckpointError` for arrays of another model, and changes nothing then.
+        Raises `CheckpointError` for arrays of a different model, and changes nothing then.
         """
         with self.batch:
             own = {name: (x.dtype.numpy, x.shape) for name, x in self._tensors().items()}

@@ -60,7 +60,7 @@ def gelu(out: Array, x: Array, *, approximate: bool = True) -> None:
     Phi(x) is (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2 if `approximate`, else exactly (1 +
     erf(x / sqrt(2))) / 2 (Hendrycks and Gimpel).
 
-    x: [...], floats, and so is the result. Raises `DTypeError` for another dtype.
+    x: [...], floats, and so is the result. Raises `DTypeError` for a different dtype.
 
         >>> ml.gelu([-1.0, 0.0, 1.0])
         Tensor([-0.15880801,  0.        ,  0.841192  ], f32[3])
@@ -187,7 +187,7 @@ def softmax(out: Array, x: Array, *, axis: int = -1) -> None:
     """exp(x) / sum(exp(x)) along the axis, computed from x - max(x) to avoid overflow.
 
     x: [...], floats, and so is the result. Raises `AxisError` for an axis that x does not have,
-    `DTypeError` for another dtype.
+    `DTypeError` for a different dtype.
 
         >>> ml.softmax([[0.0, 0.0], [1.0, 1001.0]])
         Tensor([[0.5, 0.5],
@@ -203,7 +203,7 @@ def log_softmax(out: Array, x: Array, *, axis: int = -1) -> None:
     """x - log(sum(exp(x))) along the axis, computed from x - max(x) to avoid overflow.
 
     x: [...], floats, and so is the result. Raises `AxisError` for an axis that x does not have,
-    `DTypeError` for another dtype.
+    `DTypeError` for a different dtype.
 
         >>> ml.log_softmax([0.0, 0.0])
         Tensor([-0.6931472, -0.6931472], f32[2])
@@ -316,7 +316,7 @@ def layer_norm(out: Array, x: Array, scale: Array, bias: Array, *, eps: float) -
     1607.06450).
 
     x: [..., n], scale and bias: [n], floats of the same dtype -> [..., n]; with f32 vectors, x in
-    half precision is widened. Raises `ShapeError` for a scale or bias of another shape,
+    half precision is widened. Raises `ShapeError` for a scale or bias of a different shape,
     `DTypeError` for other dtypes.
 
         >>> ml.layer_norm([[1.0, 2.0, 3.0]], ml.ones(3), ml.zeros(3), eps=1e-6)

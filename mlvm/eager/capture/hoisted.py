@@ -144,7 +144,7 @@ def is_shared(vm: VMProtocol) -> bool:
 
 
 def as_type(x: Allocation, type: TensorType) -> Allocation:
-    """Return the tensor, or a view of it with another type."""
+    """Return the tensor, or a view of it with a different type."""
     return x if x.type is type else x.arena.view(x, type)
 
 

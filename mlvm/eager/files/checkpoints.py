@@ -108,8 +108,8 @@ def save(
     Raises `OSError` if the file cannot be written, or is a folder, a pipe or a device;
     `WeightsError` if a tensor is c128, which the format does not support, or a name is not a str;
     `DTypeError` if a part is none of the above, such as a masked array; `PathError` if two parts
-    have the same name; `ArgumentError` if the file name has the extension of another format, such
-    as "x.onnx", or `where` selects nothing; `StaleTensorError` if a tensor was freed. In these
+    have the same name; `ArgumentError` if the file name has the extension of a different format,
+    such as "x.onnx", or `where` selects nothing; `StaleTensorError` if a tensor was freed. In these
     cases no file is left. https://github.com/huggingface/safetensors
 
         >>> ml.save("layer.safetensors", ml.nn.Linear(2, 3))
@@ -222,7 +222,7 @@ def load(
     The file is mapped into memory, so that loading needs no additional memory. Truncating it
     meanwhile terminates this process (SIGBUS). In an arena of a `DryVM`, tensors have only types.
 
-    Raises `OSError` if the file cannot be read; `WeightsError` if it has another format or is
+    Raises `OSError` if the file cannot be read; `WeightsError` if it has a different format or is
     damaged, or a tensor's dtype is unknown and `rename` does not skip it; `PathError` if two
     tensors have the same name. With `into` nothing is written unless everything fits: `PathError`
     if names are missing or unknown; `DTypeError` or `ShapeError` if a type differs. Each error

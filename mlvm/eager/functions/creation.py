@@ -65,8 +65,8 @@ def placed(device: Device) -> AbstractContextManager[object]:
 def reused(x: Tensor, device: VMProtocol) -> Tensor:
     """Return a new tensor with the value of x, if possible over the same bytes.
 
-    If x is on another VM, it is copied through this machine. Raises `GradientError` if a gradient
-    would flow through the copy."""
+    If x is on a different VM, it is copied through this machine. Raises `GradientError` if a
+    gradient would flow through the copy."""
     if x.arena.vm.is_same(device):
         return alias_of(x)
     if is_tracked(x):

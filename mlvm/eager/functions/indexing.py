@@ -282,7 +282,7 @@ def setitem(x: Tensor, key: Any, values: Any) -> None:
     order is kept, and the other values get no gradient. A mask that selects n elements accepts n
     values, or 1.
 
-    Raises what `x[key]` raises; `DTypeError` if the values are of another kind; `ShapeError` if
+    Raises what `x[key]` raises; `DTypeError` if the values are of a different kind; `ShapeError` if
     they do not broadcast; `OperandValueError` if a mask selects a different number of elements.
     """
     keys = key if isinstance(key, tuple) else (key,)
@@ -320,7 +320,7 @@ def _assign(x: Tensor, key: Any, keys: tuple[Any, ...], values: Tensor) -> None:
 def _values(x: Tensor, values: Any) -> Tensor:
     """Convert the values to a tensor with the dtype of x.
 
-    Raises `DTypeError` if they are of another kind."""
+    Raises `DTypeError` if they are of a different kind."""
     try:
         operand = as_operand(values, x)
     except errors.OpError as error:
@@ -482,7 +482,7 @@ def scatter_add(x: Tensor, indices: Any, updates: Any, /) -> Tensor:
     x[indices], and a dtype that promotes to the dtype of x -> [...]. Raises `IndexingError` if the
     indices are invalid for x; `PositionError` if a value of an index tensor is out of range;
     `ShapeError` if the updates do not broadcast; `DTypeError` if an operand is bool or the updates
-    are of another kind than x.
+    are of a different kind than x.
 
         >>> ml.scatter_add(ml.zeros(3), [0, 2, 0], [1.0, 2.0, 3.0])
         Tensor([4., 0., 2.], f32[3])

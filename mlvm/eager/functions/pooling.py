@@ -74,7 +74,7 @@ def max_pool2d(
     as in PyTorch.
 
     x: f[N, H, W, C] -> f[N, OH, OW, C]. Raises `DTypeError` if x is not of floats; `ShapeError` if
-    x has another number of axes, or the window is larger than the padded image; `ArgumentError`
+    x has a different number of axes, or the window is larger than the padded image; `ArgumentError`
     if the window, stride, padding or dilation is invalid.
 
         >>> ml.max_pool2d(ml.reshape(ml.arange(4.0), (1, 2, 2, 1)), window=2).tolist()
@@ -106,7 +106,7 @@ def avg_pool2d(
     `ceil_mode`, the last window may extend beyond the padding; elements there are always excluded.
 
     x: f[N, H, W, C] -> f[N, OH, OW, C]. Raises `DTypeError` if x is not of floats; `ShapeError` if
-    x has another number of axes, or the window is larger than the padded image; `ArgumentError`
+    x has a different number of axes, or the window is larger than the padded image; `ArgumentError`
     if the window, stride, padding or dilation is invalid.
 
         >>> ml.avg_pool2d(ml.reshape(ml.arange(4.0), (1, 2, 2, 1)), window=2).tolist()
@@ -158,7 +158,7 @@ def max_pool1d(
     `max_pool2d`.
 
     x: f[N, L, C] -> f[N, OL, C]. Raises `DTypeError` if x is not of floats; `ShapeError` if x has
-    another number of axes, or the window is larger than the padded sequence; `ArgumentError` if
+    a different number of axes, or the window is larger than the padded sequence; `ArgumentError` if
     the window, stride, padding or dilation is invalid.
 
         >>> ml.max_pool1d(ml.reshape(ml.arange(4.0), (1, 4, 1)), window=2).tolist()
@@ -189,7 +189,7 @@ def avg_pool1d(
     `avg_pool2d`.
 
     x: f[N, L, C] -> f[N, OL, C]. Raises `DTypeError` if x is not of floats; `ShapeError` if x has
-    another number of axes, or the window is larger than the padded sequence; `ArgumentError` if
+    a different number of axes, or the window is larger than the padded sequence; `ArgumentError` if
     the window, stride, padding or dilation is invalid.
 
         >>> ml.avg_pool1d(ml.reshape(ml.arange(4.0), (1, 4, 1)), window=2).tolist()
@@ -241,8 +241,8 @@ def max_pool3d(
     are the same as for `max_pool2d`.
 
     x: f[N, D, H, W, C] -> f[N, OD, OH, OW, C]. Raises `DTypeError` if x is not of floats;
-    `ShapeError` if x has another number of axes, or the window is larger than the padded volume;
-    `ArgumentError` if the window, stride, padding or dilation is invalid.
+    `ShapeError` if x has a different number of axes, or the window is larger than the padded
+    volume; `ArgumentError` if the window, stride, padding or dilation is invalid.
 
         >>> ml.max_pool3d(ml.reshape(ml.arange(8.0), (1, 2, 2, 2, 1)), window=2).tolist()
         [[[[[7.0]]]]]
@@ -273,8 +273,8 @@ def avg_pool3d(
     are the same as for `avg_pool2d`.
 
     x: f[N, D, H, W, C] -> f[N, OD, OH, OW, C]. Raises `DTypeError` if x is not of floats;
-    `ShapeError` if x has another number of axes, or the window is larger than the padded volume;
-    `ArgumentError` if the window, stride, padding or dilation is invalid.
+    `ShapeError` if x has a different number of axes, or the window is larger than the padded
+    volume; `ArgumentError` if the window, stride, padding or dilation is invalid.
 
         >>> ml.avg_pool3d(ml.reshape(ml.arange(8.0), (1, 2, 2, 2, 1)), window=2).tolist()
         [[[[[3.5]]]]]

@@ -139,7 +139,7 @@ class _Global:
         self.seed, self.is_seeded = int(state[0]), True
 
     def warn(self) -> None:
-        """Warn once if a draw uses an unseeded state although another VM was seeded."""
+        """Warn once if a draw uses an unseeded state although a different VM was seeded."""
         self.is_seeded = True
         if type(self.state.arena.vm).__name__ == "DryVM":  # its draws have no values
             return

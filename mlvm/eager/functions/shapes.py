@@ -40,7 +40,7 @@ from mlvm.eager.tensor.wrapper import public
 
 @public
 def reshape(x: Tensor, /, shape: Ints, *, copy: bool | None = None) -> Tensor:
-    """Arrange the elements of x, in row-major order, in another shape; one length may be -1.
+    """Arrange the elements of x, in row-major order, in a different shape; one length may be -1.
 
     The elements are copied only if `copy` is True.
 

@@ -382,7 +382,7 @@ def average(
 
     x: [..., n], any dtype but bool, integers as f32; weights: as x, or [n] along the axis. The
     result: the shape of x without the axis, or with 1 in its place if `keepdims`. Raises
-    `ShapeError` if the weights have another shape; `AxisError` if x has no such axis;
+    `ShapeError` if the weights have a different shape; `AxisError` if x has no such axis;
     `DTypeError` if an operand is bool.
 
         >>> ml.average(ml.asarray([1.0, 4.0]), weights=ml.asarray([2.0, 1.0]))
@@ -567,7 +567,7 @@ def histogram(
     outside of it, and nan, are not counted; pass a range if the elements contain nan.
 
     x: [...], integers or floats; weights: as x -> [bins] and f[bins + 1]. Raises `ShapeError` if
-    the weights have another shape, or the edges are not a vector of 2 or more; `ArgumentError`
+    the weights have a different shape, or the edges are not a vector of 2 or more; `ArgumentError`
     if there are no bins, or the range is invalid; `DTypeError` if an operand is bool or complex.
 
         >>> counts, edges = ml.histogram(ml.asarray([0.0, 1.0, 1.5, 4.0]), 2)

@@ -380,7 +380,7 @@ class Optimizer(_OfFields):
         Everything is checked before the first write. Raises `PathError` if the gradients have a
         different structure; `DTypeError` or `ShapeError` if a gradient has a different type, or a
         parameter was replaced in the tree; `StaleTensorError` if a tensor was freed; `HandleError`
-        if the current arena is on another VM; `GradientError` inside a differentiated function;
+        if the current arena is on a different VM; `GradientError` inside a differentiated function;
         `ArgumentError` if a hyperparameter needs state that was not created. If
         `ArenaOverflowError` interrupts an update, the remaining parameters are unchanged.
 

@@ -1102,7 +1102,7 @@ def recording_of(
 ) -> AbstractContextManager[Recorder]:
     """Record this thread's launches on the VM inside the block, instead of running them.
 
-    Results have no bytes. Launches on another VM raise `CaptureError`. Other threads are not
+    Results have no bytes. Launches on a different VM raise `CaptureError`. Other threads are not
     affected, and may record simultaneously."""
     return recorded_by(Recorder(vm, inputs, types))
 
@@ -1142,7 +1142,7 @@ def _layer(recorder: Recorder, name: str) -> Layer:
 
 
 def _refusal(recorder: Recorder, other: VMProtocol) -> Layer:
-    """Return a layer that rejects tensors of another VM in recorded threads.
+    """Return a layer that rejects tensors of a different VM in recorded threads.
 
     Handles that the VM has for tensors of a remote VM are not its own tensors."""
 

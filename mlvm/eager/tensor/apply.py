@@ -221,7 +221,7 @@ COPY: Final = one_op("copy")
 
 
 def alias_in_python(call: OneOp, x: Tensor, type: TensorType) -> Tensor:
-    """Return the bytes of `x` under another type, recorded as the op `call`; copy nothing.
+    """Return the bytes of `x` under a different type, recorded as the op `call`; copy nothing.
 
     With the C extension, `alias` does this in C for the common case, and calls this for all others.
     """

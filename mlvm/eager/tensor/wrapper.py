@@ -1,7 +1,8 @@
 """Wrapper of every public function of tensors.
 
 It converts arrays and lists to tensors. Errors get the name of the function and its operands, and
-tracebacks end at the caller's line. A keyword of another library raises an error with mlvm's name.
+tracebacks end at the caller's line. A keyword of a different library raises an error with mlvm's
+name.
 """
 
 from __future__ import annotations

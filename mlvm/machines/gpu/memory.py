@@ -154,7 +154,7 @@ class DeviceArray:
         )
 
     def view(self, dtype: Any = None) -> DeviceArray:
-        """Return the same bytes; a one-dimensional array may have another dtype."""
+        """Return the same bytes; a one-dimensional array may have a different dtype."""
         if dtype is None or np.dtype(dtype) == self.dtype:
             return DeviceArray(self.buffer, self.offset, self.dtype, self.shape)
         dtype = np.dtype(dtype)

@@ -136,7 +136,7 @@ class NativeSelection:
         self._pool = pool
 
     def __call__(self, x: Array, mask: Array) -> Array:
-        mask = mask.copy()  # another VM may change it
+        mask = mask.copy()  # a different VM may change it
         row = x.shape[mask.ndim :]
         call = boolean_index(mask.size, math.prod(row) * x.itemsize)
         if call is None or mask.shape != x.shape[: mask.ndim]:

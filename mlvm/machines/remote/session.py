@@ -127,7 +127,7 @@ class Session(WireServer):
     def handle(self, kind: Kind, reader: Received) -> Sequence[Buffer] | None:
         """Perform a message, and return the answer to a call.
 
-        Raises `EncodingError` for a message of another kind.
+        Raises `EncodingError` for a message of a different kind.
         """
         if kind in (Kind.launch, Kind.post):
             self._posts += 1

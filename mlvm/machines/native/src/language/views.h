@@ -28,7 +28,7 @@ Allocation *tensor_in(PyObject *arena, PyObject *type);
 /* Return a tensor with one element with the value of a Python number; NULL if Python must create it. */
 Allocation *tensor_of_number(PyObject *arena, PyObject *type, PyObject *value);
 
-/* A view of x as another type of the same size, which no tape tracks. A new reference; NULL without an
+/* A view of x as a different type of the same size, which no tape tracks. A new reference; NULL without an
  * exception if Python must create it. */
 PyObject *view_as(Allocation *x, PyObject *type);
 

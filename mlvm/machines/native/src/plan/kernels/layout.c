@@ -1,4 +1,4 @@
-/* Elements in another order, or elsewhere.
+/* Elements in a different order, or elsewhere.
  *
  * Nearly all of it is copies of boxes: elements that lie at equal distances along each axis, in the
  * result and in an operand. `mlvm/machines/native/boxes.py` brings an op into this form. The three
