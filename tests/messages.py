@@ -66,7 +66,7 @@ def of_python(source: str) -> Iterator[tuple[int, str, str]]:
         if isinstance(node, ast.Raise) or kind == "warn":
             texts = (assigned.get(x.id, x) if isinstance(x, ast.Name) else x for x in call.args)
             for text in map(template, texts):
-                if " " in re.sub(r"{.*?}", "", text).strip():
+                if re.search(r"[a-z] | [a-z]", re.sub(r"{.*?}", "", text)):
                     yield node.lineno, kind, text
                     break
 

@@ -813,7 +813,7 @@ static long long region_size(const Arena *arena, long long nbytes)
     return (nbytes + step - 1) / step * step;
 }
 
-/* The bin of a type, borrowed: that of its size, which the arena has under `sizes`. */
+/* The bin of a type, borrowed: the bin of its size in the arena's `sizes`. */
 static PyObject *bin_of(const Arena *arena, PyObject *type)
 {
     PyObject *bin = arena->bins ? PyDict_GetItemWithError(arena->bins, type) : NULL;

@@ -693,7 +693,8 @@ static PyObject *number(PyObject *module, PyObject *args)
     return tensor_or_none(tensor_of_number(arena, type, value));
 }
 
-/* The tensors of numbers that were operands of late, by weak references: the VM keeps those in use. */
+/* Weak references to tensors of numbers that were recent operands; the VM keeps the tensors alive while they are in
+ * use. */
 typedef struct {
     long long fast_path; /* its number; 0: free */
     PyObject *dtype;     /* of the other operand, which Python keeps for ever */

@@ -111,7 +111,7 @@ static Line OF(group_line)(const Line *line, int64_t each, int64_t channel, int6
     return near;
 }
 
-/* Some places and vectors of channels, which share the loads of x. */
+/* Some positions and vectors of channels, which share the loads of x. */
 SPECIALIZED void OF(group_tile)(const Line *near, int64_t each, int64_t place, int64_t channel,
                                 const int places, const int vectors)
 {
