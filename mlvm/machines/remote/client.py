@@ -1,9 +1,9 @@
-"""`RemoteVM`: a VM at the other end of a connection.
+"""Client of a VM in a different process, `RemoteVM`.
 
-A call that has a result waits for it. A call without a result is a post, which does not wait. Posts
-are sent a few dozen at a time, or at once after a pause. If a post fails, the server skips the
-posts after it. The next call that waits raises the error, which names the line of Python that made
-the post.
+A call that has a result waits for it. A call without a result is a post, which does not wait. A few
+dozen posts are sent together; after a pause, a post is sent immediately. If a post fails, the
+server skips the following posts. The next call that waits raises the error, which names the line of
+Python that made the post.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ class _Posted(NamedTuple):
 
 
 class _Sent(NamedTuple):
-    """Counters of what was added to the stream.
+    """Counters of the messages that were added to the stream.
 
     posts: number of posts.
-    dequeued: number of those that came from the outbox.
+    dequeued: number of posts from the outbox.
     calls: number of calls.
-    places: origins of the last posts, those that the server has not confirmed.
+    places: origins of the posts that the server has not confirmed.
     """
 
     posts: int
@@ -229,7 +229,7 @@ class RemoteVM(Closing, WireVM):
         return f"<RemoteVM {self._where!r}{state}>"
 
     def _require(self, handles: Sequence[int]) -> None:
-        """Raise `HandleError` at once for a handle that is another client's, or was freed."""
+        """Raise `HandleError` immediately for a freed handle or a handle of a different client."""
         if self.shared:
             return
         try:
@@ -259,8 +259,8 @@ class RemoteVM(Closing, WireVM):
     def _post_freeing(self, name: str, handle: int) -> None:
         """Queue a deallocation.
 
-        It is not sent now, as the garbage collector may call this in the middle of another call. On
-        a lost VM there is nothing to free.
+        It is sent later, because the garbage collector may call this during another call. Without a
+        connection, no memory must be freed.
         """
         if self._lost is None:
             [message] = _parts_of(Kind.post, name, (handle,))

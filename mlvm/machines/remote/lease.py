@@ -166,7 +166,7 @@ class LeasedStream(Stream):
             rest = _Leased(_messages_after(unconfirmed, arrived), note, unconfirmed)
             at = fresh._at._replace(messages=self.received, incoming=None)
             before = self.socket
-            # There is no call between these lines, so no interrupt either.
+            # No calls between these lines, so no interrupts.
             self.socket, self._buffer, self._end = fresh.socket, fresh._buffer, fresh._end
             self._at, self._sending, self._connection = at, rest, connection + 1
             before.close()

@@ -230,7 +230,7 @@ class Stream:
             rest = memoryview(bytes(self._buffer[start : self._end[0]]))
             fresh = memoryview(bytearray(_ROOM))
             fresh[: len(rest)] = rest
-            # There is no call between these lines, so no interrupt either.
+            # No calls between these lines, so no interrupts.
             end, at = deque((len(rest),), 1), self._at._replace(start=0)
             self._buffer, self._end, self._at = fresh, end, at
             start = 0
