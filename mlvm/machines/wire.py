@@ -99,7 +99,7 @@ def _read_estimate(reader: Reader) -> Estimate:
 
 
 def _several(field: Field) -> Field:
-    """Make the field of a sequence of such values."""
+    """Return the field for a sequence of these values."""
     _, write, read = field
     return Field(
         f"{field.name}s",
@@ -326,11 +326,11 @@ def read_error(reader: Reader) -> Exception:
     return error
 
 
-# --- the two ends --------------------------------------------------------------------
+# --- client and server ------------------------------------------------------------------
 
 
 class WireServer:
-    """Server of one client's messages, which calls a VM."""
+    """Server of a client's messages, which calls a VM."""
 
     def __init__(self, vm: VM) -> None:
         self.vm = vm
@@ -403,7 +403,7 @@ class WireVM(Identity):
 
     It implements `VMProtocol`. An error comes back with its class, text, notes and attributes (an
     `OpError` has its op, operands and reason). An argument that has no encoding is refused before
-    anything is sent. What is `attached` stays on this side.
+    anything is sent. Attributes in `attached` are not encoded.
 
         >>> from mlvm.machines.wire import WireVM
         >>> with ml.use(WireVM(ml.VM("far"))): ml.ones(2) + 1.0

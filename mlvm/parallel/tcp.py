@@ -225,7 +225,7 @@ class Link:
 
     def __init__(self, sock: socket.socket, send_key: bytes, receive_key: bytes) -> None:
         tune(sock)
-        with suppress(AttributeError, OSError):  # a member may compute for long without receiving
+        with suppress(AttributeError, OSError):  # a member may compute long without receiving
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
         sock.setblocking(False)
         self.socket = sock

@@ -43,8 +43,8 @@ class Span(NamedTuple):
     """A call on a thread.
 
     began, ended: nanoseconds of `time.perf_counter_ns`.
-    program: program that was launched, or that the call is of.
-    place: place in Python of that launch.
+    program: program that was launched, or that contains the call.
+    place: Python line of that launch.
     """
 
     name: str

@@ -395,7 +395,7 @@ def _is_one_row(call: Call) -> bool:
 
 
 def _makes_whole(unit: Unit, use: Use, policy: FusionPolicy) -> bool:
-    """Return whether a call of the unit computes the value with that type, and is no reduction."""
+    """Return whether a call of the unit, not a reduction, computes the value with that type."""
     return any(
         use in call.outs
         and call.op is not None
@@ -427,8 +427,8 @@ def _domain_of(call: Call, policy: FusionPolicy) -> Shape | None:
 def chain_of(run: Run) -> Chain:
     """Return the chain that runs the unit.
 
-    It stores the values that the run writes; the others stay in temporaries. A write into a window
-    of a tensor that is not read again is omitted.
+    It stores the values that the run writes; all other values stay in temporaries. A write into a
+    window of a tensor that is not read again is omitted.
     """
     unit, outs, ins = run.unit, run.outs, run.ins
     numbers: dict[Use, int] = {use: number for number, use in enumerate([*outs, *ins])}

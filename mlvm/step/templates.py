@@ -345,7 +345,7 @@ class PlannedTemplate:
         return PlannedTemplate(planned, code, types, sizes, stays)
 
     def with_planned(self, planned: Planned) -> PlannedTemplate:
-        """Return the template with that program in place of the one at the bounds."""
+        """Return the template with this program instead of the program at the bounds."""
         return PlannedTemplate(planned, self.code, self.types, self.sizes, self.lifetimes)
 
     def fix(self, largest: Sequence[Any]) -> None:

@@ -136,7 +136,7 @@ class Replica:
     def loss_scale(self) -> float:
         """Return the factor of the next loss: 1 without a loss scale.
 
-        While it exceeds 1, a step with an infinite loss changes nothing but the factor.
+        While it exceeds 1, a step with an infinite loss changes only the factor.
         """
         return 1.0 if self.scale is None else float(self.scale.value)
 

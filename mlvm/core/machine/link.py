@@ -46,7 +46,7 @@ LOAD_GLOBAL: Final = 12  # ( h -- t )
 STORE_GLOBAL: Final = 13  # ( t h -- )
 CALL_NAMED: Final = 14  # ( p1..pn name -- r1..rm )  a name that the program computed
 CALL_DEFERRED: Final = 15  # ( p1..pn -- r1..rm )    by the scheduler, beside the program
-UNREACHED: Final = 16  # ( -- )                      the verifier says it never runs
+UNREACHED: Final = 16  # ( -- )                      proven unreachable by the verifier
 
 ALL: Final = -1
 """Number of parameters of a call that pops everything above base."""

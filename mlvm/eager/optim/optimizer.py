@@ -465,7 +465,7 @@ class Optimizer(_OfFields):
     def load_state(self, arrays: Mapping[str, Any]) -> None:
         """Write arrays to the state, in place, by the paths of `state`.
 
-        Nothing is written unless all arrays fit: raises `PathError` for paths that are missing or
+        The state changes only if all arrays fit. Raises `PathError` for paths that are missing or
         unknown, `DTypeError` for a wrong dtype, `ShapeError` for a wrong shape.
 
         Refuses:

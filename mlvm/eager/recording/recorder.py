@@ -11,7 +11,7 @@ could not repeat raises `CaptureError` with the user's line. An update that need
 elsewhere raises `RetryAfterCopy`, and the caller records again.
 
 Callers: `capture`, `control`, `transform`, `measure` and `summary`, by `recording_of`. No lock is
-held: a recorder is active in one thread or task; others may record at the same time.
+held: a recorder is active in one thread or task; other threads may record at the same time.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ _ENDED: Final = Value(0)
 """Marks the value of a block's tensor after the block has finished."""
 
 _COPY: Final = Program.of_op(f"copy{OUT}", 2, NO_ATTRIBUTES, 0)
-_handles = itertools.count(1 << 62)  # no VM issues so many handles
+_handles = itertools.count(1 << 62)  # greater than the handles that a VM issues
 _REPLACED: Final = ("launch", "read", "write", "alloc_tensor", "swap")
 
 
@@ -314,7 +314,7 @@ class Recorder:
         inputs: Sequence[Tensor] = (),
         types: Mapping[int, TensorType] = MappingProxyType({}),
     ) -> None:
-        prepare_constants(vm)  # before it notes what is there
+        prepare_constants(vm)  # before it records the existing values
         random.prepare(vm)
         self.vm, self.name, self.stands_for = vm, vm.name, vm.stands_for
         self.is_same, self.attached = vm.is_same, vm.attached
@@ -390,7 +390,7 @@ class Recorder:
             ins = [Use(value, type) for value, type in before if value is not None]
             values = {id(r): self._new_value(r, type) for r, type in params}
             outs = [Use(values[id(r)], type) for r, type in params]
-        again = self.recomputing and not self.scopes.open  # a block runs where it stands
+        again = self.recomputing and not self.scopes.open  # a block runs at its position
         self.calls.append(Call(name, op, attributes, outs, ins, line, again=again))
         return []
 

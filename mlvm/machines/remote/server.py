@@ -85,11 +85,11 @@ class Server(Closing):
     except a client of the server's own user at a unix socket. `certificate` and `key` are PEM files
     for TLS. Without TLS, an address that other hosts can reach requires `insecure`.
 
-    `processes` is the most processes of clients: each client has its own, and so has each shared
-    VM; 0 is one process for all. They share neither memory nor the interpreter's lock, and may use
-    `process_bytes` each. `address` may also be a listening socket.
+    `processes` limits the number of client processes. Each client and each shared VM has a separate
+    process; with 0, all of them share one process. They share neither memory nor the interpreter's
+    lock, and may use `process_bytes` each. `address` may also be a listening socket.
 
-    `options` are those of `LocalVM` (`threads`, `native`, ...). `prepare` is called with each new
+    `options` are passed to `LocalVM` (`threads`, `native`, ...). `prepare` is called with each new
     VM, for example to register functions; `libraries` are shared libraries with functions in C.
     Clients receive the values of `about`.
 
@@ -204,7 +204,7 @@ class Server(Closing):
     def reload(self, secret: str | bytes | None) -> None:
         """Replace the secret, and read the certificate's files again, for new connections.
 
-        Raises `AccessDeniedError` and `AddressError`, and changes nothing then.
+        Raises `AccessDeniedError` and `AddressError`; the server is then unchanged.
         """
         users = None if secret is None else users_of(handshake.check_secret(secret))
         if users is None and isinstance(self.address, addresses.TcpAddress):
@@ -266,7 +266,7 @@ class Server(Closing):
             self._processes.send_all("drain")
 
     def stop(self, reason: str) -> None:
-        """End all launches, and later ones at once."""
+        """Abort all launches, and later launches immediately."""
         self._watchdog.stop(reason)
         if self._processes is not None:
             self._processes.send_all("stop", reason=reason)

@@ -20,7 +20,8 @@ _AGAIN: Final = 0.2
 
 
 class Stopped(LimitExceededError):
-    """The error raised in the thread of a launch. `watch` turns it into a `LimitExceededError`."""
+    """Error that is raised in the thread of a launch. `watch` turns it into a
+    `LimitExceededError`."""
 
 
 class Watch:
