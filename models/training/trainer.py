@@ -82,10 +82,10 @@ class Replica:
             self.scale = ml.optim.LossScale() if dtype == "f16" else None
         self._recording = ExitStack()
         self._loss_and_grads = ml.parallel.value_and_grad(self._loss)
-        self.improve: ml.Captured[..., Tensor] = ml.capture(self._improve)
+        self.train_step: ml.Captured[..., Tensor] = ml.capture(self._train_step)
         self.guess: ml.Captured[..., tuple[Tensor, Tensor]] = ml.capture(self._guess)
 
-    def _improve(self, samples: Tensor, labels: Tensor) -> Tensor:
+    def _train_step(self, samples: Tensor, labels: Tensor) -> Tensor:
         loss: Tensor
         loss, grads = self._loss_and_grads(self.model, samples, labels)
         if self.scale is None:
@@ -116,7 +116,7 @@ class Replica:
         """Improve the model by one batch; return the loss before it."""
 
         with self.batch:
-            return float(self.improve(samples, labels))
+            return float(self.train_step(samples, labels))
 
     def record(self, folder: Path | None) -> None:
         """Record steps in a new folder from now on; with None, stop recording.
@@ -216,7 +216,7 @@ class Replica:
 
     def memory(self) -> list[ArenaReport]:
         """Report this member's arenas, and the plan of its step."""
-        planned = self.improve.plan.nbytes if self.improve.signatures else 0
+        planned = self.train_step.plan.nbytes if self.train_step.signatures else 0
         return [
             *[
                 ArenaReport(name=arena.name, capacity=arena.capacity, high_water=arena.high_water)
@@ -228,7 +228,7 @@ class Replica:
     def plot(self, file: Path) -> None:
         """Draw the memory of the first member's step."""
         if not ml.parallel.rank():
-            self.improve.plot(file)
+            self.train_step.plot(file)
 
 
 @dataclass(frozen=True)
