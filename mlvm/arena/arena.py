@@ -60,11 +60,11 @@ A = TypeVar("A", bound="Allocation", default="Allocation")
 class Allocation(AllocationFields):
     """Typed tensor in an arena, until it is garbage collected or freed, or its arena is reset.
 
-    arena: its arena.
-    handle: its handle in `arena.vm`; 0 if stale.
-    region: its memory; None for a view, and after it was freed.
-    base: for a view, the tensor that owns the bytes, which it keeps alive.
-    ended: reason why it was freed.
+    `arena`: its arena.
+    `handle`: its handle in `arena.vm`; 0 if stale.
+    `region`: its memory; None for a view, and after it was freed.
+    `base`: for a view, the tensor that owns the bytes, which it keeps alive.
+    `ended`: the reason for which it was freed.
     """
 
     __slots__ = ()
@@ -547,7 +547,7 @@ class Arena(ArenaFields):
             best = weights.keep(loss)  # survives the reset of the arena that `loss` is in
 
         No gradient flows through the copy. Raises `StaleTensorError`, `ArenaError` for a tensor of
-        another VM, `ArenaBusyError` while another thread is inside this arena, and what `alloc`
+        a different VM, `ArenaBusyError` while another thread is inside this arena, and what `alloc`
         raises.
 
         Refuses:
@@ -630,8 +630,8 @@ class Arena(ArenaFields):
     def rewind(self, mark: Mark) -> None:
         """Free every tensor allocated since the mark, and invalidate all later marks.
 
-        Raises `ArenaError` for a mark of another arena, or one that is invalid after a reset or a
-        rewind to an earlier mark; `ArenaBusyError` while another thread is inside.
+        Raises `ArenaError` for a mark of another arena, and for a mark that a reset or a rewind to
+        an earlier mark has invalidated; `ArenaBusyError` while another thread is inside.
 
         Refuses:
             busy.rewind(begun)  # ArenaBusyError
