@@ -16,6 +16,9 @@
  *     language/views.c       subscript             -> mlvm/eager/functions/indexing.py: getitem
  *     language/views.c       assign_subscript      -> mlvm/eager/functions/indexing.py: setitem
  *     language/views.c       scalar                -> mlvm/eager/tensor/tensor.py: Tensor.item
+ *     language/views.c       chosen_in_python      -> mlvm/eager/tensor/apply.py: _apply_dynamic
+ *     language/views.c       positions             -> mlvm/eager/tensor/apply.py: _apply_dynamic
+ *     language/views.c       nested                -> mlvm/eager/tensor/tensor.py: Tensor.tolist
  *     language/views.c       number                -> mlvm/eager/tensor/constants.py: constant
  *     language/views.c       operand               -> mlvm/eager/tensor/operands.py: as_operand
  *     language/views.c       are_alive             -> mlvm/eager/tree.py: require_live
