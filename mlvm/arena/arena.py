@@ -60,11 +60,11 @@ A = TypeVar("A", bound="Allocation", default="Allocation")
 class Allocation(AllocationFields):
     """Typed tensor in an arena, until it is garbage collected or freed, or its arena is reset.
 
-    arena: its arena.
-    handle: its handle in `arena.vm`; 0 if stale.
-    region: its memory; None for a view, and after it was freed.
-    base: for a view, the tensor that owns the bytes, which it keeps alive.
-    ended: reason why it was freed.
+    `arena`: its arena.
+    `handle`: its handle in `arena.vm`; 0 if stale.
+    `region`: its memory; None for a view, and after it was freed.
+    `base`: for a view, the tensor that owns the bytes, which it keeps alive.
+    `ended`: the reason for which it was freed.
     """
 
     __slots__ = ()
@@ -547,7 +547,7 @@ class Arena(ArenaFields):
             best = weights.keep(loss)  # survives the reset of the arena that `loss` is in
 
         No gradient flows through the copy. Raises `StaleTensorError`, `ArenaError` for a tensor of
-        another VM, `ArenaBusyError` while another thread is inside this arena, and what `alloc`
+        a different VM, `ArenaBusyError` while another thread is inside this arena, and what `alloc`
         raises.
 
         Refuses:
@@ -630,8 +630,8 @@ class Arena(ArenaFields):
     def rewind(self, mark: Mark) -> None:
         """Free every tensor allocated since the mark, and invalidate all later marks.
 
-        Raises `ArenaError` for a mark of another arena, or one that is invalid after a reset or a
-        rewind to an earlier mark; `ArenaBusyError` while another thread is inside.
+        Raises `ArenaError` for a mark of another arena, and for a mark that a reset or a rewind to
+        an earlier mark has invalidated; `ArenaBusyError` while another thread is inside.
 
         Refuses:
             busy.rewind(begun)  # ArenaBusyError
@@ -747,6 +747,7 @@ class Arena(ArenaFields):
 
     def _last_block(self) -> results_in | None:
         """Return the innermost `with` block of this arena: of this thread or task, or else any."""
+        blocks: list[results_in | None]
         blocks = [each for each in current().arena_blocks if each.arena is self and each.resets]
         return (blocks or [each for each in self._inside if each.resets] or [None])[-1]
 
@@ -759,9 +760,9 @@ class Arena(ArenaFields):
             block._remove()
         with self._lock:  # a thread that enters meanwhile waits for the reset
             self._inside = [each for each in self._inside if each is not block]
-            if block is None or block.resets:
-                if not [each for each in self._inside if each.resets] and self._is_my_turn():
-                    self._end_all("its arena was reset")
+            resets = block is None or block.resets
+            if resets and self._is_my_turn() and not any(each.resets for each in self._inside):
+                self._end_all("its arena was reset")
 
     def _is_my_turn(self) -> bool:
         return not self._inside or self._inside[0].thread is threading.current_thread()

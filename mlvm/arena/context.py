@@ -69,21 +69,22 @@ class Context(NamedTuple):
     The first eight fields are read in C, by position: `ContextField` in dispatch.h and templates.c
     has the same order.
 
-    arena: Arena of the innermost block, in which results are allocated; None for the thread's own.
-    arena_blocks: open `with arena:` blocks, the innermost last.
-    vms: VMs chosen by `ml.use`, the last one at the end.
-    tape: tape that records differentiable calls.
-    default_dtype: dtype of floats that neither an argument nor an operand determines.
-    autocast_dtype: half-precision dtype of matrix products, set by the innermost `autocast`.
-    key_source: source of random keys that replaces the VM's own.
-    key_state: state of random keys that replaces the VM's own, in captured functions only.
-    recorder: recorder of the captured function that is traced.
-    autocast_blocks: open `autocast` blocks, the innermost last.
-    numbers: computation on Python numbers that is recorded.
-    line: line of the traced call that an interpreter runs.
-    reword: changes the error of a position that is out of range.
-    functions: functions whose bodies are traced, each called by the one before.
-    axes: named axes of `vmap`: for each name the size, and the element's index, i64[].
+    `arena`: Arena of the innermost block, in which results are allocated; None for the thread's
+        own.
+    `arena_blocks`: open `with arena:` blocks, the innermost last.
+    `vms`: VMs chosen by `ml.use`, the last one at the end.
+    `tape`: tape that records differentiable calls.
+    `default_dtype`: dtype of floats that neither an argument nor an operand determines.
+    `autocast_dtype`: half-precision dtype of matrix products, set by the innermost `autocast`.
+    `key_source`: source of random keys that replaces the VM's own.
+    `key_state`: state of random keys that replaces the VM's own, in captured functions only.
+    `recorder`: recorder of the captured function that is traced.
+    `autocast_blocks`: open `autocast` blocks, the innermost last.
+    `numbers`: computation on Python numbers that is recorded.
+    `line`: line of the traced call that an interpreter runs.
+    `reword`: changes the error of a position that is out of range.
+    `functions`: functions whose bodies are traced, outermost first.
+    `axes`: named axes of `vmap`: for each name the size, and the element's index, i64[].
     """
 
     arena: Any = None

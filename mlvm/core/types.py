@@ -335,8 +335,8 @@ class TensorType:
         per_byte = dtype.per_byte
         if per_byte > 1 and not shape:
             raise ShapeError(
-                f"{per_byte} elements of {dtype.name} fill a byte, and a scalar is one: make what "
-                f"is computed in another dtype, and convert it with astype"
+                f"{per_byte} elements of {dtype.name} fill a byte, so a scalar cannot have this "
+                f"dtype: compute it in a different dtype, and convert the result with astype"
             )
         if per_byte > 1 and shape[-1] % per_byte:
             raise ShapeError(
@@ -476,7 +476,7 @@ def check_out(out: Array, type: TensorType) -> None:
         raise DTypeError(f"{where}: expected an array, got a {out.__class__.__name__}")
     check_array(out, type, where)
     if not out.flags.writeable:
-        raise ArgumentError(f"{where}: the array is read-only; give a copy of it")
+        raise ArgumentError(f"{where}: the array is read-only; pass a copy")
 
 
 def aligned_zeros(nbytes: int) -> Array:

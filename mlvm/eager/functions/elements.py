@@ -67,7 +67,7 @@ def _finite(x: Tensor) -> Tensor:
 
 @public
 def astype(x: Tensor, dtype: object, /, *, copy: bool = True, device: Device = None) -> Tensor:
-    """Convert x to another dtype, on its VM or on `device`.
+    """Convert x to a different dtype, on its VM or on `device`.
 
     Floats are truncated to integers. Floats out of range become the nearest integer, and nan
     becomes 0. Nonzero elements become True in bool. A tensor that already has the dtype is never
@@ -87,7 +87,7 @@ def astype(x: Tensor, dtype: object, /, *, copy: bool = True, device: Device = N
 def where(condition: Tensor | bool, x: Operand, y: Operand, /) -> Tensor:
     """Select x where the condition holds, else y; all three broadcast, and any may be a number.
 
-    x and y: shapes that broadcast to [...] with that of the condition, which is bool. The result:
+    x and y: shapes that broadcast with the condition, a bool tensor, to [...]. The result:
     [...], the dtype that x and y promote to. Raises `ShapeError` if the shapes do not fit;
     `DTypeError` if the condition is not bool or the dtypes do not promote.
 
@@ -198,7 +198,7 @@ def dynamic_update(
     x: [n, ...]; update: k rows [k, ...] or one row [...], in x's dtype; start: an int or i[] -> [n,
     ...]. Raises `ShapeError` if the rows of `update` and x differ in length; `OperandValueError` if
     the rows are out of range; `AxisError` if x has no such axis; `DTypeError` if `update` has
-    another dtype, or `start` is not an integer.
+    a different dtype, or `start` is not an integer.
 
         >>> ml.dynamic_update(ml.zeros(4), ml.ones(()), ml.asarray(2))
         Tensor([0., 0., 1., 0.], f32[4])
@@ -384,7 +384,7 @@ def flatnonzero(x: Tensor, /) -> Tensor:
 
 @public
 def unravel_index(indices: Tensor, /, shape: Sequence[int]) -> tuple[Tensor, ...]:
-    """Convert row-major positions, such as those of `argmax(x)`, to one index per axis.
+    """Convert row-major positions, such as the result of `argmax(x)`, to one index per axis.
 
     indices: i[...] -> i[...] for each axis. Raises `PositionError` if a tensor of that shape has
     no such element; `DTypeError` if the indices are not integers.

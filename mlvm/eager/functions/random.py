@@ -89,7 +89,7 @@ def key(seed: int) -> Tensor:
 
 @public
 def split(key: Tensor, n: int = 2) -> Tensor:
-    """Split a key into n new keys, independent of each other and of the key.
+    """Split a key into n new keys that are independent of each other and of `key`.
 
     `unstack` separates them.
 
@@ -125,7 +125,7 @@ def fold_in(key: Tensor, data: int | Tensor) -> Tensor:
 
 
 class _Global:
-    """State of one VM's global keys: (seed, n) for the n-th key.
+    """State of a VM's global keys: (seed, n) for the n-th key.
 
     n counts from 1, because (seed, 0) is `key(seed)`."""
 
@@ -146,7 +146,7 @@ class _Global:
         self.seed, self.is_seeded = int(state[0]), True
 
     def warn(self) -> None:
-        """Warn once if a draw uses an unseeded state although another VM was seeded."""
+        """Warn once if a draw uses an unseeded state although a different VM was seeded."""
         self.is_seeded = True
         if type(self.state.arena.vm).__name__ == "DryVM":  # its draws have no values
             return

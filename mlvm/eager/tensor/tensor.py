@@ -75,7 +75,7 @@ class Tensor(Methods, Allocation):
     isinf isfinite`. Operators by name: `add subtract multiply divide floor_divide remainder
     negative matmul outer diff`. Comparisons: `less less_equal greater greater_equal not_equal`.
     Logic: `logical_and logical_or logical_xor logical_not`. Bits: `bitwise_and bitwise_or
-    bitwise_xor bitwise_left_shift bitwise_right_shift`. Other functions are in `ml` alone.
+    bitwise_xor bitwise_left_shift bitwise_right_shift`. Other functions are only in `ml`.
 
         >>> x = ml.asarray([[1.0, 2.0]])
         >>> x.shape, x.dtype, x.sum()
@@ -195,9 +195,9 @@ class Tensor(Methods, Allocation):
         `repr` and `format` do not call this method."""
         if is_tracked(self):
             raise GradientError(
-                f"a gradient goes through this {self.type}, and none goes through Python's "
-                f"numbers: compute with functions of ml, as ml.sqrt(x) does, or take the number of "
-                f"ml.stop_gradient(x); a value is returned beside the loss with has_aux=True"
+                f"Python numbers are constants, but a gradient flows through this {self.type}: use "
+                f"functions of ml, such as ml.sqrt(x), or convert ml.stop_gradient(x); with "
+                f"has_aux=True the function can return values in addition to the loss"
             )
 
     __array_namespace__: ClassVar[Callable[..., ModuleType]]

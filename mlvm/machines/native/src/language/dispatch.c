@@ -207,7 +207,7 @@ static int free_in_python(PyObject *region, PyObject *arena)
     return failed;
 }
 
-/* As `__del__` in mlvm/arena/fields.py: a tensor whose region was taken has ended. */
+/* As `__del__` in mlvm/arena/fields.py: a tensor whose region was taken is freed. */
 static void allocation_finalize(PyObject *object)
 {
     Allocation *self = (Allocation *)object;
@@ -814,7 +814,7 @@ static long long region_size(const Arena *arena, long long nbytes)
     return (nbytes + step - 1) / step * step;
 }
 
-/* The bin of a type, borrowed: that of its size, which the arena has under `sizes`. */
+/* The bin of a type, borrowed: the bin of its size in the arena's `sizes`. */
 static PyObject *bin_of(const Arena *arena, PyObject *type)
 {
     PyObject *bin = arena->bins ? PyDict_GetItemWithError(arena->bins, type) : NULL;
@@ -943,7 +943,7 @@ int record_call(PyObject *call, FastPath *fast_path, Allocation *const *operands
     return failed ? -1 : 0;
 }
 
-/* Look up the addresses of the operands, and of the region for the result. Return the region, borrowed,
+/* Look up the addresses of the operands and the region for the result. Return the region, borrowed,
  * or NULL if one is unknown; `ask` asks Python for them. */
 static Region *addresses(Entry *entry, Arena *arena, FastPath *fast_path, Allocation *const *operands,
                          int count, PyObject **handle, char **p, int ask)

@@ -109,7 +109,7 @@ FastPath *fast_path_of(PyObject *arena);
  * once Python asks for it. */
 int is_alive(const Allocation *x);
 
-/* Return the region of a tensor or of the base of a view, borrowed; NULL if it has no C struct. */
+/* Return the region of a tensor or the base of a view, borrowed; NULL if it has no C struct. */
 Region *home_of(const Allocation *x);
 
 /* The free region that the next tensor of that type would get, borrowed, and the handle of that

@@ -1,4 +1,4 @@
-/* Calls that differ from others by numbers alone: by lengths of operands, or by integers among the arguments.
+/* Calls that differ from other calls only by numbers: lengths of operands, or integers among the arguments.
  *
  * In:        the key of a call without a template, from templates.c.
  * Out:       the call's result, computed by an open template: the steps of such calls, with formulas of the
@@ -45,7 +45,7 @@ typedef struct {
     long long generation;
 } OpenTemplate;
 
-/* Calls that differ by numbers alone. */
+/* Calls that differ only by numbers. */
 typedef struct {
     uint64_t hash;
     int64_t before[2][MOST_NUMBERS]; /* numbers of the last two calls */

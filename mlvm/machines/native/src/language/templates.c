@@ -5,7 +5,7 @@
  * Out:       what `function(*args, **keywords)` returns. The second call on such arguments is recorded: its
  *            steps are the one-op calls, views, selections, updates and next random keys that it makes. Later calls with the
  *            same key run these steps in C, in order, instead of the function, which stays the definition.
- * Must hold: the key has all that a result depends on besides values: the function, the tensors' types and
+ * Must hold: the key contains everything that a result depends on except values: the function, the tensors' types and
  *            whether the tape tracks each, all other arguments, the VM, and the dtypes of the context.
  *            A call that does anything else makes no template: one that reads a value, allocates a tensor
  *            from an array, runs on a tensor that is no argument, step or constant, leaves other nodes on

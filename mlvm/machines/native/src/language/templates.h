@@ -46,7 +46,7 @@ typedef struct Template {
     PyObject **constants;
     PyObject *named; /* the class of named tuples in the result */
     short *codes;
-    int nitems, nsteps, nconstants, ncodes; /* no codes: the function is called */
+    int nitems, nsteps, nconstants, ncodes; /* without codes, the function is called */
     int users;                              /* calls that run its steps, and the table */
     int failures;                           /* recordings without success */
     int runs;                               /* until its chains were planned */

@@ -5,7 +5,7 @@
  * Out:       a view, a copy of the selected elements, an updated tensor, a Python number; or what the
  *            function in Python returns that defines the call: `alias_in_python` in tensor/apply.py,
  *            `getitem` and `setitem` in functions/indexing.py. It is called before any side effect.
- * Must hold: plain tensors on one native VM that nobody watches, no recorder in any thread, and at most
+ * Must hold: plain tensors on one native VM without instruments, no recorder in any thread, and at most
  *            MOST_COPIED bytes. Larger copies are launches, which share the work among threads.
  * Callers:   eager functions; the interpreter, by the slots of `AllocationFields`.
  * Locks:     the interpreter lock throughout; the VM's lock while elements are copied, since a launch of
@@ -790,7 +790,7 @@ Allocation *tensor_of_number(PyObject *arena, PyObject *type, PyObject *value)
     return out;
 }
 
-/* number(arena, type, value): a tensor of one element in the arena; None if Python must create it. */
+/* number(arena, type, value): a tensor with one element in the arena; None if Python must create it. */
 static PyObject *number(PyObject *module, PyObject *args)
 {
     PyObject *arena, *type, *value;
@@ -800,7 +800,8 @@ static PyObject *number(PyObject *module, PyObject *args)
     return tensor_or_none(tensor_of_number(arena, type, value));
 }
 
-/* The tensors of numbers that were operands of late, by weak references: the VM keeps those in use. */
+/* Weak references to tensors of numbers that were recent operands; the VM keeps the tensors alive while they are in
+ * use. */
 typedef struct {
     long long fast_path; /* its number; 0: free */
     PyObject *dtype;     /* of the other operand, which Python keeps for ever */
@@ -811,8 +812,8 @@ typedef struct {
 static NumberOperand number_operands[REMEMBERED];
 static PyObject *slow_operand;
 
-/* Find the place for a number beside a tensor. NULL for anything else, and where the tensor's dtype also depends on the
- * default dtype: for a float beside integers. */
+/* Find the cache entry for a number that is combined with a tensor. NULL for any other value, and for a float with an
+ * integer tensor, whose result also depends on the default dtype. */
 static NumberOperand *place_of_number(PyObject *value, PyObject *like, NumberOperand *wanted)
 {
     Layout layout;
@@ -979,8 +980,8 @@ static PyObject *copied(PyObject *module, PyObject *args)
     return tensor_or_none(result);
 }
 
-/* listed(numbers, float_type, int_type): a tensor of one of Python's floats and ints or of a list of them, with the dtype of the
- * first type if there is a float, else of the second; None for any other list. */
+/* listed(numbers, float_type, int_type): convert a Python float or int, or a list of them, to a tensor. Its dtype is
+ * float_type's if a float occurs, otherwise int_type's. Return None for any other list. */
 static PyObject *listed(PyObject *module, PyObject *args)
 {
     PyObject *numbers, *types[2], *result = NULL;
