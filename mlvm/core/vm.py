@@ -417,6 +417,8 @@ class VM(Identity):
         if self._scheduler is not None:
             self._scheduler.close()
         with self._lock:
+            if fast_path is not None:
+                fast_path.closed = True
             self._linked.clear()
             self._store.close(f"VM {self.name!r} was closed")
             self._attached.clear()

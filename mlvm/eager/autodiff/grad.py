@@ -82,8 +82,8 @@ class _Session:
     """
 
     def __init__(self, arguments: Sequence[Tree], where: Where | None = None) -> None:
-        self.outer = taping()
-        self.tape = self.outer or Tape()
+        outer = taping()
+        self.outer, self.tape = outer, outer or Tape()
         flat = [_of_tensors(*flatten(each, ends=at_operands)) for each in arguments]
         active = [leaves for leaves, _ in flat]
         if where is not None:
@@ -221,7 +221,8 @@ class _Session:
             live_tapes.discard(self.tape)
 
     def __del__(self) -> None:
-        self.close()
+        if hasattr(self, "tape"):  # an interrupt may have ended the constructor
+            self.close()
 
 
 @overload

@@ -40,6 +40,7 @@ from mlvm.eager.tensor.apply import (
     raise_stale,
 )
 from mlvm.eager.tensor.autocast import NO_AUTOCAST
+from mlvm.eager.tensor.chains import chains_of
 from mlvm.eager.tensor.constants import is_constant
 from mlvm.eager.tensor.context import default_arena, own_arenas
 from mlvm.eager.tensor.tensor import Tensor
@@ -448,6 +449,7 @@ if EXTENSION is not None:  # used by calls in C: see native/src/language/dispatc
         is_constant=is_constant,
         dtype=DType,
         with_keys=with_keys,
+        chains=chains_of,
     )
 
 

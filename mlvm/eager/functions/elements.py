@@ -17,7 +17,7 @@ from mlvm.core.types import DType, bool_, c64, f64, i64
 from mlvm.eager.functions.arguments import axes_of, integer, integers, type_of
 from mlvm.eager.functions.creation import Device, asarray, full, zeros_like
 from mlvm.eager.functions.halves import rounded, through_f32, widened
-from mlvm.eager.functions.shapes import broadcast_to, expand_dims, reshape, unstack
+from mlvm.eager.functions.shapes import broadcast_to, expand_dims, reshape
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import alias_of, untracked
 from mlvm.eager.tensor.constants import Scalar, constant
@@ -349,7 +349,8 @@ def nonzero(x: Tensor, /) -> tuple[Tensor, ...]:
     """
     if type_of(x).ndim == 0:
         raise ShapeError("expected at least 1 dimension, got a scalar")
-    return unstack(op.nonzero_indices(x), axis=1)
+    places = op.nonzero_indices(x)
+    return tuple([places[:, axis] for axis in range(x.ndim)])
 
 
 @public

@@ -18,7 +18,7 @@ from mlvm.core.errors import HandleError, OpError
 from mlvm.core.memo import Memo
 from mlvm.core.op import OPS, PLAIN, Attributes, Op
 from mlvm.core.program.program import Program
-from mlvm.core.types import TensorType, f32
+from mlvm.core.types import TensorType, f32, i64
 from mlvm.eager.tensor.context import current_arena, lifted
 from mlvm.eager.tensor.default import default_float, follows_default
 from mlvm.eager.tensor.number import Number, is_open, plain
@@ -206,12 +206,26 @@ def raise_stale(x: Tensor) -> NoReturn:
     raise x.stale()
 
 
+_DYNAMIC_IN_C: Final[dict[str, Callable[..., Tensor | None]]] = (
+    {}
+    if EXTENSION is None
+    else {
+        "boolean_index": EXTENSION.chosen,
+        "nonzero_indices": partial(EXTENSION.positions, i64),
+    }
+)
+
+
 def _apply_dynamic(
     call: OneOp, arena: Arena, operands: tuple[Tensor, ...], types: tuple[TensorType, ...]
 ) -> Tensor:
-    """Run an op whose result's shape depends on values: the result comes back by value."""
-    [array] = launch_for_values(call.program(len(operands)), arena.vm, operands)
-    out = from_array(array)
+    """Run an op whose result's shape depends on values: the result comes back by value, unless C
+    can compute it."""
+    in_c = _DYNAMIC_IN_C.get(call.op.name)
+    out = None if in_c is None else in_c(*operands)
+    if out is None:
+        [array] = launch_for_values(call.program(len(operands)), arena.vm, operands)
+        out = from_array(array)
     tape = current().tape
     if tape is not None:
         tape.record(call, operands, types, out)

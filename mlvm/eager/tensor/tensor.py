@@ -38,15 +38,18 @@ from mlvm.eager.tensor.warn import warn_of_row
 from mlvm.machines.native.extension import EXTENSION
 
 
-def _scalar_in_python(_: Tensor) -> None:
+def _unread(_: Tensor) -> None:
     return None
 
 
 _scalar: Final[Callable[[Tensor], bool | int | float | None]] = (
-    _scalar_in_python if EXTENSION is None else EXTENSION.scalar
+    _unread if EXTENSION is None else EXTENSION.scalar
 )
 """Function that reads the only element of an untracked tensor without a launch; returns None if
 `item` must read it."""
+
+_nested: Final[Callable[[Tensor], Any]] = _unread if EXTENSION is None else EXTENSION.nested
+"""Function that reads the elements of a small untracked tensor like `tolist`, or returns None."""
 
 
 class Tensor(Methods, Allocation):
@@ -175,6 +178,9 @@ class Tensor(Methods, Allocation):
         Refuses:
             ml.grad(lambda x: ml.sum(x * x.tolist()))(v)  # GradientError
         """
+        values = _nested(self)
+        if values is not None:
+            return values
         array = self.numpy()
         self._require_untracked()
         return array.tolist()
