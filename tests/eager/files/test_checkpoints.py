@@ -193,7 +193,7 @@ def test_names_that_are_refused(tmp_path: Path) -> None:
         ml.errors.PathError, "rename: expected a name or None for '", ml.load, file, rename=unnamed
     )
     unnamed = "x"
-    refuses(ml.errors.ArgumentError, "'x' is no function", ml.load, file, rename=unnamed)
+    refuses(ml.errors.ArgumentError, "expected rename as a function of a name, got 'x'", ml.load, file, rename=unnamed)
 
 
 @cases(
