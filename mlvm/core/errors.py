@@ -479,7 +479,7 @@ class ExchangeError(MlvmError, BufferError):
 
     >>> try: ml.ones(2).__dlpack__(dl_device=(2, 0))
     ... except ml.errors.ExchangeError as error: print(error)
-    f32[2] is to be had on (1, 0), the processor, not (2, 0)
+    f32[2]: expected dl_device=(1, 0), the processor, got (2, 0)
     """
 
 

@@ -191,7 +191,7 @@ class _Contraction:
     def cheapest(self, terms: Sequence[_Term], out: Labels) -> tuple[int, int]:
         """Return the indices of the next two terms to multiply: the pair with the smallest product.
 
-        Of several such pairs, return the first."""
+        If there are several, return the first."""
 
         def size(pair: tuple[int, int]) -> int:
             others = [term.labels for i, term in enumerate(terms) if i not in pair]

@@ -362,7 +362,7 @@ def test_plain_values_that_are_damaged(tmp_path: Path) -> None:
         content = (tmp_path / "x").read_bytes().replace(b"mlvm.plaim", b"mlvm.plain")
         (tmp_path / "x").write_bytes(content)
         refuses(ml.errors.WeightsError, "expected JSON by path", ml.load, tmp_path / "x")
-    message = "'mlvm.plain' has the plain values"
+    message = "'mlvm.plain' is reserved for plain values"
     refuses(ml.errors.ArgumentError, message, ml.save, tmp_path / "x", {}, {"mlvm.plain": ""})
 
 

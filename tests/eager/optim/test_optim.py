@@ -876,7 +876,7 @@ def test_state_that_was_not_made_is_missed_before_anything_is_written() -> None:
     params = tensors(START)
     optimizer = optim.SGD(params, 0.1)
     optimizer.momentum = 0.9
-    with pytest.raises(ArgumentError, match=r"no 'momentum' for 'kernel'.* make another one"):
+    with pytest.raises(ArgumentError, match=r"'kernel' has no state 'momentum'.* create a new one"):
         optimizer.update(tensors(GRADIENTS[0]))
     assert params["kernel"].numpy().tolist() == START["kernel"].tolist()
     assert optimizer.count.item() == 0
