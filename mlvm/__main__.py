@@ -111,7 +111,7 @@ def _run(argv: Sequence[str]) -> int | None:
     if words[:1] in (["show"], ["memory"]) and "--" in words:
         words, arguments = words[: words.index("--")], words[words.index("--") + 1 :]
     options, unknown = parser.parse_known_args(words)
-    if options.command == "show" and options.other and not Path(options.file).is_dir():
+    if options.command == "show" and options.other and options.file.endswith(".py"):
         unknown.append(options.other)
     if unknown:
         hint = ""
@@ -626,7 +626,7 @@ def show(options: argparse.Namespace) -> int:
         require_suffix(options.page, ".html", "-o")
     page = options.page if options.page is not None else file.with_name(f"{file.name}.html")
     failed: ScriptFailed | None = None
-    if file.is_dir():
+    if options.other is not None or file.is_dir():
         if options.other is None:
             raise BadInput(f"show: expected the folders of two recordings, got only {file}")
         a, b = open_run(file), open_run(options.other)
