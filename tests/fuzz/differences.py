@@ -10,6 +10,7 @@ learning rate, the order of two batches, or an op, which is replaced by an algeb
 from __future__ import annotations
 
 import random
+import re
 import shutil
 import tempfile
 import time
@@ -203,7 +204,8 @@ def attempt(folder: Path, clean: Run, seed: int, number: int) -> str:
     if kind == "rate":
         rate = rng.choice([0.02, 0.011, 1e-3])
         found, outcome = first_difference(clean, training(rate=rate))
-        if found.step != changed or f"{np.float32(rate):.4g}"[:4] not in str(found):
+        numbers = re.findall(r"(?:constant|=) -?([\d.e-]+)$", str(found), re.MULTILINE)
+        if found.step != changed or np.float32(rate) not in [*map(np.float32, numbers)]:
             raise Wrong(f"the rate became {rate} at step {changed}, not\n{found}")
         return f"a changed rate: {outcome}"
     if kind == "order":
