@@ -104,7 +104,7 @@ def layers(draw: random.Random, width: int) -> tuple[list[Layer], list[np.ndarra
 class Training:
     """A step of random layers, its weights and its optimizer."""
 
-    value_and_grad = staticmethod(ml.value_and_grad)
+    value_and_grad: Any = staticmethod(ml.value_and_grad)
 
     def __init__(self, seed: int) -> None:
         draw = random.Random(seed)

@@ -41,7 +41,7 @@ OPS: Final[Ops] = {
     "square": lambda x: x * x,
     "mean": lambda x: ml.mean(x),
     "tanh": lambda x: ml.tanh(x),
-    "scaled": lambda x: x / ml.sqrt(8.0),
+    "scaled": lambda x: x / 8.0**0.5,
     "softmax": lambda x: ml.softmax(x, axis=-1),
 }
 EQUAL_OPS: Final[Ops] = {
@@ -221,8 +221,8 @@ def attempt(folder: Path, clean: Run, seed: int, number: int) -> str:
         return "an op replaced by an equal one: no bit differs"
     found, outcome = first_difference(clean, other)
     lines = EQUAL_OPS[name].__code__.co_firstlineno, OPS[name].__code__.co_firstlineno
-    places = [each.line for each in (*found.ops, *found.programs) if each is not None]
-    if found.step != first or not any(x is not None and x.number in lines for x in places):
+    named = [each.line for each in (*found.ops, *found.programs) if each is not None]
+    if found.step != first or not any(x is not None and x.number in lines for x in named):
         raise Wrong(f"{name} was replaced at step {changed}, {first} differs first, not\n{found}")
     return f"an op replaced by an equal one: {outcome}"
 
