@@ -173,6 +173,38 @@ def test_state_that_was_written_between_steps(folder: Path) -> None:
     assert found.elements.first == (1,)
 
 
+def test_a_rate_that_is_also_computed_by_another_op_is_named(folder: Path) -> None:
+    """AdamW computes 1 - 0.999, which is the changed rate."""
+
+    def run(name: str, rate: float) -> Run:
+        w = ml.ones(4)
+        optimizer = ml.optim.AdamW({"w": w}, 0.01)
+        step = ml.capture(lambda x: optimizer.update({"w": x * w}))
+        with ml.runs.record(folder / name):
+            for n in range(4):
+                optimizer.learning_rate = rate if n == 2 else 0.01
+                step(ml.full(4, 0.5 + n))
+        return ml.runs.open(folder / name)
+
+    text = str(first(run("a", 0.01), run("b", 0.001)))
+    assert "first op whose result differs is negative\n" in text
+    assert "input 'number 0' = 0.001" in text
+
+
+def test_ops_in_another_order_are_not_the_cause(folder: Path) -> None:
+    """The differing op is the one that combines the results, not the exchanged ones."""
+    inputs = [2.0, 3.0], [5.0, 7.0]
+    a = once(folder / "a", lambda x, y: ml.exp(x) - ml.exp(y), *inputs)
+
+    def exchanged(x: Tensor, y: Tensor) -> Tensor:
+        second = ml.exp(y)
+        return second - ml.exp(x)
+
+    assert "first op whose result differs is subtract\n" in str(
+        first(a, once(folder / "b", exchanged, *inputs))
+    )
+
+
 def test_updated_arguments_are_compared(folder: Path) -> None:
     def run(folder: Path, factor: float) -> Run:
         @ml.capture
