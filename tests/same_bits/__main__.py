@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--op", default="", help="the ops whose names contain this text, or none")
     parser.add_argument("--step", default="", help="the steps whose names do, or none")
-    parser.add_argument("--turns", type=int, help="how often each step runs (default: 2)")
+    parser.add_argument("--turns", type=int, help="run captured steps so many times (default: 2)")
     parser.add_argument("--every", type=int, default=1, help="of the calls, one of so many")
     parser.add_argument("--simd", nargs="+", choices=sets(), default=sets(), help="these sets")
     parser.add_argument("--write", metavar="FILE", help="write the values of the set in use")

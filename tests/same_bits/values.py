@@ -154,10 +154,11 @@ class _Trace:
 
 
 def of_steps(only: str = "", turns: int | None = None) -> Iterator[Value]:
-    """Yield what each step computes in some turns, eagerly op by op, then captured."""
+    """Yield what each step computes, eagerly op by op, then captured; in `turns` only captured."""
     for name, build in worlds().items():
         if only in name:
-            yield from _run(name, build, None, turns)
+            if turns is None:
+                yield from _run(name, build, None)
             yield from _run(f"{name}, captured", build, {}, turns)
             yield from _run(f"{name}, captured without fusion", build, {"fuse": False}, turns)
 
@@ -166,7 +167,7 @@ def _run(
     name: str,
     build: Callable[[], world.World],
     options: dict[str, Any] | None,
-    turns: int | None,
+    turns: int | None = None,
 ) -> Iterator[Value]:
     """Run a step eagerly, or captured with these options."""
     vm = ml.VM("bits")
