@@ -26,7 +26,7 @@ _LONGEST: Final = 1 << 16  # bytes of a command
 
 
 class DebuggerServer(ThreadingHTTPServer):
-    """HTTP server of one debugger. Requests of commands wait for each other.
+    """HTTP server of a debugger, which runs one command at a time.
 
     url: the address of the page, which contains the token. has_ended: whether `q` was entered.
     """
@@ -38,7 +38,7 @@ class DebuggerServer(ThreadingHTTPServer):
         self._debugger, self._title = debugger, title
         self._lock = threading.Lock()
         self.has_ended = False
-        self._transcript = self._said(debugger.do_w)
+        self._transcript = self._output_of(debugger.do_w)
         self.host = f"127.0.0.1:{self.server_address[1]}"
         self.path = f"/{secrets.token_urlsafe(16)}/"
         self.url = f"http://{self.host}{self.path}"
@@ -57,7 +57,7 @@ class DebuggerServer(ThreadingHTTPServer):
             self.has_ended |= self._debugger.onecmd(line)
 
         with self._lock:
-            text = self._said(run, line)
+            text = self._output_of(run, line)
             self._transcript += f"(mlvm) {line}\n{text}"
         return {"text": text, **self.panes()}
 
@@ -66,9 +66,9 @@ class DebuggerServer(ThreadingHTTPServer):
         with self._lock:
             debugger = self._debugger
             return {
-                "source": self._said(debugger.do_l),
-                "stack": self._said(debugger.do_bt),
-                "arena": self._said(debugger.do_arena),
+                "source": self._output_of(debugger.do_l),
+                "stack": self._output_of(debugger.do_bt),
+                "arena": self._output_of(debugger.do_arena),
                 "moment": debugger.values.moment(),
             }
 
@@ -77,7 +77,7 @@ class DebuggerServer(ThreadingHTTPServer):
         with self._lock:
             return self._debugger.picture()
 
-    def _said(self, do: Callable[[str], object], argument: str = "") -> str:
+    def _output_of(self, do: Callable[[str], object], argument: str = "") -> str:
         """Return what a method of the debugger prints."""
         self._debugger.stdout = out = io.StringIO()
         with suppress(MlvmError):  # a pane is empty, for example if the op has no line
@@ -116,7 +116,7 @@ class _Handler(BaseHTTPRequestHandler):
         path, _, _ = self.path.partition("?")
         start, name = path[: len(self.server.path)], path[len(self.server.path) :]
         is_token = secrets.compare_digest(start.encode(), self.server.path.encode())
-        # a page of another host, whose name resolves to this one, sends that name
+        # DNS rebinding: a page of a different host sends the name of that host
         return name if is_token and self.headers.get("Host") == self.server.host else None
 
     def _send(self, kind: str, text: str) -> None:
@@ -129,7 +129,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Print nothing."""
+        """Do not log requests."""
 
 
 def debug_in_browser(debugger: Debugger, commands: Sequence[str], title: str) -> None:

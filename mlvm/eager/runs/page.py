@@ -24,7 +24,7 @@ def comparison_page(a: Run, b: Run, difference: Difference | None) -> str:
     """Return the page of two recordings and of the difference that `diff` has found."""
     mark = difference.step if difference is not None else None
     count = min(len(a.steps), len(b.steps))
-    found = str(difference) if difference is not None else f"equal: {count} steps"
+    summary = str(difference) if difference is not None else f"equal: {count} steps"
     losses = {
         f"{name}: {run.folder.name}": [_loss(step) for step in run.steps]
         for name, run in (("A", a), ("B", b))
@@ -36,7 +36,7 @@ def comparison_page(a: Run, b: Run, difference: Difference | None) -> str:
     head = ["step", "", "function", "loss A", "loss B"]
     head += [f"{what} {name}" for what in ("inputs", "results", "state after") for name in "AB"]
     drawn = picture(curves(losses, "Losses", mark=mark), "losses of both runs")
-    parts = block(found), drawn, f"<h2>Digests</h2>{table(head, rows, right=1)}"
+    parts = block(summary), drawn, f"<h2>Digests</h2>{table(head, rows, right=1)}"
     body = "".join(f"<section>{part}</section>\n" for part in parts)
     return plain_page(f"{a.folder} and {b.folder}", body)
 
