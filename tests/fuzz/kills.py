@@ -16,8 +16,9 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -35,9 +36,14 @@ KILLED_WITHIN: Final = 40
 LONGEST_DELAY: Final = 0.004  # seconds: a few steps
 
 
-def record(folder: Path, report: Callable[[], object]) -> None:
-    """Record steps of two functions, with inputs to store and state written between steps."""
-    ml.random.seed(0)
+Steps = Callable[[], Iterator[object]]
+
+
+def steps() -> Steps:
+    """Return a function that runs steps of two captured functions, which are traced already.
+
+    They have inputs to store, and state is written between them.
+    """
     w = {"w": ml.ones((30, 20)), "b": ml.zeros(20)}
     optimizer = ml.optim.Adam(w, 0.1)
 
@@ -52,26 +58,35 @@ def record(folder: Path, report: Callable[[], object]) -> None:
     def evaluate(x: Tensor, factor: float) -> Tensor:
         return ml.sum(x @ w["w"]) * factor
 
-    with ml.runs.record(folder, every=7):
+    def run() -> Iterator[object]:
         for i in range(STEPS // 2):
-            step(ml.full((9, 30), float(i)))
-            report()
-            evaluate(ml.ones((9, 30)), 2.0 * i)
-            report()
+            yield step(ml.full((9, 30), float(i)))
+            yield evaluate(ml.ones((9, 30)), 2.0 * i)
             w["b"][0] = 0.5
 
+    for _ in islice(run(), 2):
+        pass
+    return run
 
-def killed(folder: Path, rng: random.Random) -> int:
-    """Record in a child process and kill it; return the number of steps that have returned."""
-    reader, writer = os.pipe()
+
+def recorded(run: Steps, folder: Path, report: int | None = None) -> int:
+    """Record in a copy of this process, which writes a byte after each step; return its pid."""
     child = os.fork()
     if not child:
         try:
-            os.close(reader)
-            with ml.use(ml.VM("recording")):
-                record(folder, lambda: os.write(writer, b"."))
+            with ml.runs.record(folder, every=7):
+                for _ in run():
+                    if report is not None:
+                        os.write(report, b".")
         finally:
-            os._exit(1)
+            os._exit(0)
+    return child
+
+
+def killed(run: Steps, folder: Path, rng: random.Random) -> int:
+    """Record in a child process and kill it; return the number of steps that have returned."""
+    reader, writer = os.pipe()
+    child = recorded(run, folder, writer)
     os.close(writer)
     with os.fdopen(reader, "rb") as stream:
         reported = len(stream.read(rng.randrange(KILLED_WITHIN)))
@@ -82,28 +97,29 @@ def killed(folder: Path, rng: random.Random) -> int:
     return reported
 
 
-def attempt(folder: Path, whole: Run, seed: int, number: int) -> str:
+def attempt(run: Steps, folder: Path, whole: Run, seed: int, number: int) -> str:
     """Kill a recording and check it; return its outcome. Raises `Wrong`."""
     copy = folder / "killed"
     shutil.rmtree(copy, ignore_errors=True)
-    reported = killed(copy, random.Random(f"{seed} {number}"))
+    reported = killed(run, copy, random.Random(f"{seed} {number}"))
     if not reported and not (copy / "log").exists():
         return "killed before there was a log"
-    run = open_run(copy)
-    count = len(run.steps)
+    cut = open_run(copy)
+    count = len(cut.steps)
     if not reported <= count <= reported + 1:
         raise Wrong(f"{reported} steps have returned, {count} are recorded")
-    difference = diff(whole, run)
+    difference = diff(whole, cut)
     if difference is not None:
         raise Wrong(f"the {count} recorded steps differ: {difference}")
-    if count and (mismatches := Replay(run).replay(count - 1)):
+    if count and (mismatches := Replay(cut).replay(count - 1)):
         raise Wrong(f"the replay of step {count - 1} differs: {mismatches}")
     return "a whole last step" if count > reported else "all steps that have returned"
 
 
 def fuzz(programs: int, seed: int, first: int) -> tuple[Outcomes, str | None]:
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        record(folder / "whole", lambda: None)
+    with tempfile.TemporaryDirectory() as name, ml.use(ml.VM("recording")):  # of one thread
+        folder, run = Path(name), steps()
+        os.waitpid(recorded(run, folder / "whole"), 0)
         whole = open_run(folder / "whole")
-        return outcomes_of(range(first, first + programs), partial(attempt, folder, whole, seed))
+        check = partial(attempt, run, folder, whole, seed)
+        return outcomes_of(range(first, first + programs), check)
