@@ -112,7 +112,7 @@ def _run(argv: Sequence[str]) -> int | None:
         words, arguments = words[: words.index("--")], words[words.index("--") + 1 :]
     options, unknown = parser.parse_known_args(words)
     if options.command == "show" and options.other and options.file.endswith(".py"):
-        unknown.append(options.other)
+        unknown = sorted([*unknown, options.other], key=words.index)  # as they were entered
     if unknown:
         hint = ""
         if options.command in ("show", "memory"):
