@@ -58,7 +58,10 @@ def as_operand(value: object, like: Tensor | None = None, *, or_index: bool = Fa
     if isinstance(value, NUMBERS):
         if like is None:
             return tensor_of(value)
-        return _number(value.item() if isinstance(value, np.generic) else value, like)
+        if isinstance(value, np.generic):
+            DType.of(value.dtype)  # raises for long doubles, dates and strings
+            value = value.item()
+        return _number(value, like)
     if not is_array(value):
         why = "; what works in place, such as all_reduce, returns None" if value is None else ""
         raise DTypeError(
