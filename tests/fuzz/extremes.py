@@ -57,7 +57,7 @@ EXCEPTIONS: Final = {
     "erfcinv bf16 first": "it follows from the rounded y, whose error e^(y^2) multiplies",
     "logsumexp \\w+ (first|second) .* at \\(.*inf": "a share of infinity: nan, as in PyTorch",
     "atan2 .* second": "the square of the distance underflows",
-    "ml\\.(binary_cross_entropy|gaussian_nll_loss)\\(": "logarithms and variances have a least value",
+    "ml\\.(binary_cross_entropy|gaussian_nll_loss)\\(": "logarithms, variances have a least value",
     "ml\\.(nll_loss|softmax_cross_entropy|ctc_loss|scatter)\\(.* at \\(-?(inf|nan)": (
         "numpy's expression multiplies by zeros and by infinite weights"
     ),

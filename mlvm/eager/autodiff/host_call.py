@@ -6,12 +6,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 
-from mlvm.core.errors import (
-    ArgumentError,
-    CaptureError,
-    GradientError,
-    ShapeError,
-)
+from mlvm.core.errors import ArgumentError, CaptureError, GradientError, ShapeError, with_article
 from mlvm.core.lengths import Length
 from mlvm.core.machine.callee import misfit
 from mlvm.core.memo import Memo
@@ -119,7 +114,7 @@ def _key(name: str, value: object) -> Any:
         return value.__class__, repr(value)
     raise ArgumentError(
         f"an attribute is None, a bool, number or string, or lists of these, "
-        f"not a {type(value).__name__}"
+        f"not {with_article(type(value).__name__)}"
     ).at(name, ())
 
 
@@ -178,7 +173,8 @@ def _rule_for_one_result(
     def pulled(g: Tensor, *saved: Tensor) -> Tensor:
         if rule is None:
             raise GradientError(
-                f"{name} has no gradient for operand {position}, a {type}: pass vjp= to "
+                f"{name} has no gradient for operand {position}, {with_article(type)}: "
+                f"pass vjp= to "
                 f"ml.host_call, or use stop_gradient(x)"
             )
         operands, outs = saved[: -len(results)], saved[-len(results) :]
@@ -187,9 +183,9 @@ def _rule_for_one_result(
         else:
             part = pull(name, rule, _with_zeros(g, number, results), operands, outs)
         if not isinstance(part, Tensor) or not _fits(part, type):
-            kind = part.type if isinstance(part, Tensor) else f"a {part.__class__.__name__}"
+            kind = part.type if isinstance(part, Tensor) else with_article(part.__class__.__name__)
             raise GradientError(
-                f"{name}: the vjp for operand {position}, a {type}, returned {kind}"
+                f"{name}: the vjp for operand {position}, {with_article(type)}, returned {kind}"
             )
         return part
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from mlvm.core.errors import ArgumentError
+from mlvm.core.errors import ArgumentError, with_article
 from mlvm.core.program.program import Program
 from mlvm.core.types import Array, TensorType, f32
 from mlvm.eager.autodiff.tape import OperandVjp, taping
@@ -201,7 +201,7 @@ def keep_parts(model: Tree) -> dict[str, TensorType]:
     if not isinstance(model, Node):
         raise ArgumentError(
             f"weights are kept in parts by a Module, whose fields are gathered when they are read; "
-            f"a {type(model).__name__} cannot do that: take shard='optimizer'"
+            f"{with_article(type(model).__name__)} cannot do that: take shard='optimizer'"
         )
     if is_in_parts(model):
         return type(model)._wholes  # type: ignore[attr-defined,no-any-return]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
 from mlvm.arena.arena import Arena, scope
-from mlvm.core.errors import DTypeError, OperandValueError, brief
+from mlvm.core.errors import DTypeError, OperandValueError, brief, with_article
 from mlvm.core.memo import Memo
 from mlvm.core.ops import half
 from mlvm.core.protocol import VMProtocol
@@ -120,7 +120,9 @@ def scalar_array(value: Scalar | Number, dtype: DType) -> Array:
     """Return the value of `constant`, with the same errors."""
     kind = next(each for each in _ADOPTED_BY if isinstance(value, each))
     if dtype.kind not in _ADOPTED_BY[kind]:
-        raise DTypeError(f"the {kind.__name__} {brief(value)} does not become a {dtype.name}")
+        raise DTypeError(
+            f"the {kind.__name__} {brief(value)} does not become {with_article(dtype.name)}"
+        )
     try:
         return half.number_array(value, dtype)
     except OverflowError:

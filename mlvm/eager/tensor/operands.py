@@ -207,7 +207,9 @@ def _joined(values: object, like: Tensor) -> Tensor:
     rows = [_joined(each, like) for each in values]
     shapes = list(dict.fromkeys(row.shape for row in rows))
     if len(shapes) != 1:
-        raise ShapeError(f"these lists are no tensor: their rows have shapes {brief(shapes)}")
+        raise ShapeError(
+            f"expected nested lists of equal lengths, got rows of shapes {brief(shapes)}"
+        )
     longer = one_op("reshape", shape=(1, *shapes[0]))
     return apply(one_op("concat", axis=0), *[apply(longer, row) for row in rows])
 
