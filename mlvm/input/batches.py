@@ -277,6 +277,7 @@ def _checked(arrays: tuple[Any, ...], rows: int, source: str) -> Arrays:
             )
         if array.ndim == 0 or len(array) != rows:
             raise PipelineError(
-                f"the {source} must return {rows} samples, got an array of shape {array.shape}"
+                f"the {source} must return {counted(rows, 'sample')}, got an "
+                f"array of shape {array.shape}"
             )
     return arrays

@@ -6,7 +6,14 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 
-from mlvm.core.errors import ArgumentError, CaptureError, GradientError, ShapeError, with_article
+from mlvm.core.errors import (
+    ArgumentError,
+    CaptureError,
+    GradientError,
+    ShapeError,
+    counted,
+    with_article,
+)
 from mlvm.core.lengths import Length
 from mlvm.core.machine.callee import misfit
 from mlvm.core.memo import Memo
@@ -130,8 +137,8 @@ def rules_of(
     rules = (vjp,) if callable(vjp) else tuple(vjp) if isinstance(vjp, (tuple, list)) else (vjp,)
     if len(rules) != noperands or not all(rule is None or callable(rule) for rule in rules):
         raise GradientError(
-            f"{name}: expected a function as vjp, or for {noperands} operands a tuple of "
-            f"{noperands} functions or Nones, got {vjp!r}"
+            f"{name}: expected a function as vjp, or for {counted(noperands, 'operand')} a tuple "
+            f"of {noperands} functions or Nones, got {vjp!r}"
         )
     return rules
 

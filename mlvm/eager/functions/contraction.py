@@ -81,7 +81,9 @@ def _parsed(subscripts: str, ndims: tuple[int, ...]) -> tuple[tuple[Labels, ...]
     dots = [ndim - len(part.replace("...", "")) for part, ndim in zip(parts, ndims, strict=True)]
     for part, ndim, rest in zip(parts, ndims, dots, strict=True):
         if rest < 0 or (rest and "..." not in part):
-            raise ShapeError(f"{part!r} of {subscripts!r} does not match {ndim} dimensions")
+            raise ShapeError(
+                f"{part!r} of {subscripts!r} does not match {counted(ndim, 'dimension')}"
+            )
     labels = tuple(_labels(part, rest, subscripts) for part, rest in zip(parts, dots, strict=True))
     listed = [label for each in labels for label in each]
     dotted = [sum(label[0] == "-" for label in each) for each in labels]

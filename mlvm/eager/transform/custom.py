@@ -359,7 +359,7 @@ class custom_vjp(_CustomFunction[P, R]):
             count = len(arguments.structures)
             if not isinstance(result, (tuple, list)) or len(result) != count:
                 raise GradientError(
-                    f"{name}: expected a tuple of {count} cotangents from bwd, one an "
+                    f"{name}: expected a tuple of {counted(count, 'cotangent')} from bwd, one an "
                     f"argument, got {brief(result)}"
                 )
             parts: Maybe = []

@@ -246,7 +246,7 @@ def test_a_rule_that_returns_no_cotangent(vm: ml.VM, vjp: Any, message: str) -> 
 
 @pytest.mark.parametrize("vjp", ["sine", (sine_vjp, sine_vjp), (), (3,)])
 def test_a_vjp_that_is_none(vm: ml.VM, vjp: Any) -> None:
-    text = "expected a function as vjp, or for 1 operands a tuple of 1"
+    text = "expected a function as vjp, or for 1 operand a tuple of 1"
     refuses(GradientError, text, ml.host_call, "sine", tensor(1.0), vjp=vjp)
 
 
@@ -397,7 +397,7 @@ def test_wrong_functions_and_rules_name_the_mistake(typed: ml.VM) -> None:
         (lambda x, y: x, {}, r"g: its type rule takes \(x, y\), the call has 1 operand$"),
         (lambda x: x, {"k": 1}, r"takes \(x\), the call has 1 operand and attributes k"),
         (lambda x: 1 / 0, {}, "g: its type rule raised ZeroDivisionError: division by zero"),
-        (lambda x: (x, x), {}, "g: expected its type rule to return 1 types"),
+        (lambda x: (x, x), {}, "g: expected its type rule to return 1 type "),
     ]
     with ml.use(typed):
         for rule, attributes, text in rows:
