@@ -211,7 +211,7 @@ def call(
 def miscounted(binding: Binding, nresults: int, details: link.CallDetails) -> errors.MachineError:
     """Return the error of a call with a wrong number of results."""
     return errors.MachineError(
-        f"{binding.name}: the call expects {errors.counted(details.nresults, 'result')}, "
+        f"{binding.name}: the call expects {errors.counted(int(details.nresults), 'result')}, "
         f"got {nresults}"
     )
 
