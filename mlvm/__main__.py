@@ -35,6 +35,7 @@ from mlvm.core.errors import (
     MlvmError,
     OpError,
     UnknownFunctionError,
+    counted,
 )
 from mlvm.core.machine.functions import FunctionTable
 from mlvm.core.machine.link import nargs_of
@@ -408,7 +409,7 @@ def _check_count(
 ) -> None:
     if count != expected:
         takes = f"; it takes {', '.join(map(str, types))}" if types else ""
-        arguments = "1 argument" if expected == 1 else f"{expected} arguments"
+        arguments = counted(expected, "argument")
         raise BadInput(f"the program loads {arguments}; got {count} {option}{takes}")
 
 
@@ -554,7 +555,9 @@ def check(options: argparse.Namespace) -> None:
         for f in program.functions.values()
         for pc, instruction in enumerate(f.code)
     ]
-    print(f"ok: {len(program.functions)} functions, {len(places)} instructions")
+    print(
+        f"ok: {counted(len(program.functions), 'function')}, {counted(len(places), 'instruction')}"
+    )
     for name, pc, instruction in places:
         if (name, pc) in verdict.unproven:
             print(f"checked when it runs: {name}, pc {pc}: {format_instruction(instruction)}")

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Final, Literal, NamedTuple, NoReturn, TypeAlia
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from mlvm.core.errors import ArgumentError, DTypeError, ShapeError
+from mlvm.core.errors import ArgumentError, DTypeError, ShapeError, with_article
 from mlvm.core.lengths import open_length
 
 Array: TypeAlias = NDArray[Any]
@@ -459,7 +459,9 @@ def _as_shape(lengths: Sequence[int]) -> Shape:
 def check_array(array: Array, type: TensorType, where: str) -> None:
     """Raise `DTypeError` or `ShapeError`, prefixed with `where`, unless the array has that type."""
     if not isinstance(array, (np.ndarray, np.generic)):
-        raise DTypeError(f"{where}: expected an array, got a {array.__class__.__name__}")
+        raise DTypeError(
+            f"{where}: expected an array, got {with_article(array.__class__.__name__)}"
+        )
     if array.dtype != type.dtype.numpy:
         raise DTypeError(f"{where}: the array's dtype is {array.dtype}, not {type.dtype.numpy}")
     if array.shape != type.array_shape:
@@ -473,7 +475,7 @@ def check_out(out: Array, type: TensorType) -> None:
     """
     where = f"read of {type} with out="
     if isinstance(out, np.generic):
-        raise DTypeError(f"{where}: expected an array, got a {out.__class__.__name__}")
+        raise DTypeError(f"{where}: expected an array, got {with_article(out.__class__.__name__)}")
     check_array(out, type, where)
     if not out.flags.writeable:
         raise ArgumentError(f"{where}: the array is read-only; pass a copy")

@@ -211,7 +211,8 @@ def call(
 def miscounted(binding: Binding, nresults: int, details: link.CallDetails) -> errors.MachineError:
     """Return the error of a call with a wrong number of results."""
     return errors.MachineError(
-        f"{binding.name}: the call expects {details.nresults} results, got {nresults}"
+        f"{binding.name}: the call expects {errors.counted(int(details.nresults), 'result')}, "
+        f"got {nresults}"
     )
 
 

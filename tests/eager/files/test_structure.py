@@ -220,7 +220,7 @@ def test_an_optimizer_alone_is_saved_and_loaded(tmp_path: Path) -> None:
     ml.load(file, into=scheduled)
     assert "learning_rate=<constant(0.125)>" in repr(scheduled)
     grouped = ml.optim.Adam(model, 0.5, groups=[("bias", {})])
-    refuses(PathError, "has 2 groups, but the file has 1 groups", ml.load, file, into=grouped)
+    refuses(PathError, "has 2 groups, but the file has 1 group", ml.load, file, into=grouped)
 
 
 def test_a_rate_that_has_fallen_goes_on_with_its_optimizer(tmp_path: Path) -> None:

@@ -730,8 +730,8 @@ def stale(shape: tuple[int, ...]) -> Tensor:
     ),
     (0.1, {"gain": from_array(np.ones(1))}, ShapeError, "gradient 'gain' is f64[], got f64[1]"),
     (0.1, {"gain": stale(())}, StaleTensorError, "its arena was reset"),
-    (lambda count: 0.1, {}, DTypeError, "Adam: expected a schedule that returns a f32[], got flo"),
-    (lambda count: op.astype(count, dtype="f64"), {}, DTypeError, "returns a f32[], got f64[]"),
+    (lambda count: 0.1, {}, DTypeError, "Adam: expected a schedule that returns an f32[], got flo"),
+    (lambda count: op.astype(count, dtype="f64"), {}, DTypeError, "returns an f32[], got f64[]"),
 )
 def test_gradients_and_rates_that_do_not_fit_change_nothing(
     rate: Any, change: dict[str, Any], error: type[Exception], message: str
