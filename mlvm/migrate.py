@@ -31,7 +31,7 @@ _NO_SOURCES: Final = {"__pycache__", "node_modules", "site-packages"}
 _PYTHON: Final = {"py", "python", "python3", "pycon", "pyi"}
 _FENCE: Final = re.compile(r"(\s*)(```+|~~~+)\s*(\w*)")
 _PROMPT: Final = re.compile(r"\s*(>>>|\.\.\.)( |$)")
-_MAGIC: Final = re.compile(r"(\s*)(?:[%!?].*|([\w\s,.]+=\s*)[%!].*|[%\w.*]+\?\??\s*)")
+_MAGIC: Final = re.compile(r"(\s*)(?:[%!?].*|(\w[\w\s,.]*=\s*)[%!].*|[%\w.*]+\?\??\s*)")
 _CELL_MAGIC: Final = re.compile(r"\s*%%(?!time|capture|prun|memit|mprun)")
 """The first line of a cell in another language, or of text for a file."""
 _WORD: Final = re.compile(r"\w+")

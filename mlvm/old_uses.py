@@ -35,7 +35,7 @@ _OLD_ATTRIBUTES: Final = {name for names in ATTRIBUTES.values() for name in name
 _OLD_KEYWORDS: Final = {owner.rpartition(".")[2]: names for owner, names in KEYWORDS.items()}
 _WORD: Final = re.compile(r"\w+")
 OLD_NAMES: Final = frozenset(name for names in NAMES.values() for name in names)
-_OLD_NAME: Final = re.compile(rf"\b({'|'.join(OLD_NAMES)})\b")
+_PATH: Final = re.compile(r"\w+(\.\w+)+")
 
 
 class Edit(NamedTuple):
@@ -91,13 +91,11 @@ class _Scope:
         *,
         is_comprehension: bool = False,
     ) -> None:
+        self.bases = bases  # None for the scopes of functions and of the module
         self.around = parent
-        self.parent: _Scope | None
-        self.parent = parent.parent if parent and parent.bases is not None else parent
+        is_in_class = parent is not None and parent.bases is not None
+        self.parent: _Scope | None = parent.parent if parent and is_in_class else parent
         self.module: _Scope = parent.module if parent else self
-        self.bases: list[ast.expr] | None = (
-            bases  # None for the scopes of functions and of the module
-        )
         self.is_comprehension = is_comprehension
         self.names: defaultdict[str, list[_Assignment]] = defaultdict(list)
         self.outer: dict[str, _Scope] = {}  # names that the scope declares global or nonlocal
@@ -141,6 +139,7 @@ class _Scope:
 
 
 def _closure(first: _Scope, following: Callable[[_Scope], list[_Scope]]) -> list[_Scope]:
+    """Return a scope, and all that follow from it."""
     found = [first]
     for each in found:
         found += [one for one in following(each) if one not in found]
@@ -204,9 +203,10 @@ class OldUses:
     def __init__(self, tree: ast.Module, paths: Mapping[str, str] | None = None) -> None:
         self._module = _Scope()
         self._scopes = [self._module]
+        self._anywhere = _Scope()  # the fields of objects whose class is not known
         self._uses: list[_Use] = []
         self._words: set[str] = set()  # names, keywords and texts of the file
-        self._texts: set[str] = set()  # names in texts, and in `global` and `nonlocal`
+        self._texts: set[str] = set()  # words of texts, `global` and `nonlocal`
         self._assigned: set[ast.expr] = set()  # the targets whose values are known
         self._has_star = False
         self._has_mlvm = bool(paths)
@@ -284,8 +284,9 @@ class OldUses:
             case ast.ClassDef(name, bases):
                 inner = self._scope(scope, bases=bases)
                 scope.bind(name, _Assignment(is_definition=True, body=inner))
+                body = {*node.body}
                 for child in children:
-                    self._visit(child, inner if child in node.body else scope)
+                    self._visit(child, inner if child in body else scope)
                 return None
             case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
                 first = node.generators[0].iter
@@ -319,8 +320,10 @@ class OldUses:
             case ast.Expr(ast.Constant(str())) | ast.JoinedStr():
                 children = [x for x in children if not isinstance(x, ast.Constant)]
             case ast.Constant(str(text)):
-                self._words |= _names_in(text)
-                self._texts |= _names_in(text)
+                self._words.add(text)
+                self._texts |= {*_WORD.findall(text)}
+                if _PATH.fullmatch(text):  # as in `patch("module.name")`
+                    self._others.add(text.rpartition(".")[2])
             case ast.keyword(str(name)):
                 self._words.add(name)
             case ast.MatchMapping(rest=str(name)):
@@ -386,10 +389,16 @@ class OldUses:
             case ast.Name(name), _:
                 self._assigned.add(target)
                 scope.bind(name, assignment)
-            case ast.Attribute(ast.Name() as instance, attribute), _:
-                if (owner := self._owner(instance, scope)) is not None:
-                    owner.bind(f"self.{attribute}", assignment)
-            case ast.Tuple(targets), ast.Tuple(values) if len(targets) == len(values):
+            case ast.Attribute(instance, attribute), _:
+                found = scope.find(instance.id) if isinstance(instance, ast.Name) else []
+                for each in found or [_Assignment()]:
+                    if each.body is not None:
+                        each.body.bind(attribute, assignment)
+                    else:
+                        (each.owner or self._anywhere).bind(f"self.{attribute}", assignment)
+            case ast.Tuple(targets) | ast.List(targets), ast.Tuple(values) if len(targets) == len(
+                values
+            ):
                 for each, one in zip(targets, values, strict=True):
                     self._assign(each, one, scope)
 
@@ -432,7 +441,7 @@ class OldUses:
             owner = self._owner(node.value, scope)
             assignments = [
                 one
-                for each in (owner.relatives() if owner else ())
+                for each in ((*owner.relatives(), self._anywhere) if owner else ())
                 for name in (node.attr, f"self.{node.attr}")
                 for one in each.names.get(name, ())
             ]
@@ -563,14 +572,6 @@ def _is_target(node: ast.AST) -> bool:
 
 def _is_of_mlvm(module: str | None) -> bool:
     return (module or "").partition(".")[0] == "mlvm"
-
-
-def _names_in(text: str) -> set[str]:
-    """Return the names in a text that may be Python code, such as the text of an annotation."""
-    with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
-        if text.isidentifier() or (_OLD_NAME.search(text) and ast.parse(text)):
-            return {*_WORD.findall(text)}
-    return set()
 
 
 def _without_none(annotation: ast.expr | None) -> ast.expr | None:
