@@ -55,8 +55,7 @@ class _Line(NamedTuple):
 
 
 class _Rewritten(NamedTuple):
-    """The pieces of a text with new names, the edits that made it, and the uses that are not
-    clear."""
+    """A text with new names, in pieces, the edits that made it, and the uses that are not clear."""
 
     pieces: list[str]
     edits: list[Edit]
@@ -136,7 +135,7 @@ def _files(paths: Iterable[Path]) -> Iterator[Path]:
 
 
 def _read(file: Path) -> tuple[str, str]:
-    """Return the text of a file, with its own line ends, and its encoding."""
+    """Return the text of a file, with its own line endings, and its encoding."""
     data = file.read_bytes()
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
@@ -151,15 +150,15 @@ def _diff(name: str, old: str, new: str) -> str:
 
 
 def _lines(text: str) -> list[str]:
-    """Return the lines as Python counts them, with their ends."""
+    """Return the lines as Python counts them, with their line endings."""
     return [*io.StringIO(text, newline="")]
 
 
 def rewrite(file: Path, text: str, kept: Set[str] = frozenset()) -> _Rewritten:
     """Rewrite the text of a file. Raises `MigrateError` if it is not valid.
 
-    Files outside of mlvm import the names in `kept`. An import of such a name, or of any name in
-    `__init__.py`, still binds that name: `from mlvm.eager import l1_loss as l1`.
+    Other files of the user import the names in `kept`. An import of one of these names, or of any
+    name in `__init__.py`, continues to bind the old name: `from mlvm.eager import l1_loss as l1`.
     """
     if file.suffix == ".ipynb":
         return _in_notebook(file, text)
@@ -248,8 +247,11 @@ def _fenced(lines: list[str]) -> Iterator[list[_Line]]:
 def _uses_in(
     blocks: Iterable[list[_Line]], paths: Mapping[str, str], kept: Set[str] = frozenset()
 ) -> OldUses:
-    """Find the uses in blocks of code, which share their names. What is not valid Python, and has
-    an old name, is not clear. Imports still bind such names, and those in `kept`."""
+    """Find the uses in blocks of code, which share their names.
+
+    What is not valid Python, and has an old name, is not clear. Imports continue to bind these
+    names and the names in `kept`.
+    """
     code: dict[int, _Line] = {}
     doubts = []
     for block in blocks:
@@ -271,8 +273,11 @@ def _uses_in(
 
 
 def _edited(pieces: list[str], edits: list[Edit], doubts: list[Doubt]) -> _Rewritten:
-    """Apply the edits to the text of the pieces. An edit whose old name is not at its place becomes
-    a doubt: Python 3.11 has no positions in formatted strings."""
+    """Apply the edits to the text that consists of the pieces.
+
+    An edit whose old name is not at its place becomes a doubt: Python 3.11 has no positions in
+    formatted strings.
+    """
     lines = _lines(_SURROGATE.sub("\ufffd", "".join(pieces)))
     starts = [0, *accumulate(map(len, lines))]
     ends = [*accumulate(map(len, pieces))]
@@ -292,7 +297,7 @@ def _edited(pieces: list[str], edits: list[Edit], doubts: list[Doubt]) -> _Rewri
 
 
 class _Text(str):
-    """A text in a JSON file, which is between `start` and `end`."""
+    """String of a JSON file. Its literal is between `start` and `end`."""
 
     start: int
     end: int
@@ -306,21 +311,21 @@ def _text_of_json(text: str, begin: int, strict: bool) -> tuple[_Text, int]:
 
 
 def _cells(file: Path, text: str) -> list[list[_Text]]:
-    """Return the texts in the sources of a notebook's code cells."""
+    """Return the strings in the sources of a notebook's code cells."""
     decoder: Any = json.JSONDecoder()
     decoder.parse_string = _text_of_json
     decoder.scan_once = py_make_scanner(decoder)
     try:
         cells = [x["source"] for x in decoder.decode(text)["cells"] if x["cell_type"] == "code"]
         lists = [each if isinstance(each, list) else [each] for each in cells]
-        [*map("".join, lists)]  # raises a TypeError for what is no text
+        [*map("".join, lists)]  # raises a TypeError unless all are strings
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise MigrateError(f"{file}: not a notebook: {error!r}") from None
     return lists
 
 
 def _uses_in_cells(cells: list[list[_Text]]) -> OldUses:
-    """Find the uses in code cells. Commands of IPython with old names are not clear."""
+    """Find the uses in code cells. IPython commands that contain old names are not clear."""
     blocks, commands, doubts, count = [], set(), [], 0
     for cell in cells:
         source = _SURROGATE.sub("\ufffd", "".join(cell) + "\n")
@@ -332,7 +337,7 @@ def _uses_in_cells(cells: list[list[_Text]]) -> OldUses:
                     block[i] = line._replace(code=f"{match[1]}{match[2] or ''}None")
                     commands |= {*_WORD.findall(line.code)}
                     if old := _OLD.search(line.code):
-                        doubts.append(Doubt(line.number, f"{old[0]} in a command of IPython"))
+                        doubts.append(Doubt(line.number, f"{old[0]} in an IPython command"))
         blocks.append(block)
     uses = _uses_in(blocks, {}, commands)
     uses.doubts += doubts

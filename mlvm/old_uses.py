@@ -91,7 +91,7 @@ class _Scope:
         *,
         is_comprehension: bool = False,
     ) -> None:
-        self.bases = bases  # None for the scopes of functions and of the module
+        self.bases = bases  # None for the scopes of functions and the module
         self.around = parent
         is_in_class = parent is not None and parent.bases is not None
         self.parent: _Scope | None = parent.parent if parent and is_in_class else parent
@@ -130,7 +130,7 @@ class _Scope:
         return []
 
     def ancestors(self) -> list[_Scope]:
-        """Return the scope of a class and of those of its bases that the file defines."""
+        """Return the scopes of a class and of its bases in the file."""
         return _closure(self, lambda each: each.bases_here)
 
     def relatives(self) -> list[_Scope]:
@@ -139,7 +139,7 @@ class _Scope:
 
 
 def _closure(first: _Scope, following: Callable[[_Scope], list[_Scope]]) -> list[_Scope]:
-    """Return a scope, and all that follow from it."""
+    """Return a scope and all scopes that `following` reaches from it."""
     found = [first]
     for each in found:
         found += [one for one in following(each) if one not in found]
@@ -170,7 +170,7 @@ def _new_name(path: str | None) -> str | None:
 
 @cache
 def _classes(path: str) -> frozenset[str] | None:
-    """Return the names of the class with this path and of its bases; None if it is no class."""
+    """Return the names of the class with this path and its bases; None unless it is a class."""
     root, _, names = path.partition(".")
     if root != "ml" or not names or not names.rpartition(".")[2][0].isupper():
         return None
@@ -425,7 +425,7 @@ class OldUses:
     def _kinds(
         self, node: ast.AST | None, scope: _Scope | None, depth: int = 0
     ) -> frozenset[str] | None:
-        """Return the names of the class of an expression's value and of its bases."""
+        """Return the class of an expression's value and its bases, by name."""
         if scope is None or depth > 20:
             return None
         if isinstance(node, ast.Call):

@@ -241,7 +241,7 @@ def test_the_code_cells_of_a_notebook() -> None:
     (
         "if z:\n    %timeit ml.l1(x)\nml.nll",
         "if z:\n    %timeit ml.l1(x)\nml.nll_loss",
-        [(3, "l1 in a command of IPython")],
+        [(3, "l1 in an IPython command")],
     ),
     ("%%time\nml.l1", "%%time\nml.l1_loss", []),
     ("%%bash\necho ml.l1", None, [(3, "l1 in invalid Python")]),
@@ -252,7 +252,7 @@ def test_the_code_cells_of_a_notebook() -> None:
     (
         "from mlvm.eager import l1, nll\n%timeit l1(x)\nnll",
         "from mlvm.eager import l1_loss as l1, nll_loss\n%timeit l1(x)\nnll_loss",
-        [(3, "l1 in a command of IPython")],
+        [(3, "l1 in an IPython command")],
     ),
 )
 @cases("ascii", True, False)
