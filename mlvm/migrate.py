@@ -13,13 +13,17 @@ import io
 import json
 import re
 import tokenize
-from collections.abc import Iterable, Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Set
+from itertools import accumulate
+from json.decoder import scanstring  # type: ignore[attr-defined]
+from json.scanner import py_make_scanner  # type: ignore[attr-defined]
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from mlvm.core.errors import MlvmError
 from mlvm.machines.files import write_files
-from mlvm.old_uses import Doubt, Edit, OldUses
+from mlvm.old_uses import OLD_NAMES, Doubt, Edit, OldUses
 from mlvm.renamed import ATTRIBUTES, KEYWORDS, NAMES
 
 _SUFFIXES: Final = (".py", ".pyi", ".md", ".ipynb")
@@ -27,7 +31,11 @@ _NO_SOURCES: Final = {"__pycache__", "node_modules", "site-packages"}
 _PYTHON: Final = {"py", "python", "python3", "pycon", "pyi"}
 _FENCE: Final = re.compile(r"(\s*)(```+|~~~+)\s*(\w*)")
 _PROMPT: Final = re.compile(r"\s*(>>>|\.\.\.)( |$)")
-_MAGIC: Final = re.compile(r"(\s*)[%!?].*")
+_MAGIC: Final = re.compile(r"(\s*)(?:[%!?].*|(\w[\w\s,.]*=\s*)[%!].*|[%\w.*]+\?\??\s*)")
+_CELL_MAGIC: Final = re.compile(r"\s*%%(?!time|capture|prun|memit|mprun)")
+"""The first line of a cell in another language, or of text for a file."""
+_WORD: Final = re.compile(r"\w+")
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _KNOWN: Final = {"ml": "mlvm.eager", "mlvm": "mlvm"}
 """What documentation and doctests use without an import."""
 _TABLES: Final = (*NAMES.values(), *ATTRIBUTES.values(), *KEYWORDS.values())
@@ -47,11 +55,15 @@ class _Line(NamedTuple):
 
 
 class _Rewritten(NamedTuple):
-    """A text with new names, the edits that made it, and the uses that are not clear."""
+    """A text with new names, in pieces, the edits that made it, and the uses that are not clear."""
 
-    text: str
+    pieces: list[str]
     edits: list[Edit]
     doubts: list[Doubt]
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
 
 
 def add_command(commands: Any) -> None:
@@ -73,8 +85,10 @@ def migrate(options: argparse.Namespace) -> int:
     All files are read and parsed before the first one is written. Raises `MigrateError`, and
     `OSError`.
     """
-    texts = {file: _read(file) for file in _files(options.files)}
-    results = {file: rewrite(file, text) for file, (text, _) in texts.items()}
+    files = {file.resolve(): file for file in reversed([*_files(options.files)])}  # links once
+    texts = {file: _read(file) for file in reversed(files.values())}
+    kept = set().union(*(_from_other_files(file, text) for file, (text, _) in texts.items()))
+    results = {file: rewrite(file, text, kept) for file, (text, _) in texts.items()}
     contents: dict[Path, str | bytes] = {}
     for file, result in results.items():
         text, encoding = texts[file]
@@ -116,7 +130,7 @@ def _files(paths: Iterable[Path]) -> Iterator[Path]:
                 is_source = each.name not in _NO_SOURCES and not (each / "pyvenv.cfg").exists()
                 if is_source and each.name[0] != "." and not each.is_symlink():
                     yield from _files([each])
-            elif each.suffix in _SUFFIXES:
+            elif each.suffix in _SUFFIXES and each.is_file():
                 yield each
 
 
@@ -140,25 +154,57 @@ def _lines(text: str) -> list[str]:
     return [*io.StringIO(text, newline="")]
 
 
-def rewrite(file: Path, text: str) -> _Rewritten:
-    """Rewrite the text of a file. Raises `MigrateError` if it is not valid."""
+def rewrite(file: Path, text: str, kept: Set[str] = frozenset()) -> _Rewritten:
+    """Rewrite the text of a file. Raises `MigrateError` if it is not valid.
+
+    Other files of the user import the names in `kept`. An import of one of these names, or of any
+    name in `__init__.py`, continues to bind the old name: `from mlvm.eager import l1_loss as l1`.
+    """
     if file.suffix == ".ipynb":
         return _in_notebook(file, text)
     if file.suffix == ".md":
-        return _in_blocks(text, _fenced(_lines(text)), _KNOWN)
-    try:
-        tree = ast.parse(text)
-        uses = OldUses(tree)
-    except (SyntaxError, ValueError, RecursionError) as error:
-        line = f":{error.lineno}" if isinstance(error, SyntaxError) else ""
-        raise MigrateError(f"{file}{line}: not valid Python: {error}") from None
+        uses = _uses_in(_fenced(_lines(text)), _KNOWN)
+        return _edited([text], uses.edits, uses.doubts)
+    tree, uses = _parsed(file, text)
     paths = {**_KNOWN, **uses.imported}
     lines = [_Line(i, line) for i, line in enumerate(_lines(text), 1)]
+    doctests = [_prompted(lines[first - 1 : last]) for first, last in _docstrings(tree)]
+    words = {word for each in doctests for line in each for word in _WORD.findall(line.code)}
+    uses.find(OLD_NAMES if file.stem == "__init__" else kept | words)
     edits, doubts = uses.edits, uses.doubts
-    for first, last in _docstrings(tree):
-        inner = _uses_in([_prompted(lines[first - 1 : last])], paths)
+    for each in doctests:
+        inner = _uses_in([each], paths)
         edits, doubts = edits + inner.edits, doubts + inner.doubts
-    return _edited(text, edits, doubts)
+    return _edited([text], edits, doubts)
+
+
+def _parsed(file: Path, text: str) -> tuple[ast.Module, OldUses]:
+    try:
+        tree = ast.parse(text)
+        return tree, OldUses(tree)
+    except (SyntaxError, ValueError, RecursionError) as error:
+        number = getattr(error, "lineno", None)  # None if the text has a null byte
+        line = f":{number}" if number else ""
+        raise MigrateError(f"{file}{line}: not valid Python: {error}") from None
+
+
+def _from_other_files(file: Path, text: str) -> set[str]:
+    """Return the names that a file imports from modules outside of mlvm."""
+    if file.suffix == ".ipynb":
+        uses = _uses_in_cells(_cells(file, text))
+    elif file.suffix == ".md":
+        uses = _uses_in(_fenced(_lines(text)), {})
+    else:
+        _, uses = _parsed(file, text)
+    return uses.from_other_files
+
+
+def _is_python(block: list[_Line]) -> bool:
+    try:
+        ast.parse("".join(line.code.rstrip("\r\n") + "\n" for line in block))
+    except (SyntaxError, ValueError, RecursionError):
+        return False
+    return True
 
 
 def _docstrings(tree: ast.Module) -> Iterator[tuple[int, int]]:
@@ -198,73 +244,117 @@ def _fenced(lines: list[str]) -> Iterator[list[_Line]]:
             block = [] if match[3] in _PYTHON else None
 
 
-def _uses_in(blocks: Iterable[list[_Line]], paths: Mapping[str, str]) -> OldUses:
+def _uses_in(
+    blocks: Iterable[list[_Line]], paths: Mapping[str, str], kept: Set[str] = frozenset()
+) -> OldUses:
     """Find the uses in blocks of code, which share their names.
 
-    What is not valid Python, and has an old name, is not clear.
+    What is not valid Python, and has an old name, is not clear. Imports continue to bind these
+    names and the names in `kept`.
     """
     code: dict[int, _Line] = {}
     doubts = []
     for block in blocks:
-        try:
-            ast.parse("".join(line.code.rstrip("\r\n") + "\n" for line in block))
-        except (SyntaxError, ValueError, RecursionError):
-            matches = ((line.number, _OLD.search(line.code)) for line in block)
-            doubts += [Doubt(n, f"{match[0]} in invalid Python") for n, match in matches if match]
-        else:
+        if _is_python(block):
             code.update((line.number, line) for line in block)
+        else:
+            matches = ((line.number, _OLD.search(line.code)) for line in block)
+            found = [(number, match[0]) for number, match in matches if match]
+            doubts += [Doubt(number, f"{name} in invalid Python") for number, name in found]
+            kept |= {name for _, name in found}
     texts = [
         code[i].code.rstrip("\r\n") if i in code else "" for i in range(1, max(code, default=0) + 1)
     ]
     uses = OldUses(ast.parse("\n".join(texts)), paths)
+    uses.find(kept)
     uses.edits = [each._replace(offset=each.offset + code[each.line].offset) for each in uses.edits]
     uses.doubts = sorted(uses.doubts + doubts)
     return uses
 
 
-def _in_blocks(text: str, blocks: Iterable[list[_Line]], paths: Mapping[str, str]) -> _Rewritten:
-    uses = _uses_in(blocks, paths)
-    return _edited(text, uses.edits, uses.doubts)
-
-
-def _edited(text: str, edits: list[Edit], doubts: list[Doubt]) -> _Rewritten:
-    """Apply the edits to a text.
+def _edited(pieces: list[str], edits: list[Edit], doubts: list[Doubt]) -> _Rewritten:
+    """Apply the edits to the text that consists of the pieces.
 
     An edit whose old name is not at its place becomes a doubt: Python 3.11 has no positions in
     formatted strings.
     """
-    lines = [line.encode() for line in _lines(text)]
+    lines = _lines(_SURROGATE.sub("\ufffd", "".join(pieces)))
+    starts = [0, *accumulate(map(len, lines))]
+    ends = [*accumulate(map(len, pieces))]
+    new = [*pieces]
     applied, missed = [], []
     for edit in sorted({*edits}, reverse=True):
-        line, end = lines[edit.line - 1], edit.offset + len(edit.old.encode())
-        if line[edit.offset : end] != edit.old.encode():
+        before = lines[edit.line - 1].encode()[: edit.offset].decode(errors="replace")
+        start = starts[edit.line - 1] + len(before)
+        i = bisect_right(ends, start)
+        start -= ends[i] - len(pieces[i])
+        if not new[i].startswith(edit.old, start):
             missed.append(Doubt(edit.line, f"{edit.old}, which is now {edit.new}"))
             continue
-        lines[edit.line - 1] = line[: edit.offset] + edit.new.encode() + line[end:]
+        new[i] = new[i][:start] + edit.new + new[i][start + len(edit.old) :]
         applied.append(edit)
-    return _Rewritten(b"".join(lines).decode(), applied[::-1], sorted({*doubts, *missed}))
+    return _Rewritten(new, applied[::-1], sorted({*doubts, *missed}))
+
+
+class _Text(str):
+    """String of a JSON file. Its literal is between `start` and `end`."""
+
+    start: int
+    end: int
+
+
+def _text_of_json(text: str, begin: int, strict: bool) -> tuple[_Text, int]:
+    value, end = scanstring(text, begin, strict)
+    found = _Text(value)
+    found.start, found.end = begin - 1, end
+    return found, end
+
+
+def _cells(file: Path, text: str) -> list[list[_Text]]:
+    """Return the strings in the sources of a notebook's code cells."""
+    decoder: Any = json.JSONDecoder()
+    decoder.parse_string = _text_of_json
+    decoder.scan_once = py_make_scanner(decoder)
+    try:
+        cells = [x["source"] for x in decoder.decode(text)["cells"] if x["cell_type"] == "code"]
+        lists = [each if isinstance(each, list) else [each] for each in cells]
+        [*map("".join, lists)]  # raises a TypeError unless all are strings
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise MigrateError(f"{file}: not a notebook: {error!r}") from None
+    return lists
+
+
+def _uses_in_cells(cells: list[list[_Text]]) -> OldUses:
+    """Find the uses in code cells. IPython commands that contain old names are not clear."""
+    blocks, commands, doubts, count = [], set(), [], 0
+    for cell in cells:
+        source = _SURROGATE.sub("\ufffd", "".join(cell) + "\n")
+        block = [_Line(i, line) for i, line in enumerate(_lines(source), count + 1)]
+        count += len(block)
+        if not _CELL_MAGIC.match(source) and not _is_python(block):
+            for i, line in enumerate(block):
+                if match := _MAGIC.match(line.code):
+                    block[i] = line._replace(code=f"{match[1]}{match[2] or ''}None")
+                    commands |= {*_WORD.findall(line.code)}
+                    if old := _OLD.search(line.code):
+                        doubts.append(Doubt(line.number, f"{old[0]} in an IPython command"))
+        blocks.append(block)
+    uses = _uses_in(blocks, {}, commands)
+    uses.doubts += doubts
+    return uses
 
 
 def _in_notebook(file: Path, text: str) -> _Rewritten:
     """Rewrite the code cells of a notebook. Line numbers count the lines of all these cells."""
-    try:
-        notebook = json.loads(text)
-        cells = [each for each in notebook["cells"] if each["cell_type"] == "code"]
-        sources = ["".join(each["source"]) for each in cells]
-    except (ValueError, KeyError, TypeError) as error:
-        raise MigrateError(f"{file}: not a notebook: {error!r}") from None
-    joined = "".join(f"{source}\n" for source in sources)
-    ends = [0]
-    blocks = []
-    for source in sources:
-        lines = _lines(f"{source}\n")
-        code = [_MAGIC.sub(r"\1pass", line) for line in lines]
-        blocks.append([_Line(ends[-1] + i, line) for i, line in enumerate(code, 1)])
-        ends.append(ends[-1] + len(lines))
-    result = _in_blocks(joined, blocks, {})
-    lines = _lines(result.text)
-    for cell, first, last in zip(cells, ends, ends[1:], strict=False):
-        source = "".join(lines[first:last])[:-1]
-        cell["source"] = _lines(source) if isinstance(cell["source"], list) else source
-    new = json.dumps(notebook, indent=1, ensure_ascii=False) + "\n" * text.endswith("\n")
-    return result._replace(text=new if result.edits else text)
+    cells = _cells(file, text)
+    uses = _uses_in_cells(cells)
+    pieces = [piece for cell in cells for piece in (*cell, "\n")]
+    result = _edited(pieces, uses.edits, uses.doubts)
+    parts, end = [], 0
+    for old, new in zip(pieces, result.pieces, strict=True):
+        if isinstance(old, _Text) and old != new:
+            encoded = json.dumps(new, ensure_ascii=text[old.start : old.end].isascii())
+            encoded = _SURROGATE.sub(lambda match: f"\\u{ord(match[0]):04x}", encoded)
+            parts += [text[end : old.start], encoded]
+            end = old.end
+    return result._replace(pieces=[*parts, text[end:]])

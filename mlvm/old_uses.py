@@ -9,12 +9,13 @@ objects of different kinds is not known.
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import suppress
 from functools import cache
 from operator import attrgetter
-from typing import Final, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import mlvm.eager as ml
 from mlvm.core.errors import with_article
@@ -33,8 +34,9 @@ _CLASSES: Final = {"ml.capture": "Captured", "ml.default_vm": "VM", "ml.record":
 """The classes of the results of functions."""
 _OLD_ATTRIBUTES: Final = {name for names in ATTRIBUTES.values() for name in names}
 _OLD_KEYWORDS: Final = {owner.rpartition(".")[2]: names for owner, names in KEYWORDS.items()}
-_FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-_COMPREHENSIONS: Final = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_WORD: Final = re.compile(r"\w+")
+OLD_NAMES: Final = frozenset(name for names in NAMES.values() for name in names)
+_PATH: Final = re.compile(r"\w+(\.\w+)+")
 
 
 class Edit(NamedTuple):
@@ -63,6 +65,7 @@ class _Assignment(NamedTuple):
         owner: for `self`, the scope of its class.
         alias: the part of an import statement that binds the name without `as`.
         is_definition: whether the name is that of a function or class of the file.
+        body: for a class of the file, its scope.
     """
 
     path: str | None = None
@@ -72,37 +75,76 @@ class _Assignment(NamedTuple):
     owner: _Scope | None = None
     alias: ast.alias | None = None
     is_definition: bool = False
+    body: _Scope | None = None
 
 
 class _Scope:
     """A scope of Python, with the assignments of its names.
 
     The scope of a class also has its bases, and the assignments of fields of `self`, as "self.x".
+    Scopes within a class do not see the names of the class.
     """
 
     def __init__(
         self,
         parent: _Scope | None = None,
-        owner: _Scope | None = None,
         bases: list[ast.expr] | None = None,
+        *,
+        is_comprehension: bool = False,
     ) -> None:
-        self.parent = parent
-        self.owner = owner  # for a method, the scope of its class
         self.bases = bases  # None for the scopes of functions and the module
+        self.around = parent
+        is_in_class = parent is not None and parent.bases is not None
+        self.parent: _Scope | None = parent.parent if parent and is_in_class else parent
+        self.module: _Scope = parent.module if parent else self
+        self.is_comprehension = is_comprehension
         self.names: defaultdict[str, list[_Assignment]] = defaultdict(list)
         self.outer: dict[str, _Scope] = {}  # names that the scope declares global or nonlocal
+        self.nonlocals: list[str] = []
+        self.bases_here: list[_Scope] = []  # the scopes of the bases that the file defines
+        self.subclasses: list[_Scope] = []
 
     def bind(self, name: str, assignment: _Assignment) -> None:
         self.outer.get(name, self).names[name].append(assignment)
 
+    def resolve_nonlocals(self) -> None:
+        """Move the assignments of nonlocal names to the functions that have these names."""
+        for name in self.nonlocals:
+            outer = self.parent
+            while outer and (name not in outer.names or name in outer.nonlocals):
+                outer = outer.parent
+            if outer is not None:
+                outer.names[name] += self.names.pop(name, [])
+                self.outer[name] = outer
+
     def find(self, name: str) -> list[_Assignment]:
-        """Return the assignments of a name in the innermost scope that has some."""
+        """Return the assignments to which a name may refer.
+
+        The body of a class reads a global name until it binds the name.
+        """
         scope: _Scope | None = self.outer.get(name, self)
         while scope is not None:
             if name in scope.names:
-                return scope.names[name]
+                is_class = scope.bases is not None
+                return scope.names[name] + (scope.module.names.get(name, []) if is_class else [])
             scope = scope.parent
         return []
+
+    def ancestors(self) -> list[_Scope]:
+        """Return the scopes of a class and of its bases in the file."""
+        return _closure(self, lambda each: each.bases_here)
+
+    def relatives(self) -> list[_Scope]:
+        """Return the scopes of the classes whose instances may share a method with this class."""
+        return _closure(self, lambda each: each.bases_here + each.subclasses)
+
+
+def _closure(first: _Scope, following: Callable[[_Scope], list[_Scope]]) -> list[_Scope]:
+    """Return a scope and all scopes that `following` reaches from it."""
+    found = [first]
+    for each in found:
+        found += [one for one in following(each) if one not in found]
+    return found
 
 
 _Use: TypeAlias = tuple[ast.AST, _Scope]
@@ -153,7 +195,7 @@ def _same(values: Iterator[T | None]) -> T | None:
 
 
 class OldUses:
-    """The uses of old names in a file.
+    """The uses of old names in a file, which `find` fills in.
 
     `paths` has the paths of names that the file does not bind, as in documentation, where `ml`
     needs no import. A file that imports nothing of mlvm, and has no such names, has no doubts.
@@ -161,22 +203,34 @@ class OldUses:
 
     def __init__(self, tree: ast.Module, paths: Mapping[str, str] | None = None) -> None:
         self._module = _Scope()
+        self._scopes = [self._module]
+        self._anywhere = _Scope()  # the fields of objects whose class is not known
         self._uses: list[_Use] = []
         self._words: set[str] = set()  # names, keywords and texts of the file
-        self._exported: set[object] = set()  # the texts in `__all__`
+        self._texts: set[str] = set()  # words of texts, `global` and `nonlocal`
         self._assigned: set[ast.expr] = set()  # the targets whose values are known
-        self._has_star = self._imports_mlvm = False
+        self._has_star = False
+        self._has_mlvm = bool(paths)
+        self._others: set[str] = set()
         self._visit(tree, self._module)
         for name, path in (paths or {}).items():
             if name not in self._module.names:
                 self._module.bind(name, _Assignment(path=path))
-        self._imports = {
-            id(node)
-            for node, scope in self._uses
-            if isinstance(node, ast.alias) and self._may_rename(node, scope)
-        }
+        for scope in self._scopes:
+            scope.resolve_nonlocals()
+        for scope in self._scopes:
+            for base in scope.bases or ():
+                if scope.around and isinstance(base, ast.Name):
+                    found = scope.around.find(base.id)
+                    scope.bases_here += [each.body for each in found if each.body]
+            for each in scope.bases_here:
+                each.subclasses.append(scope)
         self.edits: list[Edit] = []
         self.doubts: list[Doubt] = []
+
+    def find(self, kept: Set[str] = frozenset()) -> None:
+        """Find the edits and doubts. An import of a name in `kept` continues to bind that name."""
+        self._imports = self._renamed_imports(kept | self._texts)
         checks: dict[type[ast.AST], Callable[..., None]] = {
             ast.Attribute: self._attribute,
             ast.Name: self._name,
@@ -186,10 +240,21 @@ class OldUses:
         }
         for node, scope in self._uses:
             checks[type(node)](node, scope)
-        if not paths and not self._imports_mlvm:
+        if not self._has_mlvm:
             self.doubts.clear()
         self.edits.sort()
         self.doubts.sort()
+
+    @property
+    def from_other_files(self) -> set[str]:
+        """The names that the file imports from modules outside of mlvm, or reads from them."""
+        names = self._others | (self._words if "*" in self._others else set())
+        for node, scope in self._uses:
+            path = self._path(node, scope) if isinstance(node, ast.Attribute) else None
+            root, _, name = (path or "").partition(".")
+            if root not in ("ml", "mlvm"):
+                names.add(name.rpartition(".")[2])
+        return names
 
     @property
     def imported(self) -> dict[str, str]:
@@ -199,59 +264,83 @@ class OldUses:
 
     # --- scopes and assignments -------------------------------------------------------------
 
+    def _scope(self, parent: _Scope, **options: Any) -> _Scope:
+        self._scopes.append(_Scope(parent, **options))
+        return self._scopes[-1]
+
     def _visit(self, node: ast.AST, scope: _Scope) -> None:
         if isinstance(node, (ast.Attribute, ast.Name, ast.Call, ast.Constant)):
             self._uses.append((node, scope))
+        children: list[ast.AST] = [*ast.iter_child_nodes(node)]
         match node:
             case ast.Import(names):
                 for each in names:
                     path = each.name if each.asname else each.name.partition(".")[0]
-                    self._imports_mlvm |= each.name.partition(".")[0] == "mlvm"
+                    self._has_mlvm |= _is_of_mlvm(each.name)
                     scope.bind(each.asname or path, _Assignment(path=path))
             case ast.ImportFrom(module, names, level):
-                self._import_from(module if not level else None, names, scope)
+                self._import_from(None if level else module, names, scope)
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda():
-                self._function(node, scope)
-            case ast.ClassDef():
-                scope.bind(node.name, _Assignment(is_definition=True))
-                inner = _Scope(scope, bases=node.bases)
-                for child in (*node.decorator_list, *node.bases, *node.keywords):
-                    self._visit(child, scope)
-                for child in node.body:
-                    self._visit(child, inner)
+                return self._function(node, scope)
+            case ast.ClassDef(name, bases):
+                inner = self._scope(scope, bases=bases)
+                scope.bind(name, _Assignment(is_definition=True, body=inner))
+                body = {*node.body}
+                for child in children:
+                    self._visit(child, inner if child in body else scope)
+                return None
+            case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
+                first = node.generators[0].iter
+                self._visit(first, scope)
+                scope = self._scope(scope, is_comprehension=True)
+                for generator in node.generators:
+                    children += ast.iter_child_nodes(generator)
+                children = [x for x in children if x not in (first, *node.generators)]
             case ast.Assign(targets, value):
                 for target in targets:
                     self._assign(target, value, scope)
             case ast.AnnAssign(target, annotation, value):
                 self._assign(target, value or annotation, scope, is_type=value is None)
             case ast.NamedExpr(target, value):
-                self._assign(target, value, scope)
+                outer = scope
+                while outer.is_comprehension and outer.parent:
+                    outer = outer.parent
+                self._assign(target, value, outer)
             case ast.withitem(value, ast.Name() as target):
                 self._assign(target, value, scope)
-            case ast.Global(names) | ast.Nonlocal(names):
-                for name in names:
-                    outer = scope.parent
-                    while outer and outer.parent and name not in outer.names:
-                        outer = outer.parent
-                    scope.outer[name] = (isinstance(node, ast.Nonlocal) and outer) or self._module
-        if isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
-            return
-        if isinstance(node, _COMPREHENSIONS):
-            scope = _Scope(scope, scope.owner)
-        if isinstance(node, ast.Name):
-            self._words.add(node.id)
-            if isinstance(node.ctx, ast.Store) and node not in self._assigned:
-                scope.bind(node.id, _Assignment())
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            self._words.add(node.value)
-        elif isinstance(node, ast.keyword) and node.arg is not None:
-            self._words.add(node.arg)
-        for child in ast.iter_child_nodes(node):
+            case ast.Global(names):
+                self._texts |= {*names}
+                scope.outer.update((name, self._module) for name in names)
+            case ast.Nonlocal(names):
+                self._texts |= {*names}
+                scope.nonlocals += names
+            case ast.Name(name):
+                self._words.add(name)
+                if _is_target(node) and node not in self._assigned:
+                    scope.bind(name, _Assignment())
+            case ast.Expr(ast.Constant(str())) | ast.JoinedStr():
+                children = [x for x in children if not isinstance(x, ast.Constant)]
+            case ast.Constant(str(text)):
+                self._words.add(text)
+                self._texts |= {*_WORD.findall(text)}
+                if _PATH.fullmatch(text):  # as in `patch("module.name")`
+                    self._others.add(text.rpartition(".")[2])
+            case ast.keyword(str(name)):
+                self._words.add(name)
+            case ast.MatchMapping(rest=str(name)):
+                scope.bind(name, _Assignment())
+            case ast.ExceptHandler() | ast.MatchAs() | ast.MatchStar() if node.name:
+                scope.bind(node.name, _Assignment())
+        for child in children:
             self._visit(child, scope)
+        return None
 
     def _import_from(self, module: str | None, names: list[ast.alias], scope: _Scope) -> None:
-        self._imports_mlvm |= (module or "").partition(".")[0] == "mlvm"
+        is_of_mlvm = _is_of_mlvm(module)
+        self._has_mlvm |= is_of_mlvm
         for each in names:
+            if not is_of_mlvm:
+                self._others.add(each.name)
             if each.name == "*":
                 self._has_star |= module == "mlvm.eager"
                 continue
@@ -264,20 +353,19 @@ class OldUses:
     def _function(
         self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda, scope: _Scope
     ) -> None:
-        is_method = scope.bases is not None
+        inner = self._scope(scope)
         arguments = node.args
-        every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
-        every += [each for each in (arguments.vararg, arguments.kwarg) if each]
+        parameters = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+        several = [each for each in (arguments.vararg, arguments.kwarg) if each]
         for default in (*arguments.defaults, *arguments.kw_defaults):
             if default is not None:
                 self._visit(default, scope)
-        owner = scope if is_method else scope.owner
-        inner = _Scope(scope.parent if is_method else scope, owner)
-        for each in every:
-            assignment = _Assignment(value=each.annotation, scope=scope, is_type=True)
+        for each in parameters + several:
             if each.annotation is not None:
                 self._visit(each.annotation, scope)
-            inner.bind(each.arg, assignment if each.annotation is not None else _Assignment())
+            is_typed = each.annotation is not None and each not in several
+            typed = _Assignment(value=each.annotation, scope=scope, is_type=True)
+            inner.bind(each.arg, typed if is_typed else _Assignment())
         if isinstance(node, ast.Lambda):
             self._visit(node.body, inner)
             return
@@ -285,11 +373,11 @@ class OldUses:
         for decorator in node.decorator_list:
             self._visit(decorator, scope)
             value = value or ast.Call(decorator, [ast.Name(node.name, ast.Load())], [])
-        if node.returns is not None:
-            self._visit(node.returns, scope)
+        for each in (*getattr(node, "type_params", ()), *([node.returns] if node.returns else ())):
+            self._visit(each, scope)
         is_static = any(getattr(each, "id", "") == "staticmethod" for each in node.decorator_list)
-        if is_method and every and not is_static:
-            inner.names[every[0].arg] = [_Assignment(owner=scope)]
+        if scope.bases is not None and parameters and not is_static:
+            inner.names[parameters[0].arg] = [_Assignment(owner=scope)]
         scope.bind(node.name, _Assignment(value=value, scope=scope, is_definition=True))
         for statement in node.body:
             self._visit(statement, inner)
@@ -301,13 +389,17 @@ class OldUses:
         match target, value:
             case ast.Name(name), _:
                 self._assigned.add(target)
-                if name == "__all__":
-                    self._exported |= {getattr(each, "value", None) for each in ast.walk(value)}
                 scope.bind(name, assignment)
-            case ast.Attribute(ast.Name(name), attribute), _ if scope.owner is not None:
-                if any(each.owner is scope.owner for each in scope.find(name)):
-                    scope.owner.bind(f"self.{attribute}", assignment)
-            case ast.Tuple(targets), ast.Tuple(values) if len(targets) == len(values):
+            case ast.Attribute(instance, attribute), _:
+                found = scope.find(instance.id) if isinstance(instance, ast.Name) else []
+                for each in found or [_Assignment()]:
+                    if each.body is not None:
+                        each.body.bind(attribute, assignment)
+                    else:
+                        (each.owner or self._anywhere).bind(f"self.{attribute}", assignment)
+            case ast.Tuple(targets) | ast.List(targets), ast.Tuple(values) if len(targets) == len(
+                values
+            ):
                 for each, one in zip(targets, values, strict=True):
                     self._assign(each, one, scope)
 
@@ -347,14 +439,21 @@ class OldUses:
         if isinstance(node, ast.Name):
             assignments = scope.find(node.id)
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            owner = next((each.owner for each in scope.find(node.value.id) if each.owner), None)
-            assignments = owner.names.get(f"self.{node.attr}", []) if owner else []
+            owner = self._owner(node.value, scope)
+            assignments = [
+                one
+                for each in ((*owner.relatives(), self._anywhere) if owner else ())
+                for name in (node.attr, f"self.{node.attr}")
+                for one in each.names.get(name, ())
+            ]
         return _same(self._kinds_of(each, depth) for each in assignments)
 
     def _kinds_of(self, assignment: _Assignment, depth: int) -> frozenset[str] | None:
         if assignment.owner is not None:  # self: the bases that are known
             paths = [
-                self._path(base, assignment.owner.parent) for base in assignment.owner.bases or ()
+                self._path(base, each.around)
+                for each in assignment.owner.ancestors()
+                for base in each.bases or ()
             ]
             return frozenset().union(*[_classes(path) or () for path in paths if path])
         if assignment.is_type:
@@ -362,19 +461,33 @@ class OldUses:
             return _classes(path) if path else None
         return self._kinds(assignment.value, assignment.scope, depth + 1)
 
+    def _owner(self, node: ast.expr, scope: _Scope) -> _Scope | None:
+        """Return the scope of the class if the expression is `self`."""
+        found = scope.find(node.id) if isinstance(node, ast.Name) else ()
+        return next((each.owner for each in found if each.owner), None)
+
     # --- uses ----------------------------------------------------------------------------
 
-    def _may_rename(self, alias: ast.alias, scope: _Scope) -> bool:
-        """Return whether all uses of an imported name can change: the new name is free."""
-        path = next((each.path for each in scope.find(alias.name) if each.alias is alias), None)
-        new = _new_name(_shown(path or ""))
-        return (
-            alias.asname is None
-            and all(each.alias and each.path == path for each in scope.find(alias.name))
-            and new not in self._words
-            and not any(new in each.names for _, each in self._uses)
-            and alias.name not in self._exported
-        )
+    def _renamed_imports(self, kept: Set[str]) -> set[int]:
+        """Return the ids of the imported names that can change together with all their uses.
+
+        The new name must be free, and no use may also refer to another object.
+        """
+        bound = {name for scope in self._scopes for name in scope.names}
+        renamed, others = set(), set()
+        for node, scope in self._uses:
+            if not isinstance(node, (ast.Name, ast.alias)) or _is_target(node):
+                continue
+            name = node.id if isinstance(node, ast.Name) else node.name
+            found = scope.find(name)
+            news = {each.alias and _new_name(_shown(each.path or "")) for each in found}
+            are_free = not news & {None, *self._words, *bound}
+            is_field = isinstance(node, ast.alias) and scope.bases is not None
+            if len(news) == 1 and are_free and name not in kept and not is_field:
+                renamed |= {id(each.alias) for each in found}
+            else:
+                others |= {id(each.alias) for each in found}
+        return renamed - others
 
     def _alias(self, node: ast.alias, scope: _Scope) -> None:
         bound = scope.find(node.asname or node.name)
@@ -399,12 +512,14 @@ class OldUses:
         new = _new_name(path)
         if path is None and name in _OLD_ATTRIBUTES:
             kinds = self._kinds(node.value, scope)
-            if kinds is None and not isinstance(node.value, (ast.Constant, ast.JoinedStr)):
-                owners = [each for each in ATTRIBUTES if name in ATTRIBUTES[each]]
+            owners = [each for each in ATTRIBUTES if name in ATTRIBUTES[each]]
+            new = next((ATTRIBUTES[each][name] for each in owners if each in (kinds or ())), None)
+            owner = self._owner(node.value, scope)
+            is_defined = owner and any(name in each.names for each in owner.relatives())
+            is_text = isinstance(node.value, (ast.Constant, ast.JoinedStr))
+            if (kinds is None and not is_text) or (new and is_defined):
                 self._doubt(node, f".{name}, if it is that of {_of_classes(owners)}")
-            new = next(
-                (ATTRIBUTES[k][name] for k in kinds or () if name in ATTRIBUTES.get(k, ())), None
-            )
+                new = None
         elif path is None and isinstance(node.value, ast.Name):
             paths = [_shown(each.path) for each in scope.find(node.value.id) if each.path]
             if any(_new_name(f"{each}.{name}") for each in paths):
@@ -423,7 +538,7 @@ class OldUses:
         name = getattr(function, "attr", getattr(function, "id", ""))
         owners = [(path or "").rpartition(".")[2]] if (path or "").startswith("ml.") else []
         is_known = path is not None
-        if path is None and isinstance(function, ast.Attribute):
+        if path is None and name in _OLD_KEYWORDS and isinstance(function, ast.Attribute):
             kinds = self._kinds(function.value, scope)
             is_known = kinds is not None
             owners = [f"{kind}.{name}" for kind in kinds or ()]
@@ -450,6 +565,14 @@ class OldUses:
 
     def _doubt(self, node: ast.expr | ast.keyword, text: str) -> None:
         self.doubts.append(Doubt(node.lineno, text))
+
+
+def _is_target(node: ast.AST) -> bool:
+    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+
+
+def _is_of_mlvm(module: str | None) -> bool:
+    return (module or "").partition(".")[0] == "mlvm"
 
 
 def _without_none(annotation: ast.expr | None) -> ast.expr | None:

@@ -64,23 +64,33 @@ KEYWORDS: Final[Mapping[str, Mapping[str, str]]] = {
 """Old and new names of keyword arguments, by function, class or method."""
 
 _INNER: Final = ("mlvm", "importlib")
+_INSPECTORS: Final = ("inspect", "pydoc", "rlcompleter")
+"""Modules that read every attribute of a class or instance, as `help` does."""
 _registries: Final[dict[str, dict[Any, Any]]] = {}
 """By file, the registry of `warnings` for its lines."""
 
 
 def warn_of_old_name(old: str, new: str) -> None:
     """Issue the `DeprecationWarning` for a use of an old name, at the innermost line that is
-    outside of mlvm."""
-    frame = sys._getframe(1)
-    while frame.f_back and str(frame.f_globals.get("__name__")).partition(".")[0] in _INNER:
+    outside of mlvm.
+
+    An import statement reads a name twice: the first time, from `_handle_fromlist`, does not warn.
+    """
+    frame, module = sys._getframe(1), "mlvm"
+    while frame.f_back and module.partition(".")[0] in _INNER:
+        if frame.f_code.co_name == "_handle_fromlist":
+            return
         frame = frame.f_back
+        module = str(frame.f_globals.get("__name__", "<string>"))  # as `warnings.warn` has it
+    if module in _INSPECTORS:
+        return
     file = frame.f_code.co_filename
     warnings.warn_explicit(
         f"{old} is now {new}; `python -m mlvm migrate FILE` rewrites old names",
         DeprecationWarning,
         file,
         frame.f_lineno,
-        module=frame.f_globals.get("__name__"),
+        module=module,
         registry=_registries.setdefault(file, {}),
     )
 
@@ -117,6 +127,10 @@ class OldAttribute:
     def __set__(self, instance: object, value: object) -> None:
         warn_of_old_name(self.old, self.new)
         setattr(instance, self.name, value)
+
+    def __delete__(self, instance: object) -> None:
+        warn_of_old_name(self.old, self.new)
+        delattr(instance, self.name)
 
 
 def with_new_names(owner: str, values: Mapping[str, Any]) -> dict[str, Any]:

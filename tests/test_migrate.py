@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import io
 import json
+import os
 import subprocess
 import tokenize
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +22,21 @@ from tests.brief import ROOT, cases
 
 Capsys = pytest.CaptureFixture[str]
 
-TABLE = (ROOT / "tests" / "cases" / "old_names.txt").read_text("utf-8").splitlines()
+CASES = ROOT / "tests" / "cases"
+TABLE = (CASES / "old_names.txt").read_text("utf-8").splitlines()
+PROGRAMS = (CASES / "old_names_in_scopes.txt").read_text("utf-8").split("\n\n")[1:]
 OLD = "import mlvm.eager as ml\nml.nll(x)  # the loss\n"
 NEW = OLD.replace("nll", "nll_loss")
 EXAMPLES_OF_0_2 = "a25ec764"
 """The commit of the release 0.2.0."""
 
 
-def test_a_script_with_every_kind_of_use() -> None:
+def read_rows(rows: list[str]) -> tuple[str, str, list[tuple[int, str]]]:
+    """Return the old code, the new code, and the uses that are not clear."""
     old: list[str] = []
     new: list[str] = []
     unclear = []
-    for row in TABLE:
+    for row in rows:
         if row.startswith("=> "):
             new[-1] = row[3:]
         elif row.startswith("?? "):
@@ -38,10 +44,33 @@ def test_a_script_with_every_kind_of_use() -> None:
         else:
             old.append(row)
             new.append(row)
-    result = rewrite(Path("old.py"), "\n".join(old))
-    assert result.text.splitlines() == new
-    assert result.doubts == sorted(unclear)
-    assert not rewrite(Path("new.py"), result.text).edits
+    return "\n".join(old), "\n".join(new), sorted(unclear)
+
+
+def check_rows(rows: list[str]) -> tuple[str, str]:
+    old, new, unclear = read_rows(rows)
+    result = rewrite(Path("old.py"), old)
+    assert result.text == new
+    assert result.doubts == unclear
+    assert not rewrite(Path("new.py"), new).edits
+    return old, new
+
+
+def test_a_script_with_every_kind_of_use() -> None:
+    check_rows(TABLE)
+
+
+def output(program: str) -> str:
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), warnings.catch_warnings(action="ignore"):
+        exec(compile(program, "program", "exec"), {"__name__": "program"})
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_program_prints_the_same_after_it(program: str) -> None:
+    old, new = check_rows(program.splitlines())
+    assert output(new) == output(old) != ""
 
 
 def migrate(folder: Path, *options: str) -> int:
@@ -91,11 +120,40 @@ def test_a_folder(script: Path) -> None:
     assert sorted(changed) == [script.parent / "package" / "lib.py", script]
 
 
+def test_names_that_other_files_import_stay(tmp_path: Path) -> None:
+    files = {
+        "package/__init__.py": "from mlvm.eager import l1\n",
+        "losses.py": "from mlvm.eager import hinge, nll, ctc, huber\nprint(hinge, nll, ctc)\n",
+        "use.py": "from package import l1\nimport losses\nprint(l1, losses.nll)\n",
+        "book.ipynb": json.dumps({"cells": [cell("code", "from losses import ctc")]}),
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert migrate(tmp_path, "--no-backup") == 0
+    assert {name: (tmp_path / name).read_text() for name in files} == {
+        **files,
+        "package/__init__.py": "from mlvm.eager import l1_loss as l1\n",
+        "losses.py": "from mlvm.eager import hinge_loss, nll_loss as nll, ctc_loss as ctc, "
+        "huber_loss\nprint(hinge_loss, nll, ctc)\n",
+    }
+
+
+def test_links_of_a_folder(script: Path) -> None:
+    """A file is rewritten once, and a link to no file is skipped."""
+    for name, target in ("link.py", "train.py"), ("broken.py", "none.py"), ("loop", "."):
+        script.with_name(name).symlink_to(target)
+    os.mkfifo(script.with_name("pipe.py"))
+    assert migrate(script.parent) == 0
+    assert script.read_text() == NEW
+    assert len([*script.parent.glob("*.orig")]) == 1
+
+
 @cases(
     "data, message",
     (b"def f(:\n", "train.py:1: not valid Python"),
     (b"\xff\xfe", "not a text file"),
-    (b"x = '\0'", "not valid Python"),
+    (b"x = '\0'", "train.py: not valid Python"),
     (b"import mlvm\n" + b"x" + b".x" * 20000, "not valid Python"),
 )
 def test_a_file_that_is_no_python_is_an_error(
@@ -176,7 +234,48 @@ def test_the_code_cells_of_a_notebook() -> None:
     assert rewrite(Path("book.ipynb"), result.text).text == result.text
 
 
-@cases("text", "{", "[]", '{"cells": [{"cell_type": "code"}]}')
+@cases(
+    "source, new, doubts",
+    ("if 3 % 2 != 0: ml.l1('done!')  # why?", "if 3 % 2 != 0: ml.l1_loss('done!')  # why?", []),
+    ("z = !ls\nml.l1\nml.zeros?", "z = !ls\nml.l1_loss\nml.zeros?", []),
+    (
+        "if z:\n    %timeit ml.l1(x)\nml.nll",
+        "if z:\n    %timeit ml.l1(x)\nml.nll_loss",
+        [(3, "l1 in an IPython command")],
+    ),
+    ("%%time\nml.l1", "%%time\nml.l1_loss", []),
+    ("%%bash\necho ml.l1", None, [(3, "l1 in invalid Python")]),
+    ("x = '\ud83d', 'é', ml.l1", "x = '\ud83d', 'é', ml.l1_loss", []),
+    ("x = (7\n% ml.l1)", "x = (7\n% ml.l1_loss)", []),
+    (["", "ml.l1\n\nml", ".nll", "\n"], ["", "ml.l1_loss\n\nml", ".nll_loss", "\n"], []),
+    (["ml.n", "ll"], None, [(2, "nll, which is now nll_loss")]),
+    (
+        "from mlvm.eager import l1, nll\n%timeit l1(x)\nnll",
+        "from mlvm.eager import l1_loss as l1, nll_loss\n%timeit l1(x)\nnll_loss",
+        [(3, "l1 in an IPython command")],
+    ),
+)
+@cases("ascii", True, False)
+def test_only_the_names_of_a_notebook_change(
+    source: Any, new: Any, doubts: Any, ascii: bool
+) -> None:
+    def book(code: Any) -> str:
+        cells = [cell("code", ["import mlvm.eager as ml"]), cell("code", code), cell("code", [""])]
+        text = json.dumps({"cells": cells, "n": 1e5, "a": "\ud83d"}, ensure_ascii=ascii, indent=3)
+        return text.replace("\ud83d", "\\ud83d")
+
+    result = rewrite(Path("book.ipynb"), book(source))
+    assert result.text == book(source if new is None else new)
+    assert result.doubts == doubts
+
+
+@cases(
+    "text",
+    "{",
+    "[]",
+    '{"cells": [{"cell_type": "code", "source": {"ml.l1": 1}}]}',
+    '{"cells": [{"cell_type": "code"}]}',
+)
 def test_a_damaged_notebook_is_an_error(text: str, tmp_path: Path, capsys: Capsys) -> None:
     (tmp_path / "book.ipynb").write_text(text)
     assert migrate(tmp_path) == 1

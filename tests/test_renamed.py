@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
+import pydoc
 import re
 import warnings
 from collections.abc import Callable
@@ -93,6 +95,21 @@ def test_an_old_name_in_a_captured_function() -> None:
     assert (step(ml.zeros(2)).tolist(), step.signatures) == ([1.0, 1.0], 1)
 
 
+@cases("space", {}, {"__name__": "program"}, {"__name__": None})
+@cases("code", "from mlvm.eager import nll", "import mlvm.eager as ml; ml.nll", "ml.VM().trace")
+def test_a_use_warns_once_in_any_program(code: str, space: dict[str, Any]) -> None:
+    with warnings.catch_warnings(record=True, action="always") as caught:
+        exec(code, {**space, "ml": ml})
+    assert [each.category for each in caught] == [DeprecationWarning]
+
+
+def test_inspection_does_not_warn() -> None:
+    with warnings.catch_warnings(action="error"):
+        for kind in (ml.VM, ml.optim.SGD, ml.optim.Plateau, ml.optim.MultiSteps):
+            assert pydoc.render_doc(kind)
+        assert "profile" in dict(inspect.getmembers(ml.VM()))
+
+
 @cases("name", "nosuch", "StaleTensors", "capture_")
 def test_other_names_are_missing(name: str) -> None:
     for module in (ml, errors, ml.errors):
@@ -173,6 +190,13 @@ def test_keywords(name: str, call: Any, options: dict[str, Any]) -> None:
         refuses(errors.ArgumentError, f"got {KEYWORDS[name][old]}= and {old}=", call, **both)
 
 
+def test_an_invalid_call_with_an_old_keyword_does_not_warn() -> None:
+    arena = ml.Arena(ml.VM(), "arena")
+    refuses(errors.ArgumentError, "too many positional", ml.record, arena, 5, most=1)
+    search = ml.optim.LBFGS(ml.ones(2), 1.0).search
+    refuses(errors.ArgumentError, "too many positional", search, len, 20, most=3)
+
+
 def test_the_keyword_of_a_plot(plotted: Callable[..., Any]) -> None:
     with warned("lengths= of Captured.plot", "sizes="):
         assert plotted(lengths={"n": 2}) == plotted(sizes={"n": 2})
@@ -207,6 +231,9 @@ def test_the_rate_of_a_pickled_plateau() -> None:
     with warned("Plateau.least", "Plateau.min_rate"):
         again.least = 0.25
     assert (again.min_rate, again.rate.item()) == (0.25, 1.0)
+    with warned("Plateau.least", "Plateau.min_rate"):
+        del again.least
+    assert not hasattr(again, "min_rate")
 
 
 def test_a_profile_of_a_vm(tmp_path: Any) -> None:

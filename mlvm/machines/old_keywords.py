@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import wraps
+from inspect import signature
 from typing import ParamSpec, TypeVar
 
 from mlvm.core.errors import ArgumentError
@@ -23,14 +25,19 @@ def old_keywords(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     def decorate(fn: Callable[P, R]) -> Callable[P, R]:
         @wraps(fn)
         def function(*args: P.args, **keywords: P.kwargs) -> R:
-            for old in renamed.keys() & keywords.keys():
+            used = renamed.keys() & keywords.keys()
+            for old in used:
                 new = renamed[old]
                 if new in keywords:
                     raise ArgumentError(
                         f"{name}(): got {new}= and {old}=, which is its old name; remove {old}="
                     )
-                warn_of_old_name(f"{old}= of {name}", f"{new}=")
                 keywords[new] = keywords.pop(old)
+            if used:
+                with suppress(TypeError):  # an invalid call only raises its error
+                    signature(fn).bind(*args, **keywords)
+                    for old in used:
+                        warn_of_old_name(f"{old}= of {name}", f"{renamed[old]}=")
             return fn(*args, **keywords)
 
         return function
