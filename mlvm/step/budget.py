@@ -167,6 +167,16 @@ class _Step:
         i = bisect_left(uses, moment + 1)
         return uses[i] if i < len(uses) else None
 
+    def may_evict(self, value: Value, again: int) -> bool:
+        """Return whether a value may be evicted until its use at the time `again`.
+
+        The result of a call that may raise stays until its first use. Otherwise the call would only
+        run at that time, and updates and calls that must follow it would precede it.
+        """
+        producer = self.producer[value]
+        is_read = again > self.uses[value][0]
+        return self.repeats[producer] and (is_read or not self.runs[producer].unit.may_raise)
+
     def can_repeat(self, producer: int, moment: int) -> bool:
         """Return whether a unit may run again at that time, with the same operands in homes."""
         return self.repeats[producer] and all(
@@ -279,7 +289,7 @@ class _Paper:
             if value in locked or not nbytes or value in step.stays:
                 continue
             again = step.next_use(value, moment)
-            if again is not None and step.repeats[step.producer[value]]:
+            if again is not None and step.may_evict(value, again):
                 evictable.append((nbytes * (again - moment), again, value))
         evictable.sort(key=lambda each: -each[0])
         best: tuple[float, Value] | None = None
