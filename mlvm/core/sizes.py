@@ -47,8 +47,8 @@ def parse_size(
             nbytes = -1
     if not least <= nbytes <= MAX_SIZE:
         raise error(
-            f"{where}: expected a size from {least} to 2**63 - 1 bytes, as an int or a text such as "
-            f"'64 MiB' (units: B, K, M, G, T, KiB ... TiB, kB ... TB), got {brief(value)}"
+            f"{where}: expected a size from {least} to 2**63 - 1 bytes, as an int or a text such "
+            f"as '64 MiB' (units: B, K, M, G, T, KiB ... TiB, kB ... TB), got {brief(value)}"
         )
     return int(nbytes)
 
