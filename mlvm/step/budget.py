@@ -210,9 +210,7 @@ class _Step:
                 later += times[i : i + 1]
             return min(later)
 
-        self.repeatable_until = [
-            until(run.unit) if repeats(run.unit) else -1 for run in self.runs
-        ]
+        self.repeatable_until = [until(run.unit) if repeats(run.unit) else -1 for run in self.runs]
         self.stays = set(live_out)
         """Values that are not evicted; blocks of control flow name values from outside."""
         for run in self.runs:
