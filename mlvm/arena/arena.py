@@ -36,7 +36,7 @@ from mlvm.core import errors
 from mlvm.core.locks import new_lock
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import TensorHandle, VMProtocol
-from mlvm.core.sizes import parse_size
+from mlvm.core.sizes import MAX_SIZE, parse_size
 from mlvm.core.types import TensorType
 
 SMALLEST_CHUNK: Final = 1 << 16
@@ -951,6 +951,11 @@ class Arena(ArenaFields):
 
     def _add_chunk(self, nbytes: int) -> None:
         nbytes = rounded(nbytes)
+        if self.capacity + nbytes > MAX_SIZE:  # only a VM without bytes has so many
+            raise errors.OutOfMemoryError(
+                f"arena {self.name!r}: expected at most 2**63 - 1 bytes, got {self.capacity:,} and "
+                f"{nbytes:,} more"
+            )
         self._placement.chunks.append(Chunk(self.vm.alloc_storage(nbytes), nbytes))
         if self.closed:  # another thread may have closed it before the chunk was added
             self.close()
