@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from mlvm.core.lengths import Length
 from mlvm.core.types import TensorType
 from mlvm.step.flow import Call, Unit, Use, Value
-from mlvm.step.schedule import Run, Schedule
+from mlvm.step.schedule import Run, Schedule, in_place
 
 FLOPS: Final = 4e10
 """Estimated floating-point operations per second: a matrix product on one core with AVX2."""
@@ -164,8 +164,11 @@ class _Step:
 
     reads: the planned values that each unit reads, in the order of its operands.
     outputs: the planned values that each unit computes.
+    fresh: bytes of these that do not reuse the memory of operands.
     uses: the times at which each value is read; a value that is live out is read at the end.
     producer: the time at which each value is computed.
+    first, again: the rows of units that run for the first time, and of values that are computed
+        again. All simulated runs share them.
     home_nbytes: bytes of planned homes, by time.
     repeatable_until: the last time at which each unit may run again, or -1. Later, operands in
         homes are overwritten.
@@ -197,9 +200,13 @@ class _Step:
             if not isinstance(each, Value):
                 for moment in range(schedule.start[each], schedule.end[each]):
                     self.home_nbytes[moment] += schedule.size[each]
+        self.first = [Row(moment, None) for moment in range(end)]
+        self.again = {value: Row(moment, value) for value, moment in self.producer.items()}
         self.outputs = [
             [use.value for use in run.outs if use.value.home is None] for run in self.runs
         ]
+
+        self.fresh = [self._fresh(moment) for moment in range(end)]
 
         def until(unit: Unit) -> int:
             """Return the time of the first write to a home after the value that the unit reads."""
@@ -259,18 +266,19 @@ class _Step:
         return alive[::-1]
 
     def least(self) -> int:
-        """Return the maximum number of bytes that one unit reads and writes."""
+        """Return the maximum number of bytes that one unit needs."""
         needed = [
-            homes + sum({v: v.nbytes for v in _placed(run)}.values())
-            for run, homes in zip(self.runs, self.home_nbytes, strict=True)
+            homes + fresh + sum([value.nbytes for value in reads])
+            for homes, fresh, reads in zip(self.home_nbytes, self.fresh, self.reads, strict=True)
         ]
         return max(needed, default=0)
 
-
-def _placed(run: Run) -> Iterator[Value]:
-    for use in (*run.outs, *run.ins):
-        if use.value.home is None:
-            yield use.value
+    def _fresh(self, moment: int) -> int:
+        """Return the bytes of results that do not reuse the memory of operands."""
+        run = self.runs[moment]
+        ended = [value for value in self.reads[moment] if self.is_last_use(value, moment)]
+        reused = in_place(run, ended)
+        return sum([value.nbytes for value in self.outputs[moment] if value not in reused])
 
 
 def repeats(unit: Unit) -> bool:
@@ -306,31 +314,21 @@ class _SimulatedRun:
     def finish(self) -> bool:
         """Run all units; return whether the target suffices."""
         step = self._step
-        for moment, run in enumerate(step.runs):
-            reads = step.reads[moment]
+        for moment, reads in enumerate(step.reads):
             locked = set(reads)
             for value in reads:
                 if value not in self._live and not self._compute(value, moment, locked, 0):
                     return False
             outputs = step.outputs[moment]
-            fresh = sum(value.nbytes for value in outputs) - self._reused(run, moment)
-            if not self._make_room(fresh, moment, locked):
+            if not self._make_room(step.fresh[moment], moment, locked):
                 return False
-            self.rows.append(Row(moment, None))
+            self.rows.append(step.first[moment])
             for value in outputs:
                 self._add(value)
             for value in (*reads, *outputs):
                 if step.is_last_use(value, moment):
                     self._remove(value)
         return True
-
-    def _reused(self, run: Run, moment: int) -> int:
-        """Return the bytes of results that reuse the memory of operands without later uses."""
-        nbytes = 0
-        for out, operands in run.hosts:
-            if any(self._step.is_last_use(value, moment) for value in operands):
-                nbytes += out.nbytes
-        return nbytes
 
     def _add(self, value: Value) -> None:
         if value not in self._live:
@@ -403,7 +401,7 @@ class _SimulatedRun:
                 return False
         if not self._make_room(value.nbytes, moment, mine):
             return False
-        self.rows.append(Row(producer, value))
+        self.rows.append(step.again[value])
         self._add(value)
         for operand in needed:
             if operand not in locked and step.is_last_use(operand, moment - 1):
