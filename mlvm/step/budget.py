@@ -340,19 +340,15 @@ class _SimulatedRun:
 
     def _make_room(self, nbytes: int, moment: int, locked: set[Value]) -> bool:
         """Evict values until `nbytes` are free; return whether that is possible."""
-        needed = self._step.home_nbytes[moment] + nbytes - self._target
-        while (excess := self._used + needed) > 0:
-            value = self._cheapest(moment, locked, excess)
+        while self._used + self._step.home_nbytes[moment] + nbytes > self._target:
+            value = self._cheapest(moment, locked)
             if value is None:
                 return False
             self._remove(value)
         return True
 
-    def _cheapest(self, moment: int, locked: set[Value], excess: int) -> Value | None:
-        """Return the value whose eviction costs least per freed byte and time.
-
-        Bytes beyond the `excess` do not count.
-        """
+    def _cheapest(self, moment: int, locked: set[Value]) -> Value | None:
+        """Return the value whose eviction costs least relative to what it frees."""
         step = self._step
         evictable: list[tuple[int, int, Value]] = []
         for value, nbytes in self._live.items():
@@ -360,7 +356,7 @@ class _SimulatedRun:
                 continue
             again = step.next_use(value, moment)
             if again is not None and step.may_evict(value, again):
-                evictable.append((min(nbytes, excess) * (again - moment), again, value))
+                evictable.append((nbytes * (again - moment), again, value))
         evictable.sort(key=lambda each: -each[0])
         best: tuple[float, Value] | None = None
         costs: dict[Value, float] = {}
