@@ -162,15 +162,15 @@ def total_seconds(schedule: Schedule) -> float:
 class _Step:
     """Schedule with the data that simulated runs need.
 
-    reads: the planned values that each unit reads, in the order of its operands.
-    outputs: the planned values that each unit computes.
-    fresh: bytes of these that do not reuse the memory of operands.
-    uses: the times at which each value is read; a value that is live out is read at the end.
-    producer: the time at which each value is computed.
-    first, again: the rows of units that run for the first time, and of values that are computed
-        again. All simulated runs share them.
-    home_nbytes: bytes of planned homes, by time.
-    repeatable_until: the last time at which each unit may run again, or -1. Later, operands in
+    `reads`: the planned values that each unit reads, in the order of its operands.
+    `outputs`: the planned values that each unit computes.
+    `fresh`: bytes of these that do not reuse the memory of operands.
+    `uses`: the times at which each value is read; a value that is live out is read at the end.
+    `producer`: the time at which each value is computed.
+    `first`, `again`: the rows of units that run for the first time, and of values that are
+        computed again. All simulated runs share them.
+    `home_nbytes`: bytes of planned homes, by time.
+    `repeatable_until`: the last time at which each unit may run again, or -1. Later, operands in
         homes are overwritten.
     """
 
@@ -298,9 +298,9 @@ def repeats(unit: Unit) -> bool:
 class _SimulatedRun:
     """Simulated run of a step with a target of bytes.
 
-    rows: the units so far.
-    live: bytes of the values in memory; `used` is their sum.
-    seconds: the sum of the estimates of repeated units.
+    `rows`: the units so far.
+    `live`: bytes of the values in memory; `used` is their sum.
+    `seconds`: the sum of the estimates of repeated units.
     """
 
     def __init__(self, step: _Step, target: int) -> None:
