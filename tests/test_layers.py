@@ -96,7 +96,7 @@ CEILING = {
     "mlvm": 1_500,
     "models": 4_000,
     "bench": 6_500,
-    "tests": 68_500,
+    "tests": 69_000,
 }
 """The most lines of code of each package (`make lines` counts them), rounded up to the next 500."""
 
