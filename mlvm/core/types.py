@@ -21,7 +21,6 @@ from numpy.typing import DTypeLike, NDArray
 
 from mlvm.core.errors import ArgumentError, DTypeError, ShapeError
 from mlvm.core.lengths import open_length
-from mlvm.core.locks import new_lock
 
 Array: TypeAlias = NDArray[Any]
 Kind = Literal["bool", "unsigned", "signed", "float", "complex", "storage"]
@@ -227,7 +226,6 @@ _INT: Final = frozenset({int})
 MAX_NDIM: Final = 64  # the limit of numpy
 MAX_NBYTES: Final = 1 << 62
 ALIGNMENT: Final = 64  # in bytes, of a tensor's address
-_interning: Final = new_lock()
 _TYPE_TEXT = re.compile(r"([a-z]\w*)\[\s*((?:\d+\s*(?:,\s*\d+\s*)*)?)\]")
 
 
@@ -345,7 +343,7 @@ class TensorType:
                 f"{per_byte} elements of {dtype.name} fill a byte: the last length must be a "
                 f"multiple of {per_byte}, and the shape is {shape}; pad it"
             )
-        self = super().__new__(cls)
+        self = object.__new__(cls)
         self.dtype = dtype
         self.shape = shape
         self.ndim = len(shape)
@@ -354,13 +352,11 @@ class TensorType:
         self.array_shape = shape if per_byte == 1 else (*shape[:-1], shape[-1] // per_byte)
         created = _Reference(self, _forget)
         created.key = key
-        with _interning:  # two threads must not both create the type
-            reference = _interned.get(key)
-            interned = None if reference is None else reference()
-            if interned is None:
-                _interned[key] = created
-                return self
-            return interned
+        while True:  # `setdefault` is atomic: two threads must not both create the type
+            interned = _interned.setdefault(key, created)()
+            if interned is not None:
+                return interned
+            _remove_dead_weakref(_interned, key)
 
     @staticmethod
     def opened(dtype: DType, shape: Shape, sizes: Shape) -> TensorType:
