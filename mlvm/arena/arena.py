@@ -36,6 +36,7 @@ from mlvm.core import errors
 from mlvm.core.locks import new_lock
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import TensorHandle, VMProtocol
+from mlvm.core.sizes import MAX_SIZE, parse_size
 from mlvm.core.types import TensorType
 
 SMALLEST_CHUNK: Final = 1 << 16
@@ -368,9 +369,9 @@ class Arena(ArenaFields):
 
     vm: VM that provides the memory.
     name: name for messages, reports and plots.
-    capacity: size in bytes. The arena allocates it immediately and never grows. The lines of
-        allocations are recorded, and an overflow names the largest tensors. By default, None, the
-        arena grows by chunks.
+    capacity: size, such as `"8 MiB"` or a number of bytes. The arena allocates it immediately and
+        never grows. The lines of allocations are recorded, and an overflow names the largest
+        tensors. By default, None, the arena grows by chunks.
     trims: free unused chunks when they outweigh the bytes in use; only for growing arenas.
 
     Attributes: `used` is the number of bytes of live tensors, each rounded up to 64; `high_water`
@@ -408,7 +409,12 @@ class Arena(ArenaFields):
     """Method `arena.plot(path)`, which `mlvm.show.picture` adds."""
 
     def __init__(
-        self, vm: VMProtocol, name: str = "", *, capacity: int | None = None, trims: bool = False
+        self,
+        vm: VMProtocol,
+        name: str = "",
+        *,
+        capacity: int | str | None = None,
+        trims: bool = False,
     ) -> None:
         if not hasattr(vm, "tensor_from_storage"):
             raise errors.ArenaError(
@@ -418,10 +424,9 @@ class Arena(ArenaFields):
             )
         if not name:
             raise errors.ArenaError('ml.Arena: expected a name: ml.Arena(vm, "weights")')
-        if capacity is not None and (not isinstance(capacity, int) or capacity < 0):
-            raise errors.ArenaError(
-                f"arena {name!r}: expected capacity as a number of bytes >= 0, got {capacity!r}"
-            )
+        if capacity is not None:
+            where = f"arena {name!r}: capacity"
+            capacity = parse_size(capacity, where, least=0, error=errors.ArenaError)
         vm.require_open()
         self.vm = vm
         regions(vm)  # adds it to `vms`
@@ -985,6 +990,11 @@ class Arena(ArenaFields):
 
     def _add_chunk(self, nbytes: int) -> None:
         nbytes = rounded(nbytes)
+        if self.capacity + nbytes > MAX_SIZE:  # only a VM without bytes has so many
+            raise errors.OutOfMemoryError(
+                f"arena {self.name!r}: expected at most 2**63 - 1 bytes, got {self.capacity:,} and "
+                f"{nbytes:,} more"
+            )
         self._placement.chunks.append(Chunk(self.vm.alloc_storage(nbytes), nbytes))
         if self.closed:  # another thread may have closed it before the chunk was added
             self.close()

@@ -8,6 +8,7 @@ from mlvm.arena.arena import A, Allocation, Arena
 from mlvm.arena.placement import Chosen, Placement, Region
 from mlvm.core.errors import ArenaError
 from mlvm.core.protocol import VMProtocol
+from mlvm.core.sizes import parse_size
 from mlvm.core.types import TensorType
 
 
@@ -15,7 +16,7 @@ class ScratchPad(Arena):
     """Raw bytes of a VM, and typed tensors at any offset in them.
 
     vm: VM that provides the memory.
-    nbytes: size in bytes.
+    nbytes: size, such as "64 KiB" or a number of bytes.
     name: name for messages.
     raw: leave checks of offsets to the VM.
 
@@ -49,12 +50,10 @@ class ScratchPad(Arena):
     _placement: Chosen
 
     def __init__(
-        self, vm: VMProtocol, nbytes: int, *, name: str = "scratch", raw: bool = False
+        self, vm: VMProtocol, nbytes: int | str, *, name: str = "scratch", raw: bool = False
     ) -> None:
-        if not isinstance(nbytes, int) or isinstance(nbytes, bool) or nbytes < 0:
-            raise ArenaError(f"scratch pad {name!r}: expected a size >= 0, got {nbytes!r}")
-        super().__init__(vm, name, capacity=nbytes)
-        self.nbytes = nbytes
+        self.nbytes = parse_size(nbytes, f"scratch pad {name!r}", least=0, error=ArenaError)
+        super().__init__(vm, name, capacity=self.nbytes)
         self.raw = raw
 
     def tensor(

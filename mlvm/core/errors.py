@@ -370,7 +370,8 @@ class ArenaError(MlvmError, ValueError):
 
     >>> try: ml.Arena(ml.VM(), 'batch', capacity=-1)
     ... except ml.errors.ArenaError as error: print(error)
-    arena 'batch': expected capacity as a number of bytes >= 0, got -1
+    arena 'batch': capacity: expected a size from 0 to 2**63 - 1 bytes, as an int or a text such \
+as '64 MiB' (units: B, K, M, G, T, KiB ... TiB, kB ... TB), got -1
     """
 
 

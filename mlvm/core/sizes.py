@@ -6,7 +6,7 @@ import operator
 import re
 from typing import Final
 
-from mlvm.core.errors import ArgumentError, brief
+from mlvm.core.errors import ArgumentError, MlvmError, brief
 
 _UNITS: Final = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
@@ -15,19 +15,21 @@ _DECIMAL: Final = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _SIZE: Final = re.compile(r"\s*(\d{1,40}(?:\.\d+)?)\s*([a-z]*)\s*", re.ASCII | re.IGNORECASE)
 
 
-def parse_size(value: object, where: str) -> int:
+def parse_size(
+    value: object, where: str, *, least: int = 1, error: type[MlvmError] = ArgumentError
+) -> int:
     """Return the number of bytes for an int, or for a text with a number and a unit.
 
     K, M, G, T and KiB, MiB, GiB, TiB are powers of 1024. kB, MB, GB, TB are powers of 1000. A
     number with B or without a unit is in bytes.
 
-    The message of an error begins with `where`. Raises `ArgumentError` for an invalid size, and for
-    a size below 1 or above 2**63 - 1.
+    The message of an error begins with `where`. Raises `error` for an invalid size, and for a size
+    below `least` or above 2**63 - 1.
 
         >>> parse_size("1.5 MiB", "here"), parse_size("64M", "here"), parse_size(100, "here")
         (1572864, 67108864, 100)
     """
-    nbytes: float = 0
+    nbytes: float = -1
     if isinstance(value, str):
         match = _SIZE.fullmatch(value)
         if match is not None:
@@ -37,16 +39,16 @@ def parse_size(value: object, where: str) -> int:
                 factor = 1
             if factor is not None:
                 number = int(match[1]) if match[1].isdecimal() else float(match[1])
-                nbytes = 0 if factor == 1 and number % 1 else number * factor  # bytes are whole
+                nbytes = -1 if factor == 1 and number % 1 else number * factor  # bytes are whole
     elif not isinstance(value, bool):
         try:
             nbytes = operator.index(value)  # type: ignore[arg-type]
         except TypeError:
-            nbytes = 0
-    if not 1 <= nbytes <= MAX_SIZE:
-        raise ArgumentError(
-            f"{where}: expected a size from 1 to 2**63 - 1 bytes, as an int or a text such as "
-            f"'64 MiB' (units: B, K, M, G, T, KiB ... TiB, kB ... TB), got {brief(value)}"
+            nbytes = -1
+    if not least <= nbytes <= MAX_SIZE:
+        raise error(
+            f"{where}: expected a size from {least} to 2**63 - 1 bytes, as an int or a text such "
+            f"as '64 MiB' (units: B, K, M, G, T, KiB ... TiB, kB ... TB), got {brief(value)}"
         )
     return int(nbytes)
 

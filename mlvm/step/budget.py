@@ -13,15 +13,15 @@ smaller one, and is never slower by the estimate.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
-from collections.abc import Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from mlvm.core.lengths import Length
 from mlvm.core.types import TensorType
 from mlvm.step.flow import Call, Unit, Use, Value
-from mlvm.step.schedule import Run, Schedule
+from mlvm.step.schedule import Run, Schedule, in_place
 
 FLOPS: Final = 4e10
 """Estimated floating-point operations per second: a matrix product on one core with AVX2."""
@@ -48,11 +48,66 @@ _SLOWEST: Final = 4.0
 """Candidates slower than this factor of the step's estimate are discarded."""
 
 
+class Row(NamedTuple):
+    """Unit of a simulated run: the number of the unit, and the value that it computes again.
+
+    `again` is None when the unit runs for the first time.
+    """
+
+    moment: int
+    again: Value | None
+
+
 class Candidate(NamedTuple):
-    """Schedule of the step, and its estimated time in seconds."""
+    """Schedule of the step, and its estimated time in seconds.
+
+    It is built on demand from its rows, because many schedules need much memory.
+    """
 
     seconds: float
-    schedule: Schedule
+    step: _Step
+    rows: Sequence[Row]
+
+    def schedule(self) -> Schedule:
+        """Build the schedule."""
+        named: dict[Value, Value] = {}
+        units: list[Unit] = []
+        copies: list[Unit] = []
+        for moment, again in self.rows:
+            unit = self.step.runs[moment].unit
+            if again is not None or not unit.reads.isdisjoint(named):
+                renamed: dict[Value, Value] = {}
+                if again is not None:
+                    renamed = {value: Value(value.nbytes) for value in unit.makes}
+                unit = _renamed(unit, {**named, **renamed}, again=again is not None)
+                copies.append(unit)
+                if again is not None:
+                    named[again] = renamed[again]
+            units.append(unit)
+        schedule = Schedule(units, self.step.live_out)
+        for unit in copies:
+            unit.run = None  # no reference cycle: a rejected schedule is freed immediately
+        return schedule
+
+
+def _renamed(unit: Unit, names: Mapping[Value, Value], *, again: bool) -> Unit:
+    """Return the unit with other operands and results. Computing again cannot raise."""
+
+    def uses(row: Sequence[Use]) -> list[Use]:
+        return [Use(names.get(use.value, use.value), use.type) for use in row]
+
+    return Unit(
+        [
+            replace(
+                call,
+                outs=uses(call.outs) if again else call.outs,
+                ins=uses(call.ins),
+                again=again or call.again,
+                may_raise=call.may_raise and not again,
+            )
+            for call in unit.calls
+        ]
+    )
 
 
 def seconds(unit: Unit, run: Run) -> float:
@@ -84,54 +139,49 @@ def present(value: Any) -> Any:
 
 
 def candidates(schedule: Schedule, live_out: set[Value]) -> list[Candidate]:
-    """Return the schedule and others that need less memory, the fastest first."""
-    base = _Step(schedule, live_out)
-    schedules = [Candidate(base.seconds, schedule)]
-    least, most = base.least(), schedule.most_alive
-    before: list[Unit] | None = None
+    """Return other schedules of the step, which need less memory, the fastest first."""
+    step = _Step(schedule, live_out)
+    found: dict[tuple[Row, ...], Candidate] = {}
+    least, most = step.least(), schedule.most_alive
     count = max(8, min(TARGETS, _UNITS // (len(schedule.runs) or 1)))
     for i in range(1, count + 1):
-        target = most - (most - least) * i // count
-        rows = _Paper(base, target).rows()
-        if rows is None:
-            continue
-        rows = _without_dead(rows, live_out)
-        units = [unit for unit, _ in rows]
-        if units != before:
-            time = sum(cost for _, cost in rows)
-            schedules.append(Candidate(time, Schedule(units, live_out)))
-        before = units
-    return sorted(schedules, key=lambda each: each.seconds)
+        run = _SimulatedRun(step, most - (most - least) * i // count)
+        if run.finish():
+            rows = tuple(step.without_dead(run.rows))
+            if rows not in found:
+                time = sum([step.costs[row.moment] for row in rows])
+                found[rows] = Candidate(time, step, rows)
+    return sorted(found.values(), key=lambda each: each.seconds)
 
 
-def _without_dead(rows: list[tuple[Unit, float]], live_out: set[Value]) -> list[tuple[Unit, float]]:
-    """Return the units except those whose values are never read because they were evicted."""
-    read = set(live_out)
-    live_rows: list[tuple[Unit, float]] = []
-    for unit, cost in reversed(rows):
-        if not repeats(unit) or not unit.makes.isdisjoint(read):
-            read |= unit.reads
-            live_rows.append((unit, cost))
-    return live_rows[::-1]
+def total_seconds(schedule: Schedule) -> float:
+    """Estimate the time of a schedule in seconds."""
+    return sum(seconds(run.unit, run) for run in schedule.runs)
 
 
 class _Step:
     """Schedule with the data that simulated runs need.
 
     `reads`: the planned values that each unit reads, in the order of its operands.
+    `outputs`: the planned values that each unit computes.
+    `fresh`: bytes of these that do not reuse the memory of operands.
     `uses`: the times at which each value is read; a value that is live out is read at the end.
     `producer`: the time at which each value is computed.
+    `first`, `again`: the rows of units that run for the first time, and of values that are
+        computed again. All simulated runs share them.
     `home_nbytes`: bytes of planned homes, by time.
+    `repeatable_until`: the last time at which each unit may run again, or -1. Later, operands in
+        homes are overwritten.
     """
 
     def __init__(self, schedule: Schedule, live_out: set[Value]) -> None:
-        self.runs = schedule.runs
+        self.runs, self.live_out = schedule.runs, live_out
         end = len(self.runs)
         self.costs = [seconds(run.unit, run) for run in self.runs]
         self.seconds = sum(self.costs)
         self.uses: dict[Value, list[int]] = {}
         self.producer: dict[Value, int] = {}
-        self._written: dict[Any, list[int]] = {}
+        written: dict[Any, list[int]] = {}
         self.home_nbytes = [0] * end
         self.reads: list[list[Value]] = []
         for moment, run in enumerate(self.runs):
@@ -143,23 +193,36 @@ class _Step:
             for value in run.unit.makes:
                 self.producer[value] = moment
                 if value.home is not None:
-                    self._written.setdefault(value.home, []).append(moment)
+                    written.setdefault(value.home, []).append(moment)
         for value in live_out:
             self.uses.setdefault(value, []).append(end)
         for each in schedule.start:
             if not isinstance(each, Value):
                 for moment in range(schedule.start[each], schedule.end[each]):
                     self.home_nbytes[moment] += schedule.size[each]
-        self.repeats = [repeats(run.unit) for run in self.runs]
+        self.first = [Row(moment, None) for moment in range(end)]
+        self.again = {value: Row(moment, value) for value, moment in self.producer.items()}
+        self.outputs = [
+            [use.value for use in run.outs if use.value.home is None] for run in self.runs
+        ]
+
+        self.fresh = [self._fresh(moment) for moment in range(end)]
+
+        def until(unit: Unit) -> int:
+            """Return the time of the first write to a home after the value that the unit reads."""
+            later = [end]
+            for value in unit.reads:
+                times = written.get(value.home, ())
+                i = bisect_right(times, self.producer.get(value, -1))
+                later += times[i : i + 1]
+            return min(later)
+
+        self.repeatable_until = [until(run.unit) if repeats(run.unit) else -1 for run in self.runs]
         self.stays = set(live_out)
         """Values that are not evicted; blocks of control flow name values from outside."""
         for run in self.runs:
             if any(call.blocks or call.callee is not None for call in run.unit.calls):
                 self.stays |= run.unit.reads
-
-    def outputs(self, moment: int) -> list[Value]:
-        """Return the planned values that a unit computes."""
-        return [use.value for use in self.runs[moment].outs if use.value.home is None]
 
     def next_use(self, value: Value, moment: int) -> int | None:
         """Return the first use after that time."""
@@ -167,27 +230,55 @@ class _Step:
         i = bisect_left(uses, moment + 1)
         return uses[i] if i < len(uses) else None
 
-    def can_repeat(self, producer: int, moment: int) -> bool:
-        """Return whether a unit may run again at that time, with the same operands in homes."""
-        return self.repeats[producer] and all(
-            not any(self.producer.get(value, -1) < at < moment for at in self._written[value.home])
-            for value in self.runs[producer].unit.reads
-            if value.home in self._written
+    def is_last_use(self, value: Value, moment: int) -> bool:
+        """Return whether no unit after that time reads the value."""
+        uses = self.uses.get(value)
+        return uses is None or uses[-1] <= moment
+
+    def may_evict(self, value: Value, again: int) -> bool:
+        """Return whether a value may be evicted until its use at the time `again`.
+
+        The result of a call that may raise stays until its first use. Otherwise the call would only
+        run at that time, and updates and calls that must follow it would precede it.
+        """
+        producer = self.producer[value]
+        is_read = again > self.uses[value][0]
+        return again <= self.repeatable_until[producer] and (
+            is_read or not self.runs[producer].unit.may_raise
         )
 
+    def without_dead(self, rows: Sequence[Row]) -> list[Row]:
+        """Return the rows except those whose values are never read because they were evicted."""
+        latest: dict[Value, int] = {}
+        sources: list[list[int]] = []
+        for i, (moment, again) in enumerate(rows):
+            sources.append([latest[value] for value in self.reads[moment]])
+            latest.update(dict.fromkeys(self.outputs[moment] if again is None else [again], i))
+        is_read = [False] * len(rows)
+        for value in self.live_out & latest.keys():
+            is_read[latest[value]] = True
+        alive: list[Row] = []
+        for i in range(len(rows) - 1, -1, -1):
+            if is_read[i] or self.repeatable_until[rows[i].moment] < 0:
+                alive.append(rows[i])
+                for source in sources[i]:
+                    is_read[source] = True
+        return alive[::-1]
+
     def least(self) -> int:
-        """Return the maximum number of bytes that one unit reads and writes."""
+        """Return the maximum number of bytes that one unit needs."""
         needed = [
-            homes + sum({v: v.nbytes for v in _placed(run)}.values())
-            for run, homes in zip(self.runs, self.home_nbytes, strict=True)
+            homes + fresh + sum([value.nbytes for value in reads])
+            for homes, fresh, reads in zip(self.home_nbytes, self.fresh, self.reads, strict=True)
         ]
         return max(needed, default=0)
 
-
-def _placed(run: Run) -> Iterator[Value]:
-    for use in (*run.outs, *run.ins):
-        if use.value.home is None:
-            yield use.value
+    def _fresh(self, moment: int) -> int:
+        """Return the bytes of results that do not reuse the memory of operands."""
+        run = self.runs[moment]
+        ended = [value for value in self.reads[moment] if self.is_last_use(value, moment)]
+        reused = in_place(run, ended)
+        return sum([value.nbytes for value in self.outputs[moment] if value not in reused])
 
 
 def repeats(unit: Unit) -> bool:
@@ -204,13 +295,12 @@ def repeats(unit: Unit) -> bool:
     )
 
 
-class _Paper:
+class _SimulatedRun:
     """Simulated run of a step with a target of bytes.
 
-    live: bytes of the values in memory.
-    named: the latest copy of each value that was recomputed.
-    rows: the units so far, with their estimates in seconds; `seconds` is the sum of the estimates
-        of repeated units.
+    `rows`: the units so far.
+    `live`: bytes of the values in memory; `used` is their sum.
+    `seconds`: the sum of the estimates of repeated units.
     """
 
     def __init__(self, step: _Step, target: int) -> None:
@@ -218,41 +308,27 @@ class _Paper:
         self._target = target
         self._live: dict[Value, int] = {}
         self._used = 0
-        self._named: dict[Value, Value] = {}
-        self._rows: list[tuple[Unit, float]] = []
+        self.rows: list[Row] = []
         self._seconds = 0.0
 
-    def rows(self) -> list[tuple[Unit, float]] | None:
-        """Return the units in the order of the run, with their estimates.
-
-        Return None if the target is too small.
-        """
+    def finish(self) -> bool:
+        """Run all units; return whether the target suffices."""
         step = self._step
-        for moment, run in enumerate(step.runs):
-            reads = step.reads[moment]
+        for moment, reads in enumerate(step.reads):
             locked = set(reads)
             for value in reads:
                 if value not in self._live and not self._compute(value, moment, locked, 0):
-                    return None
-            outputs = step.outputs(moment)
-            fresh = sum(value.nbytes for value in outputs) - self._reused(run, moment)
-            if not self._make_room(fresh, moment, locked):
-                return None
-            self._rows.append((self._renamed(run.unit, again=False), step.costs[moment]))
+                    return False
+            outputs = step.outputs[moment]
+            if not self._make_room(step.fresh[moment], moment, locked):
+                return False
+            self.rows.append(step.first[moment])
             for value in outputs:
                 self._add(value)
             for value in (*reads, *outputs):
-                if step.next_use(value, moment) is None:
+                if step.is_last_use(value, moment):
                     self._remove(value)
-        return self._rows
-
-    def _reused(self, run: Run, moment: int) -> int:
-        """Return the bytes of results that reuse the memory of operands without later uses."""
-        nbytes = 0
-        for out, operands in run.hosts:
-            if any(self._step.next_use(value, moment) is None for value in operands):
-                nbytes += out.nbytes
-        return nbytes
+        return True
 
     def _add(self, value: Value) -> None:
         if value not in self._live:
@@ -279,7 +355,7 @@ class _Paper:
             if value in locked or not nbytes or value in step.stays:
                 continue
             again = step.next_use(value, moment)
-            if again is not None and step.repeats[step.producer[value]]:
+            if again is not None and step.may_evict(value, again):
                 evictable.append((nbytes * (again - moment), again, value))
         evictable.sort(key=lambda each: -each[0])
         best: tuple[float, Value] | None = None
@@ -297,11 +373,11 @@ class _Paper:
         costs[value] = math.inf  # in case it needs itself
         step = self._step
         producer = step.producer.get(value)
-        if producer is None or depth > _DEEPEST or not step.can_repeat(producer, moment):
+        if producer is None or depth > _DEEPEST or moment > step.repeatable_until[producer]:
             return math.inf
         cost = step.costs[producer]
         for operand in step.reads[producer]:
-            if operand not in self._live or step.next_use(operand, moment - 1) is None:
+            if operand not in self._live or step.is_last_use(operand, moment - 1):
                 cost += self._cost(operand, moment, costs, depth + 1)
             if cost == math.inf:
                 return cost
@@ -312,7 +388,7 @@ class _Paper:
         """Recompute a value, and first the values it needs; return whether that is possible."""
         step = self._step
         producer = step.producer.get(value)
-        if producer is None or depth > _DEEPEST or not step.can_repeat(producer, moment):
+        if producer is None or depth > _DEEPEST or moment > step.repeatable_until[producer]:
             return False
         cost = step.costs[producer]
         self._seconds += cost
@@ -325,36 +401,9 @@ class _Paper:
                 return False
         if not self._make_room(value.nbytes, moment, mine):
             return False
-        twin = self._renamed(step.runs[producer].unit, again=True, result=value)
-        self._rows.append((twin, cost))
+        self.rows.append(step.again[value])
         self._add(value)
         for operand in needed:
-            if operand not in locked and step.next_use(operand, moment - 1) is None:
+            if operand not in locked and step.is_last_use(operand, moment - 1):
                 self._remove(operand)
         return True
-
-    def _renamed(self, unit: Unit, *, again: bool, result: Value | None = None) -> Unit:
-        """Return the unit with current operands.
-
-        If it runs again, it has new results, and `result` then refers to the new one.
-        """
-        named = self._named
-        if not again and unit.reads.isdisjoint(named):
-            return unit
-        renamed = dict[Value, Value]()
-        if again:
-            renamed = {value: Value(value.nbytes) for value in unit.makes}
-        inner = {**named, **renamed}
-        calls = [
-            replace(
-                call,
-                outs=[Use(renamed.get(use.value, use.value), use.type) for use in call.outs],
-                ins=[Use(inner.get(use.value, use.value), use.type) for use in call.ins],
-                again=again or call.again,
-                may_raise=call.may_raise and not again,
-            )
-            for call in unit.calls
-        ]
-        if result is not None:
-            named[result] = renamed[result]
-        return Unit(calls)

@@ -29,12 +29,13 @@ from mlvm.core.machine.decode import argument_of
 from mlvm.core.op import NO_ATTRIBUTES
 from mlvm.core.program.program import STAR, Function, Instruction, Program
 from mlvm.core.protocol import StorageHandle
+from mlvm.core.sizes import MAX_SIZE
 from mlvm.core.types import TensorType, u8
 from mlvm.machines import residuals
 from mlvm.machines.lane_link import host_call
 from mlvm.step.batch_rules import in_lane
 from mlvm.step.blocks import outline_blocks, with_blocks, without_dead_calls, without_moves
-from mlvm.step.budget import candidates
+from mlvm.step.budget import Candidate, candidates, total_seconds
 from mlvm.step.flow import (
     Block,
     Call,
@@ -239,11 +240,11 @@ def curve_of(
     options = _Options(fuse=True, recompute=True, policy=policy, effort=1)
     variants = _with_unhoisted(_variant(flow, hoist, options), flow, options)
     points: list[tuple[int, float]] = []
-    for offer in _offers(variants, options.effort):
-        if not points or offer.least < points[-1][0]:
-            nbytes = offer.planned().nbytes
-            if not points or nbytes < points[-1][0]:
-                points.append((nbytes, offer.seconds))
+    for offer in _offers(variants):
+        below = points[-1][0] if points else MAX_SIZE
+        variant = offer.within(below - 1, options.effort)
+        if variant is not None:
+            points.append((variant.nbytes, offer.seconds))
     return points
 
 
@@ -312,44 +313,48 @@ def _with_unhoisted(variant: _Variant, flow: Flow, options: _Options) -> list[_V
 
 
 class _Offer(NamedTuple):
-    """Program of the step that is not planned yet, with its estimated seconds."""
+    """Program of the step that is not planned yet, with its estimated seconds.
+
+    candidate: another schedule for the variant, or None.
+    """
 
     seconds: float
-    schedule: Schedule
     variant: _Variant
-    effort: int
+    candidate: Candidate | None
 
-    @property
-    def least(self) -> int:
-        """Lower bound of its plan in bytes."""
-        return self.variant.nbytes_with(self.schedule.most_alive)
+    def within(self, budget: int, effort: int) -> _Variant | None:
+        """Return the planned program, or None if it exceeds the budget."""
+        variant = self.variant
+        if self.candidate is not None:
+            schedule = self.candidate.schedule()
+            if variant.nbytes_with(schedule.most_alive) > budget:
+                return None
+            level, hoisted = variant
+            own_plan = plan(schedule.blocks, effort=effort)._replace(unfused=level.plan.unfused)
+            variant = _Variant(_placed_level(level, schedule, own_plan), hoisted)
+        return variant if variant.nbytes <= budget else None
 
-    def planned(self) -> _Variant:
-        level, hoisted = self.variant
-        if self.schedule is level.schedule:
-            return self.variant
-        own_plan = plan(self.schedule.blocks, effort=self.effort)
-        own_plan = own_plan._replace(unfused=level.plan.unfused)
-        return _Variant(_placed_level(level, self.schedule, own_plan), hoisted)
 
-
-def _offers(variants: Sequence[_Variant], effort: int) -> list[_Offer]:
+def _offers(variants: Sequence[_Variant]) -> list[_Offer]:
     """Return programs of the step that need less and less memory, the fastest first."""
-    offers = [
-        _Offer(each.seconds, each.schedule, variant, effort)
-        for variant in variants
-        for each in candidates(variant.level.schedule, variant.level.live_out)
-    ]
+    offers = []
+    for variant in variants:
+        schedule, live_out = variant.level.schedule, variant.level.live_out
+        offers.append(_Offer(total_seconds(schedule), variant, None))
+        offers += [_Offer(x.seconds, variant, x) for x in candidates(schedule, live_out)]
     return sorted(offers, key=lambda each: each.seconds)
 
 
 def _within(variants: Sequence[_Variant], budget: int, effort: int) -> _Variant:
     """Return the fastest program within the budget. Raises `BudgetError` if there is none."""
-    offers = _offers(variants, effort)
+    offers = _offers(variants)
     for offer in offers:
-        if offer.least <= budget and (variant := offer.planned()).nbytes <= budget:
+        variant = offer.within(budget, effort)
+        if variant is not None:
             return variant
-    smallest = min(offers, key=lambda each: each.least).planned()
+    smallest = variants[0]
+    for offer in reversed(offers):  # the slowest programs need least memory
+        smallest = offer.within(smallest.nbytes - 1, effort) or smallest
     raise BudgetError(
         f"capture: expected a plan of at most {budget:,} bytes (memory=), and the smallest that "
         f"was found has {smallest.nbytes:,}: use memory={smallest.nbytes} or a smaller batch. "

@@ -138,12 +138,16 @@ def test_a_fixed_capacity_is_taken_at_once_and_rounded_up(capacity: int, size: i
     del tensors
 
 
-def test_a_negative_capacity_is_refused(vm: VM) -> None:
-    with pytest.raises(
-        ArenaError, match="arena 'batch': expected capacity as a number of bytes >= 0, got -1"
-    ):
-        Arena(vm, "batch", capacity=-1)
+@cases("capacity", -1, True, 1.5, "", "much", "-1 K", 2**63, "1e99 G")
+def test_an_invalid_capacity_is_refused(capacity: Any, vm: VM) -> None:
+    text = "arena 'batch': capacity: expected a size from 0 to"
+    refuses(ArenaError, text, Arena, vm, "batch", capacity=capacity)
     assert consumed(vm) == 0
+
+
+@cases("capacity", "8 KiB", "8k", "8192", "8192 B", "8.0 K", np.int64(8192))
+def test_a_capacity_is_a_size_as_of_budgets(capacity: Any, vm: VM) -> None:
+    assert Arena(vm, "batch", capacity=capacity).capacity == 8192
 
 
 def test_memory_that_there_is_not_changes_nothing(vm: VM) -> None:

@@ -117,9 +117,10 @@ def test_a_raw_pad_leaves_it_to_the_vm(vm: VM) -> None:
     assert (pad.used, pad.live()) == (0, [])
 
 
-@cases("nbytes", -1, 1.5, None, True)
+@cases("nbytes", -1, 1.5, None, True, "much", 2**63)
 def test_a_pad_has_a_number_of_bytes(nbytes: Any) -> None:
-    refuses(ArenaError, "expected a size >= 0", ScratchPad, VM(), nbytes)
+    refuses(ArenaError, "scratch pad 'scratch': expected a size from 0", ScratchPad, VM(), nbytes)
+    assert ScratchPad(VM(), "4 KiB").nbytes == 4096
 
 
 test_rows = claims("scratch_pad", globals())

@@ -3,9 +3,12 @@
     python -m tests.fuzz budgets --programs 2000 --seed 0
 
 Each step is captured with `memory=`, a random share of its plan without one. Either the budget is
-refused before anything runs, or results and weights have eager's bits after two calls, the plan has
+refused before anything runs, or results and state have eager's bits after two calls, the plan has
 no more bytes than allowed, and no byte outside of it is written: scratch memory lies between two
 fields that are checked. A larger budget must never give a slower program by the estimate.
+
+Some steps look rows up and write to elements of a log. A third call with an index that is out of
+range must raise the same error as the captured step without a budget, and leave the same state.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from unittest.mock import patch
 import numpy as np
 
 import mlvm.eager as ml
-from mlvm.core.errors import BudgetError
+from mlvm.core.errors import BudgetError, PositionError
 from mlvm.core.types import u8
 from mlvm.eager import Tensor
 from mlvm.eager.capture import launch
@@ -32,10 +35,14 @@ PROGRAMS: Final = 2000
 FIELD: Final = 4096  # bytes before and behind scratch memory
 _PATTERN: Final = 0xA5
 
+ENTRIES: Final = 5  # rows of tables, and elements of the log
+
 Layer = Callable[[list[Tensor], list[Tensor]], Tensor]
 
 
-def layers(draw: random.Random, width: int) -> tuple[list[Layer], list[np.ndarray[Any, Any]]]:
+def layers(
+    draw: random.Random, width: int, state: State
+) -> tuple[list[Layer], list[np.ndarray[Any, Any]]]:
     """Return random layers, each a function of the activations so far and of all weights, and the
     weights' values."""
     values: list[np.ndarray[Any, Any]] = []
@@ -87,6 +94,21 @@ def layers(draw: random.Random, width: int) -> tuple[list[Layer], list[np.ndarra
         fn = draw.choice(functions)
         return lambda xs, w: fn(ml.tanh(xs[-1]))
 
+    def lookup() -> Layer:
+        table = weight(ENTRIES, width)
+        state.is_read = True
+        return lambda xs, w: xs[-1] + ml.take(w[table], state.rows, axis=0)
+
+    def write() -> Layer:
+        i = draw.randrange(ENTRIES)
+        state.is_read = True
+
+        def layer(xs: list[Tensor], w: list[Tensor]) -> Tensor:
+            state.log[state.entries[i]] = ml.mean(ml.stop_gradient(xs[-1]))
+            return xs[-1] + state.log[i]
+
+        return layer
+
     functions: list[Any] = [
         ml.tanh,
         ml.relu,
@@ -95,10 +117,33 @@ def layers(draw: random.Random, width: int) -> tuple[list[Layer], list[np.ndarra
         lambda x: ml.cumulative_sum(x, axis=0),
     ]
     kinds = [linear, linear, wide, norm, join, product, attention, branch, loop, noise, unary]
+    if draw.random() < 0.5:
+        kinds += [lookup, lookup, write]
     made = [draw.choice(kinds)() for _ in range(draw.randint(3, 20))]
     if not values:
         made.append(linear())
     return made, values
+
+
+class State:
+    """Memory that a step reads and writes besides its weights.
+
+    rows: the rows of a table of `ENTRIES` that a step looks up.
+    entries: the elements of `log` that it writes.
+    is_read: whether the step reads any of these.
+    """
+
+    def __init__(self, rows: int, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        self.rows = ml.asarray(rng.integers(ENTRIES, size=rows))
+        self.entries = ml.asarray(rng.integers(ENTRIES, size=ENTRIES))
+        self.log = ml.zeros(ENTRIES)
+        self.is_read = False
+
+    def damage(self, draw: random.Random) -> None:
+        """Set an index out of range."""
+        indices = draw.choice([self.rows, self.entries])
+        indices[draw.randrange(indices.shape[0])] = ENTRIES + 2
 
 
 class Training:
@@ -109,7 +154,8 @@ class Training:
     def __init__(self, seed: int) -> None:
         draw = random.Random(seed)
         width, rows = draw.choice([8, 24, 40]), draw.choice([4, 16, 30])
-        self.layers, values = layers(draw, width)
+        self.state = State(rows, seed)
+        self.layers, values = layers(draw, width, self.state)
         self.weights = [ml.asarray(value) for value in values]
         self.optimizer: Any = ml.optim.SGD(self.weights, 0.01, momentum=0.9)
         if draw.random() < 0.5:
@@ -132,7 +178,27 @@ def bits(seed: int, run: Callable[[Training], list[Tensor]]) -> list[bytes]:
     """Return the bytes of results and weights of a step that `run` calls."""
     ml.random.seed(seed)
     training = Training(seed)
-    return [x.numpy().tobytes() for x in (*run(training), *training.weights)]
+    results = run(training)
+    return [x.numpy().tobytes() for x in (*results, *training.weights, training.state.log)]
+
+
+def bits_of_failure(seed: int, memory: int | None) -> list[bytes]:
+    """Return the bytes of weights and log, and the error, after a call with a wrong index."""
+    error = b"none"
+
+    def run(training: Training) -> list[Tensor]:
+        nonlocal error
+        step = ml.capture(training.step, memory=memory)
+        step(training.x)
+        training.state.damage(random.Random(f"index of {seed}"))
+        try:
+            step(training.x)
+        except PositionError as raised:
+            error = str(raised).encode()
+        return []
+
+    found = bits(seed, run)
+    return [*found, error]
 
 
 @contextmanager
@@ -210,7 +276,12 @@ def attempt(seed: int) -> str:
     if got != expected:
         wrong = [i for i, (x, y) in enumerate(zip(got, expected, strict=True)) if x != y]
         raise Wrong(f"budget {budget:,} of {whole:,}: results {wrong} have other bits than eagerly")
-    return "the same bits"
+    if not training.state.is_read:
+        return "the same bits"
+    expected, got = bits_of_failure(seed, None), bits_of_failure(seed, budget)
+    if got != expected:
+        raise Wrong(f"budget {budget:,} of {whole:,}: {got[-1]!r} instead of {expected[-1]!r}")
+    return "the same bits" if got[-1] == b"none" else "the same bits, and the same error"
 
 
 def fuzz(programs: int, seed: int, first: int = 0) -> tuple[Outcomes, str | None]:

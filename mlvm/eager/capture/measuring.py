@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from mlvm.arena.arena import Arena
 from mlvm.arena.planner import Plan
-from mlvm.core.errors import ArgumentError, BudgetError, brief
+from mlvm.core.errors import ArenaError, ArgumentError, BudgetError, OutOfMemoryError, brief
 from mlvm.core.sizes import parse_size
 from mlvm.core.types import NamedType, TensorType
 from mlvm.eager.capture.call import as_tensors
@@ -209,7 +209,7 @@ class Measured:
     def _fits(self, sizes: Mapping[str, int]) -> bool:
         try:
             self._measured(sizes)
-        except BudgetError:
+        except (BudgetError, OutOfMemoryError, ArenaError):  # or more than 2**62 bytes
             return False
         return True
 

@@ -11,7 +11,14 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from mlvm.core.errors import ArgumentError, BudgetError, CaptureError, MlvmError, ShapeError
+from mlvm.core.errors import (
+    ArgumentError,
+    BudgetError,
+    CaptureError,
+    MlvmError,
+    OutOfMemoryError,
+    ShapeError,
+)
 from mlvm.eager import Tensor, nn
 from mlvm.step.saved import SavedStep
 from tests.brief import cases, line_with, refuses
@@ -283,3 +290,18 @@ def test_sizes_may_have_any_name() -> None:
     sizes = ml.measure(ml.sort, ml.TensorType("f32", ("self", "name")), memory="1 MiB")
     assert sizes.at(self=2, name=3).arena == 64
     assert sizes.largest("self", name=4) > 0
+
+
+def test_the_largest_size_of_a_function_that_no_memory_holds() -> None:
+    """The sum of its tensors exceeds 2**63 bytes at 2**30 rows."""
+    square = ml.TensorType("f32", ("n", "n"))
+    sizes = ml.measure(lambda x: ml.sum(ml.sort(x @ x)), square, memory=2**63 - 1)
+    assert 2**28 < sizes.largest("n") < 2**30
+    refuses(OutOfMemoryError, r"at most 2\*\*63 - 1 bytes", sizes.at, n=2**30)
+
+
+def test_a_step_without_a_peak() -> None:
+    for step in (lambda x: x, lambda x: None, lambda x: ml.ones(0)):
+        measured = ml.measure(step, ml.ones(3), budgets=[1, 2**63 - 1])
+        assert len(measured.plan.why()) == 0
+        assert [each.nbytes for each in measured.curve()] == [0, 0]

@@ -89,6 +89,30 @@ def test_the_first_call_to_raise_is_the_first_in_the_code() -> None:
     refuses(ml.errors.PositionError, "take", step, ml.asarray([7]), ml.ones((4, 1000)))
 
 
+def test_a_call_that_raises_precedes_updates_within_each_budget() -> None:
+    """A result that is evicted before its first use is computed later, but this may not raise."""
+    total, table = ml.zeros(()), ml.ones((100, 100))
+
+    def step(x: Any, rows: Any) -> Any:
+        early = ml.take(table, rows, axis=0)
+        total[...] = total + ml.sum(x)
+        other = ml.exp(x)
+        large = ml.sort(ml.concat([x] * 8), axis=0)
+        result = ml.sum(ml.sort(large, axis=1)) + ml.sum(ml.sort(early, axis=0))
+        return result + 0.0 * ml.sum(ml.sort(other, axis=0))
+
+    x, rows = ml.ones((100, 100)), ml.arange(100)
+    points = ml.measure(step, x, rows).curve()
+    assert len(points) > 1
+    for point in points:
+        total[...] = 0.0
+        captured = ml.capture(step, memory=point.nbytes)
+        refuses(ml.errors.PositionError, "", captured, x, rows + 50)
+        assert total.tolist() == 0.0
+        assert captured(x, rows).tolist() == 90_000.0
+        assert total.tolist() == 10_000.0
+
+
 def test_a_gradient_of_take_delays_no_update() -> None:
     """Its indices have been checked by the forward pass."""
     table, head = ml.zeros((50, 64)), ml.zeros((64, 50))
