@@ -94,7 +94,14 @@ class _Steps:
         self._nparams = len(types)
         self._number: dict[int, int] = {}
         self.complete = all(self._add(*pair) for pair in zip(links, (None, *links), strict=False))
-        self._join_lines()
+        if self.complete and not self.is_of_elements:
+            self._join_lines()
+
+    @property
+    def is_of_elements(self) -> bool:
+        """Return whether the chain and all its values have one element."""
+        sizes = [self.types[value].size for step in self.steps for value in step.values]
+        return not self.windows and all(type(size) is int and size == 1 for size in sizes)
 
     def _add(self, link: Link, before: Link | None) -> bool:
         """Add a link behind the one `before`; return False if it has no row function."""
@@ -194,8 +201,11 @@ class _Steps:
                         continue
                     if len(first.values) == _native.CHAIN_MOST_OPERANDS:
                         continue
+                    before = first.values[1:]
+                    if not first.ops and first.row[:3] in ("add", "mul"):  # a scalar is y, not x
+                        before = sorted(before, key=lambda value: self.types[value].ndim == 0)
                     ops = (*(first.ops or _LINES[first.row][1][:1]), codes[k])
-                    values = (target, *first.values[1:], operands[1 - k])
+                    values = (target, *before, operands[1 - k])
                     remaining[i], remaining[at] = _Step(line, values, ops=ops), None
                     break
             for target in step.values[: step.nresults]:
@@ -267,6 +277,8 @@ def chain_call(
     alone = chain.steps[0] if whole and len(chain.steps) == 1 else None
     if alone is not None and not alone.ops and alone.values == tuple(range(nparams)):
         return _row_call(alone.row, types, 50 + chain.cost * size, unit)
+    if chain.is_of_elements and unit is None:
+        return _call_of_elements(chain, nparams, work)
     shapes = [chain.types[value].shape for value in outside]
     windows = [chain.windows.get(value) for value in outside]
     lengths, steps = _axes(shape, shapes, windows)
@@ -314,6 +326,24 @@ def chain_call(
     if is_short:
         name = "short_chain"
     return kernel_call(name, nparams, units, work, integers, scratch=scratch, rest=rest, rows=rows)
+
+
+def _call_of_elements(chain: _Steps, nparams: int, work: float) -> KernelCall | None:
+    """Plan a chain of single elements."""
+    values = {value for step in chain.steps for value in step.values}
+    temporaries = sorted(value for value in values if value >= nparams)
+    number = {value: i for i, value in enumerate([*range(nparams), *temporaries])}
+    rest: list[int] = []
+    for step in chain.steps:
+        own = [number[value] for value in step.values]
+        rest += [*own, *own[-1:] * (4 - len(own))]
+    pointers = -(-8 * len(number) // 16) * 16
+    integers = {"piece": pointers, "nvalues": len(number), "nlinks": len(chain.steps)}
+    scratch = pointers + _native.MOST_ITEM * len(temporaries)
+    rows = [step.row for step in chain.steps]
+    return kernel_call(
+        "chain_of_elements", nparams, 1, work, integers, scratch=scratch, rest=rest, rows=rows
+    )
 
 
 def _are_apart(chain: _Steps) -> bool:
