@@ -41,6 +41,14 @@ _LINES: Final = {
 }
 """Row functions that may be part of a line (`lines` in `kernels/elementwise.c`): its row function,
 and the numbers of the op on the line's value and an operand, and on an operand and that value."""
+_OPS: Final = {
+    _native.LINE_ADD: "add",
+    _native.LINE_SUBTRACT: "subtract",
+    _native.LINE_SUBTRACT_FROM: "subtract_from",
+    _native.LINE_MULTIPLY: "multiply",
+    _native.LINE_DIVIDE: "divide",
+    _native.LINE_DIVIDE_BY: "divide_by",
+}
 _STEPPED: Final = {*_LINES, *[line for line, _ in _LINES.values()]}
 """Row functions with steps, which read scalars as blocks."""
 
@@ -94,8 +102,8 @@ class _Steps:
         self._nparams = len(types)
         self._number: dict[int, int] = {}
         self.complete = all(self._add(*pair) for pair in zip(links, (None, *links), strict=False))
-        if self.complete and not self.is_of_elements:
-            self._join_lines()
+        if self.complete:
+            self._join_lines(4 if self.is_of_elements else _native.CHAIN_MOST_OPERANDS)
 
     @property
     def is_of_elements(self) -> bool:
@@ -179,9 +187,9 @@ class _Steps:
             self._number = {k: number if v == value else v for k, v in self._number.items()}
         return True
 
-    def _join_lines(self) -> None:
+    def _join_lines(self, most: int) -> None:
         """Let one row function compute several steps if each reads the result of the one before,
-        and no other step reads that.
+        and no other step reads that. A line has at most `most` values.
 
         No result may be written between them, since it may reuse the memory of an operand.
         """
@@ -199,7 +207,7 @@ class _Steps:
                     first = remaining[at] if at >= barrier else None
                     if first is None or uses[source] > 1 or not (first.ops or first.row in _LINES):
                         continue
-                    if len(first.values) == _native.CHAIN_MOST_OPERANDS:
+                    if len(first.values) == most:
                         continue
                     before = first.values[1:]
                     if not first.ops and first.row[:3] in ("add", "mul"):  # a scalar is y, not x
@@ -334,13 +342,15 @@ def _call_of_elements(chain: _Steps, nparams: int, work: float) -> KernelCall | 
     temporaries = sorted(value for value in values if value >= nparams)
     number = {value: i for i, value in enumerate([*range(nparams), *temporaries])}
     rest: list[int] = []
+    rows: list[str] = []
     for step in chain.steps:
         own = [number[value] for value in step.values]
         rest += [*own, *own[-1:] * (4 - len(own))]
+        ops = "_then_".join([_OPS[op] for op in step.ops])
+        rows.append(step.row.replace("line", ops) if ops else step.row)
     pointers = -(-8 * len(number) // 16) * 16
     integers = {"piece": pointers, "nvalues": len(number), "nlinks": len(chain.steps)}
     scratch = pointers + _native.MOST_ITEM * len(temporaries)
-    rows = [step.row for step in chain.steps]
     return kernel_call(
         "chain_of_elements", nparams, 1, work, integers, scratch=scratch, rest=rest, rows=rows
     )

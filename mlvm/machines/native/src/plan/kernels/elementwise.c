@@ -461,6 +461,25 @@ PAIR_ROW(gelu_tanh_and_slope_bf16, uint16_t, narrow_from_bf16(short_gelu_tanh(wi
 #define T double
 #include "line_of.h"
 
+/* Two ops of a line on single elements. */
+#define ELEMENT_add(x, y) (x + y)
+#define ELEMENT_subtract(x, y) (x - y)
+#define ELEMENT_subtract_from(x, y) (y - x)
+#define ELEMENT_multiply(x, y) (x * y)
+#define ELEMENT_divide(x, y) (x / y)
+#define ELEMENT_divide_by(x, y) (y / x)
+#define EACH_SECOND(X, t, T, first)                                                                        \
+    X(t, T, first, add)                                                                                    \
+    X(t, T, first, subtract) X(t, T, first, subtract_from) X(t, T, first, multiply) X(t, T, first, divide) \
+        X(t, T, first, divide_by)
+#define EACH_TWO(X, t, T)     \
+    EACH_SECOND(X, t, T, add) \
+    EACH_SECOND(X, t, T, subtract) EACH_SECOND(X, t, T, multiply) EACH_SECOND(X, t, T, divide)
+#define TWO_ELEMENTS(t, T, first, second) \
+    ELEMENT(first##_then_##second##_##t, T, T, T, T, ELEMENT_##second(ELEMENT_##first(x, y), z))
+EACH_TWO(TWO_ELEMENTS, f32, float)
+EACH_TWO(TWO_ELEMENTS, f64, double)
+
 /* --- the ops --- */
 
 #define BOOL 1
@@ -489,6 +508,9 @@ PAIR_ROW(gelu_tanh_and_slope_bf16, uint16_t, narrow_from_bf16(short_gelu_tanh(wi
 #define ENTRY_(name, row, cost) ROW_(name, TEXT(name), PASTE(row, _row), PASTE(row, _element), cost)
 #define ONLY_ROW(name, cost) ROW_(name, TEXT(name), PASTE(name, _row), NULL, cost)
 #define ENTRY(name) ENTRY_(name, name, SIMPLE)
+#define TWO_ENTRY(t, T, first, second)                                         \
+    ROW_(first##_then_##second##_##t, TEXT(first##_then_##second##_##t), NULL, \
+         first##_then_##second##_##t##_element, SIMPLE)
 /* clang-format off */
 #define ENTRIES_OF_ALL(t, T, W)                                                          \
     ENTRY(astype_##t##_u8) ENTRY(astype_##t##_u16) ENTRY(astype_##t##_u32)               \
@@ -526,6 +548,7 @@ const RowEntry TARGETED(elementwise_rows)[] = {
     EACH_BOOL(ENTRIES_OF_ALL) INTEGERS(ENTRIES_OF_ALL) FLOATS(ENTRIES_OF_ALL)
     HALVES(ENTRIES_OF_HALF) SIZES(ENTRIES_OF_SIZE)
     ONLY_ROW(line_f32, SIMPLE) ONLY_ROW(line_f64, SIMPLE)
+    EACH_TWO(TWO_ENTRY, f32, float) EACH_TWO(TWO_ENTRY, f64, double)
     ENTRY(add_bf16) ENTRY(subtract_bf16) ENTRY(multiply_bf16)
     ENTRY_(quantize_linear_u8, quantize_linear_u8, 0.2)
     ENTRY_(quantize_linear_i8, quantize_linear_i8, 0.2)
