@@ -66,24 +66,25 @@ class Capture(Protocol):
 class Context(NamedTuple):
     """Everything that a call depends on in its thread or task, apart from its arguments.
 
-    The first six fields are read in C, by position: `ContextField` in dispatch.h has the same
-    order.
+    The first eight fields are read in C, by position: `ContextField` in dispatch.h and templates.c
+    has the same order.
 
-    arena: Arena of the innermost block, in which results are allocated; None for the thread's own.
-    arena_blocks: open `with arena:` blocks, the innermost last.
-    vms: VMs chosen by `ml.use`, the last one at the end.
-    tape: tape that records differentiable calls.
-    default_dtype: dtype of floats that neither an argument nor an operand determines.
-    autocast_dtype: half-precision dtype of matrix products, set by the innermost `autocast`.
-    recorder: recorder of the captured function that is traced.
-    autocast_blocks: open `autocast` blocks, the innermost last.
-    numbers: computation on Python numbers that is recorded.
-    line: line of the traced call that an interpreter runs.
-    reword: changes the error of a position that is out of range.
-    key_source: source of random keys that replaces the VM's own.
-    key_state: state of random keys that replaces the VM's own, in captured functions only.
-    functions: functions whose bodies are traced, each called by the one before.
-    axes: named axes of `vmap`: for each name the size, and the element's index, i64[].
+    `arena`: Arena of the innermost block, in which results are allocated; None for the thread's
+        own.
+    `arena_blocks`: open `with arena:` blocks, the innermost last.
+    `vms`: VMs chosen by `ml.use`, the last one at the end.
+    `tape`: tape that records differentiable calls.
+    `default_dtype`: dtype of floats that neither an argument nor an operand determines.
+    `autocast_dtype`: half-precision dtype of matrix products, set by the innermost `autocast`.
+    `key_source`: source of random keys that replaces the VM's own.
+    `key_state`: state of random keys that replaces the VM's own, in captured functions only.
+    `recorder`: recorder of the captured function that is traced.
+    `autocast_blocks`: open `autocast` blocks, the innermost last.
+    `numbers`: computation on Python numbers that is recorded.
+    `line`: line of the traced call that an interpreter runs.
+    `reword`: changes the error of a position that is out of range.
+    `functions`: functions whose bodies are traced, outermost first.
+    `axes`: named axes of `vmap`: for each name the size, and the element's index, i64[].
     """
 
     arena: Any = None
@@ -92,13 +93,13 @@ class Context(NamedTuple):
     tape: Tape | None = None
     default_dtype: DType = f32
     autocast_dtype: DType | None = None
+    key_source: Callable[[], Any] | None = None
+    key_state: Any = None
     recorder: Capture | None = None
     autocast_blocks: tuple[Any, ...] = ()
     numbers: Any = None
     line: Any = None
     reword: Callable[[Any], None] | None = None
-    key_source: Callable[[], Any] | None = None
-    key_state: Any = None
     functions: tuple[Any, ...] = ()
     axes: Mapping[str, tuple[int, Any]] = MappingProxyType({})
 
