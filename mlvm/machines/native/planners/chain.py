@@ -187,14 +187,10 @@ class _Steps:
             self._number = {k: number if v == value else v for k, v in self._number.items()}
         return True
 
-<<<<<<< HEAD
     def _join_lines(self, most: int) -> None:
-        """Let one row function compute several steps if each reads the result of the one before,
-        and no other step reads that. A line has at most `most` values.
-=======
-    def _join_lines(self) -> None:
         """Merge steps into one row function if each result is read only by the next step.
->>>>>>> main
+
+        The row function has at most `most` values.
 
         No result may be written between them, since it may reuse the memory of an operand.
         """
