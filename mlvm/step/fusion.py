@@ -108,7 +108,7 @@ def joined(
     row = _Row(chains)
     producers: dict[Value, Unit] = {}
     domains = units.domains.setdefault(policy, _Domains(policy))
-    of_elements: dict[Shape, Unit] = {}  # the last unit of each shape of one element
+    of_elements: dict[Shape | None, Unit] = {}  # the last unit of each shape of one element
     for each in row.in_order():
         unit = each
         if None in [domains[call] for call in unit.calls]:

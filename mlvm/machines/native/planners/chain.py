@@ -212,7 +212,7 @@ class _Steps:
                         continue
                     before = first.values[1:]
                     if not first.ops and first.row[:3] in ("add", "mul"):  # a scalar is y, not x
-                        before = sorted(before, key=lambda value: self.types[value].ndim == 0)
+                        before = tuple(sorted(before, key=lambda x: self.types[x].ndim == 0))
                     ops = (*(first.ops or _LINES[first.row][1][:1]), codes[k])
                     values = (target, *before, operands[1 - k])
                     remaining[i], remaining[at] = _Step(line, values, ops=ops), None
