@@ -42,6 +42,7 @@ class FusionPolicy(NamedTuple):
     `halves`: whether row functions widen half precision while reading (`mlvm.step.halves`).
     `transposes`: whether matrix products accept transposed factors, with the same bits.
     `windows`: whether chains read and write slices in place.
+    `elements`: whether calls on one element join a chain that computes none of their operands.
     `near`: maximum number of units between a call and a chain that it joins.
     """
 
@@ -54,6 +55,7 @@ class FusionPolicy(NamedTuple):
     halves: bool = False
     transposes: bool = False
     windows: bool = False
+    elements: bool = False
     near: int = 16
 
     def links(self, op: Op) -> bool:
@@ -74,7 +76,7 @@ REFERENCE: Final = FusionPolicy()
 
 _SHORTCUTS: Final = {"passes": True, "panels": True, "halves": True, "transposes": True}
 NATIVE: Final = FusionPolicy(
-    heads=True, reductions=False, shortest=2, longest=24, windows=True, **_SHORTCUTS
+    heads=True, reductions=False, shortest=2, longest=24, windows=True, elements=True, **_SHORTCUTS
 )
 """A separate reduction is as fast as one in a chain, for which there is no row function."""
 
@@ -106,12 +108,20 @@ def joined(
     row = _Row(chains)
     producers: dict[Value, Unit] = {}
     domains = units.domains.setdefault(policy, _Domains(policy))
+    of_elements: dict[Shape | None, Unit] = {}  # the last unit of each shape of one element
     for each in row.in_order():
         unit = each
         if None in [domains[call] for call in unit.calls]:
             producers.update(dict.fromkeys(unit.makes, unit))
             continue
-        for partner in _partners(unit.calls[0], producers, row.place):
+        partners = _partners(unit.calls[0], producers, row.place)
+        shape = domains[unit.calls[0]]
+        is_element = policy.elements and shape is not None and _is_one_element(shape)
+        if is_element and shape in of_elements and not unit.calls[0].again:
+            partners.append(of_elements[shape])
+        for partner in partners:
+            if partner not in row.place:  # it has been merged
+                continue
             if len(partner.calls) + len(unit.calls) > policy.longest:
                 continue
             if len(partner.reads | unit.reads) > MOST_OPERANDS:
@@ -132,6 +142,8 @@ def joined(
                     unit = merged
                     break
         producers.update(dict.fromkeys(unit.makes, unit))
+        if is_element:
+            of_elements[shape] = unit
     result: list[Unit] = []
     for each in row.in_order():
         if 1 < len(each.calls) < policy.shortest and not each.writes_to:
@@ -376,6 +388,10 @@ def _takes(unit: Unit, calls: Sequence[Call], domains: _Domains) -> bool:
                 if any(use.type is not out.type for use in uses):
                     return False
     return True
+
+
+def _is_one_element(shape: Shape) -> bool:
+    return all(type(n) is int and n == 1 for n in shape)
 
 
 def _has_window(call: Call) -> bool:

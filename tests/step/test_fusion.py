@@ -90,6 +90,19 @@ def test_a_product_of_one_row_begins_no_chain(rows: int, lengths: list[int]) -> 
     assert [len(unit.calls) for unit in fused(step.calls, policy=NATIVE)] == lengths
 
 
+@cases("shape, units", ((), [["exp", "tanh", "negative"]]), ((2,), [["exp", "negative"], ["tanh"]]))
+def test_ops_on_one_element_need_no_common_value(
+    shape: tuple[int, ...], units: list[list[str]]
+) -> None:
+    step = step_of(*shape)
+    step.cell("input", floats(*shape))
+    apply(step, "exp", 0)
+    apply(step, "tanh", 1)
+    apply(step, "negative", 2)
+    together = [names(unit) for unit in fused(step.calls, policy=NATIVE)]
+    assert sorted(together) == units
+
+
 def test_a_chain_is_all_ops_between_two_that_are_not_elementwise() -> None:
     step = step_of(4, 6)
     apply(step, "tanh", 0)

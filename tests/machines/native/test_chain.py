@@ -99,7 +99,8 @@ def test_a_step_of_adam_is_one_pass_in_place(size: int, dtype: str) -> None:
     vector, scalar = TensorType(dtype, (size,)), TensorType(dtype)
     call = chain_call(ADAM, [*[vector] * 7, *[scalar] * 4])
     assert call is not None
-    assert call.kernel == ("short_chain" if size <= 16 else "chain") or size == 1000
+    kernels = {1: "chain_of_elements", 16: "short_chain", 5000: "chain"}
+    assert call.kernel == kernels.get(size, call.kernel)
     rng = np.random.default_rng(5)
     m, v, p, g = (rng.random(size).astype(vector.dtype.numpy) for _ in range(4))
     beta1, beta2, eps, rate = (np.array(x, m.dtype) for x in (0.9, 0.999, 1e-8, -0.1))
@@ -124,7 +125,7 @@ LINE = links(
 
 
 @cases("dtype", "f32", "f64")
-@cases("size", 1, 3, 4, 7, 31, 32, 33, 65, 100, 5000)
+@cases("size", 2, 3, 4, 7, 31, 32, 33, 65, 100, 5000)
 def test_a_line_of_arithmetic_is_one_row_function_in_place(size: int, dtype: str) -> None:
     vector, scalar = TensorType(dtype, (size,)), TensorType(dtype)
     types = [*[vector] * 4, *[scalar] * 2]
@@ -139,6 +140,46 @@ def test_a_line_of_arithmetic_is_one_row_function_in_place(size: int, dtype: str
     arrays = [aligned_copy(each) for each in (x, y, z, a, b)]
     call.run(POOLS[2], arrays[0], *arrays)
     np.testing.assert_array_equal(arrays[0], expected)
+
+
+@cases("dtype", "f32", "f64")
+@cases("second", "add", "subtract", "multiply", "divide")
+@cases("first", "add", "subtract", "multiply", "divide")
+def test_two_ops_of_single_elements_are_one_function(first: str, second: str, dtype: str) -> None:
+    ops = {"add": np.add, "subtract": np.subtract, "multiply": np.multiply, "divide": np.divide}
+    scalar = TensorType(dtype)
+    x, y, z = (np.array(value, scalar.dtype.numpy) for value in (0.3, 1.7, -2.1))
+    for operands, values in (((-1, 3), lambda v: (v, z)), ((3, -1), lambda v: (z, v))):
+        chain = links((first, -1, 1, 2), (second, 0, *operands))
+        assert len(_Steps(chain, [scalar] * 4).steps) == 1
+        call = chain_call(chain, [scalar] * 4)
+        assert call is not None
+        out = np.zeros_like(x)
+        call.run(POOLS[1], out, x, y, z)
+        assert out == ops[second](*values(ops[first](x, y)))
+
+
+def test_a_chain_of_single_elements_has_any_length_and_works_in_place() -> None:
+    """Row functions without a function of one element, such as sine, are links of it, too."""
+    count = 40
+    chain = links(
+        ("multiply", -1, 1, 2),
+        *[link for i in range(1, count) for link in (
+            ("sin", -2 * i, 1 - 2 * i), ("add", -2 * i - 1, -2 * i, 2),
+        )],
+        ("less", -2 * count, 1 - 2 * count, 2),
+        ("where", 0, -2 * count, 1, 1 - 2 * count),
+    )  # fmt: skip
+    call = chain_call(chain, [TensorType("f64")] * 3)
+    assert call is not None
+    assert call.kernel == "chain_of_elements"
+    x, y = np.array(0.7), np.array(1.3)
+    value = native("multiply", x, y)
+    for _ in range(1, count):
+        value = native("add", native("sin", value), y)
+    expected = x if value < y else value
+    call.run(POOLS[1], x, x, y)
+    assert x == expected
 
 
 def test_links_may_bring_other_dtypes() -> None:

@@ -41,6 +41,14 @@ _LINES: Final = {
 }
 """Row functions that may be part of a line (`lines` in `kernels/elementwise.c`): its row function,
 and the numbers of the op on the line's value and an operand, and on an operand and that value."""
+_OPS: Final = {
+    _native.LINE_ADD: "add",
+    _native.LINE_SUBTRACT: "subtract",
+    _native.LINE_SUBTRACT_FROM: "subtract_from",
+    _native.LINE_MULTIPLY: "multiply",
+    _native.LINE_DIVIDE: "divide",
+    _native.LINE_DIVIDE_BY: "divide_by",
+}
 _STEPPED: Final = {*_LINES, *[line for line, _ in _LINES.values()]}
 """Row functions with steps, which read scalars as blocks."""
 
@@ -94,7 +102,14 @@ class _Steps:
         self._nparams = len(types)
         self._number: dict[int, int] = {}
         self.complete = all(self._add(*pair) for pair in zip(links, (None, *links), strict=False))
-        self._join_lines()
+        if self.complete:
+            self._join_lines(4 if self.is_of_elements else _native.CHAIN_MOST_OPERANDS)
+
+    @property
+    def is_of_elements(self) -> bool:
+        """Return whether the chain and all its values have one element."""
+        sizes = [self.types[value].size for step in self.steps for value in step.values]
+        return not self.windows and all(type(size) is int and size == 1 for size in sizes)
 
     def _add(self, link: Link, before: Link | None) -> bool:
         """Add a link after the link `before`; return False if it has no row function."""
@@ -172,8 +187,10 @@ class _Steps:
             self._number = {k: number if v == value else v for k, v in self._number.items()}
         return True
 
-    def _join_lines(self) -> None:
+    def _join_lines(self, most: int) -> None:
         """Merge steps into one row function if each result is read only by the next step.
+
+        The row function has at most `most` values.
 
         No result may be written between them, since it may reuse the memory of an operand.
         """
@@ -191,10 +208,13 @@ class _Steps:
                     first = remaining[at] if at >= barrier else None
                     if first is None or uses[source] > 1 or not (first.ops or first.row in _LINES):
                         continue
-                    if len(first.values) == _native.CHAIN_MOST_OPERANDS:
+                    if len(first.values) == most:
                         continue
+                    before = first.values[1:]
+                    if not first.ops and first.row[:3] in ("add", "mul"):  # a scalar is y, not x
+                        before = tuple(sorted(before, key=lambda x: self.types[x].ndim == 0))
                     ops = (*(first.ops or _LINES[first.row][1][:1]), codes[k])
-                    values = (target, *first.values[1:], operands[1 - k])
+                    values = (target, *before, operands[1 - k])
                     remaining[i], remaining[at] = _Step(line, values, ops=ops), None
                     break
             for target in step.values[: step.nresults]:
@@ -266,6 +286,8 @@ def chain_call(
     alone = chain.steps[0] if whole and len(chain.steps) == 1 else None
     if alone is not None and not alone.ops and alone.values == tuple(range(nparams)):
         return _row_call(alone.row, types, 50 + chain.cost * size, unit)
+    if chain.is_of_elements and unit is None:
+        return _call_of_elements(chain, nparams, work)
     shapes = [chain.types[value].shape for value in outside]
     windows = [chain.windows.get(value) for value in outside]
     lengths, steps = _axes(shape, shapes, windows)
@@ -313,6 +335,26 @@ def chain_call(
     if is_short:
         name = "short_chain"
     return kernel_call(name, nparams, units, work, integers, scratch=scratch, rest=rest, rows=rows)
+
+
+def _call_of_elements(chain: _Steps, nparams: int, work: float) -> KernelCall | None:
+    """Plan a chain of single elements."""
+    values = {value for step in chain.steps for value in step.values}
+    temporaries = sorted(value for value in values if value >= nparams)
+    number = {value: i for i, value in enumerate([*range(nparams), *temporaries])}
+    rest: list[int] = []
+    rows: list[str] = []
+    for step in chain.steps:
+        own = [number[value] for value in step.values]
+        rest += [*own, *own[-1:] * (4 - len(own))]
+        ops = "_then_".join([_OPS[op] for op in step.ops])
+        rows.append(step.row.replace("line", ops) if ops else step.row)
+    pointers = -(-8 * len(number) // 16) * 16
+    integers = {"piece": pointers, "nvalues": len(number), "nlinks": len(chain.steps)}
+    scratch = pointers + _native.MOST_ITEM * len(temporaries)
+    return kernel_call(
+        "chain_of_elements", nparams, 1, work, integers, scratch=scratch, rest=rest, rows=rows
+    )
 
 
 def _are_apart(chain: _Steps) -> bool:

@@ -31,10 +31,14 @@ typedef struct {
  * of one element; only row functions with steps support it. */
 typedef void (*RowFn)(char *const *p, int64_t n, const int64_t *steps);
 
+/* The same for one element. `link` has the numbers of the result and the operands in `values`. */
+typedef void (*ElementFn)(char *const *values, const int64_t *link);
+
 typedef struct {
     const char *name; /* "add_f32" */
     RowFn run;
-    double cost; /* approximate nanoseconds per byte of its result */
+    ElementFn element; /* or NULL */
+    double cost;       /* approximate nanoseconds per byte of its result */
 } RowEntry;
 
 struct KernelCall {
@@ -79,13 +83,13 @@ struct KernelCall {
 #define KERNEL_TABLE(file, ...) __VA_ARGS__ extern const KernelEntry TARGETED(file##_kernels)[];
 #define KERNEL_(name, text, run, finish) \
     IF_USED(kernel, name)(const KernelEntry TARGETED(MLVM_JOIN(kernel, name)) = {text, run, finish};)
-#define ROW_(name, text, run, cost) \
-    IF_USED(row, name)(const RowEntry TARGETED(MLVM_JOIN(row, name)) = {text, run, cost};)
+#define ROW_(name, text, run, element, cost) \
+    IF_USED(row, name)(const RowEntry TARGETED(MLVM_JOIN(row, name)) = {text, run, element, cost};)
 #else
 #define KERNEL_TABLE(file, ...) \
     const KernelEntry TARGETED(file##_kernels)[] = {__VA_ARGS__{NULL, NULL, NULL}};
 #define KERNEL_(name, text, run, finish) {text, run, finish},
-#define ROW_(name, text, run, cost) {text, run, cost},
+#define ROW_(name, text, run, element, cost) {text, run, element, cost},
 #endif
 #define KERNEL(name, run, finish) KERNEL_(name, #name, run, finish)
 

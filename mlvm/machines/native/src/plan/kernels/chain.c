@@ -178,8 +178,13 @@ static int64_t piece_at(const int64_t *n, const Position *position, int64_t rest
 static void move_gaps(const int64_t *n, int64_t rows, int64_t size, char *at, char *space, int back)
 {
     int64_t length = n[REST + n[NAXES] - 1] * size, gap = n[PITCH] * size - length;
-    for (at += length; --rows > 0; at += gap + length, space += gap)
-        memcpy(back ? at : space, back ? space : at, (size_t)gap);
+    for (at += length; --rows > 0; at += gap + length, space += gap) {
+        char *to = back ? at : space, *from = back ? space : at;
+        if (gap == 16) /* two f64: a function call would need more time */
+            memcpy(to, from, 16);
+        else
+            memcpy(to, from, (size_t)gap);
+    }
 }
 
 static void run_links(const KernelCall *call, const int64_t *link, char *const *values, int64_t count)
@@ -208,6 +213,40 @@ static int short_chain(const KernelCall *call, char *const *p, int64_t begin, in
     }
     run_links(call, value, values, n[ELEMENTS]);
     return 0;
+}
+
+/* A chain of single elements. Each link has four values: those of its row function, then others. There are
+ * several copies of the call, whose targets the processor predicts separately: a single call needs more than
+ * twice the time. */
+static __attribute__((noinline)) void run_row(const RowEntry *row, char *const *values, const int64_t *link)
+{
+    char *operands[] = {values[link[0]], values[link[1]], values[link[2]], values[link[3]]};
+    row->run(operands, 1, ones);
+}
+
+#define RUN_LINK                       \
+    if (row == last)                   \
+        return 0;                      \
+    if ((*row)->element)               \
+        (*row)->element(values, link); \
+    else                               \
+        run_row(*row, values, link);   \
+    row++, link += 4;
+#define RUN_LINKS RUN_LINK RUN_LINK RUN_LINK RUN_LINK
+static int chain_of_elements(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
+                             char *scratch)
+{
+    (void)begin, (void)end;
+    const int64_t *n = call->ints, *link = n + REST;
+    const RowEntry *const *row = call->rows, *const *last = row + n[NLINKS];
+    char **values = (char **)scratch;
+    char *space = scratch + n[PIECE];
+    memcpy(values, p, (size_t)call->nparams * sizeof *values);
+    for (int64_t i = call->nparams; i < n[NVALUES]; i++, space += MOST_ITEM)
+        values[i] = space;
+    for (;;) {
+        RUN_LINKS RUN_LINKS RUN_LINKS RUN_LINKS
+    }
 }
 
 static int chain(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
@@ -323,5 +362,7 @@ static int finish(const KernelCall *call, char *const *p, int64_t begin, int64_t
     return 0;
 }
 
-KERNEL_TABLE(chain, KERNEL(row, row, NULL) KERNEL(short_row, short_row, NULL) KERNEL(chain, chain, NULL)
-                        KERNEL(short_chain, short_chain, NULL) KERNEL(chain_into_windows, chain, finish))
+KERNEL_TABLE(chain,
+             KERNEL(row, row, NULL) KERNEL(short_row, short_row, NULL) KERNEL(chain, chain, NULL)
+                 KERNEL(short_chain, short_chain, NULL) KERNEL(chain_of_elements, chain_of_elements, NULL)
+                     KERNEL(chain_into_windows, chain, finish))

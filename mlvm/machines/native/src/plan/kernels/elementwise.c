@@ -32,8 +32,19 @@
     X(1, uint8_t, ) X(2, uint16_t, ) X(4, uint32_t, ) X(8, uint64_t, ) X(16, _Complex double, )
 /* clang-format on */
 
-/* Row function `name` with operands of types X, Y, Z, defined by an expression of x, y, z. */
+/* Function `name` of one element, with operands of types X, Y, Z, defined by an expression of x, y, z. */
+#define ELEMENT(name, R, X, Y, Z, expression)                                   \
+    static void PASTE(name, _element)(char *const *values, const int64_t *link) \
+    {                                                                           \
+        X x = *(const X *)values[link[1]];                                      \
+        Y y = *(const Y *)values[link[2]];                                      \
+        Z z = *(const Z *)values[link[3]];                                      \
+        (void)y, (void)z;                                                       \
+        *(R *)values[link[0]] = (R)(expression);                                \
+    }
+/* The same, and a row function. */
 #define UNARY_ROW(name, R, X, expression)                                      \
+    ELEMENT(name, R, X, X, X, expression)                                      \
     static void PASTE(name, _row)(char *const *p, int64_t n, const int64_t *a) \
     {                                                                          \
         (void)a;                                                               \
@@ -45,6 +56,7 @@
         }                                                                      \
     }
 #define BINARY_ROW(name, R, X, expression)                                     \
+    ELEMENT(name, R, X, X, X, expression)                                      \
     static void PASTE(name, _row)(char *const *p, int64_t n, const int64_t *a) \
     {                                                                          \
         (void)a;                                                               \
@@ -57,6 +69,7 @@
     }
 #define TERNARY_ROW(name, R, X, Y, expression) MIXED_ROW(name, R, X, Y, Y, expression)
 #define MIXED_ROW(name, R, X, Y, Z, expression)                                \
+    ELEMENT(name, R, X, Y, Z, expression)                                      \
     static void PASTE(name, _row)(char *const *p, int64_t n, const int64_t *a) \
     {                                                                          \
         (void)a;                                                               \
@@ -82,6 +95,7 @@
 typedef float Part_f32 __attribute__((vector_size(ROW_VECTOR), aligned(4), may_alias));
 typedef double Part_f64 __attribute__((vector_size(ROW_VECTOR), aligned(8), may_alias));
 #define STEPPED_ROW(name, part, T, expression)                                   \
+    ELEMENT(name, T, T, T, T, expression)                                        \
     static void PASTE(name, _row)(char *const *p, int64_t n, const int64_t *by)  \
     {                                                                            \
         enum { BLOCK = BLOCK_BYTES / sizeof(T), PART = ROW_VECTOR / sizeof(T) }; \
@@ -296,6 +310,7 @@ static inline float power_f32(float x, float y)
 
 #define MOVES(size, T, unused)                                                 \
     TERNARY_ROW(where_##size, T, uint8_t, T, x ? y : z)                        \
+    ELEMENT(copy_##size, T, T, T, T, x)                                        \
     static void copy_##size##_row(char *const *p, int64_t n, const int64_t *a) \
     {                                                                          \
         (void)a;                                                               \
@@ -446,6 +461,26 @@ PAIR_ROW(gelu_tanh_and_slope_bf16, uint16_t, narrow_from_bf16(short_gelu_tanh(wi
 #define T double
 #include "line_of.h"
 
+/* Two ops of a line on single elements. */
+#define ELEMENT_add(x, y) (x + y)
+#define ELEMENT_subtract(x, y) (x - y)
+#define ELEMENT_subtract_from(x, y) (y - x)
+#define ELEMENT_multiply(x, y) (x * y)
+#define ELEMENT_divide(x, y) (x / y)
+#define ELEMENT_divide_by(x, y) (y / x)
+#define EACH_SECOND(X, t, T, first)                                               \
+    X(t, T, first, add)                                                           \
+    X(t, T, first, subtract)                                                      \
+    X(t, T, first, subtract_from) X(t, T, first, multiply) X(t, T, first, divide) \
+        X(t, T, first, divide_by)
+#define EACH_TWO(X, t, T)     \
+    EACH_SECOND(X, t, T, add) \
+    EACH_SECOND(X, t, T, subtract) EACH_SECOND(X, t, T, multiply) EACH_SECOND(X, t, T, divide)
+#define TWO_ELEMENTS(t, T, first, second) \
+    ELEMENT(first##_then_##second##_##t, T, T, T, T, ELEMENT_##second(ELEMENT_##first(x, y), z))
+EACH_TWO(TWO_ELEMENTS, f32, float)
+EACH_TWO(TWO_ELEMENTS, f64, double)
+
 /* --- the ops --- */
 
 #define BOOL 1
@@ -471,8 +506,12 @@ PAIR_ROW(gelu_tanh_and_slope_bf16, uint16_t, narrow_from_bf16(short_gelu_tanh(wi
 #define SIMPLE 0.03
 #define TEXT_(x) #x
 #define TEXT(x) TEXT_(x)
-#define ENTRY_(name, row, cost) ROW_(name, TEXT(name), PASTE(row, _row), cost)
+#define ENTRY_(name, row, cost) ROW_(name, TEXT(name), PASTE(row, _row), PASTE(row, _element), cost)
+#define ONLY_ROW(name, cost) ROW_(name, TEXT(name), PASTE(name, _row), NULL, cost)
 #define ENTRY(name) ENTRY_(name, name, SIMPLE)
+#define TWO_ENTRY(t, T, first, second)                                         \
+    ROW_(first##_then_##second##_##t, TEXT(first##_then_##second##_##t), NULL, \
+         first##_then_##second##_##t##_element, SIMPLE)
 /* clang-format off */
 #define ENTRIES_OF_ALL(t, T, W)                                                          \
     ENTRY(astype_##t##_u8) ENTRY(astype_##t##_u16) ENTRY(astype_##t##_u32)               \
@@ -497,10 +536,10 @@ PAIR_ROW(gelu_tanh_and_slope_bf16, uint16_t, narrow_from_bf16(short_gelu_tanh(wi
 #define BINARY(op, cost, result) ENTRY_(OF(op), OF(op), cost)
 #define STEPPED(op, cost, result) ENTRY_(OF(op), OF(op), cost)
 #define TERNARY(op, cost, result) ENTRY_(OF(op), OF(op), cost)
-#define PAIR(op, cost, first, second) ENTRY_(OF(PASTE(op, _and_slope)), OF(PASTE(op, _and_slope)), cost)
+#define PAIR(op, cost, first, second) ONLY_ROW(OF(PASTE(op, _and_slope)), cost)
 #define PREDICATE(op, cost, result) ENTRY_(OF(op), OF(op), cost)
 #define COMPARISON(op, cost, result) ENTRY_(OF(op), OF(op), cost)
-#define OWN_LOOP(op, cost) ENTRY_(OF(op), OF(op), cost)
+#define OWN_LOOP(op, cost) ONLY_ROW(OF(op), cost)
 #define SAME(op) ENTRY_(OF(op), MLVM_JOIN(copy, SIZE), SIMPLE)
 
 /* clang-format off */
@@ -509,16 +548,17 @@ const RowEntry TARGETED(elementwise_rows)[] = {
 #endif
     EACH_BOOL(ENTRIES_OF_ALL) INTEGERS(ENTRIES_OF_ALL) FLOATS(ENTRIES_OF_ALL)
     HALVES(ENTRIES_OF_HALF) SIZES(ENTRIES_OF_SIZE)
-    ENTRY(line_f32) ENTRY(line_f64)
+    ONLY_ROW(line_f32, SIMPLE) ONLY_ROW(line_f64, SIMPLE)
+    EACH_TWO(TWO_ENTRY, f32, float) EACH_TWO(TWO_ENTRY, f64, double)
     ENTRY(add_bf16) ENTRY(subtract_bf16) ENTRY(multiply_bf16)
     ENTRY_(quantize_linear_u8, quantize_linear_u8, 0.2)
     ENTRY_(quantize_linear_i8, quantize_linear_i8, 0.2)
     ENTRY(dequantize_linear_u8) ENTRY(dequantize_linear_i8) ENTRY(dequantize_linear_i32)
     ENTRY_(gelu_tanh_bf16, gelu_tanh_bf16, 0.15)
     ENTRY_(gelu_tanh_slope_bf16, gelu_tanh_slope_bf16, 0.15)
-    ENTRY_(gelu_tanh_and_slope_bf16, gelu_tanh_and_slope_bf16, 0.2)
+    ONLY_ROW(gelu_tanh_and_slope_bf16, 0.2)
 #include "elementwise_dtypes.h"
 #ifndef WANTED
-    {NULL, NULL, 0}
+    {NULL, NULL, NULL, 0}
 };
 #endif

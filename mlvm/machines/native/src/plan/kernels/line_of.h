@@ -52,25 +52,37 @@ LINE(line_element, T)
 #define ON_PARTS(DO, result) \
     DO(0, result)            \
     DO(1, result) DO(2, result) DO(3, result) DO(4, result) DO(5, result) DO(6, result) DO(7, result)
+#define LINE_LABELS(op, result) [2 * op] = &&op##_of_scalar, [2 * op + 1] = &&op##_of_row,
 #define LINE_CASES(op, result)              \
-    case 2 * op: {                          \
+    op##_of_scalar:                         \
+    {                                       \
         const Part y = *(const Part *)p[k]; \
         ON_PARTS(SAME, result)              \
-        break;                              \
+        NEXT;                               \
     }                                       \
-    case 2 * op + 1: {                      \
+    op##_of_row:                            \
+    {                                       \
         const T *ys = (const T *)p[k] + at; \
         ON_PARTS(OWN, result)               \
-        break;                              \
+        NEXT;                               \
     }
+/* Jump to the code of the next op: a switch needs twice as many instructions. */
+#define NEXT                 \
+    do {                     \
+        if (++k == count)    \
+            goto end;        \
+        goto *labels[by[k]]; \
+    } while (0)
 static void MLVM_JOIN(line_block, DT)(T *to, char *const *p, int64_t at, const int64_t *by)
 {
     typedef MLVM_JOIN(LinePart, DT) Part;
+    static const void *const labels[] = {LINE_OPS(LINE_LABELS)};
+    const int64_t count = by[0];
+    int64_t k = 1;
     EACH_PART(LOAD_PART)
-    for (int64_t k = 2; k < by[0]; k++)
-        switch (by[k]) {
-            LINE_OPS(LINE_CASES)
-        }
+    NEXT;
+    LINE_OPS(LINE_CASES)
+end:
     EACH_PART(STORE_PART)
 }
 
@@ -108,5 +120,7 @@ static void PASTE(MLVM_JOIN(line, DT), _row)(char *const *p, int64_t n, const in
 #undef OWN
 #undef ON_PARTS
 #undef LINE_CASES
+#undef LINE_LABELS
+#undef NEXT
 #undef DT
 #undef T
