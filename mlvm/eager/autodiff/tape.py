@@ -40,9 +40,9 @@ from mlvm.eager.tensor.apply import (
     raise_stale,
 )
 from mlvm.eager.tensor.autocast import NO_AUTOCAST
-from mlvm.eager.tensor.chains import chains_of
 from mlvm.eager.tensor.constants import is_constant
 from mlvm.eager.tensor.context import default_arena, own_arenas
+from mlvm.eager.tensor.template_kernels import chains_of
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import apply_into_in_python, live_tapes, overwrite
 from mlvm.machines.native.extension import EXTENSION

@@ -19,9 +19,9 @@ import mlvm.eager as ml
 from mlvm.core.types import DType
 from mlvm.eager.functions.random import with_keys
 from mlvm.eager.tensor import primitives, templates
-from mlvm.eager.tensor.chains import chains_of
 from mlvm.eager.tensor.constants import constant, is_constant
 from mlvm.eager.tensor.reading import values_of
+from mlvm.eager.tensor.template_kernels import chains_of
 from mlvm.eager.tensor.wrapper import public
 from mlvm.machines.native.extension import EXTENSION
 from tests.brief import with_long
