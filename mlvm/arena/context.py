@@ -71,7 +71,7 @@ class Context(NamedTuple):
 
     arena: Arena of the innermost block, in which results are allocated; None for the thread's own.
     arena_blocks: open `with arena:` blocks, the innermost last.
-    vms: VMs chosen by `ml.use`, the last one at the end.
+    vms: open `ml.use` blocks and their VMs, the innermost last.
     tape: tape that records differentiable calls.
     default_dtype: dtype of floats that neither an argument nor an operand determines.
     autocast_dtype: half-precision dtype of matrix products, set by the innermost `autocast`.
@@ -89,7 +89,7 @@ class Context(NamedTuple):
 
     arena: Any = None
     arena_blocks: tuple[Any, ...] = ()
-    vms: tuple[VMProtocol, ...] = ()
+    vms: tuple[tuple[object, VMProtocol], ...] = ()
     tape: Tape | None = None
     default_dtype: DType = f32
     autocast_dtype: DType | None = None

@@ -86,6 +86,8 @@ def test_blocks_of_the_same_kind_may_be_left_in_any_order(name: str) -> None:
             yield
 
     for order in itertools.product(range(2), repeat=3):
+        if name == "arena" and order in ((0, 1, 0), (1, 0, 1)):
+            continue  # the first block and the last are the same object
         for leaves in itertools.permutations(range(3)):
             blocks, still = [inside(i) for i in order], [*range(3)]
             for block in blocks:
@@ -112,7 +114,7 @@ def test_a_block_can_be_entered_again(name: str) -> None:
         with block:
             with block, make(1):
                 assert innermost() == 1
-            assert name == "use" or innermost() == 0
+            assert innermost() == 0
         assert current() == before
 
 

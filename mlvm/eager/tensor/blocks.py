@@ -6,12 +6,24 @@ import inspect
 from collections.abc import Callable, Generator
 from contextlib import ContextDecorator
 from functools import partial, wraps
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from mlvm.arena.context import current, set_context
 from mlvm.core.errors import ArgumentError, brief
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+
+Blocks: TypeAlias = tuple[tuple[object, T], ...]
+"""Open blocks and their values, the innermost last."""
+
+
+def without_block(blocks: Blocks[T], block: object) -> Blocks[T]:
+    """Return the open blocks without the last entry of `block`."""
+    for i in reversed(range(len(blocks))):
+        if blocks[i][0] is block:
+            return blocks[:i] + blocks[i + 1 :]
+    return blocks
 
 
 class ContextBlock(ContextDecorator):
@@ -32,9 +44,9 @@ class ContextBlock(ContextDecorator):
 
     def __exit__(self, *_: object) -> None:
         blocks = self._open()
-        last = max((i for i, (block, _) in enumerate(blocks) if block is self), default=None)
-        if last is not None:
-            self._set(*blocks[:last], *blocks[last + 1 :])
+        remaining = without_block(blocks, self)
+        if remaining is not blocks:
+            self._set(*remaining)
 
     @classmethod
     def set_innermost(cls, value: object) -> None:
@@ -43,12 +55,12 @@ class ContextBlock(ContextDecorator):
         cls._set(*outer, (block, value))
 
     @classmethod
-    def _open(cls) -> tuple[tuple[ContextBlock | None, Any], ...]:
-        blocks: tuple[Any, ...] = getattr(current(), f"{cls._field}s")
+    def _open(cls) -> Blocks[Any]:
+        blocks: Blocks[Any] = getattr(current(), f"{cls._field}s")
         return blocks
 
     @classmethod
-    def _set(cls, *blocks: tuple[ContextBlock | None, Any]) -> None:
+    def _set(cls, *blocks: tuple[object, Any]) -> None:
         set_context(**{f"{cls._field}s": blocks, cls._field: blocks[-1][1]})
 
     def __call__(self, func: F) -> F:
