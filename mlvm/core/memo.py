@@ -26,8 +26,8 @@ _functions: Final[list[_lru_cache_wrapper[Any]]] = []
 _memos: Final[WeakSet[Memo[Any, Any]]] = WeakSet()
 
 
-def bits_of(number: complex) -> bytes:
-    """Return the bits of a float or complex number, as a key.
+def bits_of(number: Any) -> bytes:
+    """Return the bits of a float or complex number of Python or numpy, as a key.
 
     Numbers with the same class and bits are the same: the signs of zeros and nans differ."""
     return _PAIR.pack(number.real, number.imag)
