@@ -70,7 +70,7 @@ def _row(title: str, ours: float, *others: float) -> str:
 
 
 def training(figures: Figures) -> str:
-    """Return the table of training steps in f32 and of one eager call."""
+    """Return the table of training steps in f32 and one eager call."""
     steps, calls = figures["mixer"]["numbers"], figures["dispatch"]["numbers"]
     rows = [
         _row(

@@ -94,7 +94,7 @@ class BadInput(MlvmError):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command.
 
-    Returns the exit status: 0, 1 for an error, 130 after Ctrl-C, or that of a script which failed.
+    Returns the exit status: 0, 1 for an error, 130 after Ctrl-C, or the status of a failed script.
 
     An error is one line on stderr. Raises `SystemExit`, with status 2, for bad usage.
     """
@@ -327,12 +327,12 @@ def read_any(file: str) -> Program | SavedStep | OpProgram | Repro:
 
 
 def program_of(loaded: Program | SavedStep) -> Program:
-    """The program alone. That of a captured step is the one that was planned."""
+    """Return the program; for a saved step, its planned program."""
     return loaded.planned.program if isinstance(loaded, SavedStep) else loaded
 
 
 def _functions() -> FunctionTable:
-    """The host functions that a program may call. Those of `ml.debug` print nothing."""
+    """Return the host functions that a program may call; `ml.debug` functions print nothing."""
     vm = LocalVM()
     printing.register_silent(vm)
     return vm.functions
@@ -343,9 +343,9 @@ _TYPE_ALONE: Final = re.compile(r"\s*\w+\[[^]]*\]\s*")
 
 
 def read_argument(number: int, text: str) -> Array:
-    """Argument `number` of a launch: the tensor that `text` spells, or the .npy file it names.
+    """Return argument `number` of a launch: a tensor as text, or the contents of a .npy file.
 
-    Raises `BadInput` for text or a file that is no tensor, and `OSError`.
+    Raises `BadInput` if the text or the file is not a tensor, and `OSError`.
     """
     try:
         if _TENSOR_TEXT.match(text):
@@ -363,10 +363,10 @@ def read_argument(number: int, text: str) -> Array:
 
 
 def _read_npy(content: bytes) -> Array:
-    """The array of a .npy file, in memory of its own and this machine's byte order.
+    """Return the array of a .npy file, in new memory and this machine's byte order.
 
-    numpy's own reader allocates what the header announces before it knows that the file is long
-    enough. Raises whatever numpy raises for what is no such file.
+    numpy's reader allocates the size in the header before it checks the length of the file. Raises
+    numpy's errors for any other file.
     """
     stream = io.BytesIO(content)
     version = npy.read_magic(stream)
@@ -380,7 +380,7 @@ def _read_npy(content: bytes) -> Array:
 
 
 def read_argument_or_type(number: int, text: str) -> Array:
-    """As `read_argument`; a type alone stands for a tensor of zeros."""
+    """Read an argument like `read_argument`; a type without values is a tensor of zeros."""
     if _TYPE_ALONE.fullmatch(text):
         type = read_type(number, text)
         return np.zeros(type.shape, type.dtype.numpy)
@@ -488,7 +488,7 @@ def debug(options: argparse.Namespace) -> int:
 
 
 def build(options: argparse.Namespace) -> None:
-    """Write a step as C, and say what is in it."""
+    """Write a step as C, and print its contents."""
     extension.require("a step is built from the native kernels")
     from mlvm.build import build as builder  # requires the extension
 
@@ -548,7 +548,7 @@ def check(options: argparse.Namespace) -> None:
 
 
 def memory(options: argparse.Namespace) -> None:
-    """Show where the tensors of a script or a program lie, and when."""
+    """Show the addresses and lifetimes of the tensors of a script or program."""
     file = Path(options.file)
     out = options.out if options.out is not None else file.parent
     if file.suffix == ".py":
@@ -674,7 +674,7 @@ def _as_step(planned: Planned) -> Step:
 
 
 def run_onnx(options: argparse.Namespace) -> None:
-    """Say what an ONNX file is, and run, time, plan and save it."""
+    """Describe an ONNX file; run, time, plan and save it."""
     from mlvm.onnx.command import run  # imported late, as other commands do not need it
 
     arrays = [read_argument_or_type(number, text) for number, text in enumerate(options.input)]
@@ -708,7 +708,7 @@ def print_tuning(device: str) -> None:
 
 
 def print_info() -> None:
-    """Versions, and what the machine is made of."""
+    """Print the versions and the properties of the machine."""
     print(f"mlvm {__version__}, Python {platform.python_version()}, numpy {np.__version__}")
     print(f"kernels: {extension.status()}")
     sets = [

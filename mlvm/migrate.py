@@ -121,7 +121,7 @@ def _files(paths: Iterable[Path]) -> Iterator[Path]:
 
 
 def _read(file: Path) -> tuple[str, str]:
-    """Return the text of a file, with its own line ends, and its encoding."""
+    """Return the text of a file, with its own line endings, and its encoding."""
     data = file.read_bytes()
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
@@ -136,7 +136,7 @@ def _diff(name: str, old: str, new: str) -> str:
 
 
 def _lines(text: str) -> list[str]:
-    """Return the lines as Python counts them, with their ends."""
+    """Return the lines as Python counts them, with their line endings."""
     return [*io.StringIO(text, newline="")]
 
 
@@ -199,8 +199,10 @@ def _fenced(lines: list[str]) -> Iterator[list[_Line]]:
 
 
 def _uses_in(blocks: Iterable[list[_Line]], paths: Mapping[str, str]) -> OldUses:
-    """Find the uses in blocks of code, which share their names. What is not valid Python, and has
-    an old name, is not clear."""
+    """Find the uses in blocks of code, which share their names.
+
+    What is not valid Python, and has an old name, is not clear.
+    """
     code: dict[int, _Line] = {}
     doubts = []
     for block in blocks:
@@ -226,8 +228,11 @@ def _in_blocks(text: str, blocks: Iterable[list[_Line]], paths: Mapping[str, str
 
 
 def _edited(text: str, edits: list[Edit], doubts: list[Doubt]) -> _Rewritten:
-    """Apply the edits to a text. An edit whose old name is not at its place becomes a doubt: Python
-    3.11 has no positions in formatted strings."""
+    """Apply the edits to a text.
+
+    An edit whose old name is not at its place becomes a doubt: Python 3.11 has no positions in
+    formatted strings.
+    """
     lines = [line.encode() for line in _lines(text)]
     applied, missed = [], []
     for edit in sorted({*edits}, reverse=True):

@@ -87,7 +87,7 @@ class _Scope:
     ) -> None:
         self.parent = parent
         self.owner = owner  # for a method, the scope of its class
-        self.bases = bases  # None for the scopes of functions and of the module
+        self.bases = bases  # None for the scopes of functions and the module
         self.names: defaultdict[str, list[_Assignment]] = defaultdict(list)
         self.outer: dict[str, _Scope] = {}  # names that the scope declares global or nonlocal
 
@@ -128,7 +128,7 @@ def _new_name(path: str | None) -> str | None:
 
 @cache
 def _classes(path: str) -> frozenset[str] | None:
-    """Return the names of the class with this path and of its bases; None if it is no class."""
+    """Return the names of the class with this path and its bases; None unless it is a class."""
     root, _, names = path.partition(".")
     if root != "ml" or not names or not names.rpartition(".")[2][0].isupper():
         return None
@@ -152,9 +152,11 @@ def _same(values: Iterator[T | None]) -> T | None:
 
 
 class OldUses:
-    """The uses of old names in a file. `paths` has the paths of names that the file does not bind,
-    as in documentation, where `ml` needs no import. A file that imports nothing of mlvm, and has no
-    such names, has no doubts."""
+    """The uses of old names in a file.
+
+    `paths` has the paths of names that the file does not bind, as in documentation, where `ml`
+    needs no import. A file that imports nothing of mlvm, and has no such names, has no doubts.
+    """
 
     def __init__(self, tree: ast.Module, paths: Mapping[str, str] | None = None) -> None:
         self._module = _Scope()
@@ -331,7 +333,7 @@ class OldUses:
     def _kinds(
         self, node: ast.AST | None, scope: _Scope | None, depth: int = 0
     ) -> frozenset[str] | None:
-        """Return the names of the class of an expression's value and of its bases."""
+        """Return the class of an expression's value and its bases, by name."""
         if scope is None or depth > 20:
             return None
         if isinstance(node, ast.Call):

@@ -1,1 +1,1 @@
-"""Reference models and the command that trains them, written with `mlvm.eager` alone."""
+"""Reference models and the command that trains them, written with `mlvm.eager` only."""

@@ -10,7 +10,7 @@ from mlvm.machines.terminal import escaped, run_command
 
 
 class OptionError(ml.errors.MlvmError, ValueError):
-    """An option of a command, or of the function that does its work, is unknown or out of range."""
+    """An option of a command, or of its function, is unknown or out of range."""
 
 
 def run(
@@ -20,7 +20,7 @@ def run(
 ) -> int:
     """Do the work with the options parsed; return the exit status of `run_command`.
 
-    Bad usage, `OptionError` included, ends the program with 2.
+    For bad usage, including `OptionError`, the program exits with status 2.
     """
 
     def parsed() -> int | None:

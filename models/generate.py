@@ -33,7 +33,7 @@ NO_END: Final = -1  # what no byte is
 class Generator:
     """A transformer of bytes, with weights from a checkpoint of `python -m models.train`.
 
-    Raises `CheckpointError` for a file of another model, `OSError` for one that cannot be read.
+    Raises `CheckpointError` for a file of a different model, `OSError` for one that cannot be read.
     """
 
     def __init__(self, file: Path) -> None:

@@ -2,7 +2,7 @@
 
 The cache is updated in place (Touvron et al., arXiv 2302.13971; grouped queries: arXiv 2305.13245).
 
-The names of weights are those of GGUF files, whose blocks of few bits stay as they are.
+Weights have the names of GGUF files, and keep the files' low-bit blocks.
 """
 
 from __future__ import annotations

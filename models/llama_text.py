@@ -21,10 +21,10 @@ _ROOM: Final = 256
 
 
 class LlamaText:
-    """A Llama and its tokenizer, from a GGUF file, whose weights stay in few bits.
+    """A Llama and its tokenizer, from a GGUF file; low-bit weights stay packed.
 
-    Raises `OSError` for a file that cannot be read, `WeightsError` for one that is damaged or of
-    another model.
+    Raises `OSError` for a file that cannot be read, `WeightsError` for a damaged file or a file of
+    a different model.
     """
 
     def __init__(self, file: Path, vm: ml.VM | None = None) -> None:
@@ -127,7 +127,7 @@ class LlamaText:
         return larger
 
     def text(self, prompt: str, **options: object) -> Iterator[str]:
-        """Continue a text, piece by piece; the options are those of `generate`."""
+        """Continue a text, piece by piece; the options are the same as for `generate`."""
         decoder = Decoder(self.tokenizer)
         for token in self.generate(self.tokenizer.encode(prompt), **options):  # type: ignore[arg-type]
             yield decoder(token)

@@ -11,7 +11,7 @@ from mlvm.eager import Tensor, nn
 
 
 class LstmClassifier(nn.Module):
-    """Sequences i64[N, T], zero after their ends -> logits [N, num_classes]."""
+    """Sequences i64[N, T], padded with zeros -> logits [N, num_classes]."""
 
     def __init__(
         self,

@@ -72,7 +72,7 @@ class MlpMixer(nn.Module):
 
     The GELU is `approximate`, by tanh, in the paper's code; timm's is exact.
 
-    Raises `ShapeError` if patches do not tile the image, and for images of another shape.
+    Raises `ShapeError` if patches do not tile the image, and for images of a different shape.
     """
 
     def __init__(

@@ -55,7 +55,7 @@ def _letters_of_bytes() -> dict[int, str]:
 class Tokenizer:
     """`encode` makes tokens of a text, `Decoder` a text of tokens.
 
-    Raises `WeightsError` for metadata of another kind, and for such as contradicts itself.
+    Raises `WeightsError` for metadata of a different kind, and for such as contradicts itself.
     """
 
     def __init__(self, metadata: Mapping[str, Any]) -> None:

@@ -101,7 +101,7 @@ def generate(
 
     `prompt` i64[length] has `prompt_length` symbols, one or more, and zeros after them. Returns all
     symbols i64[length], and their number. A symbol is drawn with the probabilities softmax(logits /
-    temperature), f32[] above 0, or among the `top_k` likeliest alone.
+    temperature), f32[] above 0, or only among the `top_k` most likely symbols.
     """
 
     def unfinished(state: tuple[Tensor, ...]) -> Tensor:

@@ -132,7 +132,7 @@ class VisionTransformer(nn.Module):
     one. The GELU is `approximate`, by tanh, in the official code; timm's is exact. There is no
     dropout.
 
-    Raises `ShapeError` if patches do not tile the image, and for images of another shape;
+    Raises `ShapeError` if patches do not tile the image, and for images of a different shape;
     `ArgumentError` if `num_heads` does not divide `hidden_size`.
     """
 

@@ -1,4 +1,4 @@
-"""Published weights of the Mixer and of the Vision Transformer, and those of our trainings.
+"""Published weights of the Mixer and the Vision Transformer, and weights that we trained.
 
 The files are google-research's `.npz` (github.com/google-research/vision_transformer), timm's
 safetensors (github.com/huggingface/pytorch-image-models), files of `ml.save` with one of these
@@ -64,7 +64,7 @@ _LATER: Final = [
 """Names by later versions of flax, which count each kind of layer separately, and big_vision's:
 patterns, and the names in the published files."""
 _MOST_NAMED: Final = 8  # names in an error
-_BF16: Final = np.dtype("V2")  # what numpy writes for it
+_BF16: Final = np.dtype("V2")  # numpy's text for it
 Named: TypeAlias = tuple[str, str, Array]
 """The name in a file, the official one, and the array."""
 
@@ -73,12 +73,12 @@ Named: TypeAlias = tuple[str, str, Array]
 class Pretrained:
     """Weights, in the official names and layouts, and their model.
 
-    layout: layout of the file.
-    model: name of the model in `models.train`.
-    options: arguments of the model.
-    variant: its name in the paper, or None.
-    classes: names of the classes, None if the file lacks them.
-    heads_guessed: True if neither the file nor a published variant has the number of heads.
+    `layout`: layout of the file.
+    `model`: name of the model in `models.train`.
+    `options`: arguments of the model.
+    `variant`: its name in the paper, or None.
+    `classes`: names of the classes, None if the file lacks them.
+    `heads_guessed`: True if neither the file nor a published variant has the number of heads.
     """
 
     file: Path
@@ -137,8 +137,8 @@ class Pretrained:
     ) -> nn.Module:
         """Build the model with these weights in the current arena, optionally for other images.
 
-        A head for another number of classes is new; position embeddings of a ViT for another size
-        are interpolated as in the official code.
+        A head for a different number of classes is new; position embeddings of a ViT for a
+        different size are interpolated as in the official code.
 
         Raises `WeightsError`, which lists missing and unknown names and wrong shapes, and
         `ShapeError` for an image whose shape is invalid, or is not tiled by the patches.
@@ -150,7 +150,7 @@ class Pretrained:
             raise WeightsError(f"{self.file} has no head, and tells no classes apart")
         make = partial(KINDS[self.model], (height, width, channels), num_classes, **self.options)
         try:
-            with ml.Arena(ml.DryVM(), "types").allocating():  # whose sizes the file alone says
+            with ml.Arena(ml.DryVM(), "types").allocating():  # only the file determines its sizes
                 shapes = {name: x.shape for name, x in make(key=ml.random.key(0)).state().items()}
         except ml.errors.OpError as error:
             raise WeightsError(f"{self.file} is of no model that there is: {error}") from None
@@ -181,13 +181,13 @@ def read(
 ) -> Pretrained:
     """Read the weights of a file.
 
-    A ViT of timm lacks its number of heads: by default it is the published one for its width, or
-    that of 64 features each. The GELU is by tanh in the official code and here, and exact in
-    timm's; `approximate` overrides it. Images are square unless the file, or `image_size`, (height,
-    width), says otherwise.
+    A ViT of timm does not contain its number of heads. The default is the published number for its
+    width, or one head per 64 features. The GELU is by tanh in the official code and here, and exact
+    in timm's; `approximate` overrides it. Images are square unless the file or `image_size`,
+    (height, width), states a different size.
 
-    Raises `OSError` for a file that cannot be read; `WeightsError` for one that is damaged, or of
-    another model, and for impossible heads and sizes. Wrong names raise when the model is built.
+    Raises `OSError` for a file that cannot be read; `WeightsError` for a damaged file, a file of a
+    different model, and impossible heads and sizes. Wrong names raise when the model is built.
     """
     file = Path(file)
     recognise = partial(
@@ -272,9 +272,9 @@ def described(
 
 
 def interpolated(positions: Array, old: tuple[int, int], new: tuple[int, int]) -> Array:
-    """Interpolate position embeddings f32[1, 1 + h w, D] linearly to another grid.
+    """Interpolate position embeddings f32[1, 1 + h w, D] linearly to a different grid.
 
-    The first embedding is that of a class token. Corners stay in place, as in
+    The first embedding belongs to a class token. Corners stay in place, as in
     `interpolate_posembed` of the official code.
     """
     token, grid = positions[:, :1], positions[0, 1:].reshape(*old, -1)
@@ -297,7 +297,7 @@ def _weights(old: int, new: int) -> Array:
 def _arrays(
     file: Path, recognise: Callable[[Arrays, dict[str, str]], object]
 ) -> tuple[Arrays, dict[str, str]]:
-    """Read arrays and texts by name; from a checkpoint those of the model.
+    """Read arrays and texts by name; from a checkpoint, read only the model's.
 
     Packed arrays are unpacked only after `recognise` accepts their names and shapes.
     """
@@ -373,7 +373,7 @@ def _read(name: str, member: zipfile.ZipInfo, stream: IO[bytes]) -> Array:
 
 
 def _unique(named: Iterable[Named]) -> Arrays:
-    """Collect arrays by name. Raises `WeightsError` for two of one name."""
+    """Collect arrays by name. Raises `WeightsError` if a name occurs twice."""
     arrays: Arrays = {}
     owns: dict[str, str] = {}
     for own, name, array in named:
@@ -386,7 +386,7 @@ def _unique(named: Iterable[Named]) -> Arrays:
 def _f32(name: str, array: Array) -> Array:
     """Convert an array to f32.
 
-    Raises `WeightsError` for a dtype that is no float, and for numbers beyond f32.
+    Raises `WeightsError` for a dtype that is not a float, and for numbers outside of f32's range.
     """
     if array.dtype.kind != "f":
         raise WeightsError(f"{name} is {array.dtype}, and weights are floats")
@@ -457,7 +457,7 @@ _TIMM_VIT: Final = [
 
 
 def _from_timm(arrays: Arrays, num_heads: int | None) -> Iterator[Named]:
-    """Convert timm's arrays to the official names and layouts; others stay unchanged."""
+    """Convert timm's arrays to the official names and layouts; keep other arrays unchanged."""
     is_vit = "patch_embed.proj.weight" in arrays
     if is_vit:
         heads = num_heads or _heads(_shape(arrays, "patch_embed.proj.weight", 4)[0])

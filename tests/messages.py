@@ -1,7 +1,8 @@
 """Print every message of the package with its place: `python -m tests.messages [WORD...]`.
 
-A message is the text of a `raise` or of a call of `warn`, and in C of `PyErr_Format` and
-`PyErr_SetString`. With words, only messages that contain one of them are printed.
+A message is the first text with words among the arguments of a `raise` or a call of `warn`. In C it
+is the text of `PyErr_Format` or `PyErr_SetString`. With words, the command prints only messages
+that contain one of them.
 """
 
 from __future__ import annotations
@@ -55,14 +56,19 @@ def of_python(source: str) -> Iterator[tuple[int, str, str]]:
     places = (node for node in ast.walk(tree) if isinstance(node, ast.Raise | ast.Call))
     for node in sorted(places, key=lambda node: node.lineno):
         call = node.exc if isinstance(node, ast.Raise) else node
+        while isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
+            if not isinstance(call.func.value, ast.Call):
+                break
+            call = call.func.value  # Error(text).at(op): the text belongs to the inner call
         if not isinstance(call, ast.Call):
             continue
         kind = ast.unparse(call.func).rpartition(".")[2]
-        if call.args and (isinstance(node, ast.Raise) or kind == "warn"):
-            text = call.args[0]
-            if isinstance(text, ast.Name):
-                text = assigned.get(text.id, text)
-            yield node.lineno, kind, template(text)
+        if isinstance(node, ast.Raise) or kind == "warn":
+            texts = (assigned.get(x.id, x) if isinstance(x, ast.Name) else x for x in call.args)
+            for text in map(template, texts):
+                if re.search(r"[a-z] | [a-z]", re.sub(r"{.*?}", "", text)):
+                    yield node.lineno, kind, text
+                    break
 
 
 def template(text: ast.expr) -> str:

@@ -11,12 +11,17 @@ def test_the_texts_of_a_module_are_found() -> None:
         "warnings.warn('x ' + y, Kind)\n"
         "raise errors.ShapeError(text) from None\n"
         "raise ValueError(f'no {x!r}')\n"
+        "raise ShapeError('no axis').at(op, (x,))\n"
+        "raise refusal(x, 'no bytes')\n"
+        "raise kind(reason)\n"
         "raise error\n"
     )
     assert list(messages.of_python(source)) == [
         (2, "warn", "x {y}"),
         (3, "ShapeError", "{a}: expected 2, got {len(b)}"),
         (4, "ValueError", "no {x}"),
+        (5, "ShapeError", "no axis"),
+        (6, "refusal", "no bytes"),
     ]
 
 

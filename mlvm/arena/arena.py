@@ -60,11 +60,11 @@ A = TypeVar("A", bound="Allocation", default="Allocation")
 class Allocation(AllocationFields):
     """Typed tensor in an arena, until it is garbage collected or freed, or its arena is reset.
 
-    arena: its arena.
-    handle: its handle in `arena.vm`; 0 if stale.
-    region: its memory; None for a view, and after it was freed.
-    base: for a view, the tensor that owns the bytes, which it keeps alive.
-    ended: reason why it was freed.
+    `arena`: its arena.
+    `handle`: its handle in `arena.vm`; 0 if stale.
+    `region`: its memory; None for a view, and after it was freed.
+    `base`: for a view, the tensor that owns the bytes, which it keeps alive.
+    `ended`: the reason for which it was freed.
     """
 
     __slots__ = ()
@@ -320,10 +320,21 @@ class results_in:
         self.thread = threading.current_thread()
 
     def __enter__(self) -> Arena:
-        _set_blocks((*current().arena_blocks, self))
+        try:
+            _set_blocks((*current().arena_blocks, self))
+        except BaseException:  # an interrupt
+            self.__exit__()
+            raise
         return self.arena
 
     def __exit__(self, *_: object) -> None:
+        try:
+            self._remove()
+        except BaseException:  # an interrupt
+            self._remove()
+            raise
+
+    def _remove(self) -> None:
         blocks = current().arena_blocks
         if blocks[-1:] == (self,):
             _set_blocks(blocks[:-1])
@@ -536,7 +547,7 @@ class Arena(ArenaFields):
             best = weights.keep(loss)  # survives the reset of the arena that `loss` is in
 
         No gradient flows through the copy. Raises `StaleTensorError`, `ArenaError` for a tensor of
-        another VM, `ArenaBusyError` while another thread is inside this arena, and what `alloc`
+        a different VM, `ArenaBusyError` while another thread is inside this arena, and what `alloc`
         raises.
 
         Refuses:
@@ -619,8 +630,8 @@ class Arena(ArenaFields):
     def rewind(self, mark: Mark) -> None:
         """Free every tensor allocated since the mark, and invalidate all later marks.
 
-        Raises `ArenaError` for a mark of another arena, or one that is invalid after a reset or a
-        rewind to an earlier mark; `ArenaBusyError` while another thread is inside.
+        Raises `ArenaError` for a mark of another arena, and for a mark that a reset or a rewind to
+        an earlier mark has invalidated; `ArenaBusyError` while another thread is inside.
 
         Refuses:
             busy.rewind(begun)  # ArenaBusyError
@@ -678,7 +689,13 @@ class Arena(ArenaFields):
     # --- where results go ---
 
     def __enter__(self) -> Arena:
-        return self._enter(results_in(self, resets=True))
+        block = results_in(self, resets=True)
+        try:
+            self._enter(block)
+        except BaseException:  # an interrupt, or another thread is inside
+            self._leave(block)
+            raise
+        return self
 
     def __exit__(self, *_: object) -> None:
         """Leave the arena, and reset it if it was entered only once.
@@ -686,15 +703,13 @@ class Arena(ArenaFields):
         A thread that finalizes another thread's generator closes only the generator's block; its
         own blocks remain open.
         """
-        mine = [block for block in current().arena_blocks if block.arena is self and block.resets]
-        if mine:
-            mine[-1].__exit__()
-        with self._lock:  # a thread that enters meanwhile waits for the reset
-            stays = [block for block in self._inside if block.resets]
-            if stays:
-                self._inside.remove(mine[-1] if mine and mine[-1] in stays else stays[-1])
-            if len(stays) <= 1 and self._is_my_turn():
-                self._end_all("its arena was reset")
+        block = None
+        try:
+            block = self._last_block()
+            self._leave(block)
+        except BaseException:  # an interrupt
+            self._leave(block or self._last_block())
+            raise
 
     @contextmanager
     def allocating(self) -> Iterator[Arena]:
@@ -706,13 +721,15 @@ class Arena(ArenaFields):
             within(busy.allocating(), list)  # ArenaBusyError
         """
         block = results_in(self)
-        self._enter(block)
         try:
+            self._enter(block)
             yield self
         finally:
-            block.__exit__()
-            with self._lock:
-                self._inside = [each for each in self._inside if each is not block]
+            try:
+                self._leave(block)
+            except BaseException:  # an interrupt
+                self._leave(block)
+                raise
 
     def hosting(self) -> results_in:
         """Return a block that allocates results here without entering the arena.
@@ -722,11 +739,30 @@ class Arena(ArenaFields):
         """
         return results_in(self)
 
-    def _enter(self, block: results_in) -> Arena:
+    def _enter(self, block: results_in) -> None:
         with self._lock:
             self._require_turn()
             self._inside.append(block)
-        return block.__enter__()
+        block.__enter__()
+
+    def _last_block(self) -> results_in | None:
+        """Return the innermost `with` block of this arena: of this thread or task, or else any."""
+        blocks: list[results_in | None]
+        blocks = [each for each in current().arena_blocks if each.arena is self and each.resets]
+        return (blocks or [each for each in self._inside if each.resets] or [None])[-1]
+
+    def _leave(self, block: results_in | None) -> None:
+        """Remove a block from the context and the arena, and reset the arena after the last one.
+
+        A second call does nothing more.
+        """
+        if block is not None:
+            block._remove()
+        with self._lock:  # a thread that enters meanwhile waits for the reset
+            self._inside = [each for each in self._inside if each is not block]
+            resets = block is None or block.resets
+            if resets and self._is_my_turn() and not any(each.resets for each in self._inside):
+                self._end_all("its arena was reset")
 
     def _is_my_turn(self) -> bool:
         return not self._inside or self._inside[0].thread is threading.current_thread()

@@ -66,25 +66,26 @@ class Capture(Protocol):
 class Context(NamedTuple):
     """Everything that a call depends on in its thread or task, apart from its arguments.
 
-    The first six fields are read in C, by position: `ContextField` in dispatch.h has the same
-    order.
+    The first eight fields are read in C, by position: `ContextField` in dispatch.h and templates.c
+    has the same order.
 
-    arena: Arena of the innermost block, in which results are allocated; None for the thread's own.
-    arena_blocks: open `with arena:` blocks, the innermost last.
-    vms: open `ml.use` blocks and their VMs, the innermost last.
-    tape: tape that records differentiable calls.
-    default_dtype: dtype of floats that neither an argument nor an operand determines.
-    autocast_dtype: half-precision dtype of matrix products, set by the innermost `autocast`.
-    recorder: recorder of the captured function that is traced.
-    default_dtypes, autocast_dtypes: open blocks and their values, the innermost last;
-        the first entry is the value outside of all blocks. `eager.tensor.blocks` sets them.
-    numbers: computation on Python numbers that is recorded.
-    line: line of the traced call that an interpreter runs.
-    reword: changes the error of a position that is out of range.
-    key_source: source of random keys that replaces the VM's own.
-    key_state: state of random keys that replaces the VM's own, in captured functions only.
-    functions: functions whose bodies are traced, each called by the one before.
-    axes: named axes of `vmap`: for each name the size, and the element's index, i64[].
+    `arena`: Arena of the innermost block, in which results are allocated; None for the thread's
+        own.
+    `arena_blocks`: open `with arena:` blocks, the innermost last.
+    `vms`: open `ml.use` blocks and their VMs, the innermost last.
+    `tape`: tape that records differentiable calls.
+    `default_dtype`: dtype of floats that neither an argument nor an operand determines.
+    `autocast_dtype`: half-precision dtype of matrix products, set by the innermost `autocast`.
+    `key_source`: source of random keys that replaces the VM's own.
+    `key_state`: state of random keys that replaces the VM's own, in captured functions only.
+    `recorder`: recorder of the captured function that is traced.
+    `default_dtypes`, `autocast_dtypes`: open blocks and their values, the innermost last; the first
+        entry is the value outside of all blocks. `eager.tensor.blocks` sets them.
+    `numbers`: computation on Python numbers that is recorded.
+    `line`: line of the traced call that an interpreter runs.
+    `reword`: changes the error of a position that is out of range.
+    `functions`: functions whose bodies are traced, outermost first.
+    `axes`: named axes of `vmap`: for each name the size, and the element's index, i64[].
     """
 
     arena: Any = None
@@ -93,14 +94,14 @@ class Context(NamedTuple):
     tape: Tape | None = None
     default_dtype: DType = f32
     autocast_dtype: DType | None = None
+    key_source: Callable[[], Any] | None = None
+    key_state: Any = None
     recorder: Capture | None = None
     default_dtypes: tuple[tuple[Any, DType], ...] = ((None, f32),)
     autocast_dtypes: tuple[tuple[Any, DType | None], ...] = ((None, None),)
     numbers: Any = None
     line: Any = None
     reword: Callable[[Any], None] | None = None
-    key_source: Callable[[], Any] | None = None
-    key_state: Any = None
     functions: tuple[Any, ...] = ()
     axes: Mapping[str, tuple[int, Any]] = MappingProxyType({})
 

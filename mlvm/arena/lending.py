@@ -33,8 +33,10 @@ class _Waiting(list[Region]):
 
 
 class Loan:
-    """Loan of a tensor's memory, which no other tensor gets before `end`. Raises
-    `StaleTensorError`."""
+    """Loan of a tensor's memory, which no other tensor gets before `end`.
+
+    Raises `StaleTensorError`.
+    """
 
     def __init__(self, tensor: Allocation) -> None:
         region = self._region = tensor.root.region
@@ -61,7 +63,7 @@ class Loan:
 def can_lend(tensor: Allocation) -> bool:
     """Return whether the tensor's memory can be lent.
 
-    Memory of a scratch pad or of a queue's slot cannot be lent, as its tensors may overlap.
+    Memory of a scratch pad or of a queue's slot cannot be lent, because its tensors may overlap.
     """
     region = tensor.root.region
     bin = region.bin if region is not None else None

@@ -53,13 +53,13 @@ Reference: TypeAlias = weakref.ref[Any]
 class Region(RegionFields):
     """Piece of a storage, of a fixed size, and the handles of tensors in it.
 
-    number: index in order of creation.
-    holder: reference to the last tensor of the region, which may have been freed.
-    holder_at_reset: the holder at the last reset.
-    last: number of the last reset at which the holder had changed.
-    noted: a holder and the Python place that allocated it, if lines are noted.
-    address: address of its first byte in this process, for calls in C; 0 if it is not known.
-    watched: whether writes to it are counted.
+    `number`: index in order of creation.
+    `holder`: reference to the last tensor of the region, which may have been freed.
+    `holder_at_reset`: the holder at the last reset.
+    `last`: number of the last reset at which the holder had changed.
+    `noted`: a holder and the Python line that allocated it, if lines are recorded.
+    `address`: address of its first byte in this process, for calls in C; 0 if it is not known.
+    `watched`: whether writes to it are counted.
     """
 
     __slots__ = ()
@@ -113,11 +113,11 @@ class Chunk:
 class Placement:
     """Base class of placements.
 
-    regions: every region.
-    resets: number of resets.
-    bins: the bin of each type that was placed before, if the placement has bins.
-    sizes: the bins by number of bytes.
-    handles, storages: of dropped regions and chunks; the arena returns them to its VM.
+    `regions`: every region.
+    `resets`: number of resets.
+    `bins`: the bin of each type that was placed before, if the placement has bins.
+    `sizes`: the bins by number of bytes.
+    `handles`, `storages`: of dropped regions and chunks; the arena returns them to its VM.
     """
 
     def __init__(self) -> None:
@@ -169,8 +169,7 @@ class Placement:
         return region
 
     def locate(self, region: Region) -> None:
-        """Note where the chunk of a region with a known address lies: its later regions have known
-        addresses, too."""
+        """Record a chunk's address, from a region with a known address, for its later regions."""
         for chunk in self.chunks:
             if chunk.storage == region.storage:
                 chunk.address = region.address - region.offset
@@ -185,7 +184,7 @@ class Reuse(Placement):
 
     If a request finds neither a region of its size nor space for a new one, free neighbours are
     merged. A fixed arena merges any regions. A growing arena merges only regions unused for several
-    resets, because a repeated step requests the others again.
+    resets, because a repeated step requests the other regions again.
 
     size_of: function that rounds the bytes of a request
     """
@@ -307,10 +306,10 @@ class Reuse(Placement):
 
 
 class Chosen(Placement):
-    """Placement with regions at any offset of one chunk, which may overlap.
+    """Placement with regions at any offset of a single chunk; they may overlap.
 
-    Regions at one offset share their handles. Successive tensors of one offset and size share their
-    region.
+    Regions with the same offset share their handles. Successive tensors with the same offset and
+    size share their region.
     """
 
     def __init__(self) -> None:

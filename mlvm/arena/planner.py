@@ -57,11 +57,11 @@ class Block(NamedTuple):
 class PeakValue(NamedTuple):
     """Value in memory at the peak of a captured step.
 
-    type: the type with which it is used, such as `f32[64,10]`.
-    nbytes: its bytes.
-    op: the op that computes it.
-    line, last_line: the lines that compute it and use it last, or empty texts.
-    again: estimated seconds to compute it again after the peak; None if that is impossible.
+    `type`: the type with which it is used, such as `f32[64,10]`.
+    `nbytes`: its bytes.
+    `op`: the op that computes it.
+    `line`, `last_line`: the lines that compute it and use it last, or empty texts.
+    `again`: estimated seconds to compute it again after the peak; None if that is impossible.
     """
 
     type: str
@@ -87,21 +87,21 @@ class PeakTable(tuple[PeakValue, ...]):
 class Plan(NamedTuple):
     """Memory plan: an offset for each block such that simultaneously live blocks do not overlap.
 
-    offsets: of the blocks, in bytes.
-    nbytes: size of the storage.
-    lower_bound: the largest total of simultaneously live bytes; no plan is smaller.
-    order: the order of placement that gave this plan.
-    unfused: for a captured step, the lower bound of its recorded calls, or None.
-    ahead: for a captured step, bytes of precomputed values, which are not in `nbytes`.
-    used: for a step with dynamic lengths, the peak use in bytes at the lengths of the last call, or
-        None.
-    peak: for a captured step, the values in memory at its peak, the largest first.
+    `offsets`: of the blocks, in bytes.
+    `nbytes`: size of the storage.
+    `lower_bound`: the largest total of simultaneously live bytes; no plan is smaller.
+    `order`: the order of placement that gave this plan.
+    `unfused`: for a captured step, the lower bound of its recorded calls, or None.
+    `ahead`: for a captured step, bytes of precomputed values, which are not in `nbytes`.
+    `used`: for a step with dynamic lengths, the peak use in bytes at the lengths of the last call,
+        or None.
+    `peak`: for a captured step, the values in memory at its peak, the largest first.
 
     Prints as `12,345 bytes, lower bound 12,000 (1.03), unfused 15,000, by size`.
 
-    For `unfused`, all calls whose results are read run separately and once, in the better of two
-    orders: the recorded order and that of `mlvm.step.order`. A result may also reuse the memory of
-    an operand that is not used later.
+    For `unfused`, all calls whose results are read run separately and once. The order is the
+    recorded order or the order of `mlvm.step.order`, whichever needs less memory. A result may also
+    reuse the memory of an operand that is not used later.
     """
 
     offsets: tuple[int, ...]
@@ -122,7 +122,7 @@ class Plan(NamedTuple):
         peak could be computed again after it: `again` is the estimated time. Precomputed values are
         always in memory; their op ends in " (ahead)".
 
-        A plan of blocks, and that of a saved step, has no such values. Raises `ArgumentError`
+        A plan of blocks and the plan of a saved step have no such values. Raises `ArgumentError`
         unless `count` is an int of 1 or more.
 
         Refuses:
@@ -160,8 +160,9 @@ def plan(
         1/64 above the bound, is not improved.
     effort: factor of the limit of search nodes.
 
-    The same blocks always get the same plan. Raises `ArenaError` for a negative size, a block that
-    ends before it starts, an alignment or an effort below 1, or a value that is not an integer.
+    The same blocks always get the same plan. Raises `ArenaError` for a negative size, a lifetime
+    with an end before its start, an alignment or an effort below 1, or a value that is not an
+    integer.
     """
     return _planned(blocks, alignment, effort, enough, None).plan
 
@@ -254,7 +255,7 @@ def _whole(blocks: Sequence[Block]) -> Ints | None:
 
 def _largest_total(size: Ints, start: Ints, end: Ints) -> int:
     """Return the maximum over time of the total size of live blocks."""
-    moments = np.concatenate([end, start])  # at equal times, ends precede starts
+    moments = np.concatenate([end, start])  # at equal times, frees precede allocations
     change = np.concatenate([-size, size])[np.argsort(moments, kind="stable")]
     return int(np.cumsum(change).max(initial=0))
 
@@ -369,8 +370,8 @@ def _breadth(size: Ints, start: Ints, end: Ints) -> Ints:
 def _place(sequence: Ints, size: Ints, start: Ints, end: Ints) -> Ints:
     """Place the blocks in that sequence, each by best fit, and return their offsets.
 
-    A gap is between two blocks that are live at the same time as the block to place. Of equally
-    small gaps, the lowest is used; a block that fits into no gap is placed on top.
+    A gap is between two blocks that are live at the same time as the block to place. If several
+    gaps are equally small, the lowest is used; a block that fits into no gap is placed on top.
     """
     offsets = np.zeros_like(size)
     if EXTENSION is not None:

@@ -22,12 +22,12 @@ from mlvm.machines.old_keywords import old_keywords
 class Lifetime:
     """Lifetime of a tensor in an arena.
 
-    offset, nbytes: its bytes in the arena.
-    start, end: it is live at the times `start` .. `end - 1`.
-    op: the op that wrote it first, or the kind of a named tensor; empty if unknown.
-    place: the Python location that allocated it, or that line as text; None if unknown.
-    program, pc: the program whose launch wrote it first, and the call in its main, if recorded.
-    path: path of a named tensor, which distinguishes tensors of one kind.
+    `offset`, `nbytes`: its bytes in the arena.
+    `start`, `end`: it is live at the times `start` .. `end - 1`.
+    `op`: the op that wrote it first, or the kind of a named tensor; empty if unknown.
+    `place`: the Python location that allocated it, or that line as text; None if unknown.
+    `program`, `pc`: the program whose launch wrote it first, and the call in its main, if recorded.
+    `path`: path of a named tensor, which distinguishes tensors of one kind.
     """
 
     type: TensorType
@@ -55,13 +55,13 @@ class Recording:
     storages, including freed ones, were concatenated, oldest first. If there are very many tensors,
     only the most recent may be kept.
 
-    capacity: the largest capacity of the arena in bytes.
-    first, moments: the first recorded time, and the time after the last.
-    resets: times at which the arena was reset.
-    times: `time.perf_counter` at each time since `first`, if recorded.
-    arenas: number of arenas in a recording that `merged` returned.
-    forgotten: number of tensors that were dropped.
-    high_before: peak use in bytes before `first`.
+    `capacity`: the largest capacity of the arena in bytes.
+    `first`, `moments`: the first recorded time, and the time after the last.
+    `resets`: times at which the arena was reset.
+    `times`: `time.perf_counter` at each time since `first`, if recorded.
+    `arenas`: number of arenas in a recording that `merged` returned.
+    `forgotten`: number of tensors that were dropped.
+    `high_before`: peak use in bytes before `first`.
 
         >>> arena = ml.Arena(ml.VM("mine"), "batch")
         >>> with ml.record(arena) as recording, arena: y = ml.sum(ml.ones(16))
@@ -190,7 +190,7 @@ def merged(recordings: Sequence[Recording]) -> Recording:
             replace(
                 x,
                 start=moment_of[i, x.start],
-                end=moment_of.get((i, x.end), len(order)),  # a live tensor ends at the last time
+                end=moment_of.get((i, x.end), len(order)),  # live tensors: the last time
             )
             for x in each.lifetimes
         ]

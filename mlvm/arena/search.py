@@ -80,7 +80,7 @@ class Sections(NamedTuple):
 
 def sections_of(start: Ints, end: Ints) -> Sections:
     """Return the sections of lifetimes, none of which is empty."""
-    moments = np.concatenate([end, start])  # at the same moment, ends come first
+    moments = np.concatenate([end, start])  # at the same time, process frees first
     is_start = np.arange(len(moments)) >= len(end)
     order = np.argsort(moments, kind="stable")
     moments, is_start = moments[order], is_start[order]
@@ -96,10 +96,10 @@ def sections_of(start: Ints, end: Ints) -> Sections:
 class Search:
     """Search for offsets of blocks below a capacity.
 
-    offsets: the best known offset of each block.
-    height: height of the storage with these offsets.
-    nodes: number of nodes visited so far.
-    work: sum of the blocks of the part over these nodes.
+    `offsets`: the best known offset of each block.
+    `height`: height of the storage with these offsets.
+    `nodes`: number of nodes visited so far.
+    `work`: sum of the blocks of the part over these nodes.
     """
 
     def __init__(self, size: Ints, start: Ints, end: Ints, offsets: Ints) -> None:

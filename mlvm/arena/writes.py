@@ -24,7 +24,7 @@ from mlvm.machines.checks import CHECK
 
 
 class Watch:
-    """Counter of writes to tensors of a VM, and of their moves, since `begin`.
+    """Counter of the writes to a VM's tensors, and of the tensors' moves, since `begin`.
 
     changes: the count. To use values computed from the tensors, hold the VM's `lock` while
         comparing it, so that no write can intervene.

@@ -121,7 +121,7 @@ class _Functions:
     """Functions of a step at some lengths, with scratch memory of their calls in the plan.
 
     step: with types and attributes as formulas, if it has lengths.
-    memory: bytes of the plan and of scratch memory.
+    memory: bytes of the plan and scratch memory.
     """
 
     def __init__(

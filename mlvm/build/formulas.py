@@ -133,7 +133,7 @@ class Formulas:
         return np.broadcast_to(same, len(self.sizes))
 
     def number_of(self, value: Any) -> int:
-        """Return the number of a formula, or of a constant."""
+        """Return the number of a formula or a constant."""
         return value.formula() if issubclass(type(value), Length) else self.constant(value)
 
     def fits(self, formula: int, dtype: DType) -> Column:
@@ -154,7 +154,7 @@ class Formulas:
         return {n: i for i, n in enumerate([*lengths, *sorted(needed.difference(lengths))])}
 
     def tables(self, numbered: Mapping[int, int]) -> tuple[list[str], list[str]]:
-        """Return the rows of formulas and of constants in C."""
+        """Return the rows of formulas and constants in C."""
         formulas, constants = [], []
         for i in numbered:
             name, a, b = self.rows[i]
@@ -205,7 +205,7 @@ def variants(
     open_lengths: OpenLengths,
     plan: Callable[[SavedStep, SavedStep], Functions],
 ) -> Iterator[BuiltVariant[Functions]]:
-    """Yield variants until all lengths of the step have one, that of the call before saving first.
+    """Yield variants until all lengths of the step have one; begin with the call before saving.
 
     `plan` makes the functions of a step at some lengths, given the same step with placeholders.
     Raises `CannotBuild` for too many variants, and for states that C does not compute.

@@ -19,7 +19,7 @@ _FIELDS: Final = ("units", "work", "scratch", "shared")
 def patched_fields(call: KernelCall) -> Iterator[tuple[str | int, int]]:
     """Yield the fields of a call that are formulas, and the formulas' numbers.
 
-    A field is a name, the place of an integer, or that of a float as `-1 - place`.
+    A field is a name, the index of an integer, or `-1 - index` for a float.
     """
     patches = call.described()[4]
     for slot, formula in zip(patches[::2], patches[1::2], strict=True):
@@ -32,7 +32,7 @@ def patched_fields(call: KernelCall) -> Iterator[tuple[str | int, int]]:
 
 
 def is_open(call: KernelCall) -> bool:
-    """Return whether a call, or one that it runs, has formulas."""
+    """Return whether a call or a call inside it has formulas."""
     parts = call.described()[2]
     return any(True for _ in patched_fields(call)) or any(map(is_open, parts))
 
@@ -110,7 +110,7 @@ class Image:
         self._members.append((declaration, value))
 
     def _address(self, member: str | None, set_: str) -> str | None:
-        """Return the address of a call among the members; None for one that is not."""
+        """Return the address of a call that is a member, otherwise None."""
         return member and f"&{self.of(set_)}.{member}.call"
 
     def text(
@@ -150,7 +150,7 @@ class Image:
         return "\n".join(text)
 
     def tables(self, numbered: Mapping[int, int]) -> tuple[list[str], list[str]]:
-        """Return the rows of its pointers and of its patches in C."""
+        """Return the rows of its pointers and its patches in C."""
         pointers = [f"offsetof({self.name}, {each})" for each in self.pointers]
         patches = [
             f"{{offsetof({self.name}, {each}), {int(is_real)}, {numbered[formula]}}}"

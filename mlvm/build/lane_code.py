@@ -102,7 +102,7 @@ class LaneCode:
         outs: Sequence[int],
         hoisted: list[int] | None = None,
     ) -> LanePart:
-        """Build a part, whose memory overlaps that of other parts."""
+        """Build a part, whose memory overlaps the memory of other parts."""
         end, self.nbytes = self.nbytes, self._begin
         part = segment.parts[count].code
         operands = [self._take(nbytes) for nbytes in ins]

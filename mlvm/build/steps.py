@@ -90,10 +90,10 @@ class LoopStep:
 class LoopFunction:
     """Function of a step.
 
-    begins: for each step of the linker, the index of its first step here.
-    height: most values on the stack, without those of functions that it calls.
-    nbytes: of the tensors that it allocates.
-    calls: numbers of the functions that it calls.
+    `begins`: for each step of the linker, the index of its first step here.
+    `height`: most values on the stack, without those of functions that it calls.
+    `nbytes`: of the tensors that it allocates.
+    `calls`: numbers of the functions that it calls.
     """
 
     steps: list[LoopStep]
@@ -116,12 +116,12 @@ Stack: TypeAlias = tuple[StackSlot, ...]
 class Steps:
     """Functions of a linked program, `main` first.
 
-    written: numbers of arguments that are written.
-    pushed: numbers of arguments that are pushed on the stack.
-    lanes: programs for rows, by their attributes.
-    scratch_of: the bytes of scratch memory of a call.
-    attributes_at: with lengths, the attributes of the call at a pc.
-    bound: with lengths, the largest value of a size.
+    `written`: numbers of arguments that are written.
+    `pushed`: numbers of arguments that are pushed on the stack.
+    `lanes`: programs for rows, by their attributes.
+    `scratch_of`: the bytes of scratch memory of a call.
+    `attributes_at`: with lengths, the attributes of the call at a pc.
+    `bound`: with lengths, the largest value of a size.
 
     Raises `CannotBuild`.
     """
@@ -358,7 +358,7 @@ class _Walk:
     def _called(
         self, number: int, params: Stack, binding: Binding, details: CallDetails
     ) -> list[StackSlot]:
-        """Return the results of a call of an op, of residuals or of lanes."""
+        """Return the results of a call of an op, a residual instruction or lanes."""
         place = self.all._place(self.code, number)
         types = [slot.type for slot in params]
         if binding.name in RECORDS:

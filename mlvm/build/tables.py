@@ -49,7 +49,7 @@ class Tables:
     ) -> tuple[str, dict[int, int]]:  # fmt: skip
         """Return the tables of functions that are variants of `main`, each with its guards.
 
-        Also return the numbers in C of these formulas and of the `used` ones.
+        Also return the numbers that these formulas, and the `used` formulas, have in C.
         """
         images = [Image(k, self.initializer, self.call) for k in range(len(guards))]
         text = [
@@ -102,7 +102,7 @@ class Tables:
         ]
 
     def text(self, place: dict[object, int], scratch: int) -> str:
-        """Return all tables but those of types.
+        """Return all tables except the tables of types.
 
         `place` numbers the addresses; `scratch` is the offset of the scratch memory of calls on the
         stack.

@@ -19,7 +19,7 @@ _was_on = True
 def uncollected() -> Iterator[None]:
     """Suspend the collector of reference cycles inside the block.
 
-    Ten thousand new permanent objects, such as those of a recording, would make the collector
+    Ten thousand new permanent objects, such as the objects of a recording, would make the collector
     search the whole process in vain.
     """
     global _was_on

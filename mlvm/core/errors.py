@@ -139,7 +139,7 @@ class ShapeError(OpError, ValueError):
 
 
 class TransposeError(ShapeError, AttributeError):
-    """Error of `x.T` without exactly 2 dimensions, or of `x.mT` with fewer than 2.
+    """Error of `x.T` unless x has exactly 2 dimensions, and `x.mT` if it has fewer.
 
     It is an `AttributeError`, so `hasattr(x, "T")` is False for these tensors.
 
@@ -168,7 +168,7 @@ class MaskError(ShapeError, IndexError):
 
 
 class DTypeError(OpError, TypeError):
-    """Error of an operand whose dtype is not allowed, or of two dtypes that do not promote.
+    """Error of an operand with an unsupported dtype, or two dtypes that do not promote.
 
     >>> try: ml.ones(2) & ml.ones(2)
     ... except ml.errors.DTypeError as error: print(error.reason.partition(';')[0])
@@ -186,7 +186,7 @@ class DLPackError(DTypeError, AttributeError):
 
 
 class ArgumentError(OpError, TypeError, ValueError):
-    """Error of an attribute that is unknown, missing, out of range or of the wrong type.
+    """Error of an attribute that is unknown, missing or out of range, or has a wrong type.
 
     >>> try: ml.sum(ml.ones(2), dim=0)
     ... except ml.errors.ArgumentError as error: print(error)
@@ -195,7 +195,7 @@ class ArgumentError(OpError, TypeError, ValueError):
 
 
 class AxisError(ArgumentError, IndexError):
-    """Error of an axis that is out of range, or of axes that name one twice; numpy has `AxisError`.
+    """Error of an axis that is out of range or duplicated; it corresponds to numpy's `AxisError`.
 
     >>> try: ml.sum(ml.ones(2), axis=1)
     ... except ml.errors.AxisError as error: print(error)
@@ -232,7 +232,7 @@ class OperandValueError(OpError, ValueError):
 
 
 class LinAlgError(OperandValueError, np.linalg.LinAlgError):
-    """Error of a matrix that is singular or not positive definite, or of a failed iteration.
+    """Error of a singular or indefinite matrix, or an iteration that did not converge.
 
     It derives from numpy's error of the same name, so code that catches numpy's error catches it.
 
@@ -284,7 +284,7 @@ class AssemblyError(ProgramError):
 
 
 class EncodingError(MlvmError, ValueError):
-    """Error of bytes that violate the format, or of a value that the format cannot encode.
+    """Error of bytes that violate the format, or a value that the format cannot encode.
 
     >>> from mlvm.core.program.encoding import open_message
     >>> try: open_message(b'none')
@@ -365,7 +365,7 @@ first, for example with weights.keep(x)
 
 
 class ArenaError(MlvmError, ValueError):
-    """Error of an arena with an invalid size, or of invalid use of an arena.
+    """Error of an invalid arena size, or an invalid use of an arena.
 
     >>> try: ml.Arena(ml.VM(), 'batch', capacity=-1)
     ... except ml.errors.ArenaError as error: print(error)

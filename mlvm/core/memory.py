@@ -51,7 +51,7 @@ class Memory:
         return id(root(array))
 
     def is_array(self, value: object) -> TypeIs[Array]:
-        """Return whether the value is an array of this memory or of the host."""
+        """Return whether the value is an array of this memory or the host."""
         return isinstance(value, np.ndarray)
 
     def writable(self, array: Array) -> bool:

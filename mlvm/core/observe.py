@@ -71,7 +71,7 @@ def observe(vm: VMProtocol, **layers: Layer) -> None:
     with _lock:
         for name in layers:
             if not callable(getattr(type(vm), name)):
-                raise AttributeError(f"{name!r} is no method of a {type(vm).__name__}")
+                raise AttributeError(f"{name!r} is not a method of a {type(vm).__name__}")
         for name, layer in layers.items():
             _layers_of(vm, name).append(layer)
             _wrap(vm, name)

@@ -83,28 +83,29 @@ class Attribute:
 class Op:
     """Tensor op: `name`, `kernel`, type rule, `inputs`, `attributes` and documentation.
 
-    variadic: the last input stands for any number of tensors.
-    dynamic: the shape of the result is known only after the op has run.
-    elementwise: an element of the result depends on only one element of each operand, and the
+    `variadic`: the last input stands for any number of tensors.
+    `dynamic`: the shape of the result is known only after the op has run.
+    `elementwise`: an element of the result depends on only one element of each operand, and the
         kernel makes one pass over them. A chain of such ops can run block by block.
-    links: the op may be a link of a chain; so may some ops whose reference kernels make several
+    `links`: the op may be a link of a chain; so may some ops whose reference kernels make several
         passes.
-    heads: the first call of a chain may be of this op, although it is not elementwise.
-    reduces: it reduces many elements to one, along axes.
-    in_place: number of first operands that `out` may be.
-    copies_only: it only moves data: each element of the result is an element of an operand, or 0,
+    `heads`: the first call of a chain may be of this op, although it is not elementwise.
+    `reduces`: it reduces many elements to one, along axes.
+    `in_place`: number of first operands that `out` may be.
+    `copies_only`: it only moves data: each element of the result is an element of an operand, or 0,
         whatever its bits mean.
-    may_raise: the kernel raises an error for some values of operands that the type rule accepts,
+    `may_raise`: the kernel raises an error for some values of operands that the type rule accepts,
         such as an index out of range. All other ops accept any value, so they may run even if their
         result is not needed.
-    is_cheap: running it again costs less than keeping its result for the backward pass.
-    is_holomorphic: a complex result is a nonlinear holomorphic function of the operands. The
+    `is_cheap`: running it again costs less than keeping its result for the backward pass.
+    `is_holomorphic`: a complex result is a nonlinear holomorphic function of the operands. The
         gradient rules are written for real numbers, and the engine conjugates them.
-    takes_storage: it supports low-bit dtypes, which all other ops reject.
-    slope: the op with the same operands and attributes that is its derivative, and shares its work.
-    precision: the dtype that mixed precision uses instead of the operands' dtypes: half precision
+    `takes_storage`: it supports low-bit dtypes, which all other ops reject.
+    `slope`: the op with the same operands and attributes that is its derivative, and shares its
+        work.
+    `precision`: the dtype that mixed precision uses instead of the operands' dtypes: half precision
         for matrix products, and f32 for ops that would lose accuracy.
-    public: users have a function of that name, with these or other operands and attributes.
+    `public`: users have a function of that name, with these or other operands and attributes.
     """
 
     kernel: Kernel
@@ -151,7 +152,7 @@ class Op:
     def bind(self, attributes: Attributes) -> Attributes:
         """Return the attributes in the op's order, with defaults, and lists converted to tuples.
 
-        Raises `ArgumentError` for an attribute that is unknown, missing or of the wrong type.
+        Raises `ArgumentError` for an attribute that is unknown or missing, or has a wrong type.
         """
         if not attributes and not self.attributes:
             return NO_ATTRIBUTES
@@ -242,7 +243,7 @@ def op(*, infer: Rule, flops: Flops | None = None, **how: Any) -> Callable[[Kern
 
 
 def no_flops(*_: TensorType, **__: Any) -> int:
-    """Return 0, the cost of an op that computes nothing."""
+    """Return 0, the cost of an op without arithmetic."""
     return 0
 
 
@@ -260,7 +261,7 @@ def canonical(value: Any, depth: int = 0) -> Any:
     Lists become tuples, numpy scalars Python numbers, keys of a mapping strings, and a dtype its
     name.
 
-    Raises `ArgumentError` for one that nests too deep, or contains itself."""
+    Raises `ArgumentError` for a value that is nested too deep or contains itself."""
     kind = value.__class__
     if kind in PLAIN or (kind is tuple and PLAIN.issuperset(map(type, value))):
         return value  # the common case, without a slow check of ABCs
@@ -295,7 +296,7 @@ def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _matches(value: Any, hint: Any) -> bool:
-    """Return whether an attribute's value matches the annotation (bool is no int here)."""
+    """Return whether an attribute's value matches the annotation (a bool is not an int here)."""
     if value.__class__ is hint and hint is not int:
         return True
     origin, arguments = _parts(hint)

@@ -50,7 +50,7 @@ def require(allowed: str, *operands: TensorType) -> None:
 
 
 def require_one_float_dtype(*operands: TensorType) -> None:
-    """Raise `DTypeError` unless all operands are floats of one dtype."""
+    """Raise `DTypeError` unless all operands are floats of the same dtype."""
     require("float", *operands)
     dtypes = [operand.dtype for operand in operands]
     if len(set(dtypes)) > 1:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 import operator
 import re
+import weakref
+from _weakref import _remove_dead_weakref  # type: ignore[attr-defined]
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from typing import Any, ClassVar, Final, Literal, NamedTuple, NoReturn, TypeAlias, final
-from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -262,6 +263,26 @@ class NamedType(NamedTuple):
         return f"{self.dtype.name}[{','.join(map(str, self.shape))}]"
 
 
+class _Reference(weakref.ref["TensorType"]):
+    """Weak reference to a type that `_interned` has under `key`."""
+
+    __slots__ = ("key",)
+
+    key: tuple[DType, Shape]
+
+
+_interned: Final[dict[tuple[DType, Shape], _Reference]] = {}
+"""Every type. A `WeakValueDictionary` would need three times as long for a new type."""
+
+
+def _forget(
+    reference: _Reference, *, types: Any = _interned, remove: Any = _remove_dead_weakref
+) -> None:
+    """Remove the type, as a `WeakValueDictionary` does: nothing if another thread has created it
+    again. The defaults exist even while the interpreter exits."""
+    remove(types, reference.key)
+
+
 @final
 class TensorType:
     """Type of a tensor: a dtype and a shape, interned, so `TensorType("f32", (2, 3))` is unique.
@@ -285,8 +306,6 @@ class TensorType:
     """
 
     __slots__ = ("__weakref__", "array_shape", "dtype", "nbytes", "ndim", "shape", "size")
-    _interned: ClassVar = WeakValueDictionary[tuple[DType, Shape], "TensorType"]()
-
     dtype: DType
     shape: Shape
     ndim: int
@@ -303,9 +322,9 @@ class TensorType:
             if isinstance(shape, (tuple, list)) and any(map(_is_name, shape)):
                 return NamedType.of(dtype, shape)  # type: ignore[return-value]
             shape = _as_shape(shape)  # type: ignore[arg-type]
-        # not `get`, which is a Python function and slower
-        reference: Any = cls._interned.data.get((dtype, shape))  # type: ignore[attr-defined]
-        interned: TensorType | None = None if reference is None else reference()
+        key = dtype, shape
+        reference = _interned.get(key)
+        interned = None if reference is None else reference()
         if interned is not None:
             return interned
         if shape and min(shape) < 0:
@@ -318,8 +337,8 @@ class TensorType:
         per_byte = dtype.per_byte
         if per_byte > 1 and not shape:
             raise ShapeError(
-                f"{per_byte} elements of {dtype.name} fill a byte, and a scalar is one: make what "
-                f"is computed in another dtype, and convert it with astype"
+                f"{per_byte} elements of {dtype.name} fill a byte, so a scalar cannot have this "
+                f"dtype: compute it in a different dtype, and convert the result with astype"
             )
         if per_byte > 1 and shape[-1] % per_byte:
             raise ShapeError(
@@ -333,8 +352,15 @@ class TensorType:
         self.size = size
         self.nbytes = size * dtype.itemsize // per_byte
         self.array_shape = shape if per_byte == 1 else (*shape[:-1], shape[-1] // per_byte)
+        created = _Reference(self, _forget)
+        created.key = key
         with _interning:  # two threads must not both create the type
-            return cls._interned.setdefault((dtype, shape), self)
+            reference = _interned.get(key)
+            interned = None if reference is None else reference()
+            if interned is None:
+                _interned[key] = created
+                return self
+            return interned
 
     @staticmethod
     def opened(dtype: DType, shape: Shape, sizes: Shape) -> TensorType:
@@ -454,7 +480,7 @@ def check_out(out: Array, type: TensorType) -> None:
         raise DTypeError(f"{where}: expected an array, got a {out.__class__.__name__}")
     check_array(out, type, where)
     if not out.flags.writeable:
-        raise ArgumentError(f"{where}: the array is read-only; give a copy of it")
+        raise ArgumentError(f"{where}: the array is read-only; pass a copy")
 
 
 def aligned_zeros(nbytes: int) -> Array:

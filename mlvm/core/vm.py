@@ -50,8 +50,7 @@ from mlvm.core.store import FreeStore
 from mlvm.core.types import Array, TensorType, check_array, check_out
 
 _MOST_LAUNCHES: Final = 50
-# Limit of cached instructions per program: of linked code over all argument types, and of bound
-# code.
+# Limits of cached instructions per program: linked code over all argument types, and bound code.
 _MOST_LINKED: Final = 1 << 13
 _MOST_BOUND: Final = 1 << 18
 _FEW: Final = 16  # argument types or handles that are cached for even the largest program
@@ -62,13 +61,13 @@ _vms: Final = weakref.WeakSet["VM"]()
 class VM(Identity):
     """Virtual machine that runs programs on one device of this process.
 
-    name: name for messages; by default a new one.
-    checked: False skips checks. Programs are not verified, arrays are not compared with the
+    `name`: name for messages; by default a new one.
+    `checked`: False skips checks. Programs are not verified, arrays are not compared with the
         tensor's type when they are written, and the effect of a mistake is undefined.
-    kernels: kernels by op name that replace the reference kernels.
-    run: interpreter loop with the signature of `mlvm.core.machine.run.run`, which it replaces.
-    scheduler: runs ops asynchronously on workers; None runs them in the program's order.
-    memory: memory that holds the tensors, such as the memory of a GPU.
+    `kernels`: kernels by op name that replace the reference kernels.
+    `run`: interpreter loop with the signature of `mlvm.core.machine.run.run`, which it replaces.
+    `scheduler`: runs ops asynchronously on workers; None runs them in the program's order.
+    `memory`: memory that holds the tensors, such as the memory of a GPU.
 
     Raises `UnknownFunctionError` if `kernels` names an unknown op.
 
@@ -101,7 +100,7 @@ class VM(Identity):
         self._linked: dict[int, _Linked] = {}
         self._workspace = Workspace()
         self.depth = 0  # of launches by host functions inside a launch
-        self.shared = False  # True once `share` has given tensors to another VM
+        self.shared = False  # True once `share` has given tensors to a different VM
         self._context = contextvars.Context()
         self._context.run(np.seterr, all="ignore")
         _vms.add(self)
@@ -166,7 +165,7 @@ class VM(Identity):
     def write(self, handle: TensorHandle, array: Array) -> None:
         """Copy an array of the tensor's own dtype and shape into the tensor.
 
-        Raises `HandleError`, or `DTypeError` and `ShapeError` for an array of another type.
+        Raises `HandleError`, or `DTypeError` and `ShapeError` for an array of a different type.
 
         Refuses:
             vm.write(vm.alloc_tensor(v.type), np.ones(2))  # DTypeError
@@ -257,7 +256,7 @@ class VM(Identity):
     def tensor_from_storage(
         self, storage: StorageHandle, type: TensorType, offset: int
     ) -> TensorHandle:
-        """Create a tensor that views the storage from byte `offset`; nothing is copied.
+        """Create a tensor that views the storage from byte `offset`, without a copy.
 
         Raises `HandleError`, or `ShapeError` if the tensor exceeds the storage or is not aligned.
 
@@ -277,7 +276,7 @@ class VM(Identity):
         return self._store.consumed / 2**20
 
     def share(self, handle: TensorHandle, other: VM) -> TensorHandle:
-        """Create a handle for the tensor on another VM of this process, without a copy.
+        """Create a handle for the tensor on a different VM of this process, without a copy.
 
         Both VMs count the whole storage, and each sees the writes of the other; the caller must
         order these writes. Raises `HandleError`.
@@ -316,11 +315,11 @@ class VM(Identity):
     ) -> None:
         """Register `fn` as the host function of that name, replacing an earlier host function.
 
-        name: name that programs call; names of mlvm's ops are not allowed.
-        fn: function of a `Frame`.
-        nparams: number of parameters, None for any; the verifier and the machine check each call.
-        nresults: number of results, None for any; also checked for each call.
-        result: type rule, a function of the operands' types, with the attributes as keyword
+        `name`: name that programs call; names of mlvm's ops are not allowed.
+        `fn`: function of a `Frame`.
+        `nparams`: number of parameters, None for any; the verifier and the machine check each call.
+        `nresults`: number of results, None for any; also checked for each call.
+        `result`: type rule, a function of the operands' types, with the attributes as keyword
             arguments, that returns the type of the result or a tuple of types. `ml.host_call` needs
             it in captured functions and transformations. Each call checks the results against it.
 
@@ -418,6 +417,8 @@ class VM(Identity):
         if self._scheduler is not None:
             self._scheduler.close()
         with self._lock:
+            if fast_path is not None:
+                fast_path.closed = True
             self._linked.clear()
             self._store.close(f"VM {self.name!r} was closed")
             self._attached.clear()
@@ -602,11 +603,11 @@ def _leave_others() -> None:
 class _Linked:
     """Cache of a program's launches on a VM.
 
-    size: number of instructions of the program.
-    nargs: number of arguments that it uses; a `Variant` uses neither.
-    program: weak reference to the program.
-    codes: linked code by argument types.
-    bound: code and operands by handles, until a handle may refer to another array.
+    `size`: number of instructions of the program.
+    `nargs`: number of arguments that it uses; a `Variant` uses neither.
+    `program`: weak reference to the program.
+    `codes`: linked code by argument types.
+    `bound`: code and operands by handles, until a handle may refer to another array.
     """
 
     size: int

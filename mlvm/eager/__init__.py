@@ -1,21 +1,20 @@
 """mlvm's eager language: `import mlvm.eager as ml`.
 
-Names and signatures are those of the Python Array API standard, or of JAX for functions that the
-standard does not define. Tensors are values on a VM; `with arena:` determines where results are
-allocated; `grad` and `value_and_grad` differentiate; `ml.nn`, `ml.optim` and `ml.random` support
-training.
+Names and signatures follow the Python Array API standard, or JAX for functions that the standard
+does not define. Tensors are values on a VM; `with arena:` determines where results are allocated;
+`grad` and `value_and_grad` differentiate; `ml.nn`, `ml.optim` and `ml.random` support training.
 
 In docstrings `f[..., n]` is a tensor of floats whose last axis has n elements, and `[...]` is a
 tensor of any shape; i is integers, c complex numbers. Each docstring names the errors for invalid
 shapes, dtypes and values. It does not repeat the errors that every function raises. These are
 `DTypeError` for an operand that is not a tensor, array or list, and for an unknown dtype;
 `ArgumentError` for an argument of a wrong kind. A tensor whose memory was freed raises
-`StaleTensorError`, and a tensor of another VM `HandleError`. `ArenaOverflowError` or
+`StaleTensorError`, and a tensor of a different VM `HandleError`. `ArenaOverflowError` or
 `OutOfMemoryError` is raised if the result does not fit.
 
 A block `Refuses` lists wrong calls with the error of each. In it v is f32[2], x and half are
 f32[4,4], ints is i64[2], sequences is f32[1,4,2], images is f32[1,4,4,2], volumes is
-f32[1,2,2,2,2], key is a random key, vm is another VM, and stale is a tensor of a closed arena.
+f32[1,2,2,2,2], key is a random key, vm is a different VM, and stale is a tensor of a closed arena.
 """
 
 import sys as _sys

@@ -84,7 +84,7 @@ def _definition(function: Callable[..., Tensor], method: str | None = None) -> s
 
 
 def write(folder: Path) -> None:
-    """Write the files into the folder of the project, or of its build."""
+    """Write the files into the folder of the project or its build."""
     texts = {"tensor/primitives": functions(), "tensor/methods": methods(), "names": names()}
     for name, text in texts.items():
         file = folder / "mlvm" / "eager" / f"{name}.pyi"

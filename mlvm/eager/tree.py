@@ -1,7 +1,7 @@
 """Trees: nested dicts, lists, tuples, named tuples and Modules.
 
-Any other value, except None, is a leaf. The children of a Module are those of its fields that
-contain tensors or Modules; all other fields stay unchanged.
+Any other value, except None, is a leaf. The children of a Module are the fields that contain
+tensors or Modules; all other fields stay unchanged.
 
 `flatten` splits a tree into its leaves and a structure, and `unflatten` combines them; no other
 function walks a tree. A leaf is named by its path: `MixerBlock_0/token_mixing/Dense_0/kernel`. The
@@ -195,7 +195,7 @@ N = TypeVar("N", bound=Node)
 
 
 def buffer_of(node: N) -> N:
-    """Return a new Node with the children of this one that is a buffer in any field.
+    """Return a new Node with the same children that is a buffer in any field.
 
     Assignments to its buffers are forwarded to this Node."""
     copied = copy.copy(node)
@@ -213,8 +213,8 @@ _NUMBERS: Final = frozenset({bool, int, float, str, type(None)})
 def holds_tensors(value: object) -> bool:
     """Return whether a Module's field is part of the tree.
 
-    It is if it is a tensor, a Module, or a container of one. A `Buffer` in a container also counts,
-    so that it is rejected as a leaf."""
+    It is part of the tree if it is a tensor, a Module or a container of these. A `Buffer` in a
+    container also counts, so that it is rejected as a leaf."""
     if isinstance(value, (Tensor, Node, Buffer)):
         return True
     if value.__class__ in _NUMBERS:
@@ -495,7 +495,7 @@ def partners(
 def named_nodes(tree: Tree) -> Iterator[tuple[str, Node]]:
     """Yield each Module of a tree once, including those in buffers, with its first path.
 
-    The order is that of the tree."""
+    The order is the order of the tree."""
     left, visited = [("", tree)], set[int]()
     while left:
         path, part = left.pop()

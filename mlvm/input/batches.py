@@ -1,6 +1,6 @@
 """Batches of a data set: the choice of their samples, and their construction.
 
-Both are functions of seed, epoch and position alone, so any worker can make any batch.
+Both depend only on seed, epoch and position, so any worker can make any batch.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ _SCANNED: Final = 256
 
 
 class Transform(Protocol):
-    """A change of each batch: from its arrays and random numbers to arrays of as many rows.
+    """Transform of each batch: from its arrays and random numbers to arrays with the same number of
+    rows.
 
-    The random numbers of a sample depend on seed, epoch and sample alone.
+    The random numbers of a sample depend only on seed, epoch and sample.
 
         >>> class Numbers:
         ...     def __len__(self): return 10
@@ -56,7 +57,10 @@ class Batch(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """The batches of `epochs` epochs of `length` samples. With `epochs` None there is no end."""
+    """The batches of `epochs` epochs of `length` samples.
+
+    With `epochs` None the sequence is infinite.
+    """
 
     length: int
     batch_size: int
@@ -91,7 +95,7 @@ class Schedule(NamedTuple):
             first = self.after(first)
 
     def sizes(self, first: Batch) -> set[int]:
-        """Return the sizes of `first` and of all batches after it."""
+        """Return the sizes of `first` and all batches after it."""
         sizes = {min(self.batch_size, self.length - first.start)}
         for start in (first.start, 0):
             whole, rest = divmod(self.length - start, self.batch_size)
@@ -257,7 +261,7 @@ class Recipe:
 def _beginning(place: Array, shape: Shape) -> Array:
     """Return the start of a slot's array in the shape of a batch with shorter padding.
 
-    If the shapes differ in another way, return the array itself.
+    If the shapes differ in a different way, return the array itself.
     """
     fits = len(shape) == place.ndim > 1 and shape[1] < place.shape[1]
     if not fits or (shape[0], *shape[2:]) != (place.shape[0], *place.shape[2:]):

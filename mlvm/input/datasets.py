@@ -30,7 +30,7 @@ class Dataset(Protocol):
     """Samples by number.
 
     With `indices` i64[B] in any order, `dataset[indices]` is a tuple of arrays [B, ...]; row b
-    belongs to sample `indices[b]`. Several threads may call it at once.
+    belongs to sample `indices[b]`. Several threads may call it simultaneously.
 
         >>> class Numbers:
         ...     def __len__(self): return 10
@@ -46,12 +46,12 @@ class Dataset(Protocol):
 def as_dataset(source: Any, *, ragged: bool = False) -> Dataset:
     """Return the data set that a user means.
 
-    If `ragged`, samples may differ in length: a batch then has lists of arrays in place of arrays.
+    If `ragged`, samples may differ in length: a batch then contains lists of arrays.
 
-    1. An array is one column. A tuple is one of columns; so are a dict and a frame, whose batches
-       are named tuples.
-    2. Any other object has a length and samples by number: many at once, by an array of numbers, or
-       one by one. Both are tried, and the first is used if they agree.
+    1. An array is a column. A tuple contains columns; so do a dict and a data frame, whose batches
+      are named tuples.
+    2. Any other object has a length and is indexed by an array of numbers, or by one number. Both
+      are tried, and arrays are used if the results agree.
 
     Raises `PipelineError` for any other object, and the errors of sample 0.
     """
@@ -122,7 +122,7 @@ def _named(names: tuple[str, ...]) -> Any:
 
 
 class _Columns:
-    """Columns of one length, each an array or a data set of one array."""
+    """Columns of equal length; each is an array or a data set with one array per sample."""
 
     def __init__(self, columns: Any, names: tuple[str, ...] = (), ragged: bool = False) -> None:
         self._names = names
@@ -191,8 +191,10 @@ class _Samples:
 
 
 def _takes_arrays(dataset: Any, ragged: bool) -> bool:
-    """Return whether the data set takes an array of indices, with the same samples as one by one.
-    One that fails both ways counts as taking arrays: its use raises the error."""
+    """Return whether the data set accepts an array of indices, and returns the same samples.
+
+    The result is True if both ways fail: the first use then raises the error.
+    """
     # descending, as some files support only ascending indices
     indices = np.arange(min(2, length_of(dataset)))[::-1]
     error: Exception | None = None

@@ -90,7 +90,7 @@ class Padding:
     def padded(
         self, column: Array | list[Array], position: int, name: str | None, length: int | None
     ) -> Array:
-        """Return a column of a batch as one array, padded to `length`, or to that of its samples.
+        """Return a column of a batch as one array, padded to `length` or to its longest sample.
 
         column: an array [B, ...], or B arrays that differ in their first axis
         """
@@ -140,7 +140,7 @@ def longest_of(column: Array | list[Array]) -> int:
 
 
 class Ragged:
-    """Column of samples that differ in length: arrays in memory, all of one dtype."""
+    """Column of samples that differ in length: arrays in memory, all of the same dtype."""
 
     def __init__(self, rows: Sequence[Any] | Array) -> None:
         arrays: list[Array] = [np.asarray(row) for row in rows]

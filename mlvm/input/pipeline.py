@@ -83,29 +83,30 @@ class PipelineStats(NamedTuple):
 class Pipeline(Closing, Generic[A]):
     """Pipeline that yields the batches of `dataset` as tensors on `vm`, in order, for one thread.
 
-    dataset: an array, a tuple of arrays with a row for each sample, or a dict or frame of arrays,
+    `dataset`: an array, a tuple of arrays with a row for each sample, or a dict or frame of arrays,
         whose batches are named tuples. It may also be a list, or any object with samples by number,
         each an array, a number, or a tuple or dict of these; or a `Dataset`, which returns many
         samples per call.
-    batch_size: number of samples per batch.
-    vm: VM of the batches.
-    epochs: number of epochs, after which `QueueClosedError` is raised; None is endless.
-    shuffle: give each epoch its own random order.
-    transform: function `transform(arrays, random)` that changes the arrays of each batch; with
+    `batch_size`: number of samples per batch.
+    `vm`: VM of the batches.
+    `epochs`: number of epochs, after which `QueueClosedError` is raised; None is endless.
+    `shuffle`: give each epoch its own random order.
+    `transform`: function `transform(arrays, random)` that changes the arrays of each batch; with
         padding, it receives padded arrays.
-    seed: seed of `shuffle` and `transform`; by default the seed of `ml.random.seed` at the first
+    `seed`: seed of `shuffle` and `transform`; by default the seed of `ml.random.seed` at the first
         batch, or 0.
-    drop_last: drop the samples after the last whole batch of an epoch, which otherwise are a
+    `drop_last`: drop the samples after the last whole batch of an epoch, which otherwise are a
         smaller batch.
-    dtype: dtype of all floats; by default f64 becomes f32.
-    pad: pad samples that differ in length along their first axis with this value, or with values by
-        name or position of a column, such as `{"tokens": 0, "labels": -100}`.
-    pad_to: length of a batch: that of its "longest" sample, rounded up to "powers of two", or to
+    `dtype`: dtype of all floats; by default f64 becomes f32.
+    `pad`: pad samples that differ in length along their first axis with this value, or with values
+        by name or position of a column, such as `{"tokens": 0, "labels": -100}`.
+    `pad_to`: length of a batch: that of its "longest" sample, rounded up to "powers of two", or to
         the next of some lengths, such as `[64, 128, 256]`. A number is the length of all batches.
         Without explicit lengths, all samples are read once to find theirs.
-    workers: number of threads that prefetch batches. Without workers, `get` makes its batch itself.
-    processes: give each worker a separate process, started by spawn.
-    prefetch: number of prefetched batches, by default 2 per worker.
+    `workers`: number of threads that prefetch batches. Without workers, `get` makes its batch
+        itself.
+    `processes`: give each worker a separate process, started by spawn.
+    `prefetch`: number of prefetched batches, by default 2 per worker.
 
     A `for` iterates over one epoch, of `len(pipeline)` batches, and the next `for` over the next
     epoch. After a `for` that was left early, the next `for` repeats its batches from the first on.
@@ -242,8 +243,8 @@ class Pipeline(Closing, Generic[A]):
     def __iter__(self) -> Iterator[tuple[A, ...]]:
         """Yield the batches of this epoch that `get` has not returned.
 
-        After a `for` that ended early, repeat the batches of that `for`. Raises `QueueClosedError`
-        after the last epoch, and the errors of `get`.
+        After a `for` loop that exited early, the next loop repeats its batches. Raises
+        `QueueClosedError` after the last epoch, and the errors of `get`.
         """
         coming, first = self._coming(), self._first
         if first is None or first.epoch != coming.epoch:
@@ -276,7 +277,7 @@ class Pipeline(Closing, Generic[A]):
         return PipelineState(epoch=epoch, next_index=start, seed=self._recipe.seed)
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state of this pipeline, or of another pipeline with the same options.
+        """Continue from a state of this pipeline or another pipeline with the same options.
 
         Prefetched batches are dropped. Raises `PipelineError` for an invalid state, and for a state
         beyond this dataset or these epochs; the pipeline is then unchanged.

@@ -7,11 +7,11 @@
 
     images, labels = batches.get()                # a consumer: tensors over the same bytes
 
-Names, order and errors are those of CPython's `queue`; close and cancel those of TensorFlow's
-`FIFOQueue`. On a VM of this process no byte moves from `reserve` to `get`, and no call takes the
-VM's lock. So producers fill slots while a program waits inside `queue.get` (see `queue_get`). To a
-remote VM the producer writes an element when it commits, ahead of the consumer. To a VM on a device
-it writes from pinned memory, without waiting for the copy.
+Names, order and errors follow CPython's `queue`; close and cancel follow TensorFlow's `FIFOQueue`.
+On a VM of this process no byte is copied between `reserve` and `get`, and no call acquires the VM's
+lock. So producers fill slots while a program waits inside `queue.get` (see `queue_get`). For a
+remote VM the producer sends an element when it commits it, before a consumer requests it. For a VM
+on a device it copies from pinned memory, without waiting for the copy.
 """
 
 from __future__ import annotations
@@ -66,18 +66,19 @@ class QueueStats(NamedTuple):
 
 
 class QueueTensor:
-    """A queue of elements, each a tensor of every type in `types`, in `maxsize` slots.
+    """Queue of elements in `maxsize` slots; an element has one tensor of each type in `types`.
 
-    Any number of threads may put and get. Elements come out in the order in which `put` or `commit`
-    completed. `get` returns tensors over the slot itself, which the consumer may write to. The slot
-    is free again when all of them have ended. A tensor ends with the last reference to it or a view
-    of it, by `arena.free`, or, if it was got inside `with batch:`, when that arena is reset.
+    Any number of threads may put and get. Elements are returned in the order in which `put` or
+    `commit` completed. `get` returns tensors over the slot itself, which the consumer may write to.
+    The slot is free again when all these tensors are freed. A tensor is freed by `arena.free`, with
+    the last reference to it or its views, or, if `get` was called inside `with batch:`, when that
+    arena is reset.
 
-    `arena` has the slots as memory of the VM; `memory.slots` are the arrays that producers fill.
-    With `shared` other processes can use them (see `SlotMemory`). `handle` names the queue in
+    `arena` contains the slots as memory of the VM; `memory.slots` are the arrays that producers
+    fill. With `shared` other processes can use them (see `SlotMemory`). `handle` names the queue in
     programs, which take elements directly on a VM of this process.
 
-    A `single_threaded` queue has no locks: a call that would wait raises at once.
+    A `single_threaded` queue has no locks: a call that would wait raises immediately.
 
     Raises `ArenaError` for impossible arguments and inside a captured function; `ShapeError` or
     `DTypeError` for a type; `OutOfMemoryError`.
@@ -195,8 +196,8 @@ class QueueTensor:
         """Accept no more elements.
 
         From now on `put`, `reserve` and `commit` raise `QueueClosedError`, and so does `get` when
-        the queue is drained. Waiting threads wake. Idempotent: after an interrupted `close`,
-        another one completes it.
+        the queue is drained. Waiting threads wake. Idempotent: a second `close` completes an
+        interrupted call.
 
         Refuses:
             shut.put([array])  # QueueClosedError
@@ -206,8 +207,10 @@ class QueueTensor:
                 marks.pop().give_back()
 
     def cancel(self, error: BaseException) -> None:
-        """End at once. Elements are dropped; every call that waits or comes later raises `error`.
-        Only the first error counts. Raises `ArenaError` if `error` is no exception.
+        """Cancel the queue immediately.
+
+        Its elements are dropped; every waiting or later call raises `error`. Later errors are
+        ignored. Raises `ArenaError` if `error` is not an exception.
 
         Refuses:
             queue.cancel("text")  # ArenaError
@@ -267,7 +270,7 @@ class QueueTensor:
             except QueueClosedError:
                 return
 
-    # --- what can be seen ---
+    # --- properties ---
 
     def qsize(self) -> int:
         """Return the number of waiting elements."""
@@ -407,10 +410,10 @@ class QueueTensor:
 
 
 class Reservation:
-    """A slot that is being filled: `arrays` are its memory, `index` its number.
+    """Slot that a producer fills: `arrays` are its memory, `index` its number.
 
-    As a context manager it hands out the arrays, and commits at the end; after an exception it
-    cancels. One that is dropped is cancelled too. A commit may come from any thread.
+    As a context manager it returns the arrays, and commits them at the end of the block, or cancels
+    after an exception. A reservation without references is cancelled. Any thread may commit it.
     """
 
     __slots__ = ("_claim", "_queue", "_slot", "arrays", "index")
@@ -431,11 +434,12 @@ class Reservation:
             claim.types = tuple([type.with_shape(shape) for type, shape in sized])
 
     def commit(self) -> None:
-        """Append the element to the queue; from here on the memory is the consumer's.
+        """Append the element to the queue; the producer must not write to it afterwards.
 
-        Raises `QueueClosedError` or `cancel`'s error if the queue has ended meanwhile, and
-        `ArenaError` for a reservation that was committed or cancelled. If a remote VM fails to take
-        the element, the queue is cancelled with that error, which is raised here, too.
+        Raises `QueueClosedError` or `cancel`'s error if the queue has been closed or cancelled
+        meanwhile, and `ArenaError` for a reservation that was committed or cancelled. If a remote
+        VM fails to receive the element, the queue is cancelled with that error, which is also
+        raised here.
         """
         claim, self._claim = self._claim, None
         if claim is None:

@@ -1,17 +1,18 @@
-"""The slots of a queue tensor, and their arena.
+"""Slots of a queue tensor, and their arena.
 
 Producers fill slots in memory of this process. A VM of this process uses the same memory. Any other
-VM has separate memory for each slot, to which a complete element is written.
+VM has separate memory for each slot; complete elements are copied to it.
 
-A slot is free, being filled, waiting, or lent to a consumer as tensors. Its tensors are
-allocations like any other. When the last of them ends, in any way and on any thread, the slot
-returns to the ring of free slots. The garbage collector may end a tensor in the middle of any
-call. So no lock is taken, and rings are `SimpleQueue`s, whose `put` may interrupt any of their
+A slot is free, being filled, waiting, or lent to a consumer as tensors. Its tensors are ordinary
+allocations. When the last tensor is freed, for any reason and on any thread, the slot returns to
+the ring of free slots. The garbage collector may free a tensor in the middle of any call. So slots
+use no locks, and rings are `SimpleQueue`s: a finalizer may safely call `put` during any of their
 calls.
 
-Ctrl-C may end any call between two lines, too. So a slot has one `Claim`. The owner of the claim
-owns the slot: a ring, a reservation, a call, or the slot itself while it is lent. A step moves the
-claim by one call in C. A claim whose last reference was in an interrupted call goes back.
+Ctrl-C may also interrupt any call between two lines. So each slot has one `Claim`. The owner of the
+claim owns the slot: a ring, a reservation, a call, or the slot itself while it is lent. Each step
+moves the claim by a single call in C. If the last reference was in an interrupted call, the
+finalizer returns the claim.
 """
 
 from __future__ import annotations
@@ -70,11 +71,11 @@ class SingleThreadedRing:
 class Slot:
     """Memory for one element.
 
-    lent_to: thread that got its tensors, 0 after their end.
-    loan: the tensors, if they were got inside `with arena:` and end with its reset.
-    lent: regions of live tensors, and a list of the claim while the slot is lent.
+    `lent_to`: thread that got its tensors, 0 after their end.
+    `loan`: the tensors, if they were got inside `with arena:` and end with its reset.
+    `lent`: regions of live tensors, and a list of the claim while the slot is lent.
 
-    `lent` is new for each borrower: a late thread of an earlier borrower changes nothing.
+    `lent` is new for each borrower: a late thread of an earlier borrower cannot change it.
     """
 
     __slots__ = ("_borrower", "index", "lent", "loan", "parts")
@@ -96,9 +97,9 @@ class Slot:
         self.lent = {region for region, _ in self.parts}, [claim]
 
     def settle(self) -> None:
-        """Free the slot if all tensors have ended.
+        """Free the slot if all its tensors are freed.
 
-        Of two threads that end them, one takes the claim.
+        If two threads free tensors at the same time, only one thread gets the claim.
         """
         living, claims = self.lent
         if living or not claims:
@@ -125,9 +126,9 @@ class Claim:
 
     A dropped claim returns to its ring while that exists.
 
-    home: ring to which it returns; for a slot's claim the ring of free slots.
-    element: tensors over the slot's regions while it is being filled, or waits.
-    types: types of an element that is smaller than the slot, else empty.
+    `home`: ring to which it returns; for a slot's claim the ring of free slots.
+    `element`: tensors over the slot's regions while it is being filled, or waits.
+    `types`: types of an element that is smaller than the slot, else empty.
     """
 
     __slots__ = ("_finalizers", "element", "home", "slot", "types")
@@ -151,15 +152,16 @@ class Claim:
             ring.put(self)
 
     def give_back(self) -> None:
-        """Put another claim into the ring. This one, which a traceback may still hold, is void."""
+        """Put a new claim into the ring. A traceback may still hold this claim, which becomes
+        invalid."""
         self.element, self.types = (), ()
         self._finalizers[0].put()
 
 
 class _Finalizer(NamedTuple):
-    """Finalizer of a claim: it puts another one into the ring.
+    """Finalizer of a claim: it puts a new claim into the ring.
 
-    A claim has two, since Ctrl-C may end one at any line.
+    A claim has two finalizers, because Ctrl-C may interrupt one at any line.
 
     newest: a list that all claims to the slot share; its last item is the newest one's key
     """
@@ -214,14 +216,15 @@ class _Bin(list[Region]):
 class SlotArena(Arena):
     """Arena of a queue tensor's slots.
 
-    Its tensors are the live ones of consumers, and one for each part of a slot that is being filled
-    or waits.
+    Its tensors are the live tensors of consumers, and a tensor for each part of a slot that is
+    being filled or waits.
 
-    Nothing else is allocated here. The memory returns to the VM when queue and tensors are gone.
+    It contains no other tensors. Its memory returns to the VM when the queue and all tensors are
+    freed.
 
-    end: mark that `close` puts into the free ring.
-    local: the VM if it is of this process, else None.
-    lender: the VM if it uses the slots' own memory, else None, and elements are copied to it.
+    `end`: mark that `close` puts into the free ring.
+    `local`: the VM if it belongs to this process, otherwise None.
+    `lender`: the VM if it uses the slots' memory; None if elements are copied to the VM.
     """
 
     def __init__(self, vm: VMProtocol, name: str, memory: SlotMemory, free: Ring) -> None:

@@ -1,4 +1,4 @@
-"""The workers of a pipeline: threads that make batches ahead, each alone or through a process.
+"""Workers of a pipeline: threads that prefetch batches, each by itself or through a process.
 
 A worker claims the next batch in order, together with a slot. Batches are made in any order, and
 committed to their queues in order again. An error takes the place of its batch: a reader of the
@@ -28,7 +28,7 @@ from mlvm.input.queue import QueueTensor, Reservation
 from mlvm.input.slot_memory import SlotMemory
 from mlvm.machines.failure import Failure
 
-_POLL: Final = 0.05  # seconds between checks of a silent process, and of `closing`
+_POLL: Final = 0.05  # seconds between two checks of `closing` and of a silent process
 _GRACE: Final = 1.0  # seconds that a process may need to exit
 _PATIENCE: Final = 10.0  # seconds that `close` waits for threads in a dataset's code
 
@@ -38,7 +38,7 @@ Fill = Callable[[Batch, Reservation], None]
 class Crew:
     """Workers that make `batches` in order, each in a slot of the queue of its size.
 
-    failure: error that ended the work early, after the queues are closed.
+    failure: error that stopped the workers early; the queues are closed.
     ready: False during start and end, and while a batch is taken.
     producers_waited: time of all workers' waits for free slots, seconds.
     """
@@ -76,9 +76,9 @@ class Crew:
     def close(self) -> None:
         """End the work and the workers; batches in the queues are lost. Idempotent.
 
-        A thread that is still in the data set's or the transform's code after ten seconds continues
-        until it ends, with a `RuntimeWarning`. A forked child has none of the threads, and leaves
-        the parent's slots and processes alone.
+        A thread that still runs code of the data set or the transform after ten seconds continues,
+        and a `RuntimeWarning` is issued. A forked child has no worker threads, and does not touch
+        the parent's slots and processes.
         """
         if os.getpid() != self._pid:
             return
@@ -97,9 +97,11 @@ class Crew:
             warnings.warn(f"still busy: {', '.join(stuck)}", RuntimeWarning, stacklevel=3)
 
     def make_one(self) -> None:
-        """Make the next batch on the caller's thread. Raises `QueueFullError` if all slots are in
-        use.
-        An error in making it becomes the crew's failure."""
+        """Make the next batch on the caller's thread.
+
+        Raises `QueueFullError` if all slots are in use. An error in making it becomes the crew's
+        failure.
+        """
         self._step(self._fill_here)
 
     # --- inside ---
@@ -190,8 +192,8 @@ class _Closing(Exception):
 class _WorkerProcess:
     """Process that makes batches in shared slots for the thread that calls `fill`.
 
-    It starts with the first batch, and ends with its connection: by `end`, or when this process
-    ends. `fill` raises `WorkerDiedError` after its end.
+    It starts with the first batch. It exits when its connection is closed, by `end` or because this
+    process exits. After that, `fill` raises `WorkerDiedError`.
     """
 
     def __init__(
@@ -270,7 +272,7 @@ class _WorkerProcess:
 
 
 def _serve(recipe: Recipe, slots: Mapping[int, SlotMemory], connection: Connection) -> None:
-    """Serve batches in a worker process until the connection ends."""
+    """Serve batches in a worker process until the connection is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with connection, suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:

@@ -1,1 +1,1 @@
-"""Other VMs behind the same protocol, and functions in C."""
+"""Other VMs with the same protocol, and functions in C."""

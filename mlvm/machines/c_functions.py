@@ -34,8 +34,8 @@ def load_library(path: str | os.PathLike[str]) -> list[CFunction]:
     """Load a shared library; return the functions that it lists, in order. It stays loaded.
 
     Raises `LibraryError` for a file that is missing or no library, that lists no functions or
-    impossible ones, or that was built for another version of `mlvm.h`; `MissingExtraError` without
-    the extension, which calls them.
+    impossible ones, or that was built for a different version of `mlvm.h`; `MissingExtraError`
+    without the extension, which calls them.
     """
     extension.require("functions in C need the native machine, which is not here")
     from mlvm.machines.native._native import MLVM_ABI_VERSION

@@ -31,7 +31,7 @@ class Failure(NamedTuple):
         return Failure(pickled, text.strip(), "".join(traceback.format_exception(error)))
 
     def error(self, where: str, instead: Callable[[str], Exception]) -> Exception:
-        """Rebuild the exception, with a note of its traceback and of `where` it was raised.
+        """Rebuild the exception, with a note that contains its traceback and `where` it was raised.
 
         `instead(text)` makes the exception where the original has no pickle, or would end a
         thread."""

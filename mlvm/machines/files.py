@@ -119,7 +119,7 @@ def destination(file: Path) -> tuple[Path, int | None]:
 
 
 def mode_of(file: Path) -> int:
-    """Return the mode of a regular file. Raises `OSError` if it is another kind of file."""
+    """Return the mode of a regular file. Raises `OSError` if it is a different kind of file."""
     try:
         mode = file.stat().st_mode
     except ValueError as error:  # an invalid file name
@@ -145,7 +145,7 @@ def require_writable(file: Name, *, is_stream_allowed: bool = True) -> None:
 
 
 def require_suffix(file: Name, suffix: str, where: str) -> None:
-    """Raise `ArgumentError` unless a file's name ends in the suffix of the format that is written.
+    """Raise `ArgumentError` unless the file name has the suffix of the format.
 
     A pipe, a device and a folder may have any name. `where` begins the error.
     """

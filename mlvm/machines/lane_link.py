@@ -4,10 +4,10 @@
 stack: a step names the registers of its operands. The first registers of a frame are its parameters
 and locals. A call is a future: the frame waits for its results where it uses them first.
 
-A program for rows is an ordinary program, and `run.py` runs it for each row alone. Its functions
+A program for rows is an ordinary program; `run.py` runs it for each row separately. Its functions
 begin with `lanes.frame`, which has the types of their parameters and locals. A function with parts
-is a segment: part `name.x8` of `name` does for 8 rows in one go what `name` does for one. A part
-begins with `lanes.part`, which describes its arguments.
+is a segment: part `name.x8` of `name` computes for 8 rows at once what `name` computes for one row.
+A part begins with `lanes.part`, which describes its arguments.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ Bound: TypeAlias = partial[list[Value]]
 class PartCode(NamedTuple):
     """Code of a part.
 
-    program: straight code.
-    arguments: its arguments: role (input, output or scratch), place there, and type.
-    nbytes: bytes of its scratch memory.
+    `program`: code without branches.
+    `arguments`: role (input, output or scratch), index in that role, and type of each argument.
+    `nbytes`: bytes of its scratch memory.
     """
 
     program: Program
@@ -86,10 +86,10 @@ class Part:
 class Segment(NamedTuple):
     """Function with parts, by numbers of rows.
 
-    ins, outs: bytes of a row of each operand and result.
-    shared: arguments of the launch that a part takes after its operands.
-    heavy: wait for more rows before it runs.
-    sum: number of the sum to which it adds, or -1.
+    `ins`, `outs`: bytes of a row of each operand and result.
+    `shared`: arguments of the launch that a part takes after its operands.
+    `heavy`: wait for more rows before it runs.
+    `sum`: number of the sum to which it adds, or -1.
     """
 
     parts: dict[int, Part]
@@ -112,10 +112,10 @@ class Segment(NamedTuple):
 class LaneProgram(Deferred):
     """Program for rows.
 
-    rows: its functions, of which `run.py` runs main for each row.
-    segments: those with parts, by name.
-    types: of its operands.
-    family: the same for programs of one function at other lengths.
+    `rows`: its functions, of which `run.py` runs main for each row.
+    `segments`: those with parts, by name.
+    `types`: of its operands.
+    `family`: equal for programs of a function at different lengths.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class LaneProgram(Deferred):
 
     @property
     def program(self) -> Program:
-        """The program of all functions, and of all parts."""
+        """The program of all functions and their parts."""
         parts = [
             part.function(f"{name}.x{count}", {key: getattr(segment, key) for key in _FACTS})
             for name, segment in self.segments.items()
@@ -237,9 +237,9 @@ def types_of(program: Program) -> Types:
 class Linked:
     """Steps of a program for rows, for `plan/lanes.c`; `native/lanes.py` encodes them as integers.
 
-    heavy: steps at which frames wait for others.
-    params, returned: registers of arguments and results, and the bytes of a row of each.
-    lent: sizes of rows that only an argument has.
+    `heavy`: steps at which frames wait for other frames.
+    `params`, `returned`: registers of arguments and results, and the bytes of a row of each.
+    `lent`: sizes of rows that only an argument has.
 
     Raises `MachineError` for a program that only `run.py` runs.
     """
@@ -259,7 +259,7 @@ class Linked:
         self._types: dict[str, list[TensorType]] = {}  # types of registers by function
         self._calls: list[tuple[Step, str, list[int], list[TensorType]]] = []
         self._waiting: list[Step] = []  # the heavy steps
-        # sizes of rows of locals, which start as zeros, and of results
+        # sizes of the rows of results and of locals; locals start as zeros
         self._sizes: set[int] = set()
         todo = [ROW]
         for name in todo:  # the list grows in the loop
@@ -331,7 +331,7 @@ class Linked:
         self.width = max(self.width, len(self.types))
 
     def _rows(self, kind: str, *rest: Any) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-        """Return the registers that a step writes, and others that it uses.
+        """Return the registers that a step writes, and the registers that it only reads.
 
         Each has the number of bytes per row.
         """

@@ -1,15 +1,15 @@
-"""Lanes: one recorded function, run for many inputs at once, each with separate frames.
+"""Lanes: a recorded function that runs for many inputs at once, with separate frames for each.
 
     lanes.run {"program": p}    ( o1 .. oj s1 .. sk n x1 .. xl w1 .. wm -- )
 
 runs p, a program for one row (`lane_link`), on the first n rows of each x and all of each w. Row i
 of each o is the result of row i; each s is a sum over all rows.
 
-The definition is `run.py`, row by row. In C all frames that wait at one place run its step
-together. The scheduler gathers the operands' rows, runs a program for that number of rows, and
-appends its results as new rows (Radul et al., arXiv 1910.11141; Neubig et al., arXiv 1705.07860).
+The definition is `run.py`, row by row. In C, all frames that wait at the same step run it together.
+The scheduler gathers the operands' rows, runs a program for that number of rows, and appends its
+results as new rows (Radul et al., arXiv 1910.11141; Neubig et al., arXiv 1705.07860).
 
-Programs for rows call these, too. Each call of one of their functions has a number, from 0 on:
+Programs for rows also call these functions. Each call of their functions has a number, from 0 on:
 
     lanes.frame {"locals": t}   ( -- i t1 .. tn )       the number of the call, and zeros of types t
     lanes.add {"site": s}       ( i x1 .. xn -- )       adds to a sum, as the parts of site s do
@@ -71,10 +71,10 @@ def _prepared(vm: VM, program: Program, operands: tuple[Array, ...]) -> Bound:
 class _Memory:
     """Memory of the programs of one function at all lengths, which run one after the other.
 
-    users: the number of these programs.
-    version: how often memory of a part has moved.
-    last: the program whose rows it has.
-    vm: a weak proxy, as the VM's function table leads here.
+    `users`: the number of these programs.
+    `version`: how often memory of a part has moved.
+    `last`: the program whose rows it has.
+    `vm`: a weak proxy, as the VM's function table leads here.
     """
 
     def __init__(self, vm: VM) -> None:
@@ -104,7 +104,7 @@ class _Memory:
         return self._areas[key][1]
 
     def rows(self, key: int, nbytes: int, used: int, more: int) -> Array:
-        """Return memory for `more` rows of these bytes behind those in use."""
+        """Return memory for `more` rows of these bytes after the rows in use."""
         handle, before = self._areas.get(key, (None, np.empty(0, np.uint8)))
         needed = (used + more) * nbytes
         if handle is None or len(before) < needed:
@@ -115,7 +115,7 @@ class _Memory:
         return self._areas[key][1]
 
     def begin(self) -> None:
-        """Free what no part is bound to any more: each program forgets its parts before it runs."""
+        """Free memory without bound parts: each program drops its parts before it runs."""
         while self._retired:
             self.vm.dealloc_tensor(self._retired.pop())
 
@@ -250,7 +250,7 @@ class Lanes:
     def _row_by_row(
         self, xs: Sequence[Array], results: Sequence[Array], sums: Sequence[Array], count: int
     ) -> None:
-        """Run the program on each row alone by `run.py`: the reference semantics."""
+        """Run the program on each row separately by `run.py`: the reference semantics."""
         vm = self.memory.vm
         if self._code is None:
             self._code = link(self.program, vm.functions, self._verdict, deferred=False)
@@ -321,7 +321,7 @@ def register(vm: VM) -> None:
     def lanes_of(attribute: object) -> Lanes:
         """Return the program of an attribute, ready to run.
 
-        Inside another one, as in a signal handler, it shares no memory.
+        A program inside another program, as in a signal handler, does not share memory.
         """
         nonlocal version
         if running:

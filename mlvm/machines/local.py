@@ -35,21 +35,21 @@ _DEVICE: Final = re.compile(r"(opencl|cuda)(:\d+)*|gpu")
 class LocalVM(Closing, VM):
     """Virtual machine that runs programs on one device. The eager language calls it `ml.VM`.
 
-    name: name for messages; by default a new one.
-    workers: number of threads that run ops asynchronously; the program waits only where it needs a
-        value.
-    checked: False skips checks. Programs are not verified, arrays are not compared with the
+    `name`: name for messages; by default a new one.
+    `workers`: number of threads that run ops asynchronously; the program waits only where it needs
+        a value.
+    `checked`: False skips checks. Programs are not verified, arrays are not compared with the
         tensor's type when they are written, and the effect of a mistake is undefined.
-    native: True for the kernels and the loop in C, False for the reference ones in Python and
+    `native`: True for the kernels and the loop in C, False for the reference ones in Python and
         numpy. None, the default, is True if mlvm was installed with C (see
         `mlvm.machines.native.extension`).
-    threads: number of threads that share the work of a native kernel; it does not affect the bits
+    `threads`: number of threads that share the work of a native kernel; it does not affect the bits
         of results.
-    pinned: bind each thread to a processor.
-    kernels: kernels by op name that replace all others.
-    memory: limit of all storages of the VM together, as a size such as "1 GiB" or a number of
+    `pinned`: bind each thread to a processor.
+    `kernels`: kernels by op name that replace all others.
+    `memory`: limit of all storages of the VM together, as a size such as "1 GiB" or a number of
         bytes. It includes weights, arenas, and the scratch memory of captured functions.
-    device: device such as "opencl:0"; it supports only the options `checked`, `kernels` and
+    `device`: device such as "opencl:0"; it supports only the options `checked`, `kernels` and
         `memory`. See `mlvm.machines.gpu`.
 
     Raises `MissingExtraError` for a native machine that was not built. Raises `MachineError` for

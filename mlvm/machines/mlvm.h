@@ -1,4 +1,4 @@
-/* mlvm.h: host functions in C. C99, nothing but the standard headers; also for C++.
+/* mlvm.h: host functions in C. It needs only C99 (or C++) and the standard headers.
  *
  * A function gets a frame: its parameters, its attributes, and callbacks to make and push
  * results. It returns 0, or anything else for an error. A shared library lists its functions
@@ -41,7 +41,7 @@ extern "C" {
 
 /* What `dtype` holds: X(name, code) for each dtype. A bool is one byte, 0 or 1. C64 is two floats, the
  * real part and then the imaginary part, C128 two doubles. F16 is IEEE 754 binary16, BF16 the upper half
- * of a float. Those from I4 on are for storage alone, two or four elements to a byte but for F8E4M3 and
+ * of a float. I4 and the following types are for storage only, two or four elements to a byte but for F8E4M3 and
  * F8E5M2, the first in the lowest bits. */
 /* clang-format off */
 #define MLVM_DTYPES(X)                                                                   \
@@ -121,7 +121,7 @@ typedef struct mlvm_entry {
 #define MLVM_EXPORT
 #endif
 
-/* The two symbols that the VM loads. The table ends with an entry without a name. */
+/* The two symbols that the VM loads. The last entry of the table has no name. */
 extern MLVM_EXPORT const int32_t mlvm_abi_version;
 extern MLVM_EXPORT const mlvm_entry mlvm_functions[];
 

@@ -61,7 +61,7 @@ _HELD: Final = Program.of_op(HELD, 0, {}, 1)
 class Stack:
     """Stack of records of arrays.
 
-    `more(nbytes)` allocates its memory; `keep(nbytes)` reports the overhead in bytes beside that.
+    `more(nbytes)` allocates its memory; `keep(nbytes)` reports the additional overhead in bytes.
     """
 
     def __init__(self, more: Callable[[int], Array], keep: Callable[[int], None]) -> None:
@@ -112,7 +112,7 @@ class Stack:
 
 
 class Residuals:
-    """Stacks of residuals of one VM: one for each program within a launch, nested as the programs.
+    """Stacks of residuals of a VM: one for each program within a launch, nested as the programs.
     Their memory is reused by the next launch. `vm` is its weak proxy: the VM's function table has
     the methods."""
 

@@ -1,6 +1,6 @@
 """Memory that several processes share.
 
-It has no name and vanishes with the last of its processes, however that ends. On Linux it is a
+It has no name and is freed when its last process exits, for any reason. On Linux it is a
 memory file (memfd_create(2)), on other POSIX systems a temporary file that is unlinked at once, on
 Windows a mapping of the paging file.
 """

@@ -33,7 +33,7 @@ def run_command(work: Callable[[], int | None], program: str = "") -> int:
     or an error's `status` says.
 
     An error is one line on stderr. Characters that stdout cannot encode are escaped. If the reader
-    of stdout closes the pipe, as `head` does, the command ends with status 0. Output to a closed
+    of stdout closes the pipe, as `head` does, the command exits with status 0. Output to a closed
     stream is discarded.
     """
     open_streams()

@@ -1,4 +1,4 @@
-"""The VM protocol as bytes, and a `WireVM` that speaks it to a VM behind it.
+"""The VM protocol as bytes, and `WireVM`, which uses these bytes to call a different VM.
 
 A `WireVM` encodes each call as one message; a `WireServer` decodes it, calls its VM, and encodes
 the answer or the error. Only bytes pass between the two; `mlvm.machines.remote` has a socket carry
@@ -99,7 +99,7 @@ def _read_estimate(reader: Reader) -> Estimate:
 
 
 def _several(field: Field) -> Field:
-    """Make the field of a sequence of such values."""
+    """Return the field for a sequence of these values."""
     _, write, read = field
     return Field(
         f"{field.name}s",
@@ -326,11 +326,11 @@ def read_error(reader: Reader) -> Exception:
     return error
 
 
-# --- the two ends --------------------------------------------------------------------
+# --- client and server ------------------------------------------------------------------
 
 
 class WireServer:
-    """Server of one client's messages, which calls a VM."""
+    """Server of a client's messages, which calls a VM."""
 
     def __init__(self, vm: VM) -> None:
         self.vm = vm
@@ -386,10 +386,10 @@ class WireServer:
 class Loaded(NamedTuple):
     """Program loaded on the server.
 
-    number: its name on the server.
-    digest: of its bytes.
-    outputs: whether a launch may leave outputs.
-    alive: the client's programs with these bytes, by id; the server drops it after the last.
+    `number`: its name on the server.
+    `digest`: of its bytes.
+    `outputs`: whether a launch may leave outputs.
+    `alive`: the client's programs with these bytes, by id; the server drops it after the last.
     """
 
     number: int
@@ -399,11 +399,11 @@ class Loaded(NamedTuple):
 
 
 class WireVM(Identity):
-    """VM behind a wire: every call passes to `vm` and back as bytes.
+    """VM that encodes every call of `vm` and every result as bytes.
 
     It implements `VMProtocol`. An error comes back with its class, text, notes and attributes (an
     `OpError` has its op, operands and reason). An argument that has no encoding is refused before
-    anything is sent. What is `attached` stays on this side.
+    anything is sent. Attributes in `attached` are not encoded.
 
         >>> from mlvm.machines.wire import WireVM
         >>> with ml.use(WireVM(ml.VM("far"))): ml.ones(2) + 1.0
@@ -503,11 +503,11 @@ class WireVM(Identity):
         self._call("synchronize")
 
     def require_open(self) -> None:
-        """Raise `MachineError` if the VM behind the wire was closed."""
+        """Raise `MachineError` if the VM was closed."""
         self._require_open()
 
     def close(self) -> None:
-        """Close the VM behind the wire, which ends all that was made on it. Idempotent."""
+        """Close the VM and free everything that was created on it. Idempotent."""
         self._close()
 
     # --- programs ---

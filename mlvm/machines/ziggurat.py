@@ -19,9 +19,9 @@ _NUMPY: Final = {f32: 0x75EE966F, f64: 0x969AEF6E}
 class Ziggurat(NamedTuple):
     """Tables of the ziggurat (Marsaglia and Tsang, Journal of Statistical Software 5, 2000).
 
-    widths: of the layers, over 2^23 (f32) or 2^52 (f64); the first is the tail's.
-    inside: steps, of 2^23 or 2^52, that lie inside of the next layer.
-    density: at each edge.
+    `widths`: of the layers, over 2^23 (f32) or 2^52 (f64); the first is the tail's.
+    `inside`: steps, of 2^23 or 2^52, that lie inside of the next layer.
+    `density`: at each edge.
     """
 
     widths: tuple[float, ...]

@@ -216,7 +216,7 @@ def _listed(tensor: Message, number: int, dtype: DType, count: int, what: str) -
 
 
 def widened(codes: Array, number: int, size: int) -> Array:
-    """Decode codes of few bits. A byte has two or four of them, the first in its low bits."""
+    """Decode low-bit codes. A byte contains two or four codes, the first in its low bits."""
     bits = INTEGERS[number][0] if number in INTEGERS else 4 if number == 23 else 8
     if bits < 8:
         shifts = np.arange(0, 8, bits, dtype=np.uint8)

@@ -359,7 +359,7 @@ CASTS: Final = "astype", "unpack"
 
 @body("astype")
 def _astype(b: Body) -> str:
-    """Convert to another dtype; a float out of range becomes the nearest limit.
+    """Convert to a different dtype; a float out of range becomes the nearest limit.
 
     ONNX leaves that case undefined.
     """
@@ -467,7 +467,7 @@ def _trunc(b: Body) -> str:
 
 @body("expm1")
 def _expm1(b: Body) -> str:
-    """tanh(x / 2) (exp(x) + 1), which loses nothing near 0."""
+    """tanh(x / 2) (exp(x) + 1), which is accurate near 0."""
     near = b("Tanh", b("Mul", "x0", b.number(0.5)))
     return b("Mul", near, b("Add", b("Exp", "x0"), b.number(1.0)))
 
@@ -807,7 +807,7 @@ def _swapped(b: Body, i: int, transpose: bool) -> str:
 
 @body("matmul")
 def _matmul(b: Body) -> str:
-    """Beside a vector no matrix is transposed, which ONNX Runtime would forget."""
+    """If an operand is a vector, transpose no matrix: ONNX Runtime would ignore the transpose."""
     if 1 in (b.types[0].ndim, b.types[1].ndim) and (b.transpose_x or b.transpose_y):
         return b("MatMul", b.operand(1, b.out.dtype), b.operand(0, b.out.dtype))
     return b("MatMul", _swapped(b, 0, b.transpose_x), _swapped(b, 1, b.transpose_y))

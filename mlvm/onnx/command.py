@@ -36,12 +36,13 @@ def run(
     save: Path | None,
     out: Path | None,
 ) -> None:
-    """Print the inputs and outputs of a model; with inputs, run it captured, and print the results'
-    types. Then its ops by `times`, and its `plan` of memory, of which a picture goes to `out`, or
-    beside the file. The step is saved to `save`, and the results to `out`.
+    """Print the inputs and outputs of a model, and run it captured if inputs are given.
+
+    Print the types of the results, its ops with `times`, and its memory with `plan`, which is also
+    drawn to `out` or next to the file. Save the step to `save`, and the results to `out`.
 
     Missing inputs are zeros if the file declares their lengths. Raises `ModelError` if it does not,
-    the errors of `load` and of the model, and `OSError`.
+    the errors of `load` and the model, and `OSError`.
     """
     model = load(file)
     _describe(file, model)
@@ -91,7 +92,7 @@ def _zeros(model: Model, count: int) -> list[Array]:
 
 
 def _print_times(captured: Any, arrays: Sequence[Array]) -> None:
-    """Print the time of a call, and of the ops in it, the longest first."""
+    """Print the time of a call and the times of its ops, the longest first."""
     seconds: list[float] = []
     tensors = [ml.asarray(x) if x.ndim else x for x in arrays]
     while sum(seconds) < _SECONDS and len(seconds) < _MOST:

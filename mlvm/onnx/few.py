@@ -58,7 +58,7 @@ def _power(xp: Any, x: Any, saturate: bool, mode: str) -> Any:
 
 
 def wrapped(xp: Any, x: Any, number: int) -> Any:
-    """Wrap x to an integer of few bits: keep its low bits."""
+    """Wrap x to a low-bit integer: keep its low bits."""
     bits, kind = INTEGERS[number]
     low = xp.bitwise_and(xp.astype(x, xp.int32), (1 << bits) - 1)
     if kind is np.int8:

@@ -117,7 +117,7 @@ class Graph:
         return f"Graph({len(self.nodes)} nodes)"
 
     def names_read(self) -> list[str]:
-        """Return the names that the nodes and the outputs read, without those of subgraphs."""
+        """Return the names that the nodes and the outputs read, excluding subgraphs."""
         return [*self.outputs, *(x for node in self.nodes for x in node.inputs if type(x) is str)]
 
     def all(self) -> list[Graph]:
@@ -197,11 +197,11 @@ def run(node: Node, operands: list[Value], frame: Frame | None) -> tuple[Value, 
 
 
 class Scope(NamedTuple):
-    """Context of the nodes of a graph: that of the model, or that of a call of a function.
+    """Context of the nodes of a graph: the model, or a call of a function.
 
     opsets: versions of the domains.
-    attributes: those of the function's call, which attributes of its nodes may refer to.
-    depth: number of functions around.
+    attributes: attributes of the function's call, which its nodes may refer to.
+    depth: number of enclosing functions.
     """
 
     opsets: Mapping[str, int]
@@ -352,7 +352,7 @@ class Builder:
             yield node
 
     def _stored(self, constants: Mapping[str, Array], name: str, dtype: DType | None) -> Any:
-        """Return the operand of an op of mlvm: a constant is packed in its few bits, once."""
+        """Return the operand of an mlvm op; a low-bit constant is packed once."""
         array = constants.get(name)
         if dtype is None or array is None or DType.of(array.dtype) is not few.unpacked_dtype(dtype):
             return name
@@ -451,8 +451,8 @@ def _computed(node: Node) -> tuple[Array, ...] | None:
 def _resolved(node: Message, outer: Mapping[str, Message]) -> dict[str, Message]:
     """Return the attributes of a node by name.
 
-    One that refers to an attribute of the function around it is that, and absent if the call of the
-    function does not have it.
+    A reference to an attribute of the enclosing function is replaced by its value, or omitted if
+    the function's call does not have the attribute.
     """
     own = {x.name: outer.get(x.ref_attr_name) if x.ref_attr_name else x for x in node.attribute}
     return {name: attribute for name, attribute in own.items() if attribute is not None}
@@ -501,7 +501,7 @@ def dense(sparse: Message, files: Files) -> Array:
 
 
 def _is_open(type: Message) -> bool:
-    """Return whether a type declares nothing."""
+    """Return whether a type declares neither dtype nor shape."""
     return all(getattr(type, field.name) is None for field in FIELDS["Type"].values())
 
 

@@ -89,7 +89,7 @@ def open_axes(
 
 
 def sources_of(axes: OpenAxes) -> dict[str, tuple[str, int, int]]:
-    """Return the lengths by name: an input and an axis that have it, and how many times."""
+    """Return for each length, by name, an input and an axis that have it, and a factor."""
     sources: dict[str, tuple[str, int, int]] = {}
     for input, own in axes.items():
         for axis, each in own.items():

@@ -40,7 +40,7 @@ from mlvm.onnx.wire import decode
 
 _FEW: Final = 64  # maximum elements of a potential shape
 _LEAST: Final = 1 << 28, 1 << 32  # minimum limits of bytes for folding and for a call
-_TIMES: Final = 16, 1 << 10  # or this factor of the bytes of the files, or of weights and inputs
+_TIMES: Final = 16, 1 << 10  # or this multiple of the files, or of weights and inputs
 
 
 class Model(ml.nn.Module):

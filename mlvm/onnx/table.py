@@ -25,15 +25,15 @@ Pack: TypeAlias = Callable[[Any, Any, Any], Any]
 class Op(NamedTuple):
     """Row of the table.
 
-    run: function of a `Call` and the operands.
-    kind: form of the operands. "plain": axes in order, arrays if all are on the host. "tensors":
+    `run`: function of a `Call` and the operands.
+    `kind`: form of the operands. "plain": axes in order, arrays if all are on the host. "tensors":
         always tensors. "elementwise": one permutation of axes for all. "raw": unchanged.
-    host: positions of operands that are read to the host.
-    packed: by position, the function of numpy or `mlvm.eager`, a node and a weight that lays out
+    `host`: positions of operands that are read to the host.
+    `packed`: by position, the function of numpy or `mlvm.eager`, a node and a weight that lays out
         the weight: when a model is loaded, or in each call that computes the weight.
-    least: smallest number of operands.
-    most: largest number of operands; None if there is none.
-    only: attributes that have a single supported value.
+    `least`: smallest number of operands.
+    `most`: largest number of operands; None if there is none.
+    `only`: attributes that have a single supported value.
     """
 
     run: Function

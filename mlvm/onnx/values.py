@@ -1,7 +1,7 @@
 """Values on a graph's edges.
 
-These are host arrays, tensors, tensors whose axes have another order in memory than in the graph,
-and lists of these.
+These are host arrays, tensors, tensors whose axes have a different order in memory than in the
+graph, and lists of these.
 
 numpy computes on host arrays, `mlvm.eager` on all others. So an op that both have is written once,
 as the Array API standard has it.
@@ -122,7 +122,7 @@ def are_known(values: Sequence[Value]) -> bool:
 
 
 def bounded(shape: Sequence[int], is_host: bool = True) -> tuple[int, ...]:
-    """Check the shape of a new array on the host, or of a tensor, and return it.
+    """Check the shape of a new array on the host or a tensor, and return it.
 
     Raises `OutOfMemoryError` for more bytes than the limit, and `ModelError` for negative lengths.
     """

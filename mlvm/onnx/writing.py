@@ -42,7 +42,7 @@ from mlvm.step.blocks import without_dead_calls
 from mlvm.step.flow import Block, Call, Flow, Home, Procedure, Use, Value
 from mlvm.step.templates import frozen, places
 
-_IR: Final = 10, 13  # IR versions of opset 21 and of later opsets
+_IR: Final = 10, 13  # IR versions of opset 21 and later opsets
 _ELSEWHERE: Final = {
     **dict.fromkeys(("opset", "opset_version"), f"the ops are those of opset {OPSET}"),
     "input_names": "inputs have the names of the parameters, those of a loaded model its own",
@@ -77,21 +77,21 @@ def save(
     `args` are the function's arguments: trees of tensors, numpy arrays and types (`TensorType`).
     These become the inputs of the graph, in their order, under the names of the parameters; a
     loaded `Model` keeps its names. Any other value, such as a number, is a constant of the graph.
-    Tensors that the function reads besides, such as the weights of a Module, become initializers
+    Other tensors that the function reads, such as the weights of a Module, become initializers
     with their present values. Its results are the outputs. It may be a captured function, or a
     gradient. Branches become `If`, loops `Loop`, and functions of `ml.subroutine` are inlined.
 
-    Shapes are those of `args`, but for `dynamic_axes`: by the name of an input, and the axis, the
-    name of a length that the file leaves open. One name is one length, `"8*width"` a multiple of
-    it. The function is traced as by `capture(dynamic_axes=)`, at sizes a little above those of
+    Shapes are taken from `args`, except for `dynamic_axes`: by the name of an input, and the axis,
+    the name of a length that the file leaves open. One name is one length, `"8*width"` a multiple
+    of it. The function is traced as by `capture(dynamic_axes=)`, at sizes a little above those of
     `args`. The file computes the formulas of lengths, and has no guards. So a decision by a length
     must be the same at these sizes, at a few more, and for each name at a thousand more. Outside of
     these it stays the same.
 
-    The ops are those of opset 20; weights of few bits raise it to the first that casts them. An op
-    that takes several nodes of ONNX is a function of the file, in the domain "mlvm". With
-    `external` the weights lie beside the file, in `path` + ".data": by default where a file would
-    have more than 2 GB. A file at that path is replaced once the new one is complete.
+    The ops belong to opset 20. Low-bit weights need a later opset: the first that can cast them. An
+    op that takes several nodes of ONNX is a function of the file, in the domain "mlvm". With
+    `external` the weights are stored in a separate file, `path` + ".data": by default if a file
+    would have more than 2 GB. A file at that path is replaced once the new one is complete.
 
     Raises `ModelError`, with the line of Python, for an op that has no form in ONNX: random
     numbers, decompositions, checks and complex numbers. Raises it, too, for a function that returns
@@ -227,7 +227,7 @@ class _Model:
         self.message = message | {"node": self.lengths.nodes + message["node"]}
 
     def name(self, stem: str) -> str:
-        """Return a new name in the graph, `stem` or with a number behind it."""
+        """Return a new name in the graph: `stem`, or `stem` with a number appended."""
         name, count = stem, 1
         while name in self.used_names or not name:
             count += 1
@@ -279,7 +279,7 @@ class _Model:
         return _node(node) | {"name": self.name(f"{op}/{[*outs, 'node'][0]}"), **more}
 
     def parts(self, external: bool | None, data_name: str) -> tuple[Parts, Parts]:
-        """Return the bytes of the file, and those of the weights that lie beside it."""
+        """Return the bytes of the file, and the bytes of the weights in a separate file."""
         nbytes = sum(x.nbytes for x in self.initializers.values())
         data_parts: Parts = []
         place = 0
@@ -372,7 +372,7 @@ class _Graph:
             name = self.model.state(home.index)
         elif home.role == "input":
             name = self.model.input_names[home.index]
-        else:  # nothing was written to it
+        else:  # it was never written
             zero = self.model.constant(np.zeros((), use.type.dtype.numpy), use.type.with_shape(()))
             name = self.model.name("zeros")
             self.node("Expand", [zero, self.model.lengths.vector(use.type.shape)], {name: use.type})
@@ -462,7 +462,7 @@ class _Graph:
         self.write(out, name, call.line)
 
     def _condition(self, use: Use) -> str:
-        """Convert a tensor of one element to a condition of ONNX, bool[]."""
+        """Convert a tensor with one element to a condition of ONNX, bool[]."""
         name, type = self.read(use), TensorType(bool_, ())
         if use.type.shape:
             name = self._seen_as(name, TensorType(use.type.dtype, ()))
@@ -604,7 +604,7 @@ def _parameters(fn: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
 
 
 def _by_name(fn: Callable[..., Any], args: Sequence[Any]) -> dict[str, Any]:
-    """Return the arguments by the names of the parameters, or of a loaded model's inputs."""
+    """Return the arguments by parameter name, or by input name for a loaded model."""
     plain = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     names = [name for name, each in _parameters(fn).items() if each.kind in plain]
     if isinstance(fn, Model):

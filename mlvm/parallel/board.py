@@ -118,7 +118,7 @@ class Board:
             part[:] = 0
 
     def end_run(self, i: int, error: GroupError) -> None:
-        """Abort the run on behalf of member i, or of the parent.
+        """Abort the run on behalf of member i or the parent.
 
         Members that wait now or arrive later raise the error.
         """
@@ -211,7 +211,7 @@ class Bells:
 
 
 class BoardCommunicator(Passing):
-    """Communicator of one member of a group of processes, for one run.
+    """Communicator of a member of a group of processes, for one run.
 
     Received data is valid until the second exchange after the exchange that received it.
     """

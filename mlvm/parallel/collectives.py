@@ -1,6 +1,6 @@
 """Collectives of a group, as functions in each VM's table.
 
-The names and meanings are those of MPI (MPI: A Message-Passing Interface Standard, version 4.1,
+The names and semantics follow MPI (MPI: A Message-Passing Interface Standard, version 4.1,
 2023). Collectives are declared like ops. `all_reduce` and `broadcast` ( x1..xn -- ) update any
 number of tensors in place, with one barrier. A collective with a result has the two forms of an op:
 `all_gather` ( x -- y ) and `all_gather.out` ( y x -- ).
@@ -86,7 +86,7 @@ class Member:
         self._thread = threading.get_ident()
 
     def finish(self) -> None:
-        """Wait for all asynchronous collectives. Raises the first error of one."""
+        """Wait for all asynchronous collectives; raise the first error."""
         started, self._started = self._started, []
         for *_, each in started:
             each.result()

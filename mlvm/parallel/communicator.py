@@ -40,7 +40,7 @@ _UFUNCS: Final = {"sum": np.add, "mean": np.add, "max": np.maximum, "min": np.mi
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """Collective call of one member.
+    """Collective call of a member.
 
     The members with these `ranks` take part. `key` and `types` (dtype and shape) must be equal for
     all of them. A call between two members, `send` or `recv`, has no key. `arrays` are the member's
@@ -106,7 +106,7 @@ class Collective:
 
 
 class Communicator(Protocol):
-    """Communicator of one run of a group, for one member."""
+    """Communicator of a run of a group, for one member."""
 
     def execute(self, rank: int, call: Collective) -> None:
         """Take part in a collective, and return when this member's part is done.
@@ -116,7 +116,7 @@ class Communicator(Protocol):
         """
 
     def end(self, rank: int) -> None:
-        """Finish this member's part of the run. The member calls nothing afterwards."""
+        """Finish this member's part of the run. It is the member's last call."""
 
     def fail(self, rank: int, error: BaseException) -> None:
         """Finish this member's part of the run with an error, which aborts the run."""

@@ -283,7 +283,7 @@ def _look(call: Collective, waited: float) -> float:
 
 
 class MessageCommunicator(Passing):
-    """Communicator of one run.
+    """Communicator of a run.
 
     `spoiled` is True if unreceived messages are in flight. Then there cannot be another run.
     `is_mine` is True if this member has aborted the run.

@@ -29,7 +29,7 @@ Batch: TypeAlias = Sequence[Piece]
 
 
 class Passing(Communicator):
-    """Communicator of one member that sends arrays to other members.
+    """Communicator of a member that sends arrays to other members.
 
     A message contains the arrays of a batch, one after the other.
     """

@@ -224,7 +224,7 @@ class _Run:
         self._last = time.monotonic()
         try:
             self._outcomes[rank] = unpacked(message)
-        except Exception as error:  # of a __setstate__, or of an import
+        except Exception as error:  # raised by a __setstate__ or an import
             failure = GroupError(f"what {self._names[rank]} returned cannot be read: {error}")
             self._outcomes[rank] = Outcome(None, Failure.of(failure), True)
 

@@ -31,7 +31,7 @@ class _Barrier:
 
 
 class Rendezvous:
-    """Communicator of one run of a group of threads.
+    """Communicator of a run of a group of threads.
 
     `error` is the error that has aborted the run: an error of a member, an interrupt, or a
     `GroupError`.
@@ -57,7 +57,7 @@ class Rendezvous:
     # --- a member's life ---
 
     def end(self, rank: int) -> None:
-        """Finish this member's part of the run. The member calls nothing afterwards."""
+        """Finish this member's part of the run. It is the member's last call."""
         with self._lock:
             self._ended[rank] = True
             self._at_rest += 1

@@ -108,7 +108,7 @@ class TcpGroup(MessageGroup):
         start: the longest time in seconds that a member waits until all members are connected.
         mixed: whether the processes may have different versions of mlvm, its kernels or numpy,
             which may compute different bits.
-        advertise: HOST or HOST:PORT where the other members reach this member, if it is behind NAT
+        advertise: HOST or HOST:PORT where the other members reach this member, if it uses NAT
             or on several networks. By default, MLVM_ADVERTISE, or the address that the first member
             sees.
         ports: the range of ports in which this member listens, such as "29501-29600". By default,
@@ -225,7 +225,7 @@ class Link:
 
     def __init__(self, sock: socket.socket, send_key: bytes, receive_key: bytes) -> None:
         tune(sock)
-        with suppress(AttributeError, OSError):  # a member may compute for long without receiving
+        with suppress(AttributeError, OSError):  # a member may compute long without receiving
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
         sock.setblocking(False)
         self.socket = sock

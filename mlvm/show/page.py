@@ -1,6 +1,6 @@
 """One HTML page that shows a step or a script: memory over time, programs, and calls over time.
 
-The page loads nothing from a network. Its data are columns of numbers; texts are indices into one
+The page works offline. Its data are columns of numbers; texts are indices into one
 list.
 """
 
@@ -40,10 +40,10 @@ Columns = dict[str, list[Any]]
 class Step(NamedTuple):
     """Planned program to show.
 
-    recording: tensors in its scratch memory, by offset and moment.
-    moments: pc in main of the call at each moment.
-    lines: lines of Python by function and pc.
-    arguments: description of each argument.
+    `recording`: tensors in its scratch memory, by offset and moment.
+    `moments`: pc in main of the call at each moment.
+    `lines`: lines of Python by function and pc.
+    `arguments`: description of each argument.
     """
 
     program: Program
@@ -66,7 +66,7 @@ def step_page(step: Step, title: str, *, before: float | None = None) -> str:
 def session_page(
     session: Session, steps: Sequence[Step], title: str, *, failed: str | None = None
 ) -> str:
-    """Return the page of a script's run, and of the steps that it planned.
+    """Return the page of a script's run and of the steps that it planned.
 
     `failed`, the description of its error, is shown at the top.
     """
@@ -395,7 +395,7 @@ class _Spans:
 
 
 def in_script(data: object) -> str:
-    """Return the data as JSON for a script element: no text in it ends the element."""
+    """Return the data as JSON for a script element; no text in it can close the element."""
     text = json.dumps(data, separators=(",", ":"), default=repr)
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")

@@ -40,11 +40,11 @@ def timeline(recording: Recording, *, title: str | None = None) -> str:
     """Return the recording as SVG text.
 
     A tensor is a rectangle. It extends from left to right over the tensor's moments, and upwards
-    over its bytes. Its colour is that of the op that wrote it first, or of its type if no op is
-    known. Under the pointer it shows op, type, bytes, moments and the line of Python that made it.
-    The thin line is the number of bytes in use. One dashed line is the most bytes in use at any
-    moment, which is a lower bound for any placement; the other is the highest address. Of very many
-    tensors only the largest are drawn.
+    over its bytes. Its colour shows the op that wrote it first, or its type if that op is unknown.
+    Under the pointer it shows op, type, bytes, moments and the line of Python that made it. The
+    thin line is the number of bytes in use. One dashed line is the most bytes in use at any moment,
+    which is a lower bound for any placement; the other is the highest address. If there are too
+    many tensors, only the largest are drawn.
     """
     used = recording.used()
     bound = max(used)

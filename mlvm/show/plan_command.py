@@ -1,6 +1,6 @@
 """`python -m mlvm plan BUFFERS.csv`: offsets for the buffers of a CSV file.
 
-The planner is that of captured steps.
+Captured steps use the same planner.
 """
 
 from __future__ import annotations
@@ -226,8 +226,8 @@ def _block(row: Mapping[str, str], where: str) -> Block:
 def recorded(buffers: BufferTable, plan: Plan) -> Recording:
     """Return a plan as a recording, for a picture that names buffers by their ids.
 
-    Its moments are those of the file or, if these are too many, numbers of those at which a buffer
-    starts or ends.
+    Its moments are the moments in the file. If these are too many, they are the indices of the
+    moments at which a buffer starts or is freed.
     """
     times = sorted({time for block in buffers.blocks for time in (block.start, block.end)})
     first, last = times[0] if times else 0, times[-1] if times else 1

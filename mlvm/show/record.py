@@ -1,6 +1,6 @@
-"""Recordings of arenas at work: the place, the lifetime and the op of each tensor.
+"""Recordings of arenas at work: the offset, the lifetime and the op of each tensor.
 
-An arena without a recording pays nothing for it.
+An arena without a recording has no overhead.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ def record(arena: Arena, *, max_tensors: int | None = None) -> _GeneratorContext
             train_step()
         batch.plot("step.svg")
 
-    A tensor that exists before the block is there from the first moment on; one that exists after
-    it is there to the last. With `max_tensors`, the recording keeps about that many of the tensors
-    that ended last, the number of the others, and the most bytes in use. Recordings of an arena may
-    be nested. Raises `ArenaError` for anything but an arena.
+    A tensor that exists before the block is recorded from the first moment on; a tensor that still
+    exists after it is recorded to the last moment. With `max_tensors`, the recording keeps about
+    that many of the most recently freed tensors, the number of all other tensors, and the peak use.
+    Recordings of an arena may be nested. Raises `ArenaError` for anything but an arena.
 
         >>> arena = ml.Arena(ml.VM("mine"), "batch")
         >>> with ml.record(arena) as recording, arena: y = ml.ones(16)
@@ -254,7 +254,7 @@ Written: TypeAlias = Callable[[TensorHandle, str, Program | None, int | None], N
 
 
 class _Writes:
-    """Observer of one VM that reports writes by launches and copies from outside to listeners.
+    """Observer of a VM that reports writes by launches and copies from outside to listeners.
 
     For any number of listeners the VM has one layer around `launch` and one around `write`.
     """

@@ -15,7 +15,7 @@ from mlvm.show import html
 
 
 def report(arena: Arena, *, holders: int = 8) -> str:
-    """Return a table of an arena's sizes and of its `holders` largest tensors.
+    """Return a table of an arena's sizes, and of its `holders` largest tensors.
 
     For a recorded arena, another table lists the tensors at the moment when most bytes were in use.
 
@@ -40,7 +40,7 @@ def report(arena: Arena, *, holders: int = 8) -> str:
 
 
 def report_of(recording: Recording, *, holders: int = 8) -> str:
-    """Return a table of a recording, whose arena may have ended."""
+    """Return a table of a recording, whose arena may no longer exist."""
     rows = [
         ("arena", recording.arena),
         ("on", recording.vm),
@@ -81,7 +81,7 @@ def forgotten_of(recording: Recording, when: str = "") -> str:
 
 
 def _largest(tensors: Sequence[tuple[TensorType, str, str, int]], most: int) -> list[str]:
-    """Return a table of the tensors by bytes, with a row for those of one type, op and line."""
+    """Return a table of the tensors by bytes, with a row per type, op and line."""
     groups: dict[tuple[TensorType, str, str], list[int]] = {}
     for type, op, line, nbytes in tensors:
         groups.setdefault((type, op, line), []).append(nbytes)

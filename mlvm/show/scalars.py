@@ -70,7 +70,7 @@ class ScalarLog(Closing):
             self._write(_integer(2, purged) + _bytes(7, _integer(1, 1)))
 
     def add(self, group: str, step: SupportsIndex, /, **scalars: SupportsFloat) -> None:
-        """Write numbers, or tensors of one element, of that step.
+        """Write numbers, or tensors with one element, of that step.
 
         A group has the same names in each of its rows, in any order.
 

@@ -17,7 +17,7 @@ from mlvm.machines.terminal import INTERRUPTED, is_reader_gone
 
 
 class ScriptFailed(MlvmError):
-    """A script ended with an error. The text has the error and its line.
+    """A script has raised an error. The text contains the error and its line.
 
     output: text that Python prints, such as the traceback.
     status: exit status.

@@ -86,14 +86,14 @@ def all_recorded() -> Iterator[Session]:
 
 
 class _Listened:
-    """Listener to one VM for a session. It belongs to the VM and ends with it."""
+    """Listener to one VM for a session. The VM owns it."""
 
     def __init__(self, vm: VMProtocol) -> None:
         self.session: Session | None = None
         self._layers = ExitStack()
 
     def start(self, vm: VMProtocol, session: Session) -> Trace:
-        """Time the functions of a VM of this process, or the calls of another VM."""
+        """Time the functions of a VM of this process, or the calls of a different VM."""
         self.session, trace = session, Trace(vm.name, most=MOST_SPANS)
         if isinstance(vm, VM):
             instrument = _Instrument(vm, trace)
@@ -110,7 +110,7 @@ class _Listened:
 
 
 class _Instrument:
-    """A trace as a VM's instrument, beside an instrument of the script."""
+    """A trace as a VM's instrument, in addition to an instrument of the script."""
 
     def __init__(self, vm: VM, trace: Trace) -> None:
         self._trace = trace
@@ -147,7 +147,7 @@ class _Instrument:
 
 
 class _Both:
-    """Two instruments as one. The second may give results, as it does alone."""
+    """Two instruments in one. The second instrument may return results."""
 
     def __init__(self, first: Instrument, second: Instrument) -> None:
         self._first = first

@@ -1,8 +1,9 @@
 """Parts of pictures: the SVG document, texts, scales with round ticks, and axes.
 
-The elements have classes, and each picture's style sheet says how these look. `axis` and `grid` are
+The elements have classes, which each picture's style sheet defines. `axis` and `grid` are
 lines, and `soft` is a number or label of an axis. `middle` and `right` name the point of a text
-that lies at its coordinates. Pictures use only features that browsers, editors and converters draw
+that is drawn at its coordinates. Pictures use only features that browsers, editors and converters
+draw
 alike: they have a background, and no variables, media queries or transforms.
 """
 
@@ -26,7 +27,8 @@ _NO_XML: Final = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]
 """Characters that XML 1.0 does not have (section 2.2)."""
 
 
-# Tableau's ten and two more, distinct on white and on black, for these ops; twelve for all others.
+# Ten colours of Tableau and two more, distinct on white and black, for these ops; twelve for other
+# ops.
 _COMMON: Final = (
     *("add", "parameter", "multiply", "matmul", "gelu", "relu"),
     *("layer_norm", "softmax", "conv2d", "batch_contract", "sum", "copied in"),
@@ -43,7 +45,7 @@ MOST_COLOURED: Final = 12
 def home_colour(kind: str) -> int:
     """Return the number of a kind's colour in all pictures.
 
-    A common kind has its colour alone; others may share one.
+    A common kind has its own colour; other kinds may share a colour.
     """
     if kind in _COMMON:
         return _COMMON.index(kind)
@@ -53,7 +55,7 @@ def home_colour(kind: str) -> int:
 def colours_of(ranked: Sequence[str]) -> dict[str, str]:
     """Return the colours of the first `MOST_COLOURED` kinds.
 
-    Of two with one colour the later takes the next.
+    If two kinds have the same colour, the later kind gets the next free colour.
     """
     colours: dict[str, str] = {}
     for kind in ranked[:MOST_COLOURED]:
@@ -139,7 +141,7 @@ def fitted(content: str, width: float, size: int = _SIZE) -> str:
 
 
 def text(x: float, y: float, content: str, kind: str = "", attributes: str = "") -> str:
-    """Return a text of one or more classes, with further attributes in SVG's syntax."""
+    """Return a text element with its classes and further attributes in SVG's syntax."""
     named = f' class="{kind}"' if kind else ""
     more = f" {attributes}" if attributes else ""
     place = f'x="{px(x)}" y="{px(y)}"'
@@ -152,7 +154,7 @@ def axes(x: Scale, y: Scale, x_label: str, y_label: str) -> str:
     Horizontal grid lines have the numbers of `y`, ticks below have the numbers of `x`, and the
     label of `y` is at the top.
 
-    The plotting area lies between the scales' `start` and `stop`; `y` starts at its bottom.
+    The plotting area extends from the scales' `start` to `stop`; `y` starts at its bottom.
     """
     left, right, bottom = px(x.start), px(x.stop), px(y.start)
     parts = []

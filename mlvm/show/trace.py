@@ -1,6 +1,6 @@
 """Profiles of a VM over time, in the Trace Event Format that Perfetto and Chrome read.
 
-On a VM of this process a profile has every function. Of a remote VM it has the calls of this
+On a VM of this process a profile has every function. For a remote VM it has the calls of this
 process, with their time here and the bytes sent and received.
 """
 
@@ -43,8 +43,8 @@ class Span(NamedTuple):
     """A call on a thread.
 
     began, ended: nanoseconds of `time.perf_counter_ns`.
-    program: program that was launched, or that the call is of.
-    place: place in Python of that launch.
+    program: program that was launched, or that contains the call.
+    place: Python line of that launch.
     """
 
     name: str
@@ -108,7 +108,7 @@ class Trace:
     ) -> None:
         ended = time.perf_counter_ns()
         while (entry := self._began.stack.pop())[0] != name:
-            pass  # a function within this one raised, and so did not end
+            pass  # a function inside this one raised, so its end was not recorded
         about = {
             "params": describe(params),
             "results": describe(results),
@@ -161,7 +161,7 @@ class Trace:
     def _origin(self, name: str) -> Origin:
         """Return the program of this thread's launch, a pc and a Python location.
 
-        The pc is that of its next call, if that call has the name.
+        The pc belongs to its next call, if that call has the name.
         """
         launch = getattr(self._began, "launch", None)
         if launch is None:
@@ -212,7 +212,7 @@ def profile(
 ) -> AbstractContextManager[None]:
     """Write what runs inside the block to a trace file, which Perfetto and chrome://tracing open.
     The VM and each worker have a row; each call has its name, types and bytes, each wait for the
-    VM's device its time. Of a VM that is not of this process it has the calls of the protocol, with
+    VM's device its time. For a VM of a different process it has the calls of the protocol, with
     the time that they take here.
 
     Raises `ArgumentError` unless `path` is a path, and `OSError` at the start if the file cannot be

@@ -118,10 +118,10 @@ def _without_dead(rows: list[tuple[Unit, float]], live_out: set[Value]) -> list[
 class _Step:
     """Schedule with the data that simulated runs need.
 
-    reads: the planned values that each unit reads, in the order of its operands.
-    uses: the times at which each value is read; a value that is live out is read at the end.
-    producer: the time at which each value is computed.
-    home_nbytes: bytes of planned homes, by time.
+    `reads`: the planned values that each unit reads, in the order of its operands.
+    `uses`: the times at which each value is read; a value that is live out is read at the end.
+    `producer`: the time at which each value is computed.
+    `home_nbytes`: bytes of planned homes, by time.
     """
 
     def __init__(self, schedule: Schedule, live_out: set[Value]) -> None:

@@ -3,7 +3,7 @@
 In: a recorded flow, and options. Out: a `Planned`, whose program gets all tensors as arguments,
     with a description of each.
 Passes: dead code, moves, hoisting, transposes, fusion and recomputation, order, plan; then code
-    generation, level by level. A level consists of the calls of the step, or of a block in it.
+    generation, level by level. A level consists of the calls of the step or a block in it.
     Passes do not change any bit of a result. The schedule with the smallest plan is chosen.
 Callers: `capture`, `measure` and `ml.onnx`. No lock is held: a flow belongs to one trace.
 """
@@ -70,14 +70,14 @@ _AT_START: Final = 2
 class Planned:
     """Program and its plan.
 
-    arguments: the tensors to launch it on, in order.
-    plan: plan of its scratch memory, `plan.nbytes` bytes.
-    lines: lines of Python by function and pc.
-    lifetimes: live ranges in scratch memory; each unit advances the time by one.
-    takes: the pcs of calls that read an element of a queue.
-    moments: the pc in main of the call at each time.
-    hoisted: the part that computes the last states from the others, after these have changed.
-    curve: bytes and seconds of other programs of the step (`curve_of`), for observers only.
+    `arguments`: the tensors to launch it on, in order.
+    `plan`: plan of its scratch memory, `plan.nbytes` bytes.
+    `lines`: lines of Python by function and pc.
+    `lifetimes`: live ranges in scratch memory; each unit advances the time by one.
+    `takes`: the pcs of calls that read an element of a queue.
+    `moments`: the pc in main of the call at each time.
+    `hoisted`: the part that computes the last states from the others, after these have changed.
+    `curve`: bytes and seconds of other programs of the step (`curve_of`), for observers only.
     """
 
     program: Program
@@ -206,15 +206,15 @@ def compile_flow(
 ) -> Planned:
     """Compile the step to a program with its plan.
 
-    fuse: allow chains that suit the machine's `policy`.
-    recompute: allow cheap calls to run again. Among the allowed programs the one with the smallest
-        plan is chosen, so neither option makes a plan larger.
-    hoist: compute values that depend only on states by a separate program, the hoisted part.
-    budget: limit in bytes of the plan with its hoisted values. Values are recomputed instead of
+    `fuse`: allow chains that suit the machine's `policy`.
+    `recompute`: allow cheap calls to run again. Among the allowed programs the one with the
+        smallest plan is chosen, so neither option makes a plan larger.
+    `hoist`: compute values that depend only on states by a separate program, the hoisted part.
+    `budget`: limit in bytes of the plan with its hoisted values. Values are recomputed instead of
         saved, and hoisted values are computed in the step. The fastest program by the estimate of
         `mlvm.step.budget` is chosen.
-    effort: limit of the planner's search for smaller plans.
-    ahead: bytes of the budget that values of another program need.
+    `effort`: limit of the planner's search for smaller plans.
+    `ahead`: bytes of the budget that values of another program need.
 
     Raises `BudgetError` if no program is found that fits.
     """
@@ -264,7 +264,7 @@ class _Variant(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the hoisted values, and of the scratch memory of the larger program."""
+        """Bytes of the hoisted values and the scratch memory of the larger program."""
         return self.nbytes_with(self.level.plan.nbytes)
 
     def nbytes_with(self, nbytes: int) -> int:
@@ -384,13 +384,13 @@ class _Options(NamedTuple):
 class _Level(NamedTuple):
     """Planned calls of a step or block.
 
-    schedule: the calls in their order.
-    plan: plan of its memory.
-    places: offsets in bytes.
-    types: the type of each placed value.
-    result: the condition that the block computes.
-    inside: the blocks of its calls.
-    live_out: the values that are live at its end.
+    `schedule`: the calls in their order.
+    `plan`: plan of its memory.
+    `places`: offsets in bytes.
+    `types`: the type of each placed value.
+    `result`: the condition that the block computes.
+    `inside`: the blocks of its calls.
+    `live_out`: the values that are live at its end.
     """
 
     schedule: Schedule
@@ -454,13 +454,13 @@ _BYTE: Final = TensorType(u8)
 class _ProgramWriter:
     """Code generator, level by level.
 
-    code: code of main, or of a function.
-    lines: lines of Python by pc.
-    inner_lines: lines of Python by function and pc, for functions.
-    takes: the pcs of calls that read an element of a queue.
-    lifetimes: live ranges of values in scratch memory.
-    moments: the pc of the call at each time.
-    numbers: provisional numbers of arguments.
+    `code`: code of main or a function.
+    `lines`: lines of Python by pc.
+    `inner_lines`: lines of Python by function and pc, for functions.
+    `takes`: the pcs of calls that read an element of a queue.
+    `lifetimes`: live ranges of values in scratch memory.
+    `moments`: the pc of the call at each time.
+    `numbers`: provisional numbers of arguments.
     """
 
     def __init__(self) -> None:
@@ -734,7 +734,7 @@ class _FrameWriter(_ProgramWriter):
 def _lifetimes(level: _Level, base: int, begins: Sequence[int]) -> list[Lifetime]:
     """Return the live range of each value and scratch home of a level, with the call that sets it.
 
-    The level's runs begin at the times `begins`; the level ends at the last of these.
+    The level's runs begin at the times `begins`; the last time is the end of the level.
     """
     schedule = level.schedule
     producers: dict[Value, Call] = {}

@@ -38,10 +38,10 @@ class Location(NamedTuple):
 class Home:
     """Memory of successive values.
 
-    role: an `input`, `output` or `state` of the step, an `element` of a queue, `scratch` that a
+    `role`: an `input`, `output` or `state` of the step, an `element` of a queue, `scratch` that a
         function updates in place, or `outer`, memory from outside of a block.
-    index: the number of the tensor among those with its role.
-    type: its type; uses may have other types of the same size.
+    `index`: the number of the tensor among those with its role.
+    `type`: its type; uses may have other types of the same size.
     """
 
     role: Role
@@ -71,13 +71,13 @@ class Use(NamedTuple):
 class LoopInfo(NamedTuple):
     """Description of a `while` that is a scan.
 
-    i: the number of the iteration.
-    length: the trip count.
-    total: the rows of the stacked results; None if unknown.
-    reverse: whether the numbers decrease.
-    xs: the tensors of which an iteration reads one row.
-    rows: these rows.
-    ys: the stacked results, each with the row that an iteration adds.
+    `i`: the number of the iteration.
+    `length`: the trip count.
+    `total`: the rows of the stacked results; None if unknown.
+    `reverse`: whether the numbers decrease.
+    `xs`: the tensors of which an iteration reads one row.
+    `rows`: these rows.
+    `ys`: the stacked results, each with the row that an iteration adds.
     """
 
     i: Use
@@ -93,25 +93,25 @@ class LoopInfo(NamedTuple):
 class Call:
     """Call of a host function, or control flow.
 
-    name: name of the function; `cond`, `while` and `call` for control flow.
-    op: None for a function that may read and write all its operands. Such calls keep their order;
+    `name`: name of the function; `cond`, `while` and `call` for control flow.
+    `op`: None for a function that may read and write all its operands. Such calls keep their order;
         `outs` has a new value for each operand, in order, and `ins` the previous values.
-    attributes: attributes of the function.
-    outs, ins: the values that it writes and reads.
-    line: the line of Python that made the call.
-    again: whether it recomputes an earlier value; such a call does not move forward.
-    queue: the handle of the queue from which it reads an element, its `outs`.
-    blocks: blocks of control flow. `cond` runs one of two, by its first operand; `while` runs the
+    `attributes`: attributes of the function.
+    `outs`, `ins`: the values that it writes and reads.
+    `line`: the line of Python that made the call.
+    `again`: whether it recomputes an earlier value; such a call does not move forward.
+    `queue`: the handle of the queue from which it reads an element, its `outs`.
+    `blocks`: blocks of control flow. `cond` runs one of two, by its first operand; `while` runs the
         second while the result of the first is true.
-    orderly: whether it only writes `outs` and only reads `ins`, as ops do, though `op` is None.
-    may_raise: whether later updates that are visible outside must wait for it.
-    callee: the function of the program that a `call` runs.
-    passed: the operands of that call, in the order of its parameters.
-    procedures: for a call from outside, all functions that it reaches.
-    loop: description of a `while` that is a scan.
-    pushes: whether it gets only its `ins` and pushes its results, as users' functions do.
-    sized: whether types or attributes depend on lengths of the launch.
-    window: whether it is a slice whose only reader can read it in place (`mlvm.step.windows`).
+    `orderly`: whether it only writes `outs` and only reads `ins`, as ops do, though `op` is None.
+    `may_raise`: whether later updates that are visible outside must wait for it.
+    `callee`: the function of the program that a `call` runs.
+    `passed`: the operands of that call, in the order of its parameters.
+    `procedures`: for a call from outside, all functions that it reaches.
+    `loop`: description of a `while` that is a scan.
+    `pushes`: whether it gets only its `ins` and pushes its results, as users' functions do.
+    `sized`: whether types or attributes depend on lengths of the launch.
+    `window`: whether it is a slice whose only reader can read it in place (`mlvm.step.windows`).
     """
 
     name: str
@@ -187,14 +187,14 @@ def _may_raise(call: Call) -> bool:
 class Unit:
     """Scheduling unit: one call, or a fused chain of calls.
 
-    makes, reads: the values that it writes, and the earlier values that it reads.
-    writes_to, reads_from: the homes of these.
-    fixed: whether it keeps its order relative to units of its kind.
-    may_raise: whether later updates must wait for it.
-    updates: whether its writes are visible outside.
-    movable: whether it may run earlier even if that frees nothing.
-    run: its latest `mlvm.step.schedule.Run`, if any.
-    touched: the planned values and homes that it uses, once they are known.
+    `makes`, `reads`: the values that it writes, and the earlier values that it reads.
+    `writes_to`, `reads_from`: the homes of these.
+    `fixed`: whether it keeps its order relative to units of its kind.
+    `may_raise`: whether later updates must wait for it.
+    `updates`: whether its writes are visible outside.
+    `movable`: whether it may run earlier even if that frees no memory.
+    `run`: its latest `mlvm.step.schedule.Run`, if any.
+    `touched`: the planned values and homes that it uses, once they are known.
     """
 
     __slots__ = (

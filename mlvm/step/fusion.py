@@ -33,16 +33,16 @@ MOST_OPERANDS: Final = 192
 class FusionPolicy(NamedTuple):
     """Policy for chains that save time with a machine's kernels.
 
-    heads: whether a matrix product may begin a chain (`Op.heads`).
-    reductions: whether a reduction may end a chain.
-    passes: whether ops whose reference kernels make several passes may be links.
-    shortest: minimum number of links; an update in place may have fewer.
-    longest: maximum number of links.
-    panels: whether matrix products accept packed weights.
-    halves: whether row functions widen half precision while reading (`mlvm.step.halves`).
-    transposes: whether matrix products accept transposed factors, with the same bits.
-    windows: whether chains read and write slices in place.
-    near: maximum number of units between a call and a chain that it joins.
+    `heads`: whether a matrix product may begin a chain (`Op.heads`).
+    `reductions`: whether a reduction may end a chain.
+    `passes`: whether ops whose reference kernels make several passes may be links.
+    `shortest`: minimum number of links; an update in place may have fewer.
+    `longest`: maximum number of links.
+    `panels`: whether matrix products accept packed weights.
+    `halves`: whether row functions widen half precision while reading (`mlvm.step.halves`).
+    `transposes`: whether matrix products accept transposed factors, with the same bits.
+    `windows`: whether chains read and write slices in place.
+    `near`: maximum number of units between a call and a chain that it joins.
     """
 
     heads: bool = False
@@ -189,7 +189,7 @@ _Step: TypeAlias = tuple[int, Unit, set[Placed]]
 class _Row:
     """Units in order, each at its position.
 
-    The live range of a value, or of a scratch home, goes from the first to the last position that
+    The live range of a value or scratch home goes from the first to the last position that
     writes or reads it. Live ranges change only near two units that merge.
     """
 
@@ -284,7 +284,7 @@ class _Level(NamedTuple):
 
     before: live bytes before it runs.
     most: live bytes while it runs, without reuse of operands' memory.
-    begun, ended: values and homes whose live range begins or ends there.
+    begun, ended: values and homes whose live range begins or stops there.
     """
 
     place: int
@@ -341,7 +341,7 @@ def _takes(unit: Unit, calls: Sequence[Call], domains: _Domains) -> bool:
     """Return whether the unit is a chain, or the start of one, that the calls may join.
 
     They must have its domain, and read its values with the type of their computation, but no
-    reduction. They may not overwrite memory that the unit reads with another type at other
+    reduction. They may not overwrite memory that the unit reads with a different type at other
     positions.
     """
     first, policy = unit.calls[0], domains.policy
@@ -395,7 +395,7 @@ def _is_one_row(call: Call) -> bool:
 
 
 def _makes_whole(unit: Unit, use: Use, policy: FusionPolicy) -> bool:
-    """Return whether a call of the unit computes the value with that type, and is no reduction."""
+    """Return whether a call of the unit, not a reduction, computes the value with that type."""
     return any(
         use in call.outs
         and call.op is not None
@@ -427,8 +427,8 @@ def _domain_of(call: Call, policy: FusionPolicy) -> Shape | None:
 def chain_of(run: Run) -> Chain:
     """Return the chain that runs the unit.
 
-    It stores the values that the run writes; the others stay in temporaries. A write into a window
-    of a tensor that is not read again is omitted.
+    It stores the values that the run writes; all other values stay in temporaries. A write into a
+    window of a tensor that is not read again is omitted.
     """
     unit, outs, ins = run.unit, run.outs, run.ins
     numbers: dict[Use, int] = {use: number for number, use in enumerate([*outs, *ins])}

@@ -69,5 +69,5 @@ def in_halves(flow: Flow) -> list[Call]:
 
 
 def _is_free(use: Use) -> bool:
-    """Return whether nothing overwrites the value later."""
+    """Return whether the value is never overwritten."""
     return use.value.home is None

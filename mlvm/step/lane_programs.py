@@ -49,10 +49,10 @@ def lanes_of(
 ) -> LaneProgram:
     """Generate the program of a function, for `lanes.run`.
 
-    main: the function; its parameters are the program's arguments, and it returns `results`.
-    shared: the values that it reads from outside, in order.
-    sums: homes outside to which frames add.
-    is_read: whether it comes from a file, whose code is only for this family.
+    `main`: the function; its parameters are the program's arguments, and it returns `results`.
+    `shared`: the values that it reads from outside, in order.
+    `sums`: homes outside to which frames add.
+    `is_read`: whether it comes from a file, whose code is only for this family.
 
     Raises `CaptureError` for a host function that lanes cannot run, and for any other update of a
     value outside.
@@ -364,7 +364,7 @@ class _Writer:
         self.as_type(self.types[self.slots[key]], use.type)
 
     def as_type(self, type: TensorType, target: TensorType) -> None:
-        """Reshape the topmost value to another type of the same dtype."""
+        """Reshape the topmost value to a different type of the same dtype."""
         if type is not target:
             if type.dtype is not target.dtype:
                 raise CaptureError(f"a lane sees {type} as {target}")

@@ -58,14 +58,14 @@ class StepLength(NamedTuple):
 class OpenStep(NamedTuple):
     """Dynamic part of a saved step.
 
-    lengths: its lengths.
-    values: the values of all formulas in the call before saving.
-    steps: the computation: index of a result, a function's name, indices of its operands.
-    guards: indices of values that must be the same as in that call, each with the line of Python
+    `lengths`: its lengths.
+    `values`: the values of all formulas in the call before saving.
+    `steps`: the computation: index of a result, a function's name, indices of its operands.
+    `guards`: indices of values that must be the same as in that call, each with the line of Python
         that needed it, or "".
-    scalars: numbers of states that are computed from lengths, each with the index of its value.
-    inputs, outputs, results: types with indices, in the order of the step.
-    template: the program.
+    `scalars`: numbers of states that are computed from lengths, each with the index of its value.
+    `inputs`, `outputs`, `results`: types with indices, in the order of the step.
+    `template`: the program.
     """
 
     lengths: tuple[StepLength, ...]

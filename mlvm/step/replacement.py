@@ -34,10 +34,10 @@ class Match(NamedTuple):
 class Pattern:
     """Recorded pattern.
 
-    params: the types of its operands, which are the inputs of the flow, in order.
-    calls: its ops; the last computes a result.
-    results: its results, in order.
-    constants: tensors from outside of the flow, by value.
+    `params`: the types of its operands, which are the inputs of the flow, in order.
+    `calls`: its ops; the last computes a result.
+    `results`: its results, in order.
+    `constants`: tensors from outside of the flow, by value.
     """
 
     params: Types
@@ -173,7 +173,8 @@ class Matcher:
     def _operand(self, pattern: Pattern, ours: Use, theirs: Use) -> Use:
         """Return the use in the step.
 
-        If the pattern only views an operand with another type, the use has the type of the write.
+        If the pattern only views an operand with a different type, the use has the type of the
+        write.
         """
         home, value = ours.value.home, theirs.value
         if home is None or home.role != "input" or ours.type == pattern.params[home.index]:

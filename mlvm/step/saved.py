@@ -39,11 +39,11 @@ from mlvm.step.templates import at
 class SavedStep(NamedTuple):
     """Saved step.
 
-    planned: its program and plan.
-    inputs, outputs: the types of its inputs, and of the outputs that it allocates.
-    results: the locations of its results.
-    states: its state, by number.
-    open: its dynamic lengths, if any; the other fields are those of the call before saving.
+    `planned`: its program and plan.
+    `inputs`, `outputs`: the types of its inputs and the outputs that it allocates.
+    `results`: the locations of its results.
+    `states`: its state, by number.
+    `open`: its dynamic lengths, if any; the other fields are those of the call before saving.
     """
 
     planned: Planned
@@ -82,7 +82,8 @@ class SavedStep(NamedTuple):
         return step
 
     def _require(self, types: Sequence[TensorType], inputs: Sequence[TensorType]) -> None:
-        """Raise `ShapeError` or `DTypeError` for an input of another type; f64 becomes narrower."""
+        """Raise `ShapeError` or `DTypeError` for an input of a different type; f64 becomes
+        narrower."""
         for i, (got, type) in enumerate(zip(types, inputs, strict=True)):
             narrower = got.dtype is f64 and type.dtype.is_float
             if got.shape != type.shape or not (got.dtype is type.dtype or narrower):
@@ -258,7 +259,7 @@ class LoadedStep:
         return [self.vm.read(self._handle(*result)) for result in now.results]
 
     def states(self) -> list[Array]:
-        """Return copies of the tensors that calls update, and of those that they only read."""
+        """Return copies of the tensors that calls update and those that they only read."""
         return [
             self.vm.read(self._handle("state", place, TensorType.of(array)))
             for place, array in enumerate(self.step.states)

@@ -59,20 +59,20 @@ def _run_of(unit: Unit, stored: Container[object]) -> Run:
 class Schedule:
     """Units in an order, with live ranges.
 
-    runs: the units with their operands.
-    start, end: live ranges, as times `start` .. `end - 1`.
-    size: bytes.
-    root: the first value with the same memory. A value may reuse the memory of an operand whose
-        live range ends with the unit that computes the value.
-    roots: these, each once.
-    blocks: the blocks that a plan must place, one for each root.
-    most_alive: the maximum of live bytes.
+    `runs`: the units with their operands.
+    `start`, `end`: live ranges, as times `start` .. `end - 1`.
+    `size`: bytes.
+    `root`: the first value with the same memory. A value may reuse the memory of an operand that is
+    not read after the unit that computes the value.
+    `roots`: these, each once.
+    `blocks`: the blocks that a plan must place, one for each root.
+    `most_alive`: the maximum of live bytes.
     """
 
     def __init__(
         self, units: Sequence[Unit], live_out: Iterable[Value], same: Schedule | None = None
     ) -> None:
-        """Schedule units. `same` is a schedule of the same units in another order."""
+        """Schedule units. `same` is a schedule of the same units in a different order."""
         if same is None:
             stored = set(live_out).union(*[unit.reads for unit in units])
             self._run_of = {unit: _run_of(unit, stored) for unit in units}
@@ -105,7 +105,7 @@ class Schedule:
         self.blocks = [Block(size[root], start[root], last) for root, last in until.items()]
 
     def reordered(self, units: Sequence[Unit]) -> Schedule:
-        """Return a schedule of the same units in another order."""
+        """Return a schedule of the same units in a different order."""
         return Schedule(units, (), self)
 
     @cached_property

@@ -309,12 +309,12 @@ class Jump(NamedTuple):
 class PlannedTemplate:
     """Template of planned programs: a step that was planned at the bounds of its lengths.
 
-    planned: the program at the bounds; for a saved step, at the lengths of the last call.
-    code: frozen immediates, by function and pc.
-    types: frozen types, by argument.
-    sizes: planned bytes of temporaries with such types, by argument.
-    lifetimes: frozen types of lifetimes, by their number.
-    places: the indices of all places in it.
+    `planned`: the program at the bounds; for a saved step, at the lengths of the last call.
+    `code`: frozen immediates, by function and pc.
+    `types`: frozen types, by argument.
+    `sizes`: planned bytes of temporaries with such types, by argument.
+    `lifetimes`: frozen types of lifetimes, by their number.
+    `places`: the indices of all places in it.
     """
 
     def __init__(
@@ -345,7 +345,7 @@ class PlannedTemplate:
         return PlannedTemplate(planned, code, types, sizes, stays)
 
     def with_planned(self, planned: Planned) -> PlannedTemplate:
-        """Return the template with that program in place of the one at the bounds."""
+        """Return the template with this program instead of the program at the bounds."""
         return PlannedTemplate(planned, self.code, self.types, self.sizes, self.lifetimes)
 
     def fix(self, largest: Sequence[Any]) -> None:

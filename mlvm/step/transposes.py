@@ -63,7 +63,8 @@ class _Order:
         return self._readers.get(use.value, ())
 
     def stay(self, ins: Sequence[Use], first: Call, last: Call) -> bool:
-        """Return whether `last` could read the operands of `first`, as nothing overwrites them."""
+        """Return whether `last` could read the operands of `first`, because they are not
+        overwritten."""
         homes = [use.value.home for use in ins if use.value.home is not None]
         begin, end = self._place[first], self._place[last]
         return not any(begin < i <= end for home in homes for i in self._writes.get(home, ()))

@@ -1,8 +1,8 @@
 """Changes of training images at random, for `ml.Pipeline(transform=...)`.
 
 Each takes the arrays of a batch, images f32[B,H,W,C] first, and the random numbers of its samples,
-and returns new arrays. An image depends on its own numbers alone, but for `Mixup`, which also takes
-its neighbour in the batch.
+and returns new arrays. An image depends only on its own numbers, except for `Mixup`, which also
+uses its neighbour in the batch.
 """
 
 from __future__ import annotations

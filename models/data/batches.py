@@ -1,4 +1,4 @@
-"""Test samples in batches of one size, so that no step needs new memory."""
+"""Test samples in batches of the same size, so that no step needs new memory."""
 
 from __future__ import annotations
 

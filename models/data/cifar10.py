@@ -1,6 +1,6 @@
 """CIFAR-10 (Krizhevsky, 2009), the binary version: data_batch_1.bin to _5.bin, test_batch.bin.
 
-An image is 3073 bytes: its label, then 32 x 32 of red, of green and of blue, row by row.
+An image is 3073 bytes: its label, then the red, green and blue planes of 32 x 32 bytes, row by row.
 """
 
 from __future__ import annotations

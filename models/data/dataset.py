@@ -25,7 +25,7 @@ Kind: TypeAlias = Literal["images", "text", "masked text", "sequences", "trees"]
 """Kind of the samples, which decides the models that a data set is for."""
 
 BLACK, WHITE = -1.0, 1.0  # the values of a channel
-NO_LABEL = -1  # of a sample, or a symbol of one, that counts for nothing
+NO_LABEL = -1  # label of a sample or symbol that the loss ignores
 
 
 class DataError(ml.errors.MlvmError, ValueError):
@@ -41,12 +41,12 @@ class Examples(Protocol):
 
 @dataclass(frozen=True)
 class DataSet:
-    """Labelled samples of one shape.
+    """Labelled samples of the same shape.
 
-    shape: shape of a sample; (H, W, C) of images.
-    augment: random changes of training samples that keep their labels valid, or None.
-    num_symbols: number of different symbols, of samples made of symbols.
-    classes: names of the classes, or None.
+    `shape`: shape of a sample; (H, W, C) of images.
+    `augment`: random changes of training samples that keep their labels valid, or None.
+    `num_symbols`: number of different symbols, of samples made of symbols.
+    `classes`: names of the classes, or None.
     """
 
     name: str

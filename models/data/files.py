@@ -36,7 +36,7 @@ def opened(file: Path) -> BufferedReader:
 
 @contextmanager
 def parsing(file: Path) -> Iterator[BufferedReader]:
-    """Open a file for a parser of another library.
+    """Open a file for a parser of a different library.
 
     Raises `DataError`, which names the file, for a file that cannot be read, and for any error of
     the parser inside; a `DataError` from inside passes unchanged.
@@ -61,7 +61,7 @@ class Source(NamedTuple):
 
 @contextmanager
 def reading(file: Path, homepage: str) -> Iterator[Source]:
-    """Open a file for reading; one whose name ends in .gz is unpacked on the fly.
+    """Open a file for reading; a file with the suffix .gz is decompressed on the fly.
 
     Raises `DataError`, which says where to get the file, for a file that cannot be read, and for a
     `DataError` inside.

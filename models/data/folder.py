@@ -1,8 +1,7 @@
-"""Images of one's own in folders: DIR/train/CLASS/*.png and DIR/test/CLASS/*.png, say.
+"""Images in folders, for example DIR/train/CLASS/*.png and DIR/test/CLASS/*.png.
 
-The folders below `train` are the classes, in alphabetical order. Pillow reads the files, those of
-the `FORMATS`; a file is read each time it is asked for, so the images may be many more than memory
-can hold.
+The folders below `train` are the classes, in alphabetical order. Pillow reads the files of the
+`FORMATS`. A file is read each time it is requested, so the images need not fit into memory.
 """
 
 from __future__ import annotations
@@ -43,10 +42,10 @@ _BITS: Final = 258  # the tag of TIFF with the bits of a grey value
 
 
 class ImageFolder:
-    """The images below a folder, each labelled with the number of the class it lies in.
+    """Images below a folder, each labelled with the number of its class folder.
 
     They are f32[B,*shape], made by `pixels`. Raises `DataError` for a folder without images, for a
-    file that is no image, and for channels that are neither 1 nor 3, `MissingExtraError` without
+    file that is not an image, and for channels other than 1 and 3; `MissingExtraError` without
     Pillow.
     """
 
@@ -102,13 +101,13 @@ def _sorted(folder: Path) -> list[Path]:
 
 
 def pixels(file: Path, shape: Shape) -> Bytes:
-    """Read an image as u8[*shape], of 3 channels or of 1.
+    """Read an image as u8[*shape] with 1 or 3 channels.
 
     It is turned upright by its EXIF data, put on white where it is transparent, scaled to cover the
     size, and cut around the middle. 16 bits become 8.
 
-    Raises `DataError` for a file that is no image, and for one whose brightness may be any number,
-    as floats; `MissingExtraError` without Pillow.
+    Raises `DataError` for a file that is not an image, and for an image of floats, whose range is
+    unknown; `MissingExtraError` without Pillow.
     """
     height, width, channels = shape
     pillow = pillow_image()
@@ -123,7 +122,7 @@ def pixels(file: Path, shape: Shape) -> Bytes:
                 f"{file} cannot be read: it is no image in the formats {', '.join(formats)}"
             ) from None
         most = min(MOST_PIXELS, max(_FEW_PIXELS, _PIXELS_PER_BYTE * len(data)))
-        if not 0 < image.width * image.height <= most:  # a few bytes may tell of millions
+        if not 0 < image.width * image.height <= most:  # a small file may have millions of pixels
             raise DataError(
                 f"{file} cannot be read: {image.width} x {image.height} pixels are not 1 to "
                 f"{most}, the most in a file of {len(data)} bytes"
@@ -137,7 +136,7 @@ def pixels(file: Path, shape: Shape) -> Bytes:
 
 
 def _plain(file: Path, image: Any) -> Any:
-    """Pillow's image upright, of 8 bits a channel, and on white."""
+    """Return Pillow's image upright, with 8 bits per channel, on a white background."""
     from PIL import ImageOps
 
     pillow = pillow_image()

@@ -1,6 +1,6 @@
 """Arrays in `.npy` and `.npz` files that may be larger than memory: only indexed parts are read.
 
-numpy maps `.npy` files alone. An `.npz` is a zip archive of these. Its members can be mapped as
+numpy maps only `.npy` files. An `.npz` is a zip archive of these. Its members can be mapped as
 well if they are stored uncompressed, by `np.savez` and not `np.savez_compressed`.
 """
 

@@ -1,7 +1,7 @@
 """Text as bytes, cut into windows: by default the sources of Python's standard library.
 
-The running interpreter brings them, so that nothing has to be shipped or fetched; they differ a
-little from one version of Python to the next.
+They are part of every Python installation, so no download is necessary. They differ a little
+between versions of Python.
 """
 
 from __future__ import annotations

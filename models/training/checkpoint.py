@@ -33,9 +33,9 @@ class Checkpoint(NamedTuple):
 
 
 def save(file: Path, tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> None:
-    """Write the file atomically: a reader sees the old one or the new one.
+    """Write the file atomically: a reader sees the old file or the new file.
 
-    Raises `OSError`, and then leaves no file behind; `CheckpointError` for a dtype that the format
+    Raises `OSError`, and then removes the new file; `CheckpointError` for a dtype that the format
     does not have.
     """
     try:

@@ -29,8 +29,8 @@ def loss_curve(
     """Draw the training loss of each step, the mean of each epoch and the test losses.
 
     A mean is a level line over the steps that it is of. A test loss, by the number of the epoch
-    after which it was measured, stands at the end of that epoch. There is a finite loss of a step
-    and of an epoch; losses of steps and tests that are not finite are left out.
+    after which it was measured, stands at the end of that epoch. At least one step and one epoch
+    have a finite loss; other losses are left out.
     """
     epochs, steps = len(epoch_losses), len(step_losses)
     x = Scale(0, epochs, _LEFT, _WIDTH - _RIGHT)

@@ -61,11 +61,11 @@ class Options(NamedTuple):
 class Result(TypedDict):
     """Result of a training.
 
-    test_accuracy: share of labels that are predicted right.
-    test_loss: mean cross-entropy of the test, nats.
-    train_loss: mean loss of each epoch, without steps that overflowed in f16.
-    step_ms_median: time of a step; None if the checkpoint had all steps.
-    input_wait_share: share of the steps' time that was spent waiting for batches.
+    `test_accuracy`: share of labels that are predicted right.
+    `test_loss`: mean cross-entropy of the test, nats.
+    `train_loss`: mean loss of each epoch, without steps that overflowed in f16.
+    `step_ms_median`: time of a step; None if the checkpoint had all steps.
+    `input_wait_share`: share of the steps' time that was spent waiting for batches.
     """
 
     model: str
@@ -110,9 +110,9 @@ def train(
 
     The members of `group`, such as "threads:2" (see `ml.parallel.group`), share every batch, and
     with `shard` the optimizer and the weights (see `ml.parallel.data_parallel`). The number of
-    members changes the rounding of results; the transport changes nothing. In a group of MPI or TCP
-    all processes call this function with the same arguments and get the same result; only the first
-    one writes files and shows progress. Without a group, `vm` is the VM of the training, such as
+    members changes the rounding of results; the transport does not. In a group of MPI or TCP all
+    processes call this function with the same arguments and get the same result; only the first one
+    writes files and shows progress. Without a group, `vm` is the VM of the training, such as
     `ml.connect(address)`. Batches are made here and written there ahead of each step; no bit of the
     result depends on the VM.
 
@@ -122,8 +122,9 @@ def train(
     `save`, if it exists.
 
     `init`, a file that `models.weights` reads, has the initial weights of a Mixer or a ViT. Images
-    of a folder get its size and channels. Other differences are printed: a head for another number
-    of classes is new, and position embeddings of a ViT are interpolated to images of another size.
+    of a folder get its size and channels. Other differences are printed: a head for a different
+    number of classes is new, and position embeddings of a ViT are interpolated to images of a
+    different size.
 
     The folder `plot` receives loss.svg and step_memory.svg. The folder `log` receives loss and
     learning rate of each step, and the test of each epoch, as an `ml.ScalarLog`. The new folder
@@ -298,7 +299,7 @@ def _require_possible(options: Options, workers: int, save_every: int | None) ->
 def opened(
     group: ml.parallel.AnyGroup | str | None,
 ) -> AbstractContextManager[ml.parallel.AnyGroup | None]:
-    """Open the group that a text names, for the block; another group is returned unchanged.
+    """Open the group that a text names, for the block; a different group is returned unchanged.
 
     Raises `OptionError` for an unknown text.
     """

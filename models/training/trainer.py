@@ -82,10 +82,10 @@ class Replica:
             self.scale = ml.optim.LossScale() if dtype == "f16" else None
         self._recording = ExitStack()
         self._loss_and_grads = ml.parallel.value_and_grad(self._loss)
-        self.improve: ml.Captured[..., Tensor] = ml.capture(self._improve)
+        self.train_step: ml.Captured[..., Tensor] = ml.capture(self._train_step)
         self.guess: ml.Captured[..., tuple[Tensor, Tensor]] = ml.capture(self._guess)
 
-    def _improve(self, samples: Tensor, labels: Tensor) -> Tensor:
+    def _train_step(self, samples: Tensor, labels: Tensor) -> Tensor:
         loss: Tensor
         loss, grads = self._loss_and_grads(self.model, samples, labels)
         if self.scale is None:
@@ -116,7 +116,7 @@ class Replica:
         """Improve the model by one batch; return the loss before it."""
 
         with self.batch:
-            return float(self.improve(samples, labels))
+            return float(self.train_step(samples, labels))
 
     def record(self, folder: Path | None) -> None:
         """Record steps in a new folder from now on; with None, stop recording.
@@ -136,12 +136,15 @@ class Replica:
     def loss_scale(self) -> float:
         """Return the factor of the next loss: 1 without a loss scale.
 
-        While it exceeds 1, a step with an infinite loss changes nothing but the factor.
+        While it exceeds 1, a step with an infinite loss changes only the factor.
         """
         return 1.0 if self.scale is None else float(self.scale.value)
 
     def test(self, batch_size: int) -> Score | None:
-        """Test the model in evaluation mode. Of members with equal weights only the first does."""
+        """Test the model in evaluation mode.
+
+        If all members have equal weights, only the first does.
+        """
         if ml.parallel.rank() and not isinstance(self.model.parameters(), ml.parallel.Parts):
             return None
         correct, loss, count = 0, 0.0, 0
@@ -158,7 +161,7 @@ class Replica:
     def state(self) -> dict[str, Array]:
         """Return the state of later steps by name: parameters, buffers, optimizer, random keys.
 
-        The first member returns whole tensors, other members nothing.
+        The first member returns whole tensors; the other members return None.
         """
         with self.batch:
             tensors = self._tensors()
@@ -183,7 +186,7 @@ class Replica:
     def load_state(self, arrays: Mapping[str, Array]) -> None:
         """Restore the result of `state` of a replica of the same model.
 
-        Raises `CheckpointError` for arrays of another model, and changes nothing then.
+        Raises `CheckpointError` for arrays of a different model, and changes nothing then.
         """
         with self.batch:
             own = {name: (x.dtype.numpy, x.shape) for name, x in self._tensors().items()}
@@ -213,7 +216,7 @@ class Replica:
 
     def memory(self) -> list[ArenaReport]:
         """Report this member's arenas, and the plan of its step."""
-        planned = self.improve.plan.nbytes if self.improve.signatures else 0
+        planned = self.train_step.plan.nbytes if self.train_step.signatures else 0
         return [
             *[
                 ArenaReport(name=arena.name, capacity=arena.capacity, high_water=arena.high_water)
@@ -225,7 +228,7 @@ class Replica:
     def plot(self, file: Path) -> None:
         """Draw the memory of the first member's step."""
         if not ml.parallel.rank():
-            self.improve.plot(file)
+            self.train_step.plot(file)
 
 
 @dataclass(frozen=True)

@@ -164,6 +164,37 @@ def test_an_interrupt_leaves_no_field_set() -> None:
     assert n > 5
 
 
+def in_arena(arena: ml.Arena) -> None:
+    with arena:
+        pass
+
+
+def in_allocating(arena: ml.Arena) -> None:
+    with arena.allocating():
+        pass
+
+
+def in_hosting(arena: ml.Arena) -> None:
+    with arena.hosting():
+        pass
+
+
+@pytest.mark.parametrize("block", [in_arena, in_allocating, in_hosting])
+def test_an_interrupt_leaves_no_block_of_an_arena(block: Callable[[ml.Arena], None]) -> None:
+    arena, n, uncaught = ml.Arena(ml.VM(), "batch"), 1, 0
+    block(arena)
+    before = current()
+    while interrupted(lambda: block(arena), n):
+        if current() != before:  # nothing can catch Ctrl-C before the first line of `__exit__`
+            [left] = current().arena_blocks
+            arena._leave(left)
+            uncaught += 1
+        assert (current(), arena._inside) == (before, [])
+        n += 1
+    assert n > 5
+    assert uncaught <= 1
+
+
 def test_a_context_is_frozen_and_has_no_other_fields() -> None:
     with pytest.raises(AttributeError):
         current().tape = None  # type: ignore[misc]

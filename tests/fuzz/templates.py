@@ -598,6 +598,7 @@ def prepare() -> None:
     public_functions()
     import_module("mlvm.eager.recording.families")
     if EXTENSION is not None:
+        EXTENSION.chain_after(0)
         EXTENSION.open_after(2)  # so that more calls run by what others have shown
     sys.unraisablehook = lambda _: None  # an interrupt of a finalizer is only reported
 

@@ -9,8 +9,7 @@
 
 #include <stddef.h>
 
-/* A call with the offsets of its scratch memory: that of each thread, followed by the shared
- * memory. */
+/* A call with the offsets of its scratch memory: one block per thread, followed by the shared memory. */
 typedef struct {
     KernelCall call;
     size_t scratch;
@@ -31,7 +30,7 @@ typedef struct {
     size_t at;
 } Input;
 
-/* A tensor that persists between steps. One that is only read stays in the weights. */
+/* A tensor that persists between steps. A tensor that is only read stays in the weights. */
 typedef struct {
     size_t nbytes, in_weights;
     int copied;
@@ -44,7 +43,7 @@ typedef struct {
     const Type *type;
 } Pushed;
 
-/* Source of a step of the loop: numbers of its op and of its line of Python. */
+/* Source of a step of the loop: numbers of its op and its line of Python. */
 typedef struct {
     uint16_t op, line;
 } Place;
@@ -104,7 +103,7 @@ typedef struct {
 enum { RECORDS_BEGIN, RECORDS_PUSH, RECORDS_READ, RECORDS_READ_ROWS, RECORDS_ADD, RECORDS_END, LANES_RUN };
 
 typedef struct {
-    const Set *sets; /* the best first; ends with a name of NULL */
+    const Set *sets; /* the best first; the last name is NULL */
     const char *const *ops, *const *lines;
     const Place *const *places; /* by function and step */
     uint32_t narguments, npushed, ninputs, noutputs, nstates;

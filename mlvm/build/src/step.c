@@ -31,7 +31,7 @@ static size_t rounded(size_t nbytes)
     return (nbytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
 }
 
-/* Return the scratch memory of a thread; shared memory follows after that of all threads. */
+/* Return the scratch memory of a thread; shared memory follows after the memory of all threads. */
 static char *scratch_of(const Pool *pool, const KernelCall *call, int index)
 {
     size_t at = ((const Placed *)(const void *)call)->scratch;
@@ -89,8 +89,8 @@ typedef struct {
     const Set *set;
     const Variant *variant; /* NULL without lengths */
     Number *numbers;        /* values of formulas for the lengths */
-    char *image;            /* addresses of the arguments, then the rest of the machine's memory */
-    char *addresses[];      /* of the arguments; behind them the rest of the machine's own */
+    char *image;            /* addresses of the arguments, then the rest of its memory */
+    char *addresses[];      /* of the arguments; the remaining memory follows */
 } Running;
 
 static int fail(struct step *step, const char *format, ...)

@@ -1,7 +1,7 @@
 """Functions in the function table: ops, `fused` and user functions.
 
 Every op has two entries: `add` ( x y -- z ) allocates its result, `add.out` ( z x y -- ) writes it
-into z. A table of kernels may replace the reference kernels of ops and of `fused`.
+into z. A table of kernels may replace the reference kernels of ops and `fused`.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ def is_tensor(value: Value) -> TypeIs[Array]:
 class Callee(Protocol):
     """Function in the table.
 
-    nresults: number of results, None if it varies.
-    kernel: optional kernel that is called with the parameters and does all that `call` does.
-    memory: memory of the tensors; the table sets it.
+    `nresults`: number of results, None if it varies.
+    `kernel`: optional kernel that is called with the parameters and does all that `call` does.
+    `memory`: memory of the tensors; the table sets it.
     """
 
     nresults: int | None
@@ -118,7 +118,9 @@ class OpInto(WritesInto):
     def infer(self, operands: Types, attributes: Attributes) -> Inferred:
         name = self.op.name + OUT
         if not operands:
-            raise ShapeError("takes the tensor to write to first").at(name, operands)
+            raise ShapeError("expected the tensor to write to as the first operand").at(
+                name, operands
+            )
         out, inferred = operands[0], self.op.infer(operands[1:], attributes)
         if out is not inferred:
             refused = ShapeError if inferred is None or out.dtype is inferred.dtype else DTypeError

@@ -179,8 +179,10 @@ class FunctionTable:
             self._names[name] = None
 
     def remove(self, name: str) -> None:
-        """Remove the function of that name, also for running programs. Raises
-        `UnknownFunctionError`."""
+        """Remove the function of that name, also for running programs.
+
+        Raises `UnknownFunctionError`.
+        """
         binding = self.binding(name)
         self.version += 1
         del self._names[name], self._bindings[name]
@@ -208,7 +210,7 @@ class FunctionTable:
             return binding
 
     def _own(self, name: str) -> Callee:
-        """Build the callee of an op's name, or of `fused`, before any function replaces it."""
+        """Build the default callee for the name of an op, or for `fused`."""
         op = OPS.get(name.removesuffix(OUT))
         if op is None:
             callee: Callee = Fused(self._kernels)

@@ -10,7 +10,7 @@ number is a temporary. The ops are elementwise (`Op.links`) on the chain's shape
 be a matrix product (`Op.heads`), and a link that writes to a parameter may be a reduction. The
 results have the same bits as separate calls of the ops.
 
-A `slice` of an operand is a window: nothing is copied, and the links read the operand itself. It
+A `slice` of an operand is a window: the links read the operand itself, without a copy. It
 must precede its readers. A `slice_set` of a value of the chain's shape writes into a window of a
 parameter. The other elements are copied from its first operand, if that is a different tensor.
 """

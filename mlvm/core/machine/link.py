@@ -46,7 +46,7 @@ LOAD_GLOBAL: Final = 12  # ( h -- t )
 STORE_GLOBAL: Final = 13  # ( t h -- )
 CALL_NAMED: Final = 14  # ( p1..pn name -- r1..rm )  a name that the program computed
 CALL_DEFERRED: Final = 15  # ( p1..pn -- r1..rm )    by the scheduler, beside the program
-UNREACHED: Final = 16  # ( -- )                      the verifier says it never runs
+UNREACHED: Final = 16  # ( -- )                      proven unreachable by the verifier
 
 ALL: Final = -1
 """Number of parameters of a call that pops everything above base."""
@@ -89,10 +89,10 @@ class CallDetails(NamedTuple):
 class Code:
     """Linked function.
 
-    starts, ends: the first and last pc of each step.
-    prepared: the form of the function for a loop other than the reference loop.
-    of: for code with arrays, the linked code.
-    like: for code with arrays, the prepared form of other code, and the steps that differ.
+    `starts`, `ends`: the first and last pc of each step.
+    `prepared`: the form of the function for a loop other than the reference loop.
+    `of`: for code with arrays, the linked code.
+    `like`: for code with arrays, the prepared form of other code, and the steps that differ.
     """
 
     function: Function

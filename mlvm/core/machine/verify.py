@@ -106,12 +106,12 @@ def _height(state: State) -> int:
 class Verdict(NamedTuple):
     """Facts about a verified program, by position (function, pc).
 
-    decoded: its decoded functions.
-    ends: by function and first pc of a block, the pc before which its reached instructions end.
-    unproven: calls whose operands the machine checks at run time.
-    outputs: whether a launch may return values.
-    bound: function and bound attributes of each call.
-    cost: with `by_type`, bytes and operations of its ops, as far as known (`VM.estimate`).
+    `decoded`: its decoded functions.
+    `ends`: by function and first pc of a block, the pc before which its reached instructions end.
+    `unproven`: calls whose operands the machine checks at run time.
+    `outputs`: whether a launch may return values.
+    `bound`: function and bound attributes of each call.
+    `cost`: with `by_type`, bytes and operations of its ops, as far as known (`VM.estimate`).
     """
 
     decoded: Mapping[str, Code]
@@ -152,12 +152,12 @@ def verify(
 class _Context:
     """Function with parameters of certain kinds: the facts known so far.
 
-    states: the slots at joins, by pc.
-    returns: whether a `return` is reachable, for which the walks in `waiting` wait.
-    result: the results, None if their number is unknown.
-    callers: positions of its calls.
-    calls: contexts that it calls, by pc.
-    costs: costs of its ops, by pc.
+    `states`: the slots at joins, by pc.
+    `returns`: whether a `return` is reachable, for which the walks in `waiting` wait.
+    `result`: the results, None if their number is unknown.
+    `callers`: positions of its calls.
+    `calls`: contexts that it calls, by pc.
+    `costs`: costs of its ops, by pc.
     """
 
     function: Function
@@ -182,7 +182,7 @@ class _Walk(NamedTuple):
 
 
 def _cost(main: _Context) -> tuple[int, int]:
-    """Return the bytes and operations of one call. Recursive calls count nothing."""
+    """Return the bytes and operations of a call. Recursive calls count as zero."""
     costs: dict[_Context, tuple[int, int]] = {}
     inside: set[_Context] = set()
     todo = [main]

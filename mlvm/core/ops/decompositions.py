@@ -428,9 +428,11 @@ def _write_eigen(
     out: Array, x: Array, parts: Callable[[Array], Iterable[Array]], nan: complex = np.nan
 ) -> None:
     """Write numpy's results for each matrix, and nan for a matrix with inf or nan."""
+    whole = finite(x)
     with _refusing(_NO_CONVERGENCE):
-        write(out, *parts(finite(x)))
-    out[strange(x)] = nan
+        write(out, *parts(whole))
+    if whole is not x:
+        out[strange(x)] = nan
 
 
 def strange(x: Array) -> Any:
@@ -439,7 +441,10 @@ def strange(x: Array) -> Any:
 
 
 def finite(x: Array) -> Array:
-    """Return x with zeros in all matrices that contain inf or nan, for which numpy raises."""
+    """Return x with zeros in all matrices that contain inf or nan, for which numpy raises; x itself
+    if there are none."""
+    if np.isfinite(x).all():
+        return x
     return np.where(strange(x)[..., np.newaxis, np.newaxis], x.dtype.type(0), x)
 
 

@@ -613,7 +613,9 @@ def atanh(out: Array, x: Array) -> None:
 
 @pointwise(infer=float_)
 def sigmoid(out: Array, x: Array) -> None:
-    """1 / (1 + e^-x), accurate at both ends. If e^-x overflows, the result is 0 or subnormal.
+    """1 / (1 + e^-x), accurate for very small and very large x.
+
+    If e^-x overflows, the result is 0 or subnormal.
 
     >>> ml.sigmoid([0.0, 1000.0])
     Tensor([0.5, 1. ], f32[2])

@@ -46,8 +46,8 @@ _F32_Q = (3.80917586e-05, 0.00116253959, 0.0149692462, 0.114109245, 0.502076352,
 def write_erf(out: Array, x: Array) -> None:
     """Write erf(x) into `out`, which may be `x`.
 
-    Both arrays are contiguous, of one shape, and both f32 or both f64. The relative error is below
-    1e-15 in f64 and 1e-6 in f32; erf(+-inf) is +-1, erf(nan) is nan.
+    Both arrays are contiguous, of the same shape, and both f32 or both f64. The relative error is
+    below 1e-15 in f64 and 1e-6 in f32; erf(+-inf) is +-1, erf(nan) is nan.
     """
     part = _erf_f32 if out.dtype == np.float32 else _erf_f64
     flat_out, flat_x = out.reshape(-1), x.reshape(-1)

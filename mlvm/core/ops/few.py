@@ -117,7 +117,7 @@ def _nearest(dtype: DType, x: Array) -> Array:
 
 
 def limits(dtype: DType) -> tuple[float, float]:
-    """Return the smallest and largest finite number of a low-bit dtype, or of i8 and u8."""
+    """Return the smallest and largest finite number of a low-bit dtype, i8 or u8."""
     if dtype in (i8, u8):
         return (-128, 127) if dtype is i8 else (0, 255)
     if dtype not in FLOATS:

@@ -283,7 +283,7 @@ def _write_bf16(out: Array, x: Array) -> None:
 
 
 def _to_odd(x: Array) -> Array:
-    """Round f64 to f32, to odd: a value between two numbers becomes the one with an odd last bit.
+    """Round f64 to f32, to odd: a value between two f32 becomes the f32 with an odd last bit.
 
     A second rounding to fewer bits then equals one direct rounding of x (Boldo and Melquiond,
     "Emulation of FMA and correctly rounded sums: proved algorithms using rounding to odd", IEEE

@@ -390,7 +390,7 @@ def _of_parameter(*operands: TensorType, by: Literal["a", "b"]) -> TensorType:
 
 @internal(infer=_of_parameter, elementwise=True, in_place=3)
 def betainc_slope(out: Array, a: Array, b: Array, x: Array, *, by: Literal["a", "b"]) -> None:
-    """The derivative of I(a, b, x) by a or b: that of the continued fraction; nan where I is."""
+    """The derivative of I(a, b, x) by a or b, from the continued fraction; nan where I is nan."""
     inside, *operands = _inside(a, b, x)
     _, by_a, by_b = _beta_parts(*operands)
     edge = np.where(_has_beta(wide(a), wide(b), wide(x)), 0.0, np.nan)

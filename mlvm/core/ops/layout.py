@@ -53,13 +53,13 @@ def _concat(*xs: TensorType, axis: int) -> TensorType:
 
 @movement(infer=_reshape, copies_only=True)
 def reshape(out: Array, x: Array, *, shape: tuple[int, ...]) -> None:
-    """The elements of x, in row-major order, in another shape of the same size."""
+    """The elements of x, in row-major order, in a different shape of the same size."""
     np.copyto(out, x.reshape(shape))
 
 
 @movement(infer=_permute_dims, copies_only=True)
 def permute_dims(out: Array, x: Array, *, axes: tuple[int, ...]) -> None:
-    """x with its axes in another order: axis i of the result is axis axes[i] of x."""
+    """x with its axes in a different order: axis i of the result is axis axes[i] of x."""
     np.copyto(out, x.transpose(axes))
 
 
@@ -310,7 +310,7 @@ def _view(x: TensorType, dtype: str) -> TensorType:
 
 @movement(infer=_view)
 def view(out: Array, x: Array, *, dtype: str) -> None:
-    """The bytes of x as elements of another dtype, which is neither bool nor low-bit.
+    """The bytes of x as elements of a different dtype, which is neither bool nor low-bit.
 
     If its element size differs, the length of the last axis changes.
     """
@@ -414,7 +414,7 @@ def top_indices(out: Array, x: Array, *, axis: int, count: int, descending: bool
 
 @movement(infer=_astype, elementwise=True)
 def astype(out: Array, x: Array, *, dtype: str) -> None:
-    """x converted to another dtype.
+    """x converted to a different dtype.
 
     A float is truncated to an integer; a value out of range becomes the nearest limit, and nan
     becomes 0. An integer out of range wraps around. A bool is True for nonzero elements.

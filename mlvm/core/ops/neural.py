@@ -60,7 +60,7 @@ def gelu(out: Array, x: Array, *, approximate: bool = True) -> None:
     Phi(x) is (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2 if `approximate`, else exactly (1 +
     erf(x / sqrt(2))) / 2 (Hendrycks and Gimpel).
 
-    x: [...], floats, and so is the result. Raises `DTypeError` for another dtype.
+    x: [...], floats, and so is the result. Raises `DTypeError` for a different dtype.
 
         >>> ml.gelu([-1.0, 0.0, 1.0])
         Tensor([-0.15880801,  0.        ,  0.841192  ], f32[3])
@@ -107,7 +107,7 @@ def gelu_slope(out: Array, x: Array, *, approximate: bool) -> None:
 
 
 def _pieces(*arrays: Array) -> Iterator[tuple[Array, ...]]:
-    """Yield blocks of arrays of one shape; strided arrays are yielded whole.
+    """Yield blocks of arrays of the same shape; strided arrays are yielded whole.
 
     Strided arrays are already a block of a chain.
     """
@@ -184,10 +184,10 @@ def _softmax(x: TensorType, axis: int) -> TensorType:
 
 @op(infer=_softmax, precision="f32")
 def softmax(out: Array, x: Array, *, axis: int = -1) -> None:
-    """exp(x) / sum(exp(x)) along the axis, computed from x - max(x) so that nothing overflows.
+    """exp(x) / sum(exp(x)) along the axis, computed from x - max(x) to avoid overflow.
 
     x: [...], floats, and so is the result. Raises `AxisError` for an axis that x does not have,
-    `DTypeError` for another dtype.
+    `DTypeError` for a different dtype.
 
         >>> ml.softmax([[0.0, 0.0], [1.0, 1001.0]])
         Tensor([[0.5, 0.5],
@@ -200,10 +200,10 @@ def softmax(out: Array, x: Array, *, axis: int = -1) -> None:
 
 @op(infer=_softmax, precision="f32")
 def log_softmax(out: Array, x: Array, *, axis: int = -1) -> None:
-    """x - log(sum(exp(x))) along the axis, computed from x - max(x) so that nothing overflows.
+    """x - log(sum(exp(x))) along the axis, computed from x - max(x) to avoid overflow.
 
     x: [...], floats, and so is the result. Raises `AxisError` for an axis that x does not have,
-    `DTypeError` for another dtype.
+    `DTypeError` for a different dtype.
 
         >>> ml.log_softmax([0.0, 0.0])
         Tensor([-0.6931472, -0.6931472], f32[2])
@@ -315,9 +315,9 @@ def layer_norm(out: Array, x: Array, scale: Array, bias: Array, *, eps: float) -
     scale and bias are vectors with the length of that axis; var is the biased variance (arXiv
     1607.06450).
 
-    x: [..., n], scale and bias: [n], floats of one dtype -> [..., n]; with f32 vectors, x in half
-    precision is widened. Raises `ShapeError` for a scale or bias of another shape, `DTypeError` for
-    other dtypes.
+    x: [..., n], scale and bias: [n], floats of the same dtype -> [..., n]; with f32 vectors, x in
+    half precision is widened. Raises `ShapeError` for a scale or bias of a different shape,
+    `DTypeError` for other dtypes.
 
         >>> ml.layer_norm([[1.0, 2.0, 3.0]], ml.ones(3), ml.zeros(3), eps=1e-6)
         Tensor([[-1.224744,  0.      ,  1.224744]], f32[1,3])

@@ -87,7 +87,7 @@ def _split_key(key: TensorType, n: int) -> TensorType:
 
 @internal(infer=_split_key)
 def split_key(out: Array, key: Array, *, n: int) -> None:
-    """n new keys, independent of each other and of the key: u64[n,2]."""
+    """n new keys, independent of each other and of `key`: u64[n,2]."""
     out[...] = _start(key, SPLIT).random_raw(out.size).reshape(out.shape)
 
 

@@ -31,13 +31,13 @@ Cell: TypeAlias = Literal["tanh", "relu", "lstm", "gru"]
 class CellKind(NamedTuple):
     """Kind of recurrent cell.
 
-    gates: columns of a kernel for each element of the state.
-    parts: number of parts of a state: h, and for an LSTM c.
-    saved_sums: number of sums that the backward pass reads: p + b + q of each gate, but q + b for n
-        of a gru.
-    cotangents: number of cotangents in the backward pass: for p + b + q; for a gru first for p of
+    `gates`: columns of a kernel for each element of the state.
+    `parts`: number of parts of a state: h, and for an LSTM c.
+    `saved_sums`: number of sums that the backward pass reads: p + b + q of each gate, but q + b for
+        n of a gru.
+    `cotangents`: number of cotangents in the backward pass: for p + b + q; for a gru first for p of
         n, then for q.
-    step, pull: one step of the op, and of its vjp.
+    `step`, `pull`: one step of the op, and of its vjp.
     """
 
     gates: int

@@ -56,7 +56,7 @@ def resolve_padding(
 
 
 def span_of(window: Shape, dilation: Shape) -> Shape:
-    """Return the extent of a dilated window on each axis, both ends included."""
+    """Return the extent of a dilated window on each axis, from its first to its last element."""
     return tuple((n - 1) * step + 1 for n, step in zip(window, dilation, strict=True))
 
 

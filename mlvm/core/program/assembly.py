@@ -39,7 +39,7 @@ from mlvm.core.types import Array, DType, TensorType, f64
 def disassemble(program: Program) -> str:
     """Return the program as assembly text, which `assemble` converts to an equal program.
 
-    The text ends with a newline. Only integers of more than 64 bits, which the verifier rejects,
+    The last character is a newline. Only integers of more than 64 bits, which the verifier rejects,
     are shortened. Raises `ProgramError` if `program` is not a `Program`.
 
         >>> ml.disassemble(ml.program_of(ml.sin, ml.zeros(2))).split()[-5:]

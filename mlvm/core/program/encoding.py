@@ -26,7 +26,7 @@ KIND_AT: Final = 6
 
 HEADER: Final = struct.Struct("<4sHHQ")  # magic, version, kind, bytes that follow
 _F64: Final = struct.Struct("<d")
-_PER_ITEM: Final = 64  # bytes of a small object and of the reference to it
+_PER_ITEM: Final = 64  # bytes of a small object and the reference to it
 
 T = TypeVar("T")
 
@@ -75,8 +75,8 @@ def open_message(
 ) -> tuple[Kind, Reader]:
     """Return the kind of the message, and a reader for the fields after its header.
 
-    Raises `EncodingError` unless `data` is exactly one message of one of `kinds`. `allowance`
-    limits the memory of the objects that are read.
+    Raises `EncodingError` unless `data` is exactly one message with a kind from `kinds`.
+    `allowance` limits the memory of the objects that are read.
     """
     if not isinstance(data, (bytes, bytearray, memoryview)):
         raise EncodingError(f"expected bytes, got a {data.__class__.__name__}")

@@ -127,7 +127,7 @@ class Program:
 
     __slots__ = ("__weakref__", "constants", "functions", "single", "written")
 
-    # Caches of `mlvm.arena.writes` and of a recorder.
+    # Caches that `mlvm.arena.writes` and a recorder use.
     written: frozenset[int] | None
     single: Any
 

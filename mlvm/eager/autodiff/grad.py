@@ -82,8 +82,8 @@ class _Session:
     """
 
     def __init__(self, arguments: Sequence[Tree], where: Where | None = None) -> None:
-        self.outer = taping()
-        self.tape = self.outer or Tape()
+        outer = taping()
+        self.outer, self.tape = outer, outer or Tape()
         flat = [_of_tensors(*flatten(each, ends=at_operands)) for each in arguments]
         active = [leaves for leaves, _ in flat]
         if where is not None:
@@ -129,8 +129,8 @@ class _Session:
     ) -> list[Tree]:
         """Return the cotangents as trees like the arguments, with zeros for unused variables.
 
-        No two cotangents share memory, because an update in place of one must not change another. A
-        variable that occurs twice gets the same cotangent in both positions.
+        No two cotangents share memory, because an in-place update of a cotangent must not change
+        another cotangent. A variable that occurs twice gets the same cotangent in both positions.
         """
         keep = keep or self.outer is not None
         cotangents = self.tape.cotangents(outs, seeds, self.origins, self.start, keep=keep)
@@ -221,7 +221,8 @@ class _Session:
             live_tapes.discard(self.tape)
 
     def __del__(self) -> None:
-        self.close()
+        if hasattr(self, "tape"):  # an interrupt may have ended the constructor
+            self.close()
 
 
 @overload
@@ -288,9 +289,9 @@ def value_and_grad(
 
     Everything else is a constant: no gradient flows through it, and no error is raised. Constants
     are tensors that `fn` reads from its environment, such as a parameter in a closure. Results of
-    other dtypes are also constants, for example those of a comparison, `argmax`, or a cast to
-    integers, even if they are cast back. Piecewise constant ops with float results (`floor`,
-    `round`, `sign`, ...) have no gradient; `stop_gradient` turns their operands into constants.
+    other dtypes are also constants, for example of a comparison, `argmax` or a cast to integers,
+    even if they are cast back. Piecewise constant ops with float results (`floor`, `round`, `sign`,
+    ...) have no gradient; `stop_gradient` turns their operands into constants.
 
     Raises `GradientError` if the value is not a scalar, or depends on an argument through an op
     without a gradient; `DTypeError` if an argument contains tensors of other dtypes;

@@ -93,7 +93,7 @@ def result_types(
 
 
 def _program(name: str, nparams: int, attributes: Attributes) -> Program:
-    """Return the one-op program of that call; equal calls share it."""
+    """Return the program of this single call; equal calls share it."""
     key = name, nparams, tuple([(k, _key(name, value)) for k, value in attributes.items()])
 
     def make() -> Program:

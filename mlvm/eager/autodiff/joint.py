@@ -96,8 +96,8 @@ def add_node(
     that the body uses from outside.
 
     `vjp(cotangents, saved, sums)` returns a cotangent for each operand, then the new sum of each
-    closure, which continues the partial sum in `sums`. The sums of operands in `continued`, given
-    by position, follow those of the closures, or are None; the vjp also continues them.
+    closure, which continues the partial sum in `sums`. The sums of the operands in `continued`
+    (positions) follow the sums of the closures, or are None; the vjp also continues them.
     """
     nresults, noperands, nclosures = len(results), len(operands), len(closures)
     tracked = [(k, x.node) for k, x in enumerate(operands) if x.tape is tape]

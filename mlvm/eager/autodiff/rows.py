@@ -13,7 +13,8 @@ from mlvm.eager.tensor.tensor import Tensor
 class Sparse(NamedTuple):
     """Cotangent that is zero except for some elements.
 
-    alone: op that computes it from the operands. added: op that adds it to a tensor, which precedes
+    alone: op that computes it from the operands.
+    added: op that adds it to a tensor, which precedes
     the operands.
     """
 

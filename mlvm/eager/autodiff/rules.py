@@ -8,7 +8,7 @@ called g. The names of the other parameters select the values that the rule gets
     x, y, ...   the operand of that name. The tape keeps it alive until the rule has run, so a
     out         rule names only values that it needs; `out` is the result.
     axis, ...   an attribute of that name
-    x_type      an operand's type, which costs nothing to keep
+    x_type      an operand's type, which needs no memory
     types       the types of all operands, and `position` of this one among them
 
 If an op reads only a part of its operand, its rule returns a `Sparse` cotangent. For many slices of
@@ -27,7 +27,7 @@ tracked.
 
 An op's row may contain forward rules, for tangents (`rows`). For an elementwise op they are by
 default the reverse rules, without conjugates. For all other rows without forward rules, such as
-those of decompositions, the reverse rules are transposed, since they are linear in the cotangent.
+decompositions, the reverse rules are transposed, since they are linear in the cotangent.
 """
 
 from __future__ import annotations

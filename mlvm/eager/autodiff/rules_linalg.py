@@ -252,7 +252,7 @@ def _qr(g: Tensor, out: Tensor, x_type: TensorType, mode: QRMode) -> Tensor:
 def _square_qr(gq: Tensor, gr: Tensor, q: Tensor, r: Tensor) -> Tensor:
     """Return (gQ + Q C) R^-H.
 
-    C is the Hermitian matrix whose upper triangle equals that of gR R^H - Q^H gQ (Walter and
+    C is the Hermitian matrix with the upper triangle of gR R^H - Q^H gQ (Walter and
     Lehmann, Algorithmic differentiation of linear algebra functions, 2012)."""
     product = gr @ adjoint(r) - adjoint(q) @ gq
     symmetric = _hermitian(op.triu(product) + op.triu(product, k=1))

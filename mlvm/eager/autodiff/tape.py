@@ -40,6 +40,7 @@ from mlvm.eager.tensor.apply import (
     raise_stale,
 )
 from mlvm.eager.tensor.autocast import NO_AUTOCAST
+from mlvm.eager.tensor.chains import chains_of
 from mlvm.eager.tensor.constants import is_constant
 from mlvm.eager.tensor.context import default_arena, own_arenas
 from mlvm.eager.tensor.tensor import Tensor
@@ -138,9 +139,9 @@ class Conditional:
         """Apply a vjp's rule to the value."""
         part = rule(self.x, *saved)
         if not isinstance(part, (Tensor, Sparse)):
-            # the cotangent of one of several results, which their common node receives
+            # one of several results: their common node receives its cotangent
             return rule(self)
-        if self.present.shape:  # the rows of the result differ from those of the part
+        if self.present.shape:  # the result and the part have different rows
             return rule(Conditional.cleaned(self), *saved)
         return Conditional(dense(part), self.present)
 
@@ -178,7 +179,7 @@ class CotangentAccumulator(dict[int, Any]):
         self._recorded = current().tape is not None
 
     def apply_vjps(self, node: Node, g: Any, targets: Container[int] | None = None) -> None:
-        """Accumulate the cotangents of a node's operands, or of those among the `targets`."""
+        """Accumulate the cotangents of a node's operands, or only of the `targets`."""
         vjps, origins, saved = node
         if not isinstance(vjps, tuple):
             sums = vjps.apply(g, saved, [self.get(origin) for origin in origins])
@@ -448,6 +449,7 @@ if EXTENSION is not None:  # used by calls in C: see native/src/language/dispatc
         is_constant=is_constant,
         dtype=DType,
         with_keys=with_keys,
+        chains=chains_of,
     )
 
 

@@ -63,7 +63,7 @@ class CacheEntry:
     - outcome: the tree that a call returns, and the fields that it rebinds.
     - variants: the program, and a program without hoisted values.
     - numbers: the computation on the `free` numbers of a signature; all other numbers must be equal
-      to those of the trace.
+      to the numbers in the trace.
     - scalars: the scalar inputs of the last call. The scalar inputs of the trace contain no arrays.
     - vm: the VM that runs the program.
     - keepalive: objects that the key or the program identifies by `id`.
@@ -77,8 +77,8 @@ class CacheEntry:
     - times_known: the number of times that the entry was added to `CacheEntries.known`.
     - open_part: makes the part of a saved step that depends on lengths, if the step was planned for
       bounds of lengths.
-    - sources: with `capture(check=)`, a function of a call's signature and of a function that
-      traces the call again. It returns the trace of the program and the new trace, for comparison.
+    - sources: with `capture(check=)`, a function that accepts a call's signature and a function
+      that traces the call again. It returns the program's trace and the new trace, for comparison.
     """
 
     sources: Callable[[Signature, Callable[..., TracedCall]], Any] | None = None

@@ -209,7 +209,7 @@ class Captured(Generic[P, R]):
     def drain(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the program until its queue is closed and drained.
 
-        The VM executes the loop, and the result is that of the last iteration. It waits without
+        The VM executes the loop and returns the result of the last iteration. It waits without
         holding the VM's lock, so the thread that fills the queue may launch programs on the same
         VM.
 
@@ -515,7 +515,7 @@ class Captured(Generic[P, R]):
 
         Raises `CaptureError` before the first call, for a length without a bound, and if the
         program of the last call is valid only for its own lengths; `ArgumentError` for a file name
-        that ends in ".onnx" or ".safetensors"; and `OSError`.
+        with the suffix ".onnx" or ".safetensors"; and `OSError`.
 
         Refuses:
             ml.capture(ml.sum).save("step.mlvm")  # CaptureError
@@ -884,7 +884,7 @@ def capture(
       True.
 
     - `hoist`: compute values only once that depend only on tensors which the step does not update,
-      such as a weight in another dtype. They are kept in an arena and computed again after any
+      such as a weight in a different dtype. They are kept in an arena and computed again after any
       write to such a tensor. If one is written before each call, a second program computes them in
       the step. `plan.ahead` is their size in bytes, at most four times the size of the tensors that
       they depend on. Default: True.
@@ -932,7 +932,7 @@ def capture(
     Raises:
 
     - `CaptureError`: if the function reads an object with hidden state, such as an iterator, reads
-      the value of a tensor, computes on another VM, calls an op whose result shape depends on
+      the value of a tensor, computes on a different VM, calls an op whose result shape depends on
       values, or stores a tensor of the trace anywhere other than in the result or such a field.
 
     - `GradientError`: if it is called inside a differentiated function.

@@ -43,7 +43,7 @@ Place: TypeAlias = tuple[str, str]
 
 
 class Source(NamedTuple):
-    """One of the two traces to compare: that of the program, or the new one.
+    """One of the two traces to compare: the program's trace or the new trace.
 
     call: the recorded calls. values: the Python numbers and lengths of the compared call.
     """

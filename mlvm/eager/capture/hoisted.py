@@ -31,8 +31,10 @@ from mlvm.step.flow import Location
 class HoistedValues:
     """Results of the hoisted part of a step, in a separate arena.
 
-    vm, part: the VM, and the program that computes the values. sources: the weights that they
-    depend on. values: the tensors. note_line: adds the user's line to an error of the program.
+    `vm`, `part`: the VM, and the program that computes the values.
+    `sources`: the weights that they depend on.
+    `values`: the tensors.
+    `note_line`: adds the user's line to an error of the program.
     """
 
     def __init__(
@@ -142,7 +144,7 @@ def is_shared(vm: VMProtocol) -> bool:
 
 
 def as_type(x: Allocation, type: TensorType) -> Allocation:
-    """Return the tensor, or a view of it with another type."""
+    """Return the tensor, or a view of it with a different type."""
     return x if x.type is type else x.arena.view(x, type)
 
 

@@ -6,7 +6,7 @@ outputs and the updated states are written, possibly later if the VM is remote.
 
 Invariants:
 
-- The types of the operands are those of the trace; the signature or the C pattern has checked them.
+- The operands have the types of the trace; the signature or the C pattern has checked them.
 
 - Scratch memory belongs to one captured function on one VM. It is as large as the largest plan, and
   shared by the function's programs. The `Scratch` lock is therefore held from before the handles
@@ -173,7 +173,7 @@ class Launch:
         storage, temporaries: the scratch memory of the last launch, and its handles.
         replay: launches of the program on known tensors, in C.
         owner: the launch whose temporaries are used, if they are not its own.
-        program: the program; that of `planned`, or a variant.
+        program: the planned program or a variant of it.
     """
 
     def __init__(self, planned: Planned, call: TracedCall, hoisted: HoistedValues | None) -> None:

@@ -53,9 +53,10 @@ class OpenLength(NamedTuple):
 class LengthSpec:
     """The axes that the user has named as dynamic.
 
-    names: for each parameter, the names of its axes, as a tree like the argument. lengths: all
-    names. at_most: the bound of a length, by its name. is_allowed: whether any axis may become
-    dynamic.
+    `names`: for each parameter, the names of its axes, as a tree like the argument.
+    `lengths`: all names.
+    `at_most`: the bound of a length, by its name.
+    `is_allowed`: whether any axis may become dynamic.
     """
 
     def __init__(self, fn: Callable[..., Any], lengths: object, at_most: object) -> None:

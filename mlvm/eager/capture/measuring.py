@@ -267,7 +267,7 @@ def measure(
 ) -> Measured:
     """Measure the memory that a call needs, without running it or allocating anything.
 
-    The memory of the arguments, and of the state that the function reads, is not included.
+    The result does not include the memory of the arguments and the state that the function reads.
 
     Pass the arguments of the function. Each tensor may be replaced by a `TensorType`. A type may
     contain names of sizes: `TensorType("f32", ("batch", 784))`. Then `.at(batch=32)` of the result
@@ -275,7 +275,7 @@ def measure(
 
     Arguments:
 
-    - `dynamic_axes`, `max_sizes`: dynamic axes as in `capture`. The plan is then that of the
+    - `dynamic_axes`, `max_sizes`: dynamic axes as in `capture`. The plan is then computed for the
       bounds, and its `used` is the number of bytes in use at the sizes of the arguments.
 
     - `memory`: a budget for the plan, as in `capture(memory=)`.

@@ -104,10 +104,13 @@ class _BoundPlan:
 class OpenTrace:
     """A trace with dynamic lengths.
 
-    call: the result of the traced call, with placeholders for everything that depends on lengths.
-    template: its flow. open: its dynamic lengths. present: their values in the traced call. args:
-    its Python numbers. keepalive: objects that the key of its calls identifies by `id`. lock: held
-    while a program is instantiated.
+    `call`: the result of the traced call, with placeholders for everything that depends on lengths.
+    `template`: its flow.
+    `open`: its dynamic lengths.
+    `present`: their values in the traced call.
+    `args`: its Python numbers.
+    `keepalive`: objects that the key of its calls identifies by `id`.
+    `lock`: held while a program is instantiated.
     """
 
     def __init__(
@@ -323,8 +326,8 @@ class _CallFamily:
     def lengths(self, signature: Signature, named: Sequence[OpenLength]) -> list[OpenLength]:
         """Return the lengths that become dynamic in the trace of a call.
 
-        These are the named lengths, and those of axes that had many sizes. Axes of the second kind
-        that always had equal sizes share one length."""
+        These are the named lengths, and the lengths of axes that had many sizes. Axes of the second
+        kind that always had equal sizes share one length."""
 
         def opens(axis: Axis) -> bool:
             is_open = axis.size_in(signature) >= _LEAST and axis not in self.closed
@@ -373,7 +376,7 @@ class CallFamilies:
             return family.lengths(signature, named)
 
     def changed_numbers(self, key: Sequence[Any], signature: Signature) -> list[int]:
-        """Return the Python numbers of a call that differ from those of the last trace."""
+        """Return the Python numbers of a call that differ from the last trace's numbers."""
         for trace in self.of(key)[:1]:
             pairs = enumerate(zip(signature.numbers, trace.args, strict=True))
             return [i for i, (x, y) in pairs if not is_same(x, y)]

@@ -51,9 +51,11 @@ from mlvm.step.templates import FlowTemplate, at, frozen, places
 class Result(NamedTuple):
     """Location of a tensor that the function returns or assigns to a field.
 
-    home: the memory. type: the type, which differs from the home's type if it is a view. is_view:
-    whether it is a view of the tensor in its home. argument: the number of the argument that it is
-    identical to, or None. reached: the state tensor that it is identical to, or None.
+    `home`: the memory.
+    `type`: the type, which differs from the home's type if it is a view.
+    `is_view`: whether it is a view of the tensor in its home.
+    `argument`: the number of the argument that it is identical to, or None.
+    `reached`: the state tensor that it is identical to, or None.
     """
 
     home: Home

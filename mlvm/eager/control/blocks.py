@@ -354,7 +354,7 @@ def release(record: Recorder, variables: Tensors) -> Tensors:
 
 
 def reshape_view(x: Tensor, type: TensorType) -> Tensor:
-    """Return a view of x with another type of the same size."""
+    """Return a view of x with a different type of the same size."""
     return alias(one_op("reshape", shape=type.shape), x, type)
 
 

@@ -402,7 +402,7 @@ def _add_selection(out: Tensor, *parts: tuple[Tensor, Tensor | None]) -> None:
 
 
 def _where_present(g: Any, condition: Tensor | None) -> Any:
-    """Return a cotangent that is present only where its own condition and this one hold."""
+    """Return a cotangent that is present only where its own condition and `condition` hold."""
     if g is None or condition is None:
         return g
     if not isinstance(g, Conditional):

@@ -34,7 +34,7 @@ from mlvm.eager.tree import replace
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Ends: TypeAlias = list[int | None]  # nodes at which a backward pass ends
+Ends: TypeAlias = list[int | None]  # nodes at which a backward pass stops
 Reached: TypeAlias = Sequence[tuple[Tensor, int | None]]  # captured tensors with their nodes
 
 
@@ -115,7 +115,7 @@ def _run(
 
 
 def _from(tape: Tape, start: int, origins: Sequence[int | None]) -> list[Node | None]:
-    """Return the tape's nodes from index `start` on, with None where the backward pass ends."""
+    """Return the tape's nodes from index `start` on, with None where the backward pass stops."""
     nodes = tape.nodes[start:]
     for origin in origins:
         if origin is not None:

@@ -332,7 +332,7 @@ def _vjp(
     saved: Saved,
     sums: Sums,
 ) -> Sums:
-    """Return the cotangents of the arguments, of the cells' earlier contents, and of the closures.
+    """Return the cotangents of the arguments, the cells' earlier contents and the closures.
 
     `own` lists the cells that the function owns.
     """

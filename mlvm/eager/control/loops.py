@@ -712,7 +712,7 @@ class _LoopVjp(NamedTuple):
 
 
 def _vjp(vjp: _LoopVjp, cotangents: Cotangents, saved: Saved, sums: Sums) -> Sums:
-    """Return the cotangents of the initial state, of xs, and of the closures.
+    """Return the cotangents of the initial state, xs and the closures.
 
     `sums` are the partial sums of the closures, then of the `xs` that are continued (see `_scan`).
     """
@@ -906,7 +906,7 @@ def _activity(
 ) -> tuple[list[int], set[int], set[int], set[int] | None]:
     """Return which parts have cotangents in which iterations of the backward loop.
 
-    The backward loop starts with cotangents of the parts `active` and of `ys`. Returns four sets.
+    The backward loop starts with cotangents of the parts `active` and `ys`. Returns four sets.
     The first is the parts of the state whose new values have a cotangent in some iteration. The
     second is the subset of these that has none in some other iteration. The third is the nodes that
     receive cotangents in some iteration. The fourth is the nodes that receive cotangents in the

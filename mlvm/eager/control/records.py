@@ -70,8 +70,8 @@ def pull(
 
     - used: a set to which the indices of tensors with a cotangent are added.
 
-    - stack: the stack of the recorder that pushed the record. Default: that of the current
-      recorder.
+    - stack: the stack of the recorder that pushed the record. Default: the current recorder's
+      stack.
     """
     record, tape = recorder(), taping()
     outside = None

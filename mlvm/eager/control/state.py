@@ -101,7 +101,7 @@ def copied(tree: Tree) -> Tree:
 
 
 def require_integer(name: str, value: Any) -> None:
-    """Raise `DTypeError` unless the value is an int or a tensor of one integer."""
+    """Raise `DTypeError` unless the value is an int or a tensor with one integer."""
     if isinstance(value, Tensor):
         if not value.dtype.is_integer or value.size != 1:
             raise DTypeError(f"{name}: expected one integer, got {value.type}")

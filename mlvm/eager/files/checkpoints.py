@@ -81,7 +81,7 @@ def save(
     A dict may contain the whole state of a training, which can then be resumed exactly: Modules,
     optimizers, loss scales, pipelines, and other objects with `state()` and `load_state`; tensors
     and arrays; numbers, strings and None, and lists and dicts of these. `ml.random` represents the
-    global keys of the current VM and of all VMs of the dict's tensors. Hyperparameters of
+    global keys of the current VM and all VMs of the dict's tensors. Hyperparameters of
     optimizers are also saved, except schedules.
 
     training = {"model": model, "optimizer": optimizer, "batches": pipeline, "epoch": 7}
@@ -105,10 +105,10 @@ def save(
     Module in an object that is not a tree, such as a dataclass or a deque; a `NoEffectWarning`
     names it.
 
-    Raises `OSError` if the file cannot be written, or the name is that of a folder, a pipe or a
-    device; `WeightsError` if a tensor is c128, which the format does not support, or a name is not
-    a str; `DTypeError` if a part is none of the above, such as a masked array; `PathError` if two
-    parts have the same name; `ArgumentError` if the file name has the extension of another format,
+    Raises `OSError` if the file cannot be written, or is a folder, a pipe or a device;
+    `WeightsError` if a tensor is c128, which the format does not support, or a name is not a str;
+    `DTypeError` if a part is none of the above, such as a masked array; `PathError` if two parts
+    have the same name; `ArgumentError` if the file name has the extension of a different format,
     such as "x.onnx", or `where` selects nothing; `StaleTensorError` if a tensor was freed. In these
     cases no file is left. https://github.com/huggingface/safetensors
 
@@ -134,9 +134,13 @@ def save(
             f"save: expected a Module or a dict of tensors such as {{'x': x}}, got {brief(tensors)}"
         )
     if metadata is not None and not isinstance(metadata, Mapping):
-        raise ArgumentError(f"metadata is texts by name, not {brief(metadata)}").at("save", ())
+        raise ArgumentError(
+            f"expected metadata as a mapping from str to str, got {brief(metadata)}"
+        ).at("save", ())
     if metadata is not None and _PLAIN in metadata:
-        raise ArgumentError(f"the text {_PLAIN!r} has the plain values").at("save", ())
+        raise ArgumentError(f"the metadata key {_PLAIN!r} is reserved for plain values").at(
+            "save", ()
+        )
     if isinstance(tensors, Mapping):
         for name in tensors:
             if not isinstance(name, str):
@@ -218,7 +222,7 @@ def load(
     The file is mapped into memory, so that loading needs no additional memory. Truncating it
     meanwhile terminates this process (SIGBUS). In an arena of a `DryVM`, tensors have only types.
 
-    Raises `OSError` if the file cannot be read; `WeightsError` if it has another format or is
+    Raises `OSError` if the file cannot be read; `WeightsError` if it has a different format or is
     damaged, or a tensor's dtype is unknown and `rename` does not skip it; `PathError` if two
     tensors have the same name. With `into` nothing is written unless everything fits: `PathError`
     if names are missing or unknown; `DTypeError` or `ShapeError` if a type differs. Each error
@@ -239,7 +243,7 @@ def load(
     if into is not None and not isinstance(into, dict) and loader_of(into) is None:
         raise DTypeError(f"load: expected a Module or a dict as into=, got {brief(into)}")
     if rename is not None and not callable(rename):
-        text = f"rename is called with each name in the file, and {brief(rename)} is no function"
+        text = f"expected rename as a function of a name, got {brief(rename)}"
         raise ArgumentError(text).at("load", ())
     try:
         opened = _opened(path)

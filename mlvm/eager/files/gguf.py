@@ -161,7 +161,8 @@ _FORMATS: Final = {
 class Entry(NamedTuple):
     """A tensor's format, its type, and where its bytes begin in the file.
 
-    A tensor in another format, of which `format` is the number, can be skipped, but not read."""
+    A tensor in a different format, of which `format` is the number, can be skipped, but not
+    read."""
 
     format: Format | int
     type: TensorType

@@ -41,7 +41,7 @@ _OF_NUMPY: Final = "it is numpy's: use ml.asarray(numpy.load(file)), or a value 
 
 
 def _require_no_other(head: bytes) -> None:
-    """Raise `WeightsError` for a file in another format."""
+    """Raise `WeightsError` for a file in a different format."""
     if head[8:9] == b"{":  # a header of 640 bytes begins as a pickle does
         return
     if head.startswith(b"\x80\x02") or (head.startswith(b"PK\3\4") and b"data.pkl" in head):

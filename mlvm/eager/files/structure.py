@@ -49,7 +49,7 @@ class Structure:
     Plain values are numbers, strings, None, and lists and dicts of these. Objects with `state()`
     and `load_state`, `restore` or `set_state` are represented by their state. Optimizers include
     their numeric hyperparameters, and the state of their schedules. `ml.random` represents the keys
-    of each VM with a tensor of the tree, in order, and of the current VM.
+    of each VM that has a tensor of the tree, in order, and then the current VM's keys.
 
     Raises `DTypeError` if a part is none of these; `PathError` if two parts have the same path.
     """
@@ -171,7 +171,7 @@ class Structure:
     def _with(
         self, tensors: Values, plain: Values, *, in_place: bool = True, views: bool = False
     ) -> Any:
-        """Return a tree like this one with these values, with copies of arrays unless `views`.
+        """Return a tree with this structure and these values, with copies of arrays unless `views`.
 
         Tensors that are written `in_place`, and objects, are shared."""
         leaves = []
@@ -179,7 +179,7 @@ class Structure:
             if path in self.objects or (in_place and isinstance(x, Tensor)):
                 leaves.append(x)
             elif path in tensors:
-                value = tensors[path]  # that of a file cannot be written to
+                value = tensors[path]  # an array of a file is read-only
                 is_shared = views or isinstance(value, Tensor)
                 copied = value if is_shared else np.array(value)
                 leaves.append(copied[()] if isinstance(x, np.generic) else copied)
@@ -197,7 +197,7 @@ def loader_of(part: Any) -> Callable[[Any], object] | None:
 
 
 def _is_keys(part: Any) -> bool:
-    """Return whether the part is `ml.random`, whose state is that of VMs."""
+    """Return whether the part is `ml.random`, whose state belongs to the VMs."""
     return loader_of(part) is set_state
 
 
@@ -246,7 +246,7 @@ def _schedules_of(optimizer: Optimizer) -> list[Any]:
 
 
 def _numbers_of(optimizer: Optimizer) -> list[Values]:
-    """Return the numeric hyperparameters of the optimizer and of each group."""
+    """Return the numeric hyperparameters of the optimizer and each group."""
     return [
         {name: [*x] if isinstance(x, tuple) else x for name, x in _own(each, optimizer).items()}
         for each in (optimizer, *optimizer.groups)
@@ -260,7 +260,7 @@ def _own(holder: Any, optimizer: Optimizer) -> Values:
 
 
 def _options_of(holder: Any, optimizer: Optimizer) -> Values:
-    """Return the hyperparameters of the optimizer itself, or of one of its groups."""
+    """Return the hyperparameters of the optimizer itself or one of its groups."""
     return {name: x for name, x in vars(holder).items() if name in optimizer._options}
 
 
@@ -300,7 +300,7 @@ def _are_plain(parts: Iterable[Any]) -> bool:
 
 
 def _refilled(tree: Any, source: Any) -> Any:
-    """Replace the contents of a tree's lists and dicts by those of a tree of the same structure."""
+    """Copy the contents of lists and dicts from `source`, which has the same structure."""
     if isinstance(tree, dict) and not isinstance(source, dict):
         return source
     if isinstance(tree, dict):

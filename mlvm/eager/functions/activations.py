@@ -1,4 +1,4 @@
-"""Activations composed of ops, with the names of JAX, or of PyTorch if JAX has no such function."""
+"""Activations composed of ops, with JAX's names, or PyTorch's if JAX has no such function."""
 
 from __future__ import annotations
 

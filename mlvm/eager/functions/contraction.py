@@ -67,7 +67,7 @@ for the axes of an ellipsis, counted from the last."""
 
 
 def _parsed(subscripts: str, ndims: tuple[int, ...]) -> tuple[tuple[Labels, ...], Labels]:
-    """Parse subscripts into the labels of operands with `ndims` dimensions, and of the result.
+    """Parse subscripts into the labels of the result and of operands with `ndims` dimensions.
 
     Raises `ArgumentError`, and `ShapeError` for a wrong number of dimensions."""
     inputs, arrow, result = subscripts.replace(" ", "").partition("->")

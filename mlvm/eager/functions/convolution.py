@@ -53,7 +53,7 @@ def conv2d(
 
     Raises `ShapeError` if the channels do not fit the kernel, or the kernel is larger than the
     padded image; `ArgumentError` if the stride, padding, dilation or groups are invalid;
-    `DTypeError` unless both are floats of one dtype.
+    `DTypeError` unless both are floats of the same dtype.
 
         >>> ml.conv2d(ml.ones((1, 4, 4, 3)), ml.ones((3, 3, 3, 8))).type
         f32[1,2,2,8]
@@ -77,11 +77,11 @@ def conv1d(
     """Convolve sequences with a kernel (cross-correlation: the kernel is not flipped).
 
     f[N, L, I] with f[K, I / groups, O] -> f[N, OL, O]. `padding` is "VALID", "SAME" or (before,
-    after). The other options are those of `conv2d`.
+    after). The other options are the same as for `conv2d`.
 
     Raises `ShapeError` if the channels do not fit the kernel, or the kernel is larger than the
     padded sequence; `ArgumentError` if the stride, padding, dilation or groups are invalid;
-    `DTypeError` unless both are floats of one dtype.
+    `DTypeError` unless both are floats of the same dtype.
 
         >>> ml.conv1d(ml.ones((1, 4, 3)), ml.ones((3, 3, 8))).type
         f32[1,2,8]
@@ -107,12 +107,12 @@ def conv3d(
     """Convolve volumes with a kernel (cross-correlation: the kernel is not flipped).
 
     f[N, D, H, W, I] with f[KD, KH, KW, I / groups, O] -> f[N, OD, OH, OW, O]. `padding` is "VALID",
-    "SAME" or ((front, back), (top, bottom), (left, right)). The other options are those of
+    "SAME" or ((front, back), (top, bottom), (left, right)). The other options are the same as for
     `conv2d`.
 
     Raises `ShapeError` if the channels do not fit the kernel, or the kernel is larger than the
     padded volume; `ArgumentError` if the stride, padding, dilation or groups are invalid;
-    `DTypeError` unless both are floats of one dtype.
+    `DTypeError` unless both are floats of the same dtype.
 
         >>> ml.conv3d(ml.ones((1, 4, 4, 4, 3)), ml.ones((3, 3, 3, 3, 8))).type
         f32[1,2,2,2,8]
@@ -139,7 +139,7 @@ def conv_transpose2d(
     Each element of x, multiplied by the kernel, is added to a window of the result (Dumoulin and
     Visin, arXiv 1603.07285, section 4).
 
-    f[N, H, W, I] with f[KH, KW, O / groups, I] -> f[N, OH, OW, O]. The kernel is that of a
+    f[N, H, W, I] with f[KH, KW, O / groups, I] -> f[N, OH, OW, O]. The kernel has the layout of a
     convolution from O to I channels.
 
     `padding` is the padding of that convolution: elements in the padding are dropped. OH is (H - 1)
@@ -174,7 +174,7 @@ def conv_transpose1d(
     """Apply the transpose of `conv1d` as a linear map.
 
     f[N, L, I] with f[K, O / groups, I] -> f[N, OL, O]. `padding` is "VALID", "SAME" or (before,
-    after). The other options are those of `conv_transpose2d`.
+    after). The other options are the same as for `conv_transpose2d`.
 
     Raises `ShapeError` if the channels do not fit the kernel or the result would be empty;
     `ArgumentError` if the stride, padding, dilation or groups are invalid; `DTypeError` if an
@@ -202,8 +202,8 @@ def conv_transpose3d(
 ) -> Tensor:
     """Apply the transpose of `conv3d` as a linear map.
 
-    f[N, D, H, W, I] with f[KD, KH, KW, O / groups, I] -> f[N, OD, OH, OW, O]. The options are those
-    of `conv_transpose2d`.
+    f[N, D, H, W, I] with f[KD, KH, KW, O / groups, I] -> f[N, OD, OH, OW, O]. The options are the
+    same as for `conv_transpose2d`.
 
     Raises `ShapeError` if the channels do not fit the kernel or the result would be empty;
     `ArgumentError` if the stride, padding, dilation or groups are invalid; `DTypeError` if an

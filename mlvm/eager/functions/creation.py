@@ -1,6 +1,6 @@
 """Creation of tensors: from Python values, or from a shape and a fill value.
 
-Signatures are those of the Python Array API standard (2025.12). The default dtypes are i64, bool,
+Signatures follow the Python Array API standard (2025.12). The default dtypes are i64, bool,
 and the float dtype that `set_default_dtype` sets (initially f32). A dtype may be given as a
 `DType`, its name, or any object that numpy accepts as a dtype.
 """
@@ -65,8 +65,8 @@ def placed(device: Device) -> AbstractContextManager[object]:
 def reused(x: Tensor, device: VMProtocol) -> Tensor:
     """Return a new tensor with the value of x, if possible over the same bytes.
 
-    If x is on another VM, it is copied through this machine. Raises `GradientError` if a gradient
-    would flow through the copy."""
+    If x is on a different VM, it is copied through this machine. Raises `GradientError` if a
+    gradient would flow through the copy."""
     if x.arena.vm.is_same(device):
         return alias_of(x)
     if is_tracked(x):
@@ -218,7 +218,7 @@ def _filled_few(type: TensorType, fill_value: Scalar | Tensor) -> Tensor:
 
 @public
 def zeros(shape: Ints, dtype: object = None, *, device: Device = None) -> Tensor:
-    """Return a tensor of zeros, or of False.
+    """Return a tensor of zeros (False for bool).
 
     The result: [*shape], f32 unless a dtype is given or `set_default_dtype` was called. Raises
     `ShapeError` if a length is negative or the tensor would have too many bytes; `DTypeError` if
@@ -237,7 +237,7 @@ def zeros(shape: Ints, dtype: object = None, *, device: Device = None) -> Tensor
 
 @public
 def ones(shape: Ints, dtype: object = None, *, device: Device = None) -> Tensor:
-    """Return a tensor of ones, or of True.
+    """Return a tensor of ones (True for bool).
 
     The result: [*shape], f32 unless a dtype is given or `set_default_dtype` was called. Raises
     `ShapeError` if a length is negative or the tensor would have too many bytes; `DTypeError` if
@@ -289,7 +289,7 @@ def full_like(
 ) -> Tensor:
     """Return a tensor with the shape of x, filled with `fill_value`.
 
-    Dtype and VM are those of x by default. x: [...], and so is the result. Raises what `full`
+    The defaults are x's dtype and VM. x: [...], and so is the result. Raises what `full`
     raises.
 
         >>> ml.full_like(ml.zeros(2), 7.0)
@@ -306,7 +306,7 @@ def full_like(
 
 @public
 def zeros_like(x: Tensor, /, dtype: object = None, *, device: Device = None) -> Tensor:
-    """Return zeros with the shape of x; dtype and VM are those of x by default.
+    """Return zeros with the shape of x, and by default its dtype and VM.
 
     x: [...], and so is the result. Raises `DTypeError` if the dtype is unknown.
 
@@ -321,7 +321,7 @@ def zeros_like(x: Tensor, /, dtype: object = None, *, device: Device = None) -> 
 
 @public
 def ones_like(x: Tensor, /, dtype: object = None, *, device: Device = None) -> Tensor:
-    """Return ones with the shape of x; dtype and VM are those of x by default.
+    """Return ones with the shape of x, and by default its dtype and VM.
 
     x: [...], and so is the result. Raises `DTypeError` if the dtype is unknown.
 
@@ -416,8 +416,8 @@ def linspace(
     `stop` is excluded if `endpoint` is False. The default dtype is f32, or c64 if one of the bounds
     is complex. For an integer dtype the numbers are rounded down, as in numpy.
 
-    Each bound may be a tensor. The default dtype is then that of a float operand, and gradients
-    flow to the operands.
+    Each bound may be a tensor. The default dtype is then the dtype of a float operand, and
+    gradients flow to the operands.
 
     The result: [num], or [num, *shape] of tensors that broadcast to `shape`. Raises
     `ArgumentError` if `num` is negative, the bounds are complex and the dtype is not, or an integer

@@ -284,7 +284,7 @@ def view_as_real(x: Tensor, /) -> Tensor:
 
 @public
 def view(x: Tensor, dtype: object, /) -> Tensor:
-    """Return a copy of the bytes of x as elements of another dtype.
+    """Return a copy of the bytes of x as elements of a different dtype.
 
     If the element size differs, the length of the last axis changes. Gradients flow between complex
     numbers and their parts.
@@ -313,10 +313,10 @@ def put_along_axis(
     new tensor, like JAX's function. If a position occurs several times, the last value is kept.
 
     x: [..., n, ...]; indices: i[..., k, ...], with the rank of x; values: a shape that broadcasts
-    to that of the indices. Indices broadcast along the other axes -> the type of x. Raises
-    `ShapeError` if the shapes do not fit; `AxisError` if x has no such axis; `PositionError` if
-    an index is out of range; `DTypeError` if the indices are not integers or the values are of
-    another kind than x.
+    to the shape of the indices. Indices broadcast along the other axes -> the type of x. Raises
+    `ShapeError` if the shapes do not fit; `AxisError` if x has no such axis; `PositionError` if an
+    index is out of range; `DTypeError` if the indices are not integers or the values are of a
+    different kind than x.
 
         >>> x = ml.zeros((2, 2))
         >>> y = ml.put_along_axis(x, ml.asarray([[1], [0]]), 5.0, axis=1)
@@ -346,14 +346,14 @@ def scatter(
 ) -> Tensor:
     """Return x with values written at positions along one axis, like `torch.scatter`.
 
-    For axis 1, `x[i][indices[i][j]] = values[i][j]`. `reduce` combines the values with the old
-    elements: "add", "multiply", "max" or "min".
+    For axis 1, `x[i][indices[i][j]] = values[i][j]`. `reduce` combines the values with the old.
+    `elements`: "add", "multiply", "max" or "min".
 
-    x: [..., n, ...]; indices: i[..., k, ...], with the rank of x, and not longer along the other
+    `x`: [..., n, ...]; indices: i[..., k, ...], with the rank of x, and not longer along the other
     axes. values: a number, or a tensor at least as long as the indices along each axis -> the type
     of x. Raises `ArgumentError` if `reduce` is unknown; `ShapeError` if the shapes do not fit;
     `AxisError` if x has no such axis; `PositionError` if an index is out of range; `DTypeError`
-    if the indices are not integers or the values are of another kind than x.
+    if the indices are not integers or the values are of a different kind than x.
 
         >>> ml.scatter(ml.zeros((2, 3)), 1, ml.asarray([[2], [0]]), 7.0)
         Tensor([[0., 0., 7.],

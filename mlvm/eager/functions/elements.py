@@ -17,7 +17,7 @@ from mlvm.core.types import DType, bool_, c64, f64, i64
 from mlvm.eager.functions.arguments import axes_of, integer, integers, type_of
 from mlvm.eager.functions.creation import Device, asarray, full, zeros_like
 from mlvm.eager.functions.halves import rounded, through_f32, widened
-from mlvm.eager.functions.shapes import broadcast_to, expand_dims, reshape, unstack
+from mlvm.eager.functions.shapes import broadcast_to, expand_dims, reshape
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import alias_of, untracked
 from mlvm.eager.tensor.constants import Scalar, constant
@@ -67,7 +67,7 @@ def _finite(x: Tensor) -> Tensor:
 
 @public
 def astype(x: Tensor, dtype: object, /, *, copy: bool = True, device: Device = None) -> Tensor:
-    """Convert x to another dtype, on its VM or on `device`.
+    """Convert x to a different dtype, on its VM or on `device`.
 
     Floats are truncated to integers. Floats out of range become the nearest integer, and nan
     becomes 0. Nonzero elements become True in bool. A tensor that already has the dtype is never
@@ -87,7 +87,7 @@ def astype(x: Tensor, dtype: object, /, *, copy: bool = True, device: Device = N
 def where(condition: Tensor | bool, x: Operand, y: Operand, /) -> Tensor:
     """Select x where the condition holds, else y; all three broadcast, and any may be a number.
 
-    x and y: shapes that broadcast to [...] with that of the condition, which is bool. The result:
+    x and y: shapes that broadcast with the condition, a bool tensor, to [...]. The result:
     [...], the dtype that x and y promote to. Raises `ShapeError` if the shapes do not fit;
     `DTypeError` if the condition is not bool or the dtypes do not promote.
 
@@ -198,7 +198,7 @@ def dynamic_update(
     x: [n, ...]; update: k rows [k, ...] or one row [...], in x's dtype; start: an int or i[] -> [n,
     ...]. Raises `ShapeError` if the rows of `update` and x differ in length; `OperandValueError` if
     the rows are out of range; `AxisError` if x has no such axis; `DTypeError` if `update` has
-    another dtype, or `start` is not an integer.
+    a different dtype, or `start` is not an integer.
 
         >>> ml.dynamic_update(ml.zeros(4), ml.ones(()), ml.asarray(2))
         Tensor([0., 0., 1., 0.], f32[4])
@@ -349,7 +349,8 @@ def nonzero(x: Tensor, /) -> tuple[Tensor, ...]:
     """
     if type_of(x).ndim == 0:
         raise ShapeError("expected at least 1 dimension, got a scalar")
-    return unstack(op.nonzero_indices(x), axis=1)
+    places = op.nonzero_indices(x)
+    return tuple([places[:, axis] for axis in range(x.ndim)])
 
 
 @public
@@ -383,7 +384,7 @@ def flatnonzero(x: Tensor, /) -> Tensor:
 
 @public
 def unravel_index(indices: Tensor, /, shape: Sequence[int]) -> tuple[Tensor, ...]:
-    """Convert row-major positions, such as those of `argmax(x)`, to one index per axis.
+    """Convert row-major positions, such as the result of `argmax(x)`, to one index per axis.
 
     indices: i[...] -> i[...] for each axis. Raises `PositionError` if a tensor of that shape has
     no such element; `DTypeError` if the indices are not integers.

@@ -5,8 +5,8 @@ may be arrays and lists on a VM of this process. `x.at[key].add(values)` accepts
 returns a new tensor, and accumulates all values for one element.
 
 A key is translated to a `slice` for its integers and slices, a `take` for its tensors, and a
-reshape, which copies nothing. An assignment is translated to a `slice_set`, an `index_set`, or for
-a mask to a `where` or `mask_set`; these write to x. The gradients follow from these ops.
+reshape, which does not copy. An assignment is translated to a `slice_set`, an `index_set`, or for a
+mask to a `where` or `mask_set`; these write to x. The gradients follow from these ops.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def getitem(x: Tensor, key: Any) -> Tensor:
     positions where it is True: one index tensor for each of its axes.
 
     Raises `IndexingError` if an index is out of range or has an invalid type, and for too many
-    indices; `PositionError` if a value of an index tensor is out of range; `MaskError` if the
-    lengths of a mask differ from those of the axes that it indexes.
+    indices; `PositionError` if a value of an index tensor is out of range; `MaskError` if the shape
+    of a mask differs from the axes that it indexes.
     """
     keys = key if isinstance(key, tuple) else (key,)
     try:
@@ -137,7 +137,7 @@ def _with_positions(
         if isinstance(item, Tensor) and _is_mask(item):
             if not _covers(item.shape, x.shape[axis : axis + length]):
                 raise errors.MaskError(
-                    f"a mask of shape {item.shape} stands at axis {axis} of {x.shape}"
+                    f"a mask of shape {item.shape} does not fit {x.shape} from axis {axis} on"
                 ).at("getitem", (x.type, item.type))
             places = op.nonzero_indices(item) if item is key else tensor_of(np.argwhere(key))
             expanded.extend(unstack(places, axis=1))
@@ -282,7 +282,7 @@ def setitem(x: Tensor, key: Any, values: Any) -> None:
     order is kept, and the other values get no gradient. A mask that selects n elements accepts n
     values, or 1.
 
-    Raises what `x[key]` raises; `DTypeError` if the values are of another kind; `ShapeError` if
+    Raises what `x[key]` raises; `DTypeError` if the values are of a different kind; `ShapeError` if
     they do not broadcast; `OperandValueError` if a mask selects a different number of elements.
     """
     keys = key if isinstance(key, tuple) else (key,)
@@ -320,7 +320,7 @@ def _assign(x: Tensor, key: Any, keys: tuple[Any, ...], values: Tensor) -> None:
 def _values(x: Tensor, values: Any) -> Tensor:
     """Convert the values to a tensor with the dtype of x.
 
-    Raises `DTypeError` if they are of another kind."""
+    Raises `DTypeError` if they are of a different kind."""
     try:
         operand = as_operand(values, x)
     except errors.OpError as error:
@@ -332,7 +332,7 @@ def _values(x: Tensor, values: Any) -> Tensor:
     if not is_same_kind(operand.dtype, x.dtype):
         remedy = _converted(values, operand.dtype, x.dtype)
         raise errors.DTypeError(
-            f"a {operand.dtype.name} does not become a {x.dtype.name} without a cast; {remedy}"
+            f"expected {x.dtype.name} values, got {operand.dtype.name}; {remedy}"
         ).at("setitem", (x.type, operand.type))
     return op.astype(operand, dtype=x.dtype)
 
@@ -482,7 +482,7 @@ def scatter_add(x: Tensor, indices: Any, updates: Any, /) -> Tensor:
     x[indices], and a dtype that promotes to the dtype of x -> [...]. Raises `IndexingError` if the
     indices are invalid for x; `PositionError` if a value of an index tensor is out of range;
     `ShapeError` if the updates do not broadcast; `DTypeError` if an operand is bool or the updates
-    are of another kind than x.
+    are of a different kind than x.
 
         >>> ml.scatter_add(ml.zeros(3), [0, 2, 0], [1.0, 2.0, 3.0])
         Tensor([4., 0., 2.], f32[3])
@@ -518,7 +518,7 @@ class At:
 class Places:
     """Elements `x.at[key]`: each method returns a new tensor with these elements of x updated.
 
-    The methods are those of JAX. If an element is selected several times, all values for it are
+    The methods have JAX's names. If an element is selected several times, all values for it are
     combined, except in `set`, which keeps the last value. Values broadcast to x[key] and are cast
     to the dtype of x, as in `x[key] = values`.
 

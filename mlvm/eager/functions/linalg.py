@@ -198,7 +198,7 @@ def tensordot(x1: Tensor, x2: Tensor, /, axes: int | Sequence[Ints] = 2) -> Tens
     """Sum products of x1 and x2 over the last `axes` axes of x1 and the first of x2.
 
     `axes` may also be a pair of sequences that name the axes of each. The result has the remaining
-    axes of x1, then those of x2. Nothing is conjugated.
+    axes of x1, then the remaining axes of x2, without conjugation.
 
     x1: [m, k], x2: [k, n] -> [m, n] for axes=1. Raises `ShapeError` if the axes have different
     lengths; `ArgumentError` if an operand has fewer axes; `AxisError` if an operand has no such
@@ -859,7 +859,8 @@ def matrix_norm(x: Tensor, /, *, keepdims: bool = False, ord: NormOrder = "fro")
 
     "fro" (or None) is the root of the sum of squares, "nuc" the sum of the singular values. The
     orders 2 and -2 are the largest and the smallest singular value. The orders 1 and -1 are the
-    largest and the smallest column sum of |x|; inf and -inf are those of the rows.
+    largest and the smallest column sum of |x|; inf and -inf are the largest and the smallest row
+    sum.
 
     x: [..., m, n], any dtype, integers and bools as f32 -> f[...], or f[..., 1, 1] with `keepdims`.
     Raises `ShapeError` if x has fewer than two axes; `ArgumentError` if `ord` is unknown;

@@ -38,7 +38,8 @@ def _loss(fn: Callable[P, Tensor]) -> Callable[P, Tensor]:
 def mean_squared_error(
     predictions: Tensor, targets: Tensor, /, *, reduction: Reduction = "mean"
 ) -> Tensor:
-    """Compute the mean of (predictions - targets)^2, or another reduction, for floats of one shape.
+    """Compute the mean of (predictions - targets)^2, or another reduction, for floats of the same
+    shape.
 
     Predictions and targets: f[...] -> f[], or f[...] with "none". Raises `ShapeError` unless both
     have the same shape: operands do not broadcast; `DTypeError` if an operand is not of floats;
@@ -56,7 +57,7 @@ def mean_squared_error(
 
 @_loss
 def l1_loss(predictions: Tensor, targets: Tensor, /, *, reduction: Reduction = "none") -> Tensor:
-    """Compute |predictions - targets|, for floats of one shape.
+    """Compute |predictions - targets|, for floats of the same shape.
 
     Both: f[...] -> f[...], or f[] with "mean" or "sum". Raises `ShapeError` unless both have the
     same shape: operands do not broadcast; `DTypeError` if an operand is not of floats;
@@ -78,10 +79,10 @@ def huber_loss(
 ) -> Tensor:
     """Compute d^2 / 2 for a difference |d| <= delta, else delta (|d| - delta / 2).
 
-    Huber, Ann. Math. Statist. 35, 1964. Both: floats of one shape, f[...] -> f[...], or f[] with
-    "mean" or "sum". Raises `ShapeError` unless both have the same shape: operands do not broadcast;
-    `DTypeError` if an operand is not of floats; `ArgumentError` if the reduction is unknown or
-    delta <= 0.
+    Huber, Ann. Math. Statist. 35, 1964. Both: floats of the same shape, f[...] -> f[...], or f[]
+    with "mean" or "sum". Raises `ShapeError` unless both have the same shape: operands do not
+    broadcast; `DTypeError` if an operand is not of floats; `ArgumentError` if the reduction is
+    unknown or delta <= 0.
 
         >>> ml.huber_loss(ml.asarray([0.5, 3.0]), ml.zeros(2))
         Tensor([0.125, 2.5  ], f32[2])
@@ -102,8 +103,9 @@ def smooth_l1_loss(
 ) -> Tensor:
     """Compute d^2 / (2 beta) for a difference |d| <= beta, else |d| - beta / 2.
 
-    It equals `huber_loss` divided by beta (Girshick, arXiv 1504.08083). Both: floats of one shape,
-    f[...] -> f[...], or f[] with "mean" or "sum". Raises `ShapeError` unless both have the same
+    It equals `huber_loss` divided by beta (Girshick, arXiv 1504.08083). Both: floats of the same
+    shape, f[...] -> f[...], or f[] with "mean" or "sum". Raises `ShapeError` unless both have the
+    same
     shape: operands do not broadcast; `DTypeError` if an operand is not of floats; `ArgumentError`
     if the reduction is unknown or beta <= 0.
 
@@ -229,7 +231,7 @@ def nll_loss(
     """Compute -log_predictions[label] along the last axis, one loss per label.
 
     It is the negative log likelihood of classes, from log probabilities such as the result of
-    `log_softmax`. `weight`, `ignore_index` and the mean are those of `softmax_cross_entropy`, which
+    `log_softmax`. `weight`, `ignore_index` and the mean work as in `softmax_cross_entropy`, which
     is more accurate for logits.
 
     log_predictions: f[..., K], labels: i[...], weight: f[K] -> f[...], or f[] with "mean" or "sum".

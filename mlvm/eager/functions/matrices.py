@@ -38,7 +38,7 @@ def adjoint(x: Tensor) -> Tensor:
 
 
 def cut(packed: Tensor, *shapes: Shape) -> tuple[Tensor, ...]:
-    """Unpack the parts of the last axis, which have these shapes behind the batch axes."""
+    """Unpack the parts of the last axis, which have these shapes after the batch axes."""
     at, parts = 0, []
     for shape in shapes:
         size = math.prod(shape)

@@ -51,12 +51,12 @@ def transpose(x: Tensor, /, *axes: int | Sequence[int] | None) -> Tensor:
     order = _one_tuple(axes)
     if isinstance(order, Sequence) and len(order) == 2 != x.ndim:
         raise ArgumentError(
-            "takes all axes in their new order, as in numpy; two axes change places by swapaxes"
+            "expected all axes in their new order, as in numpy; use swapaxes to swap two axes"
         ).at("transpose", (x.type, *order))
     if len(axes) == 2 == x.ndim and _axes(x, *axes) == [0, 1]:
         raise ArgumentError(
-            "in numpy's order these axes change nothing, in PyTorch's they change places: take "
-            "x.T, or permute_dims(x, (0, 1))"
+            "ambiguous: numpy would return x, and PyTorch its transpose; use x.T, or "
+            "permute_dims(x, (0, 1))"
         ).at("transpose", (x.type, *axes))
     return shapes.permute_dims(x, order)
 
@@ -70,8 +70,8 @@ def repeat(x: Tensor, /, *repeats: object, axis: object = ...) -> Tensor:
     """
     if len(repeats) != 1 or (axis is ... and x.ndim == 1 and isinstance(repeats[0], int)):
         raise ArgumentError(
-            "numpy repeats each element, PyTorch the whole: take x.repeat(n, axis=...), or "
-            f"ml.tile(x, {repeats})"
+            "ambiguous: numpy repeats each element, PyTorch the tensor; use x.repeat(n, axis=...), "
+            f"or ml.tile(x, {repeats})"
         ).at("repeat", (x.type, *repeats))
     count: Any = repeats[0]
     along: Any = None if axis is ... else axis

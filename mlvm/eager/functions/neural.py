@@ -24,7 +24,7 @@ Reduction: TypeAlias = Literal["sum", "mean", "max"]
 def dropout(x: Tensor, rate: float, *, key: Tensor | None = None) -> Tensor:
     """Keep each element of x with probability 1 - rate, scaled by 1 / (1 - rate); zero the rest.
 
-    Without a `key`, the next global key is used. A rate of 0 changes and copies nothing.
+    Without a `key`, the next global key is used. With a rate of 0, x is returned unchanged.
 
     x: f[...], and so is the result. Raises `ArgumentError` unless 0 <= rate < 1; `DTypeError` if
     x is not of floats; `ShapeError` if `key` is not a u64[2].

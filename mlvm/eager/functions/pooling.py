@@ -74,7 +74,7 @@ def max_pool2d(
     as in PyTorch.
 
     x: f[N, H, W, C] -> f[N, OH, OW, C]. Raises `DTypeError` if x is not of floats; `ShapeError` if
-    x has another number of axes, or the window is larger than the padded image; `ArgumentError`
+    x has a different number of axes, or the window is larger than the padded image; `ArgumentError`
     if the window, stride, padding or dilation is invalid.
 
         >>> ml.max_pool2d(ml.reshape(ml.arange(4.0), (1, 2, 2, 1)), window=2).tolist()
@@ -106,7 +106,7 @@ def avg_pool2d(
     `ceil_mode`, the last window may extend beyond the padding; elements there are always excluded.
 
     x: f[N, H, W, C] -> f[N, OH, OW, C]. Raises `DTypeError` if x is not of floats; `ShapeError` if
-    x has another number of axes, or the window is larger than the padded image; `ArgumentError`
+    x has a different number of axes, or the window is larger than the padded image; `ArgumentError`
     if the window, stride, padding or dilation is invalid.
 
         >>> ml.avg_pool2d(ml.reshape(ml.arange(4.0), (1, 2, 2, 1)), window=2).tolist()
@@ -154,10 +154,11 @@ def max_pool1d(
 ) -> Any:
     """Return the largest element of each window of sequences.
 
-    `padding` is "VALID", "SAME" or (before, after). The other options are those of `max_pool2d`.
+    `padding` is "VALID", "SAME" or (before, after). The other options are the same as for
+    `max_pool2d`.
 
     x: f[N, L, C] -> f[N, OL, C]. Raises `DTypeError` if x is not of floats; `ShapeError` if x has
-    another number of axes, or the window is larger than the padded sequence; `ArgumentError` if
+    a different number of axes, or the window is larger than the padded sequence; `ArgumentError` if
     the window, stride, padding or dilation is invalid.
 
         >>> ml.max_pool1d(ml.reshape(ml.arange(4.0), (1, 4, 1)), window=2).tolist()
@@ -184,10 +185,11 @@ def avg_pool1d(
 ) -> Tensor:
     """Return the mean of each window of sequences.
 
-    `padding` is "VALID", "SAME" or (before, after). The other options are those of `avg_pool2d`.
+    `padding` is "VALID", "SAME" or (before, after). The other options are the same as for
+    `avg_pool2d`.
 
     x: f[N, L, C] -> f[N, OL, C]. Raises `DTypeError` if x is not of floats; `ShapeError` if x has
-    another number of axes, or the window is larger than the padded sequence; `ArgumentError` if
+    a different number of axes, or the window is larger than the padded sequence; `ArgumentError` if
     the window, stride, padding or dilation is invalid.
 
         >>> ml.avg_pool1d(ml.reshape(ml.arange(4.0), (1, 4, 1)), window=2).tolist()
@@ -236,11 +238,11 @@ def max_pool3d(
     """Return the largest element of each window of volumes.
 
     `padding` is "VALID", "SAME" or ((front, back), (top, bottom), (left, right)). The other options
-    are those of `max_pool2d`.
+    are the same as for `max_pool2d`.
 
     x: f[N, D, H, W, C] -> f[N, OD, OH, OW, C]. Raises `DTypeError` if x is not of floats;
-    `ShapeError` if x has another number of axes, or the window is larger than the padded volume;
-    `ArgumentError` if the window, stride, padding or dilation is invalid.
+    `ShapeError` if x has a different number of axes, or the window is larger than the padded
+    volume; `ArgumentError` if the window, stride, padding or dilation is invalid.
 
         >>> ml.max_pool3d(ml.reshape(ml.arange(8.0), (1, 2, 2, 2, 1)), window=2).tolist()
         [[[[[7.0]]]]]
@@ -268,11 +270,11 @@ def avg_pool3d(
     """Return the mean of each window of volumes.
 
     `padding` is "VALID", "SAME" or ((front, back), (top, bottom), (left, right)). The other options
-    are those of `avg_pool2d`.
+    are the same as for `avg_pool2d`.
 
     x: f[N, D, H, W, C] -> f[N, OD, OH, OW, C]. Raises `DTypeError` if x is not of floats;
-    `ShapeError` if x has another number of axes, or the window is larger than the padded volume;
-    `ArgumentError` if the window, stride, padding or dilation is invalid.
+    `ShapeError` if x has a different number of axes, or the window is larger than the padded
+    volume; `ArgumentError` if the window, stride, padding or dilation is invalid.
 
         >>> ml.avg_pool3d(ml.reshape(ml.arange(8.0), (1, 2, 2, 2, 1)), window=2).tolist()
         [[[[[3.5]]]]]
@@ -310,7 +312,7 @@ def adaptive_avg_pool(x: Tensor, size: Ints) -> Tensor:
 def adaptive_max_pool(x: Tensor, size: Ints) -> Tensor:
     """Return the largest elements of `size` windows that together cover x.
 
-    The windows are those of `adaptive_avg_pool`.
+    The windows are the same as for `adaptive_avg_pool`.
 
     x: f[N, ..., C] -> f[N, *size, C]. Raises `ShapeError` if x has fewer than three axes or an axis
     of length 0; `ArgumentError` if a size is below 1 or the numbers of sizes and axes differ;
@@ -359,7 +361,7 @@ def _places(
         for i, (n, length, step) in enumerate(zip(size, span, geometry.stride, strict=True)):
             padded = n + sum(geometry.padding[i])
             last = -(-(padded - length) // step) * step  # where the last window begins
-            if last >= n + geometry.padding[i][0]:  # none begins behind the input
+            if last >= n + geometry.padding[i][0]:  # no window begins after the input
                 last -= step
             more[i] = max(0, last + length - padded)
     return _Windows(shape, geometry, tuple(more))

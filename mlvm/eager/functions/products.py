@@ -40,7 +40,7 @@ def dot(x: Tensor, y: Tensor, /) -> Tensor:
 def inner(x: Tensor, y: Tensor, /) -> Tensor:
     """Sum products over the last axes of both; with a number, compute the elementwise product.
 
-    Nothing is conjugated.
+    Operands are not conjugated.
 
     x: [..., k], y: [..., k], any dtype but bool -> [..., ...]. Raises `ShapeError` if the axes have
     different lengths; `DTypeError` if an operand is bool or the dtypes do not promote.
@@ -72,8 +72,8 @@ def vdot(x: Tensor, y: Tensor, /) -> Tensor:
 def kron(x: Tensor, y: Tensor, /) -> Tensor:
     """Compute the Kronecker product: each element of x is replaced by itself times y.
 
-    x: [m, n], y: [p, q], or of any dimensions, any dtype but bool -> [m p, n q]. Raises
-    `DTypeError` if an operand is bool or the dtypes do not promote.
+    x: [m, n], y: [p, q], or any other number of dimensions, any dtype but bool -> [m p, n q].
+    Raises `DTypeError` if an operand is bool or the dtypes do not promote.
 
         >>> ml.kron(ml.asarray([1, 10]), ml.asarray([1, 2, 3]))
         Tensor([ 1,  2,  3, 10, 20, 30], i64[6])
@@ -192,7 +192,7 @@ def tril_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Tensor, Tens
 
     The matrix is n by m, by default n by n. The order is row-major.
 
-    The result: two i64 vectors of one shape. Raises `ArgumentError` if a length is negative.
+    The result: two i64 vectors of the same shape. Raises `ArgumentError` if a length is negative.
 
         >>> ml.tril_indices(2)
         (Tensor([0, 1, 1], i64[3]), Tensor([0, 0, 1], i64[3]))
@@ -209,7 +209,7 @@ def triu_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Tensor, Tens
 
     The matrix is n by m, by default n by n. The order is row-major.
 
-    The result: two i64 vectors of one shape. Raises `ArgumentError` if a length is negative.
+    The result: two i64 vectors of the same shape. Raises `ArgumentError` if a length is negative.
 
         >>> ml.triu_indices(2)
         (Tensor([0, 0, 1], i64[3]), Tensor([0, 1, 1], i64[3]))

@@ -43,7 +43,7 @@ from mlvm.eager.functions.shapes import reshape, unstack
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import alias, apply, one_op
 from mlvm.eager.tensor.constants import constant
-from mlvm.eager.tensor.context import current_arena, is_vm_chosen
+from mlvm.eager.tensor.context import current_arena, default_arena, is_vm_chosen
 from mlvm.eager.tensor.default import float_dtype
 from mlvm.eager.tensor.dtypes import finfo
 from mlvm.eager.tensor.reading import write
@@ -61,6 +61,12 @@ _AS_KEY: Final = one_op("reshape", shape=(2,))
 _next_in_c: Final[Callable[..., Tensor | None]] = (
     (lambda *_: None) if EXTENSION is None else EXTENSION.next_key
 )
+
+_draw_in_c: Final[Callable[..., None]] = (
+    (lambda *_: None) if EXTENSION is None else EXTENSION.draw_keys
+)
+"""Let templates draw the next keys of a VM without Python, until `_draw_in_c()`: one that may have
+to warn must call `_draw`."""
 
 
 # --- keys ----------------------------------------------------------------------------
@@ -83,7 +89,7 @@ def key(seed: int) -> Tensor:
 
 @public
 def split(key: Tensor, n: int = 2) -> Tensor:
-    """Split a key into n new keys, independent of each other and of the key.
+    """Split a key into n new keys that are independent of each other and of `key`.
 
     `unstack` separates them.
 
@@ -119,7 +125,7 @@ def fold_in(key: Tensor, data: int | Tensor) -> Tensor:
 
 
 class _Global:
-    """State of one VM's global keys: (seed, n) for the n-th key.
+    """State of a VM's global keys: (seed, n) for the n-th key.
 
     n counts from 1, because (seed, 0) is `key(seed)`."""
 
@@ -134,12 +140,13 @@ class _Global:
 
     def write(self, state: Array) -> None:
         """Set the state."""
+        _draw_in_c()
         with self.lock:
             write(self.state, state)
         self.seed, self.is_seeded = int(state[0]), True
 
     def warn(self) -> None:
-        """Warn once if a draw uses an unseeded state although another VM was seeded."""
+        """Warn once if a draw uses an unseeded state although a different VM was seeded."""
         self.is_seeded = True
         if type(self.state.arena.vm).__name__ == "DryVM":  # its draws have no values
             return
@@ -170,6 +177,7 @@ class _Process:
         If this fails for a VM, it is skipped: its next draw warns."""
         with self.lock:
             self.number, self.seed, states = number, seed, [*self.all]
+        _draw_in_c()
         for each in states:
             each.is_seeded = False
             with suppress(MlvmError, OSError):
@@ -280,13 +288,17 @@ def _state_of(global_keys: _Global) -> Tensor:
 
 
 def _draw() -> Tensor:
-    global_keys = prepare(current_arena().vm)
+    now = current()
+    global_keys = prepare((now.arena or default_arena()).vm)
     if not global_keys.is_seeded and process.alone is not None:
         global_keys.warn()
-    state = _state_of(global_keys)
+    state: Tensor = global_keys.state if now.key_state is None else now.key_state
     with global_keys.lock:
         key = _next_in_c(_SPLIT_ONE, state, _KEY)
         if key is not None:
+            if state is global_keys.state:
+                path = state.arena.fast_path
+                _draw_in_c(path, _next_in_c, _SPLIT_ONE, state, _KEY, global_keys.lock)
             return key
         keys = apply(_SPLIT_ONE, state)
         apply_into(state, _ADVANCE, state, global_keys.one)
@@ -314,6 +326,7 @@ def seed(seed: int) -> None:
     set_state(_words(seed, 1))  # first, because a captured function rejects it
     if is_vm_chosen():
         process.alone = current_arena().vm.name
+        _draw_in_c()
     else:
         process.start(process.number + 1, int(seed))
 

@@ -1,6 +1,6 @@
 """Shape functions: reshape, join, split and repeat.
 
-A function that changes only the shape copies nothing: the result refers to the same bytes.
+A function that changes only the shape does not copy: the result refers to the same bytes.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from mlvm.eager.tensor.wrapper import public
 
 @public
 def reshape(x: Tensor, /, shape: Ints, *, copy: bool | None = None) -> Tensor:
-    """Arrange the elements of x, in row-major order, in another shape; one length may be -1.
+    """Arrange the elements of x, in row-major order, in a different shape; one length may be -1.
 
-    Nothing is copied unless `copy` is True.
+    The elements are copied only if `copy` is True.
 
     x: [...] -> [*shape], the same dtype. Raises `ShapeError` if the elements do not fill the shape.
 
@@ -106,7 +106,7 @@ def squeeze(x: Tensor, /, axis: Axis = None) -> Tensor:
 def permute_dims(x: Tensor, /, axes: Sequence[int] | None = None) -> Tensor:
     """Reorder the axes of x: axis i of the result is axis axes[i] of x. None reverses the axes.
 
-    Nothing is copied if the axes longer than 1 keep their order.
+    The result shares memory with x if the axes longer than 1 keep their order.
 
     x: [n, m] -> [m, n] for axes (1, 0). Raises `AxisError` if x has no such axis or an axis
     occurs twice; `ArgumentError` unless `axes` contains all axes.
@@ -125,7 +125,7 @@ def permute_dims(x: Tensor, /, axes: Sequence[int] | None = None) -> Tensor:
 
 @public
 def matrix_transpose(x: Tensor, /) -> Tensor:
-    """Swap the last two axes of x, `x.mT`; nothing is copied if one of them has length 1.
+    """Swap the last two axes of x, `x.mT`, without a copy if one of them has length 1.
 
     x: [..., m, n] -> [..., n, m]. Raises `TransposeError` if x has fewer than two axes.
 
@@ -223,7 +223,7 @@ def swapaxes(x: Tensor, /, axis1: int, axis2: int) -> Tensor:
 def broadcast_to(x: Tensor, /, shape: Ints) -> Tensor:
     """Repeat x along new leading axes and along axes of length 1, up to `shape`.
 
-    Nothing is copied if nothing is repeated.
+    If no axis is repeated, the result shares memory with x.
 
     The result: [*shape], the dtype of x. Raises `ShapeError` if x does not broadcast to it.
 
@@ -275,8 +275,8 @@ def meshgrid(*arrays: Tensor, indexing: Literal["xy", "ij"] = "xy") -> tuple[Ten
 
     With "xy" the first two axes are swapped.
 
-    [n] and [m] -> two of [m, n], or of [n, m] with "ij". Raises `ShapeError` if an operand is not a
-    vector; `ArgumentError` if `indexing` is unknown.
+    [n] and [m] -> two tensors [m, n], or [n, m] with "ij". Raises `ShapeError` if an operand is not
+    a vector; `ArgumentError` if `indexing` is unknown.
 
         >>> ml.meshgrid(ml.arange(2), ml.arange(3))[0]
         Tensor([[0, 1],
@@ -326,7 +326,7 @@ def concat(arrays: Iterable[Tensor], /, axis: int | None = 0) -> Tensor:
 
 @public
 def stack(arrays: Iterable[Tensor], /, axis: int = 0) -> Tensor:
-    """Join tensors of one shape along a new axis.
+    """Join tensors of the same shape along a new axis.
 
     The tensors: [...]; the result: [k, ...] for k tensors and axis 0. Raises `ShapeError` if the
     shapes differ, or there are no tensors; `AxisError` if the result has no such axis;
@@ -528,7 +528,7 @@ def _listed(repeats: Ints | Tensor) -> Ints:
 def roll(x: Tensor, /, shift: int | tuple[int, ...] | Tensor, axis: Axis = None) -> Tensor:
     """Move every element by `shift` positions along `axis` (None: in row-major order).
 
-    Elements that move beyond the end reappear at the front. The shift may be a tensor of one
+    Elements that move beyond the end reappear at the front. The shift may be a tensor with one
     integer for one axis, such as the counter of a loop.
 
     x: [...], and so is the result. Raises `AxisError` if x has no such axis; `ArgumentError`
@@ -563,7 +563,7 @@ def _rolled(x: Tensor, shift: Tensor, axis: Axis) -> Tensor:
 def tril(x: Tensor, /, *, k: int | Tensor = 0) -> Tensor:
     """Return the matrices in the last two axes, with zeros above the k-th diagonal.
 
-    Diagonal 0 is the main diagonal. `k` may be a tensor of one integer, such as the counter of a
+    Diagonal 0 is the main diagonal. `k` may be a tensor with one integer, such as the counter of a
     loop.
 
     x: [..., m, n], any dtype, and so is the result. Raises `ShapeError` for fewer than two axes, or
@@ -587,7 +587,7 @@ def tril(x: Tensor, /, *, k: int | Tensor = 0) -> Tensor:
 def triu(x: Tensor, /, *, k: int | Tensor = 0) -> Tensor:
     """Return the matrices in the last two axes, with zeros below the k-th diagonal.
 
-    Diagonal 0 is the main diagonal. `k` may be a tensor of one integer, such as the counter of a
+    Diagonal 0 is the main diagonal. `k` may be a tensor with one integer, such as the counter of a
     loop.
 
     x: [..., m, n], any dtype, and so is the result. Raises `ShapeError` for fewer than two axes, or
@@ -608,7 +608,7 @@ def triu(x: Tensor, /, *, k: int | Tensor = 0) -> Tensor:
 
 
 def _one_integer(x: Tensor, what: str) -> Tensor:
-    """Return a tensor of one integer as an i64[]."""
+    """Return a tensor with one integer as an i64[]."""
     rules.require("integer", x.type)
     if x.size != 1:
         raise ShapeError(f"expected {what} of one element, got {x.type}")
@@ -668,7 +668,7 @@ def pad(
     `widths` is one int for all sides, a pair (before, after) for all axes, or one pair per axis. A
     negative width removes elements from that side.
 
-    The modes are those of numpy: "constant" uses `value`, "edge" repeats the edge, "symmetric"
+    The modes have numpy's names: "constant" uses `value`, "edge" repeats the edge, "symmetric"
     mirrors x including the edge, "reflect" mirrors it without the edge, and "wrap" continues at the
     opposite end. A border wider than x repeats the pattern.
 

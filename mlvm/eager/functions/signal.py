@@ -92,7 +92,7 @@ def stft(
     `n_fft` elements, centred in the frame, or by 1 without a window.
 
     With `center`, frame t is centred at sample t * hop_length, and the signal is reflected at both
-    ends. `normalized` divides by sqrt(n_fft).
+    boundaries. `normalized` divides by sqrt(n_fft).
 
     x: [..., n], real or complex, integers as f32; window: f[k] -> c[..., n_fft // 2 + 1, frames],
     or for a complex x c[..., n_fft, frames]. Raises `ShapeError` if x has no axes or is too short
@@ -141,8 +141,8 @@ def istft(
 
     The nearest signal has the smallest mean squared difference (Griffin and Lim, Signal estimation
     from modified short-time Fourier transform, 1984). The frames times the window are added and
-    divided by the sum of the squared windows. The arguments are those of `stft`. Samples outside of
-    all windows are 0.
+    divided by the sum of the squared windows. The arguments are the same as for `stft`. Samples
+    outside of all windows are 0.
 
     x: c[..., n_fft // 2 + 1, frames] -> f[..., n], or c[..., n_fft, frames] -> c[..., n]; n is
     `length`, or the extent of the frames. Raises `ShapeError` if the shapes do not fit;
@@ -247,7 +247,7 @@ def convolve(x: Tensor, y: Tensor, /, mode: Mode = "full") -> Tensor:
 @public
 @in_f32
 def correlate(x: Tensor, y: Tensor, /, mode: Mode = "valid") -> Tensor:
-    """Correlate two vectors, like `numpy.correlate`; `mode` is that of `convolve`.
+    """Correlate two vectors, like `numpy.correlate`; `mode` is the same as for `convolve`.
 
     Element k of all sums is the sum of x[i + k - n + 1] conj(y[i]).
 

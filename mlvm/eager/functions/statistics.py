@@ -1,6 +1,6 @@
 """Statistics: quantiles, reductions that ignore nan, averages, covariances, counts.
 
-Names and semantics are those of numpy, as in JAX; `correction` is the standard's name for `ddof`.
+Names and semantics follow numpy, as in JAX; `correction` is the standard's name for `ddof`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ def quantile(
     Between two elements, `method` selects a weighted mean ("linear"), the "lower" or the "higher"
     element, their "midpoint", or the "nearest". If an element is nan, the result is nan.
 
-    x: [...], any dtype but complex, integers and bools as f32; q: a number, or f[...] of any shape
+    `x`: [...], any dtype but complex, integers and bools as f32; q: a number, or f[...] of any
+        shape
     -> f[*q.shape, ...], followed by the shape of x without the axes (with length 1 if `keepdims`).
     The result is nan for elements of a tensor q that are not in 0 .. 1. Raises `ArgumentError` if a
     number q is not in 0 .. 1 or the method is unknown; `ShapeError` if there are no elements;
@@ -381,7 +382,7 @@ def average(
 
     x: [..., n], any dtype but bool, integers as f32; weights: as x, or [n] along the axis. The
     result: the shape of x without the axis, or with 1 in its place if `keepdims`. Raises
-    `ShapeError` if the weights have another shape; `AxisError` if x has no such axis;
+    `ShapeError` if the weights have a different shape; `AxisError` if x has no such axis;
     `DTypeError` if an operand is bool.
 
         >>> ml.average(ml.asarray([1.0, 4.0]), weights=ml.asarray([2.0, 1.0]))
@@ -423,7 +424,7 @@ def ptp(x: Tensor, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
 def cov(
     x: Tensor, y: Tensor | None = None, *, rowvar: bool = True, correction: float = 1.0
 ) -> Tensor:
-    """Compute the covariances of the rows of x, and of y if it is given.
+    """Compute the covariances of the rows of x, and also of y if it is given.
 
     They are sum((a - mean(a)) conj(b - mean(b))) / (n - correction) for all pairs of rows a and b.
     If `rowvar` is False, columns are used instead of rows.
@@ -542,7 +543,7 @@ def digitize(x: Tensor, bins: Tensor, *, right: bool = False) -> Tensor:
     if n < 2:
         return searchsorted(bins, x, side=side)
     first, last = reshape(_run(bins, 0, 1), ()), reshape(_run(bins, n - 1, n), ())
-    # nan comes behind all numbers, so only falling edges begin with it.
+    # nan is sorted after all numbers, so only descending edges begin with it.
     is_falling = op.logical_or(op.greater(first, last), op.not_equal(first, first))
     place = searchsorted(op.where(is_falling, op.flip(bins, axis=0), bins), x, side=side)
     return op.where(is_falling, n - place, place)
@@ -561,12 +562,12 @@ def histogram(
     A bin extends from its left edge to the next edge, which only the last bin includes. With
     `density`, counts are divided by their sum and by the widths.
 
-    `bins` are sorted edges, or the number of equal bins between the ends of `range`. The default
+    `bins` are sorted edges, or the number of equal bins in `range`. The default
     range is from the least to the largest element, widened by 0.5 if they are equal. Elements
     outside of it, and nan, are not counted; pass a range if the elements contain nan.
 
     x: [...], integers or floats; weights: as x -> [bins] and f[bins + 1]. Raises `ShapeError` if
-    the weights have another shape, or the edges are not a vector of 2 or more; `ArgumentError`
+    the weights have a different shape, or the edges are not a vector of 2 or more; `ArgumentError`
     if there are no bins, or the range is invalid; `DTypeError` if an operand is bool or complex.
 
         >>> counts, edges = ml.histogram(ml.asarray([0.0, 1.0, 1.5, 4.0]), 2)

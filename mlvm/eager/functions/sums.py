@@ -110,7 +110,7 @@ def gradient(
 ) -> Any:
     """Return the derivative of samples along each of the axes (None: all), like `numpy.gradient`.
 
-    It uses central differences; at the two ends the differences are one-sided, of first or second
+    It uses central differences; at the boundaries the differences are one-sided, of first or second
     order. For derivatives of functions see `grad`.
 
     `spacing` is one distance for all axes (default: 1), or for each axis a distance or a vector of

@@ -125,7 +125,8 @@ def unfold(
 ) -> Tensor:
     """Return all windows of NHWC images: f[N, H, W, C] -> f[N, OH, OW, KH, KW, C].
 
-    `fold` adds the windows up again. `stride`, `padding` and `dilation` are those of `conv2d`.
+    `fold` adds the windows up again. `stride`, `padding` and `dilation` are the same as for
+    `conv2d`.
 
     PyTorch's columns are [N, C KH KW, OH OW]: the same elements in a different order.
 
@@ -159,9 +160,9 @@ def fold(
     `size` is (H, W). The windows have the layout of `unfold`; as a linear map, `fold` is the
     transpose of `unfold`.
 
-    Raises `ShapeError` unless the number of windows is the one that `unfold` returns for such
-    images; `ArgumentError` if the size, stride, padding or dilation is invalid; `DTypeError` if x
-    is not of floats.
+    Raises `ShapeError` unless `unfold` returns this number of windows for such images;
+    `ArgumentError` if the size, stride, padding or dilation is invalid; `DTypeError` if x is not of
+    floats.
 
         >>> x = ml.reshape(ml.arange(9.0), (1, 3, 3, 1))
         >>> ml.fold(ml.unfold(x, 2), 3)[0, :, :, 0]

@@ -45,7 +45,7 @@ _MOST_SHOWN: Final = 16  # maximum number of rows or columns of a table
 
 
 class _Lent:
-    """Base object of an array over a tensor's memory, and of all its views; it owns the loan."""
+    """Base object of an array over a tensor's memory and of its views; it owns the loan."""
 
     def __init__(self, memory: Array, view: Tensor, loan: Loan) -> None:
         address, _ = memory.__array_interface__["data"]
@@ -91,8 +91,8 @@ def _require_untracked(x: Tensor) -> None:
     Another library would compute with its values, and the gradient would be incomplete."""
     if is_tracked(x):
         raise GradientError(
-            f"a gradient goes through this {x.type}, and none goes through another library: use "
-            f"functions of ml, or take stop_gradient(x) or x.numpy() for its values"
+            f"another library cannot compute gradients, and a gradient flows through this "
+            f"{x.type}: use functions of ml, or pass stop_gradient(x) or x.numpy() as a constant"
         )
 
 
@@ -110,12 +110,12 @@ def as_array(x: Tensor, dtype: Any = None, copy: bool | None = None) -> Array:
         array.flags.writeable = copy is True
         return array
     if x.dtype is bf16:
-        raise _refuse_copy(x, "is of a dtype that numpy does not have")
+        raise _refuse_copy(x, "has a dtype that numpy lacks")
     if dtype is not None and np.dtype(dtype) != x.dtype.numpy:
-        raise _refuse_copy(x, f"is no {np.dtype(dtype)}")
+        raise _refuse_copy(x, f"does not have dtype {np.dtype(dtype)}")
     memory = lent(x)
     if memory is None:
-        raise _refuse_copy(x, "has no memory here to lend")
+        raise _refuse_copy(x, "has no memory in this process that can be shared")
     return memory
 
 
@@ -140,26 +140,32 @@ def dlpack(
     _require_untracked(x)
     if x.dtype is bf16:
         raise ExchangeError(
-            f"{x.type}: numpy, which makes the capsules, has no bfloat16; give astype(x, float32)"
+            f"{x.type}: numpy, which creates the capsules, lacks bfloat16; pass astype(x, float32)"
         )
     if stream is not None:
-        raise ExchangeError(f"{x.type}: there are no streams, such as {brief(stream)}")
+        raise ExchangeError(f"{x.type}: expected stream=None, got {brief(stream)}")
     if dl_device is not None and tuple(map(int, dl_device)) != _CPU:
-        raise ExchangeError(f"{x.type} is to be had on {_CPU}, the processor, not {dl_device}")
+        raise ExchangeError(f"{x.type}: expected dl_device={_CPU}, the processor, got {dl_device}")
     if copy is not True:
         knows_read_only = max_version is not None and max_version >= (1, 0)
         array = lent(x) if knows_read_only else None
         if array is not None:
             return array.__dlpack__(max_version=max_version)
         if copy is False:
-            why = "has no memory here to lend" if knows_read_only else "is lent read-only"
+            why = (
+                "has no memory in this process that can be shared"
+                if knows_read_only
+                else "can only be shared read-only"
+            )
             raise _refuse_copy(x, why)
     try:
         source = lent(x)
         if source is None:
             source = values_of(x)
     except (HandleError, CaptureError) as error:
-        raise ExchangeError(f"{x.type} has no values to give: {error}") from None
+        raise ExchangeError(
+            f"{x.type} cannot be exported, because its values are unknown: {error}"
+        ) from None
     return source.__dlpack__(max_version=max_version, copy=True)
 
 
@@ -272,7 +278,9 @@ def array_ufunc(x: Tensor, ufunc: Any, method: str, /, *inputs: Any, **options: 
     call = f"numpy.{ufunc.__name__}" + ("" if method == "__call__" else f".{method}")
     if options:
         call += f"({', '.join(f'{option}=' for option in options)})"
-    raise DTypeError(f"{call} takes no tensor; give it x.numpy(), or use functions of mlvm.eager")
+    raise DTypeError(
+        f"{call} does not accept tensors; pass x.numpy(), or use functions of mlvm.eager"
+    )
 
 
 Tensor.__array_ufunc__ = array_ufunc

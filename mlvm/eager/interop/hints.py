@@ -126,7 +126,7 @@ def hint(
     keywords: Mapping[str, object],
     names: Mapping[str, object],
 ) -> str | None:
-    """Return the remedy for arguments of another library's function with that name.
+    """Return the remedy for arguments of a different library's function with that name.
 
     These are arguments with a different meaning by position, and replacements of unknown keywords.
     If the arguments do not fit the parameters for another reason, list the parameters. Return None

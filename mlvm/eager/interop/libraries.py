@@ -2,7 +2,7 @@
 
 These libraries select the functions for an array from their own lists, by the library of the array.
 When one of them is imported, before mlvm or after, this module registers mlvm. Neither is required:
-this module imports nothing that the program does not import itself. Libraries that ask an array for
+this module only uses libraries that the program imports itself. Libraries that ask an array for
 its namespace, as in the Python Array API standard, need no registration.
 """
 
@@ -79,7 +79,7 @@ _THEN: Final[dict[str, Callable[[Any], None]]] = {
 class _AfterImport:
     """Import hook that runs a function on a module after another finder has loaded it.
 
-    If another version of the library has no such lists, nothing is registered."""
+    If a version of the library has no such lists, the hook does nothing."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None

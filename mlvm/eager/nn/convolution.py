@@ -138,7 +138,8 @@ class Conv2d(_Convolution):
 class Conv1d(_Convolution):
     """1D convolution with a bias: [N, L, in_channels] -> [N, OL, out_channels].
 
-    `padding` is "SAME", "VALID" or (before, after) zeros. The other options are those of `Conv2d`.
+    `padding` is "SAME", "VALID" or (before, after) zeros. The other options are the same as for
+    `Conv2d`.
 
     Raises `ShapeError` if x has a different number of channels, or the window is larger than the
     padded sequence; `DTypeError` if x is not of floats, or is wider than half-precision weights;
@@ -163,7 +164,7 @@ class Conv3d(_Convolution):
 
     `window`, `stride` and `dilation` are numbers, or (depth, vertical, horizontal). `padding` is
     "SAME", "VALID" or ((front, back), (top, bottom), (left, right)) zeros. The other options are
-    those of `Conv2d`.
+    the same as for `Conv2d`.
 
     Raises `ShapeError` if x has a different number of channels, or the window is larger than the
     padded volume; `DTypeError` if x is not of floats, or is wider than half-precision weights;
@@ -213,7 +214,7 @@ class ConvTranspose2d(_Convolution):
 class ConvTranspose1d(_Convolution):
     """Transposed 1D convolution with a bias: [N, L, in_channels] -> [N, OL, out_channels].
 
-    `padding` is "SAME", "VALID" or (before, after). The other options are those of
+    `padding` is "SAME", "VALID" or (before, after). The other options are the same as for
     `ConvTranspose2d`.
 
     Raises `ShapeError` if x has a different number of channels or the result would be empty;
@@ -238,7 +239,8 @@ class ConvTranspose3d(_Convolution):
     """Transposed 3D convolution with a bias, from in_channels to out_channels.
 
     [N, D, H, W, in_channels] -> [N, OD, OH, OW, out_channels]. `padding` is "SAME", "VALID" or
-    ((front, back), (top, bottom), (left, right)). The other options are those of `ConvTranspose2d`.
+    ((front, back), (top, bottom), (left, right)). The other options are the same as for
+    `ConvTranspose2d`.
 
     Raises `ShapeError` if x has a different number of channels or the result would be empty;
     `DTypeError` if an operand is complex; `ArgumentError` if a number of channels is below 1, or

@@ -54,7 +54,7 @@ def _initialiser(fn: Callable[..., Tensor]) -> Callable[..., Any]:
 
 @_initialiser
 def zeros(shape: Ints, *, key: Tensor | None = None, dtype: object = None) -> Tensor:
-    """Return zeros; nothing is drawn.
+    """Return zeros; the key is not used.
 
     The result: f[*shape]. Raises `ShapeError` if a length is negative; `DTypeError` if `dtype` is
     not a float.
@@ -72,7 +72,7 @@ def zeros(shape: Ints, *, key: Tensor | None = None, dtype: object = None) -> Te
 
 @_initialiser
 def ones(shape: Ints, *, key: Tensor | None = None, dtype: object = None) -> Tensor:
-    """Return ones; nothing is drawn.
+    """Return ones; the key is not used.
 
     The result: f[*shape]. Raises `ShapeError` if a length is negative; `DTypeError` if `dtype` is
     not a float.
@@ -91,7 +91,7 @@ def ones(shape: Ints, *, key: Tensor | None = None, dtype: object = None) -> Ten
 def constant(
     value: float, shape: Ints, *, key: Tensor | None = None, dtype: object = None
 ) -> Tensor:
-    """Return a tensor filled with the value; nothing is drawn.
+    """Return a tensor filled with the value; the key is not used.
 
     The result: f[*shape]. Raises `ShapeError` if a length is negative; `DTypeError` if `dtype` is
     not a float; `ArgumentError` if the value is not a number.

@@ -31,7 +31,7 @@ def layer_here() -> str | None:
     """Return the path of the innermost running Module in the outermost Module that contains it.
 
     Return None if the innermost Module is itself the outermost. If it is not a part of its caller,
-    for example a copy in another dtype, the path begins with its class."""
+    for example a copy in a different dtype, the path begins with its class."""
     frame: FrameType | None = sys._getframe(1)
     at_work: list[Module] = []
     while frame is not None:

@@ -18,9 +18,9 @@ class Linear(Module):
     """Linear layer: y = x kernel + bias, [..., in_features] -> [..., out_features].
 
     With axis=-2 the map is applied along the second-to-last axis, y = kernel^T x + bias[:, None]:
-    [..., in_features, n] -> [..., out_features, n]; nothing is transposed in memory. By default the
-    kernel is LeCun normal and the bias zero; `kernel_init` and `bias_init` replace them: see
-    `ml.nn.init`.
+    [..., in_features, n] -> [..., out_features, n]; the elements are not transposed in memory. By
+    default the kernel is LeCun normal and the bias zero; `kernel_init` and `bias_init` replace
+    them: see `ml.nn.init`.
 
     Raises `ShapeError` if x has a different number of features; `DTypeError` if x is wider than
     half-precision weights; `ArgumentError` if a size is below 1.

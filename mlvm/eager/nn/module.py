@@ -52,16 +52,18 @@ class Name(str):
 
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(
-            f"{self!r} is a name, and has no {name}: the parameters are "
+            f"{self!r} is a path (str) without {name}: the parameters are "
             f"model.named_parameters().values(), and model.num_parameters() counts their elements"
         )
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
         getattr(self, name)
-        raise AttributeError(f"{self!r} is a name: model.named_parameters().values() are tensors")
+        raise AttributeError(
+            f"{self!r} is a path (str): model.named_parameters().values() are tensors"
+        )
 
     def __iter__(self) -> NoReturn:
-        raise TypeError(f"{self!r} is a name: for pairs take model.named_parameters().items()")
+        raise TypeError(f"{self!r} is a path (str): use model.named_parameters().items() for pairs")
 
 
 class Module(Node):
@@ -175,7 +177,7 @@ class Module(Node):
         """
         target = DType.of(dtype)
         if not target.is_float:
-            raise DTypeError(f"parameters are floats, not {target.name}").at("Module.astype", ())
+            raise DTypeError(f"expected a float dtype, got {target.name}").at("Module.astype", ())
         copies: Copies = []
         converted: Self = substitute(
             lambda x: astype(x, target) if x.dtype.is_float else x, self, copies
@@ -227,7 +229,7 @@ class Module(Node):
     def load_state(self, arrays: Mapping[str, Any]) -> None:
         """Write arrays to parameters and buffers, in place, by the paths of `state`.
 
-        The rules and errors are those of `load_parameters`."""
+        The rules and errors are the same as for `load_parameters`."""
         self._load(_named_tensors(self, buffers=True), arrays, "tensor")
 
     _wholes: ClassVar[Mapping[str, TensorType]] = {}

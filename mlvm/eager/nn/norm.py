@@ -145,7 +145,7 @@ class BatchNorm(Module):
     BatchNorm1d and BatchNorm2d, but expects channels last. The scale is initialised to one, the
     bias to zero.
 
-    While `training`, mean and variance are those of x over all axes except the last, and the
+    While `training`, mean and variance are computed from x over all axes except the last, and the
     running values are updated as in PyTorch: running += momentum (new - running), with the unbiased
     variance. Otherwise the running values are used. They are buffers, updated in place, and f32 for
     half-precision weights.
@@ -223,7 +223,8 @@ def _batch_norm(
     momentum: float | None,
     eps: float,
 ) -> Tensor:
-    """Normalise by the running values; with a momentum, by those of x, and update the running ones.
+    """Normalise by the running values; with a momentum, by x's values, and update the running
+    values.
 
     It is a function of tensors and numbers, so that a template may run it."""
     dtype, x, scale, bias = x.dtype, widened(x), widened(scale), widened(bias)

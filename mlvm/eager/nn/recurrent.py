@@ -1,6 +1,6 @@
 """Recurrent layers: cells for one step, and layers that run cells over sequences.
 
-Formulas and the order of gates are those of PyTorch's documentation of `torch.nn.LSTM`, `GRU` and
+Formulas and the order of gates follow PyTorch's documentation of `torch.nn.LSTM`, `GRU` and
 `RNN`. Kernels are transposed, [in, gates * hidden], and PyTorch's two biases are combined into one.
 
 Sequences are time-major, f[time, batch, features]: the rows of a step are contiguous, so they are
@@ -234,7 +234,7 @@ class LSTMCell(_Cell):
 class GRUCell(_Cell):
     """Gated recurrent unit, with the state h (Cho et al., arXiv 1406.1078).
 
-    The gates r, z, n are the parts of p = x input_kernel + bias and of q = h hidden_kernel:
+    The gates r, z, n use the parts of p = x input_kernel + bias and q = h hidden_kernel:
 
         r, z = sigmoid(p_r + q_r), sigmoid(p_z + q_z)
         n = tanh(p_n + r (q_n + hidden_bias))
@@ -331,7 +331,7 @@ class _Recurrent(Module):
     ) -> tuple[Tensor, Any]:
         """Run the layers over f[time, batch, input_size]; return the outputs and the last state.
 
-        The outputs are those of the last layer, f[time, batch, directions * hidden_size]. A tensor
+        The outputs are the last layer's outputs, f[time, batch, directions * hidden_size]. A tensor
         of the state is f[num_layers * directions, batch, hidden_size], with the directions of a
         layer next to each other, as in PyTorch; None is zeros. `lengths`, i[batch], is the number
         of valid steps of each sequence. After these steps the outputs are zero, and the state does

@@ -14,7 +14,7 @@ from mlvm.eager.tensor.tensor import Tensor
 class Sequential(Module):
     """Layers in sequence, as arguments or in one list: Modules or functions of one tensor.
 
-    x: the shape that the first layer expects; the result is that of the last layer. Raises what the
+    x: the shape that the first layer expects. Returns the result of the last layer. Raises what the
     layers raise.
 
         >>> model = ml.nn.Sequential(ml.nn.Linear(3, 8), ml.gelu, ml.nn.Linear(8, 2))

@@ -27,7 +27,7 @@ Outputs: TypeAlias = dict[str, list[tuple[TensorType, ...]]]
 class Row(NamedTuple):
     """A layer: path, class, number of parameters, bytes, and the output types of its calls.
 
-    The bytes are those of parameters and buffers."""
+    The bytes include parameters and buffers."""
 
     path: str
     layer: str
@@ -69,7 +69,7 @@ class Summary:
         return (*_HEAD[:2], _HEAD[4]), [(*row[:2], row[4]) for row in self._cells()], 2
 
     def _last(self) -> list[str]:
-        return [] if self.needed is None else [f"a call needs {self.needed:,} bytes besides"]
+        return [] if self.needed is None else [f"a call needs {self.needed:,} additional bytes"]
 
     def __repr__(self) -> str:
         head, rows, numbers = self._shown()
@@ -96,7 +96,7 @@ def summary(model: Module, *inputs: Any, **named: Any) -> Summary:
                 50    200            40  f32[5,2]  Sequential
                 32    128           160  f32[5,8]    layers_0: Linear
                 18     72            40  f32[5,2]    layers_2: Linear
-        a call needs 448 bytes besides
+        a call needs 448 additional bytes
 
     Refuses:
         ml.nn.Sequential(lambda x: x * x.item()).summary(ml.ones(()))  # CaptureError

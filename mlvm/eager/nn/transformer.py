@@ -103,9 +103,9 @@ class TransformerEncoderLayer(_TransformerLayer):
     embed_dim.
 
     `dropout` is the rate for softmax weights, the hidden layer and the outputs of the branches,
-    while `training`. `num_kv_heads` and `rotary_base` are those of `MultiHeadAttention`. Call it as
-    `layer(x, mask=None, is_causal=False)`. With `cache=` and `position=` the result is (y, cache),
-    as in `MultiHeadAttention`; `layer.init_cache(batch, max_length)` returns a cache.
+    while `training`. `num_kv_heads` and `rotary_base` are the same as for `MultiHeadAttention`.
+    Call it as `layer(x, mask=None, is_causal=False)`. With `cache=` and `position=` the result is
+    (y, cache), as in `MultiHeadAttention`; `layer.init_cache(batch, max_length)` returns a cache.
 
     f[batch, time, embed_dim] -> the same. Raises `ShapeError` if the features or axes do not fit;
     `DTypeError` if an operand is complex; `ArgumentError` if a size is below 1 or `embed_dim` is
@@ -139,8 +139,8 @@ class TransformerDecoderLayer(_TransformerLayer):
     """Decoder layer: causal self-attention, attention to a memory, and a perceptron.
 
     The memory is, for example, the output of an encoder, with `memory_dim` features (default:
-    embed_dim). The other options are those of `TransformerEncoderLayer` (Vaswani et al., arXiv
-    1706.03762, section 3.1).
+    embed_dim). The other options are the same as for `TransformerEncoderLayer` (Vaswani et al.,
+    arXiv 1706.03762, section 3.1).
 
     Call it as `layer(x, memory, mask=None, memory_mask=None, is_causal=True)`. With `cache=` and
     `position=` the result is (y, cache). Self-attention is causal unless `is_causal` is False,

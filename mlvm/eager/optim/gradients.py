@@ -121,8 +121,8 @@ def clip_by_global_norm(grads: Tree, max_norm: float) -> Tree:
         raise ArgumentError("clip_by_global_norm: expected a positive max_norm, got 0")
     if isinstance(grads, dict) and any(isinstance(name, Name) for name in grads):
         raise ArgumentError(
-            "clip_by_global_norm: these are parameters; write grads = clip_by_global_norm(grads, "
-            "1.0) with what ml.grad returns: it gives others, and changes none"
+            "clip_by_global_norm: expected gradients, got parameters; write grads = "
+            "clip_by_global_norm(grads, 1.0) with the result of ml.grad, which is not changed"
         )
     factor = max_norm / op.maximum(global_norm(grads), max_norm)
 
@@ -140,7 +140,7 @@ class LossScale:
     """Factor for the loss, so that gradients in f16 neither underflow nor overflow.
 
     If a gradient is not finite, the factor is halved and that update is skipped. After
-    `growth_interval` updates it is doubled. Names and defaults are those of PyTorch's `GradScaler`
+    `growth_interval` updates it is doubled. Names and defaults follow PyTorch's `GradScaler`
     (Micikevicius et al., "Mixed Precision Training", arXiv 1710.03740). bf16 has the range of f32
     and needs no scaling.
 

@@ -43,7 +43,7 @@ class Lamb(Adam):
 
     u = m / (sqrt(v) + eps) + weight_decay p
 
-    If |p| or |u| is 0, p -= rate * u. The norms are those of the whole parameter.
+    If |p| or |u| is 0, p -= rate * u. The norms are computed over the whole parameter.
 
     Parameters and gradients: f32 or f64, of any shapes. Raises what `optim.Optimizer` raises.
 
@@ -167,7 +167,7 @@ class Muon(AdamW):
     orthogonal(d) is about U V^T for d = U S V^T (Jordan et al., "Muon: an optimizer for hidden
     layers in neural networks", 2024). It is computed by five Newton-Schulz iterations X = a X + b X
     X^T X + c X X^T X X^T X. The factor for f[n, m] results in updates of AdamW's length, so that
-    one rate and one decay serve both (Liu et al., arXiv 2502.16982; PyTorch's
+    both can use the same rate and the same decay (Liu et al., arXiv 2502.16982; PyTorch's
     adjust_lr_fn="match_rms_adamw").
 
     Use it for the matrices of hidden layers. An embedding or a head is also a matrix; use AdamW for

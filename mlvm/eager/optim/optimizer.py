@@ -268,7 +268,7 @@ class Optimizer(_OfFields):
         try:
             vars(self).update(self._checked_options(options, options))
         except ArgumentError as error:
-            error.__traceback__ = None  # the traceback ends at the caller's line
+            error.__traceback__ = None  # the innermost frame is the caller's line
             raise
         self._options = tuple(options)
         self._tree = params
@@ -380,7 +380,7 @@ class Optimizer(_OfFields):
         Everything is checked before the first write. Raises `PathError` if the gradients have a
         different structure; `DTypeError` or `ShapeError` if a gradient has a different type, or a
         parameter was replaced in the tree; `StaleTensorError` if a tensor was freed; `HandleError`
-        if the current arena is on another VM; `GradientError` inside a differentiated function;
+        if the current arena is on a different VM; `GradientError` inside a differentiated function;
         `ArgumentError` if a hyperparameter needs state that was not created. If
         `ArenaOverflowError` interrupts an update, the remaining parameters are unchanged.
 
@@ -438,8 +438,8 @@ class Optimizer(_OfFields):
                 for name in names[type]:
                     if path not in self._state.get(name, ()):
                         raise ArgumentError(
-                            f"{self._name}: there is no {name!r} for {path!r}, as its "
-                            f"hyperparameters took none when this was made; make another one"
+                            f"{self._name}: {path!r} has no state {name!r}: its hyperparameters "
+                            f"did not need it when the optimizer was created; create a new one"
                         )
                 states[path] = [self._state[name][path] for name in names[type]]
         return states
@@ -465,7 +465,7 @@ class Optimizer(_OfFields):
     def load_state(self, arrays: Mapping[str, Any]) -> None:
         """Write arrays to the state, in place, by the paths of `state`.
 
-        Nothing is written unless all arrays fit: raises `PathError` for paths that are missing or
+        The state changes only if all arrays fit. Raises `PathError` for paths that are missing or
         unknown, `DTypeError` for a wrong dtype, `ShapeError` for a wrong shape.
 
         Refuses:
@@ -572,12 +572,12 @@ class Optimizer(_OfFields):
         if isinstance(grads, Tensor) and not isinstance(self._tree, Tensor):
             raise PathError(
                 f"{self._name}: update: expected gradients, a tree like the parameters, got one "
-                f"{grads.type}: of a loss take ml.grad(loss_of)(model)"
+                f"{grads.type}; compute them with ml.grad(loss_of)(model)"
             )
         if grads is self._tree and not isinstance(grads, Tensor):
             raise PathError(
-                f"{self._name}: update: expected gradients, got the parameters themselves: of a "
-                "loss take ml.grad(loss_of)(model)"
+                f"{self._name}: update: expected gradients, got the parameters "
+                "themselves; compute gradients with ml.grad(loss_of)(model)"
             )
         gradients = self._own(named_leaves(grads))
         types = self._layout.given_types(grads, self._types)

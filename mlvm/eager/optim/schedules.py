@@ -330,10 +330,11 @@ def one_cycle(
 ) -> Schedule:
     """Return a schedule that rises to `peak` and falls again, in half a cosine wave each.
 
-    The rate starts at initial = peak / initial_divisor and ends at initial / final_divisor (Smith
-    and Topin, arXiv 1708.07120). It rises during the first `warmup_fraction` of `total_steps`. The
-    end is reached after `total_steps` updates, as in optax's `cosine_onecycle_schedule`; in
-    PyTorch's `OneCycleLR` the last update reaches it. The defaults are those of both libraries.
+    The rate starts at initial = peak / initial_divisor. Its final value is initial / final_divisor
+    (Smith and Topin, arXiv 1708.07120). It rises during the first `warmup_fraction` of
+    `total_steps`. The end is reached after `total_steps` updates, as in optax's
+    `cosine_onecycle_schedule`; in PyTorch's `OneCycleLR` the last update reaches it. The defaults
+    are the same as in both libraries.
 
     The schedule maps the count of updates, f32[] or a number, to f32[]. Raises `ArgumentError` if
     the peak is negative, total_steps or a divisor is below 1, or unless 0 <= warmup_fraction < 1.

@@ -169,7 +169,7 @@ def all_reduce_wait(tree: Tree) -> None:
 def broadcast(
     tree: Tree, root: int = 0, *, axis_name: str | None = None, timeout: float | None = None
 ) -> None:
-    """Overwrite each tensor of the tree with that of the member with rank `root`.
+    """Overwrite each tensor of the tree with the tensor of the member with rank `root`.
 
     With an `axis_name`, use the tensor of index `root` along the `vmap` with that name. After a
     broadcast of a model, it is the same on all members.

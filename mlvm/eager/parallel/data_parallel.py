@@ -61,7 +61,7 @@ def value_and_grad(
 
     Communication overlaps the backward pass: buckets of a few megabytes of gradients are averaged
     as soon as they are complete (Li et al., PyTorch Distributed, arXiv 2006.15704). Buckets follow
-    the parameters in reverse order, so that all members agree. The bits equal those of
+    the parameters in reverse order, so that all members agree. The bits equal the bits of
     `all_reduce(ml.value_and_grad(fn)(...), "mean")`. `aux` is not averaged.
 
     In a step of `data_parallel(..., shard=...)`, the gradient of a Module or dict is a `Parts`:
@@ -186,13 +186,13 @@ def data_parallel(
             return step
 
     All parts have equal length, so the mean of their means is the mean of the batch. Except for
-    rounding, a step equals that of one VM on the whole batch; the replicas stay equal bit for bit.
-    Each member may capture its step, on its own VM.
+    rounding, a step equals a step of one VM on the whole batch; the replicas stay equal bit for
+    bit. Each member may capture its step, on its own VM.
 
     With `shard="optimizer"`, an optimizer of `make_step` stores only the state for this member's
     shard of the parameters, 1 / size of it. With `shard="all"` a Module also stores only this shard
     of its parameters, which are gathered whenever a field is read (Rajbhandari et al., ZeRO, arXiv
-    1910.02054). The code of a step does not change. Its bits equal those of an unsharded step,
+    1910.02054). The code of a step does not change. Its bits equal the bits of an unsharded step,
     except for norms of all gradients, which are summed in a different order.
 
     Raises `ArgumentError` if `shard` is unknown, `group` is not a group, or `make_step` does not

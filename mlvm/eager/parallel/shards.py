@@ -53,7 +53,7 @@ _GATHER_INTO: Final = Program.of_op("all_gather.out", 2, {}, 0)
 
 
 def current_sharding() -> Shard | None:
-    """Return the current sharding; None in a group of one."""
+    """Return the current sharding; None in a group with a single member."""
     return sharding_here() if size() > 1 else None
 
 
@@ -146,8 +146,8 @@ def gather_into(xs: Sequence[Tensor], pieces: Sequence[Tensor]) -> None:
 def buckets(types: Sequence[TensorType]) -> list[list[int]]:
     """Return the indices of the tensors of each bucket.
 
-    A bucket consists of neighbours of one dtype with at most `BUCKET_NBYTES` in total, or of a
-    single tensor."""
+    A bucket is a single tensor, or neighbours of the same dtype with at most `BUCKET_NBYTES` in
+    total."""
     result: list[list[int]] = []
     nbytes = 0
     for i, type in enumerate(types):
@@ -200,8 +200,8 @@ def keep_parts(model: Tree) -> dict[str, TensorType]:
     """
     if not isinstance(model, Node):
         raise ArgumentError(
-            f"weights are kept in parts by a Module, whose fields are gathered when they are read; "
-            f"a {type(model).__name__} cannot do that: take shard='optimizer'"
+            f"shard='all' needs a Module, which gathers its fields when they are read, got a "
+            f"{type(model).__name__}: use shard='optimizer'"
         )
     if is_in_parts(model):
         return type(model)._wholes  # type: ignore[attr-defined,no-any-return]
@@ -325,7 +325,7 @@ def load_parts(
 
 
 class _AllInParts(Whole):
-    """Layout in which a member stores shards of the parameters and of their state.
+    """Layout in which a member stores shards of the parameters and their state.
 
     `wholes` are the types of the whole parameters by path."""
 
@@ -372,8 +372,8 @@ def _layout(params: Tree, whole_needed_by: str | None) -> Whole:
         return Whole()
     if whole_needed_by is not None:
         raise ArgumentError(
-            f"{whole_needed_by} looks at whole parameters, of which members keep parts with "
-            f"shard={shard!r}; leave shard= out, or take one that goes by elements, such as AdamW"
+            f"{whole_needed_by} needs whole parameters, but members store only parts of them with "
+            f"shard={shard!r}; omit shard=, or use an elementwise optimizer, such as AdamW"
         )
     wholes = keep_parts(params) if shard == "all" else {}
     types = {path: wholes.get(path, x.type) for path, x in named_tensors(params).items()}

@@ -202,7 +202,7 @@ def _rehearsing(vm: VMProtocol, local: LocalVM) -> Callable[..., list[Array]]:
                     local.write(handles[handle], array)
                 local.launch(program, [handles[handle] for handle in args])
             except EncodingError:
-                pass  # earlier bytes that are not bools, in a result, which contains no nan
+                pass  # old bytes of a result that are not bools: they cannot be nan
             finally:
                 for each in handles.values():
                     local.dealloc_tensor(each)

@@ -62,6 +62,7 @@ def open_template_of(
         del recorded
         order, unvisited = iter(inputs), {*tensors}
         types: dict[int, TensorType] = {}
+        shared: dict[Any, TensorType] = {}  # operands of one type also share an open type
 
         def opened(x: Any) -> Any:
             if type(x) is not Tensor:
@@ -70,7 +71,8 @@ def open_template_of(
                 unvisited.remove(id(x))
                 shape: list[Any] = [placeholders.get(next(order), n) for n in x.type.shape]
                 if any(isinstance(n, Length) for n in shape):
-                    types[id(x)] = TensorType(x.type.dtype, shape)
+                    meaning = (x.type, *map(id, shape))
+                    types[id(x)] = shared.setdefault(meaning, TensorType(x.type.dtype, shape))
             return x
 
         call = _changed(opened, call)

@@ -22,8 +22,8 @@ def program_of(fn: Callable[..., Any], *args: Any) -> Program:
 
     The program refers to tensors by their handles. Tensors that `fn` allocates are stored in an
     arena of the program, and live as long as the program. Another launch therefore repeats the
-    computation as long as the arguments live. Values that Python copied in are those of this call.
-    Raises `ProgramError` for a call whose result's shape depends on values.
+    computation as long as the arguments live. Values that Python copied in are the values of this
+    call. Raises `ProgramError` for a call whose result's shape depends on values.
 
         >>> "sin.out" in ml.disassemble(ml.program_of(ml.sin, ml.zeros(2)))
         True

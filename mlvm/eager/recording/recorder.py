@@ -11,7 +11,7 @@ could not repeat raises `CaptureError` with the user's line. An update that need
 elsewhere raises `RetryAfterCopy`, and the caller records again.
 
 Callers: `capture`, `control`, `transform`, `measure` and `summary`, by `recording_of`. No lock is
-held: a recorder is active in one thread or task; others may record at the same time.
+held: a recorder is active in one thread or task; other threads may record at the same time.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ _ENDED: Final = Value(0)
 """Marks the value of a block's tensor after the block has finished."""
 
 _COPY: Final = Program.of_op(f"copy{OUT}", 2, NO_ATTRIBUTES, 0)
-_handles = itertools.count(1 << 62)  # no VM issues so many handles
+_handles = itertools.count(1 << 62)  # greater than the handles that a VM issues
 _REPLACED: Final = ("launch", "read", "write", "alloc_tensor", "swap")
 
 
@@ -156,8 +156,8 @@ class _Scopes:
 class _Values:
     """Values by the id of a tensor's reference, with a layer of changes for each open block.
 
-    layers: the outermost first. The values when a block was opened are those of the layers before
-    it. order: for each tensor, the number of tensors that had a value earlier.
+    layers: the outermost first. The layers before a block contain the values when it was opened.
+    order: for each tensor, the number of tensors that had a value earlier.
     """
 
     def __init__(self) -> None:
@@ -256,7 +256,8 @@ class _Placeholders:
             function also reads from its environment.
         aliased_inputs: the numbers of these inputs.
         aliased: ids of the references to their placeholders.
-        narguments, nelements: the numbers of arguments and of elements of queues.
+        narguments: number of arguments.
+        nelements: number of elements of queues.
     """
 
     def __init__(self, inputs: Sequence[Tensor]) -> None:
@@ -313,7 +314,7 @@ class Recorder:
         inputs: Sequence[Tensor] = (),
         types: Mapping[int, TensorType] = MappingProxyType({}),
     ) -> None:
-        prepare_constants(vm)  # before it notes what is there
+        prepare_constants(vm)  # before it records the existing values
         random.prepare(vm)
         self.vm, self.name, self.stands_for = vm, vm.name, vm.stands_for
         self.is_same, self.attached = vm.is_same, vm.attached
@@ -389,7 +390,7 @@ class Recorder:
             ins = [Use(value, type) for value, type in before if value is not None]
             values = {id(r): self._new_value(r, type) for r, type in params}
             outs = [Use(values[id(r)], type) for r, type in params]
-        again = self.recomputing and not self.scopes.open  # a block runs where it stands
+        again = self.recomputing and not self.scopes.open  # a block runs at its position
         self.calls.append(Call(name, op, attributes, outs, ins, line, again=again))
         return []
 
@@ -523,7 +524,7 @@ class Recorder:
 
         A view moves to new memory. Any other tensor keeps its memory, because it may be an argument
         or a state that the caller reads; its views move to memory with the old value. Raises
-        `RetryAfterCopy` if the old value is needed outside of the function or of a block.
+        `RetryAfterCopy` if the old value is needed outside of the function or a block.
         """
         views = out.views() if out.base is None else [out]
         for view in views:
@@ -577,7 +578,7 @@ class Recorder:
             tape.exchange({id(x): old}, old)
 
     def _require_inside(self, view: Allocation, updated: Tensor) -> None:
-        """Raise `RetryAfterCopy` for a view from outside, or the placeholder of one."""
+        """Raise `RetryAfterCopy` for a view from outside or its placeholder."""
         if _is_among(view, self.outside.views) or id(view) in self.placeholders.originals:
             raise RetryAfterCopy(self.placeholders.originals.get(id(updated), updated))
 
@@ -679,7 +680,7 @@ class Recorder:
         return self.memory.homes[id(_reference_to(x))]
 
     def as_cell(self, x: Tensor) -> Tensor:
-        """Mark a variable as one that functions may update, and return it."""
+        """Allow functions to update a variable, and return it."""
         self.scopes.cells.add(id(_reference_to(x)))
         return x
 
@@ -1101,7 +1102,7 @@ def recording_of(
 ) -> AbstractContextManager[Recorder]:
     """Record this thread's launches on the VM inside the block, instead of running them.
 
-    Results have no bytes. Launches on another VM raise `CaptureError`. Other threads are not
+    Results have no bytes. Launches on a different VM raise `CaptureError`. Other threads are not
     affected, and may record simultaneously."""
     return recorded_by(Recorder(vm, inputs, types))
 
@@ -1141,7 +1142,7 @@ def _layer(recorder: Recorder, name: str) -> Layer:
 
 
 def _refusal(recorder: Recorder, other: VMProtocol) -> Layer:
-    """Return a layer that rejects tensors of another VM in recorded threads.
+    """Return a layer that rejects tensors of a different VM in recorded threads.
 
     Handles that the VM has for tensors of a remote VM are not its own tensors."""
 

@@ -28,9 +28,10 @@ from mlvm.machines.digest import digest
 class Elements(NamedTuple):
     """Differing elements of two arrays of the same type.
 
-    differing, size: the numbers of differing and of all elements. first: the index of the first
-    differing element. values: that element in both arrays. bits: these values as hexadecimal
-    digits.
+    `differing`, `size`: the number of differing elements, and the number of elements.
+    `first`: the index of the first differing element.
+    `values`: that element in both arrays.
+    `bits`: these values as hexadecimal digits.
     """
 
     differing: int
@@ -242,7 +243,7 @@ def _differing_state(
     others = {digest(array) for array in states[1].values()}
     if states[0].keys() == states[1].keys():
         names = [name for name, array in states[0].items() if _differ(array, states[1][name])]
-    else:  # renamed, or ordered in another way
+    else:  # renamed, or ordered in a different way
         names = [name for name, array in states[0].items() if digest(array) not in others]
     pairs = [(states[0][name], states[1].get(name)) for name in names]
     return names, next((_elements(p, q) for p, q in pairs if q is not None), None)

@@ -39,8 +39,8 @@ class Level(NamedTuple):
 
     kind: `function`, `loop` or `branch`. line: the line that calls the function or begins the loop
     or branch, if it is known. name: the name of the function; `true` or `false` for a branch. turn:
-    the iteration of the loop, from 0. pc: the position of the call, or of the condition of the loop
-    or branch.
+    the iteration of the loop, from 0. pc: the position of the call, or the position of the loop's
+    or branch's condition.
     """
 
     kind: str

@@ -217,10 +217,10 @@ def names_of_values(program: Program, lines: Mapping[Place, Line]) -> dict[Place
     Among consecutive calls of one statement, only the last call gets the names that the statement
     assigns.
 
-    For a statement that ends in a loop or branch, this is the value that it returns: each write to
-    its only variable gets the name. If it has several variables, there is no name. The condition of
-    a loop also has no name. For a call of a function with one result, the call itself gets the
-    name.
+    If the last call of a statement is a loop or branch, this is the value that it returns: each
+    write to its only variable gets the name. If it has several variables, there is no name. The
+    condition of a loop also has no name. For a call of a function with one result, the call itself
+    gets the name.
     """
     names: dict[Place, tuple[str, ...]] = {}
     namers = {each.name: _Namer(each, lines, names) for each in program.functions.values()}

@@ -52,7 +52,7 @@ _MOST_SOURCE: Final = 1 << 22
 class record(ContextDecorator):
     """Record each step of the block in a new folder.
 
-    A step is an outermost call of a captured function or of a function marked with `ml.runs.step`.
+    A step is an outermost call of a captured function, or a function marked with `ml.runs.step`.
 
     Arguments:
 

@@ -18,7 +18,7 @@ from mlvm.core.errors import HandleError, OpError
 from mlvm.core.memo import Memo, bits_of
 from mlvm.core.op import OPS, PLAIN, Attributes, Op
 from mlvm.core.program.program import Program
-from mlvm.core.types import TensorType, f32
+from mlvm.core.types import TensorType, f32, i64
 from mlvm.eager.tensor.context import current_arena, lifted
 from mlvm.eager.tensor.default import default_float, follows_default
 from mlvm.eager.tensor.number import Number, is_open, plain
@@ -29,7 +29,7 @@ from mlvm.eager.tensor.tensor import Tensor, from_array
 from mlvm.eager.tensor.tensor import untracked as untracked
 from mlvm.machines.native.extension import EXTENSION
 
-_REMEMBERED: Final = 4096  # calls, and types of one call: x[i] for many i makes many calls
+_REMEMBERED: Final = 4096  # limit of calls and of types per call; x[i] is one call per i
 
 Tensors: TypeAlias = tuple[Tensor, ...]
 Types: TypeAlias = tuple[TensorType, ...]
@@ -48,8 +48,10 @@ class OneOp(CallFields):
         self.templates: dict[Any, Any] = {}  # filled by the tape
 
     def infer(self, types: tuple[TensorType, ...]) -> TensorType | None:
-        """Return the result's type; None if it depends on values. Raises an `OpError` without the
-        caller's failed lookup as its context."""
+        """Return the result's type; None if it depends on values.
+
+        Raises an `OpError` without the caller's failed lookup as its context.
+        """
         try:
             result = self.op.infer(types, self.attributes)
         except OpError as error:
@@ -86,8 +88,10 @@ _by_meaning: Final = Memo[Any, OneOp](_REMEMBERED, "eager.tensor.apply calls")
 
 
 def _key(value: Any) -> Any:
-    """Return a key that only equal values share: 1, True, 1.0 differ, as 0.0 and -0.0 do. An open
-    length has none that is hashable."""
+    """Return a key that only identical values share: 1, True and 1.0 differ, as do 0.0 and -0.0.
+
+    An open length has none that is hashable.
+    """
     kind = value.__class__
     if type(value) is Number and value.is_open():
         return []
@@ -109,8 +113,10 @@ def _has_open(values: Iterable[Any]) -> bool:
 
 
 def one_op(name: str, **attributes: Any) -> OneOp:
-    """Return the one `OneOp` of that name and these attributes. Raises `ArgumentError` if the
-    op does not take them."""
+    """Return the cached `OneOp` with this name and these attributes.
+
+    Raises `ArgumentError` if the op does not take them.
+    """
     spelling: Any = (name, *[(attribute, _key(value)) for attribute, value in attributes.items()])
     try:
         return _spellings[spelling]
@@ -133,11 +139,14 @@ def one_op(name: str, **attributes: Any) -> OneOp:
 
 
 def apply_in_python(call: OneOp, *operands: Tensor) -> Tensor:
-    """Run one op on tensors: infer the type, allocate the result, launch, record. With the C
-    extension, `apply` does this in C for the common case, and calls this for all others.
+    """Run one op on tensors: infer the type, allocate the result, launch, record.
 
-    Raises an `OpError` for operands the op refuses, `StaleTensorError` for one that has ended,
-    `ArenaOverflowError` if the result does not fit; nothing is allocated or recorded then.
+    With the C extension, `apply` handles the common case in C, and calls this function in all other
+    cases.
+
+    Raises an `OpError` for operands that the op rejects, `StaleTensorError` for a freed operand,
+    and `ArenaOverflowError` if the result does not fit. In these cases nothing is allocated or
+    recorded.
     """
     operands = lifted(operands)
     pair = len(operands) == 2  # spelled out for speed, here and below
@@ -193,16 +202,30 @@ def plan_for(call: OneOp, types: tuple[TensorType, ...], fast_path: Any) -> tupl
 
 
 def raise_stale(x: Tensor) -> NoReturn:
-    """Raise the error for a tensor that has ended while it was used."""
+    """Raise the error for a tensor that was freed while it was used."""
     raise x.stale()
+
+
+_DYNAMIC_IN_C: Final[dict[str, Callable[..., Tensor | None]]] = (
+    {}
+    if EXTENSION is None
+    else {
+        "boolean_index": EXTENSION.chosen,
+        "nonzero_indices": partial(EXTENSION.positions, i64),
+    }
+)
 
 
 def _apply_dynamic(
     call: OneOp, arena: Arena, operands: tuple[Tensor, ...], types: tuple[TensorType, ...]
 ) -> Tensor:
-    """Run an op whose result's shape depends on values: the result comes back by value."""
-    [array] = launch_for_values(call.program(len(operands)), arena.vm, operands)
-    out = from_array(array)
+    """Run an op whose result's shape depends on values: the result comes back by value, unless C
+    can compute it."""
+    in_c = _DYNAMIC_IN_C.get(call.op.name)
+    out = None if in_c is None else in_c(*operands)
+    if out is None:
+        [array] = launch_for_values(call.program(len(operands)), arena.vm, operands)
+        out = from_array(array)
     tape = current().tape
     if tape is not None:
         tape.record(call, operands, types, out)
@@ -213,8 +236,11 @@ COPY: Final = one_op("copy")
 
 
 def alias_in_python(call: OneOp, x: Tensor, type: TensorType) -> Tensor:
-    """Return the bytes of `x` under another type, recorded as the op `call`; copy nothing. With the
-    C extension, `alias` does this in C for the common case, and calls this for all others."""
+    """Return a view of `x` with a different type, recorded as the op `call`, without a copy.
+
+    With the C extension, `alias` handles the common case in C, and calls this function in all other
+    cases.
+    """
     [x] = lifted((x,))
     out = x.arena.view(x, type, Tensor)
     out.tape = None
@@ -230,5 +256,5 @@ alias: Final[Callable[[OneOp, Tensor, TensorType], Tensor]] = (
 
 
 def alias_of(x: Tensor) -> Tensor:
-    """Return another tensor with the value of x; copy nothing until one of them is updated."""
+    """Return a second tensor with the value of x, which is copied when either is updated."""
     return alias(COPY, x, x.type)

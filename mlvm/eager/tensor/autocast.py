@@ -49,7 +49,8 @@ class autocast(ContextBlock):
     starts outside of all blocks. A captured function compiles one program for each dtype under
     which it is called. As a decorator, `@ml.autocast("bfloat16")` also accepts generators and
     `async def`; a block inside a generator also applies to the code that iterates over it. Raises
-    `DTypeError` for another dtype, `ArgumentError` for a decorated class or asynchronous generator.
+    `DTypeError` for a different dtype, `ArgumentError` for a decorated class or asynchronous
+    generator.
 
         >>> layer, x = ml.nn.Linear(3, 2), ml.ones((1, 3))
         >>> with ml.autocast("bfloat16"):

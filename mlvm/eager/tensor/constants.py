@@ -1,4 +1,4 @@
-"""Tensors of Python numbers and of small tables, which each VM stores only once."""
+"""Tensors of Python numbers and small tables, which each VM stores only once."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def prepare_constants(vm: VMProtocol) -> Constants:
 
 
 def is_constant(x: Tensor) -> bool:
-    """Return whether x is the tensor of a Python scalar or of a table, which no call changes."""
+    """Return whether x is the tensor of a Python scalar or a table, which no call changes."""
     return x.arena is prepare_constants(x.arena.vm).arena
 
 
@@ -120,7 +120,7 @@ def scalar_array(value: Scalar | Number, dtype: DType) -> Array:
     """Return the value of `constant`, with the same errors."""
     kind = next(each for each in _ADOPTED_BY if isinstance(value, each))
     if dtype.kind not in _ADOPTED_BY[kind]:
-        raise DTypeError(f"the {kind.__name__} {brief(value)} does not become a {dtype.name}")
+        raise DTypeError(f"the {kind.__name__} {brief(value)} cannot be converted to {dtype.name}")
     try:
         return half.number_array(value, dtype)
     except OverflowError:

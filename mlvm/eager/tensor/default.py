@@ -32,7 +32,7 @@ def set_default_dtype(dtype: object, /) -> None:
     dtype follows: c128 for f64, else c64.
 
     Inside a `with ml.default_dtype(...)` block it applies to the rest of the block. Threads that
-    start later start with f32, tasks of asyncio and of a group with the dtype of their creator.
+    start later begin with f32. Tasks of asyncio or of a group inherit the dtype of their creator.
     Raises `DTypeError` if the dtype is not a float, and `CaptureError` in a captured function,
     because later calls would not set it.
 

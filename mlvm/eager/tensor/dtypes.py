@@ -136,7 +136,7 @@ def can_cast(source: object, to: object, /) -> bool:
 
 @hinted
 def finfo(type: object, /) -> FloatInfo:
-    """Return the limits of a float dtype, or of the dtype of a tensor.
+    """Return the limits of a float dtype or the dtype of a tensor.
 
     For a complex dtype they are the limits of its parts, whose dtype is `dtype`. Raises
     `DTypeError` for an integer dtype or bool.
@@ -160,7 +160,7 @@ def finfo(type: object, /) -> FloatInfo:
 
 @hinted
 def iinfo(type: object, /) -> IntInfo:
-    """Return the limits of an integer dtype, or of the dtype of a tensor.
+    """Return the limits of an integer dtype or the dtype of a tensor.
 
     Raises `DTypeError` for any other dtype.
 

@@ -106,7 +106,7 @@ class Numbers:
         self.formulas: Any = None  # formulas of the native machine, in a fork
         self._numbers_of: dict[int, int] = {}  # the formula numbers, by index
         self._constants: set[int] = set()
-        # indices of constants by value, and of results by computation
+        # index of each constant by its value, and of each result by its computation
         self._places: dict[Any, int] = {}
         self._placeholders: list[weakref.ref[Number]] = []
 

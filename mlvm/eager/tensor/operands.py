@@ -60,10 +60,14 @@ def as_operand(value: object, like: Tensor | None = None, *, or_index: bool = Fa
             return tensor_of(value)
         return _number(value.item() if isinstance(value, np.generic) else value, like)
     if not is_array(value):
-        why = "; what works in place, such as all_reduce, returns None" if value is None else ""
+        why = (
+            "; functions that work in place, such as all_reduce, return None"
+            if value is None
+            else ""
+        )
         raise DTypeError(
-            f"{kind_of(value)} is no operand; tensors, numbers, and arrays or lists of numbers "
-            f"are{why}"
+            "expected a tensor, a number, or an array or list of numbers, got "
+            f"{kind_of(value)}{why}"
         )
     if not isinstance(value, (list, tuple)):
         array = in_memory(value)
@@ -168,7 +172,7 @@ def tensor_of(values: object, dtype: DType | None = None) -> Tensor:
         own = DType.of(array.dtype)
         target = dtype or own
         if own.kind == "complex" and target.kind not in ("complex", "bool"):
-            raise DTypeError(f"complex numbers do not become {target.name}; take real or imag")
+            raise DTypeError(f"cannot convert complex numbers to {target.name}; use real or imag")
     elif isinstance(values, (list, tuple)) and (first := _first_tensor(values)) is not None:
         joined = _joined(values, first)
         cast_to = None if dtype in (None, joined.dtype) else one_op("astype", dtype=dtype)
@@ -198,7 +202,7 @@ def _first_tensor(values: object) -> Tensor | None:
 
 
 def _joined(values: object, like: Tensor) -> Tensor:
-    """Join nested lists of tensors, and of numbers adapted to `like`, to one tensor."""
+    """Join nested lists of tensors and numbers into one tensor; numbers are adapted to `like`."""
     if not isinstance(values, (list, tuple)):
         return as_operand(values, like)
     rows = [_joined(each, like) for each in values]

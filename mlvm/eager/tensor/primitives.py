@@ -46,7 +46,7 @@ def _derive(op: Op) -> Callable[..., Tensor]:
                 if "axis" in attributes:
                     raise ArgumentError("axis is given twice")
                 if isinstance(axis, Tensor):
-                    raise ArgumentError("takes one tensor; of two see maximum and minimum")
+                    raise ArgumentError("expected one tensor; use maximum or minimum for two")
                 attributes["axis"] = axis
             if takes_where and "where" in attributes:
                 if attributes["where"] is None:
@@ -118,8 +118,8 @@ def _require_few(op: Op, operands: Sequence[object]) -> None:
     if len(operands) > most and op.attributes and not op.variadic:
         also = " and axis" if _takes_axis(op) else ""
         raise ShapeError(
-            f"takes {most}{also} by position, got {len(operands)}; by keyword it takes "
-            f"{', '.join(op.attributes)}"
+            f"expected {most} operand{'s'[: most != 1]}{also} by position, got {len(operands)} "
+            f"arguments; pass {', '.join(op.attributes)} by keyword"
         )
 
 

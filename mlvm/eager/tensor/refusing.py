@@ -57,7 +57,7 @@ def refusal(
 ) -> MlvmError | None:
     """Return the typed error for an error of Python that wrong arguments have caused.
 
-    Return None if a user's function raised the error, or if it has another class."""
+    Return None if a user's function raised the error, or if it has a different class."""
     if isinstance(error, MlvmError) or is_of_user(error):
         return None
     if isinstance(error, MemoryError):
@@ -195,7 +195,7 @@ def _count(parts: Sequence[Any]) -> int | None:
 def _has_numbers(value: Any) -> bool:
     try:
         return np.asarray(value).dtype.kind in "buifcV"
-    except Exception:  # a ragged list, or an array of another library
+    except Exception:  # a ragged list, or an array of a different library
         return False
 
 

@@ -3,8 +3,8 @@
 The first call of a public function on known types runs the function; later calls run the list in C
 (`language/templates.c`). The function is the definition. `MLVM_TEMPLATES=0` disables the lists, as
 does `with disabled():`. A function whose result depends on more than its arguments and the context
-calls `opaque`, so that no list is made. All lists are in one table of 4,096; a new one replaces the
-one with the same hash.
+calls `opaque`, so that no list is made. All lists are in a table of 4,096 entries; a new list
+replaces an entry with the same hash.
 """
 
 from __future__ import annotations

@@ -38,15 +38,18 @@ from mlvm.eager.tensor.warn import warn_of_row
 from mlvm.machines.native.extension import EXTENSION
 
 
-def _scalar_in_python(_: Tensor) -> None:
+def _unread(_: Tensor) -> None:
     return None
 
 
 _scalar: Final[Callable[[Tensor], bool | int | float | None]] = (
-    _scalar_in_python if EXTENSION is None else EXTENSION.scalar
+    _unread if EXTENSION is None else EXTENSION.scalar
 )
 """Function that reads the only element of an untracked tensor without a launch; returns None if
 `item` must read it."""
+
+_nested: Final[Callable[[Tensor], Any]] = _unread if EXTENSION is None else EXTENSION.nested
+"""Function that reads the elements of a small untracked tensor like `tolist`, or returns None."""
 
 
 class Tensor(Methods, Allocation):
@@ -72,7 +75,7 @@ class Tensor(Methods, Allocation):
     isinf isfinite`. Operators by name: `add subtract multiply divide floor_divide remainder
     negative matmul outer diff`. Comparisons: `less less_equal greater greater_equal not_equal`.
     Logic: `logical_and logical_or logical_xor logical_not`. Bits: `bitwise_and bitwise_or
-    bitwise_xor bitwise_left_shift bitwise_right_shift`. Other functions are in `ml` alone.
+    bitwise_xor bitwise_left_shift bitwise_right_shift`. Other functions are only in `ml`.
 
         >>> x = ml.asarray([[1.0, 2.0]])
         >>> x.shape, x.dtype, x.sum()
@@ -175,6 +178,9 @@ class Tensor(Methods, Allocation):
         Refuses:
             ml.grad(lambda x: ml.sum(x * x.tolist()))(v)  # GradientError
         """
+        values = _nested(self)
+        if values is not None:
+            return values
         array = self.numpy()
         self._require_untracked()
         return array.tolist()
@@ -189,9 +195,9 @@ class Tensor(Methods, Allocation):
         `repr` and `format` do not call this method."""
         if is_tracked(self):
             raise GradientError(
-                f"a gradient goes through this {self.type}, and none goes through Python's "
-                f"numbers: compute with functions of ml, as ml.sqrt(x) does, or take the number of "
-                f"ml.stop_gradient(x); a value is returned beside the loss with has_aux=True"
+                f"Python numbers are constants, but a gradient flows through this {self.type}: use "
+                f"functions of ml, such as ml.sqrt(x), or convert ml.stop_gradient(x); with "
+                f"has_aux=True the function can return values in addition to the loss"
             )
 
     __array_namespace__: ClassVar[Callable[..., ModuleType]]

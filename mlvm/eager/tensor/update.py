@@ -33,14 +33,14 @@ An update in place asks each whether it has saved the value."""
 def apply_into_in_python(out: Tensor, call: OneOp, *operands: Tensor) -> Tensor:
     """Run one op and assign its result to the tensor `out`.
 
-    A result of the same kind with another dtype is cast, as in numpy: f64 to f32, i64 to i32, but
-    neither f32 to i32 nor i8 to u8. With the C extension, `apply_into` does this in C for the
+    A result of the same kind with a different dtype is cast, as in numpy: f64 to f32, i64 to i32,
+    but neither f32 to i32 nor i8 to u8. With the C extension, `apply_into` does this in C for the
     common case, and calls this function for all other cases.
 
     If a view or a tape needs the old value, or the op cannot overwrite its operand, `out` moves to
     new memory in its arena. Otherwise the result is written to its bytes.
 
-    Raises `ShapeError` or `DTypeError` for a result of another shape or kind, and what `apply`
+    Raises `ShapeError` or `DTypeError` for a result of a different shape or kind, and what `apply`
     raises.
     """
     operands = lifted(operands)
@@ -52,8 +52,8 @@ def apply_into_in_python(out: Tensor, call: OneOp, *operands: Tensor) -> Tensor:
         kind = DTypeError if type is not None and type.dtype is not out.dtype else ShapeError
         cast = " without a cast to another kind" if kind is DTypeError else ""
         raise kind(
-            f"the result is {type} and does not fit into {out.type}, which it would update in "
-            f"place{cast}; leave out out=, or write x = x + y in place of x += y, for a new tensor"
+            f"the result is {type}, which cannot be written to {out.type}{cast}; to create a new "
+            f"tensor, omit out=, or write x = x + y instead of x += y"
         ).at(call.op.name, types)
     region = out.region
     if live_tapes or region is None or region.views or _reads(call, operands, out):

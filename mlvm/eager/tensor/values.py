@@ -91,7 +91,7 @@ def of_numbers(obj: object) -> Array:
             return np.array(obj, np.uint64)
         except OverflowError:
             raise OperandValueError(
-                "no integer dtype holds ints of 2**63 and more beside negative ones"
+                "no integer dtype can represent ints >= 2**63 combined with negative ints"
             ) from None
     return array
 
@@ -99,7 +99,7 @@ def of_numbers(obj: object) -> Array:
 def leaves(obj: object, depth: int = 0) -> Iterator[object]:
     if isinstance(obj, (list, tuple)):
         if depth == MAX_NDIM:
-            raise ShapeError(f"lists nested more than {MAX_NDIM} deep are no tensor")
+            raise ShapeError(f"expected lists nested at most {MAX_NDIM} deep")
         for each in obj:
             yield from leaves(each, depth + 1)
     else:
@@ -111,7 +111,7 @@ def values_for(dtype: DType, array: Array, numbers: object) -> Array:
 
     Integral floats become integers for an integer dtype. Float dtypes round."""
     if array.dtype.kind == "c" and dtype.kind != "complex":
-        raise DTypeError(f"complex numbers do not become {dtype.name}; take real or imag")
+        raise DTypeError(f"cannot convert complex numbers to {dtype.name}; use real or imag")
     if dtype.is_inexact or not array.size or dtype in few.FLOATS:
         return array
     if array.dtype.kind == "f":

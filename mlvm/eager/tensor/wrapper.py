@@ -1,7 +1,8 @@
 """Wrapper of every public function of tensors.
 
 It converts arrays and lists to tensors. Errors get the name of the function and its operands, and
-tracebacks end at the caller's line. A keyword of another library raises an error with mlvm's name.
+tracebacks end at the caller's line. A keyword of a different library raises an error with mlvm's
+name.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ the arguments by position and by keyword, the parameters. `mlvm.eager.interop.hi
 def annotate_error(error: MlvmError, function: str, operands: Iterable[object]) -> None:
     """Name the function and its operands in an error that names none, and drop the inner frames.
 
-    The traceback then ends at the caller's line: a bare `raise` after this adds no frame for the
-    function that raises. A call without an error costs nothing.
+    The innermost frame of the traceback is then the caller's line: a bare `raise` after this adds
+    no frame for the function that raises. A call without an error costs nothing.
     """
     if isinstance(error, OpError):
         values = [*operands]
@@ -57,10 +58,13 @@ def _text(x: object) -> object:
 
 
 def public(fn: Callable[P, R]) -> Callable[P, R]:
-    """Wrap a function for users. Its operands are the parameters whose annotation begins with
-    `Tensor` or `Operand`, but for `out`, which is written. A list for an `Operand` has a dtype like
-    the other operands, or else like the first tensor; one for a `Tensor` may also be of indices.
-    The first operand may be a number if its annotation is `Tensor` and nothing else."""
+    """Wrap a function for users.
+
+    Its operands are the parameters whose annotation begins with `Tensor` or `Operand`, except
+    `out`, which is written. A list that is passed for an `Operand` gets the dtype of the other
+    operands, or of the first tensor; a list for a `Tensor` may also contain indices. The first
+    operand may be a number if its annotation is exactly `Tensor`.
+    """
     signature = inspect.signature(fn)
     parameters = [*signature.parameters.values()]
     operands = [each for each in parameters if _is("Tensor", each) or _is("Operand", each)]
@@ -119,8 +123,11 @@ def public(fn: Callable[P, R]) -> Callable[P, R]:
 
 
 def hinted(fn: Callable[P, R], *, names: bool = True) -> Callable[P, R]:
-    """Wrap a function or a constructor: wrong arguments raise a typed error with its name and a
-    remedy. Unless `names` is False, its own errors get its name, and lose their inner frames."""
+    """Wrap a function or constructor so that invalid arguments raise a typed error with a remedy.
+
+    Unless `names` is False, the function's name is added to its own errors, and inner frames are
+    removed from their tracebacks.
+    """
 
     @wraps(fn)
     def function(*args: P.args, **keywords: P.kwargs) -> R:
@@ -145,8 +152,7 @@ def _refuse(
     keywords: Mapping[str, object],
     error: Exception,
 ) -> None:
-    """Raise the typed error for arguments that a function does not take, if they caused an error of
-    Python or numpy."""
+    """Raise the typed error for arguments that caused an error of Python or numpy."""
     name = _name_of(fn, args)
     text = hint(name, args, keywords, parameters) if isinstance(error, TypeError) else None
     if text is not None:
@@ -157,8 +163,10 @@ def _refuse(
 
 
 def _name_of(fn: Callable[..., Any], args: Sequence[object]) -> str:
-    """Return the name that users call: that of the class for a constructor or a call of a layer."""
-    return type(args[0]).__name__ if fn.__name__ in ("__init__", "__call__") else fn.__name__
+    """Return the name that users call: the class name for a constructor or a call of a layer."""
+    if fn.__name__ not in ("__init__", "__call__"):
+        return fn.__name__
+    return type(args[0]).__name__.removeprefix("Local")  # users call LocalVM as ml.VM
 
 
 def names_of(space: Mapping[str, Any]) -> list[str]:
@@ -178,8 +186,11 @@ def _is(annotation: str, parameter: inspect.Parameter) -> bool:
 
 
 def _convert_arrays(arguments: dict[str, Any], operands: Sequence[inspect.Parameter]) -> None:
-    """Convert arrays to tensors, like the tensor of the widest float among operands and a layer's
-    parameters; then lists, like the first tensor."""
+    """Convert arrays to tensors, then lists.
+
+    Arrays are converted like the tensor of the widest float dtype among the operands and a layer's
+    parameters, lists like the first tensor.
+    """
     by_parameter: dict[inspect.Parameter, list[Any]] = {}
     for each in operands:
         if each.name in arguments:
@@ -206,7 +217,7 @@ def _is_list(x: object) -> bool:
 def _operands(
     signature: inspect.Signature, args: Sequence[object], keywords: Mapping[str, object]
 ) -> list[object]:
-    """Return the arguments for operands and for lists of tensors; none if one is no operand."""
+    """Return the arguments for operands and lists of tensors; empty if one is invalid."""
     try:
         arguments = signature.bind_partial(*args, **keywords).arguments
     except TypeError:
@@ -223,8 +234,11 @@ def _operands(
 
 
 def require_arguments(owner: type, args: Sequence[object], keywords: Mapping[str, object]) -> None:
-    """Refuse arguments that a constructor of mlvm does not take. Raises `ArgumentError` with the
-    remedy for a keyword of another library, or else the arguments that there are."""
+    """Raise `ArgumentError` for arguments that a constructor of mlvm does not accept.
+
+    The error states the remedy for a keyword of a different library; for other keywords it lists
+    the accepted arguments.
+    """
     constructor = getattr(owner, "__init__")  # noqa: B009  mypy knows no such field of a type
     if not str(getattr(constructor, "__module__", None)).startswith("mlvm."):
         return

@@ -73,7 +73,7 @@ class Batch:
         if not isinstance(inputs, list):
             return self._of_rows(as_tree(inputs), count)
         if count is not None:
-            raise ArgumentError("auto_batch: count is not supported beside a list; leave it out")
+            raise ArgumentError("auto_batch: count is not supported for a list; omit it")
         if not inputs:
             return []
         stacked = self._of_rows(_stack_inputs(inputs), None)
@@ -228,7 +228,7 @@ class _Code(NamedTuple):
 
 
 class _BatchVjp(NamedTuple):
-    """Vjp of a batch: a function of a lane's arguments and of its results' cotangents."""
+    """Vjp of a batch: a function of a lane's arguments and its results' cotangents."""
 
     code: _Code
     closures: Closures
@@ -337,7 +337,7 @@ def _policy() -> FusionPolicy:
 def _vjp(
     vjp: _BatchVjp, types: list[TensorType], nargs: int, gs: Cotangents, saved: Saved, sums: Sums
 ) -> Sums:
-    """Return the cotangents of the arguments and of the closures."""
+    """Return the cotangents of the arguments and the closures."""
     if taping() is not None:
         raise GradientError("a second gradient through ml.auto_batch is not supported")
     number, *rest = saved

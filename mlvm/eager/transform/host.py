@@ -63,7 +63,7 @@ def host_call(
 
     A function that was registered with a type rule, `vm.register(name, fn, result=rule)`, may be
     called in captured functions and transformations. `vmap` calls it for each row. Results whose
-    types differ from those of the rule are rejected.
+    types differ from the rule's types are rejected.
 
         >>> import numpy as np
         >>> vm = ml.VM("mine")
@@ -101,7 +101,7 @@ def _call_traced(
     attributes: Attributes,
     types: tuple[TensorType, ...],
 ) -> tuple[Tensor, ...]:
-    """Call the function with its gradient rules as those of a `custom_vjp`."""
+    """Call the function, and use its gradient rules like a `custom_vjp`."""
     rules, count = rules_of(name, vjp, len(operands)), len(operands)
 
     def fn(xs: Tensors) -> Tensors:

@@ -177,8 +177,8 @@ def hessian(
 
     The Hessian has the structure of the result. Each leaf has the structure of the argument, and
     each leaf of that has the same structure again. The shape is [*shape of the result, *shape of
-    one argument, *shape of the other]. The options are those of `jacfwd`. `hvp`, the product with a
-    vector, costs only about two gradients.
+    one argument, *shape of the other]. The options are the same as for `jacfwd`. `hvp`, the product
+    with a vector, costs only about two gradients.
 
     The result: [...] of any shape, usually a scalar. Raises what `jacfwd` and `jacrev` raise.
 

@@ -141,7 +141,7 @@ def _placeholders(types: Sequence[TensorType], kinds: Kinds) -> Duals:
 class _Abstract(NamedTuple):
     """Result of a function that was not run, as far as tangents depend on it.
 
-    kinds, types: those of the results. partly: the positions of conditional tangents.
+    kinds, types: the results' types. partly: the positions of conditional tangents.
     """
 
     kinds: Kinds

@@ -2,7 +2,7 @@
 
 In: a function and the types of its arguments. It is called once with placeholders, and its launches
 are recorded as for `capture` (`trace_function`). Out: a `Trace`, which `interpret` runs with an
-`Interpreter`: of batched values (`batching`) or of values with tangents (`jvp`).
+`Interpreter`: `batching` passes batched values, `jvp` passes values with tangents.
 
 Invariant: an interpreter is eager code. It may be taped, captured, or be a part of another trace,
 so transformations compose in any order.

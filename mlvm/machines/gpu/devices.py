@@ -32,7 +32,7 @@ _KINDS: Final[
 
 
 def devices() -> list[Device]:
-    """Return the devices of this machine: "cpu", and those of OpenCL and CUDA.
+    """Return the devices of this machine: "cpu", OpenCL devices and CUDA devices.
 
     Devices of libraries that are not installed are omitted.
 

@@ -1,4 +1,4 @@
-"""Kernels of elementwise ops and of chains of them: one kernel per chain.
+"""Kernels of elementwise ops and chains of them: one kernel per chain.
 
 A work item computes one element. On a processor it computes a vector of LANES elements, if the ops
 support that. Strides of broadcast operands and lengths are arguments, so that one source serves all
@@ -155,7 +155,7 @@ def prelude(device: Facts) -> str:
 
 
 class Link(NamedTuple):
-    """Link of a kernel: an op, the number of its result, and of its operands."""
+    """Link of a kernel: an op, the number of its result, and the numbers of its operands."""
 
     name: str
     target: int
@@ -328,7 +328,7 @@ def packed(shape: Sequence[int]) -> list[int]:
 
 
 def joined(axes: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Return the axes without those of length 1, merged where all strides allow it.
+    """Merge axes where all strides allow it, and drop axes of length 1.
 
     Each axis is a length and strides.
     """

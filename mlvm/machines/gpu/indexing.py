@@ -214,7 +214,7 @@ def _adds(device: Facts, types: Types, axis: int, *, along: bool = False, by: in
 def _masked(device: Facts, types: Types, **_: Shape) -> Calls:
     """Replace elements where a mask is true by values.
 
-    The elements are zeros, or those of the first of three operands.
+    All other elements are zero, or come from the first of three operands.
     """
     out, values, mask = types[0], types[-2], types[-1]
     begin, number, mask_number = range(len(types) - 3, len(types))

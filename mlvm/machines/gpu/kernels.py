@@ -1,8 +1,8 @@
-"""Kernels of a device by op, and how one is written.
+"""Table of the kernels of a device by op, and instructions for writing one.
 
-A row of the table is a function, the op's `Maker`. It gets what the device is, the types of the
-result and of the operands, and the op's attributes. It answers with the calls that fill the result,
-one after the other, or with None where the op's reference kernel is to run on the host.
+A row of the table is a function, the op's `Maker`. It receives the facts about the device, the
+types of the result and the operands, and the op's attributes. It returns the calls that fill the
+result in order, or None if the op's reference kernel should run on the host.
 
     @kernel("softmax")
     def _softmax(device: Facts, types: Types, *, axis: int) -> Calls:
@@ -11,26 +11,27 @@ one after the other, or with None where the op's reference kernel is to run on t
         text = source("softmax.c", DT=x.dtype.name)
         return [Call(text, "softmax", (rows * 64,), (64,), (0, 1, np.int32(columns)))]
 
-A call is data: the launcher compiles its source (once for each text), makes kernels of it, and puts
-memory in the place of its arguments. An argument is
+A call is data: the launcher compiles its source (once per text), creates the kernels, and replaces
+the arguments by memory. An argument is
 
     an int           that parameter: 0 is the result, 1 the first operand
     a numpy scalar   itself: np.int32, np.int64, np.uint64, np.float32
-    Scratch(k, n)    n bytes of memory for the time of these calls; the same k is the same memory
-    REFUSED          where a kernel that refuses a value says so
+    Scratch(k, n)    n bytes of memory during these calls; equal k refer to the same memory
+    REFUSED          the flag that a kernel sets if it rejects a value
 
-Tensors, scratch and REFUSED take two parameters each, which `TENSOR` of `source/common.h` declares:
-memory, and the first byte in it. Tensors are packed, in row-major order. A result without elements
-is not launched; an operand may have none. `out` may lie over an operand only where the op
-says so (`Op.in_place`). Sources are C for a device, with common.h's macros in front, which OpenCL C
-1.2 and CUDA C understand alike. They lie in `source/`; a text that is made by Python is as good.
+Tensors, scratch memory and REFUSED need two parameters each, which `TENSOR` of `source/common.h`
+declares: the memory, and the offset of the first byte. Tensors are packed, in row-major order. A
+result without elements is not launched; an operand may be empty. `out` may overlap an operand only
+if the op allows it (`Op.in_place`). Sources are C for a device, after the macros of common.h, and
+valid in both OpenCL C 1.2 and CUDA C. They are files in `source/` or texts that Python generates.
 
-What is done in which order must depend on types and attributes alone, never on `Facts`' numbers of
-units or on the time: the same bits in every run. No atomic additions of floats.
+The order of all operations must depend only on types and attributes, never on the `Facts` about the
+number of units or on timing, so that every run computes the same bits. Do not use atomic additions
+of floats.
 
-A kernel refuses a value (an index out of range, a probability of 2) by `REFUSE`, and continues with
-a harmless one. The host looks at its next wait. It raises what the reference kernel says to
-the operands, of which `Maker`s of such ops name the judged one: `@kernel("take", judges=2)`.
+A kernel rejects a value (an index out of range, a probability of 2) with `REFUSE`, and continues
+with a valid value. The host checks the flag at its next wait, and raises the reference kernel's
+error for the operand that the `Maker` names: `@kernel("take", judges=2)`.
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ class DeviceArray:
         )
 
     def view(self, dtype: Any = None) -> DeviceArray:
-        """Return the same bytes; a one-dimensional array may have another dtype."""
+        """Return the same bytes; a one-dimensional array may have a different dtype."""
         if dtype is None or np.dtype(dtype) == self.dtype:
             return DeviceArray(self.buffer, self.offset, self.dtype, self.shape)
         dtype = np.dtype(dtype)
@@ -210,7 +210,7 @@ class Counts:
 
 
 class DeviceMemory(Memory):
-    """Memory of one device, used by one VM.
+    """Memory of a device, used by one VM.
 
     When the host waits, it checks whether kernels have rejected values. `held` are the bytes of all
     buffers, `peak` their maximum.
@@ -334,7 +334,7 @@ class DeviceMemory(Memory):
         return copies
 
     def write(self, array: Any, values: Any) -> None:
-        """Copy values of the host or of the device.
+        """Copy values of the host or the device.
 
         Pinned memory must not change until `wait_for_copy`.
         """

@@ -1,4 +1,4 @@
-"""Kernels of row functions, and of windows of images."""
+"""Kernels of row functions and windows of images."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class _Windows(NamedTuple):
     """Windows of volumes as an operand that is not materialized.
 
     Along each of three axes, element t of window i is at i step + t apart + lead; outside of the
-    volume it is 0. `transposed`: a window is a column, not a row. `phases` are those of a
+    volume it is 0. `transposed`: a window is a column, not a row. `phases`: the phases of a
     transposed convolution.
     """
 

@@ -129,9 +129,9 @@ def _normal(device: Facts, types: Types, *, shape: Shape, dtype: str) -> Calls:
     """Draw standard normal values by the ziggurat method on the device.
 
     In 98 of 100 cases a value needs one word, and more if a word is rejected, so each value starts
-    where the previous one ended. A value is computed from every word; the words at which values
-    start are then found by doubling the known number. 3 % more words than values are drawn, where
-    2.2 % are needed. f64 is drawn on the host.
+    after the last word of the previous value. A value is computed from every word; the words at
+    which values start are then found by doubling the known number. 3 % more words than values are
+    drawn, where 2.2 % are needed. f64 is drawn on the host.
     """
     out, count, tables = types[0], types[0].size, _ziggurat()
     size = count + count // 32 + 256

@@ -18,17 +18,17 @@ from mlvm.machines.gpu.moves import permuted
 
 GROUP: Final = 64
 _PIECE: Final = 8192  # elements of a row that a group adds up
-_FEW: Final = 256  # elements that an item adds up; those of more take several steps
+_FEW: Final = 256  # elements that an item adds up; longer rows need several steps
 _STEP: Final = 128
-_CHOICE: Final = 16  # bytes of a value with its place
+_CHOICE: Final = 16  # bytes of a value with its index
 
 
 @dataclass(frozen=True)
 class Fold:
     """A reduction in C: how an element is mapped, two are combined, and the last is finished.
 
-    `of` is the dtype that it computes in; "choice" a value with its place. `defines` are what else
-    the text needs."""
+    `of` is the dtype that it computes in; "choice" a value with its index. `defines` are the other
+    macros of the source."""
 
     initial: str
     combine: str
@@ -64,8 +64,8 @@ def fold(
 ) -> list[Call]:
     """The calls that fold the middle one of three axes.
 
-    `out` and `x` are where elements lie and the names of their dtypes; `centre` is what `MAP` of a
-    centred fold takes.
+    `out` and `x` are the memory of the elements and the names of their dtypes; `centre` is the
+    additional operand of a centred fold's `MAP`.
     """
     before, length, behind = sizes
     divisor = np.int64(0) if divisor is None else divisor
@@ -109,8 +109,9 @@ def reduced(x: TensorType, axis: Axis) -> tuple[int, int, int] | None:
 def side_by_side(
     device: Facts, out: TensorType, x: TensorType, axis: Axis
 ) -> tuple[list[Call], Argument, tuple[int, int, int]]:
-    """Calls that bring the reduced axes side by side, where x lies then, and the three sizes."""
-    if x.size == 0:  # the kept axes have elements: the result is what a fold of nothing is
+    """Return calls that make the reduced axes adjacent, the resulting memory of x, and the three
+    sizes."""
+    if x.size == 0:  # the kept axes have elements: the result is the fold's initial value
         return [], 1, (out.size, 0, 1)
     sizes = reduced(x, axis)
     if sizes is not None:

@@ -45,8 +45,8 @@ class Tile(NamedTuple):
 _SMALL: Final = Tile(32, 32, 16, 2, 2, 1)
 _LARGE: Final = Tile(64, 64, 16, 4, 4, 1)
 _ON_CPU: Final = (8, 2, 64), (4, 2, 64), (12, 2, 64), (4, 4, 64), (8, 1, 64), (6, 2, 32), (4, 2, 16)
-"""Rows of a processor's work item, vectors beside each other in it, and bytes of a vector."""
-_POSITIONS: Final = 4 << 10  # bytes beside the tiles, for the places of images; less are used
+"""Rows of a processor's work item, number of adjacent vectors, and bytes of a vector."""
+_POSITIONS: Final = 4 << 10  # additional bytes for positions in images; an upper bound
 _ENOUGH: Final = 512 * 512  # elements of a result that keep a GPU busy in large tiles
 
 Table = dict[str, dict[str, list[int]]]
@@ -108,7 +108,7 @@ def _require(tile: Tile) -> None:
 
 
 def keep(device: Facts, dtype: DType, best: Tile) -> None:
-    """Write the tile to the file. It is that of products that are planned from now on."""
+    """Write the tile to the file. Products that are planned from now on use it."""
     changed = {name: dict(tiles) for name, tiles in table().items()}
     changed.setdefault(device.name, {})[dtype.name] = list(best)
     path().parent.mkdir(parents=True, exist_ok=True)

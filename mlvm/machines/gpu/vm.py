@@ -1,12 +1,12 @@
-"""A VM whose tensors lie on a device, and whose kernels run there: `ml.VM(device="opencl:0")`.
+"""VM whose tensors and kernels are on a device: `ml.VM(device="opencl:0")`.
 
-Each storage is one buffer of the device. The device does all in order, and only a
-read waits for it. Calls that a program makes in a row on its arguments are made ready when
-it is bound to them: a launch then only has the device begin each. Values are read where the
-program's control flow asks for them, and for ops without a kernel there, which run on the host.
+Each storage is a buffer of the device. The device executes all calls in order; only a read waits
+for it. Consecutive calls of a program are prepared when the program is bound to its arguments, so a
+launch only enqueues them. Values are read if the program's control flow needs them, and for ops
+without a kernel on the device, which run on the host.
 
-Host functions in Python get the host's arrays: copies of their operands. What they write to those
-is sent back, and so are their results.
+Host functions in Python receive arrays of the host: copies of their operands. Written operands and
+results are copied back to the device.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ from mlvm.machines.local import LocalVM
 
 
 class GpuVM(LocalVM):
-    """A VM with its tensors on a device, made by `ml.VM(name, device="opencl:0")`.
+    """VM with its tensors on a device, created by `ml.VM(name, device="opencl:0")`.
 
-    Several devices are several VMs. It has no threads, no workers and no C functions, and lends no
-    memory. `counts` tells launches, transfers, and how often the host waited.
+    Each device needs a separate VM. It has no threads, workers or C functions, and does not lend
+    memory. `counts` contains the number of launches, transfers and waits of the host.
 
     Raises `MissingExtraError` without the package that the device needs, `MachineError` for a
-    device that there is not and for options of the processor, `UnknownFunctionError` for a kernel
-    of no op.
+    device that does not exist and for options of the processor, and `UnknownFunctionError` for a
+    kernel of an unknown op.
     """
 
     memory: DeviceMemory
@@ -145,13 +145,13 @@ class GpuVM(LocalVM):
     def _watch(self, instrument: Instrument | None) -> None:
         super()._watch(instrument)
         if instrument is None:
-            self._forget_links()  # else what was made ready before would stay unused
+            self._forget_links()  # otherwise, earlier prepared calls would stay unused
 
     def write(self, handle: TensorHandle, array: Array) -> None:
-        """Write without a wait.
+        """Write without waiting.
 
-        Pinned memory (`pinned_zeros`) is copied as it lies, while the device computes, and waits
-        for no launch: a launch may itself wait for the writer.
+        Pinned memory (`pinned_zeros`) is copied directly while the device computes. The copy does
+        not wait for launches, because a launch may wait for the writer.
         """
         if not self.memory.is_pinned(array):
             super().write(handle, array)
@@ -185,15 +185,15 @@ class GpuVM(LocalVM):
             self.memory.settle()
 
     def borrow(self, handle: TensorHandle) -> NoReturn:
-        """Raises `HandleError`: memory of a device is no array of the host."""
+        """Raise `HandleError`: memory of a device is not an array of the host."""
         raise HandleError(f"{self._mine(self.type_of(handle))}; use read")
 
     def storage_over(self, memory: Array) -> NoReturn:
-        """Raises `HandleError`: a storage lies on the device."""
+        """Raise `HandleError`: a storage is allocated on the device."""
         raise HandleError(f"{self._mine(TensorType(u8, (0,)))}, not in memory of the host")
 
     def share(self, handle: TensorHandle, other: VM) -> TensorHandle:
-        """Raises `HandleError` for any other VM: none waits for this one before it reads."""
+        """Raise `HandleError` for any other VM: it would read without waiting for the device."""
         if other is not self:
             raise HandleError(
                 f"{self._mine(self.type_of(handle))}, and not shared with {other.name}, "

@@ -134,6 +134,7 @@ def exclusive(tensors: list[Any]) -> bool: ...
 class FastPath:
     observed: bool
     instrumented: bool
+    closed: bool
     prepare: Any
 
     def is_running(self) -> bool: ...

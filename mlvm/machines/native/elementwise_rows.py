@@ -2,8 +2,8 @@
 
 `python -m mlvm.machines.native.elementwise_rows` writes `src/plan/kernels/elementwise_ops.def`, a
 file that the native kernels include. The GPU's kernels use the rows directly (`gpu_expressions`).
-In a result, `{name}` is a function: of the dtype, or of the C library if `_LIBRARY` has it. `{W}`
-casts to the type in which the native kernels compute.
+In a result, `{name}` is a function for the dtype, or the C library's function if `_LIBRARY` has it.
+`{W}` casts to the type in which the native kernels compute.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _OF_SOURCE: Final = frozenset({"greatest", "least", "quotient", "modulus", "log_
 class Row(NamedTuple):
     """An elementwise op of a kind of dtypes.
 
-    form: macro of the native kernels; "" for an op that only the GPU's kernels compute.
-    name: the op.
-    cost: nanoseconds for a byte of the result, roughly, on data in cache.
-    result: an expression of x, of x and y, or of x, y and z.
-    on_gpu: the expression of the GPU's kernels, if it is different.
+    `form`: macro of the native kernels; "" for an op that only the GPU's kernels compute.
+    `name`: the op.
+    `cost`: nanoseconds for a byte of the result, roughly, on data in cache.
+    `result`: an expression of x, x and y, or x, y and z.
+    `on_gpu`: the expression of the GPU's kernels, if it is different.
     """
 
     form: str

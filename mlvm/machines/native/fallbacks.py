@@ -3,7 +3,7 @@
 | op | types | computed in |
 |---|---|---|
 | sum, matmul | an integer result | i64, modulo 2^64; the result is its lower bits |
-| matmul, concat | operands of another dtype than the result's | the result's dtype |
+| matmul, concat | operands of a different dtype than the result's | the result's dtype |
 | any | f16 or bf16 | f32, or f64 (`mlvm.core.ops.half`) |
 | any | f32 and f64 | f64 |
 

@@ -60,7 +60,7 @@ class NativeKernel:
     def call(self, types: Types, attributes: Attributes) -> KernelCall | None:
         """Return the call for these types; None if the reference kernel runs.
 
-        The types are those of the result and the operands.
+        `types` contains the type of the result, then the types of the operands.
         """
         key = tuple(types), exact_repr(attributes) if attributes else ""
         return self._calls.get(key, lambda: self.plan(types, attributes))
@@ -136,7 +136,7 @@ class NativeSelection:
         self._pool = pool
 
     def __call__(self, x: Array, mask: Array) -> Array:
-        mask = mask.copy()  # another VM may change it
+        mask = mask.copy()  # a different VM may change it
         row = x.shape[mask.ndim :]
         call = boolean_index(mask.size, math.prod(row) * x.itemsize)
         if call is None or mask.shape != x.shape[: mask.ndim]:

@@ -1,4 +1,4 @@
-"""The loop in C behind the machine's door for loops: what it is given, and what it asks Python.
+"""Binding of the loop in C: its input, and its calls of Python.
 
 `NativeLoop` has the signature of `mlvm.core.machine.run.run`. It prepares a linked program once,
 runs it in C (`machine/loop.c`), and hands over to the reference loop whatever that does not know or
@@ -337,8 +337,10 @@ def _resume(
     store: FreeStore,
     functions: FunctionTable,
 ) -> list[Value]:
-    """Go on in the reference loop from the state in which the loop in C ended, or raise its error.
-    The first of the program's functions is main."""
+    """Continue in the reference loop from the state of the loop in C, or raise its error.
+
+    The program's first function is main.
+    """
     state, error = _state(ended, codes)
     if error is None:
         return reference.run(codes[0], operands, store, functions, state=state)

@@ -6,8 +6,8 @@
 
 It takes the op's name, the types of the result and the operands, and the op's attributes as
 `Op.bind` returns them, and returns the kernel's call; None leaves these types to the reference
-kernel. A call's units and its work may depend on nothing else, so that its bits depend on nothing
-else.
+kernel. A call's units and its work must not depend on any other facts, so that its bits depend only
+on these.
 """
 
 from __future__ import annotations
@@ -84,11 +84,11 @@ def kernel_call(
 ) -> KernelCall | None:
     """Make a call of the kernel of that name; None if there is none.
 
-    work: nanoseconds on one thread.
-    integers: by name; others are 0.
-    scratch, shared: bytes of memory for each thread, and for all.
-    rest: integers after those with names, in any number.
-    rows: the row functions of a chain.
+    `work`: nanoseconds on one thread.
+    `integers`: by name; others are 0.
+    `scratch`, `shared`: bytes of memory for each thread, and for all.
+    `rest`: integers after those with names, in any number.
+    `rows`: the row functions of a chain.
     """
     names = _integers(_native.simd()).get(kernel)
     if names is None:

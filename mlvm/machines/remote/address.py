@@ -1,4 +1,4 @@
-"""Addresses of servers: `HOST:PORT`, `[::1]:PORT`, `:PORT` of this host alone, or `unix:PATH`."""
+"""Addresses of servers: `HOST:PORT`, `[::1]:PORT`, `:PORT` for this host only, or `unix:PATH`."""
 
 from __future__ import annotations
 
@@ -82,9 +82,8 @@ def parse_address(text: str) -> Address:
 def listen(address: Address, *, public: bool) -> socket.socket:
     """Open a socket that listens at the address. Without `public`, other hosts must not reach it.
 
-    The file of a unix socket is readable by its owner alone, in a directory that only the owner
-    can write to. The file of a server that has ended is replaced. Raises `AddressError` and
-    `OSError`.
+    Only its owner can read the file of a unix socket, in a directory that only the owner can write
+    to. The file of a stopped server is replaced. Raises `AddressError` and `OSError`.
     """
     if isinstance(address, UnixAddress):
         return _listen_unix(address)
@@ -164,7 +163,7 @@ def _listen_unix(address: UnixAddress) -> socket.socket:
 
 
 def _remove_stale(address: UnixAddress) -> None:
-    """Remove the file of a server that has ended. Raises `AddressError` for any other file."""
+    """Remove the file of a stopped server. Raises `AddressError` for any other file."""
     try:
         if not stat.S_ISSOCK(os.lstat(address.path).st_mode):
             raise AddressError(f"cannot listen on {address}: a file of that name exists")

@@ -39,8 +39,11 @@ class _Stranger:
 
 
 class Admission:
-    """The strangers of a server; thread-safe. Under TLS (not `plain`) a refusal has no reason.
-    `sweep` ends those that have stayed longer than `seconds`."""
+    """Unauthenticated connections of a server; thread-safe.
+
+    Under TLS (not `plain`) a rejection has no reason. `sweep` closes connections that are older
+    than `seconds`.
+    """
 
     def __init__(
         self, log: Log, *, plain: bool, seconds: float = math.inf, system: System = SYSTEM

@@ -92,7 +92,7 @@ class Channel:
             self.socket.shutdown(socket.SHUT_RDWR)
 
     def abandon(self) -> None:
-        """Close this end in this process alone: another one may have it, too."""
+        """Close this end in this process only; a different process may also hold it."""
         self.socket.close()
         for each in self._sockets:
             each.close()

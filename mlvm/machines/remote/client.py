@@ -1,9 +1,9 @@
-"""`RemoteVM`: a VM at the other end of a connection.
+"""Client of a VM in a different process, `RemoteVM`.
 
-A call that has a result waits for it. A call without a result is a post, which does not wait. Posts
-are sent a few dozen at a time, or at once after a pause. If a post fails, the server skips the
-posts after it. The next call that waits raises the error, which names the line of Python that made
-the post.
+A call that has a result waits for it. A call without a result is a post, which does not wait. A few
+dozen posts are sent together; after a pause, a post is sent immediately. If a post fails, the
+server skips the following posts. The next call that waits raises the error, which names the line of
+Python that made the post.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ class _Posted(NamedTuple):
 
 
 class _Sent(NamedTuple):
-    """Counters of what was added to the stream.
+    """Counters of the messages that were added to the stream.
 
     posts: number of posts.
-    dequeued: number of those that came from the outbox.
+    dequeued: number of posts from the outbox.
     calls: number of calls.
-    places: origins of the last posts, those that the server has not confirmed.
+    places: origins of the posts that the server has not confirmed.
     """
 
     posts: int
@@ -80,9 +80,9 @@ class RemoteVM(Closing, WireVM):
 
     Thread-safe. After `close`, or once the connection is lost, every call except deallocations
     raises `ConnectionLostError`; so does every call in a forked process, as the connection is its
-    parent's. `where` describes the VM in that error, by default by its name. `shared` says that
-    other clients allocate on the VM, too. `interrupt(n)` ends the launches of messages up to number
-    n; Ctrl-C and timeouts call it.
+    parent's. `where` describes the VM in that error, by default by its name. `shared` means that
+    other clients also allocate on the VM. `interrupt(n)` aborts the launches of messages up to
+    number n; Ctrl-C and timeouts call it.
 
         >>> from mlvm.machines.remote.server import Server
         >>> with Server("127.0.0.1:0", secret="between you and me") as server:
@@ -229,7 +229,7 @@ class RemoteVM(Closing, WireVM):
         return f"<RemoteVM {self._where!r}{state}>"
 
     def _require(self, handles: Sequence[int]) -> None:
-        """Raise `HandleError` at once for a handle that is another client's, or was freed."""
+        """Raise `HandleError` immediately for a freed handle or a handle of a different client."""
         if self.shared:
             return
         try:
@@ -259,8 +259,8 @@ class RemoteVM(Closing, WireVM):
     def _post_freeing(self, name: str, handle: int) -> None:
         """Queue a deallocation.
 
-        It is not sent now, as the garbage collector may call this in the middle of another call. On
-        a lost VM there is nothing to free.
+        It is sent later, because the garbage collector may call this during another call. Without a
+        connection, no memory must be freed.
         """
         if self._lost is None:
             [message] = _parts_of(Kind.post, name, (handle,))
@@ -439,7 +439,7 @@ class RemoteVM(Closing, WireVM):
         return error.with_traceback(None)
 
     def require_open(self) -> None:
-        """Raise `ConnectionLostError` if the connection has ended."""
+        """Raise `ConnectionLostError` if the connection was lost."""
         if self._lost is not None:
             raise ConnectionLostError(f"{self._where}: {self._lost}")
 
@@ -479,7 +479,7 @@ def live_vms() -> list[RemoteVM]:
 
 @atexit.register
 def _close_all() -> None:
-    """Finish all posts before the process ends, or report their errors."""
+    """Finish all posts before the process exits, or report their errors."""
     with ExitStack() as stack:
         for vm in list(_vms):
             stack.callback(vm.close)

@@ -74,10 +74,11 @@ def connect(
     certificates, the PEM file of the certificates to trust, or an `ssl.SSLContext`. Without TLS,
     the network between can read and change the data.
 
-    The VM belongs to this client, and ends with the connection; `vm` names one that the server
-    shares. `name` is the VM's name in errors and in the server's log. `timeout` is for connecting,
-    in seconds. A call that waits longer than `call_timeout` seconds ends its launch and raises
-    `CallTimeoutError`; Ctrl-C does so with `KeyboardInterrupt`. The VM stays usable. With `retry`,
+    The VM belongs to this client, and is closed with the connection; `vm` names a shared VM of the
+    server. `name` is the VM's name in errors and in the server's log. `timeout` is for connecting,
+    in seconds. A call that waits longer than `call_timeout` seconds aborts its launch and raises
+    `CallTimeoutError`. Ctrl-C also aborts it, and raises `KeyboardInterrupt`. The VM stays usable.
+    With `retry`,
     a lost connection is replaced within that many seconds: the VM survives, and each call is
     performed once. The server has the same versions of mlvm, its kernels and numpy, since different
     versions may have different bits; `mixed=True` allows any. `memory`, a size such as `"1 GiB"`,

@@ -1,4 +1,4 @@
-"""Authentication of both ends of a connection, before the first call.
+"""Authentication of client and server, before the first call.
 
     client  hello      nonce, has_secret, request
     server  challenge  nonce
@@ -59,11 +59,12 @@ class Greeting(Enum):
 class Hello:
     """First message of a client: its request.
 
-    wants: "vm", "lease" (a VM that survives a lost connection), "status", "interrupt" or "resume".
-    vm: name of a shared VM, empty for an own one; for "interrupt" and "resume" the client's key.
-    name: the client's name in the server's log; for "interrupt" the number of a message.
-    has_secret: the client will prove that it knows a secret.
-    user: user of the secret, which the server learns from the proof.
+    `wants`: "vm", "lease" (a VM that survives a lost connection), "status", "interrupt" or
+        "resume".
+    `vm`: name of a shared VM, empty for an own one; for "interrupt" and "resume" the client's key.
+    `name`: the client's name in the server's log; for "interrupt" the number of a message.
+    `has_secret`: the client will prove that it knows a secret.
+    `user`: user of the secret, which the server learns from the proof.
     """
 
     wants: str = "vm"

@@ -166,7 +166,7 @@ class LeasedStream(Stream):
             rest = _Leased(_messages_after(unconfirmed, arrived), note, unconfirmed)
             at = fresh._at._replace(messages=self.received, incoming=None)
             before = self.socket
-            # There is no call between these lines, so no interrupt either.
+            # No calls between these lines, so no interrupts.
             self.socket, self._buffer, self._end = fresh.socket, fresh._buffer, fresh._end
             self._at, self._sending, self._connection = at, rest, connection + 1
             before.close()
@@ -177,8 +177,8 @@ class LeasedStream(Stream):
         Return it and the number of messages that the server has received. Raises
         `ConnectionLostError`, and `_DeadlinePassed` at the time `until`.
 
-        A server that is busy with a launch answers when the launch ends. So each time that it
-        admits this client, the deadline for reaching it starts again.
+        A server that is busy with a launch answers after the launch. So the deadline for reaching
+        it restarts each time that it admits this client.
         """
         deadline = time.monotonic() + self._seconds
         pause, most = _PAUSES

@@ -1,4 +1,4 @@
-"""Limits of one client of a server: bytes, steps, time, connections."""
+"""Limits of a client of a server: bytes, steps, time, connections."""
 
 from __future__ import annotations
 

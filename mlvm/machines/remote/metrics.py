@@ -99,12 +99,12 @@ class Watched(Protocol):
 
 
 class MetricsPage(Closing):
-    """`/metrics` and `/healthz` of a server by HTTP, at an address of their own; `with` ends it.
+    """HTTP server of `/metrics` and `/healthz`, at a separate address; a `with` block closes it.
 
-    There is no secret: everyone who reaches the address can read them. So the address must be of
-    this host alone, unless `public`. The number of readers is limited as that of strangers is (see
-    `admission`), and each has a few seconds. `/healthz` is 200 as long as the server admits
-    clients, and 503 after. Raises `AddressError`.
+    Everyone who can connect to the address can read them, without a secret. So the address must
+    belong to this host only, unless `public`. The number of readers is limited like the number of
+    strangers (see `admission`), and each reader has a few seconds. `/healthz` is 200 as long as the
+    server admits clients, and 503 after. Raises `AddressError`.
     """
 
     def __init__(self, server: Watched, address: str, *, public: bool = False) -> None:

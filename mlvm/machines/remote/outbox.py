@@ -32,15 +32,15 @@ class PythonOutbox:
         return len(self) >= GATHERED or time.monotonic() - self._last_take > PAUSE
 
     def take(self, done: int, /) -> tuple[bytes, list[Any]]:
-        """Forget the messages before number `done`.
+        """Discard the messages before number `done`.
 
-        Return the others as one text of bytes, and the place of each.
+        Return the remaining messages as one bytes object, and the line of Python of each.
         """
         count = done - self._first
         if count not in (0, self._shown):
             raise ValueError(f"messages before {self._first} are done, not {done}")
         if count:
-            # There is no call between, so no interrupt either.
+            # No calls between these lines, so no interrupts.
             self._first, self._shown, self._messages[:count] = done, 0, []
         shown = self._messages.copy()
         self._shown = len(shown)

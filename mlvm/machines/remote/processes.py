@@ -2,7 +2,7 @@
 
 The server admits a client, and passes the connection to a process that was forked for it, or for
 its shared VM. The bytes of a plain connection then never pass through the server. The memory of a
-process is limited. If it ends early, its clients receive the reason.
+process is limited. If it dies, its clients receive the reason.
 
 The state of a TLS connection cannot be passed on. So the server decrypts, and relays the bytes.
 """
@@ -37,14 +37,14 @@ _ROOM: Final = 1 << 18
 
 
 class Process:
-    """A process of one client, or of a shared VM.
+    """A process of one client or a shared VM.
 
-    name: name of its VM.
-    channel: the server's end of the channel to it.
-    status: its last answer to "status", as `Server.status`.
-    metrics: its last counters, as `Metrics.to_json`.
-    status_pending: a request for the status is not answered.
-    ended: why the process has ended, or None.
+    `name`: name of its VM.
+    `channel`: the server's end of the channel to it.
+    `status`: its last answer to "status", as `Server.status`.
+    `metrics`: its last counters, as `Metrics.to_json`.
+    `status_pending`: a request for the status is not answered.
+    `ended`: the reason why the process has exited, or None.
     """
 
     def __init__(self, name: str, channel: Channel) -> None:
@@ -58,7 +58,7 @@ class Process:
         self._serving: dict[int, Future[tuple[int, float]]] = {}  # launches, and their seconds
 
     def send(self, do: str, *sockets: socket.socket, **facts: Any) -> bool:
-        """Send a request to the process. Return False if it has ended."""
+        """Send a request to the process. Return False if it has exited."""
         return self.channel.send({"do": do, **facts}, *sockets)
 
     def begin(self, number: int, sock: socket.socket, facts: Mapping[str, Any]) -> None:
@@ -70,8 +70,8 @@ class Process:
     def wait(self, number: int) -> tuple[int, float, str | None]:
         """Wait until the process has served a client.
 
-        Return the number of launches, their seconds, and the reason if the process has ended before
-        the client.
+        Return the number of launches, their seconds, and the reason if the process has exited
+        before the client.
         """
         with self._lock:
             serving = self._serving[number]
@@ -91,7 +91,7 @@ class Process:
             self._serving[number].set_result((launches, seconds))
 
     def end(self, reason: str) -> None:
-        """Note that the process has ended."""
+        """Record that the process has exited."""
         with self._lock:
             self.ended = self.ended or reason
             for each in self._serving.values():
@@ -208,7 +208,8 @@ class Processes:
     # --- messages of the processes ---
 
     def _listen(self) -> None:
-        """Handle messages of all processes, until the last one has ended after `close`."""
+        """Handle messages of all processes, until `close` was called and the last process has
+        exited."""
         while not self._closed or self._living:
             for key, _ in self._selector.select(_MOMENT):
                 process: Process = key.data
@@ -242,7 +243,7 @@ class Processes:
         process.end("its process has ended")
 
     def metrics(self) -> dict[str, Any]:
-        """Add up the metrics of all processes, also of those that have ended."""
+        """Add up the metrics of all processes, including exited processes."""
         with self._lock:
             metrics = Metrics()
             for counts in (self._ended.to_json(), *[each.metrics for each in self._living]):
@@ -291,7 +292,7 @@ class Processes:
 
 
 def how_it_ended(status: int | str) -> str:
-    """Describe why a process has ended, by its exit status or the error of its start."""
+    """Describe why a process has exited, by its exit status or the error of its start."""
     if isinstance(status, str):
         return f"no process can be started for it: {status}"
     if status >= 0:
@@ -307,7 +308,7 @@ def how_it_ended(status: int | str) -> str:
 
 
 def relay(secure: ssl.SSLSocket, plain: socket.socket) -> None:
-    """Relay the bytes of each socket to the other until one ends.
+    """Relay the bytes of each socket to the other until one is closed.
 
     At the end of `plain` all its bytes have been relayed; when the client hangs up, bytes that the
     process has not read are dropped.

@@ -22,7 +22,7 @@ def make_secret() -> str:
 
 
 def read_secret(path: str | os.PathLike[str]) -> bytes:
-    """Read the secret in a file, without blanks at its ends.
+    """Read the secret in a file, without leading and trailing blanks.
 
     Raises `AccessDeniedError` if others can read the file, if it is too long or has no secret, and
     `OSError`.

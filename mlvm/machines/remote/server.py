@@ -80,16 +80,16 @@ def _unprepared(vm: LocalVM) -> None:
 class Server(Closing):
     """Server of VMs at an address; a context manager that closes it.
 
-    Each client has its own VM, or one of the `shared` names. When its connection ends, the server
-    frees all tensors and storages of the client. A client proves that it knows the `secret`, except
-    a client of the server's own user at a unix socket. `certificate` and `key` are PEM files for
-    TLS. Without TLS, an address that other hosts can reach requires `insecure`.
+    Each client has its own VM, or a VM of the `shared` names. When its connection is closed, the
+    server frees all tensors and storages of the client. A client proves that it knows the `secret`,
+    except a client of the server's own user at a unix socket. `certificate` and `key` are PEM files
+    for TLS. Without TLS, an address that other hosts can reach requires `insecure`.
 
-    `processes` is the most processes of clients: each client has its own, and so has each shared
-    VM; 0 is one process for all. They share neither memory nor the interpreter's lock, and may use
-    `process_bytes` each. `address` may also be a listening socket.
+    `processes` limits the number of client processes. Each client and each shared VM has a separate
+    process; with 0, all of them share one process. They share neither memory nor the interpreter's
+    lock, and may use `process_bytes` each. `address` may also be a listening socket.
 
-    `options` are those of `LocalVM` (`threads`, `native`, ...). `prepare` is called with each new
+    `options` are passed to `LocalVM` (`threads`, `native`, ...). `prepare` is called with each new
     VM, for example to register functions; `libraries` are shared libraries with functions in C.
     Clients receive the values of `about`.
 
@@ -148,7 +148,7 @@ class Server(Closing):
         self._started = system.monotonic()
         self._draining = False
         self._launches = 0  # launches of disconnected clients
-        self._metrics = Metrics()  # metrics of these clients, and of handshakes
+        self._metrics = Metrics()  # metrics of these clients and handshakes
         self._accounts = Accounts(self._limits)
         self._admitted = 0
         for name in shared:
@@ -204,7 +204,7 @@ class Server(Closing):
     def reload(self, secret: str | bytes | None) -> None:
         """Replace the secret, and read the certificate's files again, for new connections.
 
-        Raises `AccessDeniedError` and `AddressError`, and changes nothing then.
+        Raises `AccessDeniedError` and `AddressError`; the server is then unchanged.
         """
         users = None if secret is None else users_of(handshake.check_secret(secret))
         if users is None and isinstance(self.address, addresses.TcpAddress):
@@ -266,7 +266,7 @@ class Server(Closing):
             self._processes.send_all("drain")
 
     def stop(self, reason: str) -> None:
-        """End all launches, and later ones at once."""
+        """Abort all launches, and later launches immediately."""
         self._watchdog.stop(reason)
         if self._processes is not None:
             self._processes.send_all("stop", reason=reason)
@@ -468,8 +468,10 @@ class Server(Closing):
         return self._about
 
     def _number_of(self, hello: handshake.Hello) -> int:
-        """Return the number of the user's client with key `hello.vm`. Raises
-        `AccessDeniedError`."""
+        """Return the number of the user's client with key `hello.vm`.
+
+        Raises `AccessDeniedError`.
+        """
         whose = hello.user, hello.vm
         with self._lock:
             numbers = [n for n, each in self._clients.items() if (each.user, each.key) == whose]
@@ -508,7 +510,7 @@ class Server(Closing):
         facts = {"peer": client.peer, "name": client.name, "leased": client.leased}
         _pass_on(client.socket, lambda sock: process.begin(client.number, sock, facts))
         # All bytes of the process are relayed. If it still runs, it waits for the client, which
-        # must read the end of the connection; if it has ended, the client receives the reason.
+        # must read the end of the connection. If it has exited, the client receives the reason.
         hears = threading.Timer(_LAST_WORDS, addresses.shut, (client.socket, socket.SHUT_WR))
         if isinstance(client.socket, ssl.SSLSocket):
             hears.start()
@@ -550,7 +552,7 @@ class Server(Closing):
         return lent.launches, lent.seconds
 
     def _lend(self, client: _Client, vm: BoundedVM) -> str:
-        """Perform the client's calls until its connection ends, and return why it ended."""
+        """Perform the client's calls until its connection is closed, and return the reason."""
         limits = self._limits
         vm.client.is_gone = client.is_gone
         session = client.session = _BoundedSession(vm, limits, self._watchdog, client)
@@ -593,7 +595,7 @@ class Server(Closing):
             vm._lock.release()
 
     def _part_from(self, stream: Stream, reason: str) -> str:
-        """Send a client, if it is still connected, why its connection ends."""
+        """Send a connected client the reason why its connection is closed."""
         with contextlib.suppress(MlvmError, OSError):
             stream.send([encode_error(ConnectionLostError(reason))])
         return reason
@@ -715,9 +717,9 @@ class Server(Closing):
 class _Client:
     """A connection; it has a number once admitted, and a VM if it requested one.
 
-    leased: the client may reconnect within the server's `lease_seconds`.
-    resumes: the number of the client that this connection continues.
-    key: a secret of this client alone, with which it may end its launches.
+    `leased`: the client may reconnect within the server's `lease_seconds`.
+    `resumes`: the number of the client that this connection continues.
+    `key`: a secret of this client, with which it can interrupt its launches.
     """
 
     def __init__(
@@ -848,7 +850,7 @@ class _Client:
 
 
 class _BoundedSession(Session):
-    """A session under limits: of the bytes of programs and of the time to verify them."""
+    """Session with limits for the bytes of programs and the time to verify them."""
 
     def __init__(self, vm: BoundedVM, limits: Limits, watchdog: Watchdog, client: _Client) -> None:
         super().__init__(vm, own=client.own)
@@ -884,7 +886,7 @@ class _BoundedSession(Session):
         return time.clock_gettime(self._clock)
 
     def is_interrupted(self) -> bool:
-        """Return whether the client has ended the launch of the current message."""
+        """Return whether the client has interrupted the launch of the current message."""
         return self.messages <= self.last
 
     def handle(self, kind: Kind, reader: Received) -> Sequence[Buffer] | None:

@@ -77,7 +77,7 @@ class Session(WireServer):
         self._launch_cache = vm.launch_cache() if isinstance(vm, LocalVM) else None
 
     def serve(self, stream: Stream, stops: Callable[[], bool] = lambda: False) -> None:
-        """Perform messages until the connection ends, or until `stops` is true after an answer.
+        """Perform messages until the connection is closed, or `stops` is true after an answer.
         Raises `ConnectionLostError` at the end of the connection, and `EncodingError` or
         `LimitExceededError` for an invalid message."""
         while True:
@@ -127,7 +127,7 @@ class Session(WireServer):
     def handle(self, kind: Kind, reader: Received) -> Sequence[Buffer] | None:
         """Perform a message, and return the answer to a call.
 
-        Raises `EncodingError` for a message of another kind.
+        Raises `EncodingError` for a message of a different kind.
         """
         if kind in (Kind.launch, Kind.post):
             self._posts += 1
@@ -155,7 +155,10 @@ class Session(WireServer):
             return [encode_error(error)]
 
     def heed(self, error: Exception) -> None:
-        """Note the error of a call before the client receives it. Raising ends the connection."""
+        """Record the error of a call before the client receives it.
+
+        Raising closes the connection.
+        """
 
     def _fail(self, error: Exception) -> None:
         self.heed(error)

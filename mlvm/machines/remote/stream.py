@@ -108,7 +108,7 @@ class Stream:
 
     @property
     def is_lost(self) -> bool:
-        """True if nothing more can be received.
+        """True if no more bytes can be received.
 
         The peer has disconnected, and a `LeasedStream` does not reconnect.
         """
@@ -230,7 +230,7 @@ class Stream:
             rest = memoryview(bytes(self._buffer[start : self._end[0]]))
             fresh = memoryview(bytearray(_ROOM))
             fresh[: len(rest)] = rest
-            # There is no call between these lines, so no interrupt either.
+            # No calls between these lines, so no interrupts.
             end, at = deque((len(rest),), 1), self._at._replace(start=0)
             self._buffer, self._end, self._at = fresh, end, at
             start = 0

@@ -2,7 +2,7 @@
 
 Python raises the error between two bytecodes, and the loop in C where it checks signals. A running
 kernel is not interrupted. A finalizer could swallow the error; so it is raised again until the
-launch has ended.
+launch has stopped.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ _AGAIN: Final = 0.2
 
 
 class Stopped(LimitExceededError):
-    """The error raised in the thread of a launch. `watch` turns it into a `LimitExceededError`."""
+    """Error that is raised in the thread of a launch. `watch` turns it into a
+    `LimitExceededError`."""
 
 
 class Watch:

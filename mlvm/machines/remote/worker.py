@@ -4,7 +4,7 @@
 
 The nursery has one thread and no client, so it may fork at any time, and a forked process has all
 modules. A forked process is a `Server` that does not listen: its channel brings admitted clients.
-It ends with its channel, thus with the server.
+It exits when its channel is closed, thus with the server.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FIRST_TO_GO: Final = 500
 
 
 def main() -> None:
-    """Fork a process for each socket that the server sends, until the server ends."""
+    """Fork a process for each socket that the server sends, until the server exits."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the server stops this process
         signal.signal(number, signal.SIG_IGN)
     server = Channel(socket.socket(fileno=int(sys.argv[1])))
@@ -89,7 +89,7 @@ def _fork(channel: Channel) -> int | None:
 
 
 def _report_ended(children: dict[int, Channel]) -> None:
-    """Report each child that has ended to the server, after the child's own messages."""
+    """Report each exited child to the server, after the child's own messages."""
     for child, channel in list(children.items()):
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:

@@ -300,7 +300,7 @@ def group_query_attention(at: Call, q: Any, k: Any = None, v: Any = None, past_k
 
 
 def _put(past: Any, x: Any, before: Any, room: int) -> Any:
-    """Put rows [N, H, t, D] behind the first `before` rows of each batch, in `room` rows."""
+    """Store rows [N, H, t, D] after the first `before` rows of each batch, in `room` rows."""
     if isinstance(before, int):
         parts = [x] if past is None else [past[:, :, :before], x, past[:, :, before + x.shape[2] :]]
         return parts[0] if len(parts) == 1 else ml.concat(parts, axis=2)

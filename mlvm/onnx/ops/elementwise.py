@@ -33,10 +33,10 @@ load 3: Where
 class Pair(NamedTuple):
     """Op of ONNX that is one op of mlvm.
 
-    name: its name in ONNX.
-    function: its name in mlvm.
-    least: number of its operands.
-    form: dtype in which `save` writes the operands, or "load" if it writes the op otherwise.
+    `name`: its name in ONNX.
+    `function`: its name in mlvm.
+    `least`: number of its operands.
+    `form`: dtype in which `save` writes the operands, or "load" if it writes the op otherwise.
     """
 
     name: str

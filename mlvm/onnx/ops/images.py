@@ -77,7 +77,7 @@ def resize(at: Call, x: Value, *operands: Any) -> Value:
     if is_cropped:
         y = _outside(at, y, x.shape, counts, which, roi, order)
     if y.dtype != own:
-        if not own.is_float:  # onnxruntime cuts off linear weights alone
+        if not own.is_float:  # onnxruntime truncates only linear weights
             is_cut = mode == "linear" and not at.get("antialias", 0)
             y = ml.clip(y if is_cut else ml.round(y), *_range(own))
         y = ml.astype(y, own)

@@ -228,7 +228,7 @@ def pad(at: Call, x: Value, pads: Any = None, value: Any = None, axes: Any = Non
     for axis, low, high in zip(which, ends[:half], ends[half:], strict=True):
         widths[axis] = low, high
     mode = at.get("mode", "constant")
-    if mode not in ("constant", "reflect", "edge", "wrap"):  # numpy has others, such as "empty"
+    if mode not in ("constant", "reflect", "edge", "wrap"):  # numpy has further modes: "empty"
         raise ModelError(f"expected mode as constant, reflect, edge or wrap, got {mode!r}")
     if is_known(x) and min(min(each) for each in widths) >= 0:
         bounded([n + sum(each) for n, each in zip(x.shape, widths, strict=True)])

@@ -58,7 +58,7 @@ def _float(xp: Any, v: Any) -> Any:
 
 
 def _along(v: Value, x: Any, axis: int, dtype: DType) -> Any:
-    """Shape a scale or zero of x, or of each position of its axis, to broadcast with x."""
+    """Reshape a scale or zero point, per tensor or per axis, to broadcast with x."""
     values = ml.zeros((), dtype=dtype) if v is None else ml.astype(tensor(v), dtype)
     if values.size == 1:
         return ml.reshape(values, ())

@@ -268,7 +268,7 @@ def dynamic_quantize_lstm(at: Call, x: Value, w: Value, r: Value, b: Value, leng
             rows_of(ml.matrix_transpose(q[d]), _zeros_of(zero, d))
             for q, zero in ((wq, wz), (rq, rz))
         )
-        # Their sums are a row beside a row: one chain.
+        # Both sums are rows of the same shape, so they form one chain.
         inner = inner._replace(sums=ml.expand_dims(inner.sums, axis=0))
         rows = dynamic_matmul(ml.reshape(x, (count * n, x.shape[2])), outer, wscale[d])
         if b is not None:

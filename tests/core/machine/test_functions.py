@@ -52,7 +52,13 @@ def test_an_unknown_name_offers_names_like_it() -> None:
 def test_the_form_that_writes_wants_a_tensor_of_the_results_type() -> None:
     slot = TABLE.binding("add.out").callee
     assert slot.infer([VECTOR, VECTOR, TensorType(f32)], {}) == ()
-    refuses(ShapeError, r"^add.out\(\): takes the tensor to write to first$", slot.infer, [], {})
+    refuses(
+        ShapeError,
+        r"^add.out\(\): expected the tensor to write to as the first operand$",
+        slot.infer,
+        [],
+        {},
+    )
     with pytest.raises(ShapeError, match=r"the result is f32\[2\] and does not fit into f32\[\]"):
         slot.infer([TensorType(f32), VECTOR, VECTOR], {})
     with pytest.raises(DTypeError, match="does not fit into f64"):

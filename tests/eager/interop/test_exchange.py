@@ -143,7 +143,7 @@ def test_what_is_freed_is_lent_on() -> None:
 
 def nowhere_to_lend(x: ml.Tensor) -> None:
     for refused in (lent, lambda x: np.asarray(x, copy=False)):
-        error = refuses(CopyError, "no memory here to lend", refused, x)
+        error = refuses(CopyError, "no memory in this process that", refused, x)
         assert isinstance(error, BufferError)
         assert isinstance(error, ValueError)
 
@@ -166,8 +166,8 @@ def test_what_has_no_values_is_refused() -> None:
         np.from_dlpack(x + 1.0, copy=copy)
         return x
 
-    refuses(ExchangeError, "no values to give", ml.capture(exported), ml.ones(3), None)
-    refuses(CopyError, "no memory here to lend", ml.capture(exported), ml.ones(3), False)
+    refuses(ExchangeError, "cannot be exported", ml.capture(exported), ml.ones(3), None)
+    refuses(CopyError, "no memory in this process that", ml.capture(exported), ml.ones(3), False)
 
 
 @local
@@ -187,12 +187,12 @@ def test_what_a_consumer_may_ask() -> None:
     assert x.__dlpack_device__() == (1, 0)
     assert "dltensor_versioned" in repr(x.__dlpack__(max_version=(1, 0)))
     assert "dltensor_versioned" not in repr(x.__dlpack__())
-    refuses(CopyError, "lent read-only", x.__dlpack__, copy=False)
+    refuses(CopyError, "shared read-only", x.__dlpack__, copy=False)
     copied = np.from_dlpack(x, copy=True)
     copied.fill(1)
     assert x.tolist() == [0, 1, 2]
     refuses(ExchangeError, "the processor", x.__dlpack__, dl_device=(2, 0))
-    refuses(ExchangeError, "no streams", lambda: untyped.ones(1).__dlpack__(stream=1))
+    refuses(ExchangeError, "expected stream=None", lambda: untyped.ones(1).__dlpack__(stream=1))
 
 
 def test_from_dlpack() -> None:
@@ -281,7 +281,7 @@ def test_a_copy_lives_where_the_tensor_lives() -> None:
 )
 def test_no_gradient_is_lost_in_another_library(through: Any) -> None:
     x = ml.asarray([1.0, 2.0, 3.0])
-    with pytest.raises(ml.errors.GradientError, match="none goes through another library"):
+    with pytest.raises(ml.errors.GradientError, match="another library cannot compute gradients"):
         ml.grad(lambda x: ml.sum(x * ml.asarray(through(x))))(x)
     constant = ml.grad(lambda x: ml.sum(x * through(ml.stop_gradient(x)[None])[0]))
     assert constant(x).shape == (3,)

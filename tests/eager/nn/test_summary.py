@@ -90,7 +90,7 @@ def test_a_summary_has_outputs_parameters_and_bytes() -> None:
     assert "  lstm: LSTM\n" in repr(table)
     assert "    forward_0: LSTMCell\n" in repr(table)
     assert "f32[7,3,4] in 2 calls" in repr(table)
-    assert last == f"a call needs {table.needed:,} bytes besides"
+    assert last == f"a call needs {table.needed:,} additional bytes"
     needed = ml.measure(lambda i, n: model(i, n), ml.TensorType("i64", [7, 3]), LENGTHS).arena
     assert abs(table.needed - needed) <= 256
     assert {p: x.tobytes() for p, x in state.items()} == {

@@ -364,11 +364,11 @@ def test_what_is_refused() -> None:
         for shard in ("optimizer", "all"):
             layer = nn.Linear(3, 5, key=ml.random.key(0))
             for make in (ml.optim.Lamb, ml.optim.Adafactor, ml.optim.Muon, ml.optim.LBFGS):
-                message = f"{make.__name__} looks at whole parameters, .* shard='{shard}'"
+                message = f"{make.__name__} needs whole parameters, .* shard='{shard}'"
                 with sharding(shard), pytest.raises(ArgumentError, match=message):
                     make(layer, 0.1)
             assert layer.kernel.shape == (3, 5)
-        with sharding("all"), pytest.raises(ArgumentError, match="by a Module"):
+        with sharding("all"), pytest.raises(ArgumentError, match="needs a Module"):
             ml.optim.SGD(x, 0.1)
         with sharding("optimizer"):
             optimizer = ml.optim.SGD(x, 0.1)

@@ -14,6 +14,7 @@ import pytest
 
 import mlvm.eager as ml
 from mlvm.core.errors import MlvmError
+from mlvm.eager.functions import shapes
 from mlvm.eager.tensor import templates
 from mlvm.eager.tensor.reading import values_of
 from mlvm.machines.native.extension import EXTENSION
@@ -134,3 +135,19 @@ def test_most_of_these_calls_run_by_open_templates() -> None:
             for call in range(CALLS):
                 outcome(calls.function(call, "f32"))
     assert EXTENSION.open_calls() - before > count
+
+
+def test_a_function_of_calls_with_open_templates_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    shaped, calls = shapes._shaped, []
+
+    def counted(*args: Any) -> ml.Tensor:
+        calls.append(args)
+        return shaped(*args)
+
+    monkeypatch.setattr(shapes, "_shaped", counted)
+    for n in range(40, 60):
+        x = ml.ones((n, 3))
+        assert ml.stack([x, x + 1.0]).shape == (2, n, 3)
+        if n == 50:
+            calls.clear()
+    assert not calls

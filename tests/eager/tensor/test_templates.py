@@ -9,7 +9,7 @@ import importlib
 import importlib.util
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
@@ -18,9 +18,11 @@ import pytest
 import mlvm.eager as ml
 from mlvm.core.types import DType
 from mlvm.eager.functions.random import with_keys
-from mlvm.eager.tensor import templates
+from mlvm.eager.tensor import primitives, templates
+from mlvm.eager.tensor.chains import chains_of
 from mlvm.eager.tensor.constants import constant, is_constant
 from mlvm.eager.tensor.reading import values_of
+from mlvm.eager.tensor.wrapper import public
 from mlvm.machines.native.extension import EXTENSION
 from tests.brief import with_long
 from tests.cases.tables import FUNCTIONS, Row, flat
@@ -35,6 +37,15 @@ pytestmark = pytest.mark.skipif(
 )
 
 rows = pytest.mark.parametrize("row", FUNCTIONS, ids=[row.call for row in FUNCTIONS])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _chains_at_first() -> Iterator[None]:
+    """Join the elementwise steps of a template in its first run."""
+    assert EXTENSION is not None
+    before = EXTENSION.chain_after(0)
+    yield
+    EXTENSION.chain_after(before)
 
 
 def disabled() -> AbstractContextManager[Any]:
@@ -160,7 +171,7 @@ def test_one_thread_records_at_a_time() -> None:
         extension.call(function, (x,), {})
     may_go.clear()
     is_inside.clear()
-    options = {"dtype": DType, "with_keys": with_keys}
+    options = {"dtype": DType, "with_keys": with_keys, "chains": chains_of}
     extension.install_templates(is_constant=asked, **options)
     try:
         assert extension.call(quick, (x,), {}).tolist() == [2, 2, 2]
@@ -197,3 +208,42 @@ def test_no_call_of_a_composed_function_needs_more_memory_than_the_function(name
     with templates.disabled():
         of_the_function = high_water()
     assert max(high_water() for _ in range(6)) <= of_the_function
+
+
+@pytest.mark.parametrize("name", ["hard_swish", "elu", "leaky_relu", "silu"])
+def test_a_template_computes_elementwise_steps_together(name: str) -> None:
+    x = ml.asarray([float(i - 32) for i in range(64)])
+    function = getattr(ml, name)
+    for _ in range(CALLS):
+        function(x)
+    arena = ml.Arena(x.arena.vm, "joined")
+    with arena:
+        function(x)
+        assert arena.high_water == x.nbytes  # the steps alone need memory for their results
+    with arena, templates.disabled():
+        function(x)
+        assert arena.high_water > x.nbytes
+
+
+def test_a_step_after_a_length_that_depends_on_values_makes_no_template() -> None:
+    calls = []
+
+    @public
+    def firsts(x: ml.Tensor) -> ml.Tensor:
+        calls.append(x)
+        positive = primitives.boolean_index(x, x > 0.0)
+        return primitives.multiply(positive, float(positive.size))
+
+    for values in ([1.0, 2.0], [1.0, -2.0], [-1.0, -2.0], [3.0, 2.0]):
+        x = ml.asarray(values)
+        check(lambda x=x: firsts(x))  # type: ignore[misc]
+    assert len(calls) == 4 * (1 + CALLS)
+
+
+@pytest.mark.parametrize("name", ["unique_values", "nonzero", "argwhere", "flatnonzero"])
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f64", "int8", "uint64", "bool", "c64"])
+def test_results_whose_lengths_depend_on_values(name: str, dtype: str) -> None:
+    for values in ([[0.0, -0.0, 3.0], [3.0, 1.0, 0.0]], [[0.0] * 3] * 2, [[1.0, 2.0, 3.0]] * 2):
+        x = ml.asarray(values).astype(dtype)
+        check(lambda x=x: getattr(ml, name)(x))  # type: ignore[misc]
+    check(lambda: getattr(ml, name)(ml.zeros((0, 3), dtype=dtype)))

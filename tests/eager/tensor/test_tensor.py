@@ -93,9 +93,9 @@ def test_a_number_of_a_higher_kind_has_its_default_dtype() -> None:
     same(n / n, np.ones(3, "f4"))
     same(x / n, X / N.astype("f4"))
     assert complex(ml.asarray(2 - 1j)) == ml.asarray(2 - 1j).item() == 2 - 1j
-    with pytest.raises(ml.errors.DTypeError, match="does not fit into"):
+    with pytest.raises(ml.errors.DTypeError, match="cannot be written to"):
         n += 1.5
-    with pytest.raises(ml.errors.DTypeError, match="does not fit into"):
+    with pytest.raises(ml.errors.DTypeError, match="cannot be written to"):
         x *= 1j
 
 
@@ -159,7 +159,7 @@ def test_updates_in_place(name: str) -> None:
 
 def test_an_update_keeps_the_type() -> None:
     y = ml.asarray(Y)
-    with pytest.raises(ml.errors.ShapeError, match=r"does not fit into f32\[3\]"):
+    with pytest.raises(ml.errors.ShapeError, match=r"cannot be written to f32\[3\]"):
         y += ml.asarray(X)
     n = ml.asarray(M, dtype=ml.int8)
     n += ml.asarray(N)
@@ -191,7 +191,7 @@ def test_an_update_casts_the_same_kind_as_numpy_does(own: str, other: str) -> No
         x[:] = y
         assert x.tolist() == [1, 0]
     else:
-        refuses(ml.errors.DTypeError, "does not become", x.__setitem__, slice(None), y)
+        refuses(ml.errors.DTypeError, "values, got", x.__setitem__, slice(None), y)
 
 
 # --- arenas --------------------------------------------------------------------------

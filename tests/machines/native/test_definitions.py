@@ -21,7 +21,8 @@ from mlvm.eager.capture import capture as capture_module
 from mlvm.eager.capture import launch as launch_module
 from mlvm.eager.capture.guards import checker as checker_module
 from mlvm.eager.functions import creation, indexing, random
-from mlvm.eager.tensor import constants, operands, tensor
+from mlvm.eager.tensor import apply as apply_module
+from mlvm.eager.tensor import constants, operands, primitives, tensor
 from mlvm.eager.tensor.apply import alias, alias_in_python, apply, apply_in_python, one_op
 from mlvm.eager.tensor.operands import as_operand
 from mlvm.eager.tensor.update import apply_into, apply_into_in_python
@@ -56,7 +57,8 @@ DEFINITIONS: Final = [
 
 OF_C: Final = {
     *("install", "install_views", "install_indexing", "install_operands", "install_templates"),
-    *("use_templates", "opaque", "pause_in_python", "call", "region_add_view"),
+    *("use_templates", "chain_after", "draw_keys", "opaque", "pause_in_python", "call"),
+    "region_add_view",
     *(
         "region_remove_view",
         "region_take_views",
@@ -237,6 +239,14 @@ def _read(index: Any) -> Work:
     return lambda x: x[index].item()
 
 
+def _listed(index: Any) -> Work:
+    return lambda x: x[index].tolist()
+
+
+def _nothing(*_: object) -> None:
+    return None
+
+
 def _keyed(by: Callable[[ml.Tensor, Any], object], key: Any) -> Work:
     return lambda x: by(x, key(x))
 
@@ -282,8 +292,12 @@ def _both() -> Iterator[tuple[str, Both]]:
     for index in ((1, 2), 0):
         yield (
             "scalar",
-            Both(_read(index), _patched(tensor, "_scalar", lambda _: None, _read(index))),
+            Both(_read(index), _patched(tensor, "_scalar", _nothing, _read(index))),
         )
+        yield "nested", Both(_listed(index), _patched(tensor, "_nested", _nothing, _listed(index)))
+    for name, function in _DYNAMIC.items():
+        python = _patched(apply_module, "_DYNAMIC_IN_C", {}, function)
+        yield name, Both(function, python)
     for value in (2.5, 7, -1, float("nan"), 1e300):
         yield (
             "number",
@@ -304,6 +318,14 @@ def _both() -> Iterator[tuple[str, Both]]:
         yield function, Both(_remote(True), _remote(False))
     yield "next_key", Both(drawn, _patched(random, "_next_in_c", lambda *_: None, drawn))
 
+
+_DYNAMIC: Final[dict[str, Work]] = {
+    "chosen_in_python": lambda x: primitives.boolean_index(x, x > 0.5),
+    "positions": lambda x: [
+        ml.argwhere(ml.astype(x - 1.0, dtype))
+        for dtype in ("f32", "bf16", "f64", "int8", "int64", "bool", "c64")
+    ],
+}
 
 CASES: Final = [pytest.param(both, id=f"{name}-{i}") for i, (name, both) in enumerate(_both())]
 

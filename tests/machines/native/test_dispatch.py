@@ -11,7 +11,13 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from mlvm.core.errors import MlvmError, OperandValueError, StaleTensorError
+from mlvm.core.errors import (
+    HandleError,
+    MachineError,
+    MlvmError,
+    OperandValueError,
+    StaleTensorError,
+)
 from mlvm.core.observe import observed
 from mlvm.eager.autodiff.tape import Tape
 from mlvm.eager.tensor import templates
@@ -319,3 +325,32 @@ def test_types_learned_while_a_tape_makes_a_template_get_their_own(monkeypatch: 
     ml.grad(loss)(x, y)
     monkeypatch.undo()
     assert [ml.grad(loss)(small, wide).shape for _ in range(3)] == [(1,)] * 3
+
+
+CALLS_AFTER_CLOSE = {
+    "add": lambda x: x + x,
+    "number": lambda x: x * 3.0,
+    "update": lambda x: x.__iadd__(x),
+    "recorded": ml.softmax,
+    "item": lambda x: x[0, 0].item(),
+    "creation": lambda x: ml.zeros(100),
+    "assignment": lambda x: x.__setitem__(0, 1.0),
+    "copy": lambda x: x[:, 1:3],
+    "mask": lambda x: x[x > 0],
+}
+
+
+@pytest.mark.parametrize("call", CALLS_AFTER_CLOSE.values(), ids=[*CALLS_AFTER_CLOSE])
+def test_no_call_reaches_the_memory_of_a_closed_vm(call: Callable[[ml.Tensor], Any]) -> None:
+    vm = ml.VM("gone")
+    with ml.use(vm):
+        for _ in range(4):  # until C runs it
+            x = ml.reshape(ml.ones(100), (2, 50)) * 2.0
+            call(x)
+        x = ml.reshape(ml.ones(100), (2, 50)) * 2.0  # it has an address, but no handle yet
+        freed = ml.ones(100)
+        del freed
+        vm.close()
+        foreign = [np.zeros(nbytes, "u1") for nbytes in (400, 1 << 16, (1 << 16) + 64) * 8]
+        refuses((HandleError, MachineError), "gone' was closed", call, x)
+    assert not any(each.any() for each in foreign)

@@ -64,9 +64,12 @@ _OF_GLOBALS: Final = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_G
 class CodeNames(NamedTuple):
     """Names that code may read.
 
-    globals: names of globals, in order. fields: names of attributes, and all strings that may be
-    one. imports: modules as (level, name). unbounded: the names that make the code unbounded.
-    formats: variables on which the code calls `format`; it reads the fields that their text names.
+    `globals`: names of globals, in order.
+    `fields`: names of attributes, and all strings that may be an attribute's name.
+    `imports`: modules as (level, name).
+    `unbounded`: the names that make the code unbounded.
+    `formats`: variables on which the code calls `format`; it reads the fields that their text
+        names.
     """
 
     globals: tuple[str, ...]

@@ -80,9 +80,10 @@ class FrozenWarning(UserWarning):
 class Reading(NamedTuple):
     """A name that code loads.
 
-    path: the name, and the attributes that are read from it. imported: the module, and a name in
-    it, if the code imports the name itself. line: the line in the file. args: the arguments of its
-    call, if they are constants and names; otherwise None.
+    `path`: the name, and the attributes that are read from it.
+    `imported`: the module, and a name in it, if the code imports the name itself.
+    `line`: the line in the file.
+    `args`: the arguments of its call, if they are constants and names; otherwise None.
     """
 
     path: tuple[str, ...]

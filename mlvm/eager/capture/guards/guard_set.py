@@ -166,7 +166,7 @@ class GuardSet:
 
     @property
     def is_flat(self) -> bool:
-        """True if `checker` decides alone, except for numbers, whether the walk is still valid."""
+        """True if `checker` decides, except for numbers, whether the walk is still valid."""
         return not (self._needs_rescan or self.fields)
 
     def values(self, *, checked: bool = True) -> tuple[list[Tensor], list[float]] | None:
@@ -396,7 +396,7 @@ class GuardSet:
                     self._add_part(None, each)
 
     def _lazy_module(self, module: types.ModuleType) -> None:
-        """Visit a module of a subclass, such as one that imports names on access, and its class.
+        """Visit an instance of a subclass of module, for example a lazy module, and its class.
 
         The methods of the class determine how names are found."""
         self._module(module)
@@ -443,7 +443,7 @@ class GuardSet:
                 self._base(each, may_construct=may_construct)
 
     def _base(self, kind: type, *, may_construct: bool = False) -> None:
-        """Enqueue the class of an object or of a class.
+        """Enqueue the class of an object or a class.
 
         Two objects of this class may be compared."""
         may_construct |= "__dataclass_params__" in vars(kind) and -id(kind) in self._visited

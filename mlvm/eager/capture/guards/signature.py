@@ -81,11 +81,12 @@ class Signature:
     Attributes:
         guards: guards on all state that the function reads in addition to its arguments.
         arguments: the arguments, decomposed.
-        in_fields: tensors of fields that are treated as arguments; they precede those of arguments.
+        in_fields: tensors of fields that are treated as arguments; they precede the tensors of
+        arguments.
         tensors: each tensor once, except those that the function also reads from its environment.
         inputs: the first tensor in each memory region; their order numbers the inputs of a program.
         numbers: Python numbers, those in fields first; the key contains only their class.
-        key: a hashable value, equal for calls that one program may serve.
+        key: a hashable value; calls that can share a program have equal keys.
 
     Raises `CaptureError` for a tensor of a scratch pad.
     """
@@ -98,7 +99,7 @@ class Signature:
         self.tensors: list[Tensor] = []
         self.inputs: list[Tensor] = []
         self.numbers = numbers + arguments.numbers
-        self._ordinals: dict[int, int] = {}  # of tensors and of memory regions
+        self._ordinals: dict[int, int] = {}  # of tensors and memory regions
         self._roots: dict[int, int] = {}
         tensors = [self._tensor(x) for x in (*self.in_fields, *arguments.tensors)]
         self.key = (guards.key, arguments.structure, *tensors)

@@ -176,8 +176,8 @@ DEVICE f32 odd_f32(f64 x) {
 #define POINTER(DT, x) GLOBAL STORED(DT) *x = (GLOBAL STORED(DT) *)(x##_memory + x##_at)
 
 /* A kernel that refuses a value reports it here, and continues with a harmless one: a flag, then where
- * the value lies in the operand, and the value, of floats the bits of an f64. Of several the first to come
- * is told. */
+ * the value lies in the operand, and the value, of floats the bits of an f64. If several values are rejected, the first
+ * is reported. */
 #define REFUSALS TENSOR(i64, refused)
 DEVICE void refuse(GLOBAL i64 *report, i64 at, i64 value) {
     if (ATOMIC_SWAP((GLOBAL i32 *)report, 0, 1) == 0) {

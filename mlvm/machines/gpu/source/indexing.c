@@ -1,7 +1,6 @@
-/* Gather and scatter by indices and masks. Tensors are viewed as [before, length, behind], with
- * the axis of the indices in the middle. T is the dtype of the elements, or an unsigned integer
- * of the same size for pure moves. I is the dtype of the indices; negative indices count from
- * the end. */
+/* Gather and scatter by indices and masks. Tensors are viewed as [before, length, behind]: the axes before and after
+ * the axis of the indices. T is the dtype of the elements, or an unsigned integer of the same size for pure moves. I is
+ * the dtype of the indices; negative indices count from the end. */
 
 #ifdef I
 /* `place`: the position of index i. An index out of range is reported, and gives -1. */

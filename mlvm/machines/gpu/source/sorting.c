@@ -1,6 +1,6 @@
-/* Stable merge sort of rows, with the index of each element: x[before, length, behind] along the
- * middle axis. Keys are stored in `rows` rows. BEFORE(a, b) is true if a precedes b. K is the
- * dtype of keys. RUN elements are first sorted by counting the elements before each. */
+/* Stable merge sort of rows, with the index of each element: along the middle one of three axes of x. Keys are stored
+ * in `rows` rows. BEFORE(a, b) is true if a precedes b. K is the dtype of keys. RUN elements are first sorted by
+ * counting the elements before each. */
 
 #define RUN 32
 

@@ -60,7 +60,7 @@ def _window_of(parameter: int, type: TensorType, attributes: Attributes) -> _Win
 
 
 class _Written(NamedTuple):
-    """Window that a chain writes: result `out`, whose other elements are those of `x`."""
+    """Window that a chain writes: result `out`, whose other elements come from `x`."""
 
     out: int
     x: int
@@ -97,7 +97,7 @@ class _Steps:
         self._join_lines()
 
     def _add(self, link: Link, before: Link | None) -> bool:
-        """Add a link behind the one `before`; return False if it has no row function."""
+        """Add a link after the link `before`; return False if it has no row function."""
         if link.op.name == READS_WINDOW:
             return self._read_window(link)
         if link.op.name == WRITES_WINDOW:
@@ -173,15 +173,14 @@ class _Steps:
         return True
 
     def _join_lines(self) -> None:
-        """Let one row function compute several steps if each reads the result of the one before,
-        and no other step reads that.
+        """Merge steps into one row function if each result is read only by the next step.
 
         No result may be written between them, since it may reuse the memory of an operand.
         """
         uses = Counter(value for step in self.steps for value in step.values[step.nresults :])
         writers: dict[int, int] = {}
         remaining: list[_Step | None] = []
-        barrier = 0  # the first step that no step before may move behind
+        barrier = 0  # the first step that earlier steps must not pass
         for i, step in enumerate(self.steps):
             remaining.append(step)
             if step.row in _LINES:
@@ -401,7 +400,7 @@ class _ScratchLayout:
             for target in [each for each in targets if each not in self.kinds]:
                 self.kinds[target] = _native.TEMPORARY
                 self._take(target, chain.types[target].dtype.itemsize)
-                if last[target] == i:  # nothing reads it
+                if last[target] == i:  # it is never read
                     self._put_back(target, chain)
         copied = (_native.TEMPORARY, _native.REPEATED)
         slots = {slot for value, slot in self._slot.items() if self.kinds[value] in copied}
@@ -515,7 +514,7 @@ def single(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
 
 
 def _row_call(row: str, types: Types, work: float, unit: int | None = None) -> KernelCall | None:
-    """Plan a row function on parameters of one shape."""
+    """Plan a row function on parameters of the same shape."""
     size, unit = types[0].size, unit or PIECE
     work += 0.03 * sum([type.nbytes for type in types])
     rest = [type.dtype.itemsize for type in types]

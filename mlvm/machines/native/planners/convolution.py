@@ -68,7 +68,7 @@ def _convolved(
     attributes: Attributes,
     panels: TensorType | None = None,
 ) -> KernelCall | None:
-    """Plan products of windows and the kernel, which may lie in panels."""
+    """Plan products of windows and the kernel, which may be packed into panels."""
     groups, *_, inputs, outputs = attributes["groups"], *kernel.shape
     each, inner = outputs // groups, math.prod(kernel.shape[:-1])
     places, channels = math.prod(out.shape[:-1]), x.shape[-1]
@@ -130,7 +130,7 @@ def conv2d_kernel_vjp(op: str, types: Types, attributes: Attributes) -> KernelCa
     each, inner = outputs // groups, math.prod(out.shape[:-1])
     places = math.prod(g.shape[:-1])
     axes = [(groups, inputs, each)] if groups > 1 else []
-    # A column stride of 1 means that windows are rows. Here they are columns, even of one element.
+    # A column stride of 1 would mean that windows are rows. Here they are always columns.
     left, right = Matrix(inner, places, 1, max(inner, 2)), Matrix(places, each, outputs, 1)
     product = Product(dtype, left, right, axes)
     dilation = attributes["dilation"]
@@ -144,7 +144,7 @@ def conv2d_kernel_vjp(op: str, types: Types, attributes: Attributes) -> KernelCa
 def _is_narrow(kernel: TensorType, attributes: Attributes) -> bool:
     """Return True for groups of one channel, or small groups that together fill vectors.
 
-    The groups have as many channels in x.
+    The groups have the same number of channels in x.
     """
     *window, inputs, outputs = kernel.shape
     if len(window) != 2 or inputs * attributes["groups"] != outputs or outputs == 1:  # no lanes
@@ -152,7 +152,7 @@ def _is_narrow(kernel: TensorType, attributes: Attributes) -> bool:
     if inputs == 1:
         return True
     (tall, wide), dilation_x = window, attributes["dilation"][1]
-    pixels = 7 * attributes["stride"][1] + (wide - 1) * dilation_x + 1  # that eight places see
+    pixels = 7 * attributes["stride"][1] + (wide - 1) * dilation_x + 1  # that eight positions read
     nbytes = tall * pixels * inputs * kernel.dtype.itemsize
     full = outputs * kernel.dtype.itemsize % _VECTOR == 0
     return inputs in _NARROW and full and nbytes <= _PIXELS
@@ -171,7 +171,7 @@ def _axes(name: str, numbers: Iterable[int], otherwise: int) -> dict[str, int]:
 def _gathered(
     x: TensorType, window: Shape, grid: TensorType, stride: Shape, dilation: Shape
 ) -> dict[str, int]:
-    """Return the integers of windows over x at the places of `grid`."""
+    """Return the integers of windows over x at the positions of `grid`."""
     return {
         "copy_x": GATHER,
         "channels": x.shape[-1],
@@ -194,10 +194,10 @@ def _runs(across: int, channels: int, side_by_side: bool) -> dict[str, int]:
 
 
 def _in_lines(dtype: str, windows: dict[str, int], window: Shape, groups: int) -> dict[str, int]:
-    """Return the integers for reading windows from copied lines of an image: lines at once.
+    """Return the integers for reading windows from copied lines of an image.
 
-    Empty where lines of windows are short, or of many images, or pixels so large that they would
-    collide in a cache.
+    The result is empty if the lines of windows are short or contain several images, or if the
+    pixels are so large that they would collide in a cache.
     """
     across, down, channels = windows["grid_width"], windows["grid_height"], windows["channels"]
     size, step = 8 if dtype == "f64" else 4, windows["stride_down"]

@@ -79,7 +79,7 @@ def dynamic_update(op: str, types: Types, attributes: Attributes) -> KernelCall 
 
 @planner("scatter_add", "index_add", "scatter_add_along_axis")
 def add(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
-    """Plan an addition. A unit is a number of the columns behind the axis."""
+    """Plan an addition. A unit is a number of columns after the axis."""
     out, *_, updates, indices = types
     along, sizes = op == "scatter_add_along_axis", _split(out, attributes)
     count = _split(indices, attributes)["length"] if along else indices.size
@@ -94,7 +94,7 @@ def add(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
 
 @planner("index_reduce")
 def index_reduce(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
-    """Plan `index_reduce` along axis 0. A unit is a number of the columns behind it."""
+    """Plan `index_reduce` along axis 0. A unit is a number of columns after that axis."""
     out, _, updates, indices = types
     sizes, piece = _split(out, {"axis": 0}), 64 // out.dtype.itemsize
     by = ("multiply", "minimum", "maximum").index(attributes["by"])
@@ -134,7 +134,7 @@ def index_set(op: str, types: Types, attributes: Attributes) -> KernelCall | Non
 
 
 def _split(x: TensorType, attributes: Attributes) -> dict[str, int]:
-    """Split a shape at the axis: elements before it, along it and behind it."""
+    """Split a shape at the axis: elements before it, along it and after it."""
     axis = normalize_axis(attributes["axis"], x.ndim)
     before, behind = math.prod(x.shape[:axis]), math.prod(x.shape[axis + 1 :])
     return {"before": before, "length": x.shape[axis], "behind": behind}
@@ -164,7 +164,7 @@ def masked(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
 @memoized(256)
 def boolean_index(count: int, width: int) -> KernelCall | None:
     """Plan a call that copies the rows of `width` bytes where a mask of `count` elements is True.
-    Its parameters are a result of that many rows, x, and a mask that nothing changes meanwhile."""
+    Its parameters are a result with `count` rows, x, and a mask that must not change meanwhile."""
     return _masked("boolean_index", 3, count, 0, width)
 
 

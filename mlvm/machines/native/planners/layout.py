@@ -1,4 +1,4 @@
-"""Elements in another order, or elsewhere: `kernels/layout.c`."""
+"""Elements in a different order, or elsewhere: `kernels/layout.c`."""
 
 from __future__ import annotations
 

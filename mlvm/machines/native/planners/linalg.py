@@ -77,7 +77,7 @@ class Product(NamedTuple):
 
     @property
     def rest(self) -> list[int]:
-        """Axes of the batch, as the integers behind those with names."""
+        """Axes of the batch, as integers that follow the named integers."""
         return [number for axis in self.axes for number in axis]
 
     @property
@@ -93,10 +93,10 @@ class Product(NamedTuple):
 class Chain(NamedTuple):
     """Call that consumes rows of a product while they are in the cache; its units are rows.
 
-    child: the call.
-    nparams: the parameters of the whole call; the child has one more, the product, if `out` is
+    `child`: the call.
+    `nparams`: the parameters of the whole call; the child has one more, the product, if `out` is
         None.
-    x, y, out: the numbers of the factors and the product among the parameters.
+    `x`, `y`, `out`: the numbers of the factors and the product among the parameters.
     """
 
     child: KernelCall
@@ -129,7 +129,7 @@ def chained_call(
 
 
 def scratch_behind(child_scratch: int, chain: Chain | None) -> int:
-    """Return where the product lies in scratch memory: behind that of the chain's call."""
+    """Return the offset of the product in scratch memory, after the memory of the chain's call."""
     return child_scratch + (-(-chain.child.scratch // 64) * 64 if chain else 0)
 
 
@@ -233,7 +233,7 @@ def after(head: Link, rest: Sequence[Link], product: TensorType, types: Types) -
 
     Return None if a link has no row function.
     """
-    is_result = head.target >= 0  # else it lies in scratch memory, the last parameter
+    is_result = head.target >= 0  # otherwise it is in scratch memory, the last parameter
     child_types = types if is_result else [*types, product]
     renamed = {} if is_result else {head.target: len(types)}
     renumbered = []
@@ -274,8 +274,8 @@ def rounding(
 def factor_dtype(x: TensorType, y: TensorType, attributes: Attributes) -> str | None:
     """Return the suffix of the kernels for these factors.
 
-    Of bf16: AMX tiles if the processor has them, else pairs if it multiplies pairs and each sum has
-    whole pairs.
+    For bf16: AMX tiles if the processor has them, else pairs if it multiplies pairs and each sum
+    has whole pairs.
     """
     if x.dtype is bf16 and y.dtype is bf16:
         length = x.shape[-2 if attributes["transpose_x"] and x.ndim > 1 else -1]
@@ -409,14 +409,14 @@ def tiles(
     m, n, k = x.rows, y.columns, x.columns
     halves, pack = product.dtype.startswith("bf16"), 2 if product.dtype == "bf16x2" else 1
     unit_size = 8 if product.dtype == "f64" else 4
-    itemsize = unit_size // pack  # of what is copied
+    itemsize = unit_size // pack  # of the copied operands
     block = _block(k)
-    # Where to read an operand in place: where copies would be read seldom, or are in the cache.
+    # Read an operand in place if copies would rarely be read, or it is in the cache.
     transposed = x.column != 1
     copy_x = bool(windows) or n > 128 or (transposed and groups * m * k * itemsize > _CACHE)
     copy_x = copy_x or product.dtype == "bf16" or (halves and transposed)
-    crowded = y.row * itemsize % 4096 == 0  # rows take each other's place in the caches
-    turned = windows is not None and "run_y" in windows  # runs of the kernel lie apart
+    crowded = y.row * itemsize % 4096 == 0  # rows evict each other from the caches
+    turned = windows is not None and "run_y" in windows  # runs of the kernel are not contiguous
     copy_y = halves or turned or y.column != 1 or m > (24 if crowded else 48)
     if product.panel:
         copy_y = product.dtype == "bf16"
@@ -440,7 +440,7 @@ def tiles(
     by_columns = n > m and not chain and not windows
     # Scratch: rows of x, panels of y, then for a chain its child's scratch memory, and the product.
     strip = -(-strip // 16) * 16
-    read_once = m <= rows  # by one strip, so that the next panel takes its place
+    read_once = m <= rows  # by one strip, so that the next panel replaces it
     panels = block * (_PANEL if read_once else at_once * columns) // pack
     if not copy_y and (product.panel or n % _PANEL == 0):
         panels = 0

@@ -1,4 +1,4 @@
-"""Products with weights of few bits, and of bytes: `kernels/quantized.c` and `kernels/bytes.c`."""
+"""Matrix products with low-bit weights (`kernels/quantized.c`) and of bytes (`kernels/bytes.c`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mlvm.machines.native.planner import Types, kernel_call, planner
 from mlvm.machines.native.planners.linalg import Chain, after, chained_call, scratch_behind
 from mlvm.machines.native.planners.windows import geometry
 
-_WORDS: Final = 16  # of 32 bits, of weights, that the kernel uses at once
+_WORDS: Final = 16  # 32-bit words of weights that the kernel processes together
 _CACHE: Final = 1 << 18
 """Bytes of x that are rearranged at once, roughly."""
 _UNIT: Final = 16

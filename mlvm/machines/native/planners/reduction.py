@@ -60,10 +60,10 @@ def reduction(
 ) -> KernelCall | None:
     """Plan a call of reduction.c.
 
-    scratch, shared: bytes for a column of a block, and for a result of a part.
-    ns: time of an element, relative to a sum.
-    exact: a result has the same bits however it is divided; if not, the division must not depend on
-        the other results.
+    `scratch`, `shared`: bytes for a column of a block, and for a result of a part.
+    `ns`: time of an element, relative to a sum.
+    `exact`: a result has the same bits however it is divided; if not, the division must not depend
+        on the other results.
     """
     out, x = types[0], types[1]
     axes = collapsed(x.shape, normalize_axes(axis, x.ndim))

@@ -21,7 +21,7 @@ _GEOMETRY: Final = (
 def geometry(image: Shape, grid: Shape, window: Shape, attributes: Attributes) -> dict[str, int]:
     """Return the integers of windows over images.
 
-    These are the sizes of an image, of the grid and of a window, and the positions of windows.
+    These are the sizes of an image, the grid and a window, and the positions of windows.
     """
     front = [before for before, _ in attributes["padding"]]
     strides = (*attributes["stride"], *attributes["dilation"])
@@ -72,7 +72,7 @@ def _call(
 ) -> KernelCall | None:
     """Plan a call over windows.
 
-    A unit is a row of windows, or of the image if that is written, or some channels.
+    A unit is a row of windows (a row of the image if the kernel writes it), or some channels.
     """
     (n, height, _, channels), (down, across), (tall, wide) = image.shape, windows.shape[1:3], window
     integers = {**geometry(image.shape, (down, across), window, attributes), "block": _BLOCK}

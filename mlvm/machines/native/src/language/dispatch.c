@@ -207,7 +207,7 @@ static int free_in_python(PyObject *region, PyObject *arena)
     return failed;
 }
 
-/* As `__del__` in mlvm/arena/fields.py: a tensor whose region was taken has ended. */
+/* As `__del__` in mlvm/arena/fields.py: a tensor whose region was taken is freed. */
 static void allocation_finalize(PyObject *object)
 {
     Allocation *self = (Allocation *)object;
@@ -715,7 +715,7 @@ char *address_in(FastPath *fast_path, const Allocation *x, int ask)
         Region *home = home_of(x);
         int is_here = x->arena && PyObject_TypeCheck(x->arena, arena_type) &&
                       ((Arena *)x->arena)->fast_path == (PyObject *)fast_path;
-        return home && is_here ? (char *)(intptr_t)home->address : NULL;
+        return home && is_here && !fast_path->closed ? (char *)(intptr_t)home->address : NULL;
     }
     char *address = cached_address(fast_path, x->handle, x->type);
     if (!address && ask) {
@@ -745,6 +745,7 @@ static PyMemberDef fast_path_members[] = {
     {"prepare", T_OBJECT_EX, offsetof(FastPath, prepare), READONLY, NULL},
     {"observed", T_BOOL, offsetof(FastPath, observed), 0, NULL},
     {"instrumented", T_BOOL, offsetof(FastPath, instrumented), 0, NULL},
+    {"closed", T_BOOL, offsetof(FastPath, closed), 0, NULL},
     {NULL, 0, 0, 0, NULL}};
 static PyMethodDef fast_path_methods[] = {
     {"forget", (PyCFunction)fast_path_forget, METH_NOARGS, "The function table has changed."},
@@ -813,7 +814,7 @@ static long long region_size(const Arena *arena, long long nbytes)
     return (nbytes + step - 1) / step * step;
 }
 
-/* The bin of a type, borrowed: that of its size, which the arena has under `sizes`. */
+/* The bin of a type, borrowed: the bin of its size in the arena's `sizes`. */
 static PyObject *bin_of(const Arena *arena, PyObject *type)
 {
     PyObject *bin = arena->bins ? PyDict_GetItemWithError(arena->bins, type) : NULL;
@@ -942,7 +943,7 @@ int record_call(PyObject *call, FastPath *fast_path, Allocation *const *operands
     return failed ? -1 : 0;
 }
 
-/* Look up the addresses of the operands, and of the region for the result. Return the region, borrowed,
+/* Look up the addresses of the operands and the region for the result. Return the region, borrowed,
  * or NULL if one is unknown; `ask` asks Python for them. */
 static Region *addresses(Entry *entry, Arena *arena, FastPath *fast_path, Allocation *const *operands,
                          int count, PyObject **handle, char **p, int ask)
@@ -956,7 +957,7 @@ static Region *addresses(Entry *entry, Arena *arena, FastPath *fast_path, Alloca
     }
     if (missing && ask && !entry_holds(entry, fast_path, operands, count))
         return NULL;
-    Region *region = next_region(arena, entry->out, handle);
+    Region *region = fast_path->closed ? NULL : next_region(arena, entry->out, handle);
     if (!region)
         return NULL;
     p[0] = *handle ? cached_address(fast_path, *handle, entry->out) : (char *)(intptr_t)region->address;

@@ -16,6 +16,9 @@
  *     language/views.c       subscript             -> mlvm/eager/functions/indexing.py: getitem
  *     language/views.c       assign_subscript      -> mlvm/eager/functions/indexing.py: setitem
  *     language/views.c       scalar                -> mlvm/eager/tensor/tensor.py: Tensor.item
+ *     language/views.c       chosen_in_python      -> mlvm/eager/tensor/apply.py: _apply_dynamic
+ *     language/views.c       positions             -> mlvm/eager/tensor/apply.py: _apply_dynamic
+ *     language/views.c       nested                -> mlvm/eager/tensor/tensor.py: Tensor.tolist
  *     language/views.c       number                -> mlvm/eager/tensor/constants.py: constant
  *     language/views.c       operand               -> mlvm/eager/tensor/operands.py: as_operand
  *     language/views.c       are_alive             -> mlvm/eager/tree.py: require_live
@@ -89,6 +92,7 @@ typedef struct {
     long long number;            /* unique, not 0 */
     long long generation;        /* counts changes of the function table */
     char observed, instrumented; /* if set, the slow path is used */
+    char closed;                 /* set under the VM's lock: no tensor has an address from then on */
     int running;                 /* process in which a captured call is running, else 0 */
     Place *places;
     int64_t room, occupied;
@@ -105,7 +109,7 @@ FastPath *fast_path_of(PyObject *arena);
  * once Python asks for it. */
 int is_alive(const Allocation *x);
 
-/* Return the region of a tensor or of the base of a view, borrowed; NULL if it has no C struct. */
+/* Return the region of a tensor or the base of a view, borrowed; NULL if it has no C struct. */
 Region *home_of(const Allocation *x);
 
 /* The free region that the next tensor of that type would get, borrowed, and the handle of that

@@ -1,4 +1,4 @@
-/* Calls that differ from others by numbers alone: by lengths of operands, or by integers among the arguments.
+/* Calls that differ from other calls only by numbers: lengths of operands, or integers among the arguments.
  *
  * In:        the key of a call without a template, from templates.c.
  * Out:       the call's result, computed by an open template: the steps of such calls, with formulas of the
@@ -10,7 +10,6 @@
  * Callers:   `call_composed` in templates.c.
  * Locks:     the interpreter lock; the VM's lock while a kernel's integers are written and it runs.
  */
-#include "../machine/formulas.h"
 #include "templates.h"
 #include "views.h"
 
@@ -46,7 +45,7 @@ typedef struct {
     long long generation;
 } OpenTemplate;
 
-/* Calls that differ by numbers alone. */
+/* Calls that differ only by numbers. */
 typedef struct {
     uint64_t hash;
     int64_t before[2][MOST_NUMBERS]; /* numbers of the last two calls */
@@ -154,35 +153,6 @@ static int holds(const OpenTemplate *self, const int64_t *numbers, const char *i
 
 /* --- calls --- */
 
-/* Run a kernel whose integers these values give. Returns 1; 0 if Python must run the call; -1 with an exception
- * set. */
-static int run_kernel(const OpenStep *step, const Number *values, Py_ssize_t count, FastPath *fast_path,
-                      Allocation *const *operands, int noperands, Allocation *out)
-{
-    char *p[MOST_OPERANDS + 2];
-    int known = address_in(fast_path, out, 1) != NULL;
-    for (int i = 0; known && i < noperands; i++)
-        known = address_in(fast_path, operands[i], 1) != NULL;
-    if (!known)
-        return PyErr_Occurred() ? -1 : 0;
-    if (call_without_result(fast_path->acquire))
-        return -1;
-    /* The lock may have been waited for: look again. */
-    int done = 0;
-    known = !fast_path->observed && !fast_path->instrumented && (p[0] = address_in(fast_path, out, 0));
-    for (int i = 0; known && i < noperands; i++)
-        known = (p[i + 1] = address_in(fast_path, operands[i], 0)) != NULL;
-    if (known) {
-        done = write_call(values, count, step->call);
-        if (!done) {
-            int refused = run_in_pool(fast_path->pool, &step->call->call, p);
-            done = refused < 0 ? -1 : !refused;
-        }
-    }
-    release_vm(fast_path);
-    return done;
-}
-
 /* The tensor of a number, where the template has a constant; NULL if Python must run the call. */
 static PyObject *scalar_of(const Allocation *constant, const Number *value)
 {
@@ -219,17 +189,17 @@ static PyObject *run_open(OpenTemplate *self, const Key *key, const Number *valu
             dims[j] = length->integer;
         }
         PyObject *type = done ? type_of(open->dtype, dims, open->ndim) : NULL;
-        Allocation *operands[MOST_OPERANDS + 1], *out = NULL;
+        Allocation *places[MOST_OPERANDS + 2], *out = NULL;
         for (int j = 0; j < step->count; j++)
-            operands[j] = (Allocation *)(step->operands[j] < 0 ? constants[-1 - step->operands[j]]
-                                                               : tensors[step->operands[j]]);
+            places[1 + j] = (Allocation *)(step->operands[j] < 0 ? constants[-1 - step->operands[j]]
+                                                                 : tensors[step->operands[j]]);
         if (type && open->call) {
-            out = tensor_in(key->arena, type);
-            done = out ? run_kernel(open, values, self->formulas->count, key->fast_path, operands,
-                                    step->count, out)
+            out = places[0] = tensor_in(key->arena, type);
+            done = out ? run_kernel(open->call, key->fast_path, places, 1 + step->count, values,
+                                    self->formulas->count)
                        : 0;
         } else if (type) {
-            out = (Allocation *)view_as(operands[0], type);
+            out = (Allocation *)view_as(places[1], type);
         }
         Py_XDECREF(type);
         tensors[first + i] = (PyObject *)out;
@@ -264,7 +234,8 @@ static PyObject *call_in_family(PyObject *function, const Key *key, int *learns)
     char is_float[MOST_NUMBERS];
     Number values[MOST_FORMULAS];
     uint64_t hash;
-    if (key->tape != Py_None || *calls_of(key->hash) >= MOST_CALLS)
+    /* An outer call that is recorded must note each step. */
+    if (key->tape != Py_None || is_recording() || *calls_of(key->hash) >= MOST_CALLS)
         return NULL;
     int count = numbers_of(key, function, numbers, is_float, &hash);
     if (count <= 0)

@@ -1,4 +1,4 @@
-/* Calls that differ from others by numbers alone: see families.c. */
+/* Calls that differ from other calls only by numbers: see families.c. */
 #ifndef MLVM_FAMILIES_H
 #define MLVM_FAMILIES_H
 

@@ -6,7 +6,7 @@
  * Out:       `run` allocates the outputs and runs the program on them and a call's inputs; or returns None
  *            before any side effect, and then Python launches it, as `Launch.run` in
  *            mlvm/eager/capture/launch.py does, and lets the replay `learn` of it.
- * Must hold: as for eager calls (dispatch.c): a native VM that nobody watches, an arena with free regions.
+ * Must hold: as for eager calls (dispatch.c): a native VM without instruments, an arena with free regions.
  *            The program is a straight one, bound to just these handles; `Replay` has a dict of these by
  *            the bytes of the handles, which the free store clears when a handle may name another array.
  * Callers:   `Captured`, from any thread.

@@ -5,7 +5,7 @@
  * Out:       what `function(*args, **keywords)` returns. The second call on such arguments is recorded: its
  *            steps are the one-op calls, views, selections, updates and next random keys that it makes. Later calls with the
  *            same key run these steps in C, in order, instead of the function, which stays the definition.
- * Must hold: the key has all that a result depends on besides values: the function, the tensors' types and
+ * Must hold: the key contains everything that a result depends on except values: the function, the tensors' types and
  *            whether the tape tracks each, all other arguments, the VM, and the dtypes of the context.
  *            A call that does anything else makes no template: one that reads a value, allocates a tensor
  *            from an array, runs on a tensor that is no argument, step or constant, leaves other nodes on
@@ -15,9 +15,23 @@
  */
 #include "templates.h"
 
+#include "views.h"
+
 #include <string.h>
 
-enum { MOST_CODES = 64, TEMPLATES = 4096, MOST_FAILURES = 3 };
+/* Fields of a context behind those in dispatch.h. */
+enum { KEY_SOURCE = AUTOCAST_DTYPE + 1, KEY_STATE };
+
+enum { MOST_CODES = 64, TEMPLATES = 4096, MOST_FAILURES = 3, MOST_CHAINED = 12 };
+
+/* Successive elementwise steps that one kernel computes, with the same bits: the numbers of the results, whose types
+ * are `types`, then of the operands. `end` is the step after the last one. */
+typedef struct Chain {
+    KernelCallObject *call;
+    PyObject *types;
+    long long generation; /* of the function table */
+    short values[MOST_CHAINED], count, end;
+} Chain;
 
 /* Codes of a result: a value's number, or NOTHING for None; or one of the others, and then the number of
  * parts. */
@@ -25,6 +39,7 @@ enum { NOTHING = -999, A_TUPLE = -1000, A_LIST = -1001, A_NAMED_TUPLE = -1002 };
 
 static struct {
     int active, failed, paused, nsteps, nconstants;
+    int is_dynamic; /* the shape of the last step's result depends on values */
     unsigned long thread;
     const Key *key;
     TemplateStep steps[MOST_STEPS];
@@ -43,7 +58,9 @@ typedef struct {
 } Mark;
 static Mark seen[TEMPLATES];
 static int is_enabled = 1;
-static PyObject *is_constant, *with_keys, *dtype_class, *make_name, *nodes_name, *fields_name, *op_name;
+static int runs_before = 16; /* runs of a template before its chains are planned */
+static PyObject *is_constant, *with_keys, *find_rows, *dtype_class, *make_name, *nodes_name, *fields_name,
+    *op_name, *dynamic_name;
 
 /* --- keys --- */
 
@@ -197,6 +214,15 @@ static void release_key(const Key *key)
 
 /* --- templates --- */
 
+static void free_chain(Chain *chain)
+{
+    if (!chain)
+        return;
+    Py_XDECREF((PyObject *)chain->call);
+    Py_XDECREF(chain->types);
+    PyMem_Free(chain);
+}
+
 void release_template(Template *old)
 {
     if (!old || --old->users > 0)
@@ -206,6 +232,7 @@ void release_template(Template *old)
     for (int i = 0; i < old->nsteps; i++) {
         Py_XDECREF(old->steps[i].call);
         Py_XDECREF(old->steps[i].extra);
+        free_chain(old->steps[i].chain);
     }
     for (int i = 0; i < old->nconstants; i++)
         Py_XDECREF(old->constants[i]);
@@ -343,6 +370,17 @@ static short number_of(PyObject *value)
     return (short)-recording.nconstants;
 }
 
+/* Whether the shape of a call's result depends on values. */
+static int is_dynamic(PyObject *call)
+{
+    PyObject *op = PyObject_GetAttr(call, op_name);
+    PyObject *answer = op ? PyObject_GetAttr(op, dynamic_name) : NULL;
+    Py_XDECREF(op);
+    Py_XDECREF(answer);
+    PyErr_Clear();
+    return answer != Py_False;
+}
+
 void note_step(StepKind kind, PyObject *call, PyObject *extra, PyObject *const *operands, int count,
                PyObject *out)
 {
@@ -351,8 +389,13 @@ void note_step(StepKind kind, PyObject *call, PyObject *extra, PyObject *const *
     PyObject *tape = present_tape();
     int is_elsewhere = (kind == APPLY || kind == NEXT_KEY) &&
                        ((Allocation *)out)->arena != recording.key->arena;
-    recording.failed = is_elsewhere || tape != recording.key->tape || recording.nsteps == MOST_STEPS ||
-                       count > MOST_OPERANDS + 1;
+    /* Steps may depend on the length of a dynamic result, except for selections along its other axes. */
+    int depends = recording.is_dynamic &&
+                  (kind != SUBSCRIPT || !PyTuple_Check(extra) || !PyTuple_Size(extra) ||
+                   Py_TYPE(PyTuple_GetItem(extra, 0)) != &PySlice_Type);
+    recording.is_dynamic |= kind == APPLY && is_dynamic(call);
+    recording.failed = depends || is_elsewhere || tape != recording.key->tape ||
+                       recording.nsteps == MOST_STEPS || count > MOST_OPERANDS + 1;
     Py_XDECREF(tape);
     if (recording.failed)
         return;
@@ -456,6 +499,7 @@ static void begin_recording(const Key *key, int keeps)
 {
     recording.active = 1;
     recording.failed = recording.paused = recording.nsteps = recording.nconstants = recording.made = 0;
+    recording.is_dynamic = 0;
     recording.keeps = keeps;
     recording.thread = PyThread_get_thread_ident();
     recording.key = key;
@@ -616,6 +660,60 @@ static PyObject *next_key_of(PyObject *module, PyObject *source)
     return key;
 }
 
+/* The global keys of one VM: `draw(call, state, type)` returns the next one. The state is a weak reference, as a tensor
+ * keeps its VM alive. */
+static struct {
+    long long fast_path; /* its number; 0: Python draws */
+    PyObject *draw, *call, *state, *type, *acquire, *release;
+} keys;
+
+/* The next key, as `_next` in functions/random.py; NULL without an exception if Python must draw it. */
+static PyObject *drawn_key(void)
+{
+    PyObject *context = keys.fast_path ? present_context() : NULL,
+             *arena = context ? arena_of(context) : NULL;
+    FastPath *fast_path = arena ? fast_path_of(arena) : NULL;
+    int is_ours = fast_path && fast_path->number == keys.fast_path &&
+                  PyTuple_GetItem(context, KEY_SOURCE) == Py_None &&
+                  PyTuple_GetItem(context, KEY_STATE) == Py_None;
+    PyObject *state = is_ours ? Py_XNewRef(PyWeakref_GetObject(keys.state)) : NULL;
+    PyObject *release = is_ours ? Py_NewRef(keys.release) : NULL, *key = NULL;
+    if (state && state != Py_None && !call_without_result(keys.acquire)) {
+        key = PyObject_CallFunctionObjArgs(keys.draw, keys.call, state, keys.type, NULL);
+        if (call_without_result(release) || key == Py_None)
+            Py_CLEAR(key);
+    }
+    Py_XDECREF(state);
+    Py_XDECREF(release);
+    Py_XDECREF(arena);
+    Py_XDECREF(context);
+    return key;
+}
+
+/* draw_keys(fast_path, draw, call, state, type, lock): steps draw the keys of that VM so; draw_keys(): Python does. */
+static PyObject *draw_keys(PyObject *module, PyObject *args)
+{
+    PyObject *path = NULL, *lock = NULL;
+    PyObject *old[] = {keys.draw, keys.call, keys.state, keys.type, keys.acquire, keys.release};
+    (void)module;
+    memset(&keys, 0, sizeof keys);
+    if (PyTuple_Size(args) && !PyArg_ParseTuple(args, "OOOOOO:draw_keys", &path, &keys.draw, &keys.call,
+                                                &keys.state, &keys.type, &lock))
+        return NULL;
+    if (lock) {
+        Py_INCREF(keys.draw);
+        Py_INCREF(keys.call);
+        Py_INCREF(keys.type);
+        keys.state = PyWeakref_NewRef(keys.state, NULL);
+        keys.acquire = PyObject_GetAttrString(lock, "acquire");
+        keys.release = PyObject_GetAttrString(lock, "release");
+        keys.fast_path = keys.state && keys.acquire && keys.release ? ((FastPath *)path)->number : 0;
+    }
+    for (size_t i = 0; i < sizeof old / sizeof *old; i++)
+        Py_XDECREF(old[i]);
+    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+}
+
 static PyObject *run_step(const TemplateStep *step, PyObject *const *operands)
 {
     PyObject *args[MOST_OPERANDS + 2] = {step->call};
@@ -628,13 +726,116 @@ static PyObject *run_step(const TemplateStep *step, PyObject *const *operands)
         args[2] = step->extra;
         return later.alias(NULL, args, 3);
     case SUBSCRIPT: return PyObject_GetItem(operands[0], step->extra);
-    case NEXT_KEY: return next_key_of(NULL, step->call);
+    case NEXT_KEY: {
+        PyObject *key = is_recording() ? NULL : drawn_key();
+        return key || PyErr_Occurred() ? key : next_key_of(NULL, step->call);
+    }
     default:
         args[0] = operands[0];
         args[1] = step->call;
         memcpy(args + 2, operands + 1, sizeof *operands * (size_t)(step->count - 1));
         return apply_into(NULL, args, step->count + 1);
     }
+}
+
+/* --- chains of a template --- */
+
+int run_kernel(KernelCallObject *call, FastPath *fast_path, Allocation *const *tensors, int count,
+               const Number *numbers, Py_ssize_t nnumbers)
+{
+    char *p[MOST_CHAINED + 1];
+    for (int i = 0; i < count; i++)
+        if (!address_in(fast_path, tensors[i], 1))
+            return PyErr_Occurred() ? -1 : 0;
+    if (call_without_result(fast_path->acquire))
+        return -1;
+    /* The lock may have been waited for: look again. */
+    int done = 0, known = !fast_path->observed && !fast_path->instrumented;
+    for (int i = 0; known && i < count; i++)
+        known = (p[i] = address_in(fast_path, tensors[i], 0)) != NULL;
+    if (known)
+        done = numbers ? write_call(numbers, nnumbers, call) : 0;
+    if (known && !done) {
+        int refused = run_in_pool(fast_path->pool, &call->call, p);
+        done = refused < 0 ? -1 : !refused;
+    }
+    release_vm(fast_path);
+    return done;
+}
+
+/* Add the chain (first step, end, kernel, types of results, numbers of values) to a template. */
+static void add_chain(Template *template, PyObject *row, long long generation)
+{
+    int first, end;
+    PyObject *call, *types, *values;
+    Chain *chain = PyMem_Calloc(1, sizeof *chain);
+    if (!chain ||
+        !PyArg_ParseTuple(row, "iiOO!O!", &first, &end, &call, &PyTuple_Type, &types, &PyTuple_Type,
+                          &values) ||
+        !is_kernel_call(call) || first < 0 || end <= first || end > template->nsteps ||
+        template->steps[first].chain || PyTuple_Size(values) > MOST_CHAINED) {
+        PyMem_Free(chain);
+        return;
+    }
+    chain->call = (KernelCallObject *)Py_NewRef(call);
+    chain->types = Py_NewRef(types);
+    chain->generation = generation;
+    chain->end = (short)end;
+    chain->count = (short)PyTuple_Size(values);
+    for (int i = 0; i < chain->count; i++)
+        chain->values[i] = (short)PyLong_AsLong(PyTuple_GetItem(values, i));
+    template->steps[first].chain = chain;
+}
+
+/* Ask Python for the chains of a template. */
+static void find_chains(Template *template, const Key *key)
+{
+    const long long generation = key->fast_path->generation;
+    PyObject *types = PyTuple_New(key->ntensors + template->nconstants);
+    PyObject *steps = PyTuple_New(template->nsteps);
+    for (int i = 0; types && i < key->ntensors + template->nconstants; i++) {
+        PyObject *x = i < key->ntensors ? (PyObject *)key->tensors[i]
+                                        : template->constants[template->nconstants - 1 - i + key->ntensors];
+        PyTuple_SetItem(types, i, Py_NewRef(((Allocation *)x)->type));
+    }
+    for (int i = 0; steps && i < template->nsteps; i++) {
+        const TemplateStep *step = &template->steps[i];
+        PyObject *operands = PyTuple_New(step->count);
+        for (int j = 0; operands && j < step->count; j++)
+            PyTuple_SetItem(operands, j, PyLong_FromLong(step->operands[j]));
+        PyTuple_SetItem(steps, i,
+                        Py_BuildValue("iOONi", (int)step->kind, step->call ? step->call : Py_None,
+                                      step->extra ? step->extra : Py_None, operands, (int)step->last));
+    }
+    PyObject *rows = types && steps ? PyObject_CallFunction(find_rows, "OOi", types, steps, key->ntensors)
+                                    : NULL;
+    for (Py_ssize_t i = 0; rows && PyList_Check(rows) && i < PyList_Size(rows); i++)
+        add_chain(template, PyList_GetItem(rows, i), generation);
+    Py_XDECREF(rows);
+    Py_XDECREF(types);
+    Py_XDECREF(steps);
+}
+
+/* Compute the steps of a chain. Returns 1; 0 if they must run one by one; -1 with an exception set. */
+static int run_chain(const Chain *chain, const Template *template, const Key *key, PyObject **values)
+{
+    Allocation *tensors[MOST_CHAINED] = {NULL};
+    int nresults = (int)PyTuple_Size(chain->types), done = chain->generation == key->fast_path->generation;
+    for (int i = nresults; i < chain->count; i++)
+        tensors[i] = (Allocation *)(chain->values[i] < 0 ? template->constants[-1 - chain->values[i]]
+                                                         : values[chain->values[i]]);
+    for (int i = 0; i < nresults && done; i++) {
+        tensors[i] = tensor_in(key->arena, PyTuple_GetItem(chain->types, i));
+        done = tensors[i] != NULL;
+    }
+    if (done)
+        done = run_kernel(chain->call, key->fast_path, tensors, chain->count, NULL, 0);
+    for (int i = 0; i < nresults; i++)
+        if (done > 0)
+            values[chain->values[i]] = (PyObject *)tensors[i];
+        else
+            Py_XDECREF((PyObject *)tensors[i]);
+    return clear_nonfatal_error() ? -1 : done > 0;
 }
 
 /* Run the steps. After an error the function explains it, with the keys that were drawn, unless an update has been
@@ -646,8 +847,23 @@ static PyObject *run_template(Template *template, const Key *key, PyObject **key
     for (int i = 0; i < first; i++)
         values[i] = Py_NewRef((PyObject *)key->tensors[i]); /* a list of tensors may change meanwhile */
     template->users++; /* a step may run Python, which may replace the template */
+    if (key->tape == Py_None && template->runs <= runs_before && template->runs++ == runs_before) {
+        find_chains(template, key);
+        failed = clear_nonfatal_error();
+    }
     for (int i = 0; i < template->nsteps && !failed; i++) {
         const TemplateStep *step = &template->steps[i];
+        if (step->chain && !is_recording()) { /* an outer call that is recorded must note each step */
+            int done = run_chain(step->chain, template, key, values);
+            failed = done < 0;
+            for (int end = step->chain->end; done > 0 && i < end; i++)
+                for (int j = template->steps[i].freed; j >= 0; j = template->steps[j].next)
+                    Py_CLEAR(values[first + j]);
+            if (done) {
+                i--;
+                continue;
+            }
+        }
         for (int j = 0; j < step->count; j++)
             operands[j] = step->operands[j] < 0 ? template->constants[-1 - step->operands[j]]
                                                 : values[step->operands[j]];
@@ -745,12 +961,23 @@ static PyObject *use_templates(PyObject *module, PyObject *enabled)
     return PyBool_FromLong(before);
 }
 
+/* chain_after(runs) -> the number before */
+static PyObject *chain_after(PyObject *module, PyObject *runs)
+{
+    (void)module;
+    long now = PyLong_AsLong(runs), before = runs_before;
+    if (PyErr_Occurred() || now < 0 || now > 1000)
+        return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "chain_after takes 0 to 1000 runs");
+    runs_before = (int)now;
+    return PyLong_FromLong(before);
+}
+
 static PyObject *install_templates(PyObject *module, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"is_constant", "dtype", "with_keys", NULL};
+    static char *names[] = {"is_constant", "dtype", "with_keys", "chains", NULL};
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO:install_templates", names, &is_constant,
-                                     &dtype_class, &with_keys))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOO:install_templates", names, &is_constant,
+                                     &dtype_class, &with_keys, &find_rows))
         return NULL;
     keep_for_ever(args, kwargs);
     Py_RETURN_NONE;
@@ -764,6 +991,10 @@ static PyMethodDef templates_functions[] = {
     {"pause", pause_in_python, METH_O,
      "pause(paused) -> the state before: a recorded call notes nothing meanwhile."},
     {"use_templates", use_templates, METH_O, "use_templates(enabled) -> the setting before."},
+    {"draw_keys", draw_keys, METH_VARARGS,
+     "draw_keys(fast_path, draw, call, state, type, lock): steps draw keys by draw(call, state, type)."},
+    {"chain_after", chain_after, METH_O,
+     "chain_after(runs) -> the number before: runs of a template before its elementwise steps are joined."},
     {"install_templates", (PyCFunction)(void (*)(void))install_templates, METH_VARARGS | METH_KEYWORDS,
      "Hand in what templates need of the language."},
     {NULL, NULL, 0, NULL}};
@@ -778,5 +1009,6 @@ int templates_init(PyObject *module)
     nodes_name = PyUnicode_InternFromString("nodes");
     fields_name = PyUnicode_InternFromString("_fields");
     op_name = PyUnicode_InternFromString("op");
+    dynamic_name = PyUnicode_InternFromString("dynamic");
     return PyErr_Occurred() ? -1 : PyModule_AddFunctions(module, templates_functions);
 }

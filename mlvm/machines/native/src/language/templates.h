@@ -2,6 +2,7 @@
 #ifndef MLVM_TEMPLATES_H
 #define MLVM_TEMPLATES_H
 
+#include "../machine/formulas.h"
 #include "dispatch.h"
 
 enum { MOST_ITEMS = 96, MOST_TENSORS = 40, MOST_STEPS = 96, MOST_OPERANDS = 4 };
@@ -33,6 +34,7 @@ typedef struct {
     short last; /* the last step that uses its result */
     short freed,
         next; /* the first of the steps whose results are used last by this one, and the next of them; -1 */
+    struct Chain *chain; /* the chain that begins with this step, or NULL */
 } TemplateStep;
 
 typedef struct Template {
@@ -44,9 +46,10 @@ typedef struct Template {
     PyObject **constants;
     PyObject *named; /* the class of named tuples in the result */
     short *codes;
-    int nitems, nsteps, nconstants, ncodes; /* no codes: the function is called */
+    int nitems, nsteps, nconstants, ncodes; /* without codes, the function is called */
     int users;                              /* calls that run its steps, and the table */
     int failures;                           /* recordings without success */
+    int runs;                               /* until its chains were planned */
 } Template;
 
 int templates_init(PyObject *module);
@@ -89,6 +92,11 @@ void note_opaque(void);
 
 /* Note no steps while an update runs; returns the state before. */
 int pause_recording(int paused);
+
+/* Run a kernel on its results and operands, whose integers are first computed from numbers, if there are any. Returns 1;
+ * 0 if Python must run the call; -1 with an exception set. */
+int run_kernel(KernelCallObject *call, FastPath *fast_path, Allocation *const *tensors, int count,
+               const Number *numbers, Py_ssize_t nnumbers);
 
 /* Call a function of Python, by its template if there is one. `keywords` may be NULL. */
 PyObject *call_composed(PyObject *function, PyObject *args, PyObject *keywords);

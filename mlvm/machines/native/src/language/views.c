@@ -5,7 +5,7 @@
  * Out:       a view, a copy of the selected elements, an updated tensor, a Python number; or what the
  *            function in Python returns that defines the call: `alias_in_python` in tensor/apply.py,
  *            `getitem` and `setitem` in functions/indexing.py. It is called before any side effect.
- * Must hold: plain tensors on one native VM that nobody watches, no recorder in any thread, and at most
+ * Must hold: plain tensors on one native VM without instruments, no recorder in any thread, and at most
  *            MOST_COPIED bytes. Larger copies are launches, which share the work among threads.
  * Callers:   eager functions; the interpreter, by the slots of `AllocationFields`.
  * Locks:     the interpreter lock throughout; the VM's lock while elements are copied, since a launch of
@@ -455,6 +455,79 @@ static PyObject *chosen(Allocation *x, Allocation *mask)
     return (PyObject *)out;
 }
 
+/* chosen(x, mask) -> the rows of x where the mask is True; None if Python must choose them. */
+static PyObject *chosen_in_python(PyObject *module, PyObject *args)
+{
+    PyObject *x, *mask;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OO:chosen", &x, &mask))
+        return NULL;
+    return tensor_or_none(chosen((Allocation *)x, (Allocation *)mask));
+}
+
+/* Set a flag for each element that is not zero. */
+static void flag_nonzero(char *flags, const char *p, const Layout *x)
+{
+    int parts = x->kind == 'c' ? 2 : 1, is_float = x->kind == 'c' || x->kind == 'f' || x->kind == 'h';
+    if (x->kind == 'b') {
+        memcpy(flags, p, (size_t)x->size);
+        return;
+    }
+    memset(flags, 0, (size_t)x->size);
+#define FLAG(T)                                                                        \
+    for (int part = 0; part < parts; part++)                                           \
+        for (int64_t i = 0; i < x->size; i++) {                                        \
+            T bits;                                                                    \
+            memcpy(&bits, p + (i * parts + part) * (int64_t)sizeof bits, sizeof bits); \
+            flags[i] |= (T)(bits << is_float) != 0; /* -0.0 is 0 */                    \
+        }
+    switch (x->itemsize / parts) {
+    case 1: FLAG(uint8_t) break;
+    case 2: FLAG(uint16_t) break;
+    case 4: FLAG(uint32_t) break;
+    default: FLAG(uint64_t)
+    }
+#undef FLAG
+}
+
+/* positions(dtype, x) -> the positions of the nonzero elements, [count, ndim] of that dtype of 64 bits; None if Python
+ * must find them. */
+static PyObject *positions(PyObject *module, PyObject *args)
+{
+    PyObject *object, *dtype;
+    Layout x;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OO:positions", &dtype, &object))
+        return NULL;
+    FastPath *fast_path = is_quiet() ? plain_path(object) : NULL;
+    if (!fast_path || !layout_of(((Allocation *)object)->type, &x) || x.size * x.ndim * 8 > MOST_COPIED ||
+        !address_in(fast_path, (Allocation *)object, 1) || call_without_result(fast_path->acquire))
+        return tensor_or_none(NULL);
+    const char *p = address_in(fast_path, (Allocation *)object, 0);
+    char *flags = p ? PyMem_Malloc((size_t)x.size + 1) : NULL, *to, *unused;
+    if (flags)
+        flag_nonzero(flags, p, &x);
+    release_vm(fast_path);
+    int64_t dims[2] = {flags ? count_true(flags, x.size) : 0, x.ndim}, at[MOST_AXES] = {0};
+    PyObject *type = flags ? type_of(dtype, dims, 2) : NULL, *arena = type ? present_arena() : NULL;
+    Allocation *out = locked_tensor(fast_path, arena, type, NULL, &to, &unused);
+    const int last = x.ndim - 1;
+    for (int64_t i = 0; out && x.ndim && i < x.size; i += x.dims[last]) {
+        for (at[last] = 0; at[last] < x.dims[last]; at[last]++)
+            if (flags[i + at[last]])
+                for (int axis = 0; axis < x.ndim; axis++, to += sizeof *at)
+                    memcpy(to, &at[axis], sizeof *at);
+        for (int axis = last; axis-- > 0 && ++at[axis] == x.dims[axis];)
+            at[axis] = 0;
+    }
+    if (out)
+        release_vm(fast_path);
+    PyMem_Free(flags);
+    Py_XDECREF(arena);
+    Py_XDECREF(type);
+    return tensor_or_none(out);
+}
+
 /* Call a function of Python, by its template if there is one. */
 static PyObject *call_with(PyObject *function, PyObject *const *args, int count)
 {
@@ -641,29 +714,63 @@ static PyObject *number_at(const char *p, const Layout *x)
     }
 }
 
-/* scalar(x): the one element of a tensor as a Python number; None if Python must read it. */
-static PyObject *scalar(PyObject *module, PyObject *object)
+/* The elements at `*p`, in lists nested from that axis on. */
+static PyObject *nested_at(const char **p, const Layout *x, int axis)
 {
-    (void)module;
+    if (axis == x->ndim) {
+        PyObject *element = number_at(*p, x);
+        *p += x->itemsize;
+        return element;
+    }
+    PyObject *list = PyList_New((Py_ssize_t)x->dims[axis]);
+    for (Py_ssize_t i = 0; list && i < (Py_ssize_t)x->dims[axis]; i++) {
+        PyObject *item = nested_at(p, x, axis + 1);
+        if (!item || PyList_SetItem(list, i, item))
+            Py_CLEAR(list);
+    }
+    return list;
+}
+
+/* The one element of a tensor as a Python number, or its elements in nested lists; None if Python must read them. */
+static PyObject *values_of(PyObject *object, int is_one)
+{
     Allocation *x = (Allocation *)object;
     Layout layout;
+    char bytes[MOST_LISTED * 8];
+    const char *p = bytes;
     FastPath *fast_path = is_quiet() ? plain_path(object) : NULL;
-    PyObject *number = NULL, *tape = fast_path ? present_tape() : NULL; /* a tape records reads */
-    if (tape == Py_None && x->tape == Py_None && layout_of(x->type, &layout) && layout.size == 1 &&
-        address_in(fast_path, x, 1) && !call_without_result(fast_path->acquire)) {
-        char *p = address_in(fast_path, x, 0);
-        if (p && !fast_path->observed && !fast_path->instrumented)
-            number = number_at(p, &layout);
+    PyObject *values = NULL, *tape = fast_path ? present_tape() : NULL; /* a tape records reads */
+    if (tape == Py_None && x->tape == Py_None && layout_of(x->type, &layout) && layout.itemsize <= 8 &&
+        (is_one ? layout.size == 1 : layout.size <= MOST_LISTED) && address_in(fast_path, x, 1) &&
+        !call_without_result(fast_path->acquire)) {
+        char *source = address_in(fast_path, x, 0);
+        int is_known = source && !fast_path->observed && !fast_path->instrumented;
+        if (is_known)
+            memcpy(bytes, source, (size_t)(layout.size * layout.itemsize));
         release_vm(fast_path);
+        if (is_known)
+            values = nested_at(&p, &layout, is_one ? layout.ndim : 0);
     }
     Py_XDECREF(tape);
-    if (number) {
+    if (values) {
         note_opaque();
-        return number;
+        return values;
     }
     if (PyErr_Occurred())
         return NULL;
     Py_RETURN_NONE;
+}
+
+static PyObject *scalar(PyObject *module, PyObject *x)
+{
+    (void)module;
+    return values_of(x, 1);
+}
+
+static PyObject *nested(PyObject *module, PyObject *x)
+{
+    (void)module;
+    return values_of(x, 0);
 }
 
 Allocation *tensor_of_number(PyObject *arena, PyObject *type, PyObject *value)
@@ -683,7 +790,7 @@ Allocation *tensor_of_number(PyObject *arena, PyObject *type, PyObject *value)
     return out;
 }
 
-/* number(arena, type, value): a tensor of one element in the arena; None if Python must create it. */
+/* number(arena, type, value): a tensor with one element in the arena; None if Python must create it. */
 static PyObject *number(PyObject *module, PyObject *args)
 {
     PyObject *arena, *type, *value;
@@ -693,7 +800,8 @@ static PyObject *number(PyObject *module, PyObject *args)
     return tensor_or_none(tensor_of_number(arena, type, value));
 }
 
-/* The tensors of numbers that were operands of late, by weak references: the VM keeps those in use. */
+/* Weak references to tensors of numbers that were recent operands; the VM keeps the tensors alive while they are in
+ * use. */
 typedef struct {
     long long fast_path; /* its number; 0: free */
     PyObject *dtype;     /* of the other operand, which Python keeps for ever */
@@ -704,8 +812,8 @@ typedef struct {
 static NumberOperand number_operands[REMEMBERED];
 static PyObject *slow_operand;
 
-/* Find the place for a number beside a tensor. NULL for anything else, and where the tensor's dtype also depends on the
- * default dtype: for a float beside integers. */
+/* Find the cache entry for a number that is combined with a tensor. NULL for any other value, and for a float with an
+ * integer tensor, whose result also depends on the default dtype. */
 static NumberOperand *place_of_number(PyObject *value, PyObject *like, NumberOperand *wanted)
 {
     Layout layout;
@@ -872,8 +980,8 @@ static PyObject *copied(PyObject *module, PyObject *args)
     return tensor_or_none(result);
 }
 
-/* listed(numbers, float_type, int_type): a tensor of one of Python's floats and ints or of a list of them, with the dtype of the
- * first type if there is a float, else of the second; None for any other list. */
+/* listed(numbers, float_type, int_type): convert a Python float or int, or a list of them, to a tensor. Its dtype is
+ * float_type's if a float occurs, otherwise int_type's. Return None for any other list. */
 static PyObject *listed(PyObject *module, PyObject *args)
 {
     PyObject *numbers, *types[2], *result = NULL;
@@ -943,6 +1051,11 @@ static PyMethodDef views_functions[] = {
     {"listed", listed, METH_VARARGS,
      "listed(numbers, float_type, int_type): a tensor of a list of floats and ints, or None."},
     {"scalar", scalar, METH_O, "scalar(x): the one element as a Python number, or None."},
+    {"chosen", chosen_in_python, METH_VARARGS,
+     "chosen(x, mask): the rows of x where the mask is True, or None."},
+    {"positions", positions, METH_VARARGS,
+     "positions(dtype, x): the positions of the nonzero elements, or None."},
+    {"nested", nested, METH_O, "nested(x): the elements as numbers in nested lists, or None."},
     {"install_views", (PyCFunction)(void (*)(void))install_views, METH_VARARGS | METH_KEYWORDS,
      "Hand in what `alias` and reads need of the language."},
     {"install_indexing", install_indexing, METH_VARARGS,

@@ -25,10 +25,10 @@ PyObject *type_of(PyObject *dtype, const int64_t *dims, int ndim);
 /* Allocate an uninitialized tensor of that type in the arena; NULL if Python could not allocate it. */
 Allocation *tensor_in(PyObject *arena, PyObject *type);
 
-/* Return a tensor of one element with the value of a Python number; NULL if Python must create it. */
+/* Return a tensor with one element with the value of a Python number; NULL if Python must create it. */
 Allocation *tensor_of_number(PyObject *arena, PyObject *type, PyObject *value);
 
-/* A view of x as another type of the same size, which no tape tracks. A new reference; NULL without an
+/* A view of x as a different type of the same size, which no tape tracks. A new reference; NULL without an
  * exception if Python must create it. */
 PyObject *view_as(Allocation *x, PyObject *type);
 

@@ -1,19 +1,19 @@
-/* The numbers that C and Python both know, by name, and said once: C has them as enumerations, Python
- * from the extension.
+/* Numbers that C and Python share, by name. They are defined only here, as enumerations; the extension passes them to
+ * Python.
  *
- * file_integers(EACH) are the integers that calls of the kernels in kernels/file.c have, in their order.
- * C reads n[NAME]; the planners in Python say name=..., and of those that a kernel does not read nothing.
- * What comes in any number follows them, as the file says. */
+ * file_integers(EACH) lists the integers of a call of the kernels in kernels/file.c, in their order. C reads n[NAME].
+ * The planners in Python pass name=..., and omit integers that the kernel does not read. Lists of variable length
+ * follow these integers; the kernel's file describes them. */
 #ifndef MLVM_NAMES_H
 #define MLVM_NAMES_H
 
 #define NAME(name) name,
 
-/* M rows of x times N rows of y, of K bytes each, SIGNED or not. X, Y, X_ZERO, Y_ZERO, OUT: numbers of
- * parameters; a zero point of 0 means none. MANY: y is copied to panels, PANELS_AT_ONCE, and UNIT rows
- * of x are a unit; else UNIT rows of y. AT_ONCE: rows of x that are copied. CHILD_SCRATCH and
- * PRODUCT_SCRATCH are in bytes. Each of the GROUPS of channels has N / GROUPS rows of y. With WINDOWS,
- * rows of x are windows over images, which have the integers of windows. */
+/* M rows of x times N rows of y, of K bytes each, SIGNED or not. X, Y, X_ZERO, Y_ZERO, OUT: indices of parameters; a
+ * zero point with index 0 is absent. MANY: y is packed into panels, PANELS_AT_ONCE of them, and a unit is UNIT rows of
+ * x; otherwise a unit is UNIT rows of y. AT_ONCE: number of rows of x that are copied. CHILD_SCRATCH and
+ * PRODUCT_SCRATCH are in bytes. Each of the GROUPS of channels has N / GROUPS rows of y. With WINDOWS, rows of x are
+ * windows over images, which have the integers of windows. */
 /* clang-format off */
 #define bytes_integers(EACH)                                                             \
     EACH(M) EACH(N) EACH(K) EACH(UNIT) EACH(AT_ONCE) EACH(X_SIGNED) EACH(Y_SIGNED)       \
@@ -27,7 +27,7 @@
 #define chain_integers(EACH)                                                             \
     EACH(ELEMENTS) EACH(UNIT) EACH(PIECE) EACH(NAXES) EACH(NVALUES)       \
     EACH(NLINKS) EACH(PITCH) EACH(NWINDOWS)
-/* A parameter, a window of one, or a temporary of a chain; the strides of its axes, in elements, follow.
+/* A parameter, a window of a parameter, or a temporary of a chain; the strides of its axes, in elements, follow.
  * OFFSET: number of elements before the first of a window. */
 #define chain_value_integers(EACH) EACH(KIND) EACH(PARAMETER) EACH(SIZE) EACH(PLACE) EACH(OFFSET)
 /* A window of result OUT, whose other elements are copied from parameter IN. For each axis its length
@@ -39,16 +39,17 @@
     EACH(COUNT) EACH(START) EACH(STEP) EACH(EXACT_END) EACH(ROW_BYTES) EACH(SIZE)        \
     EACH(ROWS) EACH(HIGH) EACH(DIAGONAL) EACH(ONE)
 
-/* The rows of a call widen and narrow halves. TOGETHER: units that run together. SHARED_AT, SCRATCH_AT:
- * offsets of the child's memory. For each parameter follow the KIND, the LENGTH in a unit, the COUNT of
- * all elements, and the PLACE in scratch memory. */
+/* The rows of a call widen and narrow half-precision values. TOGETHER: number of units that run together. SHARED_AT,
+ * SCRATCH_AT: offsets of the child's memory. For each parameter follow the KIND, the LENGTH per unit, the COUNT of all
+ * elements, and the offset in scratch memory (PLACE). */
 #define halves_integers(EACH)                                                            \
     EACH(TOGETHER) EACH(SHARED_AT) EACH(SCRATCH_AT)
 #define halves_value_integers(EACH) EACH(KIND) EACH(LENGTH) EACH(COUNT) EACH(PLACE)
 
-/* KIND: dtype of the indices (kernels/elements.h). COUNT: length of the axis of the indices, LENGTH:
- * length of the indexed axis. A unit is PIECE columns of the BEHIND, or PIECE rows of BEFORE * COUNT, or
- * of COUNT. SIZE: bytes of an element. ONE: bit pattern of one. BY: MULTIPLY and so on. */
+/* KIND: dtype of the indices (kernels/elements.h). COUNT: number of indices. LENGTH: length of the indexed axis.
+ * BEFORE, BEHIND: number of elements before and after that axis. A unit is PIECE of the BEHIND columns, PIECE of the
+ * BEFORE * COUNT rows, or PIECE of the COUNT rows. SIZE: bytes of an element. ONE: bit pattern of the number 1. BY: the
+ * operation, such as MULTIPLY. */
 #define indexing_integers(EACH)                                                          \
     EACH(KIND) EACH(BEFORE) EACH(COUNT) EACH(LENGTH) EACH(BEHIND) EACH(PIECE) EACH(SIZE) \
     EACH(ONE) EACH(UPDATES) EACH(BY) EACH(STEP_BEFORE) EACH(STEP_COUNT)
@@ -67,19 +68,18 @@
     EACH(BYTES) EACH(WIDTH) EACH(SIZE) EACH(ROWS_IN_ALL) EACH(DIAGONAL) EACH(ABOVE)
 /* clang-format on */
 
-/* A product is the sum over GROUPS of products M x K by K x N, each block of BLOCK of each group after the
- * other: this order, and with it all bits, do not depend on the other numbers. Strides are in elements; of
- * the two of a matrix, one is 1. X, Y, OUT: which parameters they are. UNIT: how many rows are one, or
- * columns. COPY_X, COPY_Y: whether to copy; else they are read where they are. STRIP_LENGTH: elements of
- * scratch for copied rows, before those for panels; then begin, in bytes, CHILD_SCRATCH and
- * PRODUCT_SCRATCH. AXES: of the batch. OUT_ROW: how far rows of the result are apart, OUT_PRODUCT its
- * products. PAST: whether the result goes past the cache. Where COPY_X is GATHER, a row of x is a window
- * over images, or over volumes; or a column is, if X_ROW is 1. Of a window RUN elements at a time lie side
- * by side, RUNS of them in a line of it. SPARSE: how far apart the pixels are taken to lie, with zeros
- * between them. Where COPY_X is LINES, lines of images are copied, of LINE elements with what is beyond, and
- * tiles read windows there. RUN_Y rows of y at a time come from the last to the first, RUN_STEP elements apart; or 0.
- * Y_PANEL: y lies in panels (mlvm/core/ops/packed.py) of Y_K columns, so many units of four bytes apart, or of
- * a longer element; or 0. */
+/* A product is a sum over GROUPS of products M x K by K x N. Blocks of BLOCK elements of K are added in order, group by
+ * group. This order determines all bits; no other number affects them. Strides are in elements; one of the two strides
+ * of a matrix is 1. X, Y, OUT: indices of the parameters. UNIT: number of rows or columns per unit. COPY_X, COPY_Y:
+ * whether to copy the operand; otherwise it is read in place. STRIP_LENGTH: elements of scratch memory for copied rows,
+ * which precede the panels. CHILD_SCRATCH, PRODUCT_SCRATCH: offsets of the following scratch memory, in bytes. AXES:
+ * number of batch axes. OUT_ROW, OUT_PRODUCT: distance between rows of the result, and between products. PAST: whether
+ * stores bypass the cache. If COPY_X is GATHER, a row of x (a column if X_ROW is 1) is a window over images or volumes:
+ * RUN elements of a window are contiguous, and a line of the window has RUNS runs. SPARSE: stride of the pixels, with
+ * implicit zeros between them. If COPY_X is LINES, lines of images are copied, LINE elements with padding, and tiles
+ * read windows from the copy. RUN_Y: number of rows of y that are read in reverse order, RUN_STEP elements apart; or 0.
+ * Y_PANEL: y is packed into panels of Y_K columns (mlvm/core/ops/packed.py); the value is their distance in units of
+ * four bytes, or of a longer element; or 0. */
 /* clang-format off */
 #define linalg_integers(EACH)                                                            \
     EACH(M) EACH(N) EACH(K) EACH(GROUPS) EACH(BLOCK) EACH(X_ROW) EACH(X_K) EACH(X_GROUP) \
@@ -102,8 +102,8 @@
 #define quantized_integers(EACH)                                                         \
     EACH(M) EACH(N) EACH(K) EACH(GROUPS) EACH(PAIRS) EACH(UNIT) EACH(AT_ONCE) EACH(MANY)
 
-/* COUNT: elements. CHANCES: probabilities, which repeat. PURPOSE: purpose of a stream. KIND: dtype of
- * the integer that selects a stream, 0 without one. An integer is LOW + at most MOST, from words of WORD
+/* COUNT: number of elements. CHANCES: number of probabilities, which repeat. PURPOSE: purpose of a stream. KIND: dtype
+ * of the integer that selects a stream, or 0. A random integer is from LOW to LOW + MOST, computed from words of WORD
  * bytes. For normal values, the number of steps inside of each layer follows. */
 #define random_integers(EACH)                                                            \
     EACH(COUNT) EACH(CHANCES) EACH(PURPOSE) EACH(KIND) EACH(LOW) EACH(MOST) EACH(WORD)
@@ -111,11 +111,12 @@
 /* Cells of recurrences, named as in mlvm/core/ops/recurrent.py. */
 #define recurrent_cells(EACH) EACH(TANH) EACH(RELU) EACH(LSTM) EACH(GRU)
 
-/* See kernels/reduction.c. LENGTH: how many rows of x follow one another, the reduced axis. ROWS_OUTER: how
- * often, each time STRIDE elements further, the reduced outer axis. PARTS: of an output, PARTS_OF_LENGTH of
- * them for the same outer rows; PART_ROWS: outer rows in a part. BLOCKS: of columns, of WIDTH. CONTIGUOUS:
- * whether unit u is output u, of x's next LENGTH * INNER elements. A call of `each` has a child for one
- * after the other of its units: OUT_BYTES, X_BYTES: how far they are apart. SHARED_AT: in scratch memory. */
+/* See kernels/reduction.c. LENGTH: length of the reduced inner axis, whose rows are contiguous. ROWS_OUTER: length of
+ * the reduced outer axis, with stride STRIDE in elements. PARTS: number of parts of an output, PARTS_OF_LENGTH of them
+ * for the same outer rows. PART_ROWS: number of outer rows per part. BLOCKS, WIDTH: number of blocks of columns, and
+ * columns per block. CONTIGUOUS: whether unit u is output u, and reads the next LENGTH * INNER elements of x. A call of
+ * `each` runs its child once per unit: OUT_BYTES, X_BYTES: distances between the operands of two units. SHARED_AT:
+ * offset in scratch memory. */
 #define reduction_integers(EACH)                                                         \
     EACH(OUTPUTS) EACH(LENGTH) EACH(INNER) EACH(ROWS_OUTER) EACH(MIDDLE) EACH(STRIDE)    \
     EACH(PARTS) EACH(PARTS_OF_LENGTH) EACH(PART_ROWS) EACH(PART_LENGTH) EACH(BLOCKS)     \
@@ -130,9 +131,9 @@
  * axes, each with three further integers. */
 #define solving_integers(EACH) EACH(SIZE) EACH(IS_F64) EACH(UPPER) EACH(COLUMNS) EACH(AXES)
 
-/* LENGTH: length of a row, whose elements are INNER apart. DESCENDING: largest first. COUNT: positions
- * to write; FEW: the same if only these are needed, else 0. A search finds COUNT elements among LENGTH
- * edges; RIGHT: insert after equal edges. */
+/* LENGTH: length of a row, whose elements are INNER apart. DESCENDING: largest first. COUNT: number of positions to
+ * write; FEW: equal to COUNT if only these positions are needed, otherwise 0. A search finds COUNT elements among
+ * LENGTH edges; RIGHT: insert after equal edges. */
 #define sorting_integers(EACH) EACH(LENGTH) EACH(INNER) EACH(DESCENDING) EACH(COUNT) EACH(FEW) EACH(RIGHT)
 
 /* Height, width and channels of the image, number of windows vertically and horizontally, height and
@@ -143,8 +144,8 @@
     EACH(WIDE) EACH(STRIDE_Y) EACH(STRIDE_X) EACH(APART_Y) EACH(APART_X) EACH(TOP)       \
     EACH(LEFT) EACH(BLOCK)
 /* clang-format on */
-/* The same; HEIGHT and WIDTH are those of what is read, DOWN and ACROSS of what is written, or of the
- * cotangent. EACH_GROUP: channels of one. */
+/* The same integers. HEIGHT and WIDTH are the size of the operand that is read, DOWN and ACROSS the size of the result
+ * or the cotangent. EACH_GROUP: channels per group. */
 #define depthwise_integers(EACH) EACH(IMAGES) EACH(EACH_GROUP) windows_integers(EACH)
 
 /* X(name, number). MOST_...: limits of kernels. */

@@ -16,7 +16,7 @@ enum { OFFSETS_FOUND, OFFSETS_NONE, OFFSETS_LIMIT, OFFSETS_NO_MEMORY, OFFSETS_IN
  * fewest: whether the next section is that with the fewest candidates, not that with the least slack.
  * nodes: the number of nodes that the search may still visit.
  * offset: result.
- * interrupted: function that is called every few thousand nodes; if it returns true, the search ends. */
+ * interrupted: function that is called every few thousand nodes; if it returns true, the search stops. */
 typedef struct {
     int64_t count, sections, capacity;
     const int64_t *size, *first, *last, *twin, *rank;

@@ -1,8 +1,8 @@
 /* Kernels, and calls of kernels.
  *
  * A call is prepared once for the types of its parameters; only their addresses differ from run to run.
- * The work is divided into units by the shapes alone: each unit computes its elements in the same way
- * whichever thread runs the others, so the bits of a result do not depend on the number of threads.
+ * The division of the work into units depends only on the shapes. Each unit computes its elements in the same way on
+ * any thread, so the bits of a result do not depend on the number of threads.
  */
 #ifndef MLVM_PLAN_H
 #define MLVM_PLAN_H
@@ -53,9 +53,9 @@ struct KernelCall {
     const RowEntry *const *rows; /* row functions of a chain */
 };
 
-/* Each file in kernels/ is compiled once per instruction set, with a different TARGET. It ends
- * with a table of its kernels, terminated by a name of NULL. For a step without Python, it ends
- * with separate entries for the kernels that the step calls; nothing else is compiled. */
+/* Each file in kernels/ is compiled once per instruction set, with a different TARGET. Its last definition is a table
+ * of its kernels, terminated by a name of NULL. For a step without Python, separate entries for the kernels that the
+ * step calls replace the table; no other kernels are compiled. */
 #define MLVM_JOIN_(x, y) x##_##y
 #define MLVM_JOIN(x, y) MLVM_JOIN_(x, y)
 #ifdef TARGET

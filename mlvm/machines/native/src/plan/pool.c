@@ -2,7 +2,7 @@
  *
  * In:       a KernelCall and the addresses of its parameters.
  * Out:      the parameters written; 1 for a value that the op refuses, else 0.
- * Must hold: one caller at a time. Units depend on the call alone, so that bits do not depend on threads.
+ * Must hold: one caller at a time. Units depend only on the call, so that bits do not depend on threads.
  * Callers:  call.c and loop.c, without the interpreter lock for long calls; built steps have another
  *           pool, build/src/threads.c.
  * Locks:    the mutex only to sleep and wake. A job is announced by its `number`, a share is claimed by

@@ -12,7 +12,7 @@
 
 enum { SIDE = 32, PANEL_HALVES = 2 * TILE_HALVES };
 
-/* Work that is done together: some rows and columns of one product of the batch. */
+/* Work of a unit: some rows and columns of one product of the batch. */
 typedef struct {
     const int64_t *n;
     const uint16_t *x, *y;

@@ -1,13 +1,13 @@
-/* Products of bytes by bytes, less their zeros, exact, in 32 bits that wrap around: of rows, or of windows over
- * images, which are gathered row by row. What lies outside of an image counts as x's zero.
+/* Matrix products of bytes minus their zero points, exact, in 32-bit integers that wrap around. Rows of x are rows of a
+ * matrix, or windows over images, which are gathered row by row. Pixels outside of an image equal x's zero point.
  *
- * Where the processor multiplies unsigned bytes by signed ones and adds up four products at once, bytes of x
- * are made unsigned and those of y signed: what is of the other kind has its highest bit turned, so that it
- * is 128 more or less than it should, and so is its zero. A zero makes a multiple of the other's sum, which is
- * put right. Many rows of x go through panels of y that are copied first, PANELS times PANEL columns with four
- * of their elements side by side, [chunks][k / 4][32][4], and a multiple of their sums behind each chunk;
- * few go by y as it lies. Elsewhere both are made 16 bits wide, less their zeros, whose products never overflow
- * a sum of two; so is what `integer_depthwise` multiplies channel by channel, 32 bits wide. */
+ * Some processors multiply unsigned bytes by signed bytes and add four products with one instruction. It needs unsigned
+ * x and signed y, so the kernel flips the highest bit of an operand with the wrong sign; this shifts its elements and
+ * its zero point by 128. Each zero point contributes a multiple of the other operand's sum, which the kernel subtracts.
+ * For many rows of x, y is first packed into panels of PANELS times PANEL columns, with four elements of a column
+ * adjacent: [chunks][k / 4][32][4], followed by a multiple of the sums of each chunk. For few rows, y is read unpacked.
+ * On other processors, both operands minus their zero points are widened to 16 bits, so that a sum of two products
+ * cannot overflow. `integer_depthwise` multiplies each channel in 32 bits. */
 #include "../plan.h"
 #include "../processor.h"
 

@@ -36,7 +36,7 @@ static int short_row(const KernelCall *call, char *const *p, int64_t begin, int6
     return 0;
 }
 
-/* Behind the integers of a chain come the lengths of its axes, the last of which is the row; its values;
+/* The integers of a chain are followed by the lengths of its axes, the last of which is the row; its values;
  * of each of its links how many operands it has with its result, which, and their steps; the windows that
  * it writes into. */
 

@@ -1,8 +1,8 @@
-/* The kernel of one running sum or product: included after defining
+/* Kernel of a cumulative sum or product. Define these macros before you include it:
  *
- *   CUMULATE(name)             the name of a function of it
- *   COMBINE(a, b)              two results as one; a is the one of the earlier elements
- *   REPAIR(out, x, length, by) optional, what is done to the results of a column, whose elements are `by` apart
+ *   CUMULATE(name)             a function's name for this operation
+ *   COMBINE(a, b)              combine two results; a belongs to the earlier elements
+ *   REPAIR(out, x, length, by) optional: correct the results of a column, whose elements are `by` apart
  */
 /* A unit is a row, or a block of columns. */
 static int CUMULATE(run)(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)

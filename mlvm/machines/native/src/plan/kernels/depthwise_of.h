@@ -99,7 +99,7 @@ SPECIALIZED void OF(beside)(const Line *line, int64_t place, int64_t channel, co
         OF(store)(out, sum[i]);
 }
 
-/* Tile of 8 places, or of 7 if fewer places are then computed twice. */
+/* Number of positions per tile: 8, or 7 if fewer positions are then computed twice. */
 static inline int64_t OF(even_places)(int64_t places)
 {
     return places >= 8 && (places + 7) / 8 * 8 <= (places + 6) / 7 * 7 ? 8 : 7;

@@ -51,7 +51,7 @@ enum { OF(AHEAD) = 16 }; /* rows of x to prefetch, which are far apart */
 /* Copy contiguous columns into tiles of [k][height]. */
 static void OF(copy_columns)(T *to, const S *x, int64_t x_k, int64_t rows, int64_t k, int64_t tiles)
 {
-    /* Whole vectors read past the end, into the next row of x and of the tile, except for the last row. */
+    /* Whole vectors read past the end, into the next row of x and the tile, except for the last row. */
     int64_t whole = rows / tiles * 2 >= HEIGHT && x_k >= HEIGHT ? k - 1 : 0;
     for (int64_t some = 0; some < k; some += 8)
         for (int64_t tile = 0; tile < tiles; tile++) {

@@ -5,7 +5,7 @@
 
 typedef OF(Lane) OF(Index) __attribute__((vector_size(VECTOR_BYTES)));
 
-/* Lane of the first channel of each group, or of the vector. */
+/* For each lane, the lane of the first channel of its group, or of the vector. */
 static inline OF(Index) OF(first_lanes)(int64_t each)
 {
     OF(Index) index;
@@ -111,7 +111,7 @@ static Line OF(group_line)(const Line *line, int64_t each, int64_t channel, int6
     return near;
 }
 
-/* Some places and vectors of channels, which share the loads of x. */
+/* Some positions and vectors of channels, which share the loads of x. */
 SPECIALIZED void OF(group_tile)(const Line *near, int64_t each, int64_t place, int64_t channel,
                                 const int places, const int vectors)
 {

@@ -1,9 +1,9 @@
 /* Gather and scatter by index tensors.
  *
  * Shapes are viewed as [before, length, behind], with the indexed axis in the middle. Every thread checks
- * all indices before it writes, so a call with an index out of range writes nothing. If another VM that
- * shares the indices changes them afterwards, an index out of range counts as 0. Updates are added in
- * their order; units divide the output. */
+ * all indices before it writes, so a call with an index out of range does not write. If a different VM that shares the
+ * indices changes them afterwards, an index out of range counts as 0. Updates are added in their order; units divide
+ * the output. */
 #include "../plan.h"
 #include "elements.h"
 
@@ -389,9 +389,9 @@ SCATTER(double, f64)
 /* clang-format on */
 EACH_NUMBER(REDUCED)
 
-/* --- index_set: rows of an operand are replaced by the values for them; a unit is as above, PIECE and
- * BEHIND are in bytes. STEP_BEFORE and STEP_COUNT: from the values of one b, and of one index, to the
- * next, or 0. SIZE: of the one value that fills a row, or 0 --- */
+/* --- index_set: replace rows of an operand by values; a unit is as above, PIECE and BEHIND are in bytes. STEP_BEFORE,
+ * STEP_COUNT: distance between the values of two b, and of two indices, or 0. SIZE: bytes of a single value that fills
+ * a row, or 0 --- */
 
 static void set_rows(const int64_t *n, char *const *p, const char *x, int64_t b, int64_t first,
                      int64_t last)
@@ -452,7 +452,7 @@ static int one_hot(const KernelCall *call, char *const *p, int64_t begin, int64_
 }
 
 /* --- mask_scatter, mask_set: COUNT elements, PIECE of them a unit, UPDATES of BEHIND bytes for those where
- * the mask is True; the others are 0, or those of an operand --- */
+ * the mask is True; all other elements are 0, or come from an operand --- */
 
 /* Single elements, without branches, which would be unpredictable. */
 #define MASKED(size)                                                                                   \
@@ -494,8 +494,7 @@ static int masked(const KernelCall *call, char *const *p, int64_t begin, int64_t
     return 0;
 }
 
-/* --- boolean_index: the rows of BEHIND bytes where the mask, which nobody changes, is True; units as
- * above --- */
+/* --- boolean_index: the rows of BEHIND bytes where the mask, which must not change, is True; units as above --- */
 
 static int boolean_index(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {

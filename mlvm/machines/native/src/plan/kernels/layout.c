@@ -1,4 +1,4 @@
-/* Elements in another order, or elsewhere.
+/* Elements in a different order, or elsewhere.
  *
  * Nearly all of it is copies of boxes: elements that lie at equal distances along each axis, in the
  * result and in an operand. `mlvm/machines/native/boxes.py` brings an op into this form. The three
@@ -107,7 +107,7 @@ EACH(2)
 EACH(4)
 EACH(8)
 
-/* --- the rest of an operand with the result's shape; nothing to do if it is the result --- */
+/* --- the rest of an operand with the result's shape; no work if it is the result --- */
 
 #define REST(size)                                                                                 \
     static int box_rest_##size(const KernelCall *call, char *const *p, int64_t begin, int64_t end, \

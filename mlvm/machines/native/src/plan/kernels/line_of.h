@@ -74,7 +74,7 @@ static void MLVM_JOIN(line_block, DT)(T *to, char *const *p, int64_t at, const i
     EACH_PART(STORE_PART)
 }
 
-/* What remains behind the last block is computed first, as a block that ends there: the result may be an operand. */
+/* Compute the tail first, as a full block that overlaps the previous block: the result may be an operand. */
 static void PASTE(MLVM_JOIN(line, DT), _row)(char *const *p, int64_t n, const int64_t *by)
 {
     typedef MLVM_JOIN(LinePart, DT) Part;

@@ -27,7 +27,7 @@
         return at[0];                                                               \
     }
 
-/* Position of `best`, or of a nan, among 1 to 64 elements. */
+/* Position of `best` or a nan among 1 to 64 elements. */
 static int POSITION(first)(const X *x, int n, X best)
 {
     FIRST(32)

@@ -130,7 +130,7 @@ static inline void load_words(W *to, const char *from, int64_t rest)
 #endif
 }
 
-/* Load the scale, or the number `behind` it, for each word's group; `count` groups remain, other lanes
+/* Load the scale, or the number at distance `behind`, for each word's group; `count` groups remain, other lanes
  * are arbitrary. */
 static inline void load_scales(V *to, const float *scale, const Weights *w, int64_t count, int behind)
 {

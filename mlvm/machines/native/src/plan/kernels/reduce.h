@@ -1,7 +1,7 @@
-/* How rows of one dtype are reduced: included once for each reduction, after defining
+/* How rows of the same dtype are reduced: included once for each reduction, after defining
  *
  *   REDUCE(name)   the function's name for this reduction
- *   X, A           the types of an element and of a result
+ *   X, A           the types of an element and a result
  *   LIFT(x, c)     what one element contributes, where c is what a variance subtracts
  *   COMBINE(a, b)  of two results; it evaluates them more than once
  *   IDENTITY       COMBINE(a, IDENTITY) is a
@@ -10,7 +10,7 @@
  *   UNLESS_NAN(a, b) optional: COMBINE(a, b), which is nan if one of both is, where neither is
  *   ROUNDED        optional: results are rounded, and the less so the fewer follow one another
  *
- * Without ANY_ORDER the order is given by the lengths alone. A row is dealt out to LANES results
+ * Without ANY_ORDER the order depends only on the lengths. A row is dealt out to LANES results
  * side by side, block by block. The blocks are combined in pairs, these pairs in pairs, and so on; in
  * the end half of the lanes is combined with the other half until one is left. Columns are combined in
  * eights, these in blocks, and the blocks in pairs. So the number of combinations that follow one

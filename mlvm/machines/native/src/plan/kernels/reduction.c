@@ -16,7 +16,7 @@
 enum { reduction_integers(NAME) };
 
 typedef struct {
-    int64_t from, to; /* offsets of its elements in x, and of its results in the result or in `shared` */
+    int64_t from, to; /* offsets of elements in x, and of results in the result or in `shared` */
     int64_t rows, length, width, first; /* `first` of LENGTH */
 } Part;
 

@@ -1,4 +1,4 @@
-/* The reductions of one dtype: included after defining
+/* The reductions of the same dtype: included after defining
  *
  *   TYPE, X          its name and its C type
  *   SUM              the C type of its sums and products; integers wrap around
