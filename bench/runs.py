@@ -3,7 +3,8 @@
 `mlvm-recorded` runs inside `ml.runs.record`, with a checkpoint every 100 steps. `log_bytes` is the
 growth of the log in a step; checkpoints and inputs, which are stored once here, are not part of it.
 `torch-hashed` is PyTorch in deterministic mode with a hash of all parameters after each step, as
-its users compare runs today, and `torch` the same step without.
+its users compare runs today, and `torch` the same step without. `torch-debug` runs each step in
+PyTorch's DebugMode, which logs a hash of the operands and results of each op.
 """
 
 from __future__ import annotations
@@ -84,6 +85,21 @@ def torch_hashed(size: MixerSize) -> Step:
     return hashed
 
 
+def torch_debug(size: MixerSize) -> Step:
+    from torch.utils._debug_mode import DebugMode
+
+    step = torch_plain(size)
+
+    def logged() -> object:
+        hashes = DebugMode.log_tensor_hashes(hash_fn="hash_tensor", hash_inputs=True)
+        with DebugMode() as mode, hashes:
+            result = step()
+        mode.debug_string()  # the text that its users compare
+        return result
+
+    return logged
+
+
 SUITE = Suite(
     module="bench.runs",
     contenders=(
@@ -91,6 +107,7 @@ SUITE = Suite(
         Contender("mlvm-recorded", "mlvm", prepare_recorded),
         Contender("torch", "torch", preparing(torch_plain)),
         Contender("torch-hashed", "torch", preparing(torch_hashed)),
+        Contender("torch-debug", "torch", preparing(torch_debug)),
     ),
     units={"step_ms": "ms", "log_bytes": "bytes"},
     ours=("mlvm-recorded",),

@@ -35,6 +35,7 @@ from mlvm.core.errors import (
     MlvmError,
     OpError,
     UnknownFunctionError,
+    counted,
 )
 from mlvm.core.machine.functions import FunctionTable
 from mlvm.core.machine.link import nargs_of
@@ -51,9 +52,12 @@ from mlvm.core.program.encoding import KIND_AT, MAGIC, Kind
 from mlvm.core.program.program import OPCODES, Program
 from mlvm.core.types import Array, DType, TensorType
 from mlvm.eager.runs import commands as run_commands
+from mlvm.eager.runs.browser import debug_in_browser
 from mlvm.eager.runs.debugger import Debugger
+from mlvm.eager.runs.diff import diff
 from mlvm.eager.runs.execution import Execution
 from mlvm.eager.runs.ops import OpProgram
+from mlvm.eager.runs.page import comparison_page
 from mlvm.eager.runs.replay import Replay, open_run
 from mlvm.eager.runs.repro import Repro
 from mlvm.eager.tensor.number import open_lengths
@@ -108,6 +112,8 @@ def _run(argv: Sequence[str]) -> int | None:
     if words[:1] in (["show"], ["memory"]) and "--" in words:
         words, arguments = words[: words.index("--")], words[words.index("--") + 1 :]
     options, unknown = parser.parse_known_args(words)
+    if options.command == "show" and options.other and options.file.endswith(".py"):
+        unknown = sorted([*unknown, options.other], key=words.index)  # as they were entered
     if unknown:
         hint = ""
         if options.command in ("show", "memory"):
@@ -143,6 +149,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--step", type=_count, default=0, metavar="N", help="the step of a recording (default: 0)")
     argument = "the next input of a saved step, as in run; a repro has its own"
     add("--arg", **remote.REPEATED, metavar="X", help=argument)
+    add("--browser", action="store_true", help="show a page in a browser, which reads commands")
     command = "run this command, such as 'b any(isnan(q))', instead of reading commands from stdin"
     add("--command", dest="commands", **remote.REPEATED, metavar="COMMAND", help=command)
 
@@ -195,11 +202,13 @@ def _parser() -> argparse.ArgumentParser:
 
     add = commands.add_parser(
         "show",
-        help="write a page of a captured step or a script: its memory, programs and time",
-        usage="python -m mlvm show [-h] [-o HTML] [--open] FILE [-- ARGUMENT ...]",
+        help="write a page of a step, a script, or two recordings",
+        usage="python -m mlvm show [-h] [-o HTML] [--open] FILE [DIR] [-- ARGUMENT ...]",
         epilog="Arguments after `--` are passed to the script: show train.py -- --epochs 1",
     ).add_argument
-    add("file", metavar="FILE", help="a file of Captured.save, or a .py file")
+    text = "a file of Captured.save, a .py file, or the folder of a recording"
+    add("file", metavar="FILE", help=text)
+    add("other", metavar="DIR", nargs="?", help="a second recording, which is compared")
     page = "the page to write (default: FILE.html)"
     add("-o", dest="page", type=Path, metavar="HTML", help=page)
     add("--open", action="store_true", help="show the page in a browser")
@@ -400,7 +409,7 @@ def _check_count(
 ) -> None:
     if count != expected:
         takes = f"; it takes {', '.join(map(str, types))}" if types else ""
-        arguments = "1 argument" if expected == 1 else f"{expected} arguments"
+        arguments = counted(expected, "argument")
         raise BadInput(f"the program loads {arguments}; got {count} {option}{takes}")
 
 
@@ -457,10 +466,18 @@ def run(options: argparse.Namespace) -> None:
 
 def debug(options: argparse.Namespace) -> int:
     """Debug a captured call. Returns 1 if a command failed, else 0."""
+    debugger = Debugger(_execution(options))
+    if options.browser:
+        debug_in_browser(debugger, options.commands, f"mlvm debug {options.file}")
+        return 0
+    failed = debugger.run(options.commands or None)
+    return int(failed > 0 and bool(options.commands))
+
+
+def _execution(options: argparse.Namespace) -> Execution:
+    """Return the execution of a recorded step, a repro, or a saved step with arguments."""
     if Path(options.file).is_dir():
-        replay = Replay(open_run(options.file))
-        failed = Debugger(replay.execution(options.step)).run(options.commands or None)
-        return int(failed > 0 and bool(options.commands))
+        return Replay(open_run(options.file)).execution(options.step)
     try:
         loaded = read_any(options.file)
     except BadInput as error:
@@ -483,8 +500,7 @@ def debug(options: argparse.Namespace) -> int:
         program = loaded if isinstance(loaded, OpProgram) else OpProgram.of_step(step)
     vm = LocalVM("debugger")
     printing.register(vm)
-    failed = Debugger(Execution(program, arrays, vm=vm)).run(options.commands or None)
-    return int(failed > 0 and bool(options.commands))
+    return Execution(program, arrays, vm=vm)
 
 
 def build(options: argparse.Namespace) -> None:
@@ -539,7 +555,9 @@ def check(options: argparse.Namespace) -> None:
         for f in program.functions.values()
         for pc, instruction in enumerate(f.code)
     ]
-    print(f"ok: {len(program.functions)} functions, {len(places)} instructions")
+    print(
+        f"ok: {counted(len(program.functions), 'function')}, {counted(len(places), 'instruction')}"
+    )
     for name, pc, instruction in places:
         if (name, pc) in verdict.unproven:
             print(f"checked when it runs: {name}, pc {pc}: {format_instruction(instruction)}")
@@ -600,7 +618,7 @@ def memory(options: argparse.Namespace) -> None:
 
 
 def show(options: argparse.Namespace) -> int:
-    """Write a page that shows a captured step, or the run of a script with the arguments.
+    """Write a page that shows a captured step, the run of a script, or two recordings.
 
     A script that fails is shown up to its failure. Returns the exit status.
     """
@@ -611,7 +629,12 @@ def show(options: argparse.Namespace) -> int:
         require_suffix(options.page, ".html", "-o")
     page = options.page if options.page is not None else file.with_name(f"{file.name}.html")
     failed: ScriptFailed | None = None
-    if file.suffix == ".py":
+    if options.other is not None or file.is_dir():
+        if options.other is None:
+            raise BadInput(f"show: expected the folders of two recordings, got only {file}")
+        a, b = open_run(file), open_run(options.other)
+        html = comparison_page(a, b, diff(a, b))
+    elif file.suffix == ".py":
         if not file.is_file():
             raise BadInput(f"{file}: the file does not exist")
         require_writable(page)

@@ -17,6 +17,7 @@ from operator import attrgetter
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 import mlvm.eager as ml
+from mlvm.core.errors import with_article
 from mlvm.eager import public
 from mlvm.renamed import ATTRIBUTES, KEYWORDS, NAMES
 
@@ -463,4 +464,4 @@ def _without_none(annotation: ast.expr | None) -> ast.expr | None:
 
 
 def _of_classes(names: list[str]) -> str:
-    return " or ".join(f"an {each}" if each[0] in "AEIO" else f"a {each}" for each in names)
+    return " or ".join(map(with_article, names))

@@ -81,9 +81,9 @@ class Tokenizer:
                 raise ml.errors.WeightsError(f"there is no token {token!r} among {count}")
         split = value("pre", "") if self.kind == "gpt2" else ""
         if not isinstance(split, str) or split not in _WORDS:
-            known = ", ".join(filter(None, _WORDS))
+            supported = ", ".join(filter(None, _WORDS))
             raise ml.errors.WeightsError(
-                f"the tokenizer splits texts as {split!r}; those that are read are {known}"
+                f"the tokenizer splits texts as {split!r}; those that are read are {supported}"
             )
         self._words = re.compile(_WORDS[split])
         self._takes_words = _WORDS[split] is _LLAMA3

@@ -265,7 +265,7 @@ LARGE = """
     ("disasm cut.mlvm", "cut.mlvm: the header announces"),
     ("check unknown.mlasm", "no function 'ad'; did you mean"),
     ("check unknown.mlasm", "at main, pc 3: cfunc 2 1"),
-    ("run underflow.mlasm", "main, pc 0: pop 1: expected 1 values above base, got 0"),
+    ("run underflow.mlasm", "main, pc 0: pop 1: expected 1 value above base, got 0"),
     ("run add.mlasm", "the program loads 2 arguments; got 0 --arg"),
     ("run add.mlasm --arg x.npy", "loads 2 arguments; got 1 --arg"),
     ("run add.mlasm" + 3 * " --arg x.npy", "loads 2 arguments; got 3 --arg"),

@@ -557,12 +557,14 @@ class Arena(ArenaFields):
         """
         if not isinstance(tensor, Allocation):
             raise errors.ArenaError(
-                f"arena {self.name!r}: keep: expected a tensor, got a {tensor.__class__.__name__}"
+                f"arena {self.name!r}: keep: expected a tensor, got "
+                f"{errors.with_article(tensor.__class__.__name__)}"
             )
         if not tensor.arena.vm.is_same(self.vm):
             raise errors.ArenaError(
                 f"arena {self.name!r}: keep: expected a tensor on the arena's VM, {self.vm.name}, "
-                f"got a {tensor.type} on {tensor.arena.vm.name}; move it first with x.to_device(vm)"
+                f"got {errors.with_article(tensor.type)} on {tensor.arena.vm.name}; move it "
+                f"first with x.to_device(vm)"
             )
         if tensor.handle == STALE:
             raise tensor.stale()
@@ -846,7 +848,8 @@ class Arena(ArenaFields):
     def _require_own(self, tensor: Allocation) -> None:
         if tensor.arena is not self:
             raise errors.ArenaError(
-                f"arena {self.name!r}: expected a tensor of this arena, got a {tensor.type} of "
+                f"arena {self.name!r}: expected a tensor of this arena, got "
+                f"{errors.with_article(tensor.type)} of "
                 "arena "
                 f"{tensor.arena.name!r}"
             )

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, TypeAlias
 from mlvm.build.lane_code import LaneCode
 from mlvm.build.lower import Bound, Calls, Temporary, lowered
 from mlvm.build.targets import CannotBuild
-from mlvm.core.errors import MlvmError
+from mlvm.core.errors import MlvmError, with_article
 from mlvm.core.machine import link as linker
 from mlvm.core.machine.callee import UserFunction, WritesInto
 from mlvm.core.machine.functions import Binding
@@ -199,7 +199,7 @@ class Steps:
             else:
                 raise self._refuse(op, line, "it is a host function, which runs in Python")
         elif kind == linker.PUSH and not isinstance(value, int):
-            raise self._refuse(op, line, f"it pushes a {type(value).__name__}")
+            raise self._refuse(op, line, f"it pushes {with_article(type(value).__name__)}")
         elif kind == linker.PUSH:
             step.number = value
         elif kind == linker.CALL_FUNCTION:

@@ -61,6 +61,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import queue
+import re
 import sys
 import threading
 from collections.abc import Sequence
@@ -479,7 +480,7 @@ class ExchangeError(MlvmError, BufferError):
 
     >>> try: ml.ones(2).__dlpack__(dl_device=(2, 0))
     ... except ml.errors.ExchangeError as error: print(error)
-    f32[2] is to be had on (1, 0), the processor, not (2, 0)
+    f32[2]: expected dl_device=(1, 0), the processor, got (2, 0)
     """
 
 
@@ -671,6 +672,21 @@ def brief(value: object) -> str:
         text = f"<{type(value).__name__} that has no text>"
     first = text.partition("\n")[0][:_BRIEF]
     return text if text == first else f"{first}..."
+
+
+def with_article(noun: object) -> str:
+    """Return a type or a class name with its indefinite article: "an f32[2]", "a float", "an int".
+
+    >>> with_article("i8"), with_article("u8"), with_article("ndarray")
+    ('an i8', 'a u8', 'an ndarray')
+    """
+    text = str(noun)
+    return f"an {text}" if re.match(r"[aeio]|f\d|ndarray", text, re.IGNORECASE) else f"a {text}"
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun: "1 result", "2 results"."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def takes(fn: object, count: int) -> bool:

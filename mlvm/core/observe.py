@@ -13,6 +13,7 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any, Final, TypeAlias
 
+from mlvm.core.errors import with_article
 from mlvm.core.locks import new_lock
 from mlvm.core.protocol import VMProtocol
 
@@ -71,7 +72,9 @@ def observe(vm: VMProtocol, **layers: Layer) -> None:
     with _lock:
         for name in layers:
             if not callable(getattr(type(vm), name)):
-                raise AttributeError(f"{name!r} is not a method of a {type(vm).__name__}")
+                raise AttributeError(
+                    f"{name!r} is not a method of {with_article(type(vm).__name__)}"
+                )
         for name, layer in layers.items():
             _layers_of(vm, name).append(layer)
             _wrap(vm, name)

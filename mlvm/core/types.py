@@ -19,9 +19,8 @@ from typing import Any, ClassVar, Final, Literal, NamedTuple, NoReturn, TypeAlia
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from mlvm.core.errors import ArgumentError, DTypeError, ShapeError
+from mlvm.core.errors import ArgumentError, DTypeError, ShapeError, with_article
 from mlvm.core.lengths import open_length
-from mlvm.core.locks import new_lock
 
 Array: TypeAlias = NDArray[Any]
 Kind = Literal["bool", "unsigned", "signed", "float", "complex", "storage"]
@@ -227,7 +226,6 @@ _INT: Final = frozenset({int})
 MAX_NDIM: Final = 64  # the limit of numpy
 MAX_NBYTES: Final = 1 << 62
 ALIGNMENT: Final = 64  # in bytes, of a tensor's address
-_interning: Final = new_lock()
 _TYPE_TEXT = re.compile(r"([a-z]\w*)\[\s*((?:\d+\s*(?:,\s*\d+\s*)*)?)\]")
 
 
@@ -345,7 +343,7 @@ class TensorType:
                 f"{per_byte} elements of {dtype.name} fill a byte: the last length must be a "
                 f"multiple of {per_byte}, and the shape is {shape}; pad it"
             )
-        self = super().__new__(cls)
+        self = object.__new__(cls)
         self.dtype = dtype
         self.shape = shape
         self.ndim = len(shape)
@@ -354,13 +352,11 @@ class TensorType:
         self.array_shape = shape if per_byte == 1 else (*shape[:-1], shape[-1] // per_byte)
         created = _Reference(self, _forget)
         created.key = key
-        with _interning:  # two threads must not both create the type
-            reference = _interned.get(key)
-            interned = None if reference is None else reference()
-            if interned is None:
-                _interned[key] = created
-                return self
-            return interned
+        while True:  # `setdefault` is atomic: two threads must not both create the type
+            interned = _interned.setdefault(key, created)()
+            if interned is not None:
+                return interned
+            _remove_dead_weakref(_interned, key)
 
     @staticmethod
     def opened(dtype: DType, shape: Shape, sizes: Shape) -> TensorType:
@@ -463,7 +459,9 @@ def _as_shape(lengths: Sequence[int]) -> Shape:
 def check_array(array: Array, type: TensorType, where: str) -> None:
     """Raise `DTypeError` or `ShapeError`, prefixed with `where`, unless the array has that type."""
     if not isinstance(array, (np.ndarray, np.generic)):
-        raise DTypeError(f"{where}: expected an array, got a {array.__class__.__name__}")
+        raise DTypeError(
+            f"{where}: expected an array, got {with_article(array.__class__.__name__)}"
+        )
     if array.dtype != type.dtype.numpy:
         raise DTypeError(f"{where}: the array's dtype is {array.dtype}, not {type.dtype.numpy}")
     if array.shape != type.array_shape:
@@ -477,7 +475,7 @@ def check_out(out: Array, type: TensorType) -> None:
     """
     where = f"read of {type} with out="
     if isinstance(out, np.generic):
-        raise DTypeError(f"{where}: expected an array, got a {out.__class__.__name__}")
+        raise DTypeError(f"{where}: expected an array, got {with_article(out.__class__.__name__)}")
     check_array(out, type, where)
     if not out.flags.writeable:
         raise ArgumentError(f"{where}: the array is read-only; pass a copy")

@@ -44,7 +44,15 @@ from typing import (
 import numpy as np
 
 from mlvm.arena.arena import STALE
-from mlvm.core.errors import ArgumentError, DTypeError, PathError, ShapeError, brief, user_line
+from mlvm.core.errors import (
+    ArgumentError,
+    DTypeError,
+    PathError,
+    ShapeError,
+    brief,
+    user_line,
+    with_article,
+)
 from mlvm.core.ops.half import cast
 from mlvm.core.types import Array, DType, TensorType, f32
 from mlvm.eager.tensor.context import bound
@@ -260,7 +268,7 @@ def children(tree: Tree, path: str = "", *, buffers: bool = False) -> dict[str, 
             hint = "; the names are those of model.parameters(), and a model is a tree itself"
         elif isinstance(tree, (float, int)) or hasattr(tree, "__array__"):
             hint = "; make a tensor of it, ml.asarray(...)"
-        raise DTypeError(f"a tree has tensors as leaves, not a {kind}{_at(path)}{hint}")
+        raise DTypeError(f"a tree has tensors as leaves, not {with_article(kind)}{_at(path)}{hint}")
     pairs = [*_items(tree, buffers)]
     named = {str(name): child for name, child in pairs}
     if len(named) != len(pairs):
@@ -528,8 +536,10 @@ def warn_of_hidden(tree: Tree) -> None:
             if hidden is not None:
                 warn_at(
                     user_line(),
-                    f"{type(node).__name__}.{name}{_at(path)} is a {type(field).__name__}, in "
-                    f"which a {hidden} is neither trained nor saved: put it into a field of its "
+                    f"{type(node).__name__}.{name}{_at(path)} is "
+                    f"{with_article(type(field).__name__)}, in "
+                    f"which {with_article(hidden)} is neither trained nor saved: put it "
+                    f"into a field of its "
                     f"own, or a list or dict in one",
                     NoEffectWarning,
                 )
@@ -953,7 +963,9 @@ def load(tensors: Mapping[str, Tensor], arrays: Mapping[str, Any], what: str) ->
     `GradientError` if a tape needs the old values.
     """
     if not isinstance(arrays, Mapping):
-        raise DTypeError(f"arrays come by path, in a mapping, not in a {type(arrays).__name__}")
+        raise DTypeError(
+            f"arrays come by path, in a mapping, not in {with_article(type(arrays).__name__)}"
+        )
     others = {path: array for path, array in arrays.items() if array is not tensors.get(path)}
     copied = {path: array_for(path, array, what) for path, array in others.items()}
     for path, array in copied.items():
@@ -977,7 +989,9 @@ def array_for(path: str, array: Any, what: str) -> Array:
 
     Raises `DTypeError`, with the path, if it is not an array."""
     if not hasattr(array, "__array__") and not hasattr(array, "__dlpack__"):
-        raise DTypeError(f"{what} {path!r} must be an array, not a {type(array).__name__}")
+        raise DTypeError(
+            f"{what} {path!r} must be an array, not {with_article(type(array).__name__)}"
+        )
     try:
         if isinstance(array, Tensor) and array.dtype.is_storage:
             note_read(array)

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
-from mlvm.core.errors import DTypeError, PipelineError, brief
+from mlvm.core.errors import DTypeError, PipelineError, brief, counted, with_article
 from mlvm.core.ops.half import convert
 from mlvm.core.types import Array, DType, Shape, TensorType, c64, c128, f32, f64, promote
 from mlvm.input.datasets import Arrays, Dataset, as_dataset, length_of, parts_of, with_parts
@@ -197,8 +197,8 @@ class Recipe:
             arrays = self._build(batch.epoch, indices)
             if len(arrays) != len(slot):
                 raise PipelineError(
-                    f"samples differ: this batch has {len(arrays)} arrays, the first sample "
-                    f"{len(slot)}"
+                    f"samples differ: this batch has {counted(len(arrays), 'array')}, "
+                    f"the first sample {len(slot)}"
                 )
             for array, place in zip(arrays, slot, strict=True):
                 if self.padding is not None and array.shape != place.shape:
@@ -277,10 +277,11 @@ def _checked(arrays: tuple[Any, ...], rows: int, source: str) -> Arrays:
     for array in arrays:
         if not isinstance(array, np.ndarray):
             raise PipelineError(
-                f"the {source} must return numpy arrays, got a {type(array).__name__}"
+                f"the {source} must return numpy arrays, got {with_article(type(array).__name__)}"
             )
         if array.ndim == 0 or len(array) != rows:
             raise PipelineError(
-                f"the {source} must return {rows} samples, got an array of shape {array.shape}"
+                f"the {source} must return {counted(rows, 'sample')}, got an "
+                f"array of shape {array.shape}"
             )
     return arrays

@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
-from mlvm.core.errors import PipelineError, brief
+from mlvm.core.errors import PipelineError, brief, with_article
 from mlvm.core.memo import memoized
 from mlvm.core.types import Array
 from mlvm.input.padding import Ragged
@@ -72,7 +72,7 @@ def as_dataset(source: Any, *, ragged: bool = False) -> Dataset:
     if not isinstance(source, Dataset):
         raise PipelineError(
             f"expected a dataset with a length and samples by number, or a tuple or dict of "
-            f"arrays, got a {type(source).__name__}"
+            f"arrays, got {with_article(type(source).__name__)}"
         )
     return source if _takes_arrays(source, ragged) else _Samples(source, ragged)
 
@@ -255,5 +255,5 @@ def _array(x: Any) -> Array:
         return np.asarray(x)
     except Exception as error:
         raise PipelineError(
-            f"numpy cannot convert a {type(x).__name__} of the dataset: {error}"
+            f"numpy cannot convert {with_article(type(x).__name__)} of the dataset: {error}"
         ) from error

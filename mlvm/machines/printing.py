@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from mlvm.core.errors import HostFunctionError
+from mlvm.core.errors import HostFunctionError, counted
 from mlvm.core.locks import new_lock
 from mlvm.core.machine.callee import is_tensor
 from mlvm.core.machine.frame import Frame
@@ -85,8 +85,15 @@ def formatted(text: str, names: Sequence[str], values: Sequence[Array]) -> str:
         return text.format(
             *shown_values[:count], **dict(zip(names, shown_values[count:], strict=True))
         )
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise HostFunctionError(f"{PRINT}: {text!r}: {type(error).__name__}: {error}") from None
+    except IndexError:
+        reason = f"it refers to more than {counted(count, 'positional value')}"
+    except KeyError as error:
+        reason = f"no value is named {error}"
+    except (TypeError, AttributeError):
+        reason = "a field is the name or number of a value, without an index or attribute"
+    except ValueError as error:  # for example "Single '}' encountered in format string"
+        reason = str(error)
+    raise HostFunctionError(f"{PRINT}: expected a format for str.format, got {text!r}: {reason}")
 
 
 class _Shown:

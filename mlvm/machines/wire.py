@@ -27,6 +27,7 @@ from mlvm.core.errors import (
     MlvmError,
     ProgramError,
     brief,
+    with_article,
 )
 from mlvm.core.machine.verify import verify
 from mlvm.core.program.encoding import Kind, Reader, Writer, open_message
@@ -75,7 +76,7 @@ def _write_nbytes(writer: Writer, nbytes: int) -> None:
 
 def _write_array(writer: Writer, array: Array) -> None:
     if not isinstance(array, (np.ndarray, np.generic)):
-        raise errors.DTypeError(f"expected an array, got a {array.__class__.__name__}")
+        raise errors.DTypeError(f"expected an array, got {with_article(array.__class__.__name__)}")
     writer.array(array)
 
 

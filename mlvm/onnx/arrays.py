@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from mlvm.core.errors import ModelError
+from mlvm.core.errors import ModelError, counted
 from mlvm.core.types import Array, DType, bf16
 from mlvm.onnx.limits import limit
 from mlvm.onnx.wire import Message
@@ -176,7 +176,9 @@ def array_of(tensor: Message, files: Files) -> Array:
     raw: Any = files.read(tensor, nbytes) if tensor.data_location == 1 else tensor.raw_data
     if raw is not None:
         if len(raw) != nbytes:
-            raise ModelError(f"{what}: expected {nbytes} bytes for {list(shape)}, got {len(raw)}")
+            raise ModelError(
+                f"{what}: expected {counted(nbytes, 'byte')} for {list(shape)}, got {len(raw)}"
+            )
         stored = np.uint8 if number not in DTYPES else dtype.numpy.newbyteorder("<")
         flat = np.frombuffer(raw, stored)
     else:
@@ -207,7 +209,7 @@ def _listed(tensor: Message, number: int, dtype: DType, count: int, what: str) -
     array = np.asarray(values, None if len(values) else np.int64)
     count *= 2 if dtype.kind == "complex" else 1
     if len(array) != count:
-        raise ModelError(f"{what}: expected {count} values, got {len(array)}")
+        raise ModelError(f"{what}: expected {counted(count, 'value')}, got {len(array)}")
     if dtype.kind == "complex":
         return array.view(dtype.numpy)
     if number in (10, 16):

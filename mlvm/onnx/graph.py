@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from mlvm.core.errors import MlvmError, ModelError, OpError, OutOfMemoryError
+from mlvm.core.errors import MlvmError, ModelError, OpError, OutOfMemoryError, counted
 from mlvm.core.ops import few
 from mlvm.core.types import Array, DType, TensorType
 from mlvm.onnx.arrays import FLOATS, INTEGERS, Files, array_of, is_array
@@ -159,8 +159,8 @@ class Graph:
             for name in node.outputs[len(results) :]:
                 if name and name not in node.last:
                     raise ModelError(
-                        f"{node}: expected at most {len(results)} results, but the graph uses "
-                        f"{name!r}"
+                        f"{node}: expected at most {counted(len(results), 'result')}, but the "
+                        f"graph uses {name!r}"
                     )
             for name in node.last:
                 scope.pop(name, None)

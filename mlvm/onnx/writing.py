@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 from mlvm.arena.arena import Arena
-from mlvm.core.errors import ArgumentError, DTypeError, MlvmError, ModelError, brief
+from mlvm.core.errors import ArgumentError, DTypeError, MlvmError, ModelError, brief, with_article
 from mlvm.core.types import Array, DType, TensorType, bool_, i64
 from mlvm.eager import Tensor
 from mlvm.eager.capture.capture import Captured
@@ -397,7 +397,8 @@ class _Graph:
         if home.role in ("input", "state", "element"):
             what = "an argument" if home.role == "input" else "a tensor from outside"
             raise ModelError(
-                f"{line or 'here'}: a {home.type} is updated in place, {what} of the function; an "
+                f"{line or 'here'}: {with_article(home.type)} is updated in place, {what} "
+                f"of the function; an "
                 f"ONNX file has no state: return the new value{_TRAINING}"
             )
         self._homes[home] = name

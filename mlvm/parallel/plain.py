@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mlvm.core.errors import EncodingError, GroupError, MlvmError, brief
+from mlvm.core.errors import EncodingError, GroupError, MlvmError, brief, with_article
 from mlvm.core.program.encoding import Kind, Reader, Writer, open_message
 from mlvm.core.types import Array
 from mlvm.machines.wire import encode_error, read_error
@@ -97,7 +97,7 @@ def _flattened(value: Any, arrays: list[Array], blobs: list[bytes]) -> Any:
         ]
         return ["dict", tuple(pairs)]
     if value is not None and not isinstance(value, (bool, int, float, str, np.generic)):
-        raise EncodingError(f"a {type(value).__name__} is not plain data")
+        raise EncodingError(f"{with_article(type(value).__name__)} is not plain data")
     return value
 
 

@@ -117,8 +117,7 @@ class _Content:
             for which, text in self._messages.items()
             if text
         )
-        pieces = enumerate(_file("page.html").split("@@"))  # odd pieces name a part
-        return "".join([parts[piece] if i % 2 else piece for i, piece in pieces])
+        return filled("page.html", parts)
 
     def add_step(self, step: Step, name: str) -> None:
         """Add a view of the plan's scratch memory over the moments of the program."""
@@ -400,6 +399,21 @@ def in_script(data: object) -> str:
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
+
+
+def plain_page(title: str, body: str, *, policy: str = "img-src data:") -> str:
+    """Return a page with this HTML text as its body.
+
+    `policy` extends the content security policy, which forbids everything but inline styles.
+    """
+    parts = {"TITLE": escape(title), "STYLE": _file("page.css"), "BODY": body, "POLICY": policy}
+    return filled("plain.html", parts)
+
+
+def filled(name: str, parts: Mapping[str, str]) -> str:
+    """Return a template of this folder, with its parts between pairs of `@@` replaced."""
+    pieces = enumerate(_file(name).split("@@"))  # odd pieces name a part
+    return "".join([parts[piece] if i % 2 else piece for i, piece in pieces])
 
 
 def _file(name: str) -> str:

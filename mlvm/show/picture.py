@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Final
@@ -29,6 +30,9 @@ _MOST_RESETS: Final = 100
 _MOST_INK: Final = 20
 """Times the height of the plot: a longer line up and down would hide the rectangles."""
 
+_MOST_POINTS: Final = 2000
+"""Number of drawn points of a curve."""
+
 _LABELLED: Final = 5  # number of labelled tensors at the peak
 
 _OTHER: Final = "#a0a4aa"
@@ -36,8 +40,8 @@ _OTHER: Final = "#a0a4aa"
 _STYLE: Final = "\n" + Path(__file__).with_name("picture.css").read_text("utf-8")
 
 
-def timeline(recording: Recording, *, title: str | None = None) -> str:
-    """Return the recording as SVG text.
+def timeline(recording: Recording, *, title: str | None = None, now: int | None = None) -> str:
+    """Return the recording as SVG text, with a line at the moment `now`.
 
     A tensor is a rectangle. It extends from left to right over the tensor's moments, and upwards
     over its bytes. Its colour shows the op that wrote it first, or its type if that op is unknown.
@@ -84,6 +88,7 @@ def timeline(recording: Recording, *, title: str | None = None) -> str:
         _level(y(top), "top", f"highest address: {top:,} bytes", -6),
         _level(y(bound), "bound", f"lower bound: {bound:,} bytes live at the same time", 16),
         _peak(recording, x, y),
+        "" if now is None else _marked(x(now + 0.5), "now"),
         _legend(drawn, colours, width, "bytes in use" if stretch == 1 else "peaks of bytes in use"),
     )
 
@@ -217,6 +222,48 @@ def _peak(recording: Recording, x: Scale, y: Scale) -> str:
     return "".join(parts)
 
 
+def _marked(at: float, label: str) -> str:
+    """Return a dashed line up and down the plot, with its label above it."""
+    line = f'<path class="level top" d="M{px(at)} {_GROUND}V{_TOP}"/>'
+    return line + text(at, _TOP - 4, label, "top middle")
+
+
+def curves(values: Mapping[str, Sequence[float]], title: str, *, mark: int | None = None) -> str:
+    """Return an SVG picture of series of numbers by their index, with a line at the index `mark`.
+
+    Numbers that are not finite leave a gap. Of a long series, only every n-th number is drawn.
+    """
+    longest = max(map(len, values.values()), default=0)
+    finite = [each for series in values.values() for each in series if math.isfinite(each)]
+    low, high = min(finite, default=0.0), max(finite, default=1.0)
+    x = Scale(0, max(longest - 1, 1), _LEFT, _RIGHT_END, whole=True)
+    y = Scale(low, high if high > low else low + 1.0, _GROUND, _TOP)
+    parts = []
+    for i, (name, series) in enumerate(values.items()):
+        stretch = -(-len(series) // _MOST_POINTS) or 1
+        points = [
+            f"{px(x(n))} {px(y(series[n]))}" if math.isfinite(series[n]) else ""
+            for n in range(0, len(series), stretch)
+        ]
+        runs = [list(run) for drawn, run in itertools.groupby(points, bool) if drawn]
+        path = "".join(f"M{'L'.join(run if len(run) > 1 else run * 2)}" for run in runs)
+        style = f'stroke="{COLOURS[i]}" stroke-width="{3 - 2 * i}" stroke-linecap="round"'
+        parts.append(f'<path fill="none" {style} d="{path}"/>')
+        at = _TOP + 20 + 23 * i
+        parts.append(f'<path {style} d="M{_RIGHT_END + 22} {at - 4}h20"/>')
+        label = fitted(name, _RIGHT - 64)
+        parts.append(text(_RIGHT_END + 48, at, label))
+    return document(
+        _WIDTH,
+        _HEIGHT,
+        _STYLE,
+        text(_LEFT, 42, fitted(title, _WIDTH - _LEFT, 20), attributes='font-size="20"'),
+        axes(x, y, "step", ""),
+        *parts,
+        "" if mark is None else _marked(x(mark), f"step {mark}"),
+    )
+
+
 def front(points: Sequence[tuple[int, float]], nbytes: int) -> str:
     """Return an SVG picture of bytes against estimated seconds.
 
@@ -235,7 +282,6 @@ def front(points: Sequence[tuple[int, float]], nbytes: int) -> str:
         where = f'cx="{px(x(each / unit))}" cy="{px(y(time))}"'
         hover = f"<title>{each:,} bytes, {time:.3f} times the fastest program's time</title>"
         dots.append(f'<circle {where} r="4" fill="{COLOURS[0]}">{hover}</circle>')
-    at = px(x(nbytes / unit))
     return document(
         _WIDTH,
         _HEIGHT,
@@ -244,8 +290,7 @@ def front(points: Sequence[tuple[int, float]], nbytes: int) -> str:
         axes(x, y, f"plan with hoisted values, {name}", "estimated time, relative to the fastest"),
         f'<path class="used" d="{"".join(corners)}"/>',
         *dots,
-        f'<path class="level top" d="M{at} {_GROUND}V{_TOP}"/>',
-        text(x(nbytes / unit), _TOP - 4, f"this plan: {nbytes:,} bytes", "top middle"),
+        _marked(x(nbytes / unit), f"this plan: {nbytes:,} bytes"),
     )
 
 

@@ -23,6 +23,7 @@ from mlvm.core.errors import (
     ProgramError,
     ShapeError,
     brief,
+    with_article,
 )
 from mlvm.core.memo import exact_repr
 from mlvm.core.ops.half import cast, number_array
@@ -185,7 +186,7 @@ class SavedStep(NamedTuple):
                 homes = types[role]
                 fits = 0 <= place < len(homes) and homes[place].nbytes == type.nbytes
             if not fits:
-                raise EncodingError(f"there is no {role} {place} for a {type}")
+                raise EncodingError(f"there is no {role} {place} for {with_article(type)}")
         size = len(self.planned.program.main.code)
         moments = self.planned.moments or range(size)  # each has at least one instruction
         for pc in moments:

@@ -178,7 +178,7 @@ def test_an_allocation_that_fails_halfway_gives_its_region_back(monkeypatch: Pat
 def test_an_arena_takes_only_its_own_tensors(vm: VM) -> None:
     mine, other = Arena(vm, "mine"), Arena(vm, "other")
     tensor = mine.alloc(ROW)
-    text = r"arena 'other': expected a tensor of this arena, got a f32\[16\] of arena 'mine'"
+    text = r"arena 'other': expected a tensor of this arena, got an f32\[16\] of arena 'mine'"
     refuses(ArenaError, text, other.free, tensor)
     refuses(ArenaError, text, other.view, tensor, WORDS)
     assert (mine.used, other.used, other.views_created) == (64, 0, 0)

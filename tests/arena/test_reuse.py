@@ -87,11 +87,11 @@ def test_keep_refuses_what_it_cannot_copy() -> None:
     weights = ml.Arena(vm, "weights", capacity=64)
     with ml.Arena(elsewhere, "batch") as batch:
         x = ml.ones(3)
-        refuses(ArenaError, r"here, got a f32\[3\] on there", weights.keep, x)
+        refuses(ArenaError, r"here, got an f32\[3\] on there", weights.keep, x)
         assert batch.used == 64
     refuses(
         ArenaError,
-        "arena 'weights': keep: expected a tensor, got a ndarray",
+        "arena 'weights': keep: expected a tensor, got an ndarray",
         weights.keep,  # type: ignore[arg-type]
         np.ones(3),
     )

@@ -2,12 +2,13 @@ r"""Saved steps run the same without Python, to the bit.
 
     python -m tests.build               # models, and 500 fuzzed functions
     python -m tests.build --functions 40 --only models --simd plain
+    python -m tests.build --functions 0 --only models --runs 200
     SANITIZE="-fsanitize=address,undefined -fno-sanitize-recover=all" python -m tests.build
     CC="python -m ziglang cc -target aarch64-linux-musl" AR="python -m ziglang ar" \
         RUNNER=qemu-aarch64-static python -m tests.build --simd neon
 
 The steps are those that `tests.same_programs` captures: of every model, and of functions that the
-language fuzzer writes. Each is built as C for the instruction set `--simd`, run twice on the same
+language fuzzer writes. Each is built as C for the instruction set `--simd`, run on the same
 values as in Python with the set in use, and compared: results, state, and whether there is an
 error. What cannot be built is refused with a reason; the share of these, and the reasons, are
 printed. The status is 1 for a difference.
@@ -23,6 +24,7 @@ import tempfile
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 from pathlib import Path
 from typing import Final
 
@@ -61,14 +63,14 @@ def saved_steps(folder: Path, functions: int, only: str) -> list[Path]:
     return sorted(file for file in checkout.out.iterdir() if MODE in file.name)
 
 
-def outcome(file: Path, kernels: Kernels, folder: Path) -> tuple[str, str]:
+def outcome(file: Path, kernels: Kernels, folder: Path, runs: int = 2) -> tuple[str, str]:
     """Return the outcome of a step: a word, and why."""
     try:
         saved = SavedStep.from_bytes(file.read_bytes())
     except MlvmError as error:
         return "unread", str(error)
     try:
-        report = difference(saved, kernels.build(saved, folder))
+        report = difference(saved, kernels.build(saved, folder), runs)
     except CannotBuild as error:
         return "refused", str(error)
     except Exception as error:
@@ -82,6 +84,7 @@ def main() -> int:
     parser.add_argument("--functions", type=int, default=500)
     parser.add_argument("--only", default="", help="parts whose names contain this text")
     parser.add_argument("--simd", choices=OPTIONS, default=SET, help="the set of the C")
+    parser.add_argument("--runs", type=int, default=2, help="how often each step runs (default: 2)")
     options = parser.parse_args()
     if _native.simd() != SET:  # Python's has other products of bf16
         _native.choose_simd(SET)
@@ -96,7 +99,7 @@ def main() -> int:
         refused_models: set[str] = set()
         with ThreadPoolExecutor(2) as pool:
             each = [folder / "c" / str(i) for i in range(len(files))]
-            outcomes = pool.map(outcome, files, [kernels] * len(files), each)
+            outcomes = pool.map(outcome, files, repeat(kernels), each, repeat(options.runs))
             for file, (word, why) in zip(files, outcomes, strict=True):
                 ended[word] += 1
                 if word == "refused":

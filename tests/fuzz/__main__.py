@@ -28,6 +28,8 @@ random functions of `language` as ONNX files, checked, run there, and read back.
 `transformations`: lanes and derivatives beside JAX. `lengths`: open axes. `interrupts`: Ctrl-C.
 `guards`: state that changes between calls of a captured function, which must see it or refuse it.
 `recordings`: files of `ml.runs.record` with bytes or values changed, which nothing may accept.
+`kills`: processes that are killed while they record. `differences`: recordings with one difference,
+which `diff` must name. `equal_runs`: recordings that must be equal.
 `windows`: slices, strides, writes and loops, eagerly, captured and saved, beside numpy.
 `budgets`: training steps with `capture(memory=)`, which must keep eager's bits and their budgets.
 
@@ -68,6 +70,7 @@ from tests.packages import named_if_missing
 PROGRAMS = (
     *("machines", "language", "values", "graphs", "saved", "transformations", "lengths"),
     *("interrupts", "templates", "guards", "budgets", "debugger", "recordings", "windows"),
+    *("differences", "equal_runs", "kills"),
 )
 OTHERS = (
     "threads",

@@ -104,6 +104,8 @@ def layers(draw: random.Random, width: int) -> tuple[list[Layer], list[np.ndarra
 class Training:
     """A step of random layers, its weights and its optimizer."""
 
+    value_and_grad: Any = staticmethod(ml.value_and_grad)
+
     def __init__(self, seed: int) -> None:
         draw = random.Random(seed)
         width, rows = draw.choice([8, 24, 40]), draw.choice([4, 16, 30])
@@ -121,7 +123,7 @@ class Training:
                 xs.append(layer(xs, weights))
             return ml.mean(ml.square(ml.tanh(xs[-1])))
 
-        value, gradients = ml.value_and_grad(loss)(self.weights)
+        value, gradients = self.value_and_grad(loss)(self.weights)
         self.optimizer.update(gradients)
         return value
 

@@ -24,11 +24,15 @@ def outcomes_of(
     numbers: range, attempt: Callable[[int], str], until: str | None = None
 ) -> tuple[Outcomes, str | None]:
     """Try programs by their numbers: return how often each outcome was, and what the attempts
-    raised, if one did. With `until` the first failure with this text is the last."""
+    raised, if one did. With `until` the first failure with this text is the last. Ctrl-C ends the
+    loop, and the outcomes so far are returned."""
     outcomes, failures = Outcomes(), list[str]()
     for number in numbers:
         try:
             outcomes[attempt(number)] += 1
+        except KeyboardInterrupt:
+            outcomes[f"interrupted by Ctrl-C; continue with --first {number}"] += 1
+            break
         except Exception as error:
             text = str(error) if isinstance(error, Wrong) else traceback.format_exc()
             failures.append(f"--first {number}: {text}")

@@ -3,8 +3,9 @@
     python -m tests.fuzz extremes                  # all functions, in all float dtypes
     python -m tests.fuzz extremes interp lerp      # these
 
-The functions are those of the public table that map one to three float vectors elementwise, and
-the rows of tests/cases/functions.txt, which have their arguments.
+The functions are those of the public table that map one to three float vectors elementwise, a few
+of three operands that are optional or stacked, and the rows of tests/cases/functions.txt, which
+have their arguments.
 
 - *Precision.* At finite numbers, a result in f16, bf16 or f32 must be the one that the same
   function computes in f64, rounded. So nothing overflows or cancels on the way.
@@ -22,7 +23,7 @@ import inspect
 import itertools
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any, Final, NamedTuple
 
@@ -54,12 +55,16 @@ EXCEPTIONS: Final = {
     "sinc .* at \\(.*(inf|e\\+3)": "pi x overflows, and sin has no limit; as in numpy and PyTorch",
     "gamma \\w+ second .* at \\(inf": "a factor, the slope of digamma, vanishes there",
     "erfcinv bf16 first": "it follows from the rounded y, whose error e^(y^2) multiplies",
+    "logsumexp \\w+ (first|second) .* at \\(.*inf": "a share of infinity: nan, as in PyTorch",
     "atan2 .* second": "the square of the distance underflows",
-    "ml\\.gaussian_nll\\(": "a variance is at least eps",
+    "ml\\.(binary_cross_entropy|gaussian_nll_loss)\\(": "logarithms, variances have a least value",
+    "ml\\.(nll_loss|softmax_cross_entropy|ctc_loss|scatter)\\(.* at \\(-?(inf|nan)": (
+        "numpy's expression multiplies by zeros and by infinite weights"
+    ),
     "mish \\w+ second": "a product of x overflows before it vanishes",
     "f\\.einsum\\(": "sums and products have another order",
     "f\\.i0\\(": "numpy has nan at infinities",
-    "ml\\.cdist\\(.*3\\.5": "the powers overflow, as in numpy and PyTorch",
+    "(ml\\.cdist\\(.*3\\.5|f\\.linalg\\.norm\\(x_4, 3)": "powers overflow, as in numpy and PyTorch",
     "f\\.quantile.* at \\(-?inf\\): -?inf": "numpy has nan next to an infinity",
     "f\\.interp.* at \\(nan\\)": "xp must be in order",
     "ml\\.topk.* at \\(nan\\)": "nan is the largest; numpy's expression drops it",
@@ -69,6 +74,24 @@ EXCEPTIONS: Final = {
 
 _TOLERANCE: Final = {"f16": 4e-3, "bf16": 3e-2, "f32": 2e-5}
 _ORDERS: Final = ("value", "first", "second")
+
+
+_WITH_OPTIONS: Final[dict[str, Fn]] = {
+    "binary_cross_entropy_with_logits pos_weight": lambda x, t, w: (
+        ml.binary_cross_entropy_with_logits(x, t, pos_weight=ml.abs(w))
+    ),
+    "clip min max": lambda x, low, high: ml.clip(x, low, high),
+    "cond": lambda x, y, z: ml.where(x > y, y, z),
+    "fma": lambda x, y, z: x * y + z,
+    "interp left right": lambda x, low, high: ml.interp(
+        x, ml.asarray([-1.0, 1.0], dtype=x.dtype), ml.asarray([2.0, 3.0], dtype=x.dtype),
+        left=low, right=high),
+    "logsumexp": lambda x, y, z: ml.logsumexp(ml.stack([x, y, z]), axis=0),
+    "max": lambda x, y, z: ml.max(ml.stack([x, y, z]), axis=0),
+    "median": lambda x, y, z: ml.median(ml.stack([x, y, z]), axis=0),
+    "where": lambda x, y, z: ml.where(x > 0, y, z),
+}  # fmt: skip
+"""Name, and perhaps arguments -> a function of three operands, which are optional or stacked."""
 
 
 class Finding(NamedTuple):
@@ -100,7 +123,8 @@ def elementwise(*names: str) -> dict[str, tuple[Fn, int]]:
     for name, fn in sorted(public().items()):
         if names and name not in names:
             continue
-        if inspect.isclass(fn) or name.startswith(("random.", "parallel.")):
+        is_alias = not names and getattr(fn, "__name__", name) != name.rpartition(".")[2]
+        if inspect.isclass(fn) or is_alias or name.startswith(("random.", "parallel.")):
             continue
         try:
             parameters = inspect.signature(fn).parameters.values()
@@ -111,6 +135,12 @@ def elementwise(*names: str) -> dict[str, tuple[Fn, int]]:
         if is_fit and _is_elementwise(fn, len(needed)):
             found[name] = (fn, len(needed))
     return found
+
+
+def _of_three(names: Sequence[str]) -> dict[str, tuple[Fn, int]]:
+    """Return the functions of `_WITH_OPTIONS`, or those of these names, with their arity."""
+    chosen = [each for each in _WITH_OPTIONS if not names or each.split()[0] in names]
+    return {each: (_WITH_OPTIONS[each], 3) for each in chosen}
 
 
 def _is_elementwise(fn: Fn, arity: int) -> bool:
@@ -334,14 +364,11 @@ def _differences(
 
 def findings(names: list[str], dtypes: list[str], seed: int = 0) -> Iterator[Finding]:
     """Return all that differs and is not among the exceptions."""
-    functions = elementwise(*names)
-    for name in names or functions:
-        if name in functions:
-            fn, arity = functions[name]
-            for dtype in dtypes:
-                if dtype != "f64":
-                    yield from precision(name, fn, arity, dtype)
-                yield from limits(name, fn, arity, dtype)
+    for name, (fn, arity) in (elementwise(*names) | _of_three(names)).items():
+        for dtype in dtypes:
+            if dtype != "f64":
+                yield from precision(name, fn, arity, dtype)
+            yield from limits(name, fn, arity, dtype)
     for row in _rows(names):
         yield from row_findings(row, seed)
 
@@ -357,8 +384,12 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--most", type=int, default=4, help="lines of one function and derivative")
     options = parser.parse_args(argv)
-    unknown = [name for name in options.names if not (elementwise(name) or _rows([name]))]
-    require_known(parser, unknown, lambda: [*elementwise(), *_names_of(_rows([]))])
+    unknown = [
+        name
+        for name in options.names
+        if not (elementwise(name) or _of_three([name]) or _rows([name]))
+    ]
+    require_known(parser, unknown, lambda: [*elementwise(), *_WITH_OPTIONS, *_names_of(_rows([]))])
     shown: dict[tuple[str, str, str], int] = {}
     for finding in findings(options.names, options.dtypes.split(","), options.seed):
         if is_excepted(finding):

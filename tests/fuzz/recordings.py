@@ -22,6 +22,7 @@ from mlvm.eager import Tensor
 from mlvm.eager.runs.diff import diff
 from mlvm.eager.runs.log import LogWriter, read_log
 from mlvm.eager.runs.replay import Replay, open_run
+from mlvm.eager.runs.run import Run
 from mlvm.eager.runs.verification import verify
 from tests.fuzz.command import Outcomes, Wrong, outcomes_of
 
@@ -32,7 +33,8 @@ def fuzz(programs: int, seed: int, first: int) -> tuple[Outcomes, str | None]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         record(folder / "whole")
-        attempt = partial(damaged, folder, seed)
+        shutil.copytree(folder / "whole", folder / "copy")
+        attempt = partial(damaged, open_run(folder / "whole"), folder / "copy", seed)
         return outcomes_of(range(first, first + programs), attempt)
 
 
@@ -58,22 +60,24 @@ def record(folder: Path) -> None:
             w["b"][0] = 0.5
 
 
-def damaged(folder: Path, seed: int, number: int) -> str:
-    """Damage a copy of the recording, and use it."""
+def damaged(whole: Run, copy: Path, seed: int, number: int) -> str:
+    """Damage a copy of the recording, use it, and undo the damage."""
     rng = random.Random(f"{seed} {number}")
-    copy = folder / "copy"
-    shutil.rmtree(copy, ignore_errors=True)
-    shutil.copytree(folder / "whole", copy)
     is_forged = bool(number % 2)
-    if is_forged:
-        forge(rng, copy / "log")
-    else:
-        damage(rng, copy)
+    path = forge(rng, copy / "log") if is_forged else damage(rng, copy)
+    try:
+        return used(whole, copy, rng, number, is_forged=is_forged)
+    finally:
+        path.write_bytes((whole.folder / path.relative_to(copy)).read_bytes())
+
+
+def used(whole: Run, copy: Path, rng: random.Random, number: int, *, is_forged: bool) -> str:
+    """Open, compare, replay and verify a damaged recording; return the outcome."""
     try:
         run = open_run(copy)
         chosen = rng.randrange(len(run.steps)) if run.steps else 0
         with suppress(MlvmError, OSError):
-            diff(open_run(folder / "whole"), run)
+            diff(whole, run)
         with suppress(MlvmError, OSError):
             Replay(run).replay(chosen)
         verified = verify(Replay(run), steps=1, seed=number)
@@ -85,14 +89,15 @@ def damaged(folder: Path, seed: int, number: int) -> str:
     return f"{'forged: ' if is_forged else ''}{accepted}"
 
 
-def damage(rng: random.Random, folder: Path) -> None:
-    """Change some file of a recording."""
+def damage(rng: random.Random, folder: Path) -> Path:
+    """Change some file of a recording, and return its path."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     path = rng.choice([*files, folder / "log"])
     before = data = path.read_bytes()
     while data == before:
         data = rng.choice(_CHANGES)(rng, before)
     path.write_bytes(data)
+    return path
 
 
 def _flip(rng: random.Random, data: bytes) -> bytes:
@@ -124,8 +129,8 @@ _CHANGES: Final[list[Callable[[random.Random, bytes], bytes]]] = [
 ]  # fmt: skip
 
 
-def forge(rng: random.Random, log: Path) -> None:
-    """Change values in frames of a log, and chain the frames anew."""
+def forge(rng: random.Random, log: Path) -> Path:
+    """Change values in frames of a log, and chain the frames anew. Return the path."""
     values = [*read_log(log).values]
     for _ in range(rng.randrange(1, 3)):
         at = rng.randrange(len(values))
@@ -139,6 +144,7 @@ def forge(rng: random.Random, log: Path) -> None:
     for value in values:
         writer.append(value)
     writer.close()
+    return log
 
 
 def _changed(rng: random.Random, value: Any) -> Any:

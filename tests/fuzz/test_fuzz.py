@@ -25,6 +25,8 @@ from mlvm.core.store import FreeStore
 from mlvm.core.vm import VM
 from mlvm.eager.capture.guards.guard_set import GuardSet
 from mlvm.eager.runs import interpreter
+from mlvm.eager.runs.diff import Difference
+from mlvm.eager.runs.log import LogWriter
 from mlvm.eager.runs.verification import Verified
 from mlvm.eager.tensor import wrapper
 from mlvm.input.slots import Slot, _Finalizer
@@ -42,10 +44,13 @@ from tests.fuzz import (
     budgets,
     counts,
     debugger,
+    differences,
+    equal_runs,
     extremes,
     graphs,
     guards,
     interrupts,
+    kills,
     kinks,
     recipes,
     recordings,
@@ -587,3 +592,39 @@ def test_damaged_recordings_are_not_accepted(monkeypatch: Patch) -> None:
     accepting = Verified([0], [], {}, [])
     monkeypatch.setattr(recordings, "verify", lambda *_, **__: accepting)
     assert "accepts a damaged recording" in str(recordings.fuzz(4, 0, 0)[1])
+
+
+@forks
+def test_killed_recordings_have_all_steps_that_returned(monkeypatch: Patch) -> None:
+    outcomes, failure = kills.fuzz(with_long(4, 60), 0, 0)
+    assert failure is None
+    assert outcomes.total() == with_long(4, 60)
+    held: dict[int, list[Any]] = {}
+    append = LogWriter.append
+
+    def late(writer: LogWriter, value: Any) -> None:
+        """Write a frame only with the next one."""
+        for each in held.pop(id(writer), []):
+            append(writer, each)
+        held[id(writer)] = [value]
+
+    monkeypatch.setattr(LogWriter, "append", late)
+    assert "steps have returned" in str(kills.fuzz(4, 0, 0)[1])
+
+
+def test_the_difference_of_two_recordings_is_named(monkeypatch: Patch) -> None:
+    outcomes, failure = differences.fuzz(with_long(8, 40), 0, 0, with_long(20, 200))
+    assert failure is None
+    assert len(outcomes) >= 4
+    late = Difference(7, "op", "the first op")
+    monkeypatch.setattr(differences, "diff", lambda *_: late)
+    assert str(differences.fuzz(4, 0, 0, 5)[1]).count("not\n") == 4
+
+
+def test_equal_runs_raise_no_alarm(monkeypatch: Patch) -> None:
+    names = [*equal_runs.VARIANTS]
+    for number in with_long([0, names.index("2 members")], range(20)):
+        assert equal_runs.fuzz(1, 0, number)[1] is None
+    wrong = partial(equal_runs.in_vm, kind="eager")
+    monkeypatch.setitem(equal_runs.VARIANTS, names[0], lambda path, seed: wrong(path, seed + 1))
+    assert "a false alarm" in str(equal_runs.fuzz(1, 0, 0)[1])

@@ -209,11 +209,11 @@ def test_values_that_c_does_not_have(call: Callable[..., Any], value: int | str)
 
 
 def test_calls_are_held_to_the_counts_of_the_table(vm: VM) -> None:
-    with pytest.raises(MachineError, match="describe: expected 1 parameters, got 0"):
+    with pytest.raises(MachineError, match="describe: expected 1 parameter, got 0"):
         vm.launch(Program.of_op("describe", 0, {}, 1))
-    with pytest.raises(ProgramError, match="describe returns 1 results, the call expects 2"):
+    with pytest.raises(ProgramError, match="describe returns 1 result, the call expects 2"):
         vm.launch(Program.of_op("describe", 1, {}, 2), [put(vm, f32s(1))])
-    with pytest.raises(MachineError, match="liar: expected 1 results, got 0"):
+    with pytest.raises(MachineError, match="liar: expected 1 result, got 0"):
         vm.launch(Program.of_op("liar", 0, {}, 1))
 
 

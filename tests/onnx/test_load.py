@@ -485,7 +485,7 @@ def test_a_larger_limit_allows_more() -> None:
 def test_a_result_that_an_op_does_not_make_is_refused() -> None:
     for op in ("Neg", "Identity"):
         net = load(model(graph([node(op, "x", "z y", "n")], [value("x", 1, ("n",))], "y")))
-        text = f"{op} 'n': expected at most 1 results, but the graph uses 'y'"
+        text = f"{op} 'n': expected at most 1 result, but the graph uses 'y'"
         refuses(ModelError, text, net, ml.ones(3))
 
 

@@ -101,7 +101,7 @@ def test_programs_with_collectives_are_verified() -> None:
         program = Program.of_op("all_gather.out", 2, {}, 0)
         with pytest.raises(errors.ShapeError, match=r"the result is f32\[6\]"):
             group.vms[0].estimate(program, [TensorType("f32", (3,)), TensorType("f32", (3,))])
-        with pytest.raises(errors.ProgramError, match="returns 1 results, the call expects 2"):
+        with pytest.raises(errors.ProgramError, match="returns 1 result, the call expects 2"):
             group.vms[0].estimate(Program.of_op("all_gather", 1, {}, 2), [TensorType("f32", (3,))])
 
 

@@ -2,6 +2,7 @@
 
     python -m tests.same_bits
     python -m tests.same_bits --op gelu --step mixer --simd plain avx2
+    python -m tests.same_bits --op none --turns 200
 
 Runs all calls of `tests.invariance` and `tests.cases` in f32, f64, f16, bf16 and i64, elementwise
 ops with values of any bits, and training steps of all models, eagerly and captured. Each
@@ -61,6 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--op", default="", help="the ops whose names contain this text, or none")
     parser.add_argument("--step", default="", help="the steps whose names do, or none")
+    parser.add_argument("--turns", type=int, help="run captured steps so many times (default: 2)")
     parser.add_argument("--every", type=int, default=1, help="of the calls, one of so many")
     parser.add_argument("--simd", nargs="+", choices=sets(), default=sets(), help="these sets")
     parser.add_argument("--write", metavar="FILE", help="write the values of the set in use")
@@ -69,11 +71,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.op != "none":
         parts.append(of_ops(options.op, options.every))
     if options.step != "none":
-        parts.append(of_steps(options.step))
+        parts.append(of_steps(options.step, options.turns))
     if options.write:
         write(Path(options.write), chain.from_iterable(parts))
         return 0
-    passed = "--op", options.op, "--step", options.step, "--every", str(options.every)
+    passed = ["--op", options.op, "--step", options.step, "--every", str(options.every)]
+    if options.turns:
+        passed += ["--turns", str(options.turns)]
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as pool:
         first, *rest = pool.map(lambda simd: computed(simd, Path(folder), passed), options.simd)
     wrong = Counter[str]()

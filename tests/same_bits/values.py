@@ -153,17 +153,21 @@ class _Trace:
         self.values.append(Value(self.step, f"{name}({types})", digests))
 
 
-def of_steps(only: str = "") -> Iterator[Value]:
-    """Yield what each step computes, eagerly op by op, then captured."""
+def of_steps(only: str = "", turns: int | None = None) -> Iterator[Value]:
+    """Yield what each step computes, eagerly op by op, then captured; in `turns` only captured."""
     for name, build in worlds().items():
         if only in name:
-            yield from _run(name, build, None)
-            yield from _run(f"{name}, captured", build, {})
-            yield from _run(f"{name}, captured without fusion", build, {"fuse": False})
+            if turns is None:
+                yield from _run(name, build, None)
+            yield from _run(f"{name}, captured", build, {}, turns)
+            yield from _run(f"{name}, captured without fusion", build, {"fuse": False}, turns)
 
 
 def _run(
-    name: str, build: Callable[[], world.World], options: dict[str, Any] | None
+    name: str,
+    build: Callable[[], world.World],
+    options: dict[str, Any] | None,
+    turns: int | None = None,
 ) -> Iterator[Value]:
     """Run a step eagerly, or captured with these options."""
     vm = ml.VM("bits")
@@ -173,7 +177,7 @@ def _run(
         built = build()
     step = built.step if options is None else ml.capture(built.step, **options)
     trace = _Trace(name)
-    for turn in range(built.steps):
+    for turn in range(turns or built.steps):
         with results.allocating():
             args = built.arguments(turn)
             if options is not None:

@@ -51,6 +51,8 @@ core = Names(
     **dict.fromkeys(("default_stream", "new_stream", "synchronize", "clear_cache"), nothing),
     cpu=None,
     gpu=None,
+    metal=Names("mlx.core.metal", is_available=lambda: False),
+    cuda=Names("mlx.core.cuda", is_available=lambda: False),
     linalg=ml.linalg,
     fft=ml.fft,
     random=Names("mlx.core.random", ml.random),

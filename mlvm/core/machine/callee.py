@@ -23,6 +23,7 @@ from mlvm.core.errors import (
     OpError,
     ShapeError,
     brief,
+    counted,
 )
 from mlvm.core.machine import fused
 from mlvm.core.memo import exact_repr
@@ -276,13 +277,17 @@ class UserFunction:
 
     def check_count(self, nparams: int) -> None:
         """Raise `MachineError` unless the function accepts that number of parameters."""
-        if self.nparams not in (None, nparams):
-            raise MachineError(f"{self.name}: expected {self.nparams} parameters, got {nparams}")
+        if self.nparams is not None and self.nparams != nparams:
+            raise MachineError(
+                f"{self.name}: expected {counted(self.nparams, 'parameter')}, got {nparams}"
+            )
 
     def check_results(self, nresults: int) -> None:
         """Raise `MachineError` unless the function returned the declared number of results."""
-        if self.nresults not in (None, nresults):
-            raise MachineError(f"{self.name}: expected {self.nresults} results, got {nresults}")
+        if self.nresults is not None and self.nresults != nresults:
+            raise MachineError(
+                f"{self.name}: expected {counted(self.nresults, 'result')}, got {nresults}"
+            )
 
     def result_types(
         self, operands: Types, attributes: Attributes
@@ -312,11 +317,10 @@ class UserFunction:
                 f"{self.name}: expected its type rule to return a TensorType or a tuple of them, "
                 f"got {brief(types)}"
             )
-        if self.nresults not in (None, len(results)):
-            plural = "s" * (len(results) != 1)
+        if self.nresults is not None and self.nresults != len(results):
             raise MachineError(
-                f"{self.name}: expected its type rule to return {self.nresults} types "
-                f"(nresults=), got {len(results)} type{plural}"
+                f"{self.name}: expected its type rule to return {counted(self.nresults, 'type')} "
+                f"(nresults=), got {counted(len(results), 'type')}"
             )
         return tuple(results)
 
@@ -338,9 +342,9 @@ def misfit(
     try:
         signature.bind(*args, **keywords)
     except TypeError:
-        plural, named = "s" * (len(args) != 1), ", ".join(keywords)
+        named = ", ".join(keywords)
         extra = f" and attributes {named}" if named else ""
-        return f"{what} takes {signature}, the call has {len(args)} operand{plural}{extra}"
+        return f"{what} takes {signature}, the call has {counted(len(args), 'operand')}{extra}"
     return None
 
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from mlvm.core.errors import counted
 from mlvm.core.op import NO_ATTRIBUTES, Attributes
 from mlvm.core.program.program import STAR, Function, Instruction, Opcode, Program
 
@@ -282,7 +283,7 @@ class _Decoder:
             height = len(self.stack) + (0 if self.is_open else self.low)
             if n > height:
                 known = " known" * self.is_open
-                raise ValueError(f"expected {n} values above base, got {height}{known}")
+                raise ValueError(f"expected {counted(n, 'value')} above base, got {height}{known}")
             if n > _FEW and not (self.stack or self.changed):
                 self.low -= n
                 return range(self.low, self.low + n)
@@ -309,8 +310,10 @@ class _Decoder:
         """Return the value of a slot."""
         above = self.low + (0 if self.is_open else len(self.stack))
         if not -self.nparams <= i < above:
-            below = f"{self.nparams} parameters are below base"
-            raise ValueError(f"slot {i} does not exist: {below}, {above} values above it")
+            below = f"{counted(self.nparams, 'parameter')} below base"
+            raise ValueError(
+                f"slot {i} does not exist: {below}, {counted(above, 'value')} above it"
+            )
         return self.stack[i - self.low] if i >= self.low else self.changed.get(i, i)
 
 

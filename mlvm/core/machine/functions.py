@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from mlvm.core import ops as _fill_the_op_table  # noqa: F401
-from mlvm.core.errors import MachineError, UnknownFunctionError
+from mlvm.core.errors import MachineError, UnknownFunctionError, with_article
 from mlvm.core.machine.callee import (
     NO_KERNELS,
     OUT,
@@ -121,7 +121,7 @@ class Binding:
             types = [TensorType.of(x) for x in frame.results if is_tensor(x)]
             if len(frame.results) != 1 or (expected is not None and types != [expected]):
                 raise MachineError(
-                    f"{self.name}: expected the instrument to return a {expected}, got "
+                    f"{self.name}: expected the instrument to return {with_article(expected)}, got "
                     f"({describe(frame.results)})"
                 )
         return frame.results

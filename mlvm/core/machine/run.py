@@ -120,7 +120,7 @@ def run(
             elif code == link.JUMP or code == link.JUMP_IF_FALSE:  # ( -- ) or ( c -- )
                 if scheduler is not None and code == link.JUMP_IF_FALSE:
                     scheduler.wait(filter(is_tensor, stack[-1:]))
-                if code == link.JUMP or not _truth(stack.pop()):
+                if code == link.JUMP or not truth(stack.pop()):
                     if steps_left is not None:
                         steps_left = _spend(steps_left, current, since, pc)
                     since = pc = number
@@ -211,7 +211,8 @@ def call(
 def miscounted(binding: Binding, nresults: int, details: link.CallDetails) -> errors.MachineError:
     """Return the error of a call with a wrong number of results."""
     return errors.MachineError(
-        f"{binding.name}: the call expects {details.nresults} results, got {nresults}"
+        f"{binding.name}: the call expects {errors.counted(int(details.nresults), 'result')}, "
+        f"got {nresults}"
     )
 
 
@@ -236,7 +237,7 @@ def _deferred(scheduler: Scheduler, binding: Binding, site: _Site) -> Call:
     return call
 
 
-def _truth(condition: Any) -> bool:
+def truth(condition: Any) -> bool:
     """Return whether an Int or one-element Tensor is nonzero.
 
     Raises `MachineError` for other values.

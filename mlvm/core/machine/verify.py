@@ -22,7 +22,9 @@ from mlvm.core.errors import (
     ProgramError,
     UnknownFunctionError,
     brief,
+    counted,
     locate,
+    with_article,
 )
 from mlvm.core.machine.callee import Callee, UserFunction, WritesInto
 from mlvm.core.machine.decode import Code, Decoded, Ref, Result, argument_of, decode
@@ -367,8 +369,7 @@ class _Verifier:
     def take(self, ref: Ref, kind: str) -> Abstract:
         value = self.value(ref)
         if value.kind not in (kind, ANY):
-            expected = "an Int" if kind == "Int" else f"a {kind}"
-            raise self.error(f"expected {expected} on top of the stack, got {value}")
+            raise self.error(f"expected {with_article(kind)} on top of the stack, got {value}")
         if value.kind == ANY:
             self.unproven.add((self.context.function.name, self.pc))
         return value
@@ -418,7 +419,8 @@ class _Verifier:
             attributes = self.bound_by(callee, attributes)
             if callee.nresults is not None and nresults not in (STAR, callee.nresults):
                 raise self.error(
-                    f"{name} returns {callee.nresults} results, the call expects {nresults}"
+                    f"{name} returns {counted(int(callee.nresults), 'result')}, the call "
+                    f"expects {nresults}"
                 )
             if isinstance(callee, UserFunction):
                 callee.check_count(len(operands))
@@ -468,7 +470,9 @@ class _Verifier:
         if function.name == "main":
             raise self.error("main has no caller to return to; write halt")
         if function.nresults not in (STAR, n):
-            raise self.error(f"{function.name} declares {function.nresults} results, got {n}")
+            raise self.error(
+                f"{function.name} declares {counted(int(function.nresults), 'result')}, got {n}"
+            )
         before, after = context.result, _state(self.operands(each))
         if not context.returns:
             context.result, context.returns = after, True

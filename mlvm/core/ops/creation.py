@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mlvm.core.errors import ArgumentError, ShapeError
+from mlvm.core.errors import ArgumentError, ShapeError, counted
 from mlvm.core.op import movement
 from mlvm.core.rules import require, require_representable
 from mlvm.core.types import Array, DType, TensorType
@@ -24,7 +24,7 @@ def _finite(**values: float) -> None:
 
 def _full(value: TensorType, shape: tuple[int, ...]) -> TensorType:
     if value.ndim:
-        raise ShapeError(f"expected a scalar as the value, got {value.ndim} dimensions")
+        raise ShapeError(f"expected a scalar as the value, got {counted(value.ndim, 'dimension')}")
     return value.with_shape(shape)
 
 

@@ -19,7 +19,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from mlvm.core.errors import LinAlgError, ShapeError
+from mlvm.core.errors import LinAlgError, ShapeError, counted
 from mlvm.core.op import internal
 from mlvm.core.rules import broadcast_shapes, require
 from mlvm.core.types import Array, Shape, TensorType, c64, promote
@@ -66,7 +66,7 @@ def _solve(x: TensorType, y: TensorType) -> TensorType:
         raise ShapeError("expected a right-hand side of 1 dimension or more")
     rows = y.shape[-1] if y.ndim == 1 else y.shape[-2]
     if rows != n:
-        raise ShapeError(f"expected {n} rows on the right-hand side, got {rows}")
+        raise ShapeError(f"expected {counted(n, 'row')} on the right-hand side, got {rows}")
     if y.ndim == 1:
         return TensorType(dtype, x.shape[:-1])
     return TensorType(dtype, (*broadcast_shapes(x.shape[:-2], y.shape[:-2]), *y.shape[-2:]))

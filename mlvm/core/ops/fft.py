@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from mlvm.core.errors import ArgumentError, ShapeError
+from mlvm.core.errors import ArgumentError, ShapeError, counted
 from mlvm.core.op import internal
 from mlvm.core.rules import normalize_axes, normalize_axis, require
 from mlvm.core.types import Array, TensorType, c64, promote
@@ -49,7 +49,8 @@ def _whole(x: TensorType, n: int, axis: int, norm: Norm) -> TensorType:
     axis = normalize_axis(axis, x.ndim)
     if n < 1 or x.shape[axis] != n // 2 + 1:
         raise ArgumentError(
-            f"expected {n // 2 + 1} elements on axis {axis} for {n} real ones, got {x.shape[axis]}"
+            f"expected {counted(n // 2 + 1, 'element')} on axis {axis} for {n} "
+            f"real ones, got {x.shape[axis]}"
         )
     return _resized(x, axis, n).with_dtype(x.dtype.real)
 

@@ -341,9 +341,14 @@ def _inside(a: Array, b: Array, x: Array) -> tuple[Array, Array, Array, Array]:
     return inside, *[np.where(inside, each, 0.5) for each in (a, b, x)]  # type: ignore[return-value]
 
 
-def _has_beta(a: Array, b: Array, x: Array) -> Array:
-    """Return where I(a, b, x) is a number."""
-    return (a > 0.0) & (b > 0.0) & np.isfinite(a) & np.isfinite(b) & (x >= 0.0) & (x <= 1.0)
+def _beta_edge(a: Array, b: Array, x: Array) -> Array:
+    """Return I(a, b, x) at the ends of x, and the limits for a parameter of 0 or infinity.
+
+    In a limit, the whole distribution is at one end. The result is nan where there is no limit."""
+    low, high = (a == 0.0) | np.isinf(b), (b == 0.0) | np.isinf(a)  # all of it is at 0, at 1
+    valid = (a >= 0.0) & (b >= 0.0) & (x >= 0.0) & (x <= 1.0) & ~(low & high)
+    value = np.where(low, x > 0.0, np.where(high, x == 1.0, x > 0.0))
+    return np.where(valid, value, np.nan)
 
 
 @pointwise(infer=float_, precision="f32")
@@ -351,7 +356,8 @@ def betainc(out: Array, a: Array, b: Array, x: Array) -> None:
     """The regularized incomplete beta function I(a, b, x), elementwise, with broadcasting.
 
     It is the integral of t^(a - 1) (1 - t)^(b - 1) / B(a, b) from 0 to x, for a, b > 0 and 0 <= x
-    <= 1; else nan. Its relative error is below 1e-11 in f64, for a and b up to 1e4.
+    <= 1. If one of a and b is 0 or infinite, it is the limit; else nan. Its relative error is below
+    1e-11 in f64, for a and b up to 1e4.
 
     a, b and x: shapes that broadcast to [...], any dtype but complex -> [...], in that dtype;
     integers and bools give f32. Raises `ShapeError` if the shapes do not fit; `DTypeError` if an
@@ -366,9 +372,7 @@ def betainc(out: Array, a: Array, b: Array, x: Array) -> None:
     """
     inside, *operands = _inside(a, b, x)
     value, _, _ = _beta_parts(*operands)
-    a, b, x = np.broadcast_arrays(a, b, x)
-    edge = np.where(_has_beta(a, b, x), np.where(x == 0.0, 0.0, 1.0), np.nan)
-    put(out, np.where(inside, value, edge))
+    put(out, np.where(inside, value, _beta_edge(wide(a), wide(b), wide(x))))
 
 
 @internal(infer=float_, elementwise=True, in_place=3)
@@ -376,7 +380,7 @@ def beta_density(out: Array, a: Array, b: Array, x: Array) -> None:
     """x^(a - 1) (1 - x)^(b - 1) / B(a, b), the derivative of I(a, b, x) by x; nan where I is."""
     inside, *operands = _inside(a, b, x)
     a, b, x = np.broadcast_arrays(wide(a), wide(b), wide(x))
-    valid = _has_beta(a, b, x)
+    valid = np.isfinite(_beta_edge(a, b, x))
     edge = np.where(valid, 0.0, np.nan)
     for end, near, far in ((0.0, a, b), (1.0, b, a)):
         at_end = np.where(near < 1.0, np.inf, np.where(near == 1.0, far, 0.0))
@@ -393,5 +397,5 @@ def betainc_slope(out: Array, a: Array, b: Array, x: Array, *, by: Literal["a", 
     """The derivative of I(a, b, x) by a or b, from the continued fraction; nan where I is nan."""
     inside, *operands = _inside(a, b, x)
     _, by_a, by_b = _beta_parts(*operands)
-    edge = np.where(_has_beta(wide(a), wide(b), wide(x)), 0.0, np.nan)
+    edge = 0.0 * _beta_edge(wide(a), wide(b), wide(x))
     put(out, np.where(inside, by_a if by == "a" else by_b, edge))

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from mlvm.core import rules
-from mlvm.core.errors import ArgumentError, DTypeError, ShapeError
+from mlvm.core.errors import ArgumentError, DTypeError, ShapeError, counted
 from mlvm.core.op import movement
 from mlvm.core.ops.half import convert
 from mlvm.core.types import Array, DType, Shape, TensorType, i64
@@ -92,7 +92,7 @@ def _roll(x: TensorType, shift: int | tuple[int, ...], axis: rules.Axis) -> Tens
 
 def _pad(x: TensorType, widths: tuple[tuple[int, int], ...], value: float) -> TensorType:
     if len(widths) != x.ndim:
-        raise ArgumentError(f"expected {x.ndim} pairs of widths, got {len(widths)}")
+        raise ArgumentError(f"expected {counted(x.ndim, 'pair')} of widths, got {len(widths)}")
     if any(width < 0 for pair in widths for width in pair):
         raise ArgumentError(f"expected widths >= 0, got {widths}")
     rules.require_representable(value, x.dtype)

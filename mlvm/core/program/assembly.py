@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from mlvm.core.errors import AssemblyError, OpError, ProgramError, brief
+from mlvm.core.errors import AssemblyError, OpError, ProgramError, brief, counted
 from mlvm.core.op import canonical
 from mlvm.core.ops import few, half
 from mlvm.core.program.builder import Body
@@ -241,7 +241,7 @@ class _Body(Body):
             raise token.error(f"unknown instruction {token.text!r}{hint}")
         if not opcode.takes(len(words)):
             syntax = " ".join([token.text, *opcode.immediates])
-            raise token.error(f"expected {syntax}, got {len(words)} immediates")
+            raise token.error(f"expected {syntax}, got {counted(len(words), 'immediate')}")
         return Instruction(opcode, tuple(map(self._immediate, opcode.immediates, words)))
 
     def _immediate(self, kind: str, word: _Token) -> Any:
@@ -307,7 +307,7 @@ def _read_value(head: _Token, elements: list[_Token]) -> Array:
     with _at(head):
         type = TensorType.parse(head.text)
     if len(elements) != type.size:
-        raise head.error(f"{type} has {type.size} elements, got {len(elements)}")
+        raise head.error(f"{type} has {counted(type.size, 'element')}, got {len(elements)}")
     values = np.empty(type.size, _read_as(type.dtype).numpy)
     for i, word in enumerate(elements):
         values[i] = _read_element(word, type.dtype)

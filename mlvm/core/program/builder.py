@@ -21,7 +21,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from mlvm.core.errors import ProgramError
+from mlvm.core.errors import ProgramError, with_article
 from mlvm.core.op import Attributes, canonical
 from mlvm.core.program.program import STAR, Count, Function, Instruction, Opcode, Program
 from mlvm.core.types import Array
@@ -105,7 +105,7 @@ class ProgramBuilder:
             raise ProgramError(f"constant {name!r} is defined twice")
         if not isinstance(value, (np.ndarray, np.generic)):
             raise ProgramError(
-                f"constant {name!r} must be an array, not a {value.__class__.__name__}"
+                f"constant {name!r} must be an array, not {with_article(value.__class__.__name__)}"
             )
         self._constants[name] = np.array(value)
         return self

@@ -15,7 +15,14 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from typing_extensions import TypeVar
 
-from mlvm.core.errors import EncodingError, LimitExceededError, OpError, brief
+from mlvm.core.errors import (
+    EncodingError,
+    LimitExceededError,
+    OpError,
+    brief,
+    counted,
+    with_article,
+)
 from mlvm.core.op import MAX_NESTING
 from mlvm.core.types import Array, DType, TensorType
 
@@ -79,7 +86,7 @@ def open_message(
     `allowance` limits the memory of the objects that are read.
     """
     if not isinstance(data, (bytes, bytearray, memoryview)):
-        raise EncodingError(f"expected bytes, got a {data.__class__.__name__}")
+        raise EncodingError(f"expected bytes, got {with_article(data.__class__.__name__)}")
     data = bytes(data)
     if len(data) < HEADER.size:
         raise EncodingError(f"expected a header of {HEADER.size} bytes, got {len(data)}")
@@ -305,7 +312,7 @@ class Reader:
     def _take(self, n: int) -> memoryview:
         end = self._at + n
         if end > self._end:
-            raise self.error(f"expected {n} bytes; {self.remaining} are left")
+            raise self.error(f"expected {counted(n, 'byte')}; {self.remaining} are left")
         data = self._data[self._at : end]
         self._at = end
         return data

@@ -13,7 +13,14 @@ from types import FunctionType
 from typing import Any, Literal, NoReturn, ParamSpec, Protocol, TypeAlias, TypeVar, overload
 
 from mlvm.arena.context import context
-from mlvm.core.errors import ArgumentError, DTypeError, GradientError, brief, user_line
+from mlvm.core.errors import (
+    ArgumentError,
+    DTypeError,
+    GradientError,
+    brief,
+    user_line,
+    with_article,
+)
 from mlvm.core.types import TensorType
 from mlvm.eager.autodiff.tape import CotangentAccumulator, Tape, Tracked, taping
 from mlvm.eager.functions.creation import asarray, full
@@ -692,4 +699,4 @@ def _require_function(fn: object) -> None:
 
 
 def _kind(value: object) -> str:
-    return str(value.type) if isinstance(value, Tensor) else f"a {type(value).__name__}"
+    return str(value.type) if isinstance(value, Tensor) else with_article(type(value).__name__)

@@ -11,6 +11,8 @@ from mlvm.core.errors import (
     CaptureError,
     GradientError,
     ShapeError,
+    counted,
+    with_article,
 )
 from mlvm.core.lengths import Length
 from mlvm.core.machine.callee import misfit
@@ -119,7 +121,7 @@ def _key(name: str, value: object) -> Any:
         return value.__class__, exact_repr(value)
     raise ArgumentError(
         f"an attribute is None, a bool, number or string, or lists of these, "
-        f"not a {type(value).__name__}"
+        f"not {with_article(type(value).__name__)}"
     ).at(name, ())
 
 
@@ -135,8 +137,8 @@ def rules_of(
     rules = (vjp,) if callable(vjp) else tuple(vjp) if isinstance(vjp, (tuple, list)) else (vjp,)
     if len(rules) != noperands or not all(rule is None or callable(rule) for rule in rules):
         raise GradientError(
-            f"{name}: expected a function as vjp, or for {noperands} operands a tuple of "
-            f"{noperands} functions or Nones, got {vjp!r}"
+            f"{name}: expected a function as vjp, or for {counted(noperands, 'operand')} a tuple "
+            f"of {noperands} functions or Nones, got {vjp!r}"
         )
     return rules
 
@@ -178,7 +180,8 @@ def _rule_for_one_result(
     def pulled(g: Tensor, *saved: Tensor) -> Tensor:
         if rule is None:
             raise GradientError(
-                f"{name} has no gradient for operand {position}, a {type}: pass vjp= to "
+                f"{name} has no gradient for operand {position}, {with_article(type)}: "
+                f"pass vjp= to "
                 f"ml.host_call, or use stop_gradient(x)"
             )
         operands, outs = saved[: -len(results)], saved[-len(results) :]
@@ -187,9 +190,9 @@ def _rule_for_one_result(
         else:
             part = pull(name, rule, _with_zeros(g, number, results), operands, outs)
         if not isinstance(part, Tensor) or not _fits(part, type):
-            kind = part.type if isinstance(part, Tensor) else f"a {part.__class__.__name__}"
+            kind = part.type if isinstance(part, Tensor) else with_article(part.__class__.__name__)
             raise GradientError(
-                f"{name}: the vjp for operand {position}, a {type}, returned {kind}"
+                f"{name}: the vjp for operand {position}, {with_article(type)}, returned {kind}"
             )
         return part
 

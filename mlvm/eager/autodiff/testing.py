@@ -8,7 +8,14 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from mlvm.core.errors import ArgumentError, CheckError, GradientError, GradientMismatchError, brief
+from mlvm.core.errors import (
+    ArgumentError,
+    CheckError,
+    GradientError,
+    GradientMismatchError,
+    brief,
+    counted,
+)
 from mlvm.core.types import Array, DType, Shape, TensorType, c128, f64
 from mlvm.eager.autodiff.grad import grad
 from mlvm.eager.autodiff.host_call import call_host
@@ -115,7 +122,8 @@ def replacement(
     results = value if isinstance(value, tuple) else () if value is None else (value,)
     if len(results) != len(expected):
         raise CheckError(
-            f"{name}: expected {len(expected)} results as in the pattern, got {len(results)}"
+            f"{name}: expected {counted(len(expected), 'result')} as in the pattern, "
+            f"got {len(results)}"
         )
     for i, (got, want) in enumerate(zip(results, expected, strict=True)):
         if got.type != want.type:

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
-from mlvm.core.errors import StaleProgramError, brief
+from mlvm.core.errors import StaleProgramError, brief, with_article
 from mlvm.core.memo import exact_repr
 from mlvm.eager.capture.cache import CacheEntry
 from mlvm.eager.capture.guards.guard_set import dict_of, is_mutable
@@ -242,7 +242,7 @@ def _parts(
     elif kind is ObjectTemplate:
         yield from of(value.template, where=where)
     elif kind is OutsideLeaf:
-        yield where, _Named(value.value, f"a {type(value.value).__name__}")
+        yield where, _Named(value.value, with_article(type(value.value).__name__))
     elif isinstance(value, Leaf):
         yield where, (kind, value.value)
     elif id(value) in above:
@@ -266,4 +266,4 @@ def _parts(
         for name, each in dict_of(value).items():
             yield from of(each, where=f"{where}.{name}")
     else:
-        yield where, _Named(value, f"a {kind.__name__}")
+        yield where, _Named(value, with_article(kind.__name__))

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mlvm.core.errors import ArgumentError, ShapeError, brief
+from mlvm.core.errors import ArgumentError, ShapeError, brief, with_article
 from mlvm.core.types import TensorType
 from mlvm.eager.capture.guards.signature import Signature
 from mlvm.eager.tensor.tensor import Tensor
@@ -176,7 +176,7 @@ def _is_axes(spec: Any) -> bool:
 
 
 def _described(value: Any) -> str:
-    return str(value.type) if isinstance(value, Tensor) else f"a {kind_of(value)}"
+    return str(value.type) if isinstance(value, Tensor) else with_article(kind_of(value))
 
 
 def _names_in(spec: Any, path: str) -> set[str]:

@@ -393,8 +393,8 @@ class CallFamilies:
         """Assign the key of the family's future calls to the family."""
         with self._lock:
             family = self._families.pop(without_sizes(key))
-            kept = family and self._families.get(without_sizes(to), lambda: family)
-            if family is not None and kept is not family:
+            shared = family and self._families.get(without_sizes(to), lambda: family)
+            if family is not None and shared is not family:
                 self._dropped += family.traces
 
     def add(self, key: Sequence[Any], trace: OpenTrace) -> None:

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from mlvm.arena.arena import STALE, Allocation, Arena
 from mlvm.arena.placement import rounded
-from mlvm.core.errors import CaptureError, DTypeError, ShapeError, brief
+from mlvm.core.errors import CaptureError, DTypeError, ShapeError, brief, with_article
 from mlvm.core.types import NamedType, TensorType
 from mlvm.eager.capture.guards.guard_set import Field, is_mutable
 from mlvm.eager.capture.guards.rebinding import NamespaceSnapshot, settled
@@ -455,7 +455,8 @@ class _Results:
             raise
         except Exception as error:  # an error of the object's own code
             raise CaptureError(
-                f"a captured function returns a {type(part).__name__} that it creates, but later "
+                f"a captured function returns {with_article(type(part).__name__)} that it "
+                f"creates, but later "
                 f"calls cannot copy it ({brief(str(error))}); return its contents, or create it "
                 f"outside"
             ) from error
@@ -484,7 +485,8 @@ class _Results:
             home.role == "element" or home in self._record.outside.queue_homes
         ):
             raise CaptureError(
-                f"a captured function returns a {x.type} in the slot of a queue, which will be "
+                f"a captured function returns {with_article(x.type)} in the slot of a "
+                f"queue, which will be "
                 f"reused; return ml.copy(x)"
             )
         if home is None or home.role == "scratch":
@@ -525,10 +527,14 @@ def _refuse_escaped(record: recorder.Recorder, snapshot: NamespaceSnapshot) -> N
     line = record.line_of(x)
     if x.arena not in (record.arena, record.arguments):
         where = f"arena {x.arena.name!r}"
-    what = f"{line}: a {x.type} created in" if line else f"a {x.type} passed to"
+    what = (
+        f"{line}: {with_article(x.type)} created in"
+        if line
+        else f"{with_article(x.type)} passed to"
+    )
     raise CaptureError(
         f"{what} a captured function was stored in {where}; later calls would not update it. "
-        f"Return it instead, or assign it to a Module field that contains a {x.type}"
+        f"Return it instead, or assign it to a Module field that contains {with_article(x.type)}"
     )
 
 
@@ -542,7 +548,8 @@ def _require_unchanged(before: Sequence[Any], after: Sequence[Any]) -> None:
     for name, argument in old.items():
         if not _is_same_tree(argument, new[name]):
             raise CaptureError(
-                f"a captured function changes argument {name!r}, a {type(argument).__name__}; "
+                f"a captured function changes argument {name!r}, "
+                f"{with_article(type(argument).__name__)}; "
                 f"later calls would not repeat this. Return a new {type(argument).__name__} instead"
             )
 
@@ -559,7 +566,8 @@ def _is_same_tree(before: Any, after: Any) -> bool:
 
 def _refuse_deferred(result: object) -> NoReturn:
     raise CaptureError(
-        f"a captured function returns a {type(result).__name__}, which would run after the call; "
+        f"a captured function returns {with_article(type(result).__name__)}, which would "
+        f"run after the call; "
         f"return a list or tuple"
     )
 

@@ -8,7 +8,7 @@ from typing import Any, Final, NoReturn, TypeAlias
 
 import numpy as np
 
-from mlvm.core.errors import DTypeError, ShapeError, brief
+from mlvm.core.errors import DTypeError, ShapeError, brief, with_article
 from mlvm.core.types import TensorType, bool_, i64
 from mlvm.eager.functions.creation import asarray, full
 from mlvm.eager.functions.elements import astype
@@ -86,7 +86,7 @@ def _listed(path: str, tree: Tree) -> str:
     if isinstance(tree, Tensor):
         return str(tree.type)
     named = [f"{name} {x.type}" for name, x in named_leaves(tree, path, buffers=True)]
-    kind = "None" if tree is None else f"a {type(tree).__name__}"
+    kind = "None" if tree is None else with_article(type(tree).__name__)
     return f"{kind} of {', '.join(named)}" if named else kind
 
 

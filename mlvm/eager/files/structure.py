@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from mlvm.core.errors import DTypeError, PathError, brief
+from mlvm.core.errors import DTypeError, PathError, brief, counted
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import Array, TensorType
 from mlvm.eager.files.safetensors import type_of
@@ -270,7 +270,9 @@ def _set_numbers(optimizer: Optimizer, numbers: list[Values]) -> None:
     names = {name for each in numbers for name in each if name not in optimizer._options}
     if len(numbers) != len(holders) or names:
         what = f"no {', '.join(sorted(names))}" if names else f"{len(holders) - 1} groups"
-        raise PathError(f"{optimizer!r} has {what}, but the file has {len(numbers) - 1} groups")
+        raise PathError(
+            f"{optimizer!r} has {what}, but the file has {counted(len(numbers) - 1, 'group')}"
+        )
     for holder, values in zip(holders, numbers, strict=True):
         for name in _own(holder, optimizer).keys() & values.keys():
             x = values[name]

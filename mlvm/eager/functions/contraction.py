@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
-from mlvm.core.errors import ArgumentError, ShapeError
+from mlvm.core.errors import ArgumentError, ShapeError, counted, with_article
 from mlvm.core.types import Shape
 from mlvm.eager.functions.arguments import type_of
 from mlvm.eager.functions.halves import through_f32
@@ -51,7 +51,9 @@ def einsum(subscripts: str, /, *operands: Tensor) -> Tensor:
     """
     shapes = tuple([type_of(x).shape for x in operands])
     if not isinstance(subscripts, str):
-        raise ArgumentError(f"expected subscripts as a string, got a {type(subscripts).__name__}")
+        raise ArgumentError(
+            f"expected subscripts as a string, got {with_article(type(subscripts).__name__)}"
+        )
     values = [*operands]
     for fn, places in _Contraction(subscripts, shapes).steps:
         values.append(fn(*[values[i] for i in places]))
@@ -73,21 +75,25 @@ def _parsed(subscripts: str, ndims: tuple[int, ...]) -> tuple[tuple[Labels, ...]
     inputs, arrow, result = subscripts.replace(" ", "").partition("->")
     parts = inputs.split(",")
     if len(parts) != len(ndims):
-        raise ArgumentError(f"{subscripts!r}: expected {len(parts)} operands, got {len(ndims)}")
+        raise ArgumentError(
+            f"{subscripts!r}: expected {counted(len(parts), 'operand')}, got {len(ndims)}"
+        )
     dots = [ndim - len(part.replace("...", "")) for part, ndim in zip(parts, ndims, strict=True)]
     for part, ndim, rest in zip(parts, ndims, dots, strict=True):
         if rest < 0 or (rest and "..." not in part):
-            raise ShapeError(f"{part!r} of {subscripts!r} does not match {ndim} dimensions")
+            raise ShapeError(
+                f"{part!r} of {subscripts!r} does not match {counted(ndim, 'dimension')}"
+            )
     labels = tuple(_labels(part, rest, subscripts) for part, rest in zip(parts, dots, strict=True))
-    counted = [label for each in labels for label in each]
+    listed = [label for each in labels for label in each]
     dotted = [sum(label[0] == "-" for label in each) for each in labels]
     broadcast = _ellipsis(max(dotted, default=0))
     if not arrow:
-        once = sorted(label for label in {*counted} - {*broadcast} if counted.count(label) == 1)
+        once = sorted(label for label in {*listed} - {*broadcast} if listed.count(label) == 1)
         return labels, (*broadcast, *once)
     out = _labels(result, len(broadcast), subscripts)
-    if len({*out}) < len(out) or not {*out} <= {*counted}:
-        wrong = next(label for label in out if label not in counted or out.count(label) > 1)
+    if len({*out}) < len(out) or not {*out} <= {*listed}:
+        wrong = next(label for label in out if label not in listed or out.count(label) > 1)
         raise ArgumentError(
             f"{subscripts!r}: {wrong!r} is not in an operand, or twice in the result"
         )
@@ -191,7 +197,7 @@ class _Contraction:
     def cheapest(self, terms: Sequence[_Term], out: Labels) -> tuple[int, int]:
         """Return the indices of the next two terms to multiply: the pair with the smallest product.
 
-        Of several such pairs, return the first."""
+        If there are several, return the first."""
 
         def size(pair: tuple[int, int]) -> int:
             others = [term.labels for i, term in enumerate(terms) if i not in pair]

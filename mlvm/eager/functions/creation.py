@@ -21,6 +21,7 @@ from mlvm.core.errors import (
     GradientError,
     OperandValueError,
     brief,
+    with_article,
 )
 from mlvm.core.ops import few
 from mlvm.core.ops.half import cast, shown
@@ -124,7 +125,8 @@ def asarray(
             return _of_tensor(obj, target, device, copy)
         if copy is False:
             raise CopyError(
-                f"asarray: the values of a {kind_of(obj)} must be copied into a VM; leave out "
+                f"asarray: the values of {with_article(kind_of(obj))} must be copied into "
+                f"a VM; leave out "
                 f"copy=False"
             )
         return tensor_of(obj, target)

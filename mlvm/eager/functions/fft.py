@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mlvm.core.errors import ArgumentError, DTypeError, ShapeError, brief
+from mlvm.core.errors import ArgumentError, DTypeError, ShapeError, brief, counted
 from mlvm.core.ops.fft import OTHER_WAY, Norm
 from mlvm.core.rules import Axis, is_real
 from mlvm.core.types import f64
@@ -42,7 +42,9 @@ def _lengths(x: Tensor, s: Ints | None, axes: Ints | None) -> tuple[tuple[int, .
         return along, [x.shape[i] for i in along]
     lengths = integers(s, "s")
     if len(lengths) != len(along):
-        raise ArgumentError(f"expected {len(along)} lengths, one per axis, got {len(lengths)}")
+        raise ArgumentError(
+            f"expected {counted(len(along), 'length')}, one per axis, got {len(lengths)}"
+        )
     return along, [x.shape[i] if n == -1 else n for n, i in zip(lengths, along, strict=True)]
 
 

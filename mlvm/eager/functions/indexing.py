@@ -19,7 +19,7 @@ from typing import Any, Literal, NoReturn, TypeAlias, cast
 import numpy as np
 
 from mlvm.core import errors
-from mlvm.core.errors import brief
+from mlvm.core.errors import brief, with_article
 from mlvm.core.rules import broadcast_shapes, require
 from mlvm.core.types import DType, Shape, bf16, i64
 from mlvm.eager.functions.arguments import Span, sliced, type_of
@@ -89,7 +89,7 @@ def _item(key: object) -> Item | EllipsisType:
         return _item(_tensor_of(key))
     raise errors.IndexingError(
         f"expected integers, slices, None, ... or tensors, arrays and lists of integers as index, "
-        f"got a {type(key).__name__}"
+        f"got {with_article(type(key).__name__)}"
     )
 
 

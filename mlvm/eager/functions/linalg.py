@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, TypeAlias, cast
 
-from mlvm.core.errors import ArgumentError, DTypeError, ShapeError, brief
+from mlvm.core.errors import ArgumentError, DTypeError, ShapeError, brief, counted
 from mlvm.core.errors import LinAlgError as LinAlgError
 from mlvm.core.ops.decompositions import QRMode, qr_shapes, svd_shapes
 from mlvm.core.rules import Axis, is_real, normalize_axes, normalize_axis
@@ -538,7 +538,9 @@ def lu_solve(factors: tuple[Tensor, Tensor], x2: Tensor, /) -> Tensor:
         raise ShapeError(f"expected factors of square matrices, got {type} and {order.type}")
     columns = shapes.expand_dims(right, axis=-1) if right.ndim == 1 else right
     if not right.ndim or columns.shape[-2] != type.shape[-1]:
-        raise ShapeError(f"expected {type.shape[-1]} rows on the right-hand side, got {right.type}")
+        raise ShapeError(
+            f"expected {counted(type.shape[-1], 'row')} on the right-hand side, got {right.type}"
+        )
     both, wide = widened(both), widened(columns)
     rows = op.one_hot(order, num_classes=type.shape[-1], dtype=wide.dtype.name) @ wide
     half = op.solve_triangular(both, rows, lower=True, unit_diagonal=True)

@@ -239,9 +239,9 @@ def unflatten(x: Tensor, /, axis: int, shape: Ints) -> Tensor:
     """
     [along] = axes_of(axis, x)
     lengths, n = integers(shape, "shape"), x.shape[along]
-    known = math.prod(m for m in lengths if m != -1)
-    if lengths.count(-1) == 1 and known > 0 and n % known == 0:
-        lengths = tuple([n // known if m == -1 else m for m in lengths])
+    product = math.prod(m for m in lengths if m != -1)
+    if lengths.count(-1) == 1 and product > 0 and n % product == 0:
+        lengths = tuple([n // product if m == -1 else m for m in lengths])
     if not lengths or min(lengths) < 0 or math.prod(lengths) != n:
         raise ShapeError(f"expected lengths whose product is {n}, got {integers(shape, 'shape')}")
     return reshape(x, (*x.shape[:along], *lengths, *x.shape[along + 1 :]))
@@ -268,16 +268,16 @@ def delete(x: Tensor, index: Any, axis: int | None = None) -> Tensor:
     n = x.shape[along]
     if isinstance(index, slice):
         at = sliced(index, n)
-        gone = {at.start + i * at.step for i in range(at.length)}
+        removed = {at.start + i * at.step for i in range(at.length)}
     else:
         values = index.tolist() if isinstance(index, (Tensor, np.ndarray)) else index
-        gone = {i + n if i < 0 else i for i in integers(values, "index")}
-        if gone and not 0 <= min(gone) <= max(gone) < n:
+        removed = {i + n if i < 0 else i for i in integers(values, "index")}
+        if removed and not 0 <= min(removed) <= max(removed) < n:
             raise ArgumentError(f"expected indices of {n} elements, got {brief(values)}")
-    kept = [i for i in range(n) if i not in gone]
-    if kept == [*range(kept[0] if kept else 0, (kept[-1] + 1) if kept else 0)]:
-        return part(x, along, span(kept[0], kept[-1] + 1) if kept else span(0))
-    return op.take(x, asarray(np.asarray(kept, np.int64)), axis=along)
+    rest = [i for i in range(n) if i not in removed]
+    if rest == [*range(rest[0] if rest else 0, (rest[-1] + 1) if rest else 0)]:
+        return part(x, along, span(rest[0], rest[-1] + 1) if rest else span(0))
+    return op.take(x, asarray(np.asarray(rest, np.int64)), axis=along)
 
 
 @public

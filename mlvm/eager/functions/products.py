@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlvm.core.errors import ArgumentError, ShapeError
+from mlvm.core.errors import ArgumentError, ShapeError, counted
 from mlvm.core.rules import is_real, require
 from mlvm.core.types import i64, u8
 from mlvm.eager.functions.arguments import axes_of, counts_of, integer, span, type_of
@@ -178,7 +178,7 @@ def diag(x: Tensor, k: int = 0) -> Tensor:
     if type_of(x).ndim == 2:
         return diagonal_of(x, k)
     if x.ndim != 1:
-        raise ShapeError(f"expected a vector or a matrix, got {x.ndim} dimensions")
+        raise ShapeError(f"expected a vector or a matrix, got {counted(x.ndim, 'dimension')}")
     n = x.size + abs(k)
     if not x.size:
         return op.zeros(shape=(n, n), dtype=x.dtype)

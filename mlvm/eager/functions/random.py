@@ -30,6 +30,7 @@ from mlvm.core.errors import (
     ShapeError,
     brief,
     user_line,
+    with_article,
 )
 from mlvm.core.locks import new_lock
 from mlvm.core.protocol import VMProtocol
@@ -1075,7 +1076,7 @@ def _first(order: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 def _float_type(x: object, name: str) -> TensorType:
     if not isinstance(x, Tensor) or not x.dtype.is_float:
-        actual = x.type if isinstance(x, Tensor) else f"a {type(x).__name__}"
+        actual = x.type if isinstance(x, Tensor) else with_article(type(x).__name__)
         raise DTypeError(f"expected {name} as a tensor of floats, got {actual}")
     return x.type
 

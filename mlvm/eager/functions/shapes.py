@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 
 from mlvm.core import rules
-from mlvm.core.errors import ArgumentError, DTypeError, ShapeError, TransposeError, brief
+from mlvm.core.errors import ArgumentError, DTypeError, ShapeError, TransposeError, brief, counted
 from mlvm.core.ops.windows import Pair
 from mlvm.core.rules import Axis
 from mlvm.core.types import Shape
@@ -506,7 +506,9 @@ def repeat(x: Tensor, repeats: Ints | Tensor, /, axis: int | None = None) -> Ten
         repeated = broadcast_to(reshape(x, (*before, 1, *behind)), (*before, n, *behind))
         return reshape(repeated, (*before[:-1], before[-1] * n, *behind))
     if len(counts) != x.shape[along]:
-        raise ShapeError(f"expected {x.shape[along]} repeats for axis {axis}, got {len(counts)}")
+        raise ShapeError(
+            f"expected {counted(x.shape[along], 'repeat')} for axis {axis}, got {len(counts)}"
+        )
     return op.take(x, asarray(np.repeat(np.arange(len(counts)), counts)), axis=along)
 
 
@@ -710,7 +712,7 @@ def pad(
 def _cropped(x: Tensor, pairs: tuple[Pair, ...]) -> Tensor:
     """Remove elements from the sides of x with negative widths."""
     if len(pairs) != x.ndim:
-        raise ArgumentError(f"expected {x.ndim} pairs of widths, got {len(pairs)}")
+        raise ArgumentError(f"expected {counted(x.ndim, 'pair')} of widths, got {len(pairs)}")
     for axis, (before, after) in enumerate(pairs):
         start, stop = max(-before, 0), x.shape[axis] - max(-after, 0)
         if start > stop:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, Final, Literal, TypeAlias, get_args
 
-from mlvm.core.errors import ArgumentError, DTypeError, ShapeError, brief
+from mlvm.core.errors import ArgumentError, DTypeError, ShapeError, brief, counted
 from mlvm.core.rules import Axis, is_real, require
 from mlvm.core.types import Array, f64, i64
 from mlvm.eager.functions.arguments import axes_of, counts_of, integer, span, type_of
@@ -505,7 +505,7 @@ def bincount(
     """
     require("integer", type_of(x))
     if x.ndim != 1:
-        raise ShapeError(f"expected a vector, got {x.ndim} dimensions")
+        raise ShapeError(f"expected a vector, got {counted(x.ndim, 'dimension')}")
     if weights is not None and type_of(weights).shape != x.shape:
         raise ShapeError(f"expected weights of the shape of x, {x.shape}")
     [least] = counts_of(integer(minlength, "minlength"), "minlength")

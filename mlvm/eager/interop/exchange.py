@@ -27,6 +27,7 @@ from mlvm.core.errors import (
     GradientError,
     HandleError,
     brief,
+    with_article,
 )
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import Array, bf16
@@ -198,12 +199,13 @@ def from_dlpack(
     if isinstance(x, Tensor):
         return asarray(x, device=device, copy=copy)
     if not hasattr(x, "__dlpack__") or not hasattr(x, "__dlpack_device__"):
-        raise DLPackError(f"a {type(x).__name__} has no __dlpack__; see asarray").at(
+        raise DLPackError(f"{with_article(type(x).__name__)} has no __dlpack__; see asarray").at(
             "from_dlpack", ()
         )
     if copy is False:
         raise CopyError(
-            f"from_dlpack: the values of a {type(x).__name__} are copied into a VM, which "
+            f"from_dlpack: the values of {with_article(type(x).__name__)} are copied into "
+            f"a VM, which "
             f"copy=False forbids"
         )
     with placed(device):

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NoReturn, TypeAlias
 
+from mlvm.core.errors import with_article
 from mlvm.core.memo import memoized
 from mlvm.core.types import TensorType, u64
 from mlvm.eager.functions.indexing import Places
@@ -111,7 +112,10 @@ def refuse_assignment(owner: type) -> None:
 
     def refuse(name: str) -> Callable[[object, object], NoReturn]:
         def setter(instance: object, value: object) -> NoReturn:
-            text = f"the {name} of a {owner.__name__} is not assigned; {hints()['assigned'][name]}"
+            text = (
+                f"the {name} of {with_article(owner.__name__)} is not assigned; "
+                f"{hints()['assigned'][name]}"
+            )
             raise AttributeError(text)
 
         return setter

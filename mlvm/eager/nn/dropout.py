@@ -49,8 +49,8 @@ class _OfChannels(Dropout):
             raise ShapeError(f"{name}: expected {self._axes + 2} dimensions, got {x.type}")
         if not self.training:
             return x
-        kept = creation.ones((x.shape[0], *[1] * self._axes, x.shape[-1]), dtype=x.dtype)
-        return x * neural.dropout(kept, self.rate, key=key)
+        mask = creation.ones((x.shape[0], *[1] * self._axes, x.shape[-1]), dtype=x.dtype)
+        return x * neural.dropout(mask, self.rate, key=key)
 
 
 class Dropout1d(_OfChannels):

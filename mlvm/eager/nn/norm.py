@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from mlvm.core.errors import ArgumentError, ShapeError, brief
+from mlvm.core.errors import ArgumentError, ShapeError, brief, counted
 from mlvm.core.types import DType, f32
 from mlvm.eager.functions import creation, shapes
 from mlvm.eager.functions.elements import astype, stop_gradient
@@ -186,8 +186,8 @@ class BatchNorm(Module):
         count = x.size // max(x.shape[-1], 1)
         if self.training and count < 2:
             raise ShapeError(
-                f"BatchNorm: {widened(x).type} has {count} values a channel, which have no "
-                f"variance; use eval() for single samples"
+                f"BatchNorm: {widened(x).type} has {counted(count, 'value')} per channel, "
+                f"too few for a variance; use eval() for single samples"
             )
         momentum = self.momentum if self.training else None
         args = x, self.scale, self.bias, self.mean, self.var, momentum, self.eps

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self, overload
 
-from mlvm.core.errors import ArgumentError, IndexingError
+from mlvm.core.errors import ArgumentError, IndexingError, with_article
 from mlvm.eager.nn.module import Module
 from mlvm.eager.tensor.tensor import Tensor
 
@@ -35,7 +35,8 @@ class Sequential(Module):
         for i, layer in enumerate(layers):
             if not callable(layer):
                 raise ArgumentError(
-                    f"Sequential: expected a callable as layer {i}, got a {type(layer).__name__}"
+                    f"Sequential: expected a callable as layer {i}, got "
+                    f"{with_article(type(layer).__name__)}"
                 )
         self.layers = layers
 

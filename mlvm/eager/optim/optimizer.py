@@ -18,7 +18,14 @@ from typing_extensions import dataclass_transform
 
 from mlvm.arena.arena import set_name
 from mlvm.arena.context import current
-from mlvm.core.errors import ArgumentError, DTypeError, GradientError, HandleError, PathError
+from mlvm.core.errors import (
+    ArgumentError,
+    DTypeError,
+    GradientError,
+    HandleError,
+    PathError,
+    with_article,
+)
 from mlvm.core.types import DType, TensorType, f32
 from mlvm.eager.functions import creation, elements
 from mlvm.eager.optim.ranges import Positive, checked
@@ -484,7 +491,8 @@ class Optimizer(_OfFields):
         if not isinstance(rate, Tensor) or rate.type is not _SCALAR:
             actual = rate.type if isinstance(rate, Tensor) else type(rate).__name__
             raise DTypeError(
-                f"{self._name}: expected a schedule that returns a {_SCALAR}, got {actual}; where "
+                f"{self._name}: expected a schedule that returns {with_article(_SCALAR)}, "
+                f"got {actual}; where "
                 "the rate depends on the number n of updates: where(n < 1000, 1e-3, 1e-4)"
             )
         return rate

@@ -18,7 +18,14 @@ from collections.abc import Callable
 from typing import Any, Final, overload
 
 from mlvm.arena.context import current
-from mlvm.core.errors import ArgumentError, DTypeError, GradientError, ShapeError, brief
+from mlvm.core.errors import (
+    ArgumentError,
+    DTypeError,
+    GradientError,
+    ShapeError,
+    brief,
+    with_article,
+)
 from mlvm.core.memo import memoized
 from mlvm.core.program.program import Program
 from mlvm.core.types import DType
@@ -427,7 +434,9 @@ def _require_untracked(name: str, x: Tensor) -> None:
 
     Raise `GradientError` if a gradient flows through it, and `DTypeError` if it is not a tensor."""
     if not isinstance(x, Tensor):
-        raise DTypeError(f"takes a tensor, not a {type(x).__name__}; see asarray").at(name, ())
+        raise DTypeError(f"takes a tensor, not {with_article(type(x).__name__)}; see asarray").at(
+            name, ()
+        )
     if is_tracked(x):
         raise GradientError(
             f"{name} has no gradient; call it on what value_and_grad returns, or on "

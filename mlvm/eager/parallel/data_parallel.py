@@ -242,8 +242,8 @@ class _Maker(Generic[R]):
         with sharding(self.shard):
             step = self.make_step(vm)
         if not callable(step):
-            made = f"{brief(self.make_step)} returned {brief(step)}"
-            raise ArgumentError(f"data_parallel: expected make_step to return a function; {made}")
+            reason = f"{brief(self.make_step)} returned {brief(step)}"
+            raise ArgumentError(f"data_parallel: expected make_step to return a function; {reason}")
 
         def take_part(*rows: Array, **common: Any) -> R:
             with sharding(self.shard):

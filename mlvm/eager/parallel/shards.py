@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from mlvm.core.errors import ArgumentError
+from mlvm.core.errors import ArgumentError, with_article
 from mlvm.core.program.program import Program
 from mlvm.core.types import Array, TensorType, f32
 from mlvm.eager.autodiff.tape import OperandVjp, taping
@@ -200,8 +200,8 @@ def keep_parts(model: Tree) -> dict[str, TensorType]:
     """
     if not isinstance(model, Node):
         raise ArgumentError(
-            f"shard='all' needs a Module, which gathers its fields when they are read, got a "
-            f"{type(model).__name__}: use shard='optimizer'"
+            f"shard='all' needs a Module, which gathers its fields when they are read, got "
+            f"{with_article(type(model).__name__)}: use shard='optimizer'"
         )
     if is_in_parts(model):
         return type(model)._wholes  # type: ignore[attr-defined,no-any-return]

@@ -285,14 +285,13 @@ class Debugger(cmd.Cmd):
 
     def do_arena(self, argument: str) -> None:
         """arena [FILE.svg]: print the tensors in scratch memory, or draw the plan over time."""
-        planned = self.execution.program.step.planned
-        moment = self.values.moment()
         if argument:
             require_suffix(argument, ".svg", "arena")
-            title = f"scratch memory; moment {moment} is now"
-            write_file(Path(argument), timeline(planned.recording(), title=title))
+            write_file(Path(argument), self.picture())
             self._say(f"picture  {argument}")
             return
+        planned = self.execution.program.step.planned
+        moment = self.values.moment()
         live = [each for each in planned.lifetimes if each.start <= moment < each.end]
         used = sum(each.nbytes for each in live)
         total = planned.plan.nbytes
@@ -307,6 +306,11 @@ class Debugger(cmd.Cmd):
             self._say("\n".join(table([["", "offset", "bytes", "type", "op"], *rows], right=3)))
         if len(live) > _MOST_ROWS:
             self._say(f"and {len(live) - _MOST_ROWS} more")
+
+    def picture(self) -> str:
+        """Return the plan over time as SVG text, with a line at the present moment."""
+        recording, moment = self.execution.program.step.planned.recording(), self.values.moment()
+        return timeline(recording, title=f"scratch memory; moment {moment} is now", now=moment)
 
     # --- helpers ----------------------------------------------------------------------------
 

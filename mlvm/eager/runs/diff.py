@@ -432,13 +432,21 @@ def _sources(a: _Trace, b: _Trace) -> tuple[tuple[Executed | None, Executed | No
     for trace in (a, b):
         while trace.advance() is not None:
             pass
-    alike = [[(op.name, op.operands, op.types) for op in trace.ops] for trace in (a, b)]
-    if alike[0] == alike[1]:  # they differ only in constants or attributes
+    alike = [[(op.name, _from_ops(op), op.types) for op in trace.ops] for trace in (a, b)]
+    if alike[0] == alike[1]:  # they differ only in constants, inputs, states or attributes
+        computed = {*a.digests.values()}, {*b.digests.values()}
         for p, q in zip(a.ops, b.ops, strict=True):
-            if [a.digests[ref] for ref in p.results] != [b.digests[ref] for ref in q.results]:
+            mine, theirs = [{t.digests[ref] for ref in op.results} for t, op in ((a, p), (b, q))]
+            is_exchanged = mine <= computed[1] and theirs <= computed[0]  # with another op
+            if mine != theirs and not is_exchanged:
                 return (p, q), True
     (first, is_first), (other, is_other_first) = _source(a, b), _source(b, a)
     return (first, other), is_first and is_other_first
+
+
+def _from_ops(op: Executed) -> list[Ref | None]:
+    """Return the operands that are results; None for each other operand."""
+    return [ref if ref.kind == "result" else None for ref in op.operands]
 
 
 def _source(trace: _Trace, other: _Trace) -> tuple[Executed | None, bool]:

@@ -17,10 +17,10 @@ import numpy as np
 from mlvm.arena.writes import reads_of
 from mlvm.core.errors import LimitExceededError, MlvmError, ProgramError, ShapeError
 from mlvm.core.machine.callee import OUT, UserFunction
-from mlvm.core.machine.run import MAX_DEPTH
+from mlvm.core.machine.run import MAX_DEPTH, truth
 from mlvm.core.machine.verify import verify
 from mlvm.core.op import NO_ATTRIBUTES, Attributes
-from mlvm.core.ops.half import are_true, cast
+from mlvm.core.ops.half import cast
 from mlvm.core.program.program import STAR, Function, Instruction, Opcode, Program
 from mlvm.core.protocol import StorageHandle, TensorHandle
 from mlvm.core.types import Array, TensorType, f64
@@ -200,7 +200,10 @@ class Interpreter:
         elif opcode is Opcode.jump:
             self._jump(immediates[0])
         elif opcode is Opcode.jump_if_false:
-            if not self._is_true(stack.pop()):
+            condition = stack.pop()
+            if isinstance(condition, Address):
+                condition = self.content(condition).value.read(condition.type)
+            if not truth(condition):
                 self._jump(immediates[0])
         elif opcode is Opcode.call:
             callee = self._functions[immediates[0]]
@@ -224,11 +227,6 @@ class Interpreter:
         state.stack[state.base - state.nparams :] = results
         state.turns = {key: turn for key, turn in state.turns.items() if key[0] != depth}
         state.function, state.pc, state.base, state.nparams = state.frames.pop()
-
-    def _is_true(self, x: Any) -> bool:
-        if not isinstance(x, Address):
-            return bool(x)
-        return bool(are_true(self.content(x).value.read(x.type)).all())
 
     def _jump(self, target: int) -> None:
         state = self.state

@@ -58,7 +58,10 @@ def as_operand(value: object, like: Tensor | None = None, *, or_index: bool = Fa
     if isinstance(value, NUMBERS):
         if like is None:
             return tensor_of(value)
-        return _number(value.item() if isinstance(value, np.generic) else value, like)
+        if isinstance(value, np.generic):
+            DType.of(value.dtype)  # raises for long doubles, dates and strings
+            return _number(value.item(), like)
+        return _number(value, like)
     if not is_array(value):
         why = (
             "; functions that work in place, such as all_reduce, return None"
@@ -208,7 +211,9 @@ def _joined(values: object, like: Tensor) -> Tensor:
     rows = [_joined(each, like) for each in values]
     shapes = list(dict.fromkeys(row.shape for row in rows))
     if len(shapes) != 1:
-        raise ShapeError(f"these lists are no tensor: their rows have shapes {brief(shapes)}")
+        raise ShapeError(
+            f"expected nested lists of equal lengths, got rows of shapes {brief(shapes)}"
+        )
     longer = one_op("reshape", shape=(1, *shapes[0]))
     return apply(one_op("concat", axis=0), *[apply(longer, row) for row in rows])
 

@@ -13,8 +13,8 @@ from mlvm.core.errors import PositionError
 
 def numbers_in(error: PositionError) -> tuple[int, int]:
     """Return the index and the length in an error."""
-    found = [int(x) for x in re.findall(r"-?\d+", error.reason)]
-    return found[0], found[-1]
+    numbers = [int(x) for x in re.findall(r"-?\d+", error.reason)]
+    return numbers[0], numbers[-1]
 
 
 Reword: TypeAlias = Callable[[PositionError], None]

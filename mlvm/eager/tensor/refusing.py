@@ -28,8 +28,10 @@ from mlvm.core.errors import (
     OutOfMemoryError,
     PositionError,
     brief,
+    counted,
     is_ours,
     takes,
+    with_article,
 )
 from mlvm.core.rules import is_real
 from mlvm.eager.tensor.operands import NUMBERS, is_array
@@ -226,11 +228,11 @@ def _text(hint: Any) -> str:
         return words[hint]
     if origin is collections.abc.Callable:
         count = _count(parts)
-        return "a function" + ("" if count is None else f" of {count} argument{'s' * (count != 1)}")
+        return "a function" + ("" if count is None else f" of {counted(count, 'argument')}")
     if origin is not None:
         kind = origin.__name__.lower()
         items = (
             f" of {_text(parts[0]).removeprefix('a').removeprefix('n').strip()}s" if parts else ""
         )
-        return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}{items}"
-    return f"a {getattr(hint, '__name__', hint)}"
+        return f"{with_article(kind)}{items}"
+    return with_article(getattr(hint, "__name__", hint))

@@ -163,12 +163,7 @@ class Tensor(Methods, Allocation):
             v.item()  # ShapeError
             ml.grad(lambda x: x * x.item())(ml.asarray(1.0))  # GradientError
         """
-        number = _scalar(self)
-        if number is not None:
-            return number
-        array = self._one()
-        self._require_untracked()
-        return array.item()
+        return self._number("item")
 
     def tolist(self) -> Any:
         """Return the elements as nested lists of Python scalars; for a 0-d tensor only the scalar.
@@ -185,9 +180,15 @@ class Tensor(Methods, Allocation):
         self._require_untracked()
         return array.tolist()
 
-    def _one(self) -> Array:
-        self._require_one("item", "only one element is a scalar; take x.tolist()")
-        return self.numpy()
+    def _number(self, function: str) -> Any:
+        """Return the only element as a Python scalar, for `function`, which errors name."""
+        number = _scalar(self)
+        if number is not None:
+            return number
+        self._require_one(function, "only one element is a scalar; take x.tolist()")
+        array = self.numpy()
+        self._require_untracked()
+        return array.item()
 
     def _require_untracked(self) -> None:
         """Raise `GradientError` if a gradient flows through x: Python numbers are constants.
@@ -225,20 +226,20 @@ class Tensor(Methods, Allocation):
         if number is not None:
             return bool(number)
         self._require_one("bool", "only one element is true or false; take ml.all(x) or ml.any(x)")
-        return bool(self.item())
+        return bool(self._number("bool"))
 
     def __int__(self) -> int:
-        return int(self.item())
+        return int(self._number("int"))
 
     def __float__(self) -> float:
-        return float(self.item())
+        return float(self._number("float"))
 
     def __complex__(self) -> complex:
-        return complex(self.item())
+        return complex(self._number("complex"))
 
     def __round__(self, ndigits: int | None = None) -> Any:
         self._require_one("round", "takes one element; write ml.round(x, decimals)")
-        return round(self.item(), ndigits)
+        return round(self._number("round"), ndigits)
 
     def __format__(self, spec: str) -> str:
         """Format the tensor like `str`; with a format such as `.4f`, format the only element."""
@@ -246,7 +247,7 @@ class Tensor(Methods, Allocation):
             return str(self)
         text = 'takes one element; write f"{x}", or numpy.array2string(x.numpy(), precision=3)'
         self._require_one("format", text)
-        return format(self._one().item(), spec)
+        return format(self.numpy().item(), spec)
 
     def _require_one(self, function: str, reason: str) -> None:
         if self.type.size != 1:
@@ -268,7 +269,7 @@ class Tensor(Methods, Allocation):
     def __index__(self) -> int:
         if not self.dtype.is_integer:
             raise DTypeError("only an integer tensor is an index").at("index", (self.type,))
-        return int(self.item())
+        return int(self._number("index"))
 
     def __len__(self) -> int:
         if not self.shape:

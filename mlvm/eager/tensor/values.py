@@ -67,8 +67,8 @@ def of_numbers(obj: object) -> Array:
             _require_no_mask(each)
     try:
         array = np.array(obj)
-    except ValueError as error:
-        raise ShapeError(f"expected nested lists of equal lengths: {error}") from None
+    except ValueError:
+        raise ShapeError(f"expected nested lists of equal lengths, got {_ragged(obj)}") from None
     except (TypeError, RuntimeError) as error:  # an object that PyTorch does not convert
         raise DTypeError(
             f"the values of this {kind_of(obj)} cannot be read: {error}; join its tensors first, "
@@ -94,6 +94,23 @@ def of_numbers(obj: object) -> Array:
                 "no integer dtype can represent ints >= 2**63 combined with negative ints"
             ) from None
     return array
+
+
+def _ragged(values: object) -> str:
+    """Describe the first level of nested lists whose items have different lengths."""
+    level: list[Any] = [values]
+    for depth in range(MAX_NDIM):
+        lengths = [
+            len(x) if isinstance(x, (list, tuple)) or getattr(x, "shape", None) else None
+            for x in level
+        ]
+        texts = ["a number" if n is None else f"length {n}" for n in dict.fromkeys(lengths)]
+        if len(texts) > 1:
+            return f"{texts[0]} and {texts[1]} at depth {depth}"
+        if None in lengths:
+            break
+        level = [each for x in level for each in x]
+    return "items that numpy does not join"
 
 
 def leaves(obj: object, depth: int = 0) -> Iterator[object]:

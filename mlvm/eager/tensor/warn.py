@@ -10,7 +10,7 @@ from opcode import opmap
 from types import FrameType
 from typing import Any, Final
 
-from mlvm.core.errors import user_line
+from mlvm.core.errors import user_line, with_article
 from mlvm.eager.tensor.templates import opaque
 
 _registries: Final[dict[str, dict[Any, Any]]] = {}
@@ -106,7 +106,8 @@ def warn_of_row(frame: FrameType, type: object) -> None:
             if not is_read and any(getattr(part, "id", "") == name for part in written):
                 warn_at(
                     f"{file}:{number}",
-                    f"{name!r} is a {type} of its own, and its update changes no other tensor: "
+                    f"{name!r} is {with_article(type)} of its own, and its update changes "
+                    f"no other tensor: "
                     f"write x[i] = v in a loop over i, or an update of the whole x",
                     NoEffectWarning,
                 )

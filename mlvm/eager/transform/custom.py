@@ -14,7 +14,7 @@ from types import MethodType
 from typing import Any, Generic, NoReturn, ParamSpec, TypeAlias, TypeVar
 
 from mlvm.arena.context import context, current
-from mlvm.core.errors import GradientError, StaleTensorError, brief, takes
+from mlvm.core.errors import GradientError, StaleTensorError, brief, counted, takes, with_article
 from mlvm.core.types import TensorType
 from mlvm.eager.autodiff.grad import are_alike, as_argnums, vjp
 from mlvm.eager.autodiff.joint import Cotangents, Saved, Sums, add_node, or_zeros
@@ -109,7 +109,7 @@ class CustomRule:
 
     def captured_error(self, type: object) -> GradientError:
         return GradientError(
-            f"{self.name}, which has a custom rule, uses a {type} from outside that is "
+            f"{self.name}, which has a custom rule, uses {with_article(type)} from outside that is "
             f"differentiated; make it an argument"
         )
 
@@ -217,7 +217,9 @@ class _Arguments:
 
         def differ(path: str, tree: Tree, other: Tree) -> NoReturn:
             actual, expected = type(other).__name__, type(tree).__name__
-            raise GradientError(f"{what}: expected a {expected}, got a {actual}")
+            raise GradientError(
+                f"{what}: expected {with_article(expected)}, got {with_article(actual)}"
+            )
 
         leaves = partners(structure, tree, are_alike, differ)
         for x, type_ in zip(leaves, types, strict=True):
@@ -299,7 +301,8 @@ class _CustomFunction(Generic[P, R]):
             if takes(rule, len(args)):
                 raise
             raise GradientError(
-                f"{self.__name__}: expected a rule of {len(args)} arguments, got {brief(rule)}"
+                f"{self.__name__}: expected a rule of {counted(len(args), 'argument')}, "
+                f"got {brief(rule)}"
             ) from None
 
 
@@ -356,7 +359,7 @@ class custom_vjp(_CustomFunction[P, R]):
             count = len(arguments.structures)
             if not isinstance(result, (tuple, list)) or len(result) != count:
                 raise GradientError(
-                    f"{name}: expected a tuple of {count} cotangents from bwd, one an "
+                    f"{name}: expected a tuple of {counted(count, 'cotangent')} from bwd, one an "
                     f"argument, got {brief(result)}"
                 )
             parts: Maybe = []

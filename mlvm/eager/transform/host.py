@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from mlvm.arena.context import current
-from mlvm.core.errors import DTypeError, GradientError, UnknownFunctionError
+from mlvm.core.errors import DTypeError, GradientError, UnknownFunctionError, with_article
 from mlvm.core.op import Attributes
 from mlvm.core.types import TensorType
 from mlvm.eager.autodiff.host_call import (
@@ -83,7 +83,9 @@ def host_call(
         raise UnknownFunctionError(f"host_call: expected a function's name, a str, got {name!r}")
     for x in operands:
         if not isinstance(x, Tensor):
-            raise DTypeError(f"takes tensors, not a {type(x).__name__}; see asarray").at(name, ())
+            raise DTypeError(
+                f"takes tensors, not {with_article(type(x).__name__)}; see asarray"
+            ).at(name, ())
     types = None
     if isinstance(current().recorder, Tracer):
         types = result_types(name, operands, attributes)
@@ -139,7 +141,8 @@ def _without_gradient(name: str, position: int, x: Tensor) -> Tensor:
 
     def refuse(*_: Any) -> NoReturn:
         raise GradientError(
-            f"{name} has no gradient for operand {position}, a {x.type}: give ml.host_call a vjp; "
+            f"{name} has no gradient for operand {position}, {with_article(x.type)}: give "
+            f"ml.host_call a vjp; "
             f"stop_gradient makes a constant of it"
         )
 

@@ -16,7 +16,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias, overload
 
-from mlvm.core.errors import CaptureError, DTypeError, GradientError, ShapeError, brief
+from mlvm.core.errors import (
+    CaptureError,
+    DTypeError,
+    GradientError,
+    ShapeError,
+    brief,
+    with_article,
+)
 from mlvm.core.types import TensorType, i64
 from mlvm.eager.autodiff.forward import tangent_of
 from mlvm.eager.autodiff.grad import are_alike, as_pair
@@ -514,7 +521,7 @@ class TracedFunction:
         where = f" at {path}" if path else ""
         raise DTypeError(
             f"{self.what}: expected a tangent with the structure of its primal, "
-            f"a {type(tree).__name__}{where}, got a {type(other).__name__}"
+            f"{with_article(type(tree).__name__)}{where}, got {with_article(type(other).__name__)}"
         )
 
     def results(self, duals: Duals) -> tuple[Tree, Tree, Tree]:

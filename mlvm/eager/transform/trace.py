@@ -19,7 +19,7 @@ from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from mlvm.arena.arena import Allocation
 from mlvm.arena.context import Tape, context, current, set_context
-from mlvm.core.errors import CaptureError, MachineError, OpError, PositionError
+from mlvm.core.errors import CaptureError, MachineError, OpError, PositionError, with_article
 from mlvm.core.op import OPS
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import TensorType, u64
@@ -189,7 +189,8 @@ def _refuse_updates(calls: Sequence[Call], what: str) -> None:
         for use in call.outs:
             if use.value.home is not None and use.value.home.role == "state":
                 raise CaptureError(
-                    f"{call.line or 'here'}: {what} cannot update a {use.type} from outside; "
+                    f"{call.line or 'here'}: {what} cannot update "
+                    f"{with_article(use.type)} from outside; "
                     f"return the new value, and update it outside"
                 )
 

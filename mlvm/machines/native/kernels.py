@@ -188,8 +188,8 @@ class NativeFused:
         plans = self._plans.get(chain)
         if plans is None:
             plans = self._plans.setdefault(chain, Memo(MOST_LAYOUTS, "machines.native chains"))
-        made = partial(self.plan, types, {"chain": chain})
-        return plans.get(tuple(types), lambda: made() or Parts(chain, types))
+        plan = partial(self.plan, types, {"chain": chain})
+        return plans.get(tuple(types), lambda: plan() or Parts(chain, types))
 
 
 class _Part(NamedTuple):

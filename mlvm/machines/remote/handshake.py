@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Final
 
-from mlvm.core.errors import AccessDeniedError, ConnectionLostError, EncodingError
+from mlvm.core.errors import AccessDeniedError, ConnectionLostError, EncodingError, with_article
 from mlvm.core.program.encoding import HEADER, MAGIC, VERSION, Reader, Writer
 from mlvm.machines.remote.system import SYSTEM, System
 
@@ -156,7 +156,9 @@ def plain(text: str, most: int = _MOST_REASON) -> str:
 def check_secret(secret: str | bytes) -> bytes:
     """Return the secret as bytes. Raises `AccessDeniedError` for one that could be guessed."""
     if not isinstance(secret, (str, bytes)):
-        raise AccessDeniedError(f"a secret: expected a str or bytes, got a {type(secret).__name__}")
+        raise AccessDeniedError(
+            f"a secret: expected a str or bytes, got {with_article(type(secret).__name__)}"
+        )
     data = secret.encode() if isinstance(secret, str) else secret
     if len(data) < LEAST_SECRET:
         raise AccessDeniedError(

@@ -22,6 +22,7 @@ from mlvm.core.errors import (
     HandleError,
     LimitExceededError,
     MachineError,
+    counted,
 )
 from mlvm.core.memo import memoized
 from mlvm.core.program.encoding import Kind
@@ -250,7 +251,9 @@ class Session(WireServer):
         like = np.broadcast_to(np.zeros((), type.dtype.numpy), type.array_shape)
         check_array(like, own, f"write to {own}")
         if type.nbytes != reader.remaining:
-            raise reader.error(f"{type}: expected {type.nbytes} bytes, got {reader.remaining}")
+            raise reader.error(
+                f"{type}: expected {counted(type.nbytes, 'byte')}, got {reader.remaining}"
+            )
         self.vm.make_writable([handle])
         elements = self.vm.borrow(handle).reshape(-1).view(np.uint8)
         reader.read_into(elements)

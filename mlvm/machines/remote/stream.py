@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from mlvm.core.errors import ConnectionLostError, EncodingError, LimitExceededError
+from mlvm.core.errors import ConnectionLostError, EncodingError, LimitExceededError, counted
 from mlvm.core.program.encoding import HEADER, MAGIC, VERSION, Kind, Reader, Writer
 from mlvm.core.types import Array, TensorType
 from mlvm.machines.remote.system import SYSTEM, System
@@ -413,7 +413,7 @@ class Incoming(Received):
 
     def _elements(self, n: int) -> Array:
         if n > self.remaining:
-            raise self.error(f"expected {n} bytes, got {self.remaining}")
+            raise self.error(f"expected {counted(n, 'byte')}, got {self.remaining}")
         out = np.empty(n, np.uint8)
         self.read_into(out)
         return out

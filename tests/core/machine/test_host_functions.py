@@ -157,10 +157,10 @@ def test_announced_counts_are_held_before_and_after() -> None:
     x = put(vm, f32s(1))
     refuses(MachineError, "f: expected 2 parameters, got 1", vm.launch, call_f(1), [x])
     with pytest.raises(
-        ProgramError, match="main, pc 3: cfunc 2 2: f returns 1 results, the call expects 2"
+        ProgramError, match="main, pc 3: cfunc 2 2: f returns 1 result, the call expects 2"
     ):
         vm.launch(call_f(2, 2), [x, x])
-    refuses(MachineError, "f: expected 1 results, got 0", vm.launch, call_f(2, 1), [x, x])
+    refuses(MachineError, "f: expected 1 result, got 0", vm.launch, call_f(2, 1), [x, x])
 
 
 def test_the_programs_own_count_is_held_too() -> None:
@@ -265,8 +265,8 @@ CHANGES_THE_TABLE = """
 @cases(
     "replacement, error",
     (lambda frame: frame.push("s"), "negative: expected Tensors, got [(]Str 's'[)]"),
-    (nothing, "add: the call expects 1 results, got 0"),
-    (lambda frame: (frame.push(1), frame.push(2)), "add: the call expects 1 results, got 2"),
+    (nothing, "add: the call expects 1 result, got 0"),
+    (lambda frame: (frame.push(1), frame.push(2)), "add: the call expects 1 result, got 2"),
     (None, "function 'add' was removed"),
     ids=["kind", "none", "two", "removed"],
 )

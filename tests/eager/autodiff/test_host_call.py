@@ -145,7 +145,7 @@ def test_a_replaced_function_is_seen(vm: ml.VM) -> None:
     ((7,), {}, UnknownFunctionError, "expected a function's name, a str, got 7"),
     (("sine", 3.0), {}, DTypeError, r"^sine\(\): takes tensors, not a float; see asarray$"),
     (("scale",), {"by": {}}, ArgumentError, r"^scale\(\): an attribute is None.*not a dict"),
-    (("scale",), {"by": [np.ones(2)]}, ArgumentError, "not a ndarray"),
+    (("scale",), {"by": [np.ones(2)]}, ArgumentError, "not an ndarray"),
     (("add.out",), {}, ArgumentError, "it writes to an operand; use ml.add with out="),
     (("sine",), {}, MachineError, "sine: parameter 0 does not exist; the call has 0"),
 )
@@ -216,7 +216,7 @@ def test_a_cotangent_is_summed_to_a_broadcast_operand(vm: ml.VM) -> None:
 
 def test_without_a_rule_a_gradient_names_the_function(vm: ml.VM) -> None:
     x = tensor(1.0)
-    with pytest.raises(GradientError, match="sine has no gradient for operand 0, a f64"):
+    with pytest.raises(GradientError, match="sine has no gradient for operand 0, an f64"):
         ml.grad(lambda x: ml.sum(ml.host_call("sine", x)))(x)
     rules = (lambda g, x, y, out: g * y, None)
     with pytest.raises(GradientError, match="product has no gradient for operand 1"):
@@ -234,8 +234,8 @@ def test_an_operand_that_nothing_depends_on_needs_no_rule(vm: ml.VM) -> None:
 
 @cases(
     "vjp, message",
-    (lambda g, x, out: None, "the vjp for operand 0, a f64.2., returned a NoneType"),
-    (lambda g, x, out: ml.zeros((3,)), r"operand 0, a f64\[2\], returned f32\[3\]"),
+    (lambda g, x, out: None, "the vjp for operand 0, an f64.2., returned a NoneType"),
+    (lambda g, x, out: ml.zeros((3,)), r"operand 0, an f64\[2\], returned f32\[3\]"),
     (lambda g, x, out: ml.asarray([1, 2]), r"returned i64\[2\]"),
     (lambda g, x, out: ml.asarray(1.0), r"returned f32\[\]"),
 )
@@ -246,7 +246,7 @@ def test_a_rule_that_returns_no_cotangent(vm: ml.VM, vjp: Any, message: str) -> 
 
 @pytest.mark.parametrize("vjp", ["sine", (sine_vjp, sine_vjp), (), (3,)])
 def test_a_vjp_that_is_none(vm: ml.VM, vjp: Any) -> None:
-    text = "expected a function as vjp, or for 1 operands a tuple of 1"
+    text = "expected a function as vjp, or for 1 operand a tuple of 1"
     refuses(GradientError, text, ml.host_call, "sine", tensor(1.0), vjp=vjp)
 
 
@@ -397,7 +397,7 @@ def test_wrong_functions_and_rules_name_the_mistake(typed: ml.VM) -> None:
         (lambda x, y: x, {}, r"g: its type rule takes \(x, y\), the call has 1 operand$"),
         (lambda x: x, {"k": 1}, r"takes \(x\), the call has 1 operand and attributes k"),
         (lambda x: 1 / 0, {}, "g: its type rule raised ZeroDivisionError: division by zero"),
-        (lambda x: (x, x), {}, "g: expected its type rule to return 1 types"),
+        (lambda x: (x, x), {}, "g: expected its type rule to return 1 type "),
     ]
     with ml.use(typed):
         for rule, attributes, text in rows:

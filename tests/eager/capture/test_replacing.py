@@ -300,7 +300,7 @@ def test_replacement_holds_a_function_against_its_pattern(host: Host) -> None:
     refuses(CheckError, text, ml.testing.replacement, dense, "wide", *types)
     host.register("two", lambda x: (ml.exp(x), x))
     refuses(
-        CheckError, "expected 1 results .* got 2", ml.testing.replacement, ml.exp, "two", types[0]
+        CheckError, "expected 1 result .* got 2", ml.testing.replacement, ml.exp, "two", types[0]
     )
     wrong: Any = 3
     refuses(UnknownFunctionError, "absent", ml.testing.replacement, ml.exp, "absent", types[0])

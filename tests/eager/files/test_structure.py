@@ -220,7 +220,7 @@ def test_an_optimizer_alone_is_saved_and_loaded(tmp_path: Path) -> None:
     ml.load(file, into=scheduled)
     assert "learning_rate=<constant(0.125)>" in repr(scheduled)
     grouped = ml.optim.Adam(model, 0.5, groups=[("bias", {})])
-    refuses(PathError, "has 2 groups, but the file has 1 groups", ml.load, file, into=grouped)
+    refuses(PathError, "has 2 groups, but the file has 1 group", ml.load, file, into=grouped)
 
 
 def test_a_rate_that_has_fallen_goes_on_with_its_optimizer(tmp_path: Path) -> None:
@@ -362,7 +362,7 @@ def test_plain_values_that_are_damaged(tmp_path: Path) -> None:
         content = (tmp_path / "x").read_bytes().replace(b"mlvm.plaim", b"mlvm.plain")
         (tmp_path / "x").write_bytes(content)
         refuses(ml.errors.WeightsError, "expected JSON by path", ml.load, tmp_path / "x")
-    message = "'mlvm.plain' has the plain values"
+    message = "'mlvm.plain' is reserved for plain values"
     refuses(ml.errors.ArgumentError, message, ml.save, tmp_path / "x", {}, {"mlvm.plain": ""})
 
 

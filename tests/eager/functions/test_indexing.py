@@ -282,7 +282,7 @@ def test_rows_that_are_updated_and_never_read_warn() -> None:
         for row in x:
             row[1:] = 0
 
-    with pytest.warns(ml.NoEffectWarning, match=r"'row' is a f32\[3\] of its own") as caught:
+    with pytest.warns(ml.NoEffectWarning, match=r"'row' is an f32\[3\] of its own") as caught:
         loops()
     assert [each.filename for each in caught] == [__file__] * 6
     rows, total = [], ml.zeros(3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from base64 import b64decode
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +158,38 @@ def test_a_step_is_debugged(folder: Path, capsys: Capsys) -> None:
     assert "d = model(dropout(x)) - y" in text
 
 
-@pytest.mark.parametrize("words", [["diff", "a", "b"], ["replay", "a"], ["verify", "a"]])
+def test_a_page_shows_losses_digests_and_the_difference(folder: Path, capsys: Capsys) -> None:
+    a = train(folder / "a")
+    train(folder / "b", order=[0, 1, 2, 3, 4, 6, 5, 7, 8, 9])
+    assert output(capsys, "show", "a", "b") == (0, "page  a.html\n")
+    page = (folder / "a.html").read_text("utf-8")
+    assert "step 5: the inputs differ: x, y" in page
+    rows = re.findall(r"<tr>(.*?)</tr>", page)[1:]
+    cells = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in rows]
+    assert [row[:2] for row in cells] == [[str(n), "=" if n < 5 else "≠"] for n in range(STEPS)]
+    assert [float(row[3]) for row in cells] == pytest.approx(a.losses)
+    for row in cells:
+        equal = [row[i] == row[i + 1] for i in (5, 7, 9)]
+        assert equal == [row[0] not in "56", row[1] == "=", row[1] == "="]
+    [picture] = re.findall(r'src="data:image/svg\+xml;base64,(.*?)"', page)
+    assert "step 5" in b64decode(picture).decode()
+
+
+def test_a_page_of_equal_runs_of_other_lengths(folder: Path, capsys: Capsys) -> None:
+    train(folder / "a")
+    train(folder / "b", order=[], captured=False)
+    assert output(capsys, "show", "a", "b", "-o", "c.html") == (0, "page  c.html\n")
+    assert "A has 10 steps, B has 0" in (folder / "c.html").read_text("utf-8")
+    status, text = output(capsys, "show", "a")
+    assert (status, text) == (
+        1,
+        "error: show: expected the folders of two recordings, got only a\n",
+    )
+
+
+@pytest.mark.parametrize(
+    "words", [["diff", "a", "b"], ["replay", "a"], ["verify", "a"], ["show", "a", "b"]]
+)
 def test_a_folder_without_a_recording_is_one_line(
     folder: Path, capsys: Capsys, words: list[Any]
 ) -> None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
-import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +14,7 @@ from mlvm.core.errors import EncodingError
 from mlvm.eager.runs.log import LogReader, LogWriter
 from mlvm.eager.runs.replay import Replay
 from mlvm.eager.runs.run import Run
-from tests.brief import refuses, start_python, with_long
+from tests.brief import refuses, with_long
 from tests.eager.runs.recorded import train
 
 VALUES: list[Any] = [("run", 1), ("text", "x" * 100), [], ("numbers", [1, -(2**130), 2.5])]
@@ -90,38 +87,3 @@ def test_a_cut_recording_has_all_steps_but_the_last(folder: Path) -> None:
             assert Replay(cut).replay(rng.randrange(n)) == []
         if rng.random() < 0.1:
             assert ml.runs.verify(Replay(cut)).is_accepted == cut.is_closed
-
-
-_TRAINING = """
-import sys
-import mlvm.eager as ml
-w = ml.zeros(1000)
-@ml.capture
-def step(x):
-    global w
-    w += x
-    return ml.sum(w)
-with ml.runs.record(sys.argv[1], every=7):
-    for i in range(100_000):
-        step(ml.full(1000, float(i % 9)))
-        print(i, flush=True)
-"""
-
-
-@pytest.mark.skipif(os.name == "nt", reason="there is no SIGKILL")
-def test_a_killed_process_loses_the_last_step_at_most(tmp_path: Path) -> None:
-    rng = random.Random(1)
-    for number in range(with_long(2, 20)):
-        folder = tmp_path / str(number)
-        with start_python("-c", _TRAINING, folder) as process:
-            assert process.stdout is not None
-            for _ in range(rng.randrange(3, 40)):
-                line = process.stdout.readline()
-            time.sleep(rng.random() / 500)
-            os.kill(process.pid, signal.SIGKILL)
-            lines = [line, *process.stdout.readlines()]
-            process.wait()
-        returned = int([each for each in lines if each.endswith("\n")][-1]) + 1
-        run = Run(folder)
-        assert returned <= len(run.steps) <= returned + 1
-        assert Replay(run).replay(len(run.steps) - 1) == []

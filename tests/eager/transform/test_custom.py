@@ -164,7 +164,7 @@ def test_what_is_no_rule() -> None:
         ("has no rule; call <lambda>.defvjp", ml.custom_vjp(lambda x: x)),
         ("has no rule; call <lambda>.defjvp", ml.custom_jvp(lambda x: x)),
         (r"expected a pair \(result, residuals\) from fwd", custom(lambda x: x, pair)),
-        ("expected a tuple of 1 cotangents from bwd", custom(pair, lambda residuals, g: g)),
+        ("expected a tuple of 1 cotangent from bwd", custom(pair, lambda residuals, g: g)),
         (
             r"bwd returns for argument 0: expected f64\[3\], got f64\[\]",
             custom(pair, lambda residuals, g: (w,)),

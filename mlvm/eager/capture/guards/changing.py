@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from mlvm.core.errors import brief, user_line
+from mlvm.core.errors import brief, user_line, with_article
 from mlvm.core.protocol import VMProtocol
 from mlvm.eager.capture.guards.guard_set import GuardSet
 from mlvm.eager.capture.guards.layout import PLAIN, SMALL
@@ -260,11 +260,11 @@ def _of_tree(where: str, tree: Any, tensors: list[tuple[str, Tensor]], depth: in
     if isinstance(tree, Tensor):
         tensors.append((where, tree))
     if isinstance(tree, (list, tuple)):
-        yield key, (where, f"a {type(tree).__name__} of {len(tree)}")
+        yield key, (where, f"{with_article(type(tree).__name__)} of {len(tree)}")
         for i, each in enumerate(tree):
             yield from _of_tree(f"{where}[{i}]", each, tensors, depth + 1)
     elif isinstance(tree, dict):
-        yield key, (where, f"a {type(tree).__name__}")
+        yield key, (where, with_article(type(tree).__name__))
         yield (where, "keys"), (f"the keys of {where}", brief(", ".join(map(repr, tree))))
         for name, each in tree.items():
             yield from _of_tree(f"{where}[{name!r}]", each, tensors, depth + 1)
@@ -286,6 +286,6 @@ def _what(value: Any) -> str:
     if kind in PLAIN:
         return brief(value)
     if kind in (list, tuple, dict, set):
-        return f"a {kind.__name__} of {len(value)}"
+        return f"{with_article(kind.__name__)} of {len(value)}"
     named = kind is types.FunctionType or issubclass(kind, type)
-    return f"{value.__qualname__ if named else f'a {kind.__qualname__}'} at {id(value):#x}"
+    return f"{value.__qualname__ if named else with_article(kind.__qualname__)} at {id(value):#x}"

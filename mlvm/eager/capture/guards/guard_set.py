@@ -31,7 +31,7 @@ from typing import Any, Final, NamedTuple, NoReturn, TypeAlias, cast
 
 import numpy as np
 
-from mlvm.core.errors import CaptureError
+from mlvm.core.errors import CaptureError, with_article
 from mlvm.core.memo import bits_of, memoized
 from mlvm.eager.capture.guards import layout
 from mlvm.eager.capture.guards.checker import CELL, MISSING, Guard, GuardChecker, content_of_slot
@@ -666,7 +666,7 @@ def _described(value: Any, name: Any) -> str:
         return f"{value.__qualname__} ({os.path.basename(file)}:{line})"
     if type(name) is str and name[:2] != "__":
         return repr(name)
-    return str(value.__qualname__) if issubclass(kind, type) else f"a {kind.__qualname__}"
+    return str(value.__qualname__) if issubclass(kind, type) else with_article(kind.__qualname__)
 
 
 def _attributes(*names: str) -> _Visitor:

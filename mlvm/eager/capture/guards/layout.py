@@ -156,25 +156,25 @@ def _layout(kind: type) -> Layout:
 def _names_in(modules: frozenset[str]) -> frozenset[str]:
     """Return all names that the code of these modules of layers may read from a layer."""
     names: set[str] = set()
-    left = [
+    pending = [
         value
         for name in modules
         for value in vars(sys.modules[name]).values()
         if str(getattr(value, "__module__", "")).startswith(_LAYERS)
     ]
-    while left:
-        value = left.pop()
+    while pending:
+        value = pending.pop()
         if isinstance(value, type):
-            left += [*vars(value).values(), *vars(value), *get_annotations(value)]
+            pending += [*vars(value).values(), *vars(value), *get_annotations(value)]
         elif isinstance(value, (property, staticmethod, classmethod)):
-            left += [getattr(value, name, None) for name in ("fget", "__func__")]
+            pending += [getattr(value, name, None) for name in ("fget", "__func__")]
         elif isinstance(value, types.FunctionType):
-            left += [value.__code__, getattr(value, "__wrapped__", None)]
+            pending += [value.__code__, getattr(value, "__wrapped__", None)]
         elif isinstance(value, (tuple, frozenset)):
-            left += value
+            pending += value
         elif isinstance(value, types.CodeType):
             names.update(value.co_names)
-            left += value.co_consts
+            pending += value.co_consts
         elif isinstance(value, str) and value.isidentifier():
             names.add(value)
     return frozenset(names)

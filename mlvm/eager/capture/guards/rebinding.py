@@ -187,15 +187,15 @@ def settled(value: Any, visited: set[int]) -> Any:
 
 def _tensors_of_cache(fn: Any) -> Iterator[Tensor]:
     """Yield the tensors among the arguments and results that a `functools.cache` contains."""
-    left, visited = gc.get_referents(fn), {id(fn.__dict__)}
-    while left:
-        part = left.pop()
+    pending, visited = gc.get_referents(fn), {id(fn.__dict__)}
+    while pending:
+        part = pending.pop()
         if isinstance(part, Tensor):
             yield part
         elif id(part) not in visited and type(part).__module__ in ("builtins", "functools"):
             visited.add(id(part))
             if not isinstance(part, (type, types.FunctionType, types.ModuleType, CACHED)):
-                left += gc.get_referents(part)
+                pending += gc.get_referents(part)
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

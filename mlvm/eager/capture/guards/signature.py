@@ -12,7 +12,7 @@ from itertools import count
 from typing import Any, Final, TypeAlias
 
 from mlvm.arena.scratch_pad import ScratchPad
-from mlvm.core.errors import CaptureError
+from mlvm.core.errors import CaptureError, with_article
 from mlvm.core.locks import new_lock
 from mlvm.core.memo import Memo, bits_of
 from mlvm.core.protocol import VMProtocol
@@ -126,7 +126,7 @@ class Signature:
         root = x if x.base is None else x.base
         if isinstance(root.arena, ScratchPad):
             raise CaptureError(
-                f"an argument of a captured function is a {x.type} of scratch pad "
+                f"an argument of a captured function is {with_article(x.type)} of scratch pad "
                 f"{x.arena.name!r}, which may overlap other tensors; pass ml.copy(x)"
             )
         ordinal = self._ordinals.setdefault(id(x), len(self.tensors))

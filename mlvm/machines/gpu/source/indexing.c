@@ -51,7 +51,7 @@ KERNEL void take_along_axis(TENSOR(T, out), TENSOR(T, x), TENSOR(I, indices), RE
     out[at] = place < 0 ? 0 : x[(outer * length + place) * behind + at % behind];
 }
 
-/* Weighted sums of `many` rows of [length, behind]; rows with weight 0 are ignored. The indices
+/* Weighted sums of `many` rows of the two middle axes; rows with weight 0 are ignored. The indices
  * are [points, many] for each outer position, or the same for all. */
 KERNEL void weighted_take(TENSOR(T, out), TENSOR(T, x), TENSOR(I, indices), TENSOR(T, weights), REFUSALS,
                           const i64 total, const i64 length, const i64 behind, const i64 points, const i64 many,

@@ -123,7 +123,7 @@ def _integer_call(
     scratch = max(many * panels * width + at_once * (row + 8) + 64, 2 * (at_once + 8) * row)
     child_scratch = -(-scratch // 64) * 64
     product_scratch = scratch_behind(child_scratch, chain)
-    # Of rows, there are some units for each thread: each thread copies all panels.
+    # If units are rows, each thread has several units: each thread copies all panels.
     unit = max(16, -(-m // 16) // 8 * 8) if many else _COLUMNS
     integers |= {"m": m, "n": n, "k": k, "groups": groups, "windows": windows, "many": many}
     integers |= {"unit": unit, "at_once": at_once, "panels_at_once": panels}

@@ -169,12 +169,14 @@ static PyObject *scalar_of(const Allocation *constant, const Number *value)
 static PyObject *run_open(OpenTemplate *self, const Key *key, const Number *values)
 {
     const Template *template = self->template;
-    PyObject *tensors[MOST_VALUES] = {NULL}, *constants[MOST_STEPS] = {NULL}, *result = NULL;
+    PyObject *tensors[MOST_VALUES] = {NULL}, *fixed[MOST_STEPS], *constants[MOST_STEPS] = {NULL},
+             *result = NULL;
     int first = key->ntensors, done = 1;
+    if (!hold_constants(template, fixed))
+        return NULL;
     for (int i = 0; i < self->nscalars && done; i++) {
-        constants[i] = self->scalars[i] < 0
-                           ? Py_NewRef(template->constants[i])
-                           : scalar_of((Allocation *)template->constants[i], &values[self->scalars[i]]);
+        constants[i] = self->scalars[i] < 0 ? Py_NewRef(fixed[i])
+                                            : scalar_of((Allocation *)fixed[i], &values[self->scalars[i]]);
         done = constants[i] != NULL;
     }
     for (int i = 0; i < first; i++)
@@ -213,6 +215,7 @@ static PyObject *run_open(OpenTemplate *self, const Key *key, const Number *valu
         Py_XDECREF(tensors[i]);
     for (int i = 0; i < self->nscalars; i++)
         Py_XDECREF(constants[i]);
+    release_constants(template, fixed);
     if (!result)
         clear_nonfatal_error(); /* the function raises it again */
     return result;
@@ -248,7 +251,11 @@ static PyObject *call_in_family(PyObject *function, const Key *key, int *learns)
         OpenTemplate *open = (OpenTemplate *)Py_NewRef((PyObject *)family->open[i]);
         int fits = is_of(open, function, key, numbers, is_float, count) &&
                    holds(open, numbers, is_float, values);
-        PyObject *result = fits ? run_open(open, key, values) : NULL;
+        PyObject *result = fits ? run_open(open, key, values) : NULL, *constants[MOST_STEPS];
+        if (fits && !result && hold_constants(open->template, constants))
+            release_constants(open->template, constants);
+        else if (fits && !result)
+            begin_family(family, hash);
         Py_DECREF((PyObject *)open);
         if (!fits)
             continue;

@@ -306,12 +306,42 @@ static void keep_template(PyObject *function, const Key *key, const short *codes
         Py_XINCREF(fresh->steps[i].extra);
     }
     for (int i = 0; i < nconstants; i++)
-        fresh->constants[i] = Py_NewRef(recording.constants[i]);
+        if (!(fresh->constants[i] = PyWeakref_NewRef(recording.constants[i], NULL))) {
+            release_template(fresh);
+            PyErr_Clear();
+            return;
+        }
     fresh->named = named ? Py_NewRef(named) : NULL;
     fresh->failures = failures;
     Template *old = templates[key->hash % TEMPLATES];
     templates[key->hash % TEMPLATES] = fresh;
     release_template(old); /* this may run Python */
+}
+
+static void drop_template(const Key *key)
+{
+    Template *old = templates[key->hash % TEMPLATES];
+    templates[key->hash % TEMPLATES] = NULL;
+    release_template(old);
+}
+
+int hold_constants(const Template *template, PyObject **constants)
+{
+    for (int i = 0; i < template->nconstants; i++) {
+        constants[i] = Py_NewRef(PyWeakref_GetObject(template->constants[i]));
+        if (constants[i] == Py_None) {
+            for (; i >= 0; i--)
+                Py_DECREF(constants[i]);
+            return 0;
+        }
+    }
+    return 1;
+}
+
+void release_constants(const Template *template, PyObject **constants)
+{
+    for (int i = 0; i < template->nconstants; i++)
+        Py_DECREF(constants[i]);
 }
 
 /* --- recording --- */
@@ -788,14 +818,14 @@ static void add_chain(Template *template, PyObject *row, long long generation)
 }
 
 /* Ask Python for the chains of a template. */
-static void find_chains(Template *template, const Key *key)
+static void find_chains(Template *template, const Key *key, PyObject *const *constants)
 {
     const long long generation = key->fast_path->generation;
     PyObject *types = PyTuple_New(key->ntensors + template->nconstants);
     PyObject *steps = PyTuple_New(template->nsteps);
     for (int i = 0; types && i < key->ntensors + template->nconstants; i++) {
         PyObject *x = i < key->ntensors ? (PyObject *)key->tensors[i]
-                                        : template->constants[template->nconstants - 1 - i + key->ntensors];
+                                        : constants[template->nconstants - 1 - i + key->ntensors];
         PyTuple_SetItem(types, i, Py_NewRef(((Allocation *)x)->type));
     }
     for (int i = 0; steps && i < template->nsteps; i++) {
@@ -817,12 +847,12 @@ static void find_chains(Template *template, const Key *key)
 }
 
 /* Compute the steps of a chain. Returns 1; 0 if they must run one by one; -1 with an exception set. */
-static int run_chain(const Chain *chain, const Template *template, const Key *key, PyObject **values)
+static int run_chain(const Chain *chain, const Key *key, PyObject *const *constants, PyObject **values)
 {
     Allocation *tensors[MOST_CHAINED] = {NULL};
     int nresults = (int)PyTuple_Size(chain->types), done = chain->generation == key->fast_path->generation;
     for (int i = nresults; i < chain->count; i++)
-        tensors[i] = (Allocation *)(chain->values[i] < 0 ? template->constants[-1 - chain->values[i]]
+        tensors[i] = (Allocation *)(chain->values[i] < 0 ? constants[-1 - chain->values[i]]
                                                          : values[chain->values[i]]);
     for (int i = 0; i < nresults && done; i++) {
         tensors[i] = tensor_in(key->arena, PyTuple_GetItem(chain->types, i));
@@ -840,21 +870,21 @@ static int run_chain(const Chain *chain, const Template *template, const Key *ke
 
 /* Run the steps. After an error the function explains it, with the keys that were drawn, unless an update has been
  * made: then `*is_final`. */
-static PyObject *run_template(Template *template, const Key *key, PyObject **keys, int *is_final)
+static PyObject *run_template(Template *template, const Key *key, PyObject *const *constants,
+                              PyObject **keys, int *is_final)
 {
     PyObject *values[MOST_VALUES] = {NULL}, *operands[MOST_OPERANDS + 1], *result = NULL;
     int first = key->ntensors, failed = 0;
     for (int i = 0; i < first; i++)
         values[i] = Py_NewRef((PyObject *)key->tensors[i]); /* a list of tensors may change meanwhile */
-    template->users++; /* a step may run Python, which may replace the template */
     if (key->tape == Py_None && template->runs <= runs_before && template->runs++ == runs_before) {
-        find_chains(template, key);
+        find_chains(template, key, constants);
         failed = clear_nonfatal_error();
     }
     for (int i = 0; i < template->nsteps && !failed; i++) {
         const TemplateStep *step = &template->steps[i];
         if (step->chain && !is_recording()) { /* an outer call that is recorded must note each step */
-            int done = run_chain(step->chain, template, key, values);
+            int done = run_chain(step->chain, key, constants, values);
             failed = done < 0;
             for (int end = step->chain->end; done > 0 && i < end; i++)
                 for (int j = template->steps[i].freed; j >= 0; j = template->steps[j].next)
@@ -865,7 +895,7 @@ static PyObject *run_template(Template *template, const Key *key, PyObject **key
             }
         }
         for (int j = 0; j < step->count; j++)
-            operands[j] = step->operands[j] < 0 ? template->constants[-1 - step->operands[j]]
+            operands[j] = step->operands[j] < 0 ? constants[-1 - step->operands[j]]
                                                 : values[step->operands[j]];
         values[first + i] = run_step(step, operands);
         failed = !values[first + i];
@@ -879,7 +909,6 @@ static PyObject *run_template(Template *template, const Key *key, PyObject **key
         result = result_of(template, values);
     for (int i = 0; i < first + template->nsteps; i++)
         Py_XDECREF(values[i]);
-    release_template(template);
     return result;
 }
 
@@ -900,9 +929,18 @@ PyObject *call_composed(PyObject *function, PyObject *args, PyObject *keywords)
         return PyObject_Call(function, args, keywords);
     }
     Template *template = find_template(function, &key);
+    PyObject *constants[MOST_STEPS];
+    if (template && template->ncodes && !hold_constants(template, constants)) {
+        drop_template(&key);
+        template = NULL;
+    }
     if (template && template->ncodes) {
         int is_final = 0;
-        PyObject *keys = NULL, *result = run_template(template, &key, &keys, &is_final);
+        PyObject *keys = NULL;
+        template->users++; /* a step may run Python, which may replace the template */
+        PyObject *result = run_template(template, &key, constants, &keys, &is_final);
+        release_constants(template, constants);
+        release_template(template);
         if (!result && !is_final && !clear_nonfatal_error())
             result = keys ? PyObject_CallFunctionObjArgs(with_keys, keys, function, args, keywords, NULL)
                           : PyObject_Call(function, args, keywords);

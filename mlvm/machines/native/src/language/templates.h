@@ -43,8 +43,8 @@ typedef struct Template {
     PyObject *function;
     Item *items;
     TemplateStep *steps;
-    PyObject **constants;
-    PyObject *named; /* the class of named tuples in the result */
+    PyObject **constants; /* weak references: a tensor keeps its VM alive, and the VM its constants */
+    PyObject *named;      /* the class of named tuples in the result */
     short *codes;
     int nitems, nsteps, nconstants, ncodes; /* without codes, the function is called */
     int users;                              /* calls that run its steps, and the table */
@@ -73,6 +73,10 @@ Template *new_template(PyObject *function, const Key *key, int nsteps, int ncons
 
 /* End a use of a template, and free it after the last one. */
 void release_template(Template *old);
+
+/* Get a reference to each constant of a template. Returns 0, without any, if the VM has freed one. */
+int hold_constants(const Template *template, PyObject **constants);
+void release_constants(const Template *template, PyObject **constants);
 
 /* The result of a template whose tensors and steps have these values. NULL with an exception set. */
 PyObject *result_of(const Template *template, PyObject *const *values);

@@ -1,0 +1,62 @@
+"""Page of two recordings: their losses, the digests of their steps, and the first difference.
+
+`python -m mlvm show A B` writes it.
+"""
+
+from __future__ import annotations
+
+from itertools import zip_longest
+from math import nan
+from typing import Final
+
+from mlvm.eager.runs.diff import Difference
+from mlvm.eager.runs.log import digest_of
+from mlvm.eager.runs.run import RecordedStep, Run
+from mlvm.show.html import block, picture, table
+from mlvm.show.page import plain_page
+from mlvm.show.picture import curves
+
+_AROUND: Final = 20  # rows before and after the first difference
+_DIGITS: Final = 12  # of a digest
+
+
+def comparison_page(a: Run, b: Run, difference: Difference | None) -> str:
+    """Return the page of two recordings and of the difference that `diff` has found."""
+    mark = difference.step if difference is not None else None
+    count = min(len(a.steps), len(b.steps))
+    summary = str(difference) if difference is not None else f"equal: {count} steps"
+    losses = {
+        f"{name}: {run.folder.name}": [_loss(step) for step in run.steps]
+        for name, run in (("A", a), ("B", b))
+    }
+    middle = count if mark is None else mark
+    first, end = max(middle - _AROUND, 0), middle + _AROUND + 1
+    pairs = [*zip_longest(a.steps[first:end], b.steps[first:end])]
+    rows = [[str(n), *_row(*pair)] for n, pair in enumerate(pairs, first)]
+    head = ["step", "", "function", "loss A", "loss B"]
+    head += [f"{what} {name}" for what in ("inputs", "results", "state after") for name in "AB"]
+    drawn = picture(curves(losses, "Losses", mark=mark), "losses of both runs")
+    parts = block(summary), drawn, f"<h2>Digests</h2>{table(head, rows, right=1)}"
+    body = "".join(f"<section>{part}</section>\n" for part in parts)
+    return plain_page(f"{a.folder} and {b.folder}", body)
+
+
+def _loss(step: RecordedStep) -> float:
+    return min(step.values.items())[1] if step.values else nan
+
+
+def _row(x: RecordedStep | None, y: RecordedStep | None) -> list[str]:
+    """Return the cells of a step in both runs: whether its digests are equal, and the digests."""
+    steps = x, y
+    digests = [[""] * 3 if each is None else _digests(each) for each in steps]
+    is_equal = digests[0][1:] == digests[1][1:]
+    names = dict.fromkeys(each.table.function for each in steps if each is not None)
+    losses = ["" if each is None or not each.values else f"{_loss(each):.9g}" for each in steps]
+    cells = [cell for pair in zip(*digests, strict=True) for cell in pair]
+    return ["=" if is_equal else "≠", ", ".join(names), *losses, *cells]
+
+
+def _digests(step: RecordedStep) -> list[str]:
+    """Return short digests of the inputs, of the results and of the state after a step."""
+    texts = [repr([*step.inputs]), repr([*step.results]), repr(step.after)]
+    return [digest_of(text.encode()).hex()[:_DIGITS] for text in texts]
