@@ -79,7 +79,7 @@ CEILING = {
     "mlvm/build": 2_000,
     "mlvm/parallel": 4_000,
     "mlvm/eager": 1_500,
-    "mlvm/eager/tensor": 3_000,
+    "mlvm/eager/tensor": 3_500,
     "mlvm/eager/functions": 6_500,
     "mlvm/eager/recording": 1_500,
     "mlvm/eager/autodiff": 3_000,
@@ -87,7 +87,7 @@ CEILING = {
     "mlvm/eager/transform": 2_500,
     "mlvm/eager/nn": 2_500,
     "mlvm/eager/parallel": 1_000,
-    "mlvm/eager/optim": 1_500,
+    "mlvm/eager/optim": 2_000,
     "mlvm/eager/files": 1_000,
     "mlvm/eager/interop": 1_000,
     "mlvm/eager/capture": 5_000,
@@ -96,7 +96,7 @@ CEILING = {
     "mlvm": 1_500,
     "models": 4_000,
     "bench": 6_500,
-    "tests": 69_000,
+    "tests": 69_500,
 }
 """The most lines of code of each package (`make lines` counts them), rounded up to the next 500."""
 

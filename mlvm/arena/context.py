@@ -72,14 +72,15 @@ class Context(NamedTuple):
     `arena`: Arena of the innermost block, in which results are allocated; None for the thread's
         own.
     `arena_blocks`: open `with arena:` blocks, the innermost last.
-    `vms`: VMs chosen by `ml.use`, the last one at the end.
+    `vms`: open `ml.use` blocks and their VMs, the innermost last.
     `tape`: tape that records differentiable calls.
     `default_dtype`: dtype of floats that neither an argument nor an operand determines.
     `autocast_dtype`: half-precision dtype of matrix products, set by the innermost `autocast`.
     `key_source`: source of random keys that replaces the VM's own.
     `key_state`: state of random keys that replaces the VM's own, in captured functions only.
     `recorder`: recorder of the captured function that is traced.
-    `autocast_blocks`: open `autocast` blocks, the innermost last.
+    `default_dtypes`, `autocast_dtypes`: open blocks and their values, the innermost last; the first
+        entry is the value outside of all blocks. `eager.tensor.blocks` sets them.
     `numbers`: computation on Python numbers that is recorded.
     `line`: line of the traced call that an interpreter runs.
     `reword`: changes the error of a position that is out of range.
@@ -89,14 +90,15 @@ class Context(NamedTuple):
 
     arena: Any = None
     arena_blocks: tuple[Any, ...] = ()
-    vms: tuple[VMProtocol, ...] = ()
+    vms: tuple[tuple[object, VMProtocol], ...] = ()
     tape: Tape | None = None
     default_dtype: DType = f32
     autocast_dtype: DType | None = None
     key_source: Callable[[], Any] | None = None
     key_state: Any = None
     recorder: Capture | None = None
-    autocast_blocks: tuple[Any, ...] = ()
+    default_dtypes: tuple[tuple[Any, DType], ...] = ((None, f32),)
+    autocast_dtypes: tuple[tuple[Any, DType | None], ...] = ((None, None),)
     numbers: Any = None
     line: Any = None
     reword: Callable[[Any], None] | None = None
@@ -125,7 +127,9 @@ def set_arena(arena: Any, blocks: tuple[Any, ...]) -> None:
 def context(**fields: Any) -> Iterator[None]:
     """Set these fields of the context inside the block, and restore their values after it.
 
-    Blocks need not be nested, for example blocks of generators: each restores only its own fields.
+    Blocks of different fields need not be nested: each restores only its own fields. Blocks of the
+    same field must be nested, so users only open a `ContextBlock`, `with arena:` or `use`, which
+    keep lists of the open blocks.
     """
     before = current()
     inside = _replace(before, fields)

@@ -22,6 +22,7 @@ from mlvm.build.literals import integer, real
 from mlvm.build.targets import CannotBuild
 from mlvm.core.errors import ShapeError
 from mlvm.core.lengths import Length
+from mlvm.core.memo import exact_repr
 from mlvm.core.types import DType, TensorType, f32, f64, i32, i64
 from mlvm.step.open_step import OpenStep, StepLength
 from mlvm.step.saved import SavedStep
@@ -68,7 +69,7 @@ class Formulas:
     def _add(
         self, row: tuple[str, Any, Any], values: Column, is_defined: Column | bool = True
     ) -> int:
-        key = row[0], repr(row[1]), row[2]
+        key = row[0], exact_repr(row[1]), row[2]
         if key not in self._numbers:
             self._numbers[key] = len(self.rows)
             self.rows.append(row)

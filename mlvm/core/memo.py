@@ -7,7 +7,8 @@ that are looked up and created in different places. Both are thread-safe and cou
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Iterator, Mapping
 from functools import _lru_cache_wrapper, lru_cache
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 from weakref import WeakSet
@@ -19,9 +20,32 @@ V = TypeVar("V")
 F = TypeVar("F", bound=Callable[..., Any])
 
 _MISSING: Final[Any] = object()
+_PAIR: Final = struct.Struct("dd")
 _lock: Final = new_lock()
 _functions: Final[list[_lru_cache_wrapper[Any]]] = []
 _memos: Final[WeakSet[Memo[Any, Any]]] = WeakSet()
+
+
+def bits_of(number: Any) -> bytes:
+    """Return the bits of a float or complex number of Python or numpy, as a key.
+
+    Numbers with the same class and bits are the same: the signs of zeros and nans differ."""
+    return _PAIR.pack(number.real, number.imag)
+
+
+def exact_repr(value: Any) -> str:
+    """Return `repr`, followed by the bits of nans in tuples, lists and mappings, as a key."""
+    text = repr(value)
+    return text if "nan" not in text else text + "".join(_nans(value))
+
+
+def _nans(value: Any) -> Iterator[str]:
+    if isinstance(value, (float, complex)):
+        if value != value:
+            yield bits_of(value).hex()
+    elif isinstance(value, (tuple, list, Mapping)):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from _nans(each)
 
 
 class Memo(Generic[K, V]):

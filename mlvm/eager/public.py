@@ -166,9 +166,9 @@ PRESENT: Final[dict[str, Any]] = {
 }
 __all__ = sorted({*PLACES, *SHOWN})
 
-for _owner in (Arena, VM, PRESENT["use"]):
+for _owner in (Arena, VM, PRESENT["use"], PRESENT["default_dtype"]):
     _owner.__init__ = hinted(_owner.__init__)  # type: ignore[method-assign]
-for _name in ("default_arena", "default_dtype", "default_vm", "set_default_dtype"):
+for _name in ("default_arena", "default_vm", "set_default_dtype"):
     PRESENT[_name] = hinted(PRESENT[_name])
 
 _ADDED: Final[list[tuple[type, str, str]]] = [

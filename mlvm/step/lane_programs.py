@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from mlvm.core.errors import CaptureError
 from mlvm.core.machine.callee import OUT
-from mlvm.core.memo import Memo
+from mlvm.core.memo import Memo, exact_repr
 from mlvm.core.op import OPS, Attributes, Op
 from mlvm.core.program.program import STAR, Function, Instruction, Program
 from mlvm.core.types import TensorType, i64
@@ -106,7 +106,7 @@ def _spelled(
             [
                 (
                     call.name,
-                    repr(call.attributes) if call.attributes else "",
+                    exact_repr(call.attributes) if call.attributes else "",
                     uses_of(call.outs),
                     uses_of(call.ins),
                     tuple([(calls_of(b.calls), use_of(b.result)) for b in call.blocks]),
@@ -163,7 +163,7 @@ class _SegmentCalls:
         self.shared = {numbers[key] for key in shared}
         self.inputs = [*[numbers[key] for key in ins], *[numbers[key] for key in shared]]
         self.outs = [numbers[key] for key in outs]
-        rows = [(x.op.name, repr(x.attributes), x.ins, x.out) for x in self.calls]
+        rows = [(x.op.name, exact_repr(x.attributes), x.ins, x.out) for x in self.calls]
         self.key = tuple(rows), tuple(self.inputs), len(self.shared), tuple(self.outs)
 
     def rows(self, count: int) -> list[Call]:
@@ -556,8 +556,8 @@ class _Writer:
         ins, outs = [use.type.nbytes for use in operands], [total.type.nbytes]
         self.segments[site] = Segment({}, ins, outs, [], heavy=False, sum=place)
         shapes = call.ins[0].type, *[use.type for use in operands]
-        of = None if product is None else (product.outs[0].type, repr(product.attributes))
-        key = name, repr(call.attributes), of, shapes
+        of = None if product is None else (product.outs[0].type, exact_repr(product.attributes))
+        key = name, exact_repr(call.attributes), of, shapes
         for count in SUM_COUNTS if whole else (1,):
             make = partial(_summed, call, product, operands, count)
             self.part(site, count, key, make)

@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from mlvm.core.errors import ShapeError, brief
 from mlvm.core.lengths import Length
+from mlvm.core.memo import exact_repr
 from mlvm.core.program.encoding import Reader, Writer
 from mlvm.core.types import DType, TensorType
 from mlvm.step.compile import Planned
@@ -184,7 +185,9 @@ class OpenStep(NamedTuple):
                     return ""
         except (ArithmeticError, ValueError):  # the eager call would raise it
             return ""
-        fails = [line for i, line in self.guards if repr(values[i]) != repr(self.values[i])]
+        fails = [
+            line for i, line in self.guards if exact_repr(values[i]) != exact_repr(self.values[i])
+        ]
         return next(filter(None, fails), "") if fails else None
 
     def planned_at(self, values: Sequence[Any]) -> Planned:

@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
 from mlvm.core.errors import CaptureError
+from mlvm.core.memo import exact_repr
 from mlvm.core.op import NO_ATTRIBUTES
 from mlvm.core.types import TensorType
 from mlvm.step.blocks import with_blocks, without_dead_calls
@@ -141,7 +142,9 @@ class Matcher:
             call = self.calls[position]
             if call.op is not target.op or call.name != target.name or call.again:
                 return None
-            if exact and repr(_plain(call.attributes)) != repr(_plain(target.attributes)):
+            if exact and exact_repr(_plain(call.attributes)) != exact_repr(
+                _plain(target.attributes)
+            ):
                 return None
             if position in match.positions or len(call.ins) != len(target.ins):
                 return None

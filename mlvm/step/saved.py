@@ -25,6 +25,7 @@ from mlvm.core.errors import (
     brief,
     with_article,
 )
+from mlvm.core.memo import exact_repr
 from mlvm.core.ops.half import cast, number_array
 from mlvm.core.program.encoding import Kind, Reader, Writer, open_message
 from mlvm.core.program.program import Program
@@ -167,7 +168,7 @@ class SavedStep(NamedTuple):
             raise EncodingError(f"the lengths are not those of the step: {e}") from None
         program = Program.from_bytes(step.planned.program.to_bytes())  # as read from a file
         planned = replace(step.planned, program=program, lines=self.planned.lines)
-        is_same = self.open is None or repr(values) == repr([*self.open.values])
+        is_same = self.open is None or exact_repr(values) == exact_repr([*self.open.values])
         if not is_same or (planned, *step[1:4]) != (self.planned, *self[1:4]):
             raise EncodingError(f"the lengths ({self.open}) are not those of the step")
 

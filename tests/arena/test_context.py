@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import re
 import threading
 from collections.abc import Callable, Generator
+from typing import Any
 
 import pytest
 
@@ -55,6 +57,79 @@ def test_blocks_of_generators_need_not_be_nested() -> None:
     assert (current().line, current().key_state) == (before.line, 1)
     second.close()
     assert current() == before
+
+
+_VMS = [ml.VM("first"), ml.VM("second")]
+_ARENAS = [ml.Arena(vm, vm.name) for vm in _VMS]
+BLOCKS: dict[str, tuple[Callable[[int], Any], Callable[[], object]]] = {
+    "default_dtype": (
+        lambda i: ml.default_dtype(("f64", "f16")[i]),
+        lambda: ("f64", "f16").index(ml.zeros(1).dtype.name),
+    ),
+    "autocast": (
+        lambda i: ml.autocast(("bfloat16", "float16")[i]),
+        lambda: ("bf16", "f16").index((ml.ones((1, 1)) @ ml.ones((1, 1))).dtype.name),
+    ),
+    "use": (lambda i: ml.use(_VMS[i]), lambda: _VMS.index(ml.zeros(1).device)),
+    "arena": (lambda i: _ARENAS[i], lambda: _VMS.index(ml.zeros(1).device)),
+    "allocating": (lambda i: _ARENAS[i].allocating(), lambda: _VMS.index(ml.zeros(1).device)),
+}
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_blocks_of_the_same_kind_may_be_left_in_any_order(name: str) -> None:
+    make, innermost = BLOCKS[name]
+    before = current()
+
+    def inside(i: int) -> Generator[None]:
+        with make(i):
+            yield
+
+    for order in itertools.product(range(2), repeat=3):
+        if name == "arena" and order in ((0, 1, 0), (1, 0, 1)):
+            continue  # the first block and the last are the same object
+        for leaves in itertools.permutations(range(3)):
+            blocks, still = [inside(i) for i in order], [*range(3)]
+            for block in blocks:
+                next(block)
+            for i in leaves:
+                blocks[i].close()
+                still.remove(i)
+                assert not still or innermost() == order[still[-1]]
+            assert current() == before
+    with make(0):
+        first = inside(1)
+        next(first)
+    assert innermost() == 1
+    first.close()
+    assert current() == before
+
+
+@pytest.mark.parametrize("name", [name for name in BLOCKS if name != "allocating"])
+def test_a_block_can_be_entered_again(name: str) -> None:
+    make, innermost = BLOCKS[name]
+    before = current()
+    block = make(0)
+    for _ in range(2):
+        with block:
+            with block, make(1):
+                assert innermost() == 1
+            assert innermost() == 0
+        assert current() == before
+
+
+def test_the_default_dtype_is_set_in_the_innermost_block() -> None:
+    def inside() -> Generator[None]:
+        with ml.default_dtype("f64"):
+            yield
+
+    block = inside()
+    next(block)
+    with ml.default_dtype("f16"):
+        ml.set_default_dtype("bf16")
+        block.close()
+        assert ml.zeros(1).dtype == "bf16"
+    assert ml.zeros(1).dtype == "f32"
 
 
 def test_threads_begin_without_a_context_and_tasks_with_a_copy() -> None:

@@ -26,6 +26,7 @@ from mlvm.core.errors import (
     counted,
 )
 from mlvm.core.machine import fused
+from mlvm.core.memo import exact_repr
 from mlvm.core.memory import HOST, Memory, address
 from mlvm.core.op import Attributes, Kernel, Op
 from mlvm.core.ops import half
@@ -177,7 +178,7 @@ class Fused(WritesInto):
         """
         if isinstance(attributes.get("chain"), fused.Chain):
             return attributes
-        key = repr(attributes)
+        key = exact_repr(attributes)
         try:
             chain = self._chains.get(key) or fused.parse(attributes, self.kernels)
             return {"chain": self._chains.setdefault(key, chain)}

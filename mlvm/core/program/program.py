@@ -15,6 +15,7 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 
 from mlvm.core.errors import ProgramError, brief
+from mlvm.core.memo import bits_of
 from mlvm.core.op import PLAIN, canonical
 from mlvm.core.program.encoding import Allowance, Kind, Reader, Writer, open_message
 from mlvm.core.types import Array, TensorType
@@ -291,7 +292,7 @@ def _are_alike(x: Any, y: Any) -> bool:
         return all(_are_alike(each, y[name]) for name, each in x.items())
     if isinstance(x, tuple):
         return all(map(_are_alike, x, y))
-    return x is y or (type(x) is type(y) and (not isinstance(x, float) or repr(x) == repr(y)))
+    return x is y or (type(x) is type(y) and (not isinstance(x, float) or bits_of(x) == bits_of(y)))
 
 
 def _same(x: Array, y: Array) -> bool:

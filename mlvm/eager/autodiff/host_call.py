@@ -16,7 +16,7 @@ from mlvm.core.errors import (
 )
 from mlvm.core.lengths import Length
 from mlvm.core.machine.callee import misfit
-from mlvm.core.memo import Memo
+from mlvm.core.memo import Memo, exact_repr
 from mlvm.core.op import OPS, Attributes, canonical
 from mlvm.core.program.program import STAR, Program
 from mlvm.core.rules import broadcast_shapes
@@ -118,7 +118,7 @@ def _key(name: str, value: object) -> Any:
     if isinstance(value, tuple):
         return tuple([_key(name, each) for each in value])
     if value is None or isinstance(value, (bool, int, float, str)):
-        return value.__class__, repr(value)
+        return value.__class__, exact_repr(value)
     raise ArgumentError(
         f"an attribute is None, a bool, number or string, or lists of these, "
         f"not {with_article(type(value).__name__)}"

@@ -58,7 +58,7 @@ from mlvm.eager.functions.convolution import transpose
 from mlvm.eager.functions.creation import full
 from mlvm.eager.functions.elements import stop_gradient
 from mlvm.eager.functions.halves import rounded, widened
-from mlvm.eager.functions.shapes import part, reshape
+from mlvm.eager.functions.shapes import neighbours, part, reshape
 from mlvm.eager.functions.special import i0
 from mlvm.eager.functions.sums import cumulative_prod, finite_along, product
 from mlvm.eager.tensor import primitives as op
@@ -338,24 +338,19 @@ def _prod(g: Tensor, x: Tensor, x_type: TensorType, axis: Axis) -> Tensor:
     return _with_axes(g, x_type, axis) * op.permute_dims(others, axes=_inverse(order))
 
 
-def _shifted(x: Tensor, axis: int, by: int, before: float) -> Tensor:
-    """Return x shifted by `by` positions along an axis, filled with the number `before`.
-
-    The last `by` elements are dropped."""
-    by = min(by, x.shape[axis])
-    kept = part(x, axis, span(x.shape[axis] - by))
-    return op.pad(kept, widths=tuple((by * (i == axis), 0) for i in range(x.ndim)), value=before)
-
-
 def _recurrence(a: Tensor, b: Tensor, axis: int, finite: Tensor | None) -> Tensor:
-    """Return y along an axis, with y[i] = a[i] y[i - 1] + b[i] and y[-1] = 0.
+    """Return y along an axis, with y[0] = b[0] and y[i] = a[i - 1] y[i - 1] + b[i].
 
-    It combines pairs of steps log2(n) times (Hillis and Steele, Data Parallel Algorithms, CACM 29,
-    1986). `finite` is the argument of `product`."""
-    step = 1
-    while step < a.shape[axis]:
-        b = product(a, _shifted(b, axis, step, 0.0), finite) + b
-        a = product(a, _shifted(a, axis, step, 1.0), finite)
+    It combines pairs of windows log2(n) times (Hillis and Steele, Data Parallel Algorithms, CACM
+    29, 1986). An element is multiplied only by factors of its own window, because a factor outside
+    of it may be infinite. `finite` is the argument of `product`."""
+    n, step = b.shape[axis], 1
+    while step < n:
+        added = product(a, part(b, axis, span(n - step)), finite)
+        b = op.pad(added, widths=tuple((step * (i == axis), 0) for i in range(b.ndim))) + b
+        if 2 * step < n:  # products of twice as many factors
+            later, earlier = span(step, n - step), span(n - 2 * step)
+            a = product(part(a, axis, later), part(a, axis, earlier), finite)
         step = 2 * step
     return b
 
@@ -369,8 +364,8 @@ def _cumulative_prod(g: Tensor, x: Tensor, axis: int | None) -> Tensor:
     along, g = normalize_axis(axis or 0, x.ndim), widened(g)
     x = rounded(x, g.dtype)
     finite = finite_along(x, along)
-    behind = _shifted(op.flip(x, axis=along), along, 1, 1.0)
-    sums = op.flip(_recurrence(behind, op.flip(g, axis=along), along, finite), axis=along)
+    after = op.flip(neighbours(x, along)[0], axis=along)
+    sums = op.flip(_recurrence(after, op.flip(g, axis=along), along, finite), axis=along)
     return product(cumulative_prod(x, axis=along, exclusive=True), sums, finite)
 
 
@@ -381,7 +376,7 @@ def _cumulative_prod_forward(
     x, t = rounded(x, wide), rounded(t, wide)
     finite = finite_along(x, along)
     slopes = product(cumulative_prod(x, axis=along, exclusive=True), t, finite)
-    return rounded(_recurrence(x, slopes, along, finite), out.dtype)
+    return rounded(_recurrence(neighbours(x, along)[0], slopes, along, finite), out.dtype)
 
 
 def _cumulative_sum(g: Tensor, axis: int | None) -> Tensor:

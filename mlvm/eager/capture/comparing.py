@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple, TypeAlias, cast
 import numpy as np
 
 from mlvm.core.errors import StaleProgramError, brief, with_article
+from mlvm.core.memo import exact_repr
 from mlvm.eager.capture.cache import CacheEntry
 from mlvm.eager.capture.guards.guard_set import dict_of, is_mutable
 from mlvm.eager.capture.guards.layout import ARRAYS, PLAIN, content_of
@@ -100,7 +101,7 @@ class _Plain:
 
     def __eq__(self, other: object) -> bool:
         same = isinstance(other, _Plain) and type(self._value) is type(other._value)
-        return same and repr(self) == repr(other)
+        return same and exact_repr(self._value) == exact_repr(other._value)
 
     def __repr__(self) -> str:
         return repr(self._value)

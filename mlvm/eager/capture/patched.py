@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from mlvm.core.machine.functions import FunctionTable
+from mlvm.core.memo import exact_repr
 from mlvm.core.program.program import Program, Variant
 from mlvm.core.types import TensorType
 from mlvm.eager.recording.families import open_call
@@ -76,7 +77,7 @@ class PatchedProgram:
         self._order: list[int] = []  # for each call, the number of its site
         numbered: dict[Any, int] = {}
         for site in sites:
-            key = site.name, repr(site.attributes), site.types
+            key = site.name, exact_repr(site.attributes), site.types
             if key not in numbered:
                 numbered[key] = len(self._sites)
                 self._sites.append((site, []))

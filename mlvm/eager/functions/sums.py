@@ -336,10 +336,15 @@ def cumulative_prod(
         ml.cumulative_prod(v, dtype="bool")  # DTypeError
     """
     target = None if dtype is None else DType.of(dtype)
-    products = op.cumulative_prod(_counted(x), axis=axis, dtype=target)
+    x = _counted(x)
     if not (include_initial or exclusive):
-        return products
-    return _from_initial(1.0, products, axis, include_initial)
+        return op.cumulative_prod(x, axis=axis, dtype=target)
+    if include_initial or (axis is None and x.ndim != 1):
+        return _from_initial(1.0, op.cumulative_prod(x, axis=axis, dtype=target), axis, True)
+    [along] = axes_of(axis or 0, x)
+    _, used = neighbours(x, along)  # an infinite last element must not change the gradient
+    products = op.cumulative_prod(used, axis=along, dtype=target)
+    return part(_from_initial(1.0, products, along, True), along, span(x.shape[along]))
 
 
 def finite_along(x: Tensor, axis: int | tuple[int, ...]) -> Tensor | None:

@@ -51,7 +51,8 @@ class EMA:
     are f32. Buffers are not averaged. `count`, f32[], is the number of updates; it is allocated in
     the arena of the first parameter.
 
-    Raises `ArgumentError` unless 0 <= decay < 1 or if the model is sharded over a group.
+    Raises `ArgumentError` unless 0 <= decay < 1 and `warmup` is a bool, or if the model is sharded
+    over a group.
 
         >>> w = ml.zeros(2)
         >>> average = ml.optim.EMA({"w": w}, 0.75)
@@ -69,7 +70,7 @@ class EMA:
     @hinted
     def __init__(self, params: Tree, decay: float = 0.999, *, warmup: bool = False) -> None:
         self.decay = number_in("EMA", "decay", decay, 0, 1)
-        self.warmup = warmup
+        self.warmup = checked("EMA", "warmup", warmup, bool)
         self._tree = params
         self._is_swapped = False
         parameters = self._params()

@@ -223,9 +223,9 @@ class Optimizer(_OfFields):
     arena.
 
     Hyperparameters may be assigned, to the optimizer or to a group; a captured function retraces at
-    most once for each. Assigning to an unknown hyperparameter raises `ArgumentError`.
-    `optimizer.learning_rate` is assigned a number or a schedule, and returns the learning rate of
-    the next update.
+    most once for each. Assigning to an unknown hyperparameter, or an invalid value, raises
+    `ArgumentError`. `optimizer.learning_rate` is assigned a number, a tensor f32[] or a schedule,
+    and returns the learning rate of the next update.
 
     In a step of `ml.parallel.data_parallel(..., shard=...)` each member's optimizer stores only the
     state of its shard of the parameters. With "all" the member also stores only this shard of the
@@ -694,11 +694,22 @@ def _unknown(where: str, name: str, names: Iterable[str]) -> ArgumentError:
 def _assigned(where: str, name: str, value: Any, kind: Any) -> Any:
     """Check an assigned hyperparameter.
 
-    Schedules, tensors and traced numbers are not checked, because a captured function must not read
-    their values."""
-    if type(value) in (Number, Tensor) or (name == "learning_rate" and callable(value)):
+    Schedules and traced numbers are not checked, and a learning rate that is a tensor is checked
+    only by its type in a captured function, because that must not read their values."""
+    is_rate = name == "learning_rate"
+    if type(value) is Number or (is_rate and callable(value)):
         return value
-    return checked(where, name, value, kind)
+    if not isinstance(value, Tensor):
+        return checked(where, name, value, kind)
+    if not is_rate:
+        raise ArgumentError(
+            f"{where}: expected {name} as a Python value, got {value.type}; write float(x)"
+        )
+    if value.shape != () or not (value.dtype.is_float or value.dtype.is_integer):
+        raise ArgumentError(f"{where}: expected {name} as a number or f32[], got {value.type}")
+    if current().recorder is None:
+        checked(where, name, value, kind)
+    return value
 
 
 def _listed(options: Mapping[str, Any]) -> str:

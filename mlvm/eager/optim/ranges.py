@@ -23,9 +23,10 @@ Count: TypeAlias = Annotated[int, (1, 2**24)]
 def number_in(where: str, name: str, value: Any, low: float, below: float = math.inf) -> float:
     """Return the value as a float.
 
-    Raises `ArgumentError` unless low <= value < below, or if it is a str."""
+    Raises `ArgumentError` unless low <= value < below, or if it is a str or has axes."""
     try:
-        number = math.nan if isinstance(value, (str, bytes)) else float(value)
+        is_number = not isinstance(value, (str, bytes)) and getattr(value, "shape", ()) == ()
+        number = float(value) if is_number else math.nan
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not low <= number < below:

@@ -15,7 +15,7 @@ from mlvm.arena.arena import STALE, Arena, scope
 from mlvm.arena.context import current
 from mlvm.arena.fields import CallFields
 from mlvm.core.errors import HandleError, OpError
-from mlvm.core.memo import Memo
+from mlvm.core.memo import Memo, bits_of
 from mlvm.core.op import OPS, PLAIN, Attributes, Op
 from mlvm.core.program.program import Program
 from mlvm.core.types import TensorType, f32, i64
@@ -100,7 +100,7 @@ def _key(value: Any) -> Any:
             if type(each) is not int:
                 return kind, tuple([_key(each) for each in value])
         return value
-    return kind, repr(value) if isinstance(value, (float, complex, np.inexact)) else value
+    return kind, bits_of(value) if isinstance(value, (float, complex, np.inexact)) else value
 
 
 def _has_open(values: Iterable[Any]) -> bool:

@@ -8,17 +8,17 @@ precision is also such a product.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Generator, Sequence
-from contextlib import ContextDecorator, suppress
-from functools import partial, wraps
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any, Final, TypeVar
 
-from mlvm.arena.context import current, set_context
-from mlvm.core.errors import ArgumentError, DTypeError, brief
+from mlvm.arena.context import current
+from mlvm.core.errors import DTypeError, brief
 from mlvm.core.op import Op
 from mlvm.core.types import DType, f32
 from mlvm.eager.tensor.apply import apply, one_op
-from mlvm.eager.tensor.context import without_last
+from mlvm.eager.tensor.blocks import ContextBlock
 from mlvm.eager.tensor.default import default_dtype, default_float
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import require_arguments
@@ -31,7 +31,7 @@ def autocast_dtype() -> DType | None:
     return current().autocast_dtype
 
 
-class autocast(ContextDecorator):
+class autocast(ContextBlock):
     """Context manager and decorator for mixed precision: matrix products run in half precision.
 
     The dtype is `float16` or `bfloat16`. The f32 operands themselves do not change. None, or
@@ -63,6 +63,8 @@ class autocast(ContextDecorator):
         ml.autocast("bfloat16")(ml.nn.Linear)  # ArgumentError
     """
 
+    _field = "autocast_dtype"
+
     def __new__(cls, *args: object, **keywords: object) -> autocast:
         if keywords or len(args) != 1:
             require_arguments(cls, args, keywords)
@@ -88,62 +90,8 @@ class autocast(ContextDecorator):
         return f"autocast({self.dtype and self.dtype.long_name!r})"
 
     def __enter__(self) -> None:
-        blocks = current().autocast_blocks
-        if blocks or self.dtype is not None:  # else it changes nothing
-            self._enter((*blocks, self))
-
-    def __exit__(self, *_: object) -> None:
-        """Leave this block, in any order: a generator may leave its block late."""
-        blocks = current().autocast_blocks
-        if blocks:
-            self._enter(without_last(blocks, self))
-
-    @staticmethod
-    def _enter(blocks: tuple[autocast, ...]) -> None:
-        dtype = blocks[-1].dtype if blocks else None
-        set_context(autocast_blocks=blocks, autocast_dtype=dtype)
-
-    def __call__(self, func: F) -> F:
-        """Decorate a function so that it runs in such a block."""
-        if inspect.isclass(func) or inspect.isasyncgenfunction(func):
-            raise ArgumentError(
-                "autocast: decorates functions and generators, not "
-                f"{'a class: decorate its __call__' if inspect.isclass(func) else brief(func)}"
-            )
-        result: Any = super().__call__(func)
-        if inspect.isgeneratorfunction(func):
-
-            @wraps(func)
-            def result(*args: Any, **keywords: Any) -> Any:
-                return (yield from _run_in(self, func(*args, **keywords)))
-
-        elif inspect.iscoroutinefunction(func):
-
-            @wraps(func)
-            async def result(*args: Any, **keywords: Any) -> Any:
-                with self:
-                    return await func(*args, **keywords)
-
-        return result  # type: ignore[no-any-return]
-
-
-def _run_in(block: autocast, inner: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
-    """Run a generator, but not the code that iterates over it, in the block."""
-    resume = partial(next, inner)
-    while True:
-        with block:
-            try:
-                value = resume()
-            except StopIteration as end:
-                return end.value
-        try:
-            resume = partial(inner.send, (yield value))
-        except GeneratorExit:
-            with block:
-                inner.close()
-            raise
-        except BaseException as error:  # raised by `throw` of the iterating code
-            resume = partial(inner.throw, error)
+        if len(current().autocast_dtypes) > 1 or self.dtype is not None:  # else it changes nothing
+            super().__enter__()
 
 
 NO_AUTOCAST: Final = autocast(None)

@@ -7,7 +7,7 @@ from typing import Any, Final, TypeAlias
 
 from mlvm.arena.arena import Arena, scope
 from mlvm.core.errors import DTypeError, OperandValueError, brief
-from mlvm.core.memo import Memo
+from mlvm.core.memo import Memo, bits_of
 from mlvm.core.ops import half
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import Array, DType, TensorType, c64, promote
@@ -74,7 +74,7 @@ def constant(value: Scalar | Number, dtype: DType) -> Tensor:
     pool = prepare_constants((scope() or current_arena()).vm)
     if type(value) is Number:
         return _constant_of_call(value, dtype, pool)
-    key = dtype, value.__class__, repr(value) if isinstance(value, (float, complex)) else value
+    key = dtype, value.__class__, bits_of(value) if isinstance(value, (float, complex)) else value
     tensor = pool.tensors.entries.get(key)
     if tensor is not None:
         return tensor

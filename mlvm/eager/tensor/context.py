@@ -18,6 +18,7 @@ from mlvm.arena.context import current, set_context
 from mlvm.core.errors import MachineError, brief
 from mlvm.core.locks import new_lock
 from mlvm.core.protocol import VMProtocol
+from mlvm.eager.tensor.blocks import without_block
 from mlvm.machines.local import LocalVM
 from mlvm.machines.native.extension import default_threads
 
@@ -44,12 +45,6 @@ def overriding(owner: object, name: str, value: object) -> Iterator[None]:
         yield
     finally:
         setattr(owner, name, before)
-
-
-def without_last(entries: tuple[T, ...], entry: T) -> tuple[T, ...]:
-    """Return the entries without the last occurrence of `entry`."""
-    last = max([i for i, each in enumerate(entries) if each is entry], default=len(entries))
-    return entries[:last] + entries[last + 1 :]
 
 
 class _ProcessVM(LocalVM):
@@ -86,9 +81,11 @@ def default_vm() -> VMProtocol:
         >>> ml.default_vm() is ml.zeros(1).device
         True
     """
-    vms = current().vms or _default_vms
-    if vms:
-        return vms[-1]
+    chosen = current().vms
+    if chosen:
+        return chosen[-1][1]
+    if _default_vms:
+        return _default_vms[-1]
     with _lock:  # the first of several threads creates it
         if not _default_vms:
             _default_vms.append(_make_default_vm())
@@ -118,13 +115,20 @@ class use:
         if not callable(getattr(vm, "launch", None)):
             raise MachineError(f"ml.use: expected a VM, got {brief(vm)}")
         self.vm = vm
-        set_context(vms=(*current().vms, vm))
+        self._is_entered = False
+        self._begin()
+
+    def _begin(self) -> None:
+        set_context(vms=(*current().vms, (self, self.vm)))
 
     def __enter__(self) -> VMProtocol:
+        if self._is_entered or all(block is not self for block, _ in current().vms):
+            self._begin()  # again, or in a different thread than the constructor
+        self._is_entered = True
         return self.vm
 
     def __exit__(self, *_: object) -> None:
-        set_context(vms=without_last(current().vms, self.vm))
+        set_context(vms=without_block(current().vms, self))
         own_arenas.forget()
 
 
@@ -134,7 +138,7 @@ class _OwnArenas(threading.local):
     latest: the VMs in use at the last call of `default_arena`, and the arena.
     """
 
-    latest: tuple[tuple[VMProtocol, ...], Arena] | tuple[None, None] = None, None
+    latest: tuple[tuple[tuple[object, VMProtocol], ...], Arena] | tuple[None, None] = None, None
 
     def __init__(self) -> None:
         self.key = _ThreadKey()

@@ -7,19 +7,16 @@ task has its own default. Explicit dtypes and float operands are not affected.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from inspect import isfunction
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from mlvm.arena.context import context, current, set_context
+from mlvm.arena.context import current
 from mlvm.core.errors import CaptureError, DTypeError, brief
 from mlvm.core.op import Attributes
 from mlvm.core.types import DType, TensorType, bool_, c64, c128, f32, f64, i64
 from mlvm.core.vm import live_vms
-
-if TYPE_CHECKING:
-    from contextlib import _GeneratorContextManager
+from mlvm.eager.tensor.blocks import ContextBlock
 
 
 def default_float() -> DType:
@@ -55,15 +52,16 @@ def set_default_dtype(dtype: object, /) -> None:
             "set_default_dtype: a captured function is traced once, so its later calls would not "
             "set the dtype. Write `with ml.default_dtype(...):` inside, or call it outside"
         )
-    set_context(default_dtype=target)
+    default_dtype.set_innermost(target)
 
 
-def default_dtype(dtype: object, /) -> _GeneratorContextManager[None]:
-    """Set the default float dtype of this thread or task inside the block.
+class default_dtype(ContextBlock):
+    """Context manager and decorator that sets the default float dtype of this thread or task.
 
     See `set_default_dtype`. A captured function compiles one program for each default dtype under
-    which it is called. It is also a decorator of functions: `@ml.default_dtype("float64")`. Raises
-    `DTypeError` if the dtype is not a float.
+    which it is called. It also decorates functions, generators and `async def`:
+    `@ml.default_dtype("float64")`. Raises `DTypeError` if the dtype is not a float, `ArgumentError`
+    for a decorated class or asynchronous generator.
 
         >>> with ml.default_dtype(ml.float64):
         ...     ml.linspace(0, 1, 3), 1 + ml.nn.Linear(2, 2).bias
@@ -72,15 +70,23 @@ def default_dtype(dtype: object, /) -> _GeneratorContextManager[None]:
     Refuses:
         ml.default_dtype("i64")  # DTypeError
         ml.default_dtype(lambda x: x)  # DTypeError
+        ml.default_dtype("f64")(ml.nn.Linear)  # ArgumentError
     """
-    return _entered(_checked(dtype, "default_dtype"))
 
+    _field = "default_dtype"
 
-@contextmanager
-def _entered(target: DType) -> Iterator[None]:
-    _note(target)
-    with context(default_dtype=target):
-        yield
+    def __init__(self, dtype: object, /) -> None:
+        self.dtype = _checked(dtype, "default_dtype")
+
+    def __reduce__(self) -> tuple[type[default_dtype], tuple[DType]]:
+        return default_dtype, (self.dtype,)
+
+    def __repr__(self) -> str:
+        return f"default_dtype({self.dtype.long_name!r})"
+
+    def __enter__(self) -> None:
+        _note(self.dtype)
+        super().__enter__()
 
 
 def _checked(dtype: object, function: str) -> DType:

@@ -24,6 +24,7 @@ import numpy as np
 from mlvm.arena.context import context, current
 from mlvm.core.errors import ShapeError, user_line
 from mlvm.core.lengths import Length
+from mlvm.core.memo import bits_of, exact_repr
 from mlvm.core.types import DType, TensorType
 from mlvm.eager.tensor.copying import LeafMemo
 from mlvm.eager.tensor.garbage import collect
@@ -409,7 +410,7 @@ class Numbers:
             return operand.place
         if type(operand) is Size:
             operand = int(operand)
-        place = self._places.setdefault((type(operand), repr(operand)), len(self.values))
+        place = self._places.setdefault((type(operand), exact_repr(operand)), len(self.values))
         if place == len(self.values):
             self.values.append(operand)
             self._constants.add(place)
@@ -425,7 +426,7 @@ def is_same(x: Any, y: Any) -> bool:
     """Return whether two Python numbers are the same: 1, True and 1.0 differ, as 0.0 and -0.0."""
     if x is y or type(x) is not type(y):
         return x is y
-    return bool(x == y) if isinstance(x, int) else repr(x) == repr(y)
+    return bool(x == y) if isinstance(x, int) else bits_of(x) == bits_of(y)
 
 
 def index_of(value: Any) -> int:

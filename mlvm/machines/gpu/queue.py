@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 
 from mlvm.core.errors import OutOfMemoryError
-from mlvm.core.memo import Memo
+from mlvm.core.memo import Memo, exact_repr
 from mlvm.core.op import OPS, Attributes, Kernel, Op
 from mlvm.core.ops import half
 from mlvm.core.types import ALIGNMENT, Array, TensorType
@@ -234,7 +234,7 @@ class QueuedKernel:
                 return steps_of_chain(facts, chain, types)
             return steps_of(facts, op, types, attributes, range(len(types)))
 
-        key = repr(what), tuple([(x.dtype, x.shape) for x in arrays])
+        key = exact_repr(what), tuple([(x.dtype, x.shape) for x in arrays])
         return queue.plan(key, arrays, steps)
 
     def __call__(self, *arrays: Any, **attributes: Any) -> Any:

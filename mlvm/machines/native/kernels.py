@@ -16,7 +16,7 @@ import numpy as np
 from mlvm.core.errors import OpError
 from mlvm.core.machine.callee import Fused, Kernels
 from mlvm.core.machine.fused import MOST_LAYOUTS, Chain, Link
-from mlvm.core.memo import Memo
+from mlvm.core.memo import Memo, exact_repr
 from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes, Kernel, Op
 from mlvm.core.ops import half
 from mlvm.core.ops.blocks import memory_of
@@ -62,7 +62,7 @@ class NativeKernel:
 
         `types` contains the type of the result, then the types of the operands.
         """
-        key = tuple(types), repr(attributes) if attributes else ""
+        key = tuple(types), exact_repr(attributes) if attributes else ""
         return self._calls.get(key, lambda: self.plan(types, attributes))
 
     def plan(

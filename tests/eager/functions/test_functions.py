@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -86,6 +87,53 @@ def test_gradients_of_running_products_are_right_where_there_are_zeros(row: list
     check_slopes(lambda x: ml.cumulative_prod(x, axis=1), x, order=2)
     shorter = t(np.array(row, np.float64))
     check_slopes(lambda x: ml.cumulative_prod(x, axis=0, include_initial=True), shorter)
+
+
+_EXTREMES = np.array([*itertools.product([0.0, -0.0, 1.0, 2.0, -3.0, np.inf, -np.inf], repeat=3)])
+
+
+def _slopes_of_products(x: Any, counts: list[int], by_count: bool) -> Any:
+    """Sum the products without one element, of the first `counts` elements of each row.
+
+    Sum over the counts for each element, or over the elements for each count."""
+    sums = np.zeros((len(x), len(counts) if by_count else x.shape[1]))
+    with np.errstate(invalid="ignore"):
+        for at, count in enumerate(counts):
+            for j in range(count):
+                others = [i for i in range(count) if i != j]
+                sums[:, at if by_count else j] += np.prod(x[:, others], axis=1)
+    return sums
+
+
+@pytest.mark.parametrize(
+    ("options", "counts"),
+    [
+        ({}, [1, 2, 3]),
+        ({"exclusive": True}, [0, 1, 2]),
+        ({"include_initial": True}, [0, 1, 2, 3]),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("way", ["grad", "vmap", "capture", "jvp"])
+def test_gradients_of_running_products_are_sums_of_products(
+    options: dict[str, bool], counts: list[int], way: str
+) -> None:
+    x = t(_EXTREMES)
+
+    def products(x: ml.Tensor) -> ml.Tensor:
+        return ml.cumulative_prod(x, axis=-1, **options)
+
+    slopes = ml.grad(lambda x: ml.sum(products(x)))
+    ways: dict[str, Callable[[ml.Tensor], ml.Tensor]] = {
+        "grad": slopes,
+        "vmap": ml.vmap(slopes),
+        "capture": ml.capture(slopes),
+        "jvp": lambda x: ml.jvp(products, (x,), (ml.ones_like(x),))[1],
+    }
+    result = ways[way](x).numpy()
+    expected = _slopes_of_products(_EXTREMES, counts, by_count=way == "jvp")
+    # inf * (1 + 0) is inf, the limit, where the sum inf * 1 + inf * 0 is nan
+    np.testing.assert_array_equal(np.where(np.isnan(expected), np.nan, result), expected)
 
 
 def test_topk() -> None:

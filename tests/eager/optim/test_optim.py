@@ -872,6 +872,104 @@ def test_what_is_no_learning_rate_is_not_assigned() -> None:
     optimizer.update(tensors(GRADIENTS[0]))
 
 
+OPTIMIZERS: dict[str, Any] = {
+    name: kind
+    for name, kind in vars(optim).items()
+    if inspect.isclass(kind) and issubclass(kind, optim.Optimizer) and kind is not optim.Optimizer
+}
+INVALID: list[Any] = [
+    *(-1, math.nan, math.inf, "0.1", b"1", None, [], {}, object(), 1j, 10**400),
+    np.array([0.1, 0.2]),
+    *(asarray(x) for x in (-1.0, math.nan, [0.1], [0.1, 0.2], 1j)),
+]
+
+
+@cases("name", *OPTIMIZERS)
+def test_an_invalid_hyperparameter_is_refused_when_it_is_given(name: str) -> None:
+    kind, params = OPTIMIZERS[name], tensors(START)
+    optimizer = kind(params, 0.1, groups=[("bias", {})])
+    for option in ("learning_rate", *kind._kinds):
+        for value in [*INVALID, *[(0.5, x) for x in INVALID], (), (0.5,)]:
+            given = {"learning_rate": 0.1, option: value}
+            refuses(ArgumentError, f"expected {option}", lambda o=given: kind(params, **o))
+            group = [("bias", {option: value})]
+            refuses(ArgumentError, f"expected {option}", kind, params, 0.1, groups=group)
+            for owner in (optimizer, optimizer.groups[0]):
+                refuses(ArgumentError, f"expected {option}", setattr, owner, option, value)
+        if option != "learning_rate":
+            for value in (asarray(0.1), asarray(1)):
+                refuses(ArgumentError, f"expected {option}", setattr, optimizer, option, value)
+    assert repr(optimizer) == repr(kind(params, 0.1, groups=[("bias", {})]))
+
+
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "constant": {"rate": 0.1},
+    "cosine": {"peak": 0.1, "total_steps": 9, "warmup_steps": 2, "final": 0.0},
+    "cosine_restarts": {"peak": 0.1, "first_steps": 3, "factor": 2.0, "final": 0.0},
+    "exponential": {"initial": 0.1, "decay_rate": 0.5, "transition_steps": 2},
+    "step": {"initial": 0.1, "decay_rate": 0.5, "step_size": 3},
+    "warmup": {"schedule": 0.1, "warmup_steps": 3, "initial": 0.0},
+    "one_cycle": {
+        "peak": 0.1,
+        "total_steps": 9,
+        "warmup_fraction": 0.3,
+        "initial_divisor": 25.0,
+        "final_divisor": 1e4,
+    },
+    "Plateau": {
+        "rate": 0.1,
+        "factor": 0.5,
+        "patience": 1,
+        "threshold": 0.0,
+        "cooldown": 0,
+        "min_rate": 0.0,
+    },
+    "EMA": {"params": tensors(START), "decay": 0.9, "warmup": False},
+    "LossScale": {
+        "init_scale": 4.0,
+        "growth_factor": 2.0,
+        "backoff_factor": 0.5,
+        "growth_interval": 3,
+    },
+    "MultiSteps": {"optimizer": optim.SGD(tensors(START), 0.1), "every": 2},
+    "clip_by_global_norm": {"grads": tensors(START), "max_norm": 1.0},
+}
+
+
+@cases("name", *ARGUMENTS)
+def test_an_invalid_argument_is_refused(name: str) -> None:
+    arguments = ARGUMENTS[name]
+    assert [*arguments] == [*inspect.signature(getattr(optim, name)).parameters]
+    getattr(optim, name)(**arguments)
+    for argument in arguments:
+        if argument not in ("params", "optimizer", "grads"):
+            for value in INVALID:
+                given = {**arguments, argument: value}
+                refuses(ArgumentError, "expected", lambda o=given: getattr(optim, name)(**o))
+
+
+def test_a_tensor_is_assigned_as_the_learning_rate() -> None:
+    params, others = tensors(START), tensors(START)
+    optimizer: Any = optim.SGD(params, 0.1)
+    other = optim.SGD(others, 0.25)
+    optimizer.learning_rate = asarray(0.25)
+    optimizer.update(tensors(GRADIENTS[0]))
+
+    @capture
+    def step(rate: Tensor, grads: dict[str, Tensor]) -> None:
+        optimizer.learning_rate = rate
+        optimizer.update(grads)
+        optimizer.learning_rate = 0.1
+
+    step(asarray(0.25), tensors(GRADIENTS[1]))
+    for gradients in GRADIENTS[:2]:
+        other.update(tensors(gradients))
+    for path, x in params.items():
+        assert x.tolist() == others[path].tolist()
+    expected = r"learning_rate as a number or f32\[\], got f32\[1\]"
+    refuses(ArgumentError, expected, step, asarray([0.1]), params)
+
+
 def test_state_that_was_not_made_is_missed_before_anything_is_written() -> None:
     params = tensors(START)
     optimizer = optim.SGD(params, 0.1)

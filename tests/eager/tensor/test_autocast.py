@@ -6,7 +6,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -164,17 +164,6 @@ def test_blocks_nest_and_are_of_one_thread() -> None:
     assert block(_dtype)() == "bf16"
 
 
-def test_a_block_is_left_whichever_was_entered_last() -> None:
-    first, second = ExitStack(), ExitStack()
-    first.enter_context(ml.autocast("bfloat16"))
-    second.enter_context(ml.autocast("float16"))
-    dtypes = [_dtype()]
-    for each in (first, second):
-        each.close()
-        dtypes.append(_dtype())
-    assert dtypes == ["f16", "f16", "f32"]
-
-
 def test_a_decorated_generator_is_in_its_block_and_its_reader_is_not() -> None:
     @ml.autocast("bfloat16")
     def turns(ends: list[str]) -> Generator[str, int, None]:
@@ -186,6 +175,13 @@ def test_a_decorated_generator_is_in_its_block_and_its_reader_is_not() -> None:
         finally:
             ends.append(_dtype())
 
+    @ml.default_dtype("f64")
+    def zeros() -> Generator[Tensor]:
+        while True:
+            yield ml.zeros(1)
+
+    double = zeros()
+    assert [next(double).dtype, ml.zeros(1).dtype, next(double).dtype] == ["f64", "f32", "f64"]
     ends: list[str] = []
     sending, throwing, closing = turns(ends), turns(ends), turns(ends)
     assert [next(sending), _dtype(), sending.send(1), _dtype()] == ["bf16", "f32", "1 bf16", "f32"]

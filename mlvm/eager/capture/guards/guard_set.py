@@ -32,7 +32,7 @@ from typing import Any, Final, NamedTuple, NoReturn, TypeAlias, cast
 import numpy as np
 
 from mlvm.core.errors import CaptureError, with_article
-from mlvm.core.memo import memoized
+from mlvm.core.memo import bits_of, memoized
 from mlvm.eager.capture.guards import layout
 from mlvm.eager.capture.guards.checker import CELL, MISSING, Guard, GuardChecker, content_of_slot
 from mlvm.eager.capture.guards.code import (
@@ -196,7 +196,7 @@ class GuardSet:
         kind, key = type(value), id(value)
         part: Any
         if kind in layout.PLAIN:
-            part = kind, repr(value) if kind is float or kind is complex else value
+            part = kind, bits_of(value) if kind is float or kind is complex else value
         elif kind is Tensor:
             self.tensors.add(key)
             self.keepalive.append(value)

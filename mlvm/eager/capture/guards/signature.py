@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 from mlvm.arena.scratch_pad import ScratchPad
 from mlvm.core.errors import CaptureError, with_article
 from mlvm.core.locks import new_lock
-from mlvm.core.memo import Memo
+from mlvm.core.memo import Memo, bits_of
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import TensorType
 from mlvm.eager.capture.guards.checker import MISSING, Guard
@@ -52,7 +52,7 @@ class Arguments:
             self.numbers.append(value)
             return kind
         if kind in PLAIN:
-            return kind, repr(value) if kind is float or kind is complex else value
+            return kind, bits_of(value) if kind is float or kind is complex else value
         if isinstance(value, (list, tuple)):
             items = [self._part(each, of_key=of_key) for each in members_of(value)]
         elif isinstance(value, dict):

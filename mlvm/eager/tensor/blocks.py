@@ -1,0 +1,106 @@
+"""Blocks that set a field of the context, such as a dtype."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Generator
+from contextlib import ContextDecorator
+from functools import partial, wraps
+from typing import Any, ClassVar, TypeAlias, TypeVar
+
+from mlvm.arena.context import current, set_context
+from mlvm.core.errors import ArgumentError, brief
+
+F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+
+Blocks: TypeAlias = tuple[tuple[object, T], ...]
+"""Open blocks and their values, the innermost last."""
+
+
+def without_block(blocks: Blocks[T], block: object) -> Blocks[T]:
+    """Return the open blocks without the last entry of `block`."""
+    for i in reversed(range(len(blocks))):
+        if blocks[i][0] is block:
+            return blocks[:i] + blocks[i + 1 :]
+    return blocks
+
+
+class ContextBlock(ContextDecorator):
+    """Context manager and decorator that sets a field of the context to `dtype`.
+
+    Each thread and task has its own open blocks. They may be left in any order, because a generator
+    may leave its block late. An object can be entered several times.
+
+    _field: the field. The field `<_field>s` contains the open blocks with their values, the
+        innermost last. The first entry is the value outside of all blocks.
+    """
+
+    _field: ClassVar[str]
+    dtype: Any
+
+    def __enter__(self) -> None:
+        self._set(*self._open(), (self, self.dtype))
+
+    def __exit__(self, *_: object) -> None:
+        blocks = self._open()
+        remaining = without_block(blocks, self)
+        if remaining is not blocks:
+            self._set(*remaining)
+
+    @classmethod
+    def set_innermost(cls, value: object) -> None:
+        """Set the value in the innermost block, or outside of all blocks."""
+        *outer, (block, _) = cls._open()
+        cls._set(*outer, (block, value))
+
+    @classmethod
+    def _open(cls) -> Blocks[Any]:
+        blocks: Blocks[Any] = getattr(current(), f"{cls._field}s")
+        return blocks
+
+    @classmethod
+    def _set(cls, *blocks: tuple[object, Any]) -> None:
+        set_context(**{f"{cls._field}s": blocks, cls._field: blocks[-1][1]})
+
+    def __call__(self, func: F) -> F:
+        """Decorate a function so that it runs in such a block."""
+        if inspect.isclass(func) or inspect.isasyncgenfunction(func):
+            raise ArgumentError(
+                f"{type(self).__name__}: decorates functions and generators, not "
+                f"{'a class: decorate its __call__' if inspect.isclass(func) else brief(func)}"
+            )
+        result: Any = super().__call__(func)
+        if inspect.isgeneratorfunction(func):
+
+            @wraps(func)
+            def result(*args: Any, **keywords: Any) -> Any:
+                return (yield from _run_in(self, func(*args, **keywords)))
+
+        elif inspect.iscoroutinefunction(func):
+
+            @wraps(func)
+            async def result(*args: Any, **keywords: Any) -> Any:
+                with self:
+                    return await func(*args, **keywords)
+
+        return result  # type: ignore[no-any-return]
+
+
+def _run_in(block: ContextBlock, inner: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
+    """Run a generator, but not the code that iterates over it, in the block."""
+    resume = partial(next, inner)
+    while True:
+        with block:
+            try:
+                value = resume()
+            except StopIteration as end:
+                return end.value
+        try:
+            resume = partial(inner.send, (yield value))
+        except GeneratorExit:
+            with block:
+                inner.close()
+            raise
+        except BaseException as error:  # raised by `throw` of the iterating code
+            resume = partial(inner.throw, error)
