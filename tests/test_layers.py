@@ -93,7 +93,7 @@ CEILING = {
     "mlvm/eager/capture": 5_000,
     "mlvm/eager/runs": 4_000,
     "mlvm/onnx": 6_000,
-    "mlvm": 1_500,
+    "mlvm": 2_000,
     "models": 4_000,
     "bench": 6_500,
     "tests": 69_500,

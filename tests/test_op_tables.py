@@ -40,6 +40,7 @@ OTHERS = {
     "core.ops.indexing._BY",
     "eager.autodiff.rules_linalg.DECOMPOSITIONS",
     "eager.autodiff.rules_linalg.TRANSFORMS",
+    "eager.tensor.apply._DYNAMIC_IN_C",
     "eager.tensor.primitives.__all__",
     "machines.gpu.elementwise.ELEMENTWISE",
     "parallel.communicator._UFUNCS",
