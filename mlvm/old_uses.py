@@ -400,8 +400,8 @@ class OldUses:
             case ast.Tuple(targets) | ast.List(targets), ast.Tuple(values) if len(targets) == len(
                 values
             ):
-                for each, one in zip(targets, values, strict=True):
-                    self._assign(each, one, scope)
+                for part, one in zip(targets, values, strict=True):
+                    self._assign(part, one, scope)
 
     # --- objects of expressions ----------------------------------------------------------
 

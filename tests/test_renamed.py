@@ -192,9 +192,10 @@ def test_keywords(name: str, call: Any, options: dict[str, Any]) -> None:
 
 def test_an_invalid_call_with_an_old_keyword_does_not_warn() -> None:
     arena = ml.Arena(ml.VM(), "arena")
-    refuses(errors.ArgumentError, "too many positional", ml.record, arena, 5, most=1)
-    search = ml.optim.LBFGS(ml.ones(2), 1.0).search
-    refuses(errors.ArgumentError, "too many positional", search, len, 20, most=3)
+    record: Any = ml.record
+    refuses(errors.ArgumentError, "too many positional", lambda: record(arena, 5, most=1))
+    search: Any = ml.optim.LBFGS(ml.ones(2), 1.0).search
+    refuses(errors.ArgumentError, "too many positional", lambda: search(len, 20, most=3))
 
 
 def test_the_keyword_of_a_plot(plotted: Callable[..., Any]) -> None:

@@ -59,7 +59,7 @@ def test_blocks_of_generators_need_not_be_nested() -> None:
     assert current() == before
 
 
-_VMS = [ml.VM("first"), ml.VM("second")]
+_VMS: list[Any] = [ml.VM("first"), ml.VM("second")]
 _ARENAS = [ml.Arena(vm, vm.name) for vm in _VMS]
 BLOCKS: dict[str, tuple[Callable[[int], Any], Callable[[], object]]] = {
     "default_dtype": (

@@ -100,8 +100,9 @@ class _Plain:
         self._value = value
 
     def __eq__(self, other: object) -> bool:
-        same = isinstance(other, _Plain) and type(self._value) is type(other._value)
-        return same and exact_repr(self._value) == exact_repr(other._value)
+        if not isinstance(other, _Plain) or type(self._value) is not type(other._value):
+            return False
+        return exact_repr(self._value) == exact_repr(other._value)
 
     def __repr__(self) -> str:
         return repr(self._value)

@@ -197,6 +197,7 @@ MOST_RUNS: int
 WHOLE: int
 REPEATED: int
 SPREAD: int
+MOST_ITEM: int
 TEMPORARY: int
 SCALAR: int
 WRITTEN: int

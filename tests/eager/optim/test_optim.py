@@ -891,7 +891,7 @@ def test_an_invalid_hyperparameter_is_refused_when_it_is_given(name: str) -> Non
     for option in ("learning_rate", *kind._kinds):
         for value in [*INVALID, *[(0.5, x) for x in INVALID], (), (0.5,)]:
             given = {"learning_rate": 0.1, option: value}
-            refuses(ArgumentError, f"expected {option}", lambda o=given: kind(params, **o))
+            refuses(ArgumentError, f"expected {option}", partial(kind, params, **given))
             group = [("bias", {option: value})]
             refuses(ArgumentError, f"expected {option}", kind, params, 0.1, groups=group)
             for owner in (optimizer, optimizer.groups[0]):
@@ -945,7 +945,7 @@ def test_an_invalid_argument_is_refused(name: str) -> None:
         if argument not in ("params", "optimizer", "grads"):
             for value in INVALID:
                 given = {**arguments, argument: value}
-                refuses(ArgumentError, "expected", lambda o=given: getattr(optim, name)(**o))
+                refuses(ArgumentError, "expected", partial(getattr(optim, name), **given))
 
 
 def test_a_tensor_is_assigned_as_the_learning_rate() -> None:

@@ -44,11 +44,16 @@ def _with_item(number: float) -> ml.Tensor:
     return _captured_item()
 
 
+def _any(x: Any) -> Any:
+    """Return x, which a type checker would refuse."""
+    return x
+
+
 _COPYSIGN: dict[str, Callable[[float], Any]] = {
     "copysign": lambda s: ml.copysign(X, s),
     "f64": lambda s: ml.copysign(ml.astype(X, "f64"), s),
     "f16": lambda s: ml.copysign(ml.astype(X, "f16"), s),
-    "numpy number": lambda s: ml.copysign(X, np.float32(s)),
+    "numpy number": lambda s: ml.copysign(X, _any(np.float32(s))),
     "capture": ml.capture(lambda s: ml.copysign(X, s)),
     "capture of arithmetic": ml.capture(lambda s: ml.copysign(X, s * 2.0)),
     "capture of a branch": ml.capture(lambda s: abs(X) * math.copysign(1.0, s)),
@@ -63,7 +68,7 @@ _COPYSIGN: dict[str, Callable[[float], Any]] = {
     "where": lambda s: ml.where(X != X, X, s),
     "imaginary": lambda s: ml.imag(ml.full((2,), complex(1.0, s))),
     "real": lambda s: ml.real(ml.where(X != X, X + 0j, complex(s, 1.0))),
-    "numpy complex": lambda s: ml.imag(ml.full((2,), np.complex64(complex(1.0, s)))),
+    "numpy complex": lambda s: ml.imag(ml.full((2,), _any(np.complex64(complex(1.0, s))))),
 }
 
 

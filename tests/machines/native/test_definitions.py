@@ -312,10 +312,10 @@ def _both() -> Iterator[tuple[str, Both]]:
     for ends in (False, True):
         yield "are_alive", _without_c(TREE, _checked(ends))
     drawn = _key_after(random._draw)
-    for function in ("checklist_holds", "exclusive", "pattern_match", "replay_run"):
-        yield function, Both(_captured, _in_python(_captured))
-    for function in ("post", "run_launches"):
-        yield function, Both(_remote(True), _remote(False))
+    for name in ("checklist_holds", "exclusive", "pattern_match", "replay_run"):
+        yield name, Both(_captured, _in_python(_captured))
+    for name in ("post", "run_launches"):
+        yield name, Both(_remote(True), _remote(False))
     yield "next_key", Both(drawn, _patched(random, "_next_in_c", lambda *_: None, drawn))
 
 
