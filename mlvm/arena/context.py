@@ -80,7 +80,7 @@ class Context(NamedTuple):
     `key_state`: state of random keys that replaces the VM's own, in captured functions only.
     `recorder`: recorder of the captured function that is traced.
     `default_dtypes`, `autocast_dtypes`: open blocks and their values, the innermost last; the first
-        entry is the value outside of all blocks. `eager.tensor.blocks` sets them.
+        entry is the value outside of all blocks. `eager.tensor.context_blocks` sets them.
     `numbers`: computation on Python numbers that is recorded.
     `line`: line of the traced call that an interpreter runs.
     `reword`: changes the error of a position that is out of range.

@@ -18,7 +18,7 @@ from mlvm.core.errors import DTypeError, brief
 from mlvm.core.op import Op
 from mlvm.core.types import DType, f32
 from mlvm.eager.tensor.apply import apply, one_op
-from mlvm.eager.tensor.blocks import ContextBlock
+from mlvm.eager.tensor.context_blocks import ContextBlock
 from mlvm.eager.tensor.default import default_dtype, default_float
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import require_arguments

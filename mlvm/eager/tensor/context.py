@@ -18,7 +18,7 @@ from mlvm.arena.context import current, set_context
 from mlvm.core.errors import MachineError, brief
 from mlvm.core.locks import new_lock
 from mlvm.core.protocol import VMProtocol
-from mlvm.eager.tensor.blocks import without_block
+from mlvm.eager.tensor.context_blocks import without_block
 from mlvm.machines.local import LocalVM
 from mlvm.machines.native.extension import default_threads
 

@@ -16,7 +16,7 @@ from mlvm.core.errors import CaptureError, DTypeError, brief
 from mlvm.core.op import Attributes
 from mlvm.core.types import DType, TensorType, bool_, c64, c128, f32, f64, i64
 from mlvm.core.vm import live_vms
-from mlvm.eager.tensor.blocks import ContextBlock
+from mlvm.eager.tensor.context_blocks import ContextBlock
 
 
 def default_float() -> DType:
