@@ -179,15 +179,28 @@ def in_hosting(arena: ml.Arena) -> None:
         pass
 
 
-@pytest.mark.parametrize("block", [in_arena, in_allocating, in_hosting])
-def test_an_interrupt_leaves_no_block_of_an_arena(block: Callable[[ml.Arena], None]) -> None:
+def in_autocast(arena: ml.Arena) -> None:
+    with ml.autocast("bfloat16"):
+        pass
+
+
+def in_default_dtype(arena: ml.Arena) -> None:
+    with ml.default_dtype("f64"):
+        pass
+
+
+@pytest.mark.parametrize(
+    "block", [in_arena, in_allocating, in_hosting, in_autocast, in_default_dtype]
+)
+def test_an_interrupt_leaves_no_block_open(block: Callable[[ml.Arena], None]) -> None:
     arena, n, uncaught = ml.Arena(ml.VM(), "batch"), 1, 0
     block(arena)
     before = current()
     while interrupted(lambda: block(arena), n):
         if current() != before:  # nothing can catch Ctrl-C before the first line of `__exit__`
-            [left] = current().arena_blocks
-            arena._leave(left)
+            for left in current().arena_blocks:
+                arena._leave(left)
+            set_context(**before._asdict())
             uncaught += 1
         assert (current(), arena._inside) == (before, [])
         n += 1

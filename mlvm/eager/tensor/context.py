@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from mlvm.arena.arena import Arena, scope
-from mlvm.arena.context import current, set_context
+from mlvm.arena.context import current
 from mlvm.core.errors import MachineError, brief
 from mlvm.core.locks import new_lock
 from mlvm.core.protocol import VMProtocol
-from mlvm.eager.tensor.context_blocks import without_block
+from mlvm.eager.tensor.context_blocks import OpenBlocks
 from mlvm.machines.local import LocalVM
 from mlvm.machines.native.extension import default_threads
 
@@ -92,7 +92,7 @@ def default_vm() -> VMProtocol:
     return _default_vms[-1]
 
 
-class use:
+class use(OpenBlocks):
     """Run eager calls of this thread or task that are outside of any arena on `vm`.
 
     As a context manager, it applies until the end of the block:
@@ -111,24 +111,24 @@ class use:
         ml.use("cpu")  # MachineError
     """
 
+    _blocks = "vms"
+
     def __init__(self, vm: VMProtocol) -> None:
         if not callable(getattr(vm, "launch", None)):
             raise MachineError(f"ml.use: expected a VM, got {brief(vm)}")
         self.vm = vm
         self._is_entered = False
-        self._begin()
-
-    def _begin(self) -> None:
-        set_context(vms=(*current().vms, (self, self.vm)))
+        self._enter(vm)
 
     def __enter__(self) -> VMProtocol:
-        if self._is_entered or all(block is not self for block, _ in current().vms):
-            self._begin()  # again, or in a different thread than the constructor
+        if self._is_entered or all(block is not self for block, _ in self._open()):
+            self._enter(self.vm)  # again, or in a different thread than the constructor
         self._is_entered = True
         return self.vm
 
-    def __exit__(self, *_: object) -> None:
-        set_context(vms=without_block(current().vms, self))
+    @classmethod
+    def _set(cls, *blocks: tuple[object, VMProtocol]) -> None:
+        super()._set(*blocks)
         own_arenas.forget()
 
 

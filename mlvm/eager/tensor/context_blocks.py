@@ -26,27 +26,60 @@ def without_block(blocks: Blocks[T], block: object) -> Blocks[T]:
     return blocks
 
 
-class ContextBlock(ContextDecorator):
-    """Context manager and decorator that sets a field of the context to `dtype`.
+class OpenBlocks:
+    """Base of context managers that add a value to a list of open blocks in the context.
 
     Each thread and task has its own open blocks. They may be left in any order, because a generator
-    may leave its block late. An object can be entered several times.
+    may leave its block late. An object can be entered several times. An interrupt while a block is
+    entered or left leaves no block behind.
 
-    _field: the field. The field `<_field>s` contains the open blocks with their values, the
-        innermost last. The first entry is the value outside of all blocks.
+    _blocks: the field of the context that contains the open blocks with their values.
+    """
+
+    _blocks: ClassVar[str]
+
+    def _enter(self, value: object) -> None:
+        before = self._open()
+        try:
+            self._set(*before, (self, value))
+        except BaseException:  # an interrupt
+            self._set(*before)
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        remaining: Blocks[Any] | None = None
+        try:
+            remaining = without_block(self._open(), self)
+            self._set(*remaining)
+        except BaseException:  # an interrupt
+            self._set(*(without_block(self._open(), self) if remaining is None else remaining))
+            raise
+
+    @classmethod
+    def _open(cls) -> Blocks[Any]:
+        blocks: Blocks[Any] = getattr(current(), cls._blocks)
+        return blocks
+
+    @classmethod
+    def _set(cls, *blocks: tuple[object, Any]) -> None:
+        set_context(**{cls._blocks: blocks})
+
+
+class ContextBlock(OpenBlocks, ContextDecorator):
+    """Context manager and decorator that sets a field of the context to `dtype`.
+
+    _field: the field. The field `<_field>s` contains the open blocks. Its first entry is the value
+        outside of all blocks.
     """
 
     _field: ClassVar[str]
     dtype: Any
 
-    def __enter__(self) -> None:
-        self._set(*self._open(), (self, self.dtype))
+    def __init_subclass__(cls) -> None:
+        cls._blocks = f"{cls._field}s"
 
-    def __exit__(self, *_: object) -> None:
-        blocks = self._open()
-        remaining = without_block(blocks, self)
-        if remaining is not blocks:
-            self._set(*remaining)
+    def __enter__(self) -> None:
+        self._enter(self.dtype)
 
     @classmethod
     def set_innermost(cls, value: object) -> None:
@@ -55,13 +88,8 @@ class ContextBlock(ContextDecorator):
         cls._set(*outer, (block, value))
 
     @classmethod
-    def _open(cls) -> Blocks[Any]:
-        blocks: Blocks[Any] = getattr(current(), f"{cls._field}s")
-        return blocks
-
-    @classmethod
     def _set(cls, *blocks: tuple[object, Any]) -> None:
-        set_context(**{f"{cls._field}s": blocks, cls._field: blocks[-1][1]})
+        set_context(**{cls._blocks: blocks, cls._field: blocks[-1][1]})
 
     def __call__(self, func: F) -> F:
         """Decorate a function so that it runs in such a block."""
