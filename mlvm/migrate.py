@@ -87,8 +87,8 @@ def migrate(options: argparse.Namespace) -> int:
     """
     files = {file.resolve(): file for file in reversed([*_files(options.files)])}  # links once
     texts = {file: _read(file) for file in reversed(files.values())}
-    kept = set().union(*(_from_other_files(file, text) for file, (text, _) in texts.items()))
-    results = {file: rewrite(file, text, kept) for file, (text, _) in texts.items()}
+    preserved = set().union(*(_from_other_files(file, text) for file, (text, _) in texts.items()))
+    results = {file: rewrite(file, text, preserved) for file, (text, _) in texts.items()}
     contents: dict[Path, str | bytes] = {}
     for file, result in results.items():
         text, encoding = texts[file]
@@ -154,11 +154,12 @@ def _lines(text: str) -> list[str]:
     return [*io.StringIO(text, newline="")]
 
 
-def rewrite(file: Path, text: str, kept: Set[str] = frozenset()) -> _Rewritten:
+def rewrite(file: Path, text: str, preserved: Set[str] = frozenset()) -> _Rewritten:
     """Rewrite the text of a file. Raises `MigrateError` if it is not valid.
 
-    Other files of the user import the names in `kept`. An import of one of these names, or of any
-    name in `__init__.py`, continues to bind the old name: `from mlvm.eager import l1_loss as l1`.
+    Other files of the user import the names in `preserved`. An import of one of these names, or of
+    any name in `__init__.py`, continues to bind the old name:
+    `from mlvm.eager import l1_loss as l1`.
     """
     if file.suffix == ".ipynb":
         return _in_notebook(file, text)
@@ -170,7 +171,7 @@ def rewrite(file: Path, text: str, kept: Set[str] = frozenset()) -> _Rewritten:
     lines = [_Line(i, line) for i, line in enumerate(_lines(text), 1)]
     doctests = [_prompted(lines[first - 1 : last]) for first, last in _docstrings(tree)]
     words = {word for each in doctests for line in each for word in _WORD.findall(line.code)}
-    uses.find(OLD_NAMES if file.stem == "__init__" else kept | words)
+    uses.find(OLD_NAMES if file.stem == "__init__" else preserved | words)
     edits, doubts = uses.edits, uses.doubts
     for each in doctests:
         inner = _uses_in([each], paths)
@@ -245,12 +246,12 @@ def _fenced(lines: list[str]) -> Iterator[list[_Line]]:
 
 
 def _uses_in(
-    blocks: Iterable[list[_Line]], paths: Mapping[str, str], kept: Set[str] = frozenset()
+    blocks: Iterable[list[_Line]], paths: Mapping[str, str], preserved: Set[str] = frozenset()
 ) -> OldUses:
     """Find the uses in blocks of code, which share their names.
 
     What is not valid Python, and has an old name, is not clear. Imports continue to bind these
-    names and the names in `kept`.
+    names and the names in `preserved`.
     """
     code: dict[int, _Line] = {}
     doubts = []
@@ -259,14 +260,14 @@ def _uses_in(
             code.update((line.number, line) for line in block)
         else:
             matches = ((line.number, _OLD.search(line.code)) for line in block)
-            found = [(number, match[0]) for number, match in matches if match]
-            doubts += [Doubt(number, f"{name} in invalid Python") for number, name in found]
-            kept |= {name for _, name in found}
+            old_names = [(number, match[0]) for number, match in matches if match]
+            doubts += [Doubt(number, f"{name} in invalid Python") for number, name in old_names]
+            preserved |= {name for _, name in old_names}
     texts = [
         code[i].code.rstrip("\r\n") if i in code else "" for i in range(1, max(code, default=0) + 1)
     ]
     uses = OldUses(ast.parse("\n".join(texts)), paths)
-    uses.find(kept)
+    uses.find(preserved)
     uses.edits = [each._replace(offset=each.offset + code[each.line].offset) for each in uses.edits]
     uses.doubts = sorted(uses.doubts + doubts)
     return uses
@@ -305,9 +306,9 @@ class _Text(str):
 
 def _text_of_json(text: str, begin: int, strict: bool) -> tuple[_Text, int]:
     value, end = scanstring(text, begin, strict)
-    found = _Text(value)
-    found.start, found.end = begin - 1, end
-    return found, end
+    string = _Text(value)
+    string.start, string.end = begin - 1, end
+    return string, end
 
 
 def _cells(file: Path, text: str) -> list[list[_Text]]:

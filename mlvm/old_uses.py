@@ -141,10 +141,10 @@ class _Scope:
 
 def _closure(first: _Scope, following: Callable[[_Scope], list[_Scope]]) -> list[_Scope]:
     """Return a scope and all scopes that `following` reaches from it."""
-    found = [first]
-    for each in found:
-        found += [one for one in following(each) if one not in found]
-    return found
+    reached = [first]
+    for each in reached:
+        reached += [one for one in following(each) if one not in reached]
+    return reached
 
 
 _Use: TypeAlias = tuple[ast.AST, _Scope]
@@ -221,16 +221,16 @@ class OldUses:
         for scope in self._scopes:
             for base in scope.bases or ():
                 if scope.around and isinstance(base, ast.Name):
-                    found = scope.around.find(base.id)
-                    scope.bases_here += [each.body for each in found if each.body]
+                    bindings = scope.around.find(base.id)
+                    scope.bases_here += [each.body for each in bindings if each.body]
             for each in scope.bases_here:
                 each.subclasses.append(scope)
         self.edits: list[Edit] = []
         self.doubts: list[Doubt] = []
 
-    def find(self, kept: Set[str] = frozenset()) -> None:
-        """Find the edits and doubts. An import of a name in `kept` continues to bind that name."""
-        self._imports = self._renamed_imports(kept | self._texts)
+    def find(self, preserved: Set[str] = frozenset()) -> None:
+        """Find the edits and doubts. Imports of names in `preserved` continue to bind them."""
+        self._imports = self._renamed_imports(preserved | self._texts)
         checks: dict[type[ast.AST], Callable[..., None]] = {
             ast.Attribute: self._attribute,
             ast.Name: self._name,
@@ -391,8 +391,8 @@ class OldUses:
                 self._assigned.add(target)
                 scope.bind(name, assignment)
             case ast.Attribute(instance, attribute), _:
-                found = scope.find(instance.id) if isinstance(instance, ast.Name) else []
-                for each in found or [_Assignment()]:
+                bindings = scope.find(instance.id) if isinstance(instance, ast.Name) else []
+                for each in bindings or [_Assignment()]:
                     if each.body is not None:
                         each.body.bind(attribute, assignment)
                     else:
@@ -463,12 +463,12 @@ class OldUses:
 
     def _owner(self, node: ast.expr, scope: _Scope) -> _Scope | None:
         """Return the scope of the class if the expression is `self`."""
-        found = scope.find(node.id) if isinstance(node, ast.Name) else ()
-        return next((each.owner for each in found if each.owner), None)
+        bindings = scope.find(node.id) if isinstance(node, ast.Name) else ()
+        return next((each.owner for each in bindings if each.owner), None)
 
     # --- uses ----------------------------------------------------------------------------
 
-    def _renamed_imports(self, kept: Set[str]) -> set[int]:
+    def _renamed_imports(self, preserved: Set[str]) -> set[int]:
         """Return the ids of the imported names that can change together with all their uses.
 
         The new name must be free, and no use may also refer to another object.
@@ -479,14 +479,14 @@ class OldUses:
             if not isinstance(node, (ast.Name, ast.alias)) or _is_target(node):
                 continue
             name = node.id if isinstance(node, ast.Name) else node.name
-            found = scope.find(name)
-            news = {each.alias and _new_name(_shown(each.path or "")) for each in found}
+            bindings = scope.find(name)
+            news = {each.alias and _new_name(_shown(each.path or "")) for each in bindings}
             are_free = not news & {None, *self._words, *bound}
             is_field = isinstance(node, ast.alias) and scope.bases is not None
-            if len(news) == 1 and are_free and name not in kept and not is_field:
-                renamed |= {id(each.alias) for each in found}
+            if len(news) == 1 and are_free and name not in preserved and not is_field:
+                renamed |= {id(each.alias) for each in bindings}
             else:
-                others |= {id(each.alias) for each in found}
+                others |= {id(each.alias) for each in bindings}
         return renamed - others
 
     def _alias(self, node: ast.alias, scope: _Scope) -> None:

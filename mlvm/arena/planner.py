@@ -136,9 +136,9 @@ class Plan(NamedTuple):
         ratio = self.nbytes / self.lower_bound if self.lower_bound else 1.0
         bound = f"lower bound {self.lower_bound:,} ({ratio:.2f})"
         unfused = "" if self.unfused is None else f", unfused {self.unfused:,}"
-        ahead = f"; {self.ahead:,} bytes are computed ahead" if self.ahead else ""
+        hoisted = f"; {self.ahead:,} bytes are computed ahead" if self.ahead else ""
         used = "" if self.used is None else f"; at most {self.used:,} in use at a call's lengths"
-        return f"{self.nbytes:,} bytes, {bound}{unfused}, by {self.order}{ahead}{used}"
+        return f"{self.nbytes:,} bytes, {bound}{unfused}, by {self.order}{hoisted}{used}"
 
     def __repr__(self) -> str:
         return f"<Plan of {len(self.offsets):,} blocks: {self}>"

@@ -865,18 +865,18 @@ class Snapshot:
         return rows == self._rows
 
 
-def _add_rows(rows: list[Any], value: Any, seen: set[int], tensors: list[Tensor]) -> None:
+def _add_rows(rows: list[Any], value: Any, visited: set[int], tensors: list[Tensor]) -> None:
     """Add the keys of each container, and the ids of its items, which are negative for tensors."""
-    if not isinstance(value, _CONTAINERS) or id(value) in seen:
+    if not isinstance(value, _CONTAINERS) or id(value) in visited:
         return
-    seen.add(id(value))
+    visited.add(id(value))
     keys, items = _contents(value)
     rows += keys, [-id(item) if item.__class__ is Tensor else id(item) for item in items]
     for item in items:
         if item.__class__ is Tensor:
             tensors.append(item)
         else:
-            _add_rows(rows, item, seen, tensors)
+            _add_rows(rows, item, visited, tensors)
 
 
 def _contents(value: Any) -> tuple[list[Any] | None, list[Any]]:

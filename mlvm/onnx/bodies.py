@@ -927,9 +927,9 @@ def _added_up(b: Body, parts: Iterable[tuple[_WindowElement, str]]) -> str:
     """Add all elements of the windows to the images, and remove the padding."""
     shape = [n + sum(p) for n, p in zip(b.out.shape, [(0, 0), *b.padding, (0, 0)], strict=True)]
     placed = [b.embedded(x, at.length, shape, at.start, at.step) for at, x in parts]
-    (top, _), (left, _) = b.padding
+    (pad_top, _), (pad_left, _) = b.padding
     total = b("Sum", *placed) if len(placed) > 1 else placed[0]
-    return b.sliced(total, (0, top, left, 0), b.out.shape, (1, 1, 1, 1))
+    return b.sliced(total, (0, pad_top, pad_left, 0), b.out.shape, (1, 1, 1, 1))
 
 
 @body("max_pool2d_vjp")

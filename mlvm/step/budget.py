@@ -141,17 +141,17 @@ def present(value: Any) -> Any:
 def candidates(schedule: Schedule, live_out: set[Value]) -> list[Candidate]:
     """Return other schedules of the step, which need less memory, the fastest first."""
     step = _Step(schedule, live_out)
-    found: dict[tuple[Row, ...], Candidate] = {}
+    candidates: dict[tuple[Row, ...], Candidate] = {}
     least, most = step.least(), schedule.most_alive
     count = max(8, min(TARGETS, _UNITS // (len(schedule.runs) or 1)))
     for i in range(1, count + 1):
         run = _SimulatedRun(step, most - (most - least) * i // count)
         if run.finish():
             rows = tuple(step.without_dead(run.rows))
-            if rows not in found:
+            if rows not in candidates:
                 time = sum([step.costs[row.moment] for row in rows])
-                found[rows] = Candidate(time, step, rows)
-    return sorted(found.values(), key=lambda each: each.seconds)
+                candidates[rows] = Candidate(time, step, rows)
+    return sorted(candidates.values(), key=lambda each: each.seconds)
 
 
 def total_seconds(schedule: Schedule) -> float:

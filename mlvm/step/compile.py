@@ -203,7 +203,7 @@ def compile_flow(
     hoist: Hoist | None = None,
     budget: int | None = None,
     effort: int = 1,
-    ahead: int = 0,
+    reserved: int = 0,
 ) -> Planned:
     """Compile the step to a program with its plan.
 
@@ -215,14 +215,14 @@ def compile_flow(
         saved, and hoisted values are computed in the step. The fastest program by the estimate of
         `mlvm.step.budget` is chosen.
     `effort`: limit of the planner's search for smaller plans.
-    `ahead`: bytes of the budget that values of another program need.
+    `reserved`: bytes of the budget that values of another program need.
 
     Raises `BudgetError` if no program is found that fits.
     """
     options = _Options(fuse, recompute, policy, effort)
     best = _variant(flow, hoist, options)
-    if budget is not None and best.nbytes > budget - ahead:
-        best = _within(_with_unhoisted(best, flow, options), budget - ahead, effort)
+    if budget is not None and best.nbytes > budget - reserved:
+        best = _within(_with_unhoisted(best, flow, options), budget - reserved, effort)
     planned = best.planned()
     for observer in on_planned.copy():
         curve = partial(curve_of, flow, policy=policy, hoist=hoist)

@@ -282,8 +282,10 @@ class _Decoder:
         if at < 0:
             height = len(self.stack) + (0 if self.is_open else self.low)
             if n > height:
-                known = " known" * self.is_open
-                raise ValueError(f"expected {counted(n, 'value')} above base, got {height}{known}")
+                qualifier = " known" * self.is_open
+                raise ValueError(
+                    f"expected {counted(n, 'value')} above base, got {height}{qualifier}"
+                )
             if n > _FEW and not (self.stack or self.changed):
                 self.low -= n
                 return range(self.low, self.low + n)

@@ -223,7 +223,7 @@ class _Session:
         """Delete the tape's nodes and saved values, unless an outer differentiation uses them."""
         if self.outer is None:
             self.tape.nodes.clear()
-            self.tape.kept.clear()
+            self.tape.saved_roots.clear()
             self.tape.within = None  # a tensor that was updated in it may outlive it
             live_tapes.discard(self.tape)
 

@@ -121,7 +121,7 @@ def add_node(
     types = [*closures.values(), *[operands[k].type for k, _ in tracked]]
     node = len(tape.nodes)
     tape.nodes.append((MultiOutputVjp(types, back, effect), origins, tuple(saved)))
-    tape.kept.update(id(x.root) for x in saved)
+    tape.saved_roots.update(id(x.root) for x in saved)
     for number, y in enumerate(results):
         if y is not None:
             tape.add_node(y, (OperandVjp(_PARTS, partial(_one_part, number), ()),), (node,), ())

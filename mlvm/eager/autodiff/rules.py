@@ -318,8 +318,8 @@ def _reduction(rule: Callable[..., Tensor]) -> Rules:
         arguments = {"x": x, "out": out, "x_type": x_type, **attributes}
         ones = widened(_ones_like(out))
         slopes = rule(ones, **{name: arguments[name] for name in names})
-        kept = {name: attributes[name] for name in ("axis", "keepdims")}
-        return rounded(op.sum(widened(t) * slopes, **kept), t.dtype)
+        options = {name: attributes[name] for name in ("axis", "keepdims")}
+        return rounded(op.sum(widened(t) * slopes, **options), t.dtype)
 
     return forward({"x": rule}, x=tangent)
 

@@ -257,7 +257,7 @@ class Tape:
     Attributes:
         nodes: the `node` of a tracked tensor is an index into this list. The entry of a watched
             tensor is None.
-        kept: ids of the roots of all saved values.
+        saved_roots: ids of the roots of all saved values.
         within: the recorder whose launches the tape differentiates.
         sessions: the number of differentiations that share the tape.
         read_at: the first line that reads values of a tracked tensor.
@@ -268,7 +268,7 @@ class Tape:
     def __init__(self) -> None:
         self.within: object = current().recorder
         self.nodes: list[Node | None] = []
-        self.kept: set[int] = set()
+        self.saved_roots: set[int] = set()
         self.sessions = 0
         self.read_at: str | None = None
         self.has_lost = False
@@ -318,13 +318,13 @@ class Tape:
         out.tape = self
         out.node = len(self.nodes)
         for y in saved:
-            self.kept.add(id(y if y.base is None else y.base))
+            self.saved_roots.add(id(y if y.base is None else y.base))
         self.nodes.append((vjps, origins, saved))
 
     def keeps(self, x: Tensor, stop: int | None = None) -> bool:
         """Return whether a node before `stop` has saved a value in the memory of x."""
         root = x.root
-        if id(root) not in self.kept:
+        if id(root) not in self.saved_roots:
             return False
         nodes = self.nodes[self._first_use(x) : stop]
         return any(y.root is root for node in nodes if node is not None for y in node[2])
@@ -334,9 +334,9 @@ class Tape:
 
         Another thread may remove nodes meanwhile.
         """
-        if self.kept.isdisjoint([*others, id(x.root)]):
+        if self.saved_roots.isdisjoint([*others, id(x.root)]):
             return
-        self.kept.update(others)
+        self.saved_roots.update(others)
         nodes = self.nodes
         for i in range(self._first_use(x), len(nodes)):
             try:

@@ -8,13 +8,13 @@ key differ in properties that the key does not contain: the identities of argume
 that Python code has read.
 
 Invariant: a program may be launched only for a call that `bind` accepts. C matches the calls of
-`known` entries without a signature, and tries the most recent match first. At most `MOST_PROGRAMS`
+`matchers` without a signature, and tries the most recent match first. At most `MOST_PROGRAMS`
 entries are kept for each `OpenTrace`, and as many for all other traces. The least recently used
-entry is evicted first. C does not report its matches, so `known` entries count as used when an
-entry is added.
+entry is evicted first. C does not report its matches, so the entries of `matchers` count as used
+when an entry is added.
 
 Callers: `Captured`, from any thread. `lock` is held while the dicts change. The entries of a key
-are a tuple, and the list `known` is replaced by one assignment, so readers need no lock.
+are a tuple, and the list `matchers` is replaced by one assignment, so readers need no lock.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class CacheEntry:
       state.
     - replaced: the calls of host functions, by name; see `capture(replace=)`.
     - opened: the trace with dynamic lengths from which the entry was made, if there is one.
-    - times_known: the number of times that the entry was added to `CacheEntries.known`.
+    - times_known: the number of times that the entry was added to `CacheEntries.matchers`.
     - open_part: makes the part of a saved step that depends on lengths, if the step was planned for
       bounds of lengths.
     - sources: with `capture(check=)`, a function that accepts a call's signature and a function
@@ -137,10 +137,10 @@ class CacheEntry:
 
     def loosen(self) -> list[weakref.ref[Any]]:
         """Replace strong references by weak ones where possible, and return the weak references."""
-        held, self.keepalive = self.keepalive, []
+        previous, self.keepalive = self.keepalive, []
         references = [*self._weak]
-        while held:
-            each = held.pop()
+        while previous:
+            each = previous.pop()
             if isinstance(each, _LASTING) or type(each).__weakrefoffset__ == 0:
                 self.keepalive.append(each)
             else:
@@ -261,12 +261,12 @@ K = TypeVar("K", bound=KnownEntry)
 class CacheEntries(Generic[K]):
     """Entries of a captured function by key, in least-recently-used order.
 
-    known: the entries whose calls C matches, the most recent match first.
+    matchers: the entries whose calls C matches, the most recent match first.
     """
 
     def __init__(self) -> None:
         self.lock = new_lock()
-        self.known: list[K] = []
+        self.matchers: list[K] = []
         self._entries: dict[Any, tuple[CacheEntry, ...]] = {}
         self._keys: dict[CacheEntry, Any] = {}  # least recently used first
         self._changes = Memo[Any, NumberChanges](_MOST_KEYS, "capture: changed numbers")
@@ -293,7 +293,7 @@ class CacheEntries(Generic[K]):
         with self.lock:
             if self.find(key, signature) is not None:
                 return []
-            self._touch(known.entry for known in reversed(self.known))
+            self._touch(each.entry for each in reversed(self.matchers))
             alike = [each for each in self._keys if each.opened is entry.opened]
             dropped = alike[: max(0, len(alike) + 1 - MOST_PROGRAMS)]
             for each in dropped:
@@ -315,16 +315,16 @@ class CacheEntries(Generic[K]):
                 self._forget(entry)
         return lapsed
 
-    def know(self, known: K) -> None:
+    def know(self, matcher: K) -> None:
         """Let C match calls with an entry, and try that first."""
-        others = [each for each in self.known if each.entry is not known.entry]
-        self.known = [known, *others[: _MOST_KNOWN - 1]]  # at once
+        others = [each for each in self.matchers if each.entry is not matcher.entry]
+        self.matchers = [matcher, *others[: _MOST_KNOWN - 1]]  # at once
 
     def release_known(self) -> None:
         """Let C match no entry, since each keeps alive what it read. All may be known again."""
-        for each in self.known:
+        for each in self.matchers:
             each.entry.times_known -= 1
-        self.known = []
+        self.matchers = []
 
     def forget_opened(self, traces: Sequence[object]) -> list[CacheEntry]:
         """Forget the entries of these traces with open lengths. Return them."""
@@ -336,7 +336,7 @@ class CacheEntries(Generic[K]):
 
     def clear(self) -> None:
         with self.lock:
-            self.known = []
+            self.matchers = []
             self._entries.clear()
             self._keys.clear()
             self._changes.clear()

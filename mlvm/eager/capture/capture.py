@@ -229,16 +229,16 @@ class Captured(Generic[P, R]):
                 f"{self!r} cannot be differentiated: capture the function that takes the gradient"
             )
         arena = now.arena or default_arena()
-        entries = self._entries.known
-        for known in () if loop else entries:
-            bound = known.match(arena.vm, args, kwargs)
+        entries = self._entries.matchers
+        for matcher in () if loop else entries:
+            bound = matcher.match(arena.vm, args, kwargs)
             if bound is not None:
-                entry = known.entry
-                if entry is self._last and known is not entries[0]:  # not just in turn with others
-                    self._entries.know(known)
+                entry = matcher.entry
+                if entry is self._last and matcher is not entries[0]:  # entries do not alternate
+                    self._entries.know(matcher)
                 self._last = entry
-                return self._launch(entry, entry.variants.select(), arena, known.scratch, *bound)
-        now = entries = known = bound = None  # type: ignore[assignment]  # they keep state alive
+                return self._launch(entry, entry.variants.select(), arena, matcher.scratch, *bound)
+        now = entries = matcher = bound = None  # type: ignore[assignment]  # they keep state alive
         arrays = args
         args, kwargs = as_tensors(self._signatures, arena.vm, args, kwargs)
         if args is not arrays:
@@ -693,7 +693,7 @@ class Captured(Generic[P, R]):
         ignored."""
         if call.outcome.rebound:
             self._signatures.count_as_arguments(field for field, _ in call.outcome.rebound)
-            self._entries.known = []
+            self._entries.matchers = []
         before = miss.signature
         is_less = self._signatures.note_flattened(before.guards, call.flattened)
 
@@ -787,8 +787,8 @@ class Captured(Generic[P, R]):
                     return None
                 plans = opened.plans(lengths, values)
 
-            def compile_unhoisted(ahead: int) -> Planned:
-                return compiler(template.flow(values), ahead=ahead)
+            def compile_unhoisted(reserved: int) -> Planned:
+                return compiler(template.flow(values), reserved=reserved)
 
             for plan in plans:
                 entry = plan.at(values, call, signature, compile_unhoisted)

@@ -430,7 +430,7 @@ class Variants:
         assert self._compile is not None
         try:
             with uncollected():
-                planned = self._compile(ahead=hoisted.part.nbytes)
+                planned = self._compile(reserved=hoisted.part.nbytes)
         except BudgetError:
             return None
         plan = planned.plan._replace(ahead=hoisted.part.nbytes)

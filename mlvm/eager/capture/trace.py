@@ -500,14 +500,14 @@ class _Results:
 def _paths_of(named: dict[Any, Any]) -> dict[int, tuple[Any, ...]]:
     """Return the paths of dicts and lists in these values, by id."""
     paths: dict[int, tuple[Any, ...]] = {}
-    left: list[tuple[tuple[Any, ...], Any]] = [((name,), x) for name, x in named.items()]
-    while left:
-        path, part = left.pop()
+    pending: list[tuple[tuple[Any, ...], Any]] = [((name,), x) for name, x in named.items()]
+    while pending:
+        path, part = pending.pop()
         if isinstance(part, (dict, list)):
             paths.setdefault(id(part), path)
         if isinstance(part, (dict, list, tuple)):
             items = items_of(part) if isinstance(part, dict) else enumerate(part)
-            left += [((*path, key), each) for key, each in items]
+            pending += [((*path, key), each) for key, each in items]
     return paths
 
 

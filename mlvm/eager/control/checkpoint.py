@@ -182,7 +182,7 @@ def _exchange(tape: Tape, start: int, reached: Reached, now: Sequence[Tensor]) -
         if others and node is not None:
             vjps, origins, saved = node[0], node[1], tuple([other(x) for x in node[2]])
             tape.nodes[number] = vjps, origins, saved
-            tape.kept.update(id(x.root) for x in saved)
+            tape.saved_roots.update(id(x.root) for x in saved)
 
 
 def _vjp(

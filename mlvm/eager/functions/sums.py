@@ -96,8 +96,8 @@ def _masked_var(x: Tensor, axis: Axis, correction: float, keepdims: bool, mask: 
     away = op.where(mask, x - op.mean(x, axis=axis, keepdims=True, where=mask), zero)
     total = op.sum(op.square(away), axis=axis, keepdims=keepdims)
     shape = broadcast_to(astype(mask, x.dtype), x.shape)
-    left = op.sum(shape, axis=axis, keepdims=keepdims) - float(correction)
-    return total / op.where(op.greater(left, 0.0), left, constant(math.nan, x.dtype))
+    divisor = op.sum(shape, axis=axis, keepdims=keepdims) - float(correction)
+    return total / op.where(op.greater(divisor, 0.0), divisor, constant(math.nan, x.dtype))
 
 
 @public
@@ -171,9 +171,9 @@ def _slopes(f: Tensor, axis: int, spacing: float | Tensor, edge_order: int) -> T
     first, last = part(rises, axis, span(1)), part(rises, axis, span(n - 2, n - 1))
     if n == 2:
         return concat([first, last], axis=axis)
-    behind, ahead = neighbours(rises, axis)
+    backward, forward = neighbours(rises, axis)
     h_behind, h_ahead = neighbours(h, axis)
-    inner = (ahead * h_behind + behind * h_ahead) / (h_behind + h_ahead)
+    inner = (forward * h_behind + backward * h_ahead) / (h_behind + h_ahead)
     if edge_order == 2:
         (h0, h1), (h2, h3) = [
             [part(h, axis, span(i, i + 1)) for i in pair] for pair in ((0, 1), (n - 3, n - 2))
@@ -364,11 +364,11 @@ def product(x: Tensor, y: Tensor, finite: Tensor | None) -> Tensor:
         return x * y
     most = float(finfo(x.dtype).max)
 
-    def held(x: Tensor, y: Tensor) -> Tensor:
+    def limited(x: Tensor, y: Tensor) -> Tensor:
         meets = op.logical_and(op.logical_and(op.isinf(x), op.equal(y, 0.0)), finite)
         return op.where(meets, op.copysign(constant(most, x.dtype), stop_gradient(x)), x)
 
-    return held(x, y) * held(y, x)
+    return limited(x, y) * limited(y, x)
 
 
 def _scanned(combine: Callable[[Tensor, Tensor], Tensor], x: Tensor, axis: int | None) -> Tensor:

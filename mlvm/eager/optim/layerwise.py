@@ -268,7 +268,9 @@ class LBFGS(Optimizer):
         return rate, self.count == 0.0
 
     def _step_all(self, hyper: Any, updates: Sequence[Update]) -> None:
-        updates = [(p, self._given(hyper, p, g), state, x) for p, g, state, x in updates]
+        updates = [
+            (p, self._effective_gradient(hyper, p, g), state, x) for p, g, state, x in updates
+        ]
         wide = result_type(*[p.dtype for p, *_ in updates])
         gram: Any = None
         tables = []

@@ -538,7 +538,7 @@ class Optimizer(_OfFields):
         A rule that uses all parameters together overrides this method."""
         if not self._is_cached():
             for p, g, state, scalars in updates:
-                self._step(hyper, p, self._given(hyper, p, g), state, scalars)
+                self._step(hyper, p, self._effective_gradient(hyper, p, g), state, scalars)
             return
         steps, values = _rule_of(type(self), self._names)[1], self._values(hyper)  # type: ignore[arg-type]
         for _, same in groupby(updates, lambda update: id(update[3])):
@@ -561,7 +561,7 @@ class Optimizer(_OfFields):
         """Return the hyperparameters of `_names`."""
         return tuple(vars(hyper).values())[1:]
 
-    def _given(self, hyper: Any, p: Tensor, g: Tensor) -> Tensor:
+    def _effective_gradient(self, hyper: Any, p: Tensor, g: Tensor) -> Tensor:
         """Return the gradient for the rule.
 
         With `maximize` its sign is inverted. `weight_decay` p is added if the rule couples weight
@@ -676,7 +676,7 @@ def _rule_of(kind: Any, names: tuple[str, ...]) -> tuple[Callable[..., Any], ...
         rule = object.__new__(kind)
         hyper = hyper_of(values)
         for p, g, state in updates:
-            rule._step(hyper, p, rule._given(hyper, p, g), state, scalars)
+            rule._step(hyper, p, rule._effective_gradient(hyper, p, g), state, scalars)
 
     return begin, steps
 

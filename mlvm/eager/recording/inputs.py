@@ -90,5 +90,5 @@ class ScratchPad(scratch_pad.ScratchPad):
     tensor.__doc__ = scratch_pad.ScratchPad.tensor.__doc__
 
 
-for _made in (QueueTensor, ScratchPad):
-    _made.__init__ = hinted(_made.__init__)  # type: ignore[method-assign]
+for _class in (QueueTensor, ScratchPad):
+    _class.__init__ = hinted(_class.__init__)  # type: ignore[method-assign]

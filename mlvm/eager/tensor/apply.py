@@ -74,8 +74,8 @@ class OneOp(CallFields):
         if program is None:
             name, written = self.op.name, int(not self.op.dynamic)
             name = f"{name}.out" if written else name
-            made = Program.of_op(name, noperands + written, self.attributes, 1 - written)
-            program = self.programs.setdefault(noperands, made)
+            new_program = Program.of_op(name, noperands + written, self.attributes, 1 - written)
+            program = self.programs.setdefault(noperands, new_program)
         return program
 
     def __repr__(self) -> str:

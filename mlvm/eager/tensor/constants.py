@@ -45,13 +45,13 @@ def is_same_kind(source: DType, target: DType) -> bool:
 class Constants:
     """Python scalars used with tensors of one VM, each written once from its second use on.
 
-    seen: the keys of scalars that were used once.
+    used_once: the keys of scalars that were used once.
     """
 
     def __init__(self, vm: VMProtocol) -> None:
         self.arena = Arena(vm, "constants")
         self.tensors: Memo[Any, Tensor] = Memo(4096, "eager.tensor.constants")
-        self.seen: Memo[Any, None] = Memo(4096, "eager.tensor.constants seen once")
+        self.used_once: Memo[Any, None] = Memo(4096, "eager.tensor.constants used once")
         self.tables: Memo[Any, Tensor] = Memo(256, "eager.tensor.constants tables")
 
 
@@ -79,11 +79,11 @@ def constant(value: Scalar | Number, dtype: DType) -> Tensor:
     if tensor is not None:
         return tensor
     if EXTENSION is not None:
-        made: Tensor | None = EXTENSION.number(pool.arena, TensorType(dtype), value)
-        if made is not None and key not in pool.seen.entries:  # it may never be used again
-            pool.seen[key] = None
-            return made
-        tensor = made
+        number: Tensor | None = EXTENSION.number(pool.arena, TensorType(dtype), value)
+        if number is not None and key not in pool.used_once.entries:  # it may never be used again
+            pool.used_once[key] = None
+            return number
+        tensor = number
     if tensor is None:
         tensor = _written(scalar_array(value, dtype), pool)
     pool.tensors[key] = tensor

@@ -67,15 +67,15 @@ def refusal(
     if not isinstance(error, _REFUSED):
         return None
     try:
-        given = inspect.signature(fn).bind(*args, **keywords).arguments
+        arguments = inspect.signature(fn).bind(*args, **keywords).arguments
     except (TypeError, ValueError):
         return None
     for strict in (False, True):
         for parameter in inspect.signature(fn).parameters.values():
-            wrong = _misfit(parameter, given, _hints(fn).get(parameter.name, Any), strict)
+            wrong = _misfit(parameter, arguments, _hints(fn).get(parameter.name, Any), strict)
             if wrong is not None:
                 return wrong.at(name, ())
-    for parameter_name, value in given.items():
+    for parameter_name, value in arguments.items():
         if str(error).startswith(f"{getattr(value, '__qualname__', None)}()"):
             reason = f"{parameter_name} is called with other arguments than it takes: {error}"
             return ArgumentError(reason).at(name, ())
@@ -83,14 +83,14 @@ def refusal(
 
 
 def _misfit(
-    parameter: inspect.Parameter, given: Mapping[str, Any], hint: Any, strict: bool
+    parameter: inspect.Parameter, arguments: Mapping[str, Any], hint: Any, strict: bool
 ) -> OpError | None:
     """Return the error for the arguments of a parameter, or None if they fit its annotation.
 
     With `strict`, a number is not a tensor."""
-    if parameter.name not in given or parameter.name == "self":
+    if parameter.name not in arguments or parameter.name == "self":
         return None
-    value, each = given[parameter.name], ""
+    value, each = arguments[parameter.name], ""
     values = [value]
     if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
         values, each = [*(value.values() if isinstance(value, dict) else value)], "each of "

@@ -106,14 +106,14 @@ class _Planner:
     ) -> Row | None:
         """Plan the chain of these steps; None if there is no such kernel."""
         steps, before = self.steps[first:end], self.noperands + first
-        made = range(before, before + len(steps))
-        results = [number for number, step in zip(made, steps, strict=True) if step.last >= end]
+        produced = range(before, before + len(steps))
+        results = [number for number, step in zip(produced, steps, strict=True) if step.last >= end]
         read = [number for step in steps for number in step.operands]
-        values = [*results, *dict.fromkeys(number for number in read if number not in made)]
+        values = [*results, *dict.fromkeys(number for number in read if number not in produced)]
         if len(values) > _MOST or not results:
             return None
         types: list[Any] = [self.types[number] for number in values]
-        numbers = {number: -1 - i for i, number in enumerate(made)}
+        numbers = {number: -1 - i for i, number in enumerate(produced)}
         numbers |= {number: i for i, number in enumerate(values)}
         links = [
             Link(
@@ -122,7 +122,7 @@ class _Planner:
                 tuple([numbers[operand] for operand in step.operands]),
                 step.call.attributes,
             )
-            for number, step in zip(made, steps, strict=True)
+            for number, step in zip(produced, steps, strict=True)
         ]
         call = plan(types, {"chain": Chain(links, len(results), kernels)})
         if call is None:

@@ -24,7 +24,7 @@ def is_hit(captured: Any, *args: Any, **kwargs: Any) -> bool:
     """Return whether the call matches an entry in C. Python finds the same program and the same
     tensors then."""
     vm = current_arena().vm
-    for call in captured._entries.known:
+    for call in captured._entries.matchers:
         match = call.match(vm, args, kwargs)
         if match is not None:
             feed, tensors, inputs = match

@@ -211,12 +211,12 @@ class Signatures:
         From now on, walks skip the fields of all other Modules that no code names. Return whether
         this applies to more Modules than before."""
         with self._lock:
-            known = self._read_by_name
-            self._read_by_name_before = known - flattened
+            previous = self._read_by_name
+            self._read_by_name_before = previous - flattened
             self._flattened |= flattened
             nodes = {id(each) for each in guards.keepalive if issubclass(type(each), Node)}
-            self._read_by_name = (known | nodes) - self._flattened
-            if self._read_by_name != known:
+            self._read_by_name = (previous | nodes) - self._flattened
+            if self._read_by_name != previous:
                 self._guard_sets.clear()
             return self._read_by_name != self._read_by_name_before
 

@@ -55,7 +55,7 @@ static PyObject *view_name; /* _view */
 /* clang-format off */
 #define NAMES(EACH) \
     EACH(op) EACH(in_place) EACH(alloc) EACH(provide) EACH(nbytes) EACH(latest) EACH(record) EACH(nodes) \
-    EACH(kept) EACH(templates) EACH(has_lost)
+    EACH(saved_roots) EACH(templates) EACH(has_lost)
 /* clang-format on */
 NAMES(DECLARE_NAME)
 
@@ -887,7 +887,7 @@ static int record(PyObject *tape, Call *call, Entry *entry, const FastPath *fast
         return mask ? PyObject_SetAttr(tape, has_lost_name, Py_True) : 0;
     }
     PyObject *nodes = PyObject_GetAttr(tape, nodes_name);
-    PyObject *kept_ids = nsaves ? PyObject_GetAttr(tape, kept_name) : NULL;
+    PyObject *kept_ids = nsaves ? PyObject_GetAttr(tape, saved_roots_name) : NULL;
     PyObject *origins = PyTuple_New(ntracked), *saved = PyTuple_New(nsaves), *node = NULL;
     int failed = !nodes || !origins || !saved || (nsaves && !kept_ids);
     for (Py_ssize_t i = 0; !failed && i < ntracked; i++) {
