@@ -700,7 +700,7 @@ class Arena(ArenaFields):
         try:
             self._enter(block)
         except BaseException:  # an interrupt, or another thread is inside
-            self._leave(block)
+            self._leave(block, block)
             raise
         return self
 
@@ -710,13 +710,14 @@ class Arena(ArenaFields):
         A thread that finalizes another thread's generator closes only the generator's block; its
         own blocks remain open.
         """
-        block = None
-        try:
-            block = self._last_block()
-            self._leave(block)
-        except BaseException:  # an interrupt
-            self._leave(block or self._last_block())
-            raise
+        blocks = None
+        with self._lock:  # a thread that enters meanwhile waits for the reset
+            try:
+                blocks = self._last_blocks()
+                self._leave(*blocks)
+            except BaseException:  # an interrupt
+                self._leave(*(blocks or self._last_blocks()))
+                raise
 
     @contextmanager
     def allocating(self) -> Iterator[Arena]:
@@ -733,9 +734,9 @@ class Arena(ArenaFields):
             yield self
         finally:
             try:
-                self._leave(block)
+                self._leave(block, block)
             except BaseException:  # an interrupt
-                self._leave(block)
+                self._leave(block, block)
                 raise
 
     def hosting(self) -> results_in:
@@ -752,22 +753,26 @@ class Arena(ArenaFields):
             self._inside.append(block)
         block.__enter__()
 
-    def _last_block(self) -> results_in | None:
-        """Return the innermost `with` block of this arena: of this thread or task, or else any."""
-        blocks: list[results_in | None]
-        blocks = [each for each in current().arena_blocks if each.arena is self and each.resets]
-        return (blocks or [each for each in self._inside if each.resets] or [None])[-1]
+    def _last_blocks(self) -> tuple[results_in | None, results_in | None]:
+        """Return the innermost `with` block of this thread or task, and the entry to remove.
 
-    def _leave(self, block: results_in | None) -> None:
-        """Remove a block from the context and the arena, and reset the arena after the last one.
+        The entry is a different one if another thread has finalized a generator meanwhile.
+        """
+        mine = [each for each in current().arena_blocks if each.arena is self and each.resets]
+        entries = [each for each in self._inside if each.resets]
+        block = mine[-1] if mine else None
+        return block, block if block in entries else entries[-1] if entries else None
+
+    def _leave(self, block: results_in | None, entry: results_in | None) -> None:
+        """Remove a block from the context and an entry from the arena; reset it after the last one.
 
         A second call does nothing more.
         """
         if block is not None:
             block._remove()
-        with self._lock:  # a thread that enters meanwhile waits for the reset
-            self._inside = [each for each in self._inside if each is not block]
-            resets = block is None or block.resets
+        with self._lock:
+            self._inside = [each for each in self._inside if each is not entry]
+            resets = entry is None or entry.resets
             if resets and self._is_my_turn() and not any(each.resets for each in self._inside):
                 self._end_all("its arena was reset")
 

@@ -199,7 +199,7 @@ def test_an_interrupt_leaves_no_block_open(block: Callable[[ml.Arena], None]) ->
     while interrupted(lambda: block(arena), n):
         if current() != before:  # nothing can catch Ctrl-C before the first line of `__exit__`
             for left in current().arena_blocks:
-                arena._leave(left)
+                arena._leave(left, left)
             set_context(**before._asdict())
             uncaught += 1
         assert (current(), arena._inside) == (before, [])
