@@ -90,7 +90,7 @@ def test_other_libraries() -> None:
     h, b = (ml.asarray([[1.5, -2.0]], dtype=dtype) for dtype in HALVES)
     assert np.from_dlpack(h).tolist() == [[1.5, -2.0]]
     refuses(ml.errors.ExchangeError, r"bf16\[1,2\]: .*astype\(x, float32\)", b.__dlpack__)
-    refuses(ml.errors.CopyError, "numpy does not have", np.asarray, b, copy=False)
+    refuses(ml.errors.CopyError, "a dtype that numpy lacks", np.asarray, b, copy=False)
     torch = pytest.importorskip("torch")
     assert torch.from_dlpack(h).dtype is torch.float16
     for dtype, theirs in zip(HALVES, (torch.float16, torch.bfloat16), strict=True):
