@@ -52,7 +52,7 @@ class _RegionSlots:
     def views(self) -> tuple[Any, ...]:
         """The live views of its tensor, the oldest first."""
         views = getattr(self, "_views", None)
-        # The references are copied at once, as another thread may add some.
+        # Copy the references in a single step: another thread may add a view meanwhile.
         references = views.valuerefs() if views else ()
         return tuple([view for reference in references if (view := reference()) is not None])
 

@@ -52,7 +52,7 @@ def _require_no_other(head: bytes) -> None:
         raise WeightsError("it is a saved step or a program: use python -m mlvm run FILE")
     if head.startswith(b"\x89HDF"):
         raise WeightsError("it is HDF5: read it with Keras or h5py, and convert with ml.asarray")
-    if head[:1] == b"\x08" and head[1:2] < b"\x20":  # the version of its format
+    if head[:1] == b"\x08" and head[1:2] < b"\x20":  # an ONNX file begins with its version
         raise WeightsError("it may be an ONNX file: use ml.onnx.load(file)")
 
 

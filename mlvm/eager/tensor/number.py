@@ -104,7 +104,7 @@ class Numbers:
         self.vm = vm
         self.closed = False
         self.formulas: Any = None  # formulas of the native machine, in a fork
-        self._numbers_of: dict[int, int] = {}  # the formula numbers, by index
+        self._numbers_of: dict[int, int] = {}  # formula numbers by index
         self._constants: set[int] = set()
         # index of each constant by its value, and of each result by its computation
         self._places: dict[Any, int] = {}

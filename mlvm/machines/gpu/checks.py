@@ -95,7 +95,7 @@ class Refusals:
         self._free: list[int] = []
         self._used = 0
         self._noted: dict[Note, None] = {}
-        self._due: list[tuple[Note, Array, bool]] = []  # whether another thread has raised it
+        self._due: list[tuple[Note, Array, bool]] = []  # the bool: another thread has raised it
         self._launch = 0
         self._adds: Callable[[Exception], object] | None = None
 

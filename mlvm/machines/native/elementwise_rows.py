@@ -3,7 +3,8 @@
 `python -m mlvm.machines.native.elementwise_rows` writes `src/plan/kernels/elementwise_ops.def`, a
 file that the native kernels include. The GPU's kernels use the rows directly (`gpu_expressions`).
 In a result, `{name}` is a function for the dtype, or the C library's function if `_LIBRARY` has it.
-`{W}` casts to the type in which the native kernels compute.
+`{W}` casts to the type in which the native kernels compute: for integers an unsigned type of at
+least 32 bits, so that overflow wraps around.
 """
 
 from __future__ import annotations
@@ -222,8 +223,27 @@ _HEAD: Final = """\
 _TAIL: Final = "\n#undef DT\n#undef T\n#undef W\n#undef SIZE\n"
 
 
+def _require_single_rows() -> None:
+    """Raise `ValueError` if two rows define the same native function."""
+    seen: set[tuple[str, str, bool]] = set()
+    for kinds, rows in SECTIONS:
+        for row in rows:
+            for kind in kinds if row.form else ():
+                key = row.name, kind, row.form == "PAIR"
+                if key in seen:
+                    raise ValueError(
+                        f"expected one row of {row.name} for {kind} dtypes, got several; "
+                        "remove one from SECTIONS"
+                    )
+                seen.add(key)
+
+
 def native_rows() -> str:
-    """Return the text of the file that the native kernels include."""
+    """Return the text of the file that the native kernels include.
+
+    Raises `ValueError` if an op has two rows for the same kind of dtypes.
+    """
+    _require_single_rows()
     parts = [_HEAD]
     for kinds, rows in SECTIONS:
         lines = []

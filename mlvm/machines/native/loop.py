@@ -377,7 +377,7 @@ def open_fast_path(vm: VM, pool: Pool) -> FastPath:
         if vm is None:
             return None
         entry = vm._store.entry(handle)
-        vm._store.caches[id(fast_path)] = fast_path  # is to be cleared once handles change
+        vm._store.caches[id(fast_path)] = fast_path  # cleared when handles change
         return entry.array, entry.type
 
     def prepare(

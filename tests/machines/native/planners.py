@@ -44,6 +44,12 @@ def planned(name: str, *inputs: Any, **attributes: Any) -> bool:
     return kernel is not None and out is not None and kernel.call([out, *types], bound) is not None
 
 
+def assert_planned(name: str, *inputs: Any, **attributes: Any) -> None:
+    """Check that the op has a native kernel for operands of these types."""
+    dtypes = ", ".join(TensorType.of(np.asarray(x)).dtype.name for x in inputs)
+    assert planned(name, *inputs, **attributes), f"no native row of {name} for {dtypes}"
+
+
 def native(name: str, *inputs: Any, threads: int = 1, **attributes: Any) -> Array:
     """The op's result by its native kernel."""
     arrays, bound = prepared(name, *inputs, **attributes)
@@ -55,7 +61,7 @@ def on_threads(
     name: str, *inputs: Any, threads: tuple[int, ...] = (1, 2, 3), **attributes: Any
 ) -> Array:
     """The op's result by its native kernel, which gives the same bits on each number of threads."""
-    assert planned(name, *inputs, **attributes)
+    assert_planned(name, *inputs, **attributes)
     result, *others = (native(name, *inputs, threads=n, **attributes) for n in threads)
     assert {other.tobytes() for other in others} <= {result.tobytes()}
     return result

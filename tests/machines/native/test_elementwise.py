@@ -15,7 +15,7 @@ from mlvm.core.op import OPS
 from mlvm.core.ops.half import widened
 from mlvm.core.types import Array, DType, TensorType, bf16
 from tests.brief import cases
-from tests.machines.native.planners import native, planned, reference
+from tests.machines.native.planners import assert_planned, native, planned, reference
 from tests.ulp import FUNCTIONS, errors, limit
 
 SIZES = (0, 1, 7, 17, 255, 1024, 1025, 4099)
@@ -103,7 +103,7 @@ def test_has_numpys_bits_for_special_values(name: str, dtype: DType) -> None:
     if dtype.is_integer and name in ("isnan", "isinf", "isfinite"):
         assert not planned(name, *operands)
         return
-    assert planned(name, *operands)
+    assert_planned(name, *operands)
     ordered = ORDER.get(name) if dtype.is_float else None
     expected = reference(name, *operands) if ordered is None else ordered(*operands)
     assert_same(native(name, *operands), expected)
@@ -128,7 +128,7 @@ def test_has_numpys_bits_for_any_size(name: str, size: int) -> None:
 def test_converts_as_the_reference(x: DType, y: DType) -> None:
     values = special(x)
     for operand in (values, np.resize(values, 1000)):
-        assert planned("astype", operand, dtype=y.name)
+        assert_planned("astype", operand, dtype=y.name)
         result = native("astype", operand, dtype=y.name)
         assert_same(result, reference("astype", operand, dtype=y.name))
 
@@ -164,7 +164,7 @@ def test_logaddexp_is_numpys(dtype: str) -> None:
     x, y = pairs(DType.named(dtype), 2)
     near = np.random.default_rng(3).normal(size=(2, 999)).astype(x.dtype) * 9
     for operands in ((x, y), tuple(near), (near[0], near[0]), (near[0][:9], near[1][:9])):
-        assert planned("logaddexp", *operands)
+        assert_planned("logaddexp", *operands)
         tolerance = 8 * float(np.finfo(x.dtype).eps)
         expected = reference("logaddexp", *operands)
         result = native("logaddexp", *operands)
@@ -177,7 +177,7 @@ def test_promotes_operands(name: str) -> None:
         operands = [np.resize(special(x), 1500), np.resize(special(y), (3, 1))]
         operands[0] = operands[0].reshape(3, 500)
         if accepts(name, operands):
-            assert planned(name, *operands)
+            assert_planned(name, *operands)
             assert_same(native(name, *operands), reference(name, *operands))
 
 
@@ -246,7 +246,7 @@ def test_functions_have_numpys_special_values(name: str, dtype: str) -> None:
         attributes = {"approximate": name.endswith("tanh")}
         op = "gelu_slope" if "slope" in name else "gelu"
     result, expected = native(op, *inputs, **attributes), reference(op, *inputs, **attributes)
-    assert planned(op, *inputs, **attributes)
+    assert_planned(op, *inputs, **attributes)
     eps = float(np.finfo(x.dtype).eps)
     np.testing.assert_allclose(result, expected, rtol=64 * eps, atol=8 * eps)
     real = ~np.isnan(expected) & (np.abs(expected) > eps)

@@ -323,7 +323,7 @@ def call(product: Product, chain: Chain | None = None) -> KernelCall | None:
     x, y = product.x, product.y
     if product.dtype == _AMX:
         if y.columns > 1 or product.panel:
-            return chain and _amx(product)  # which rounds its result itself
+            return chain and _amx(product)  # `_amx` rounds its own result
         product = product._replace(dtype="bf16")
     if product.panel:
         return tiles(product, chain) if chain or not product.dtype.startswith("bf16") else None

@@ -108,7 +108,7 @@ def _sum_kernel(op: str, types: Types) -> str:
     out, x = types[0].dtype, types[1].dtype
     if x is out and x.is_float:
         return f"{op}_{x.name}"
-    if out in (i64, u64) and not x.is_float:  # modulo 2^64 they are one
+    if out in (i64, u64) and not x.is_float:  # both wrap modulo 2^64, so they share a kernel
         return f"{op}_{_bytes(x).name}"
     return f"{op}_{x.name}_{out.name}"
 

@@ -195,7 +195,7 @@ static int make_key(Key *key, PyObject *function, PyObject *args, PyObject *keyw
     return made;
 }
 
-/* Keep what a key refers to while Python runs, in which another thread may change a list of the arguments. */
+/* Hold the objects of a key while Python runs: another thread may change the argument lists. */
 static void hold_key(const Key *key)
 {
     for (int i = 0; i < key->nitems; i++)
@@ -562,7 +562,7 @@ static PyObject *call_and_record(PyObject *function, PyObject *args, PyObject *k
     for (int i = 0; i < key->ntensors; i++)
         has_constant |= holds_constant((PyObject *)key->tensors[i]);
     Py_ssize_t before = count_nodes(key->tape);
-    /* Asked after all calls of Python, in which another thread may have begun to record. */
+    /* Check this after all calls of Python: another thread may have begun to record during them. */
     if (recording.active || has_constant)
         return PyObject_Call(function, args, keywords);
     begin_recording(key, 0);
