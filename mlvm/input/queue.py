@@ -73,8 +73,8 @@ class _LiveQueues(weakref.WeakSet["QueueTensor"]):
         super().__init__()
 
     def vm_closed(self, why: str) -> None:
-        for queue in list(self):
-            queue.cancel(MachineError(f"queue {queue.name!r}: {why}"))
+        for each in list(self):
+            each.cancel(MachineError(f"queue {each.name!r}: {why}"))
 
 
 class QueueTensor:
