@@ -427,11 +427,11 @@ class Arena(ArenaFields):
         if capacity is not None:
             where = f"arena {name!r}: capacity"
             capacity = parse_size(capacity, where, least=0, error=errors.ArenaError)
-        vm.require_open()
         self.vm = vm
+        self.name = name
+        self._require_open_vm()
         regions(vm)  # adds it to `vms`
         self.fast_path = getattr(vm, "fast_path", None)  # of a native VM
-        self.name = name
         self.used = 0
         self.high_water = 0
         self.views_created = 0
@@ -696,6 +696,8 @@ class Arena(ArenaFields):
     # --- where results go ---
 
     def __enter__(self) -> Arena:
+        """Enter the arena. Raises `MachineError` if its VM was closed, without a later reset."""
+        self._require_open_vm()
         block = results_in(self, resets=True)
         try:
             self._enter(block)
@@ -728,6 +730,7 @@ class Arena(ArenaFields):
         Refuses:
             within(busy.allocating(), list)  # ArenaBusyError
         """
+        self._require_open_vm()
         block = results_in(self)
         try:
             self._enter(block)
@@ -871,6 +874,7 @@ class Arena(ArenaFields):
         except errors.HandleError:
             if self.closed:
                 raise self._closed() from None
+            self._require_open_vm()
             raise
         self.views_created += 1
         regions(self.vm).add(new, region)
@@ -893,6 +897,10 @@ class Arena(ArenaFields):
     def _end_all(self, why: str) -> None:
         """Free every tensor."""
         placement = self._placement
+        try:
+            self.vm.require_open()
+        except errors.MachineError as error:  # the reason why the tensors have no memory
+            why = str(error)
         with self._lock:
             guests = self.guests.copy()
             self.guests -= guests
@@ -939,6 +947,12 @@ class Arena(ArenaFields):
         regions(self.vm).pop(handle, None)
         with suppress(errors.HandleError):  # another thread has freed its storage
             self.vm.dealloc_tensor(handle)
+
+    def _require_open_vm(self) -> None:
+        try:
+            self.vm.require_open()
+        except errors.MachineError as error:
+            raise errors.MachineError(f"arena {self.name!r}: {error}") from None
 
     def _closed(self) -> errors.ArenaError:
         return errors.ArenaError(f"arena {self.name!r} is closed")

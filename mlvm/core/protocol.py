@@ -40,6 +40,14 @@ class Identity:
         attachment: T | None = self._attached.get(kind)
         return self._attached.setdefault(kind, kind(self)) if attachment is None else attachment  # type: ignore[arg-type]
 
+    def _close_attached(self, why: str) -> None:
+        """Call `vm_closed(why)` of the attached objects that define it. The caller holds no lock
+        of the VM."""
+        for attachment in list(self._attached.values()):
+            vm_closed = getattr(attachment, "vm_closed", None)
+            if vm_closed is not None:
+                vm_closed(why)
+
     @property
     def stands_for(self) -> Any:
         """Return the VM that owns these handles: itself, or the VM that a recorder records."""

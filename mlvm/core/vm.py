@@ -406,7 +406,8 @@ class VM(Identity):
     def close(self) -> None:
         """Finish the workers' pending work, then free all tensors, storages and attached objects.
 
-        Later uses raise an error that names the VM; freeing a handle does nothing. Idempotent.
+        Later uses, and calls that wait for a queue of this VM, raise an error that names the VM.
+        Freeing a handle does nothing. Idempotent.
         """
         fast_path = getattr(self, "fast_path", None)  # of a native VM
         with self._lock:
@@ -416,12 +417,14 @@ class VM(Identity):
                 )
         if self._scheduler is not None:
             self._scheduler.close()
+        why = f"VM {self.name!r} was closed"
         with self._lock:
             if fast_path is not None:
                 fast_path.closed = True
             self._linked.clear()
-            self._store.close(f"VM {self.name!r} was closed")
-            self._attached.clear()
+            self._store.close(why)
+        self._close_attached(why)
+        self._attached.clear()
 
     def require_open(self) -> None:
         """Raise `MachineError` if the VM was closed.

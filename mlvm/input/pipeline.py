@@ -380,6 +380,7 @@ class Pipeline(Closing, Generic[A]):
 
     def _start(self, first: Batch) -> Crew:
         """Make slots for the batches from `first` on, and start the workers that fill them."""
+        self._vm.require_open()
         self._settle_seed()
         queues = {}
         for size in sorted(self._schedule.sizes(first)):

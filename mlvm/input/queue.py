@@ -33,6 +33,7 @@ from mlvm.arena.arena import Allocation
 from mlvm.core.errors import (
     ArenaError,
     DTypeError,
+    MachineError,
     QueueClosedError,
     QueueEmptyError,
     QueueFullError,
@@ -65,6 +66,17 @@ class QueueStats(NamedTuple):
     consumers_waited: float
 
 
+class _LiveQueues(weakref.WeakSet["QueueTensor"]):
+    """The queues of one VM, which are cancelled when the VM is closed."""
+
+    def __init__(self, vm: VMProtocol) -> None:
+        super().__init__()
+
+    def vm_closed(self, why: str) -> None:
+        for each in list(self):
+            each.cancel(MachineError(f"queue {each.name!r}: {why}"))
+
+
 class QueueTensor:
     """Queue of elements in `maxsize` slots; an element has one tensor of each type in `types`.
 
@@ -79,6 +91,8 @@ class QueueTensor:
     programs, which take elements directly on a VM of this process.
 
     A `single_threaded` queue has no locks: a call that would wait raises immediately.
+
+    After `vm.close`, waiting and later calls raise `MachineError`.
 
     Raises `ArenaError` for impossible arguments and inside a captured function; `ShapeError` or
     `DTypeError` for a type; `OutOfMemoryError`.
@@ -139,6 +153,8 @@ class QueueTensor:
         self.handle = self.arena.storage
         if self.arena.lender is not None:
             queue_get.register(self.arena.lender, self)
+        vm.attached(_LiveQueues).add(self)
+        vm.require_open()  # `close` may have cancelled the VM's queues before this one was added
 
     # --- producers ---
 

@@ -510,6 +510,7 @@ class WireVM(Identity):
     def close(self) -> None:
         """Close the VM and free everything that was created on it. Idempotent."""
         self._close()
+        self._close_attached(f"VM {self.name!r} was closed")
 
     # --- programs ---
 

@@ -28,6 +28,7 @@ from hypothesis import strategies as st
 import mlvm.eager as ml
 from mlvm.arena.arena import Allocation
 from mlvm.core.errors import (
+    MachineError,
     PipelineError,
     QueueClosedError,
     QueueEmptyError,
@@ -38,6 +39,7 @@ from mlvm.core.observe import observed
 from mlvm.core.vm import VM
 from mlvm.input import workers as crew_module
 from mlvm.input.pipeline import Pipeline
+from mlvm.input.queue import QueueTensor
 from mlvm.input.sampling import SampleRandom
 from mlvm.machines.wire import WireVM
 from tests.brief import Patch, cases, line_of, refuses, start_python
@@ -433,6 +435,30 @@ def test_close_is_idempotent_and_ends_a_blocked_get() -> None:
     batches.close()
     for call in (batches.get, lambda: batches.restore({})):
         refuses(QueueClosedError, "pipeline was closed", call)
+
+
+@cases("workers", 0, 2)
+def test_a_closed_vm_ends_its_pipelines(workers: int) -> None:
+    vm = VM("mine")
+    with pipeline(vm=vm, epochs=None, workers=workers) as batches:
+        batches.get()
+        vm.close()
+        refuses(MachineError, "VM 'mine' was closed", list, batches)
+        refuses(MachineError, "VM 'mine' was closed", batches.get)
+
+
+@cases("is_get", True, False)
+def test_a_closed_vm_wakes_calls_that_wait_for_its_queue(is_get: bool) -> None:
+    vm = VM("mine")
+    queue = QueueTensor(vm, ["f32[2]"], 1)
+    array = np.ones(2, np.float32)
+    if not is_get:
+        queue.put([array])
+    waiting = start(queue.get if is_get else lambda: queue.put([array]))
+    time.sleep(0.05)
+    assert not waiting.done()
+    vm.close()
+    refuses(MachineError, "queue 'queue': VM 'mine' was closed", waiting.result, PATIENCE)
 
 
 def test_close_ends_producers_that_wait_for_a_slot() -> None:

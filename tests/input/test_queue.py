@@ -16,6 +16,7 @@ from mlvm.arena.arena import Allocation, Arena
 from mlvm.core.errors import (
     ArenaError,
     HandleError,
+    MachineError,
     QueueClosedError,
     QueueEmptyError,
     QueueFullError,
@@ -189,6 +190,17 @@ def test_cancel_ends_both_sides_at_once(vm: VM, single_threaded: bool, closed: b
         assert caught is error
     q.close()
     refuses(OSError, "the disk is gone", q.get)
+
+
+@cases("single_threaded", False, True)
+def test_a_closed_vm_cancels_its_queues(vm: VM, single_threaded: bool) -> None:
+    q = QueueTensor(vm, PAIR, 3, single_threaded=single_threaded)
+    q.put(pair(1))
+    late = q.reserve()
+    vm.close()
+    for refused in (lambda: q.put(pair(2)), q.reserve, late.commit, q.get, q.get_nowait):
+        refuses(MachineError, f"queue 'queue': VM '{vm.name}' was closed", refused)
+    refuses(MachineError, "", list, q)
 
 
 def test_cancel_keeps_the_traceback_that_the_error_came_with(vm: VM) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from mlvm.arena.context import current
 from mlvm.core.errors import ArgumentError, GradientError
@@ -14,7 +14,7 @@ from mlvm.eager.functions import creation, elements
 from mlvm.eager.functions.halves import rounded, widened
 from mlvm.eager.optim.gradients import is_in_parts
 from mlvm.eager.optim.optimizer import Optimizer, zeros_beside
-from mlvm.eager.optim.ranges import Count, checked, number_in
+from mlvm.eager.optim.ranges import CheckedFields, Count, Fraction, checked, number_in
 from mlvm.eager.optim.schedules import Schedule
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import COPY
@@ -34,7 +34,7 @@ from mlvm.eager.tree import (
 from mlvm.renamed import OldAttribute
 
 
-class EMA:
+class EMA(CheckedFields):
     """Exponential moving averages of the parameters of a model or another tree.
 
     Each update sets average = decay * average + (1 - decay) * parameter (Polyak and Juditsky,
@@ -66,6 +66,8 @@ class EMA:
     Refuses:
         ml.optim.EMA({})  # ArgumentError
     """
+
+    _kinds: ClassVar = {"decay": Fraction, "warmup": bool}
 
     @hinted
     def __init__(self, params: Tree, decay: float = 0.999, *, warmup: bool = False) -> None:

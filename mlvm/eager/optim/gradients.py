@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import reduce
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from mlvm.core.errors import ArgumentError, DTypeError, brief
 from mlvm.core.types import f32
@@ -16,7 +16,7 @@ from mlvm.eager.functions import creation, elements
 from mlvm.eager.functions.halves import rounded, widened
 from mlvm.eager.nn.module import Name
 from mlvm.eager.optim.optimizer import Optimizer
-from mlvm.eager.optim.ranges import number_in
+from mlvm.eager.optim.ranges import AtLeastOne, CheckedFields, Fraction, number_in
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import COPY
 from mlvm.eager.tensor.tensor import Tensor, described
@@ -136,7 +136,7 @@ def clip_by_global_norm(grads: Tree, max_norm: float) -> Tree:
 # --- loss scaling --------------------------------------------------------------------
 
 
-class LossScale:
+class LossScale(CheckedFields):
     """Factor for the loss, so that gradients in f16 neither underflow nor overflow.
 
     If a gradient is not finite, the factor is halved and that update is skipped. After
@@ -166,6 +166,12 @@ class LossScale:
         ml.optim.LossScale(0.5)  # ArgumentError
     """
 
+    _kinds: ClassVar = {
+        "growth_factor": AtLeastOne,
+        "backoff_factor": Fraction,
+        "growth_interval": int,
+    }
+
     @hinted
     def __init__(
         self,
@@ -177,20 +183,24 @@ class LossScale:
     ) -> None:
         self.growth_factor = number_in("LossScale", "growth_factor", growth_factor, 1)
         self.backoff_factor = number_in("LossScale", "backoff_factor", backoff_factor, 0, 1)
-        if type(growth_interval) is not int or not 1 <= growth_interval <= _MOST_INTERVAL:
-            raise ArgumentError(
-                f"LossScale: expected growth_interval as an int from 1 to {_MOST_INTERVAL}, got "
-                f"{growth_interval!r}"
-            )
         self.growth_interval = growth_interval
-        if self.growth_factor == 1 or not self.backoff_factor:
-            raise ArgumentError(
-                "LossScale: expected growth_factor above 1 and backoff_factor above 0, got "
-                f"{growth_factor} and {backoff_factor}"
-            )
         first = number_in("LossScale", "init_scale", init_scale, 1, _MOST_SCALE)
         self.value = creation.full((), first, dtype=f32)
         self.good_steps = creation.zeros((), dtype=f32)
+
+    def _checked_field(self, name: str, value: Any) -> Any:
+        if name == "growth_interval" and not isinstance(value, Tensor):
+            if type(value) is not int or not 1 <= value <= _MOST_INTERVAL:
+                raise ArgumentError(
+                    f"LossScale: expected {name} as an int from 1 to {_MOST_INTERVAL}, got "
+                    f"{brief(value)}"
+                )
+            return value
+        value = super()._checked_field(name, value)
+        low = 0 if name == "backoff_factor" else 1
+        if value == low:
+            raise ArgumentError(f"LossScale: expected {name} above {low}, got {value}")
+        return value
 
     def scale(self, loss: Tensor) -> Tensor:
         """Multiply the loss by the factor; a half-precision loss is first converted to f32.

@@ -28,7 +28,7 @@ from mlvm.core.errors import (
 )
 from mlvm.core.types import DType, TensorType, f32
 from mlvm.eager.functions import creation, elements
-from mlvm.eager.optim.ranges import Positive, checked
+from mlvm.eager.optim.ranges import Positive, checked, checked_field
 from mlvm.eager.optim.schedules import Schedule
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import one_op
@@ -699,12 +699,8 @@ def _assigned(where: str, name: str, value: Any, kind: Any) -> Any:
     is_rate = name == "learning_rate"
     if type(value) is Number or (is_rate and callable(value)):
         return value
-    if not isinstance(value, Tensor):
-        return checked(where, name, value, kind)
-    if not is_rate:
-        raise ArgumentError(
-            f"{where}: expected {name} as a Python value, got {value.type}; write float(x)"
-        )
+    if not is_rate or not isinstance(value, Tensor):
+        return checked_field(where, name, value, kind)
     if value.shape != () or not (value.dtype.is_float or value.dtype.is_integer):
         raise ArgumentError(f"{where}: expected {name} as a number or f32[], got {value.type}")
     if current().recorder is None:

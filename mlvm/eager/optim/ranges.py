@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, TypeAlias, get_args, get_origin
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias, get_args, get_origin
 
 from mlvm.core.errors import ArgumentError, brief
+from mlvm.eager.tensor.number import Number
+from mlvm.eager.tensor.tensor import Tensor
 
 Fraction: TypeAlias = Annotated[float, (0, 1)]
 """Number in [0, 1)."""
@@ -58,3 +61,34 @@ def checked(where: str, name: str, value: Any, kind: Any) -> Any:
         raise ArgumentError(f"{where}: expected {name} as an int, got {brief(value)}")
     number = number_in(where, name, value, *kind.__metadata__[0])
     return value if kind == Count else number
+
+
+def checked_field(where: str, name: str, value: Any, kind: Any) -> Any:
+    """Check an assigned field as `checked` does.
+
+    Traced numbers are returned unchanged. Raises `ArgumentError` for a tensor and for a pair with a
+    tensor, because reading a tensor's value is not possible in a captured function."""
+    if type(value) is Number:
+        return value
+    for part in value if isinstance(value, (tuple, list)) else (value,):
+        if isinstance(part, Tensor):
+            raise ArgumentError(
+                f"{where}: expected {name} as a Python value, got {part.type}; write float(x)"
+            )
+    return checked(where, name, value, kind)
+
+
+class CheckedFields:
+    """Base of classes whose fields in `_kinds` are checked whenever they are assigned."""
+
+    _kinds: ClassVar[Mapping[str, Any]]
+
+    if not TYPE_CHECKING:  # otherwise a type checker would allow any name
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name in self._kinds:
+                value = self._checked_field(name, value)
+            super().__setattr__(name, value)
+
+    def _checked_field(self, name: str, value: Any) -> Any:
+        return checked_field(type(self).__name__, name, value, self._kinds[name])

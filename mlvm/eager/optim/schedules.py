@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeAlias
 
 from mlvm.core.types import f32
 from mlvm.eager.functions import creation, elements
-from mlvm.eager.optim.ranges import number_in, numbers_in
+from mlvm.eager.optim.ranges import CheckedFields, Fraction, Positive, number_in, numbers_in
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import COPY
 from mlvm.eager.tensor.tensor import Tensor
@@ -224,7 +224,7 @@ def warmup(schedule: float | Schedule, warmup_steps: int, initial: float = 0.0) 
     return warmed_up
 
 
-class Plateau:
+class Plateau(CheckedFields):
     """Schedule that reduces the rate when a loss stops decreasing: PyTorch's `ReduceLROnPlateau`.
 
     Pass the loss to `update`, for example once per epoch.
@@ -250,6 +250,11 @@ class Plateau:
     Refuses:
         ml.optim.Plateau(-1.0)  # ArgumentError
     """
+
+    _kinds: ClassVar = {
+        "factor": Fraction,
+        **dict.fromkeys(("patience", "threshold", "cooldown", "min_rate"), Positive),
+    }
 
     if not TYPE_CHECKING:
         least = OldAttribute("Plateau", "least")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import secrets
+import sys
 import threading
 import webbrowser
 from collections.abc import Callable, Sequence
@@ -44,6 +45,11 @@ class DebuggerServer(ThreadingHTTPServer):
         self.url = f"http://{self.host}{self.path}"
         for command in commands:
             self.command(command)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print the error of a request, unless the browser closed the connection."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
     def page(self) -> str:
         """Return the page with all commands so far."""
@@ -102,14 +108,22 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(kind, content())
 
     def do_POST(self) -> None:
-        length = self.headers.get("Content-Length", "")
-        if self._name() != "command" or not length.isdecimal() or int(length) > _LONGEST:
+        text = self.headers.get("Content-Length", "")
+        is_length = text.isdecimal() and len(text) <= len(f"{_LONGEST}")
+        length = int(text) if is_length else _LONGEST + 1
+        if self._name() != "command" or length > _LONGEST:
             self.send_error(404)
             return
-        command = self.rfile.read(int(length)).decode("utf-8", "replace")
-        self._send("application/json", json.dumps(self.server.command(command)))
-        if self.server.has_ended:  # this is not the thread of `serve_forever`
-            self.server.shutdown()
+        body = self.rfile.read(length)
+        if len(body) < length:  # the connection was closed early
+            self.send_error(400)
+            return
+        answer = self.server.command(body.decode("utf-8", "replace"))
+        try:
+            self._send("application/json", json.dumps(answer))
+        finally:
+            if self.server.has_ended:  # this is not the thread of `serve_forever`
+                self.server.shutdown()
 
     def _name(self) -> str | None:
         """Return the name after the token; None for another token or host."""

@@ -133,6 +133,15 @@ class LogReader:
         self.torn = len(data) - at
 
 
+def is_log(path: Path) -> bool:
+    """Return whether the file begins as a log of any version."""
+    try:
+        with path.open("rb") as stream:
+            return stream.read(8) == _HEAD[:8]
+    except OSError:
+        return False
+
+
 def read_log(path: Path) -> LogReader:
     """Read the log of a recording. Raises `OSError` and, with the path, `EncodingError`."""
     try:

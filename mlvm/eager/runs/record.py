@@ -30,7 +30,7 @@ from mlvm.eager.capture.capture import Captured, Match, capture, step_observers
 from mlvm.eager.files import safetensors
 from mlvm.eager.recording.recorder import refuse_captured
 from mlvm.eager.runs.cells import Cells, array_of, digest_of_cells, storable
-from mlvm.eager.runs.log import LogWriter, digest_of, number_of
+from mlvm.eager.runs.log import LogWriter, digest_of, is_log, number_of
 from mlvm.eager.runs.run import CHECKPOINTS, DATA, LOG, PROGRAMS, SOURCES
 from mlvm.eager.runs.steps import StepTable, leaves_of, number_array, scalar_of
 from mlvm.eager.runs.traced import traced_step
@@ -56,7 +56,7 @@ class record(ContextDecorator):
 
     Arguments:
 
-    - `folder`: the folder to create; it must not contain a recording.
+    - `folder`: the folder to create; if it exists, it must be empty.
 
     - `every`: the number of steps between checkpoints of the complete state.
 
@@ -166,18 +166,40 @@ class _Inputs(NamedTuple):
     tensors: list[Allocation | None]
 
 
+def _require_empty(folder: Path) -> None:
+    """Raise `FileExistsError` unless the folder is empty or does not exist."""
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise FileExistsError(f"record: expected a folder, got the file {folder}")
+    if is_log(folder / LOG):
+        raise _contains_recording(folder)
+    names = sorted(path.name for path in folder.iterdir())
+    if names:
+        raise FileExistsError(
+            f"record: expected a new or empty folder, but {folder} contains {names[0]!r}; "
+            f"choose another folder"
+        )
+
+
+def _contains_recording(folder: Path) -> FileExistsError:
+    return FileExistsError(
+        f"record: {folder} contains a recording; choose another folder, or delete it"
+    )
+
+
 class _Session:
     """An active recording."""
 
     def __init__(self, folder: Path, every: int, limit: int) -> None:
         self._folder, self._every, self._limit = folder, every, limit
+        _require_empty(folder)
         for name in (CHECKPOINTS, PROGRAMS, SOURCES):
             (folder / name).mkdir(parents=True, exist_ok=True)
         try:
             self._log = LogWriter(folder / LOG)
         except FileExistsError:
-            text = f"record: {folder} contains a recording; choose another folder, or delete it"
-            raise FileExistsError(text) from None
+            raise _contains_recording(folder) from None
         self._data: BinaryIO = open_to_append(folder / DATA)
         self._end = 0  # of the data
         self._process = os.getpid()

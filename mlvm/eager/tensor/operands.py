@@ -23,6 +23,7 @@ from mlvm.eager.tensor.values import (
     leaves,
     of_numbers,
     values_for,
+    zeros_and_ones,
 )
 from mlvm.machines.native.extension import EXTENSION
 
@@ -169,9 +170,10 @@ def tensor_of(values: object, dtype: DType | None = None) -> Tensor:
         if listed is not None:
             return listed
     if dtype is None and type(values) is np.ndarray:
-        return from_array(array_of(values))
+        return from_array(zeros_and_ones(array_of(values)))
     array = in_memory(values)
     if array is not None:
+        array = zeros_and_ones(array)
         own = DType.of(array.dtype)
         target = dtype or own
         if own.kind == "complex" and target.kind not in ("complex", "bool"):
@@ -181,7 +183,7 @@ def tensor_of(values: object, dtype: DType | None = None) -> Tensor:
         cast_to = None if dtype in (None, joined.dtype) else one_op("astype", dtype=dtype)
         return joined if cast_to is None else apply(cast_to, joined)
     else:
-        array = of_numbers(values)
+        array = zeros_and_ones(of_numbers(values))
         target = dtype or _listed_dtype(values, array)
         array = values_for(target, array, values)
     return from_array(cast(array, target))

@@ -72,6 +72,15 @@ def launch_for_values(
     return outputs
 
 
+def closed_vm_of(x: Allocation) -> str | None:
+    """Return the error of the tensor's VM, for example that it was closed; None for an open VM."""
+    try:
+        x.arena.vm.require_open()
+    except MlvmError as error:
+        return str(error)
+    return None
+
+
 def explain(
     error: HandleError, vm: VMProtocol, operands: Sequence[Allocation], *, in_place: bool = False
 ) -> MlvmError:
@@ -82,11 +91,10 @@ def explain(
     if stale is not None:
         return stale
     for x in operands:
+        closed = closed_vm_of(x)
+        if closed is not None:
+            return HandleError(f"an operand {x.type} has ended: {closed}; copy it before")
         if not x.arena.vm.is_same(vm):
-            try:
-                x.arena.vm.require_open()
-            except MlvmError as closed:
-                return HandleError(f"an operand {x.type} has ended: {closed}; copy it before")
             if in_place:
                 return HandleError(
                     f"an update of {operands[0].type} on {vm.name} reads {x.type} on "

@@ -33,7 +33,7 @@ from mlvm.eager.tensor.context import current_arena
 from mlvm.eager.tensor.methods import Methods
 from mlvm.eager.tensor.number import Size
 from mlvm.eager.tensor.parts import note_unpacked, unpacks
-from mlvm.eager.tensor.reading import note_read, values_of, write
+from mlvm.eager.tensor.reading import closed_vm_of, note_read, values_of, write
 from mlvm.eager.tensor.warn import warn_of_row
 from mlvm.machines.native.extension import EXTENSION
 
@@ -289,8 +289,11 @@ class Tensor(Methods, Allocation):
         where = "" if self.arena.name == "default" else f", arena={self.arena.name!r}"
         try:
             values = self.numpy()
-        except HandleError:  # it is alive, but on a VM without bytes
-            return f"<dry {self.type}{where}>"
+        except HandleError:
+            closed = closed_vm_of(self)
+            if closed is not None:
+                return f"<{self.type}{where}: {closed}>"
+            return f"<dry {self.type}{where}>"  # it is alive, but on a VM without bytes
         except CaptureError:  # it has no value before the recorded program is launched
             return f"<captured {self.type}>"
         body = np.array2string(values, prefix="Tensor(", separator=", ", threshold=200)

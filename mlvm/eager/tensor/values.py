@@ -42,6 +42,16 @@ def array_of(obj: Any) -> Array:
     return array.view(bf16.numpy) if is_bf16 else array
 
 
+def zeros_and_ones(array: Array) -> Array:
+    """Return a bool array whose bytes are 0 or 1, as kernels expect; other arrays are unchanged.
+
+    A view of integers as bool, or a different library, may have other bytes, which mean True."""
+    if array.dtype != np.bool_:
+        return array
+    normalized: Array = array.view(np.uint8) != 0
+    return normalized
+
+
 def _require_no_mask(obj: object) -> None:
     """Raise `DTypeError` for a masked array of numpy, which would lose its mask."""
     masked = sys.modules.get("numpy.ma")

@@ -190,6 +190,7 @@ class RemoteVM(Closing, WireVM):
                 self._finish()
         finally:
             self._end("it was closed")
+            self._close_attached(f"VM {self.name!r} was closed")
 
     def _finish(self) -> None:
         """Wait for the posts; mere deallocations are sent without waiting."""

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import socket
+import struct
 import threading
+import time
 import urllib.error
 import urllib.request
 import webbrowser
@@ -19,7 +22,7 @@ from mlvm.eager.runs.browser import DebuggerServer
 from mlvm.eager.runs.debugger import Debugger
 from mlvm.eager.runs.execution import Execution
 from mlvm.eager.runs.ops import op_program
-from tests.brief import Capsys, Patch
+from tests.brief import Capsys, Patch, cases
 from tests.eager.runs.recorded import train
 
 pytestmark = pytest.mark.local(reason="executions run on a VM of this process")
@@ -84,6 +87,42 @@ def test_other_tokens_hosts_and_names_are_refused(server: DebuggerServer) -> Non
         with pytest.raises(urllib.error.HTTPError, match="404"):
             requested(bad, data, **headers)
     assert server.panes()["moment"] == 1
+
+
+def sent(server: DebuggerServer, length: str, body: str) -> socket.socket:
+    connection = socket.create_connection(server.server_address[:2], timeout=60)
+    head = f"POST {server.path}command HTTP/1.1\r\nHost: {server.host}\r\n"
+    connection.sendall(f"{head}Content-Length: {length}\r\n\r\n{body}".encode())
+    return connection
+
+
+@cases("length", "10", "9" * 5000, "65537", "-1", "x")
+def test_an_incomplete_command_and_wrong_lengths_are_refused(
+    server: DebuggerServer, length: str
+) -> None:
+    with sent(server, length, "q") as connection:
+        connection.shutdown(socket.SHUT_WR)
+        answer = connection.makefile().readline()
+    assert answer.split()[1] == ("400" if length == "10" else "404")
+    assert not server.has_ended
+
+
+def test_a_closed_connection_ends_the_server_without_a_traceback(capsys: Capsys) -> None:
+    program, inputs = op_program(ml.capture(step), (ml.ones(3),), {})
+    with DebuggerServer(Debugger(Execution(program, inputs)), [], "title") as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        with server._lock:
+            connection = sent(server, "1", "q")
+            reset = struct.pack("ii", 1, 0)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+            time.sleep(0.2)  # the handler has read the command
+            connection.close()
+        thread.join(20)
+        has_ended = not thread.is_alive()
+        server.shutdown()
+    assert has_ended
+    assert not capsys.readouterr().err
 
 
 def test_the_command_serves_until_q(folder: Path, capsys: Capsys, monkeypatch: Patch) -> None:

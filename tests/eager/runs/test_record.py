@@ -15,7 +15,7 @@ import mlvm.eager as ml
 from mlvm.core.errors import ArgumentError, CaptureError
 from mlvm.eager import Tensor
 from mlvm.eager.runs.replay import Replay
-from tests.brief import Capsys, refuses, run_python
+from tests.brief import Capsys, cases, refuses, run_python
 from tests.eager.runs.recorded import STEPS, batches, train
 from tests.wired import connect_to
 
@@ -312,6 +312,25 @@ def test_what_record_refuses(folder: Path) -> None:
     with pytest.raises(FileExistsError, match="choose another folder"):
         ml.runs.record(folder / "a").__enter__()
     ml.capture(lambda: ml.ones(2))()  # nothing is left on
+
+
+@cases("name", "data", "log", "notes.txt", "")
+def test_a_folder_with_other_files_stays_as_it_was(folder: Path, name: str) -> None:
+    path = folder / "a" / name
+    if name:
+        (folder / "a").mkdir()
+    path.write_bytes(b"mine")
+    pattern = f"folder, but .*a contains '{name}'; choose" if name else "a folder, got the file "
+    with pytest.raises(FileExistsError, match=pattern):
+        ml.runs.record(folder / "a").__enter__()
+    assert [each.name for each in (folder / "a").glob("*")] == [name] * bool(name)
+    assert path.read_bytes() == b"mine"
+
+
+def test_an_empty_folder_is_recorded_to(folder: Path) -> None:
+    (folder / "a").mkdir()
+    train(folder / "a")
+    assert ml.runs.open(folder / "a").losses
 
 
 def test_wrong_arguments_are_typed_errors(folder: Path) -> None:

@@ -236,6 +236,17 @@ def test_a_captured_step_updates_weights_without_a_copy() -> None:
 
 
 @pytest.mark.local(reason="lists are taken where their values are")
+def test_imported_bools_become_zeros_and_ones() -> None:
+    array = np.array([2, 4, 6, 0], np.uint8).view(bool)
+    for imported in (ml.asarray(array), ml.from_dlpack(array), ml.asarray([array])[0]):
+        assert imported.numpy().view(np.uint8).tolist() == [1, 1, 1, 0]
+        assert int(ml.count_nonzero(imported)) == 3
+        assert (imported == ml.ones(4, dtype="bool")).tolist() == [True, True, True, False]
+        assert ml.astype(imported, ml.int32).tolist() == [1, 1, 1, 0]
+    assert ml.asarray(array, dtype=ml.int32).tolist() == [1, 1, 1, 0]
+    assert ml.asarray(array[::2]).numpy().view(np.uint8).tolist() == [1, 1]
+
+
 def test_values_that_do_not_fit() -> None:
     x: Any = ml.zeros((2, 3))
     for key, new, error, match in (
