@@ -64,7 +64,7 @@ import queue
 import re
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
@@ -200,7 +200,7 @@ class AxisError(ArgumentError, IndexError):
 
     >>> try: ml.sum(ml.ones(2), axis=1)
     ... except ml.errors.AxisError as error: print(error)
-    sum(f32[2]): axis 1 is out of range for 1 dimensions
+    sum(f32[2]): axis 1 is out of range for 1 dimensions; expected -1 to 0
     """
 
 
@@ -673,6 +673,18 @@ def brief(value: object) -> str:
         text = f"<{type(value).__name__} that has no text>"
     first = text.partition("\n")[0][:_BRIEF]
     return text if text == first else f"{first}..."
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """Return " (did you mean 'axis'?)" for the name that is most similar, or "" if none is.
+
+    >>> did_you_mean("axes", ["axis", "dtype"])
+    " (did you mean 'axis'?)"
+    """
+    from difflib import get_close_matches  # imported only for an error
+
+    similar = get_close_matches(name, names, 1)
+    return f" (did you mean {similar[0]!r}?)" if similar else ""
 
 
 def with_article(noun: object) -> str:

@@ -25,7 +25,7 @@ from typing import Any, Final, Literal, Union, final
 
 import numpy as np
 
-from mlvm.core.errors import ArgumentError, DTypeError, OpError, ShapeError, brief
+from mlvm.core.errors import ArgumentError, DTypeError, OpError, ShapeError, brief, did_you_mean
 from mlvm.core.memo import Memo
 from mlvm.core.types import DType, TensorType
 
@@ -159,7 +159,8 @@ class Op:
         unknown = [name for name in attributes if name not in self.attributes]
         if unknown:
             names = ", ".join(map(str, self.attributes.values())) or "none"
-            refused = ArgumentError(f"no attribute {unknown[0]!r}; there are: {names}")
+            meant = did_you_mean(unknown[0], self.attributes)
+            refused = ArgumentError(f"no attribute {unknown[0]!r}{meant}; there are: {names}")
             raise refused.at(self.name, ())
         bound = {}
         for name, attribute in self.attributes.items():

@@ -115,7 +115,8 @@ broadcast = elementwise("numeric")
 def normalize_axis(axis: int, ndim: int) -> int:
     """Return `axis` counted from the first axis. Raises `AxisError` if it is out of range."""
     if not -ndim <= axis < ndim:
-        raise AxisError(f"axis {axis} is out of range for {ndim} dimensions")
+        valid = f"expected -{ndim} to {ndim - 1}" if ndim else "it has no axes"
+        raise AxisError(f"axis {axis} is out of range for {ndim} dimensions; {valid}")
     return axis % ndim
 
 

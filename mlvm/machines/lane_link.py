@@ -124,7 +124,7 @@ class LaneProgram(Deferred):
         self.rows, self.segments, self.types = rows, segments, types_of(rows)
         self.family = family or self
         if not all(min(each.parts) == 1 for each in segments.values()):
-            raise MachineError("lanes: a segment needs a part for one row")
+            raise MachineError("lanes: each segment needs a part for a single row")
         if any(each.sum >= 0 and len(each.outs) != 1 for each in segments.values()):
             raise MachineError("lanes: a segment that adds to a sum must have one result, the sum")
 
@@ -485,7 +485,7 @@ class Linked:
         results = self._operands(n)
         self._join()
         if self._results.setdefault(function.name, results) != results:
-            raise MachineError(f"lanes: {function.name} returns at two places")
+            raise MachineError(f"lanes: expected one return in {function.name}, got several")
         if function.name == ROW:
             self.returned = [(at, self.types[at].nbytes) for at in results]
         self._emit("return")

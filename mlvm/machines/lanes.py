@@ -205,7 +205,8 @@ class Lanes:
         args, shared_types, nsums = self.types.args, self.shared_types, self.types.sums
         nresults = len(arrays) - nsums - 1 - len(args) - len(shared_types)
         if nresults < 0:
-            raise OperandValueError(f"lanes: the program needs more than {len(arrays)} operands")
+            least = len(arrays) - nresults
+            raise OperandValueError(f"lanes: expected at least {least} operands, got {len(arrays)}")
         results, sums = arrays[:nresults], arrays[nresults : nresults + nsums]
         number, *xs = arrays[nresults + nsums :]
         count, xs, ws = int(number), xs[: len(args)], xs[len(args) :]

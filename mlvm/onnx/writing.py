@@ -316,7 +316,10 @@ class _Model:
         }
         parts = encode("Model", model)
         if size_of(parts) > _MOST:
-            raise ModelError(f"a file of {size_of(parts):,} bytes exceeds the limit of protobuf")
+            raise ModelError(
+                f"a file of {size_of(parts):,} bytes exceeds protobuf's limit of 2 GiB; write "
+                "external=True, which stores the weights in a separate file"
+            )
         return parts, data_parts
 
 

@@ -189,7 +189,7 @@ def mismatch(one: tuple[str, Collective], other: tuple[str, Collective]) -> str:
     """Describe the mismatched calls of two members, given their names."""
     (name, mine), (their_name, theirs) = one, other
     return (
-        f"members call different things: {name} {mine.described_beside(theirs)}, "
+        f"members called different collectives: {name} {mine.described_beside(theirs)}, "
         f"{their_name} {theirs.described_beside(mine)}"
     )
 

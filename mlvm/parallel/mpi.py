@@ -81,7 +81,9 @@ def _loaded() -> Any:
         ImportError,
         RuntimeError,
     ) as error:  # no library, or a different one
-        raise MissingExtraError(f'mpi4py does not run: {error}; pip install "mlvm[mpi]"') from None
+        raise MissingExtraError(
+            f'cannot load MPI: {error}; install it with pip install "mlvm[mpi]"'
+        ) from None
     if mpi.Query_thread() < mpi.THREAD_SERIALIZED:
         raise GroupError("this MPI library supports one thread only; THREAD_SERIALIZED is needed")
     return mpi

@@ -156,7 +156,10 @@ class Chain:
             if result is not None and op.name in (READS_WINDOW, WRITES_WINDOW):
                 is_read = op.name == READS_WINDOW
                 if sources[0] < self.outputs or is_read == (target >= 0):
-                    raise ArgumentError(f"{op.name} expects a window of an operand")
+                    raise ArgumentError(
+                        f"{op.name} expects a window of an operand, got operand {sources[0]}, "
+                        f"target {target}"
+                    )
                 windows.add(target)
                 if is_read:
                     if target in written:

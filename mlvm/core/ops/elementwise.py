@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mlvm.core.errors import OperandValueError
+from mlvm.core.errors import DTypeError, OperandValueError
 from mlvm.core.op import pointwise
 from mlvm.core.ops.blocks import BLOCK_SIZE, blocks
 from mlvm.core.ops.erf import write_erf
@@ -838,7 +838,10 @@ def bitwise_right_shift(out: Array, x: Array, y: Array) -> None:
 
 
 def _where(condition: TensorType, x: TensorType, y: TensorType) -> TensorType:
-    require("bool", condition)
+    if condition.dtype is not bool_:
+        raise DTypeError(
+            f"expected condition as bool, got {condition.dtype.name}; write condition != 0"
+        )
     shape = broadcast_shapes(condition.shape, x.shape, y.shape)
     return TensorType(promote(x.dtype, y.dtype), shape)
 

@@ -51,8 +51,8 @@ def _dequantize(x: TensorType, scale: TensorType) -> TensorType:
     same = x.ndim and scale.shape[: x.ndim - 1] == x.shape[:-1] and pairs in ((), (2,))
     if not same or not groups or not groups[0] or x.shape[-1] % groups[0]:
         raise ShapeError(
-            "expected a scale of the weight's shape, but along the last axis one element for each "
-            "of its groups, which are equally long, or for each a scale and an offset"
+            "expected scale of shape [..., groups] or [..., groups, 2], with groups dividing the "
+            f"last axis of the weight, got {scale} for {x}"
         )
     return x.with_dtype(f32)
 

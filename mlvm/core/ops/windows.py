@@ -228,8 +228,8 @@ def _require_channels(x: TensorType, kernel: TensorType, groups: int) -> None:
     if groups > 1:
         window = "height, width" if x.ndim == 4 else "depth, height, width"
         raise ShapeError(
-            f"a kernel for {groups} groups of {channels} channels is [{window}, "
-            f"{channels} / {groups}, a multiple of {groups}], not {list(kernel.shape)}"
+            f"expected a kernel of shape [{window}, {channels} / {groups}, a multiple of {groups}] "
+            f"for {groups} groups of {channels} channels, got {list(kernel.shape)}"
         )
     text = f"x has {channels} channels, but the kernel takes {inputs}"
     if x.shape[1] == inputs:

@@ -119,11 +119,22 @@ def _switch(index: Tensor, first: int, thunks: Sequence[Callable[[], Any]]) -> A
     half = len(thunks) // 2
     halves = [(first, thunks[:half]), (first + half, thunks[half:])]
     both = [partial(_switch, index, number, each) for number, each in halves]
-    return _cond(index < first + half, both)
+    return _cond(
+        index < first + half,
+        both,
+        (f"branches {first} and {first + half}", f"branch {first + half}"),
+    )
 
 
-def _cond(pred: Tensor, thunks: Sequence[Callable[[], Any]]) -> Any:
-    """Record the two branches of a condition in a captured function."""
+def _cond(
+    pred: Tensor,
+    thunks: Sequence[Callable[[], Any]],
+    names: tuple[str, str] = ("all branches", "the second"),
+) -> Any:
+    """Record the two branches of a condition in a captured function.
+
+    Errors refer to both branches, and to the second branch, by these `names`.
+    """
     if pred.size != 1:
         raise ShapeError("expected a condition of one element").at("cond", (pred.type,))
     results: list[Tree] = []
@@ -131,8 +142,9 @@ def _cond(pred: Tensor, thunks: Sequence[Callable[[], Any]]) -> Any:
     def run(thunk: Callable[[], Any]) -> Tensors:
         result = as_tree(thunk())
         results.append(result)
-        what = "a branch makes another result than the first"
-        return tensors(as_like(results[0], result, what))
+        both, second = names
+        what = f"expected {both} to return"
+        return tensors(as_like(results[0], result, what, source=f" from {second}"))
 
     outputs = _branch([], alias_of(pred), [partial(run, thunk) for thunk in thunks])
     return with_leaves(results[0], iter(outputs))

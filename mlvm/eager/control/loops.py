@@ -253,7 +253,11 @@ def scan(
         row = with_leaves(rows, iter([getitem(x, i) for x in tensors(rows)]))
         _, y = loop.iterate(partial(_call_with_row, f, row), lambda pair: pair[0])
         ys.append(
-            copied(as_like(ys[0], y, "an iteration returns a different row type") if ys else y)
+            copied(
+                as_like(ys[0], y, "an iteration returns a different row type: expected")
+                if ys
+                else y
+            )
         )
     if reverse:
         ys.reverse()
@@ -425,7 +429,7 @@ def next_state(before: Tree, after: Any) -> Tree:
 
     Raises `ShapeError` or `DTypeError` if its structure or types have changed.
     """
-    return as_like(before, as_tree(after), "the body changes the type of its state")
+    return as_like(before, as_tree(after), "the body changes the type of its state: expected")
 
 
 def _isolate_state(state: Tree, previous: Tree) -> Tree:

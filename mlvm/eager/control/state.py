@@ -49,15 +49,16 @@ def as_like(
     after: Tree,
     what: str,
     fits: Callable[[TensorType, TensorType], bool] = operator.is_,
+    source: str = "",
 ) -> Tree:
     """Return the tree `after` in the order of `before`.
 
-    Raises `DTypeError` or `ShapeError` if structure or types differ. `what` is the first part of
-    the message.
+    Raises `DTypeError` or `ShapeError` if structure or types differ. `what` precedes the expected
+    types in the message, and `source` follows the actual types.
     """
 
     def differ(path: str, was: Tree, now: Tree) -> NoReturn:
-        raise DTypeError(f"{what}: expected {_listed(path, was)}, got {_listed(path, now)}")
+        raise DTypeError(f"{what} {_listed(path, was)}, got {_listed(path, now)}{source}")
 
     leaves_before, structure = flatten(before, buffers=True)
     leaves_after = partners(structure, after, lambda x, y: type(x) is type(y), differ, buffers=True)
@@ -67,7 +68,8 @@ def as_like(
         if not fits(x.type, y.type):
             refused = DTypeError if y.dtype is not x.dtype else ShapeError
             where = f" at {path}" if path else ""
-            raise refused(f"{what}: expected {x.type}{where}, got {y.type}{_of_autocast(x, y)}")
+            hint = _of_autocast(x, y)
+            raise refused(f"{what} {x.type}{where}, got {y.type}{source}{hint}")
     return unflatten(structure, leaves_after)
 
 

@@ -90,7 +90,9 @@ def embedding_bag(
     if offsets is not None:
         require("integer", type_of(offsets))
         if offsets.ndim != 1 or indices.ndim != 1:
-            raise ShapeError("expected offsets and indices of one axis each")
+            raise ShapeError(
+                f"expected 1-D offsets and indices, got {offsets.type} and {indices.type}"
+            )
         if mode == "max":
             raise ArgumentError("offsets are only supported for a sum or a mean, got mode max")
     rows = op.take(embedding, indices, axis=0)

@@ -54,8 +54,10 @@ def reshape(x: Tensor, /, shape: Ints, *, copy: bool | None = None) -> Tensor:
         x = op.copy(x)
     type, lengths = type_of(x), integers(shape, "shape")
     if -1 in lengths:
+        if lengths.count(-1) > 1:
+            raise ShapeError(f"expected at most one -1, got {lengths.count(-1)}")
         rest = -math.prod(lengths)
-        if rest <= 0 or type.size % rest or lengths.count(-1) > 1:
+        if rest <= 0 or type.size % rest:
             raise ShapeError(f"cannot infer -1: {type.size} elements do not fill {lengths}")
         lengths = tuple(type.size // rest if n == -1 else n for n in lengths)
     return _shaped(x, lengths)

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NoReturn, TypeAlias
 
-from mlvm.core.errors import with_article
+from mlvm.core.errors import did_you_mean, with_article
 from mlvm.core.memo import memoized
 from mlvm.core.types import TensorType, u64
 from mlvm.eager.functions.indexing import Places
@@ -155,7 +155,10 @@ def hint(
             Signature(parameters).bind_partial(*args, **keywords)  # report too many arguments first
             Signature(parameters).bind(*args, **keywords)
         except TypeError as error:
-            remedies = [f"{error}; it takes {_listed(parameters)}"]
+            named = [x.name for x in parameters if x.kind is not x.POSITIONAL_ONLY]
+            unknown = [name for name in keywords if name not in named]
+            meant = did_you_mean(unknown[0], named) if unknown else ""
+            remedies = [f"{error}{meant}; it takes {_listed(parameters)}"]
     return f"{function}(): {'; '.join(remedies)}" if remedies else None
 
 

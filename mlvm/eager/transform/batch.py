@@ -168,7 +168,7 @@ A nested batch then runs input by input."""
 def _stack_inputs(inputs: Sequence[Any]) -> Tree:
     """Stack a list of trees, padding shorter tensors with rows of zeros."""
     first, *others = [as_tree(x) for x in inputs]
-    what = "inputs must have the types of the first input"
+    what = "inputs must have the types of the first input: expected"
     alike = [as_like(first, each, what, _differ_in_length) for each in others]
     columns = zip(*[tensors(x) for x in (first, *alike)], strict=True)
     return with_leaves(first, iter([_stacked(column) for column in columns]))

@@ -921,7 +921,7 @@ class _BoundedSession(Session):
         loaded, most = self.program_bytes, self._limits.program_bytes
         if loaded + size > most:
             usage = f"{loaded:,} are loaded, and the limit is {most:,}"
-            raise LimitExceededError(f"{size:,} more bytes of programs: {usage}")
+            raise LimitExceededError(f"cannot load {size:,} more bytes of programs: {usage}")
         if size:
             reader.allowance = self._arriving = Allowance(most - loaded - size)
         with self._watchdog.watch(self._limits.launch_seconds, self._client.is_gone):
