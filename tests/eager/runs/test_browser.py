@@ -90,7 +90,7 @@ def test_other_tokens_hosts_and_names_are_refused(server: DebuggerServer) -> Non
 
 
 def sent(server: DebuggerServer, length: str, body: str) -> socket.socket:
-    connection = socket.create_connection(server.server_address[:2], timeout=60)
+    connection = socket.create_connection(("127.0.0.1", server.server_port), timeout=60)
     head = f"POST {server.path}command HTTP/1.1\r\nHost: {server.host}\r\n"
     connection.sendall(f"{head}Content-Length: {length}\r\n\r\n{body}".encode())
     return connection
