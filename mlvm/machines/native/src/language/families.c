@@ -153,32 +153,45 @@ static int holds(const OpenTemplate *self, const int64_t *numbers, const char *i
 
 /* --- calls --- */
 
-/* The tensor of a number, where the template has a constant; NULL if Python must run the call. */
-static PyObject *scalar_of(const Allocation *constant, const Number *value)
+/* Get the tensor of each constant: those of numbers are new. Returns 0, with some of them, if the VM has freed a
+ * constant or Python must run the call. */
+static int find_constants(const OpenTemplate *self, const Number *values, PyObject **constants)
 {
-    PyObject *number = value->kind == INTEGRAL ? PyLong_FromLongLong(value->integer)
-                       : value->kind == REAL   ? PyFloat_FromDouble(value->real)
-                                               : NULL;
-    PyObject *tensor = number ? (PyObject *)tensor_of_number(constant->arena, constant->type, number)
-                              : NULL;
-    Py_XDECREF(number);
-    return tensor;
+    const Template *template = self->template;
+    PyObject *arena = template->nconstants ? referent(template->constant_arena) : NULL;
+    int done = arena || !template->nconstants;
+    for (int i = 0; i < self->nscalars && done; i++) {
+        const Number *value = &values[self->scalars[i] < 0 ? 0 : self->scalars[i]];
+        PyObject *number = self->scalars[i] < 0      ? NULL
+                           : value->kind == INTEGRAL ? PyLong_FromLongLong(value->integer)
+                           : value->kind == REAL     ? PyFloat_FromDouble(value->real)
+                                                     : NULL;
+        if (number)
+            constants[i] = (PyObject *)tensor_of_number(arena, template->constant_types[i], number);
+        else if (self->scalars[i] < 0)
+            constants[i] = referent(template->constants[i]);
+        Py_XDECREF(number);
+        done = constants[i] != NULL;
+    }
+    Py_XDECREF(arena);
+    return done;
+}
+
+/* Whether the VM has freed a constant, so that the template is of no more use. */
+static int has_lost_constants(const OpenTemplate *self)
+{
+    for (int i = 0; i < self->nscalars; i++)
+        if (self->scalars[i] < 0 && PyWeakref_GetObject(self->template->constants[i]) == Py_None)
+            return 1;
+    return 0;
 }
 
 /* Run the steps. NULL without an exception if Python must run the call. */
 static PyObject *run_open(OpenTemplate *self, const Key *key, const Number *values)
 {
     const Template *template = self->template;
-    PyObject *tensors[MOST_VALUES] = {NULL}, *fixed[MOST_STEPS], *constants[MOST_STEPS] = {NULL},
-             *result = NULL;
-    int first = key->ntensors, done = 1;
-    if (!hold_constants(template, fixed))
-        return NULL;
-    for (int i = 0; i < self->nscalars && done; i++) {
-        constants[i] = self->scalars[i] < 0 ? Py_NewRef(fixed[i])
-                                            : scalar_of((Allocation *)fixed[i], &values[self->scalars[i]]);
-        done = constants[i] != NULL;
-    }
+    PyObject *tensors[MOST_VALUES] = {NULL}, *constants[MOST_STEPS] = {NULL}, *result = NULL;
+    int first = key->ntensors, done = find_constants(self, values, constants);
     for (int i = 0; i < first; i++)
         tensors[i] = Py_NewRef((PyObject *)key->tensors[i]); /* a list of tensors may change meanwhile */
     for (int i = 0; i < self->nsteps && done > 0; i++) {
@@ -215,7 +228,6 @@ static PyObject *run_open(OpenTemplate *self, const Key *key, const Number *valu
         Py_XDECREF(tensors[i]);
     for (int i = 0; i < self->nscalars; i++)
         Py_XDECREF(constants[i]);
-    release_constants(template, fixed);
     if (!result)
         clear_nonfatal_error(); /* the function raises it again */
     return result;
@@ -251,10 +263,8 @@ static PyObject *call_in_family(PyObject *function, const Key *key, int *learns)
         OpenTemplate *open = (OpenTemplate *)Py_NewRef((PyObject *)family->open[i]);
         int fits = is_of(open, function, key, numbers, is_float, count) &&
                    holds(open, numbers, is_float, values);
-        PyObject *result = fits ? run_open(open, key, values) : NULL, *constants[MOST_STEPS];
-        if (fits && !result && hold_constants(open->template, constants))
-            release_constants(open->template, constants);
-        else if (fits && !result)
+        PyObject *result = fits ? run_open(open, key, values) : NULL;
+        if (fits && !result && has_lost_constants(open))
             begin_family(family, hash);
         Py_DECREF((PyObject *)open);
         if (!fits)

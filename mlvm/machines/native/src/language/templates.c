@@ -234,13 +234,17 @@ void release_template(Template *old)
         Py_XDECREF(old->steps[i].extra);
         free_chain(old->steps[i].chain);
     }
-    for (int i = 0; i < old->nconstants; i++)
+    for (int i = 0; i < old->nconstants; i++) {
         Py_XDECREF(old->constants[i]);
+        Py_XDECREF(old->constant_types[i]);
+    }
+    Py_XDECREF(old->constant_arena);
     Py_XDECREF(old->named);
     Py_XDECREF(old->function);
     PyMem_Free(old->items);
     PyMem_Free(old->steps);
     PyMem_Free(old->constants);
+    PyMem_Free(old->constant_types);
     PyMem_Free(old->codes);
     PyMem_Free(old);
 }
@@ -274,8 +278,9 @@ Template *new_template(PyObject *function, const Key *key, int nsteps, int ncons
     fresh->items = copy_of(key->items, sizeof *key->items * (size_t)key->nitems);
     fresh->steps = PyMem_Calloc((size_t)nsteps + 1, sizeof *fresh->steps);
     fresh->constants = PyMem_Calloc((size_t)nconstants + 1, sizeof *fresh->constants);
+    fresh->constant_types = PyMem_Calloc((size_t)nconstants + 1, sizeof *fresh->constant_types);
     fresh->codes = PyMem_Calloc((size_t)ncodes + 1, sizeof *fresh->codes);
-    if (!fresh->items || !fresh->steps || !fresh->constants || !fresh->codes) {
+    if (!fresh->items || !fresh->steps || !fresh->constants || !fresh->constant_types || !fresh->codes) {
         release_template(fresh);
         return NULL;
     }
@@ -305,12 +310,18 @@ static void keep_template(PyObject *function, const Key *key, const short *codes
         Py_XINCREF(fresh->steps[i].call);
         Py_XINCREF(fresh->steps[i].extra);
     }
-    for (int i = 0; i < nconstants; i++)
-        if (!(fresh->constants[i] = PyWeakref_NewRef(recording.constants[i], NULL))) {
-            release_template(fresh);
-            PyErr_Clear();
-            return;
-        }
+    for (int i = 0; i < nconstants; i++) {
+        const Allocation *constant = (Allocation *)recording.constants[i];
+        fresh->constants[i] = PyWeakref_NewRef((PyObject *)constant, NULL);
+        fresh->constant_types[i] = Py_NewRef(constant->type);
+        if (!fresh->constant_arena) /* the VM's arena of constants */
+            fresh->constant_arena = PyWeakref_NewRef(constant->arena, NULL);
+    }
+    if (clear_nonfatal_error() || (nconstants && !fresh->constant_arena)) {
+        release_template(fresh);
+        PyErr_Clear();
+        return;
+    }
     fresh->named = named ? Py_NewRef(named) : NULL;
     fresh->failures = failures;
     Template *old = templates[key->hash % TEMPLATES];
@@ -325,12 +336,18 @@ static void drop_template(const Key *key)
     release_template(old);
 }
 
+PyObject *referent(PyObject *reference)
+{
+    PyObject *object = PyWeakref_GetObject(reference);
+    return object == Py_None ? NULL : Py_NewRef(object);
+}
+
 int hold_constants(const Template *template, PyObject **constants)
 {
     for (int i = 0; i < template->nconstants; i++) {
-        constants[i] = Py_NewRef(PyWeakref_GetObject(template->constants[i]));
-        if (constants[i] == Py_None) {
-            for (; i >= 0; i--)
+        constants[i] = referent(template->constants[i]);
+        if (!constants[i]) {
+            while (i-- > 0)
                 Py_DECREF(constants[i]);
             return 0;
         }

@@ -43,8 +43,10 @@ typedef struct Template {
     PyObject *function;
     Item *items;
     TemplateStep *steps;
-    PyObject **constants; /* weak references: a tensor keeps its VM alive, and the VM its constants */
-    PyObject *named;      /* the class of named tuples in the result */
+    /* Weak references, because a tensor keeps its VM alive, and the VM keeps its constants. */
+    PyObject **constants, *constant_arena;
+    PyObject **constant_types;
+    PyObject *named; /* the class of named tuples in the result */
     short *codes;
     int nitems, nsteps, nconstants, ncodes; /* without codes, the function is called */
     int users;                              /* calls that run its steps, and the table */
@@ -77,6 +79,9 @@ void release_template(Template *old);
 /* Get a reference to each constant of a template. Returns 0, without any, if the VM has freed one. */
 int hold_constants(const Template *template, PyObject **constants);
 void release_constants(const Template *template, PyObject **constants);
+
+/* Return what a weak reference refers to, a new reference; NULL if it was freed. */
+PyObject *referent(PyObject *reference);
 
 /* The result of a template whose tensors and steps have these values. NULL with an exception set. */
 PyObject *result_of(const Template *template, PyObject *const *values);
