@@ -899,8 +899,8 @@ class Arena(ArenaFields):
         placement = self._placement
         try:
             self.vm.require_open()
-        except errors.MachineError as error:  # the reason why the tensors have no memory
-            why = str(error)
+        except (errors.MachineError, errors.ConnectionLostError) as error:
+            why = str(error)  # the reason why the tensors have no memory
         with self._lock:
             guests = self.guests.copy()
             self.guests -= guests
