@@ -126,17 +126,19 @@ def test_formats(capsys: Capsys) -> None:
 
 
 @cases(
-    "format, values",
-    ("{} {}", (X,)),
-    ("{:d}", (X,)),
-    ("{name}", (X,)),
-    ("{", (X,)),
-    ("{0.shape}", (X,)),
-    ("{}", ("text",)),
-    (X, ()),
+    "format, values, text",
+    ("{} {}", (X,), "got '{} {}': it refers to more than 1 positional value"),
+    ("{:d}", (X,), ""),
+    ("{name}", (X,), "no value is named 'name'"),
+    ("{", (X,), ""),
+    ("{0.shape}", (X,), "without an index or attribute"),
+    ("{[0]}", (X,), "without an index or attribute"),
+    ("{}", ("text",), ""),
+    (X, (), ""),
 )
-def test_wrong_formats_are_refused(format: Any, values: Any) -> None:
-    refuses(ml.errors.ArgumentError, r"^debug.print: ", ml.debug.print, format, *values)
+def test_wrong_formats_are_refused(format: Any, values: Any, text: str) -> None:
+    pattern = f"^debug.print: .*{re.escape(text)}"
+    refuses(ml.errors.ArgumentError, pattern, ml.debug.print, format, *values)
     step = ml.capture(lambda: ml.debug.print(format, *values))
     refuses(ml.errors.ArgumentError, r"debug.print: ", step)
 
