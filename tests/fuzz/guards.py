@@ -768,7 +768,7 @@ def _other(value: Any) -> Any:
     if isinstance(value, bool):
         return not value
     if isinstance(value, (int, float)):
-        return type(value)(value / 2) if isinstance(value, float) else value + 1
+        return type(value)(value * 0.75) if isinstance(value, float) else value + 1
     if isinstance(value, ml.Tensor):
         return value * 0.0 + 3.0
     if value is ml.bfloat16:
