@@ -400,7 +400,7 @@ def raw_outcome(vm: VM, seed: int) -> str:
     result = result, [vm.read(x).tobytes() for x in args], vm.consumed_size_in_mib()
     for handle in args:
         vm.dealloc_tensor(handle)
-    return re.sub(r"\b\d{9,}\b", "<handle>", repr(result))
+    return re.sub(r"\b\d{9,}\b|\b\d+(,\d{3}){3,}\b", "<handle>", repr(result))
 
 
 def raw_fuzz(first: int, last: int) -> None:

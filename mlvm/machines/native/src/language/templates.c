@@ -15,8 +15,6 @@
  */
 #include "templates.h"
 
-#include "views.h"
-
 #include <string.h>
 
 /* Fields of a context behind those in dispatch.h. */
@@ -872,7 +870,7 @@ static int run_chain(const Chain *chain, const Key *key, PyObject *const *consta
         tensors[i] = (Allocation *)(chain->values[i] < 0 ? constants[-1 - chain->values[i]]
                                                          : values[chain->values[i]]);
     for (int i = 0; i < nresults && done; i++) {
-        tensors[i] = tensor_in(key->arena, PyTuple_GetItem(chain->types, i));
+        tensors[i] = later.tensor_in(key->arena, PyTuple_GetItem(chain->types, i));
         done = tensors[i] != NULL;
     }
     if (done)

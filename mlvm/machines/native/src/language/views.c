@@ -1068,6 +1068,7 @@ int views_init(PyObject *module)
     later.subscript = subscript;
     later.assign_subscript = assign_subscript;
     later.alias = alias;
+    later.tensor_in = tensor_in;
     NAMES(INTERN_NAME)
     return PyErr_Occurred() ? -1 : PyModule_AddFunctions(module, views_functions);
 }
