@@ -58,6 +58,7 @@ GROUPS = "Group MpiGroup ProcessGroup RayGroup TcpGroup"
 UNSEEN = {
     ("connect", "CallTimeoutError"): "it takes a launch that goes on, see tests/machines/remote",
     ("connect", "OutOfMemoryError"): "a later allocation raises it, see tests/machines/remote",
+    ("QueueTensor", "MachineError"): "it takes a VM that was closed, see tests/input",
     ("RemoteVM", "ConnectionLostError"): "it takes a server that ends, see tests/machines/remote",
     ("VM", "MissingExtraError"): "where the native machine was built",
     ("parallel.MpiGroup", "GroupError"): "it takes an MPI library of another kind",

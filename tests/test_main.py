@@ -316,7 +316,7 @@ def test_check_says_how_large_the_program_is_and_what_it_leaves_to_the_run(
     Path("add.mlasm").write_text(ADD + '    push_str "x"\n    halt\n')
     assert main(["check", "add.mlasm"]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "ok: 1 functions, 8 instructions",
+        "ok: 1 function, 8 instructions",
         "checked when it runs: main, pc 3: cfunc 2 1",
         'never reached: main, pc 6: push_str "x"',
         "never reached: main, pc 7: halt",
@@ -708,7 +708,7 @@ def test_a_saved_step_is_a_program_to_look_at(step: Any, capsys: Capsys) -> None
     assert assemble(capsys.readouterr().out) == step.program
     assert command_line("check step.mlvm") == 0
     size = len(step.program.main.code)
-    assert capsys.readouterr().out == f"ok: 1 functions, {size} instructions\n"
+    assert capsys.readouterr().out == f"ok: 1 function, {size} instructions\n"
     assert command_line("memory step.mlvm") == 0
     output = capsys.readouterr().out
     plan = step.plan

@@ -109,7 +109,6 @@ class QueueTensor:
         ml.QueueTensor(vm, ["f99[2]"], 1)  # DTypeError
         ml.QueueTensor(vm, ["f32[1125899906842624]"], 4)  # OutOfMemoryError
         ml.QueueTensor(vm, ["f32[-2]"], 1)  # ShapeError
-        ml.QueueTensor(closed_vm, ["f32[2]"], 1)  # MachineError
     """
 
     def __init__(
