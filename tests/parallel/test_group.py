@@ -166,9 +166,9 @@ def test_members_that_cannot_meet_raise(steps: tuple[Step, ...], texts: list[str
 def test_who_goes_on_after_an_error_meets_nobody() -> None:
     def step(rank: int, vm: VM) -> None:
         for _ in range(3):
-            refuses(GroupError, "different things", reduce if rank else gather, rank, vm)
+            refuses(GroupError, "different collectives", reduce if rank else gather, rank, vm)
 
-    refuses(GroupError, "different things", run, 2, step)
+    refuses(GroupError, "different collectives", run, 2, step)
 
 
 @cases("length", 4, SMALL)

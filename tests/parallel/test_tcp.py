@@ -114,7 +114,7 @@ def test_members_that_cannot_meet_raise(steps: Any, texts: Any, monkeypatch: Pat
             members.run(fn)
         else:
             caught = refuses(GroupError, "", members.run, fn)
-            if "different things" in str(caught):  # of two who send to each other, say
+            if "different collectives" in str(caught):  # of two who send to each other, say
                 texts = [text for text in texts if text != "no member can go on"]
             for text in texts:
                 assert text in str(caught)

@@ -337,7 +337,7 @@ class Members:
         if self.fault == "secret":  # one without a secret has no proved name
             return "was refused: the secret is wrong" in text or "AccessDeniedError" in text
         if self.fault in ("differs", "ends") and (
-            "different things" in text or "no member" in text
+            "different collectives" in text or "no member" in text
         ):
             return True
         if self.fault == "killed" and "has not found member 0" in text:  # who has ended since
