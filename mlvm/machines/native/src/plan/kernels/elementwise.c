@@ -468,11 +468,10 @@ PAIR_ROW(gelu_tanh_and_slope_bf16, uint16_t, narrow_from_bf16(short_gelu_tanh(wi
 #define ELEMENT_multiply(x, y) (x * y)
 #define ELEMENT_divide(x, y) (x / y)
 #define ELEMENT_divide_by(x, y) (y / x)
-#define EACH_SECOND(X, t, T, first)                                               \
-    X(t, T, first, add)                                                           \
-    X(t, T, first, subtract)                                                      \
-    X(t, T, first, subtract_from) X(t, T, first, multiply) X(t, T, first, divide) \
-        X(t, T, first, divide_by)
+#define EACH_SECOND(X, t, T, first) \
+    X(t, T, first, add)             \
+    X(t, T, first, subtract)        \
+    X(t, T, first, subtract_from) X(t, T, first, multiply) X(t, T, first, divide) X(t, T, first, divide_by)
 #define EACH_TWO(X, t, T)     \
     EACH_SECOND(X, t, T, add) \
     EACH_SECOND(X, t, T, subtract) EACH_SECOND(X, t, T, multiply) EACH_SECOND(X, t, T, divide)
