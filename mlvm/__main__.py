@@ -52,7 +52,6 @@ from mlvm.core.program.encoding import KIND_AT, MAGIC, Kind
 from mlvm.core.program.program import OPCODES, Program
 from mlvm.core.types import Array, DType, TensorType
 from mlvm.eager.runs import commands as run_commands
-from mlvm.eager.runs.browser import debug_in_browser
 from mlvm.eager.runs.debugger import Debugger
 from mlvm.eager.runs.diff import diff
 from mlvm.eager.runs.execution import Execution
@@ -468,6 +467,8 @@ def debug(options: argparse.Namespace) -> int:
     """Debug a captured call. Returns 1 if a command failed, else 0."""
     debugger = Debugger(_execution(options))
     if options.browser:
+        from mlvm.eager.runs.browser import debug_in_browser  # imports an HTTP server
+
         debug_in_browser(debugger, options.commands, f"mlvm debug {options.file}")
         return 0
     failed = debugger.run(options.commands or None)

@@ -342,8 +342,8 @@ def _recurrence(a: Tensor, b: Tensor, axis: int, finite: Tensor | None) -> Tenso
     """Return y along an axis, with y[0] = b[0] and y[i] = a[i - 1] y[i - 1] + b[i].
 
     It combines pairs of windows log2(n) times (Hillis and Steele, Data Parallel Algorithms, CACM
-    29, 1986). An element is multiplied only by factors of its own window, because a factor outside
-    of it may be infinite. `finite` is the argument of `product`."""
+    29, 1986). An element is multiplied only by factors of its window, because a factor outside the
+    window may be infinite. `finite` is the argument of `product`."""
     n, step = b.shape[axis], 1
     while step < n:
         added = product(a, part(b, axis, span(n - step)), finite)

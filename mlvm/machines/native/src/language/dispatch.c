@@ -785,13 +785,18 @@ static void set(PyObject **field, PyObject *value)
     Py_XDECREF(old);
 }
 
-void release_vm(FastPath *fast_path)
+void unlock(PyObject *release)
 {
     PyObject *type, *error, *traceback;
     PyErr_Fetch(&type, &error, &traceback);
-    if (call_without_result(fast_path->release))
+    if (call_without_result(release))
         PyErr_Clear();
     PyErr_Restore(type, error, traceback);
+}
+
+void release_vm(FastPath *fast_path)
+{
+    unlock(fast_path->release);
 }
 
 FastPath *fast_path_of(PyObject *arena)

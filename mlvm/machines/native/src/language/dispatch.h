@@ -208,4 +208,7 @@ int call_without_result(PyObject *function);
 /* Release the VM's lock; a current exception is preserved. */
 void release_vm(FastPath *fast_path);
 
+/* Call the method that releases a lock; a current exception is preserved. */
+void unlock(PyObject *release);
+
 #endif

@@ -56,7 +56,8 @@ typedef struct {
 } Mark;
 static Mark seen[TEMPLATES];
 static int is_enabled = 1;
-static int runs_before = 16; /* runs of a template before its chains are planned */
+/* Runs of a template before its chains are planned: planning takes 0.2 ms, and a chain saves about 2 us per run. */
+static int runs_before = 100;
 static PyObject *is_constant, *with_keys, *find_rows, *dtype_class, *make_name, *nodes_name, *fields_name,
     *op_name, *dynamic_name;
 
@@ -725,7 +726,8 @@ static PyObject *drawn_key(void)
     PyObject *release = is_ours ? Py_NewRef(keys.release) : NULL, *key = NULL;
     if (state && state != Py_None && !call_without_result(keys.acquire)) {
         key = PyObject_CallFunctionObjArgs(keys.draw, keys.call, state, keys.type, NULL);
-        if (call_without_result(release) || key == Py_None)
+        unlock(release);
+        if (key == Py_None)
             Py_CLEAR(key);
     }
     Py_XDECREF(state);
@@ -892,7 +894,8 @@ static PyObject *run_template(Template *template, const Key *key, PyObject *cons
     int first = key->ntensors, failed = 0;
     for (int i = 0; i < first; i++)
         values[i] = Py_NewRef((PyObject *)key->tensors[i]); /* a list of tensors may change meanwhile */
-    if (key->tape == Py_None && template->runs <= runs_before && template->runs++ == runs_before) {
+    if (key->tape == Py_None && template->nsteps > 1 && template->runs <= runs_before &&
+        template->runs++ == runs_before) {
         find_chains(template, key, constants);
         failed = clear_nonfatal_error();
     }
