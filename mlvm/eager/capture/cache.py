@@ -1,8 +1,8 @@
-"""Entries of a captured function: its programs, with the calls that each is valid for.
+"""Entries of a captured function: programs, with the calls that each is valid for.
 
-In: the signature of a call, and its key (`Signatures.of`). Out: the `CacheEntry` that is valid for
-the call, with the scalar inputs of its program. None is a miss: the caller then compiles an entry
-and adds it. An entry has guards (its key, and `bind`), a flow (its own trace, or an `OpenTrace`,
+In: the signature of a call, and the key (`Signatures.of`). Out: the `CacheEntry` that is valid for
+the call, with the scalar inputs of the program. None is a miss: the caller then compiles an entry
+and adds it. An entry has guards (the key, and `bind`), a flow (a separate trace, or an `OpenTrace`,
 which has an entry for each combination of lengths), and plans (`Variants`). Entries with the same
 key differ in properties that the key does not contain: the identities of arguments, and numbers
 that Python code has read.
@@ -10,8 +10,8 @@ that Python code has read.
 Invariant: a program may be launched only for a call that `bind` accepts. C matches the calls of
 `matchers` without a signature, and tries the most recent match first. At most `MOST_PROGRAMS`
 entries are kept for each `OpenTrace`, and as many for all other traces. The least recently used
-entry is evicted first. C does not report its matches, so the entries of `matchers` count as used
-when an entry is added.
+entry is evicted first. C does not report matches, so the entries of `matchers` count as used when
+an entry is added.
 
 Callers: `Captured`, from any thread. `lock` is held while the dicts change. The entries of a key
 are a tuple, and the list `matchers` is replaced by one assignment, so readers need no lock.
@@ -50,8 +50,7 @@ _LASTING: Final = Tensor, type, types.ModuleType, types.CodeType, types.BuiltinF
 live as long as the process or are small."""
 
 _MOST_KEYS: Final = 4 * MOST_PROGRAMS
-"""Maximum number of keys whose changed numbers are remembered, including the keys of evicted
-programs."""
+"""Maximum number of keys with remembered changed numbers, including keys of evicted programs."""
 
 _MOST_KNOWN: Final = 4
 """Entries that C matches."""
