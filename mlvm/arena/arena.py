@@ -552,8 +552,8 @@ class Arena(ArenaFields):
             best = weights.keep(loss)  # survives the reset of the arena that `loss` is in
 
         No gradient flows through the copy. Raises `StaleTensorError`, `ArenaError` for a tensor of
-        a different VM, `ArenaBusyError` while another thread is inside this arena, and what `alloc`
-        raises.
+        a different VM, `ArenaBusyError` while another thread is inside this arena, and the errors
+        of `alloc`.
 
         Refuses:
             vm_arena.keep(v)  # ArenaError

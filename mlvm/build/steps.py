@@ -91,7 +91,7 @@ class LoopFunction:
     """Function of a step.
 
     `begins`: for each step of the linker, the index of the first step here.
-    `height`: most values on the stack, without those of functions that it calls.
+    `height`: maximum number of values on the stack, without called functions.
     `nbytes`: of the tensors that it allocates.
     `calls`: numbers of the functions that it calls.
     """
@@ -189,7 +189,7 @@ class Steps:
             raise self._refuse(op, line, _OPEN)
         name = _NAMES.get(kind)
         if name is None:
-            raise self._refuse(op, line, "its function is known only at run time")
+            raise self._refuse(op, line, "the called function is known only at run time")
         step = LoopStep(name, op, line, count if isinstance(count, int) else 0)
         if kind == linker.CALL and isinstance(value.callee, UserFunction):
             if value.name == lanes.RUN:
@@ -220,7 +220,7 @@ class Steps:
             }
             inner = Steps(code, types, places, self._scratch_of).functions[0].steps
             if any(step.code not in ("RUN", "HALT") for step in inner):
-                raise self._refuse(op, line, "a lane calls a function that is no kernel in C")
+                raise self._refuse(op, line, "a lane calls a function without a kernel in C")
             return [(step.run.call, step.run.parameters) for step in inner if step.run is not None]
 
         if attribute not in self.lanes:
@@ -230,7 +230,9 @@ class Steps:
             except CannotBuild:
                 raise
             except (MlvmError, AttributeError, LookupError, ValueError, TypeError) as error:
-                raise self._refuse(op, line, f"this is no program for rows: {error!r}") from error
+                raise self._refuse(
+                    op, line, f"expected a program for rows, got {error!r}"
+                ) from error
         return self.lanes[attribute]
 
     def _on_arguments(self, code: Code, number: int, op: str, line: str) -> list[LoopStep]:
@@ -247,7 +249,7 @@ class Steps:
             runs = lowered(callee, types, numbers, opened or attributes, self._bound)
         if runs is None:
             spelled = ", ".join(map(str, types))
-            raise self._refuse(op, line, f"there is no kernel in C for ({spelled})")
+            raise self._refuse(op, line, f"expected an op with a kernel in C for ({spelled})")
         return [LoopStep("RUN", op, line, run=KernelRun(*each)) for each in runs]
 
     def runs(self) -> Iterator[tuple[int, list[LoopStep]]]:
@@ -367,7 +369,9 @@ class _Walk:
         code = self._own(number).lanes
         if code is not None:
             if not code.takes(types):
-                raise self.all._refuse(*place, "its operands are not those of its code")
+                raise self.all._refuse(
+                    *place, "the operand types do not match the code of the lanes"
+                )
             self._write(params[: len(code.returned) + code.nsums])
             return []
         tensors = [type for type in types if type is not None]
@@ -376,7 +380,7 @@ class _Walk:
         call, out, over = Site(binding, details).resolve([native_type(type) for type in tensors])
         if call is None:
             spelled = ", ".join(map(str, tensors))
-            raise self.all._refuse(*place, f"there is no kernel in C for ({spelled})")
+            raise self.all._refuse(*place, f"expected an op with a kernel in C for ({spelled})")
         self._write(params[: len(over)])
         fresh = None if out is None else out.tensor_type
         self._own(number).cases[tuple(tensors)] = Case(tuple(tensors), call, fresh, over)

@@ -160,7 +160,7 @@ class Op:
         if unknown:
             names = ", ".join(map(str, self.attributes.values())) or "none"
             meant = did_you_mean(unknown[0], self.attributes)
-            refused = ArgumentError(f"no attribute {unknown[0]!r}{meant}; there are: {names}")
+            refused = ArgumentError(f"no attribute {unknown[0]!r}{meant}; expected: {names}")
             raise refused.at(self.name, ())
         bound = {}
         for name, attribute in self.attributes.items():
@@ -200,7 +200,7 @@ class Op:
         try:
             if len(operands) < least or (len(operands) > least and not self.variadic):
                 more = " or more" if self.variadic else ""
-                raise ShapeError(f"takes {least}{more} tensors, got {len(operands)}")
+                raise ShapeError(f"expected {least}{more} tensors, got {len(operands)}")
             out = self._infer(*operands, **attributes)
             if not self.takes_storage:
                 for type in operands if out is None else (out, *operands):

@@ -246,7 +246,7 @@ class FreeStore:
         except (KeyError, TypeError):
             raise HandleError(f"tensor handle {brief(handle)} {self._fate(handle)}") from None
 
-    # --- who holds what ---
+    # --- handles and storages ---
 
     def _entry_in(self, storage: Storage, array: Array) -> Entry:
         """Return an entry for an array in that storage, or in the storage that contains it."""
@@ -302,7 +302,7 @@ class FreeStore:
         """Raise `OutOfMemoryError` if a store with limits cannot hold a launch's values and
         frames."""
 
-    # --- what errors say ---
+    # --- texts of errors ---
 
     def _storage(self, handle: Handle) -> Storage:
         try:

@@ -156,7 +156,7 @@ class DType:
 
 
 def _unknown(name: str) -> DTypeError:
-    return DTypeError(f"no dtype {name}; there are {', '.join([*DType.all, *DType.storage])}")
+    return DTypeError(f"no dtype {name}; expected one of {', '.join([*DType.all, *DType.storage])}")
 
 
 bool_ = DType("bool", "bool", np.bool_)
@@ -328,7 +328,7 @@ class TensorType:
         if shape and min(shape) < 0:
             _as_shape(shape)
         if len(shape) > MAX_NDIM:
-            raise ShapeError(f"a tensor has at most {MAX_NDIM} dimensions, not {len(shape)}")
+            raise ShapeError(f"expected at most {MAX_NDIM} dimensions, got {len(shape)}")
         size = math.prod(shape)
         if (size or math.prod([n or 1 for n in shape])) * dtype.itemsize > MAX_NBYTES:
             raise ShapeError(f"{dtype.name} of shape {shape} is larger than {MAX_NBYTES} bytes")
@@ -420,7 +420,7 @@ class TensorType:
         return TensorType(DType.named(name), shape)
 
     def __call__(self, *_: object) -> NoReturn:
-        raise TypeError("x.type is a value, and converts nothing; write x.astype(dtype)")
+        raise TypeError("x.type is not a function; write x.astype(dtype) to convert x")
 
     def with_shape(self, shape: Sequence[int]) -> TensorType:
         """Return the type with that shape and this dtype. Raises `ShapeError`.
@@ -452,7 +452,7 @@ def _as_shape(lengths: Sequence[int]) -> Shape:
     except TypeError:
         shape = (-1,)
     if shape and min(shape) < 0:
-        raise ShapeError(f"a shape is a tuple of integers >= 0, not {lengths!r}")
+        raise ShapeError(f"expected a shape as a tuple of integers >= 0, got {lengths!r}")
     return shape
 
 

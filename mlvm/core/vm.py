@@ -328,7 +328,7 @@ class VM(Identity):
         if not isinstance(name, str):
             raise MachineError(f"register: expected a name as str, got {brief(name)}")
         if name.removesuffix(OUT) in OPS or name == Fused.name:
-            raise MachineError(f"register: {name!r} is an op of mlvm; choose another name")
+            raise MachineError(f"register: {name!r} is an op of mlvm; choose a different name")
         if isinstance(fn, np.ufunc):
             raise MachineError(
                 f"{name}: expected a function of a frame, got numpy's {fn.__name__}; write "
@@ -493,8 +493,8 @@ class VM(Identity):
         """Estimate the cost of a launch on arguments of these types, without running it.
 
         A loop counts as one iteration, and both branches of a jump count. A function counts for
-        each call that is not recursive. Costs that depend on values are not counted. Raises what
-        `verify` raises.
+        each call that is not recursive. Costs that depend on values are not counted. Raises the
+        errors of `verify`.
         """
         types = tuple(arg_types) if isinstance(arg_types, Sequence) else (arg_types,)
         if not isinstance(program, Program) or not all(isinstance(t, TensorType) for t in types):

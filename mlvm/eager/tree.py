@@ -267,8 +267,8 @@ def children(tree: Tree, path: str = "", *, buffers: bool = False) -> dict[str, 
         elif isinstance(tree, str):
             hint = "; the names are those of model.parameters(), and a model is a tree itself"
         elif isinstance(tree, (float, int)) or hasattr(tree, "__array__"):
-            hint = "; make a tensor of it, ml.asarray(...)"
-        raise DTypeError(f"a tree has tensors as leaves, not {with_article(kind)}{_at(path)}{hint}")
+            hint = "; convert it with ml.asarray(...)"
+        raise DTypeError(f"expected a tensor as leaf, got {with_article(kind)}{_at(path)}{hint}")
     pairs = [*_items(tree, buffers)]
     named = {str(name): child for name, child in pairs}
     if len(named) != len(pairs):
@@ -380,7 +380,9 @@ def _flatten(
         for each in above:
             if each is tree:
                 kind = type(tree).__name__
-                raise DTypeError(f"a tree ends in tensors; this {kind} contains itself{_at(here)}")
+                raise DTypeError(
+                    f"expected a finite tree, but this {kind} contains itself{_at(here)}"
+                )
         before = len(pairs)
         below = (
             dict(_items(tree, buffers)) if path is None else children(tree, here, buffers=buffers)
@@ -605,8 +607,7 @@ def fits(where: object, path: str, x: Any) -> bool:
         return bool(where(path, x))
     if not isinstance(where, str):
         raise ArgumentError(
-            f"tensors are named by a pattern of paths, or a function of path and tensor, not "
-            f"{brief(where)}"
+            f"expected a pattern of paths, or a function of path and tensor, got {brief(where)}"
         )
     ends = [i for i, letter in enumerate(path) if letter == "/"]
     return any(fnmatchcase(path[:end], where) for end in (*ends, len(path)))
@@ -620,16 +621,16 @@ def selected(leaves: Leaves, where: Where | None) -> set[int]:
         return {id(x) for _, x in leaves}
     ids = {id(x) for path, x in leaves if fits(where, path, x)}
     if not ids:
-        raise nothing_meant(where, [path for path, _ in leaves])
+        raise no_match(where, [path for path, _ in leaves])
     return ids
 
 
-def nothing_meant(where: Where, paths: Iterable[str], what: str = "tensor") -> ArgumentError:
+def no_match(where: Where, paths: Iterable[str], what: str = "tensor") -> ArgumentError:
     """Return the error if `where` matches none of the paths."""
     name = repr(where) if isinstance(where, str) else "this function"
     hint = ", with / between names" if isinstance(where, str) and "." in where else ""
     there = ", ".join(paths) or "none"
-    return ArgumentError(f"no {what} is meant by {name}; there are{hint}: {there}")
+    return ArgumentError(f"no {what} matches {name}; expected{hint}: {there}")
 
 
 def pruned(structure: Structure, flags: Iterable[bool]) -> Structure:
@@ -959,12 +960,12 @@ def load(tensors: Mapping[str, Tensor], arrays: Mapping[str, Any], what: str) ->
     parameters. float16 and bfloat16 are converted from and to f32 if the values are exact.
 
     Everything is checked before the first write. Raises `DTypeError` if `arrays` is not a mapping
-    to arrays; what `require_types` raises; `StaleTensorError` if a tensor was freed;
+    to arrays; the errors of `require_types`; `StaleTensorError` if a tensor was freed;
     `GradientError` if a tape needs the old values.
     """
     if not isinstance(arrays, Mapping):
         raise DTypeError(
-            f"arrays come by path, in a mapping, not in {with_article(type(arrays).__name__)}"
+            f"expected a mapping of arrays by path, got {with_article(type(arrays).__name__)}"
         )
     others = {path: array for path, array in arrays.items() if array is not tensors.get(path)}
     copied = {path: array_for(path, array, what) for path, array in others.items()}
@@ -990,7 +991,7 @@ def array_for(path: str, array: Any, what: str) -> Array:
     Raises `DTypeError`, with the path, if it is not an array."""
     if not hasattr(array, "__array__") and not hasattr(array, "__dlpack__"):
         raise DTypeError(
-            f"{what} {path!r} must be an array, not {with_article(type(array).__name__)}"
+            f"{what} {path!r}: expected an array, got {with_article(type(array).__name__)}"
         )
     try:
         if isinstance(array, Tensor) and array.dtype.is_storage:

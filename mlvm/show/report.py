@@ -109,7 +109,7 @@ def plan_table(plan: Plan, *others: tuple[str, str]) -> str:
         (f"{plan.nbytes:,}", f"captured, in a plan of {len(plan.offsets):,} blocks"),
         (f"{plan.lower_bound:,}", "lower bound of the plan"),
         (f"{plan.unfused or plan.lower_bound:,}", "unfused"),
-        (f"{plan.ahead:,}", "hoisted values"),
+        (f"{plan.hoisted_nbytes:,}", "hoisted values"),
     ]
     return html.table(("bytes", ""), (*others, *rows), right=1)
 

@@ -112,7 +112,7 @@ def without_moves(flow: Flow) -> Flow:
     """Return the flow without copies that only move a value.
 
     A value that is copied to a home is computed there, if the home's old value is not needed. A
-    copy of an input or state that nothing writes to is replaced by the input or state.
+    copy of an input or state that no call writes to is replaced by the input or state.
     """
     uses = [use for call in with_blocks(flow.calls) for use in call.ins]
     written = {use.value.home for call in with_blocks(flow.calls) for use in call.outs}

@@ -280,7 +280,7 @@ class _Variant(NamedTuple):
         planned = _written(self.level)
         if self.hoisted is None:
             return planned
-        plan = planned.plan._replace(ahead=self.hoisted.nbytes, peak=self.peak)
+        plan = planned.plan._replace(hoisted_nbytes=self.hoisted.nbytes, peak=self.peak)
         return replace(planned, plan=plan, hoisted=self.hoisted)
 
     @property
@@ -357,8 +357,8 @@ def _within(variants: Sequence[_Variant], budget: int, effort: int) -> _Variant:
     for offer in reversed(offers):  # the slowest programs need least memory
         smallest = offer.within(smallest.nbytes - 1, effort) or smallest
     raise BudgetError(
-        f"capture: expected a plan of at most {budget:,} bytes (memory=), and the smallest that "
-        f"was found has {smallest.nbytes:,}: use memory={smallest.nbytes} or a smaller batch. "
+        f"capture: expected a plan of at most {budget:,} bytes (memory=), got {smallest.nbytes:,} "
+        f"for the smallest plan: use memory={smallest.nbytes} or a smaller batch. "
         f"{peak_text(smallest.peak)}",
         smallest.nbytes,
     )

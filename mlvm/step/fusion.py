@@ -117,7 +117,7 @@ def joined(
         partners = _partners(unit.calls[0], producers, row.place)
         shape = domains[unit.calls[0]]
         is_element = policy.elements and shape is not None and _is_one_element(shape)
-        # a slice alone computes nothing: it joins the chain of the call that reads it
+        # a single slice does not compute: it joins the chain of the call that reads it
         is_element = is_element and not all(call.window for call in unit.calls)
         if is_element and shape in of_elements and not unit.calls[0].again:
             partners.append(of_elements[shape])

@@ -207,7 +207,7 @@ def _read_by(call: Call) -> Iterable[Use]:
 def _closure(
     values: Iterable[Value], producers: dict[Value, _Producer], ends: Container[Value] = ()
 ) -> set[Value]:
-    """Return the produced values among these and all dependences, except those of `ends`."""
+    """Return the produced values among these and all dependences, except values in `ends`."""
     needed: set[Value] = set()
     stack = list(values)
     while stack:

@@ -1,4 +1,4 @@
-"""Lanes: code generation of a recorded function for many inputs at once (`mlvm.machines.lanes`).
+"""Lanes: code generation for many inputs of a recorded function (`mlvm.machines.lanes`).
 
 Each value has a slot of a frame. The calls between two branches or function calls are a segment, a
 function of the program, which is also compiled for certain numbers of rows. Copies, reshapes, saved
@@ -188,7 +188,7 @@ class _SegmentCalls:
             op = OPS[name]
             type_ = op.infer(types, attributes)
             if type_ is None or type_.nbytes != count * out_type.nbytes:
-                raise CaptureError(f"{line or 'here'}: {name} has no rows in lanes")
+                raise CaptureError(f"{line or 'here'}: {name} does not support lanes")
             value = now[number] = Value(type_.nbytes)
             if number in self.outs and last[number] == i:
                 value.home = Home("output", self.outs.index(number), type_)
@@ -357,7 +357,7 @@ class _Writer:
             self.as_type(self.shared_types[at], use.type)
             return
         if key not in self.slots:
-            raise CaptureError("a lane reads a value before it writes it")
+            raise CaptureError("a lane reads a value before the first write")
         self.emit("get", self.slots[key] - self.nparams)
         if key in self.owned and not alias:
             self.op("copy", 1, 1)
@@ -367,7 +367,7 @@ class _Writer:
         """Reshape the topmost value to a different type of the same dtype."""
         if type is not target:
             if type.dtype is not target.dtype:
-                raise CaptureError(f"a lane sees {type} as {target}")
+                raise CaptureError(f"expected {target} in a lane, got {type}")
             self.op("reshape", 1, 1, shape=target.shape)
 
     def write(self, use: Use) -> None:
@@ -588,7 +588,7 @@ class _Writer:
         return over_lanes(call.op, call.attributes, types, which, 2) is not None
 
     def segment(self, calls: list[Call], counts: Sequence[int] = COUNTS) -> None:
-        """Generate calls that run for many rows at once."""
+        """Generate calls that run for many rows simultaneously."""
         if not calls:
             return
         mine = {id(call) for call in calls}

@@ -103,7 +103,7 @@ def test_values_that_blocks_read_stay(kept: Any) -> None:
     assert smallest is not None
     step = ml.capture(ml.grad(loss, argnums=(0, 1)), memory=smallest)
     assert [each.numpy().tobytes() for each in step(x, w)] == expected
-    assert step.plan.nbytes + step.plan.ahead <= smallest
+    assert step.plan.nbytes + step.plan.hoisted_nbytes <= smallest
 
 
 def test_an_operand_that_was_overwritten_is_not_read_again() -> None:

@@ -1,8 +1,8 @@
 """Interpreter loop of the reference machine, which runs linked programs on a stack of frames.
 
 The stack is a Python list. A Tensor is an array, an Int an int, a Str a str. A frame is the part of
-the stack from base - nparams on: first the parameters, then the locals. The loop checks only what
-the verifier could not prove.
+the stack from base - nparams on: first the parameters, then the locals. The loop checks only
+properties that the verifier could not prove.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ def explain(
 def call(
     binding: Binding, params: list[Value], details: link.CallDetails, proceed: Call
 ) -> Sequence[Value]:
-    """Call the function of the binding by `proceed`, and check what the verifier did not prove."""
+    """Call the function of the binding by `proceed`; check properties that are not verified."""
     if details.unproven or details.may_alias:
         binding.check(params, details.attributes, types=details.unproven)
     results = proceed(params, details.attributes)

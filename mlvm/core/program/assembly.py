@@ -221,7 +221,7 @@ class _Body(Body):
             self.code.append(self._instruction(first, rest))
             return
         if rest:
-            raise rest[0].error("expected a label alone on its line")
+            raise rest[0].error("expected a label on a separate line")
         with _at(first):
             self.label(first.text[:-1])
 

@@ -51,7 +51,7 @@ class Row(dict[str, Rule]):
 
 
 def forward(rules: Rules, /, **others: Rule) -> Row:
-    """Return a row of reverse rules and of forward rules, which get the tangent `t` first."""
+    """Return a row of reverse rules and forward rules; forward rules get the tangent `t` first."""
     return Row(rules, others)
 
 

@@ -61,7 +61,7 @@ def check_gradients(
     the quotients are not gradients.
 
     Raises `ArgumentError` unless `order` is an int from 1 to 8 and `tolerance` a number >= 0,
-    `GradientError` if there is nothing to differentiate, and what `fn` and `grad` raise.
+    `GradientError` if there is nothing to differentiate, and the errors of `fn` and `grad`.
 
         >>> ml.testing.check_gradients(lambda x: ml.sum(ml.sin(x)), ml.asarray([1.0, 2.0]))
 
@@ -97,7 +97,7 @@ def replacement(
     and absolute if that is below 1.
 
     Raises `ArgumentError` for an operand that is not a `TensorType`, `UnknownFunctionError`, and
-    what the pattern and the function raise.
+    errors of the pattern and the function.
 
         >>> import numpy as np
         >>> vm = ml.VM("mine")

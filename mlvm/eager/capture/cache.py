@@ -320,7 +320,7 @@ class CacheEntries(Generic[K]):
         self.matchers = [matcher, *others[: _MOST_KNOWN - 1]]  # at once
 
     def release_known(self) -> None:
-        """Let C match no entry, since each keeps alive what it read. All may be known again."""
+        """Let C match no entry, because entries keep objects alive. All may become known again."""
         for each in self.matchers:
             each.entry.times_known -= 1
         self.matchers = []

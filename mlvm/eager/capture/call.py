@@ -94,8 +94,10 @@ class KnownCall:
 def known_call(
     entry: CacheEntry, signature: Signature, args: Any, kwargs: Any, scratch: Scratch
 ) -> KnownCall | None:
-    """Return the entry with the call as a pattern for C; None if C cannot match such a call, or the
-    entry became known too often."""
+    """Return the entry with the call as a pattern for C.
+
+    Return None if C cannot match such a call, or if the entry became known too often.
+    """
     is_plain = not (
         entry.aliased_inputs
         or entry.state_views

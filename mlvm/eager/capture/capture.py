@@ -139,7 +139,7 @@ class Captured(Generic[P, R]):
     `signatures` is the number of programs. `program` and `plan` describe the last call. Several
     threads may share a captured function: launches on one VM, and `close`, run one after the other.
 
-    A call raises what `capture` raises.
+    A call raises the errors of `capture`.
 
         >>> step = ml.capture(lambda x: x * x)
         >>> step(ml.ones(3)), step
@@ -884,10 +884,10 @@ def capture(
       True.
 
     - `hoist`: compute values only once that depend only on tensors which the step does not update,
-      such as a weight in a different dtype. They are kept in an arena and computed again after any
-      write to such a tensor. If one is written before each call, a second program computes them in
-      the step. `plan.ahead` is their size in bytes, at most four times the size of the tensors that
-      they depend on. Default: True.
+      such as a weight in a different dtype. These hoisted values are kept in an arena and computed
+      again after any write to such a tensor. If such a tensor is written before each call, a second
+      program computes the values in the step. `plan.hoisted_nbytes` is the size of the values in
+      bytes, at most four times the size of the tensors that they depend on. Default: True.
 
     - `replace`: a dict `{pattern: name}`. Where the function computes the pattern, a Python
       function of tensors such as `lambda x, w, b: ml.gelu(x @ w + b)`, the program calls the host
@@ -911,10 +911,10 @@ def capture(
       that no guard compares, at the cost of one trace per call. Default: None, at no cost.
 
     - `memory`: a budget such as `"64 MiB"`, or a number of bytes, for `step.plan.nbytes +
-      step.plan.ahead`. To meet it, the compiler recomputes the values that it estimates to be
-      fastest to recompute. A larger budget never results in a program with a longer estimated time.
-      With dynamic lengths the budget applies to the bounds. Code inside loops and branches is not
-      changed. See docs/budgets.md.
+      step.plan.hoisted_nbytes`. To meet the budget, the compiler recomputes values, beginning with
+      those that it estimates to be fastest to recompute. A larger budget never results in a program
+      with a longer estimated time. With dynamic lengths the budget applies to the bounds. Code
+      inside loops and branches is not changed. See docs/budgets.md.
 
     - `effort`: with `effort=n`, the planner of scratch memory may visit n times the number of nodes
       to find a smaller plan, which needs up to n times the planning time. It stops when

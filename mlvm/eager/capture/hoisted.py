@@ -45,7 +45,7 @@ class HoistedValues:
         # it may outlive the other states
         self._states = {place: states[place] for place in sorted(read)}
         self.sources = [*self._states.values()]
-        self._arena = Arena(vm, f"ahead of {name.lstrip('_')}", capacity=part.nbytes)
+        self._arena = Arena(vm, f"hoisted values of {name.lstrip('_')}", capacity=part.nbytes)
         self.values = [self._arena.alloc(type, Tensor) for type in part.types]
         for x in self.values:
             x.tape = None

@@ -433,5 +433,5 @@ class Variants:
                 planned = self._compile(reserved=hoisted.part.nbytes)
         except BudgetError:
             return None
-        plan = planned.plan._replace(ahead=hoisted.part.nbytes)
+        plan = planned.plan._replace(hoisted_nbytes=hoisted.part.nbytes)
         return self.hoisting.with_program(dataclasses.replace(planned, plan=plan))

@@ -9,8 +9,8 @@ tensor, and traces again with a new signature. An operation that a replay could 
 `CaptureError` with the user's line.
 
 Callers: `Captured` at a cache miss; `measure`, `ml.onnx.save` and `capture(replace=)` by
-`trace_once`. No lock is held: a recorder belongs to the thread that created it, and the VM runs
-nothing.
+`trace_once`. No lock is held: a recorder belongs to the thread that created it, and the VM runs no
+program.
 """
 
 from __future__ import annotations
@@ -293,7 +293,7 @@ def trace_once(
 ) -> tuple[TracedCall, Signature]:
     """Trace a call with these lengths dynamic; types may replace tensors as arguments.
 
-    Raises what `capture` raises, and `CaptureError` for a type given as text."""
+    Raises the errors of `capture`, and `CaptureError` for a type given as text."""
     for _, x in flatten((args, kwargs), None, ends=_at(str))[0]:
         code = code_for_type(x)
         if code is not None:

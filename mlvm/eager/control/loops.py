@@ -140,7 +140,7 @@ def fori_loop(
     The initial state is `init_val`; `i` is an i64[]. For `checkpoint` and for Python numbers in the
     state see `while_loop`.
 
-    Raises `DTypeError` for bounds that are not integers, and what `while_loop` raises.
+    Raises `DTypeError` for bounds that are not integers, and the errors of `while_loop`.
 
         >>> ml.fori_loop(0, 3, lambda i, x: x * 2.0, ml.ones(2))
         Tensor([8., 8.], f32[2])
@@ -219,7 +219,7 @@ def scan(
 
     Raises `ShapeError` if the numbers of rows differ from each other or from `length`, and
     `OperandValueError` for an invalid `length`. Raises `CaptureError` with zero iterations if `f`
-    cannot be traced, and what `while_loop` raises.
+    cannot be traced, and the errors of `while_loop`.
 
         >>> xs = ml.asarray([1.0, 2.0, 3.0])
         >>> ml.scan(lambda total, x: (total + x, total), ml.asarray(0.0), xs)
@@ -290,7 +290,7 @@ def scan(
 def map(f: Body, xs: Tree) -> Tree:
     """Apply `f` to each row of `xs`, and stack the results: a `scan` without a state.
 
-    The rows: [n, ...] -> [n, ...]. Raises what `scan` raises.
+    The rows: [n, ...] -> [n, ...]. Raises the errors of `scan`.
 
         >>> ml.map(lambda row: ml.sum(row), ml.asarray([[1.0, 2.0], [3.0, 4.0]]))
         Tensor([3., 7.], f32[2])

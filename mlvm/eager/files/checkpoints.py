@@ -27,7 +27,7 @@ from mlvm.eager.tree import (
     fits,
     flatten,
     named_nodes,
-    nothing_meant,
+    no_match,
     require_live,
     warn_of_hidden,
 )
@@ -267,7 +267,7 @@ def load(
             named = [*names, *plain]
             plain = {name: x for name, x in plain.items() if fits(where, name, x)}
             if not loaded and not plain:
-                raise nothing_meant(where, named)
+                raise no_match(where, named)
         return Loaded(loaded, metadata, plain)
     except (WeightsError, PathError, DTypeError, ShapeError) as error:
         raise type(error)(escaped(f"{path}: {error}")) from None

@@ -27,7 +27,7 @@ from mlvm.eager.tree import (
     fits,
     flatten,
     load,
-    nothing_meant,
+    no_match,
     require_live,
     require_types,
     unflatten,
@@ -107,7 +107,7 @@ class Structure:
             for values in (self.tensors, self.plain)
         )
         if not tensors and not plain:
-            raise nothing_meant(where, [*self.tensors, *self.plain])
+            raise no_match(where, [*self.tensors, *self.plain])
         return tensors, plain
 
     def take(self, arrays: Mapping[str, Array], plain: Values, where: Where | None) -> Any:
@@ -261,7 +261,7 @@ def _own(holder: Any, optimizer: Optimizer) -> Values:
 
 
 def _options_of(holder: Any, optimizer: Optimizer) -> Values:
-    """Return the hyperparameters of the optimizer itself or of a group."""
+    """Return the hyperparameters of an optimizer or a group."""
     return {name: x for name, x in vars(holder).items() if name in optimizer._options}
 
 
@@ -287,7 +287,7 @@ def _is_container(part: Any) -> bool:
 def _ends(part: Any) -> bool | None:
     try:
         return None if _is_container(part) and not _is_plain(part) else True
-    except RecursionError:  # `flatten` says what contains itself
+    except RecursionError:  # `flatten` names the object that contains itself
         return None
 
 

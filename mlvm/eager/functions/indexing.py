@@ -282,8 +282,8 @@ def setitem(x: Tensor, key: Any, values: Any) -> None:
     row-major order is kept, and the other values get no gradient. A mask that selects n elements
     accepts n values, or 1.
 
-    Raises what `x[key]` raises; `DTypeError` if the values are of a different kind; `ShapeError` if
-    they do not broadcast; `OperandValueError` if a mask selects a different number of elements.
+    Raises the errors of `x[key]`; `DTypeError` if the values are of a different kind; `ShapeError`
+    if they do not broadcast; `OperandValueError` if a mask selects a different number of elements.
     """
     keys = key if isinstance(key, tuple) else (key,)
     try:

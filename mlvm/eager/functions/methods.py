@@ -1,4 +1,4 @@
-"""The functions that are methods of a tensor too.
+"""The functions that are also methods of a tensor.
 
 A method is here if numpy's ndarray has it, or PyTorch's or JAX's, and it means the same there; the
 name is theirs. Most are the functions themselves, so that a call costs no more. Methods with

@@ -60,7 +60,7 @@ def allclose(
 ) -> Tensor:
     """Test whether all elements are close, as in `isclose`.
 
-    x and y: shapes [...] that broadcast, any dtype -> bool[]. Raises what `isclose` raises.
+    x and y: shapes [...] that broadcast, any dtype -> bool[]. Raises the errors of `isclose`.
 
         >>> ml.allclose(ml.asarray([1.0, 2.0]), ml.asarray([1.000001, 2.0]))
         Tensor(True, bool[])

@@ -46,7 +46,7 @@ _MOST_SHOWN: Final = 16  # maximum number of rows or columns of a table
 
 
 class _Lent:
-    """Base object of arrays over a tensor's memory, and of views of these; it owns the loan."""
+    """Base object of arrays over a tensor's memory and their views; it owns the loan."""
 
     def __init__(self, memory: Array, view: Tensor, loan: Loan) -> None:
         address, _ = memory.__array_interface__["data"]
@@ -186,7 +186,7 @@ def from_dlpack(
 
     The result: [...], the shape of x. Raises `DLPackError` if x does not support DLPack;
     `CopyError` if `copy` is False and a copy is needed; `DTypeError` if the dtype is not
-    supported; and what the exporter raises.
+    supported; and errors of the exporter.
 
         >>> import numpy as np
         >>> ml.from_dlpack(np.ones(2))

@@ -145,10 +145,10 @@ def hint(
             continue
         here = hints()["keyword"].get(name)
         if name in none:
-            remedies.append(f"there is no {name}=; {none[name]}")
+            remedies.append(f"{name}= is not supported; {none[name]}")
         elif here in names:
             also = ", 1 for True" if name == "unbiased" else ""
-            remedies.append(f"there is no {name}=; use {here}={also}")
+            remedies.append(f"{name}= is not supported; use {here}={also}")
     parameters = [x for x in names.values() if isinstance(x, Parameter)]
     if not remedies and (parameters or isinstance(names, MappingProxyType)):  # not an op
         try:
@@ -158,7 +158,7 @@ def hint(
             named = [x.name for x in parameters if x.kind is not x.POSITIONAL_ONLY]
             unknown = [name for name in keywords if name not in named]
             meant = did_you_mean(unknown[0], named) if unknown else ""
-            remedies = [f"{error}{meant}; it takes {_listed(parameters)}"]
+            remedies = [f"{error}{meant}; expected {_listed(parameters)}"]
     return f"{function}(): {'; '.join(remedies)}" if remedies else None
 
 

@@ -46,9 +46,11 @@ def kernel_of(
     parameter: Any = init(shape, key=key, dtype=kind)
     expected = TensorType(kind, shape)
     if not isinstance(parameter, Tensor) or parameter.dtype is not kind:
-        raise DTypeError(f"{layer}: expected {name} to make {expected}, got {described(parameter)}")
+        raise DTypeError(
+            f"{layer}: expected {name} to return {expected}, got {described(parameter)}"
+        )
     if parameter.type is not expected:
-        raise ShapeError(f"{layer}: expected {name} to make {expected}, got {parameter.type}")
+        raise ShapeError(f"{layer}: expected {name} to return {expected}, got {parameter.type}")
     return parameter
 
 

@@ -261,7 +261,7 @@ class Optimizer(_OfFields):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         if cls is Optimizer:
-            raise TypeError("an Optimizer has no rule of its own; make one such as ml.optim.SGD")
+            raise TypeError("Optimizer has no update rule; create a subclass such as ml.optim.SGD")
         if args or kwargs:  # not when a pickle is loaded
             require_arguments(cls, args, kwargs)
         return super().__new__(cls)
@@ -290,15 +290,15 @@ class Optimizer(_OfFields):
                 raise DTypeError(f"{self._name}: expected a float parameter {path!r}, got {x.type}")
             if x.dtype.is_half:
                 raise DTypeError(
-                    f"{self._name}: parameter {path!r} is {x.type}, where small updates get lost; "
+                    f"{self._name}: parameter {path!r} is {x.type}, too narrow for small updates; "
                     f"keep it in f32, and compute with model.astype({x.dtype.name!r})"
                 )
         if not self._params:
-            raise DTypeError(f"{self._name}: there are no parameters to update")
+            raise DTypeError(f"{self._name}: expected parameters to update, got none")
         arenas = [x.arena for x in self._params.values()]
         if len({id(arena.vm) for arena in arenas}) > 1:
             names = ", ".join(sorted({arena.vm.name for arena in arenas}))
-            raise HandleError(f"{self._name}: all parameters must live on one VM, not on {names}")
+            raise HandleError(f"{self._name}: expected all parameters on one VM, got {names}")
         warn_of_hidden(params)
         self.groups = self._grouped(groups, options)
         with arenas[0].hosting():
@@ -343,8 +343,8 @@ class Optimizer(_OfFields):
             paths = tuple([path for path, x in rest.items() if fits(which, path, x)])
             if not paths:
                 raise ArgumentError(
-                    f"{self._name}: no parameter is in the group {which!r}; "
-                    f"left to be in one are: {', '.join(rest) or 'none'}"
+                    f"{self._name}: no parameter matches the group {which!r}; "
+                    f"parameters without a group: {', '.join(rest) or 'none'}"
                 )
             for path in paths:
                 del rest[path]
@@ -445,8 +445,9 @@ class Optimizer(_OfFields):
                 for name in names[type]:
                     if path not in self._state.get(name, ()):
                         raise ArgumentError(
-                            f"{self._name}: {path!r} has no state {name!r}: its hyperparameters "
-                            f"did not need it when the optimizer was created; create a new one"
+                            f"{self._name}: {path!r} has no state {name!r}, because the "
+                            f"hyperparameters at construction did not need it; "
+                            f"create a new optimizer"
                         )
                 states[path] = [self._state[name][path] for name in names[type]]
         return states
@@ -492,8 +493,8 @@ class Optimizer(_OfFields):
             actual = rate.type if isinstance(rate, Tensor) else type(rate).__name__
             raise DTypeError(
                 f"{self._name}: expected a schedule that returns {with_article(_SCALAR)}, "
-                f"got {actual}; where "
-                "the rate depends on the number n of updates: where(n < 1000, 1e-3, 1e-4)"
+                f"got {actual}; compute the rate "
+                "from the update count n, for example where(n < 1000, 1e-3, 1e-4)"
             )
         return rate
 
@@ -606,7 +607,7 @@ class Optimizer(_OfFields):
             if not arena.vm.is_same(vm):
                 raise HandleError(
                     f"{self._name}: arena {arena.name!r} is on {arena.vm.name}, the parameters "
-                    f"are on {vm.name}; update inside `with` an arena of theirs"
+                    f"are on {vm.name}; update inside `with arena:`, with an arena of that VM"
                 )
         return gradients
 
@@ -621,11 +622,11 @@ class Optimizer(_OfFields):
                 if path not in present and path in dict(named_leaves(self._tree, buffers=True)):
                     raise DTypeError(
                         f"{self._name}: parameter {path!r} was frozen after the optimizer was "
-                        f"made; make another one, with where= for a part of the parameters"
+                        f"created; create a new optimizer, with where= to select parameters"
                     )
                 raise DTypeError(
-                    f"{self._name}: parameter {path!r} is not the tensor it was when the optimizer "
-                    f"was made; change it in place, as p *= 2 does, or make another optimizer"
+                    f"{self._name}: parameter {path!r} was replaced after the optimizer was "
+                    f"created; update it in place, for example p *= 2, or create a new optimizer"
                 )
         if current().recorder is None:
             _snapshots[self] = Snapshot(self._tree)
@@ -690,7 +691,7 @@ def zeros_beside(x: Tensor, type: TensorType) -> Tensor:
 
 
 def _unknown(where: str, name: str, names: Iterable[str]) -> ArgumentError:
-    return ArgumentError(f"{where} has no hyperparameter {name!r}; there are: {', '.join(names)}")
+    return ArgumentError(f"{where} has no hyperparameter {name!r}; expected: {', '.join(names)}")
 
 
 def _assigned(where: str, name: str, value: Any, kind: Any) -> Any:

@@ -199,7 +199,7 @@ def keep_parts(model: Tree) -> dict[str, TensorType]:
     """
     if not isinstance(model, Node):
         raise ArgumentError(
-            f"shard='all' needs a Module, which gathers its fields when they are read, got "
+            f"shard='all': expected a Module, which gathers fields when they are read, got "
             f"{with_article(type(model).__name__)}: use shard='optimizer'"
         )
     if is_in_parts(model):
@@ -283,7 +283,7 @@ def _refuse_field(name: str, node: Node, value: Any) -> None:
         vars(node)[name] = value
         return
     raise ArgumentError(
-        f"{type(node).__name__}.{name} is kept in parts; change it by an optimizer, or by "
+        f"{type(node).__name__}.{name} is sharded; change it with an optimizer, or with "
         f"load_parameters"
     )
 
@@ -324,7 +324,7 @@ def load_parts(
 
 
 class _AllInParts(Whole):
-    """Layout in which a member stores shards of the parameters and of the state.
+    """Layout in which a member stores shards of parameters and state.
 
     `wholes` are the types of the whole parameters by path."""
 

@@ -968,7 +968,7 @@ class Recorder:
         for type, each in region.handles.items():
             if each == handle:
                 return reference, type
-        raise HandleError(f"there is no handle {handle}")
+        raise HandleError(f"tensor handle {handle} does not exist")
 
     def _note_outside(self, reference: Reference, holder: Allocation) -> None:
         """Record the first use of a tensor from outside."""

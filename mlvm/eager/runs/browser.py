@@ -84,7 +84,7 @@ class DebuggerServer(ThreadingHTTPServer):
             return self._debugger.picture()
 
     def _output_of(self, do: Callable[[str], object], argument: str = "") -> str:
-        """Return what a method of the debugger prints."""
+        """Return the text that a method of the debugger prints."""
         self._debugger.stdout = out = io.StringIO()
         with suppress(MlvmError):  # a pane is empty, for example if the op has no line
             do(argument)

@@ -275,7 +275,9 @@ class Numbers:
         for n in shape:
             n = n if type(n) is Number and n.is_open() else operator.index(n)
             if n < 0:
-                raise ShapeError(f"a shape is a tuple of integers >= 0, not {plain(tuple(shape))}")
+                raise ShapeError(
+                    f"expected a shape as a tuple of integers >= 0, got {plain(tuple(shape))}"
+                )
             lengths.append(n)
             key.append((n.place,) if type(n) is Number else n)
         opened = self.types.get(tuple(key))

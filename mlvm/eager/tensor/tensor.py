@@ -91,7 +91,7 @@ class Tensor(Methods, Allocation):
     node: int
 
     def __init__(self, *_: object, **__: object) -> None:  # an arena creates tensors with __new__
-        raise TypeError("a Tensor is made by ml.asarray, ml.zeros and the like, not by Tensor()")
+        raise TypeError("Tensor() cannot be called; create a tensor with ml.asarray or ml.zeros")
 
     def prepare(self) -> None:
         self.tape = None
@@ -268,7 +268,7 @@ class Tensor(Methods, Allocation):
 
     def __index__(self) -> int:
         if not self.dtype.is_integer:
-            raise DTypeError("only an integer tensor is an index").at("index", (self.type,))
+            raise DTypeError("expected an integer tensor as an index").at("index", (self.type,))
         return int(self._number("index"))
 
     def __len__(self) -> int:

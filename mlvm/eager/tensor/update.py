@@ -40,8 +40,8 @@ def apply_into_in_python(out: Tensor, call: OneOp, *operands: Tensor) -> Tensor:
     If a view or a tape needs the old value, or the op cannot overwrite the operand, `out` moves to
     new memory in the same arena. Otherwise the result is written to the bytes of `out`.
 
-    Raises `ShapeError` or `DTypeError` for a result of a different shape or kind, and what `apply`
-    raises.
+    Raises `ShapeError` or `DTypeError` for a result of a different shape or kind, and the errors of
+    `apply`.
     """
     operands = lifted(operands)
     types = tuple([x.type for x in operands])

@@ -83,7 +83,7 @@ def axis_of(axis_name: str) -> tuple[int, Tensor]:
     if axis_name not in current().axes:
         names = ", ".join(map(repr, current().axes)) or "none"
         raise ArgumentError(
-            f"no enclosing vmap has axis_name {brief(axis_name)}; there are: {names}"
+            f"expected the axis_name of an enclosing vmap ({names}), got {brief(axis_name)}"
         )
     return current().axes[axis_name]
 

@@ -226,7 +226,7 @@ class _Arguments:
             if x is not None and (not isinstance(x, Tensor) or x.type is not type_):
                 raise GradientError(f"{what}: expected {type_}, got {described(x)}")
             if x is not None and not type_.dtype.is_inexact:
-                raise GradientError(f"{what}: expected None for {type_}, which is no float")
+                raise GradientError(f"{what}: expected None for {type_}, which is not a float")
         return leaves
 
 
@@ -359,7 +359,7 @@ class custom_vjp(_CustomFunction[P, R]):
             count = len(arguments.structures)
             if not isinstance(result, (tuple, list)) or len(result) != count:
                 raise GradientError(
-                    f"{name}: expected a tuple of {counted(count, 'cotangent')} from bwd, one an "
+                    f"{name}: expected a tuple of {counted(count, 'cotangent')} from bwd, one per "
                     f"argument, got {brief(result)}"
                 )
             parts: Maybe = []
@@ -421,7 +421,7 @@ class custom_jvp(_CustomFunction[P, R]):
         def jvp(primals: Sequence[Tree], tangents: Sequence[Tree]) -> tuple[Tree, Tree]:
             out: Any = self(*primals)  # type: ignore[call-arg]
             if len(jvps) != len(primals):
-                counts = f"{len(primals)}, one an argument, got {len(jvps)}"
+                counts = f"{len(primals)}, one per argument, got {len(jvps)}"
                 raise GradientError(f"{self.__name__}: defjvps: expected {counts}")
             parts = [
                 self._run(rule, t, out, *primals)

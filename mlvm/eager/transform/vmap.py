@@ -213,8 +213,7 @@ def _axes_of(tree: Tree, axes: Axes, name: str, of: str) -> dict[str, int | None
 
     def differ(path: str, part: Tree, other: Tree) -> NoReturn:
         raise ArgumentError(
-            f"vmap: {name} does not fit {of}: it has {_count_of(part)} where there "
-            f"{'are' if isinstance(other, _CONTAINERS) else 'is'} {_count_of(other)}"
+            f"vmap: {name} does not fit {of}: expected {_count_of(other)}, got {_count_of(part)}"
         )
 
     axis_leaves, structure = flatten(axes, ends=ends)

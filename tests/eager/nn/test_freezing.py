@@ -110,9 +110,9 @@ def test_a_frozen_tensor_that_is_assigned_stays_frozen_until_the_field_is_delete
 
 @cases(
     "where, text",
-    ("head", "no tensor is meant by 'head'; there are: .*blocks_1/kernel"),
+    ("head", "no tensor matches 'head'; expected: .*blocks_1/kernel"),
     ("blocks.0.*", "there are, with / between names: "),
-    (lambda path, x: False, "no tensor is meant by this function"),
+    (lambda path, x: False, "no tensor matches this function"),
     (3, "a pattern of paths, or a function of path and tensor, not 3"),
     ("scales/a", "Net.scales: what a dict .* is frozen together, and alone: scales/a, scales/b"),
 )
@@ -275,7 +275,7 @@ def test_two_optimizers_share_a_gradient() -> None:
     for path, x in both.named_parameters().items():
         other = (model if path.startswith("blocks") else reference).named_parameters()[path]
         np.testing.assert_array_equal(x.numpy(), other.numpy())
-    refuses(ArgumentError, "no tensor is meant by 'x'", ml.optim.SGD, model, 0.1, where="x")
+    refuses(ArgumentError, "no tensor matches 'x'", ml.optim.SGD, model, 0.1, where="x")
     refuses(
         ArgumentError,
         "no parameter is in the group 'offsets_0'",
