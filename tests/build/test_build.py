@@ -225,9 +225,9 @@ def test_a_program_of_the_callers(folder: Path) -> None:
     done = subprocess.run([folder / "caller"], capture_output=True, text=True)
     here = line_with("x[:4]))(table)", __file__)
     assert done.stdout.splitlines() == [
-        "-1 the memory does not lie at a multiple of 64 bytes",
-        "-1 these are no weights: they do not begin with MLVMSTEP",
-        "-1 it was not built for this processor and mmx", "3 runs, 0 allocations", "the same",
+        "-1 expected memory at a multiple of 64 bytes",
+        "-1 expected weights that begin with MLVMSTEP",
+        "-1 the step was not built for this processor and mmx", "3 runs, 0 allocations", "the same",
         f"-1 take: the op refuses the values that it is given, at build/{here}",
         "-1 input 0 is NULL", "0 ",
     ]  # fmt: skip
@@ -271,18 +271,22 @@ def test_the_command_line(folder: Path) -> None:
     assert (folder / "state").read_bytes() == before
     for arguments, status, message in (
         (["--help"], 0, "INPUT is a .npy file"),
-        ([], 1, "wanted are f32[8], i64[]"),
-        (["columns.npy", "zero"], 1, "save a C-ordered array"),
+        ([], 1, "expected f32[8], i64[]"),
+        (["columns.npy", "zero"], 1, "expected C order, got Fortran order"),
         (["wide.npy", "zero"], 1, "wide.npy: expected f32[8], got elements of <f8"),
-        (["short", "zero"], 1, "not as many bytes"),
+        (["short", "zero"], 1, "not a multiple of the input's size"),
         (["absent", "zero"], 1, "absent: No such file"),
-        (["--steps", "none", "x.npy"], 2, "--steps: not known, or no such number"),
+        (["--steps", "none", "x.npy"], 2, "--steps: expected a known option with a valid number"),
         (["--weights", "short", "x.npy", "zero"], 1, "too few bytes"),
         (["--threads", "2", "x.npy"], 2, "--threads"),
         (["turned.npy", "zero"], 1, "turned.npy: expected f32[8] or several stacked"),
         (["deep.npy", "zero"], 1, "got shape (1, 2, 8)"),
         (["x.npy", "x.npy"], 1, "x.npy: expected i64[], got elements of <f4"),
-        (["--steps", "9" * 20, "x.npy", "zero"], 2, "--steps: not known, or no such number"),
+        (
+            ["--steps", "9" * 20, "x.npy", "zero"],
+            2,
+            "--steps: expected a known option with a valid number",
+        ),
         (["--save", "absent/state", "--steps", "99999999999", "x.npy", "zero"], 1, "absent/state"),
         (["--save", ".", "--steps", "99999999999", "x.npy", "zero"], 1, ".: Is a directory"),
         (["--out", "x.npy", "x.npy", "zero"], 1, "x.npy/0.npy: Not a directory"),
