@@ -276,8 +276,10 @@ _interned: Final[dict[tuple[DType, Shape], _Reference]] = {}
 def _forget(
     reference: _Reference, *, types: Any = _interned, remove: Any = _remove_dead_weakref
 ) -> None:
-    """Remove the type, as a `WeakValueDictionary` does: nothing if another thread has created it
-    again. The defaults exist even while the interpreter exits."""
+    """Remove the type, unless another thread has created it again.
+
+    A `WeakValueDictionary` does the same. The defaults exist even while the interpreter exits.
+    """
     remove(types, reference.key)
 
 

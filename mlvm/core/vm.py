@@ -384,7 +384,8 @@ class VM(Identity):
     def instrumented(self, instrument: Instrument) -> Iterator[None]:
         """Call the instrument before and after each function inside the block.
 
-        The instrument may replace results. Raises `MachineError` inside another such block.
+        The instrument may replace results. Raises `MachineError` inside an outer block of this
+        kind.
 
         Refuses:
             within(vm.instrumented(v), lambda: within(vm.instrumented(v), v.item))  # MachineError
@@ -610,7 +611,7 @@ class _Linked:
     `nargs`: number of arguments that it uses; a `Variant` uses neither.
     `program`: weak reference to the program.
     `codes`: linked code by argument types.
-    `bound`: code and operands by handles, until a handle may refer to another array.
+    `bound`: code and operands by handles, until a handle may refer to a different array.
     """
 
     size: int

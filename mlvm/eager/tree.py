@@ -263,9 +263,9 @@ def children(tree: Tree, path: str = "", *, buffers: bool = False) -> dict[str, 
         kind = type(tree).__name__
         hint = ""
         if isinstance(tree, Buffer):
-            hint = "; a field is one, or a Module in a list; a tensor in a list is kept by freeze"
+            hint = "; buffers are fields, or Modules in a list; use freeze for a tensor in a list"
         elif isinstance(tree, str):
-            hint = "; the names are those of model.parameters(), and a model is a tree itself"
+            hint = "; pass the model itself, which is a tree, not names of model.parameters()"
         elif isinstance(tree, (float, int)) or hasattr(tree, "__array__"):
             hint = "; convert it with ml.asarray(...)"
         raise DTypeError(f"expected a tensor as leaf, got {with_article(kind)}{_at(path)}{hint}")
@@ -481,7 +481,7 @@ def partners(
     *,
     buffers: bool = False,
 ) -> list[Any]:
-    """Return the parts of another tree at the positions of the leaves.
+    """Return the subtrees of `other` at the positions of the leaves.
 
     `differ` is called with a path and both nodes if they are not `alike`, or the children have
     different names."""
@@ -529,7 +529,7 @@ def named_nodes(tree: Tree) -> Iterator[tuple[str, Node]]:
 def warn_of_hidden(tree: Tree) -> None:
     """Warn of Modules with parameters in a field with a value that is not a tree.
 
-    Such a value is another object, a dataclass, a deque, a function, or a generator."""
+    Such a value is a dataclass, a deque, a function, a generator, or any other object."""
     nodes = list(named_nodes(tree)) if isinstance(tree, _CONTAINERS) else []
     visited = {id(node) for _, node in nodes}
     for path, node in nodes:
@@ -704,12 +704,12 @@ def _at_tensors_and_nodes(part: Any) -> bool | None:
 
 @hinted
 def map(f: Callable[..., Any], tree: Tree, /, *rest: Tree) -> Tree:
-    """Map each leaf to `f(leaf, *others)`, with the parts of `rest` at the same position.
+    """Map each leaf to `f(leaf, *others)`, with the subtrees of `rest` at the same position.
 
     It corresponds to `jax.tree.map`. Each tree in `rest` has the tree's structure, with any objects
     at the leaves. It may contain a dict instead of a Module, as gradients and `Module.parameters`
     do. Modules become copies, which share buffers with the originals. Positions with the same
-    tensor and the same other parts share one result.
+    tensor and the same subtrees share one result.
 
     The leaves: tensors of any shapes, and any other objects. Raises `DTypeError` if the structures
     differ, or a node contains itself.
@@ -805,7 +805,7 @@ def with_leaves(tree: Tree, tensors: Iterable[Tensor]) -> Tree:
 
 
 def replace(fn: Callable[[Any], Any], tree: Any, kinds: type | tuple[type, ...] = Tensor) -> Any:
-    """Map each part of these kinds in nested dicts, lists and tuples; other parts do not change."""
+    """Map each value of these kinds in nested dicts, lists and tuples; keep other values."""
 
     def ends(part: Any) -> bool | None:
         if isinstance(part, kinds):

@@ -414,7 +414,7 @@ def _mask_set(call: BatchedCall, x: Batched, values: Batched, mask: Batched) -> 
     return call(call.as_batch(x), call.merge(source), _checked_mask(call, mask.x, count))
 
 
-# --- collectives of another vmap, and neural ops ---------------------------------------
+# --- collectives of outer vmaps, and neural ops ---------------------------------------
 
 
 def _gather_lanes(call: BatchedCall, x: Batched, rank: Batched) -> Value:

@@ -216,7 +216,7 @@ def compile_flow(
         saved, and hoisted values are computed in the step. The fastest program by the estimate of
         `mlvm.step.budget` is chosen.
     `effort`: limit of the planner's search for smaller plans.
-    `reserved`: bytes of the budget that values of another program need.
+    `reserved`: bytes of the budget that values of a different program need.
 
     Raises `BudgetError` if no program is found that fits.
     """
@@ -236,7 +236,7 @@ def curve_of(
 ) -> list[tuple[int, float]]:
     """Return (bytes, estimated seconds) of programs of the step, the largest first.
 
-    A program is omitted if another needs fewer bytes and less time.
+    A program is omitted if a different program needs fewer bytes and less time.
     """
     options = _Options(fuse=True, recompute=True, policy=policy, effort=1)
     variants = _with_unhoisted(_variant(flow, hoist, options), flow, options)
@@ -316,7 +316,7 @@ def _with_unhoisted(variant: _Variant, flow: Flow, options: _Options) -> list[_V
 class _Offer(NamedTuple):
     """Program of the step that is not planned yet, with the estimated seconds.
 
-    candidate: another schedule for the variant, or None.
+    candidate: alternative schedule for the variant, or None.
     """
 
     seconds: float

@@ -424,7 +424,7 @@ def _makes_whole(unit: Unit, use: Use, policy: FusionPolicy) -> bool:
 
 
 def _domain_of(call: Call, policy: FusionPolicy) -> Shape | None:
-    """Return the shape over which the call iterates, if it may follow another call in a chain."""
+    """Return the shape over which the call iterates, if it may follow a call in a chain."""
     op = call.op
     if op is None:
         return None

@@ -249,9 +249,9 @@ class _Writer:
     def procedure(
         self, procedure: Procedure, calls: Sequence[Call], results: Sequence[Use] | None = None
     ) -> None:
-        """Generate a function: `main`, which returns `results`, or another.
+        """Generate a function: `main`, which returns `results`, or any other function.
 
-        The results of another function are the first parameters of that function.
+        The results of any other function are the first parameters of that function.
         """
         everything = list(with_blocks(calls))
         params = procedure.params
@@ -454,7 +454,7 @@ class _Writer:
         )
 
     def to(self, out: Use, source: Use) -> None:
-        """Move a value to the slot of another."""
+        """Move a value to the slot of a different value."""
         self.read(source, alias=True)
         if self.key(out) in self.owned or self.key(source) in self.owned:
             self.op("copy", 1, 1)

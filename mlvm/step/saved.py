@@ -83,8 +83,7 @@ class SavedStep(NamedTuple):
         return step
 
     def _require(self, types: Sequence[TensorType], inputs: Sequence[TensorType]) -> None:
-        """Raise `ShapeError` or `DTypeError` for an input of a different type; f64 becomes
-        narrower."""
+        """Raise `ShapeError` or `DTypeError` for inputs of other types, except f64 for floats."""
         for i, (got, type) in enumerate(zip(types, inputs, strict=True)):
             narrower = got.dtype is f64 and type.dtype.is_float
             if got.shape != type.shape or not (got.dtype is type.dtype or narrower):

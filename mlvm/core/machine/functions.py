@@ -64,7 +64,7 @@ class Binding:
         self.fill(callee)
 
     def fill(self, callee: Callee) -> None:
-        """Bind another function to the name, also for programs that are already linked."""
+        """Bind a different function to the name, also for programs that are already linked."""
         self.callee = callee
         self.kernel: Kernel = (
             self._call_without_results if callee.kernel is None else self.watched(callee.kernel)

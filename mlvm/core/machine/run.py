@@ -82,10 +82,10 @@ def run(
 ) -> list[Value]:
     """Run a linked program to `halt` and return the values above base, in order.
 
-    With a `state`, continue from where another loop stopped. Raises the errors of functions,
-    `OutOfMemoryError`, and `LimitExceededError` after `max_steps` instructions or for calls nested
-    too deep. The error has a note of the location: function, pc, instruction, call stack, and the
-    stack by types. An `OpError` names the function and operand types.
+    With a `state`, continue at the position where a previous loop stopped. Raises the errors of
+    functions, `OutOfMemoryError`, and `LimitExceededError` after `max_steps` instructions or for
+    calls nested too deep. The error has a note of the location: function, pc, instruction, call
+    stack, and the stack by types. An `OpError` names the function and operand types.
     """
     stack, frames, current, pc, base, nparams, steps_left, since = state or State(
         [], [], main, steps_left=max_steps

@@ -219,7 +219,7 @@ class Program:
 
 
 class Variant(Program):
-    """Program that differs from another program only in integers.
+    """Program that differs from an existing program only in integers.
 
     patched: prepared form on VMs with a loop in C, which needs no program.
     values: the integers, in the order of `patched`.

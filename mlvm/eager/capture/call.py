@@ -67,8 +67,7 @@ class KnownCall:
         self.pattern = EXTENSION.Pattern(Tensor, Arena, parts, (*reached, *launch.states))
 
     def _numbers_of(self, scalars: ScalarInputs) -> Any:
-        """Return a C check that the numbers that the function reads have not changed since the
-        call."""
+        """Return a C check that numbers read by the function have not changed since the call."""
         numbers = self._numbers
         if numbers is None or numbers[0] is not scalars:
             numbers = self._numbers = scalars, self._guards.numbers_check(scalars.args)

@@ -200,7 +200,7 @@ class Captured(Generic[P, R]):
         update_wrapper(self, fn, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        if current().recorder is not None:  # called inside another captured function
+        if current().recorder is not None:  # called inside an outer captured function
             return self._fn(*args, **kwargs)
         if step_observers:
             return step_observers[-1](self, self._call, args, kwargs)  # type: ignore[no-any-return]

@@ -72,7 +72,7 @@ class Scratch:
     """Scratch memory of a captured function on one VM, as large as the largest plan.
 
     The `lock` is held while a program uses the memory. is_nested: True for the memory of a launch
-    inside another launch.
+    inside an outer launch.
     """
 
     def __init__(self, *, is_nested: bool = False) -> None:
@@ -231,7 +231,7 @@ class Launch:
         return EXTENSION.Replay(tuple(self.operands), self.states, check)
 
     def with_program(self, planned: Planned) -> Launch:
-        """Return a launch of another program without hoisted values, with the same operands."""
+        """Return a launch of a second program without hoisted values, with the same operands."""
         other = copy.copy(self)
         other.hoisted = other.owner = None
         other._use(planned)
@@ -362,7 +362,7 @@ def operands_of(planned: Planned, types: Sequence[Any]) -> list[tuple[int, int, 
 def _run_nested(
     launch: Launch, scalars: ScalarInputs, vm: VMProtocol, *call: Any, **options: Any
 ) -> None:
-    """Run a launch inside another launch of this thread, possibly of the same function.
+    """Run a launch inside an outer launch of this thread, possibly of the same function.
 
     It uses separate scratch memory, and restores the numbers of the outer launch."""
     # other launches read the handles of the original

@@ -66,7 +66,7 @@ class Result(NamedTuple):
 
     @property
     def whole_output(self) -> int | None:
-        """The index of the output that is the result itself; None for a view or another tensor."""
+        """The index of the output that is the result itself; None for views and other tensors."""
         other = self.reached is not None or self.argument is not None or self.is_view
         return None if other or self.home.role != "output" else self.home.index
 

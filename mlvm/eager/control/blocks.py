@@ -150,8 +150,8 @@ def retry_blocks(
 def carrying(carried: Tensors) -> Iterator[Block]:
     """Record a block with these outer tensors as additional state.
 
-    If the block updates another outer tensor through which a gradient flows, this tensor is added
-    to `carried`, and `RetryBlocks` is raised. Afterwards the tape entries of the tensors are
+    If the block updates a different outer tensor through which a gradient flows, this tensor is
+    added to `carried`, and `RetryBlocks` is raised. Afterwards the tape entries of the tensors are
     restored.
     """
     record = recorder()

@@ -371,7 +371,7 @@ class _WeakNumbers:
 
     def widen(self, result: Any) -> bool:
         """Record the dtypes that the body assigns to the numbers; return whether one changed."""
-        if not self._widenings:  # one number may depend on another, so any may change
+        if not self._widenings:  # numbers may depend on each other, so any may change
             return False
         try:
             after = as_like(self.state, as_tree(result), "a body", lambda *_: True)

@@ -78,7 +78,7 @@ def save(
     load("model.safetensors").keys()         # kernel, bias
     load("model.safetensors", into=model)    # the values are the model's again
 
-    A dict may contain the whole state of a training, which can then be resumed exactly: Modules,
+    A dict may contain all state of a training run, which can then be resumed exactly: Modules,
     optimizers, loss scales, pipelines, and other objects with `state()` and `load_state`; tensors
     and arrays; numbers, strings and None, and lists and dicts of these. `ml.random` represents the
     global keys of the current VM and all VMs of the dict's tensors. Hyperparameters of

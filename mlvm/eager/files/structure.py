@@ -51,7 +51,7 @@ class Structure:
     numeric hyperparameters and the state of schedules. `ml.random` represents the keys of each VM
     that has a tensor of the tree, in order, and then the current VM's keys.
 
-    Raises `DTypeError` if a part is none of these; `PathError` if two parts have the same path.
+    Raises `DTypeError` for any other value; `PathError` if two values have the same path.
     """
 
     def __init__(self, tree: Any, path: str = "") -> None:
@@ -93,7 +93,7 @@ class Structure:
     def _add(self, values: Values, more: Values) -> None:
         twice = [path for path in more if path in self.tensors or path in self.plain]
         if twice:
-            raise PathError(f"two parts have the path {twice[0]!r}")
+            raise PathError(f"two values have the path {twice[0]!r}")
         values.update(more)
 
     def selected(self, where: Where | None) -> tuple[Values, Values]:
@@ -111,7 +111,7 @@ class Structure:
         return tensors, plain
 
     def take(self, arrays: Mapping[str, Array], plain: Values, where: Where | None) -> Any:
-        """Write these values to the tree, and return it; `where` selects a part of them.
+        """Write these values to the tree, and return it; `where` selects some of them.
 
         With `where`, additional values are allowed. Lists and dicts are changed in place; a tuple
         is replaced.
@@ -198,7 +198,7 @@ def loader_of(part: Any) -> Callable[[Any], object] | None:
 
 
 def _is_keys(part: Any) -> bool:
-    """Return whether the part is `ml.random`: that state belongs to the VMs."""
+    """Return whether the value is `ml.random`: that state belongs to the VMs."""
     return loader_of(part) is set_state
 
 

@@ -135,8 +135,8 @@ def dlpack(
     supports it; otherwise to a copy.
 
     Raises `CopyError` if `copy` is False and a copy is needed; `ExchangeError` if a stream or
-    another device is given, or x is bf16 or has no values (on a dry VM, or in a captured function);
-    `GradientError` if a gradient flows through x; `StaleTensorError` if x was freed.
+    a different device is given, or x is bf16 or has no values (on a dry VM, or in a captured
+    function); `GradientError` if a gradient flows through x; `StaleTensorError` if x was freed.
     """
     _require_untracked(x)
     if x.dtype is bf16:

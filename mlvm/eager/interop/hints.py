@@ -133,8 +133,8 @@ def hint(
     """Return the remedy for arguments of a different library's function with that name.
 
     These are arguments with a different meaning by position, and replacements of unknown keywords.
-    If the arguments do not fit the parameters for another reason, list the parameters. Return None
-    if they fit."""
+    If the arguments do not fit the parameters for a different reason, list the parameters. Return
+    None if they fit."""
     if function == "__call__":
         function = type(args[0]).__name__
     text = _of_places(function, args, keywords, names)
@@ -253,7 +253,7 @@ def of_users(instance: object) -> list[str]:
 
 
 def is_slip(name: str, candidate: str) -> bool:
-    """Return whether a name is a misspelling of another name.
+    """Return whether a name is a misspelling of the other name.
 
     It differs in case, or by one missing, additional or changed letter, or by two swapped letters.
     The difference is inside a name of five letters or more, or it doubles a letter: `glu` is not a

@@ -47,7 +47,7 @@ class MultiHeadAttention(Module):
     f[batch, time, embed_dim] -> the same. Raises `ShapeError` if the features or axes do not fit;
     `DTypeError` if an operand is complex; `ArgumentError` if a size is below 1, if `embed_dim` is
     not a multiple of `num_heads`, or if `num_heads` is not a multiple of `num_kv_heads`. Each of
-    the four Linears may be replaced by another Module with the same number of output features, such
+    the four Linears may be replaced by Modules with the same number of output features, such
     as one with an adapter.
 
         >>> ml.nn.MultiHeadAttention(16, 4)(ml.ones((2, 5, 16)), is_causal=True).type

@@ -223,8 +223,7 @@ def _batch_norm(
     momentum: float | None,
     eps: float,
 ) -> Tensor:
-    """Normalise by the running values; with a momentum, by x's values, and update the running
-    values.
+    """Normalise by running values; with a momentum, by values of x, and update running values.
 
     It is a function of tensors and numbers, so that a template may run it."""
     dtype, x, scale, bias = x.dtype, widened(x), widened(scale), widened(bias)

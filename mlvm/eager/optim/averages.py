@@ -35,7 +35,7 @@ from mlvm.renamed import OldAttribute
 
 
 class EMA(CheckedFields):
-    """Exponential moving averages of the parameters of a model or another tree.
+    """Exponential moving averages of the parameters of a model or other tree.
 
     Each update sets average = decay * average + (1 - decay) * parameter (Polyak and Juditsky,
     1992). The averages are initialised with the parameters.

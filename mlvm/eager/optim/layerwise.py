@@ -1,4 +1,4 @@
-"""Optimizers with rules that use a whole parameter: the norm, rows or singular values.
+"""Optimizers with rules that use the norm, rows or singular values of a parameter.
 
 They follow the interface of `rules`. They cannot be used if the members of a group store only
 shards of parameters.
@@ -43,7 +43,7 @@ class Lamb(Adam):
 
     u = m / (sqrt(v) + eps) + weight_decay p
 
-    If |p| or |u| is 0, p -= rate * u. The norms are computed over the whole parameter.
+    If |p| or |u| is 0, p -= rate * u. The norms are computed over all elements of the parameter.
 
     Parameters and gradients: f32 or f64, of any shapes. Raises the errors of `optim.Optimizer`.
 

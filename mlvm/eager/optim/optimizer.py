@@ -95,7 +95,7 @@ class Group(SimpleNamespace):
 
 
 class Whole:
-    """Layout of an optimizer that is not sharded: whole parameters, states and gradients.
+    """Layout of an optimizer without sharding: parameters, states and gradients are unsharded.
 
     `ml.parallel` defines the sharded layouts, for members of a group.
     """
@@ -113,14 +113,14 @@ class Whole:
         return tensors
 
     def gather(self, tensors: Mapping[str, Tensor], pieces: Mapping[str, Tensor]) -> None:
-        """Restore whole tensors after shards were updated."""
+        """Restore unsharded tensors after shards were updated."""
 
     def state(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the whole tensors of state."""
+        """Return the unsharded tensors of state."""
         return state
 
     def load_state(self, state: Mapping[str, Tensor], arrays: Mapping[str, Any]) -> None:
-        """Write whole arrays to the state."""
+        """Write unsharded arrays to the state."""
         load(state, arrays, "state")
 
 
@@ -205,7 +205,7 @@ class Optimizer(_OfFields):
 
     Arguments:
 
-    - `params`: a Module or another tree of f32 or f64 tensors.
+    - `params`: a Module or other tree of f32 or f64 tensors.
 
     - `groups`: pairs of parameters and hyperparameters, as in `groups=[("*/bias",
       {"weight_decay": 0.0})]`. The first item is a pattern for the paths of `named_parameters`, in
@@ -318,7 +318,7 @@ class Optimizer(_OfFields):
 
     @staticmethod
     def _hold(params: Tree, whole_needed_by: str | None) -> Whole:
-        """Return the layout of the parameters: whole, unless `ml.parallel` replaces this function.
+        """Return the layout of the parameters: unsharded unless `ml.parallel` replaces this method.
 
         The sharded layout raises `ArgumentError` if an optimizer of that name needs whole
         parameters."""
@@ -419,8 +419,7 @@ class Optimizer(_OfFields):
     def _begin_update(
         self, hypers: Sequence[Any], rates: Sequence[float | Tensor]
     ) -> Mapping[tuple[int, DType], Tensors]:
-        """Return the scalars of this update, by the number of the group and the dtype of its
-        parameters, and increment the count."""
+        """Return the scalars of this update by group number and dtype, and increment the count."""
         dtypes = {path: x.dtype for path, x in self._params.items()}
         kinds = [*dict.fromkeys((i, dtypes[p]) for i, g in enumerate(self.groups) for p in g.paths)]
         if self._is_cached():

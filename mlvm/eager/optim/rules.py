@@ -460,7 +460,7 @@ class RAdam(Adam):
 
 
 class Rprop(Optimizer):
-    """Resilient propagation, for gradients of the whole data set.
+    """Resilient propagation, for gradients of the full data set.
 
     Riedmiller and Braun, "A direct adaptive method for faster backpropagation learning", 1993; as
     in PyTorch:

@@ -7,8 +7,8 @@ as in a group of size 1. The functions have no gradients: apply `all_reduce` to 
 With an `axis_name`, the collective runs over the lanes of the `vmap` with that name instead of
 members. This is an ordinary op with gradients.
 
-No member waits for another for more than `timeout` seconds; None means the timeout of the group.
-After that all members raise `GroupTimeoutError`, which names the missing members. A group of
+No member waits for other members for more than `timeout` seconds; None means the timeout of the
+group. After that all members raise `GroupTimeoutError`, which names the missing members. A group of
 processes is then closed, unless the missing member exits within a second.
 """
 
@@ -254,7 +254,7 @@ def reduce_scatter(
         lanes, number = axis_of(axis_name)
         if not x.ndim or not lanes or x.shape[0] % lanes:
             raise ShapeError(
-                f"expected a multiple of {lanes} rows, one part per lane, got {x.type}"
+                f"expected a multiple of {lanes} rows, one slice per lane, got {x.type}"
             )
         pieces = shapes.reshape(_reduced(x, op, axis_name), (lanes, -1, *x.shape[1:]))
         return take(pieces, number, axis=0)

@@ -161,7 +161,7 @@ class _Buckets:
 def data_parallel(
     make_step: Callable[[LocalVM], Callable[..., R]], group: AnyGroup, *, shard: Shard | None = None
 ) -> Callable[..., R]:
-    """Return a training step that all members of a group run, each on a part of the batch.
+    """Return a training step that all members of a group run, each on a slice of the batch.
 
     `make_step(vm)` is called once on each member. It creates the model and the optimizer there, and
     returns the member's step. Each member must create the same model, for instance from the same
@@ -185,9 +185,9 @@ def data_parallel(
 
             return step
 
-    All parts have equal length, so the mean of the means is the mean of the batch. Except for
-    rounding, a step equals a step of one VM on the whole batch; the replicas stay equal bit for
-    bit. Each member may capture the step, on the member's VM.
+    All slices have equal length, so the mean of the means is the mean of the batch. Except for
+    rounding, a step equals a step of one VM on the full batch; the replicas stay equal bit for bit.
+    Each member may capture the step, on the member's VM.
 
     With `shard="optimizer"`, an optimizer of `make_step` stores only the state for this member's
     shard of the parameters, 1 / size of it. With `shard="all"` a Module also stores only this shard

@@ -553,7 +553,7 @@ class Recorder:
                 tape.record(call, operands, types, out)
 
     def make_exclusive(self, x: Tensor) -> None:
-        """Give a tensor memory that it does not share with a view, a tape or another tensor."""
+        """Give a tensor memory that it does not share with views, tapes or other tensors."""
         tapes = [each for each in live_tapes.copy() if each.within is self]
         if x.base is None:
             self._give(self._copied(x), x, x.views(), tapes)
@@ -761,7 +761,8 @@ class Recorder:
     ) -> list[Tensor]:
         """Return the tensors of a record; for an array of numbers, row i is from record i.
 
-        A record of another recorder belongs to the same program; a trace reads it with `outside`.
+        A record of a different recorder belongs to the same program; a trace reads it with
+        `outside`.
         """
         name = residuals.READ_ROWS if number.ndim else residuals.READ
         return self._called(name, types, [number])

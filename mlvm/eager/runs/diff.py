@@ -417,7 +417,7 @@ def _lockstep(a: _Trace, b: _Trace) -> tuple[Executed | None, Executed | None]:
         p, q = a.advance(), b.advance()
         if p is None or q is None:
             return p, q
-        if p.place != q.place:  # a loop or branch went another way
+        if p.place != q.place:  # a loop or branch took a different path
             return p, q
         if [a.digests[ref] for ref in p.results] != [b.digests[ref] for ref in q.results]:
             return p, q

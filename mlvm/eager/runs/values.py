@@ -112,7 +112,7 @@ class Values:
             if location is not None:
                 where = f"at byte {location.place:,}" if location.role == "scratch" else ""
                 place = f"{location.role} {where or location.place}, {location.type.nbytes:,} bytes"
-            remark = "" if self.execution.is_held(ref) else "; its memory has another value now"
+            remark = "" if self.execution.is_held(ref) else "; the memory has a different value now"
             lines += [f"memory: {place}{remark}", f"written by {self._with_line(op)}"]
         return [*lines, self._next_read(ref)]
 

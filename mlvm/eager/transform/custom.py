@@ -141,7 +141,7 @@ class CustomRule:
 
 
 class _RefusingTape:
-    """Tape that raises for tensors of another tape, while a function with a rule runs."""
+    """Tape that raises for tensors of other tapes, while a function with a rule runs."""
 
     within: object = None
     has_lost: bool = False
@@ -316,7 +316,7 @@ class custom_vjp(_CustomFunction[P, R]):
 
     The function and the rule must not use a differentiated tensor from outside: that raises
     `GradientError`. `jvp` of such a function also raises it; `jvp` of the gradient works. A rule is
-    eager code, so it can be differentiated, and `vmap` runs it for the whole batch.
+    eager code, so it can be differentiated, and `vmap` runs it once for the batch.
 
     The tensors: any shapes. Raises `GradientError` for a missing rule, and for cotangents of wrong
     types.

@@ -563,7 +563,7 @@ def jvp(
 
     The derivative is the product of the Jacobian with the tangents. The primals are trees of
     tensors, arrays and numbers of any shapes. Each tangent is a tree of the same structure and
-    types, in which None stands for zeros, also for a whole tree. The tangent of integers and bools
+    types, in which None represents zeros, also for a subtree. The tangent of integers and bools
     is None. `fn` returns a tree of tensors. The tangent of this tree has floats for floats, and
     None elsewhere. With `has_aux`, `fn` returns a pair of this tree and a second tree of tensors,
     which is the third result.
