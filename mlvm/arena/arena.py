@@ -940,7 +940,7 @@ class Arena(ArenaFields):
         tensor.handle = STALE
         for view in views:
             view.handle = STALE
-        region.bin.append(region)  # now a new tensor may use it
+        region.bin.append(region)  # a new tensor may now use the region
         return True
 
     def _dealloc(self, handle: TensorHandle) -> None:
@@ -1009,7 +1009,7 @@ class Arena(ArenaFields):
 
     def _add_chunk(self, nbytes: int) -> None:
         nbytes = rounded(nbytes)
-        if self.capacity + nbytes > MAX_SIZE:  # only a VM without bytes has so many
+        if self.capacity + nbytes > MAX_SIZE:  # only a dry VM accepts this size
             raise errors.OutOfMemoryError(
                 f"arena {self.name!r}: expected at most 2**63 - 1 bytes, got {self.capacity:,} and "
                 f"{nbytes:,} more"

@@ -790,5 +790,5 @@ def notes_of(error: BaseException) -> list[str]:
     return [note for note in notes if not note.startswith(_CALLED_FROM)]
 
 
-if not TYPE_CHECKING:  # else a type checker would allow any name
+if not TYPE_CHECKING:  # otherwise type checkers would allow any name
     __getattr__ = old_names(__name__, "ml.errors", globals())

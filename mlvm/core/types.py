@@ -384,7 +384,7 @@ class TensorType:
     @property
     def is_open(self) -> bool:
         """True if a length of the shape is dynamic; such a type belongs to a trace."""
-        # not by `size`, which may be 0 regardless of the dynamic lengths
+        # `size` may be 0 regardless of the dynamic lengths
         return not _INT.issuperset(map(type, self.shape))
 
     @staticmethod

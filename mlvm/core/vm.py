@@ -468,7 +468,7 @@ class VM(Identity):
                         code, operands = self._bind(program, handles)
                     except MlvmError as error:
                         raise error.with_traceback(None) from None
-                except TypeError:  # not iterable, or not hashable
+                except TypeError:  # `args` are not iterable, or not hashable
                     raise HandleError(
                         f"launch: expected tensor handles, got {brief(args)}"
                     ) from None

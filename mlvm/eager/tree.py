@@ -469,7 +469,7 @@ def _fill(copied: Any, container: Any, base: Any, items: list[Any]) -> None:
     for each in type(container).__mro__:
         for slot in vars(each).values() if each not in _BASES else ():
             if isinstance(slot, MemberDescriptorType):
-                with suppress(AttributeError):  # it has no value
+                with suppress(AttributeError):  # the field has no value
                     slot.__set__(copied, slot.__get__(container))
 
 
@@ -853,7 +853,7 @@ class Snapshot:
     tensors: a container may refer to the owner of the snapshot."""
 
     def __init__(self, tree: Tree) -> None:
-        self._tensors: list[Tensor] = []  # so that no other object gets the ids
+        self._tensors: list[Tensor] = []  # kept alive: no other object may get the ids
         self._rows: list[Any] = []
         _add_rows(self._rows, tree, set(), self._tensors)
 

@@ -527,7 +527,7 @@ class _ProgramWriter:
         main = Function("main", 0, STAR, (*renumbered(self.code), Instruction.of("halt")))
         program = Program([main, *functions])
         scratch = [i for i, each in enumerate(arguments) if each.role == "scratch"]
-        leave_out(program, scratch)  # no other program reads it
+        leave_out(program, scratch)  # no other program reads the scratch memory
         lifetimes = tuple(sorted(self.lifetimes, key=lambda each: each.start))
         lines = {("main", pc): line for pc, line in self.lines.items()} | self.inner_lines
         takes, moments = tuple(self.takes), tuple(self.moments)
@@ -807,7 +807,8 @@ def _schedules(flow: Flow, live_out: set[Value], options: _Options) -> list[Sche
             schedules.append(in_order(chains, most))
             if schedules[-1].most_alive <= most:
                 return schedules
-        calls = [call for run in plain.runs for call in run.unit.calls]  # it may need less memory
+        # Merging the units of the unfused order may need less memory.
+        calls = [call for run in plain.runs for call in run.unit.calls]
         return [*schedules, Schedule(fused(calls, most, policy, units), live_out)]
 
     plain = one_by_one(calls)

@@ -122,7 +122,7 @@ def joined(
         if is_element and shape in of_elements and not unit.calls[0].again:
             partners.append(of_elements[shape])
         for partner in partners:
-            if partner not in row.place:  # it has been merged
+            if partner not in row.place:  # the partner has been merged
                 continue
             if len(partner.calls) + len(unit.calls) > policy.longest:
                 continue
@@ -384,7 +384,7 @@ def _takes(unit: Unit, calls: Sequence[Call], domains: _Domains) -> bool:
             if home is None:
                 continue
             if is_head and any(use.value.home is home for use in first.ins):
-                return False  # it must not overwrite operands of a later row
+                return False  # the chain must not overwrite operands of a later row
             if home in unit.reads_from or home in unit.writes_to:
                 uses = [use for each in unit.calls for use in each.ins if use.value.home is home]
                 if any(use.type is not out.type for use in uses):

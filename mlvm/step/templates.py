@@ -227,7 +227,7 @@ class Freeze(Substitution):
     def __init__(self) -> None:
         numbers = self.places = set[int]()
 
-        # not a method, because a reference cycle would keep the numbers alive
+        # a method would create a reference cycle that keeps the numbers alive
         def freeze_part(part: Any) -> Any:
             part = frozen(part)
             numbers.update(places(part))
@@ -351,7 +351,7 @@ class PlannedTemplate:
     def fix(self, largest: Sequence[Any]) -> None:
         """Replace the trace's types: make the program at the largest values."""
         planned = self.at(largest)
-        assert planned is not None  # it has exactly the bytes of the plan
+        assert planned is not None  # the sizes are equal to the sizes of the plan
         self.planned = planned
 
     def type_of(self, argument: int) -> Any:

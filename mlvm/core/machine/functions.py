@@ -160,7 +160,7 @@ class FunctionTable:
         self.memory = memory
         self.version = np.zeros((), np.int64)
         self.instrument: Instrument | None = None
-        self._bindings: dict[str, Binding] = {}  # only of names that were looked up
+        self._bindings: dict[str, Binding] = {}  # bindings of names that were looked up
         for name in kernels:
             if name not in OPS and name != Fused.name:
                 raise _unknown("op", name, OPS)

@@ -183,7 +183,7 @@ def explain(
     A `MemoryError` becomes `OutOfMemoryError`. `binding` is the called function, if the step does
     not contain it. `line` is the user's line, if it is not the line that led here.
     """
-    if getattr(error, "late", False):  # it already has the location of an earlier call
+    if getattr(error, "late", False):  # the error has the location of an earlier call
         return error
     stack, frames, current, pc, base = state[:5]
     code, value, number, _ = current.steps[pc]

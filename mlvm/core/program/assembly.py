@@ -155,7 +155,7 @@ def _tokens(text: str, line: int) -> Iterator[_Token]:
         elif text[at] in '"{':
             try:
                 value, end = _DECODER.raw_decode(text, at)
-            # also for too many digits or too deep nesting
+            # raised also for too many digits and deep nesting
             except (ValueError, RecursionError) as error:
                 text, column = getattr(error, "msg", str(error)), getattr(error, "colno", at + 1)
                 raise AssemblyError(f"invalid JSON: {text}", line, column) from None

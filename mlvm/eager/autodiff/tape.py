@@ -347,7 +347,7 @@ class Tape:
                 saved = tuple([others.get(id(y), y) for y in node[2]])
                 new = (node[0], node[1], saved)
                 if i < len(nodes) and nodes[i] is node:
-                    nodes[i] = new  # one assignment
+                    nodes[i] = new  # a single assignment is atomic
 
     def _first_use(self, x: Tensor) -> int:
         """Return a node number such that no earlier node has saved the value of x."""

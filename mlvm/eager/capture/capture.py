@@ -310,7 +310,7 @@ class Captured(Generic[P, R]):
             outputs = [output.alloc(arena) for output in outcome.outputs]
             learning = None if types is None else arena
             launch.run(scratch, scalars, arena.vm, inputs, outputs, arena=learning)
-        if single is not None:  # same as the value below, but faster
+        if single is not None:  # a faster way to the value below
             return outputs[single]
         return entry.value_of_call(arena.vm, scalars, tensors, inputs, outputs)
 
@@ -728,7 +728,7 @@ class Captured(Generic[P, R]):
 
     def _compiler(self, call: TracedCall) -> tuple[Callable[..., Planned], Hoist | None]:
         """Return the function that compiles flows for the call's VM, and the limits of hoisting."""
-        is_plain = debug.is_watched(call.record.vm)  # such a VM checks each call
+        is_plain = debug.is_watched(call.record.vm)  # a watched VM checks each call
         compiler = partial(
             compile_flow,
             fuse=self.fuse and not is_plain,

@@ -298,7 +298,7 @@ class Launch:
         program = program or self.program
         if self.queues:
             inputs = [*inputs, *[x for queue in self.queues for x in queue.get(kind=Tensor)]]
-        tensors = inputs, outputs, self.states  # as _ROLES
+        tensors = inputs, outputs, self.states  # in the order of _ROLES
         used: Sequence[Allocation] = ()
         hoisted = self.hoisted
         explains: Callable[[Exception], None] = self.note_line
@@ -388,7 +388,7 @@ class Variants:
     def __init__(self, launch: Launch, compile_unhoisted: Callable[..., Planned]) -> None:
         self.hoisting = self.last = launch
         may_change = launch.hoisted is not None and launch.hoisted.may_change
-        self._compile = compile_unhoisted if may_change else None  # it keeps all recorded calls
+        self._compile = compile_unhoisted if may_change else None  # keeps all calls alive
         self._unhoisted: Launch | None = None
         self._writes = -1  # the write count at the last call with stale hoisted values
         self._stale_calls = 0  # successive calls before which weights had changed

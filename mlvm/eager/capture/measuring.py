@@ -209,7 +209,7 @@ class Measured:
     def _fits(self, sizes: Mapping[str, int]) -> bool:
         try:
             self._measured(sizes)
-        except (BudgetError, OutOfMemoryError, ArenaError):  # or more than 2**62 bytes
+        except (BudgetError, OutOfMemoryError, ArenaError):  # ArenaError: more than 2**62 bytes
             return False
         return True
 
@@ -362,7 +362,7 @@ def _facts(
         call = trace(fn, args, kwargs, arena, signature, (), named)
 
         def compiled(flow: Flow) -> Planned:
-            # now, because the lengths of the flow have a value only during this call
+            # the lengths of the flow have values only during this call
             if points is not None:
                 points[:] = curve_of(flow, policy=policy, hoist=hoist)
             return compiler(flow)

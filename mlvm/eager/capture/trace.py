@@ -365,7 +365,7 @@ def trace(
             del inputs, before
             replace(_refuse_deferred, tree, (Iterator, Awaitable))
             for field, x in signature.fields:
-                if field.value is placeholder(x):  # it was not rebound
+                if field.value is placeholder(x):  # the field was not rebound
                     field.set(x)
             tree = results.tree_of(tree)
             rebound = [(field, results.leaf(x, field).value) for field, x in snapshot.rebound()]

@@ -246,7 +246,7 @@ def scan(
             raise OperandValueError(
                 f"scan: expected a length of 0 to {total}, the number of rows, got {trip_count}"
             )
-    rows = aliased(rows)  # so that their gradients are summed separately, as in a captured function
+    rows = aliased(rows)  # to sum the gradients of the rows separately, as in a captured function
     loop = _EagerLoop(numbers)
     ys: list[Tree] = []
     for i in reversed(range(trip_count)) if reverse else range(trip_count):
@@ -310,7 +310,7 @@ def counted_loop(
     """Run `trip_count` iterations of a body; return the final state and stacks of `total` rows."""
     if blocks.is_recorded():
         stacked, continued = total is not None, len(xs)
-        # so that gradients of rows are summed separately, as outside a captured function
+        # to sum the gradients of the rows separately, as outside a captured function
         xs = tensors(aliased(xs))
         return _scan(
             body, init, xs, trip_count, total, reverse=reverse, stacked=stacked, continued=continued
@@ -779,7 +779,7 @@ def _backward(
     partly |= {k for k, h in enumerate(initial_sums[: len(active)]) if h is None and is_exact}
     outer = {k: h for k, h in enumerate(initial_sums) if isinstance(h, Begun)}
     still_begun = set[int]()
-    # not the number of a record
+    # the number of a record is excluded
     partly &= {k for k, type in enumerate(sum_types) if type.dtype.is_inexact}
     partly.difference_update(outer)
     conditional = sorted(partly)

@@ -64,7 +64,7 @@ class Structure:
         self.tensors: Values = {}
         self.plain: Values = {}
         self.objects: dict[str, tuple[Any, Structure]] = {}
-        for path, x in sorted(self._leaves, key=lambda leaf: _is_keys(leaf[1])):  # which come last
+        for path, x in sorted(self._leaves, key=lambda leaf: _is_keys(leaf[1])):  # keys last
             if isinstance(x, Tensor) or hasattr(x, "__array__"):
                 self._add(self.tensors, {path: x if isinstance(x, Tensor) else _array(path, x)})
             elif loader_of(x) is not None:
@@ -160,7 +160,7 @@ class Structure:
         done: list[tuple[Any, Structure]] = []
         try:
             for x, inner in sorted(objects, key=lambda each: bool(each[1].tensors)):
-                views = isinstance(x, (Node, Optimizer, MultiSteps))  # which copy it themselves
+                views = isinstance(x, (Node, Optimizer, MultiSteps))  # state() returns views
                 _load_state(x, inner._with(tensors, plain, in_place=False, views=views))
                 done.append((x, inner))
         except Exception:

@@ -614,5 +614,5 @@ def reduced(losses: Tensor, reduction: Reduction) -> Tensor:
     raise ArgumentError(f"expected reduction as one of {choices}, got {reduction!r}")
 
 
-if not TYPE_CHECKING:  # else a type checker would allow any name
+if not TYPE_CHECKING:  # otherwise type checkers would allow any name
     __getattr__ = old_names(__name__, "ml", globals())

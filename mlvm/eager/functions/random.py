@@ -324,7 +324,7 @@ def seed(seed: int) -> None:
     Refuses:
         ml.random.seed(-1)  # OperandValueError
     """
-    set_state(_words(seed, 1))  # first, because a captured function rejects it
+    set_state(_words(seed, 1))  # called first, because captured functions reject it
     if is_vm_chosen():
         process.alone = current_arena().vm.name
         _draw_in_c()

@@ -535,7 +535,7 @@ def isin(x1: Operand, x2: Operand, /, *, invert: bool = False) -> Tensor:
     values = reshape(as_operand(x2, x1), -1)
     if values.size == 0:
         return full(x1.shape, invert)
-    if "complex" in (x1.dtype.kind, values.dtype.kind):  # no order: all with all
+    if "complex" in (x1.dtype.kind, values.dtype.kind):  # unordered: compare all pairs
         matches = op.any(op.equal(reshape(x1, (*x1.shape, 1)), values), axis=-1)
     else:
         values = sort(values)

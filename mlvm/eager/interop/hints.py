@@ -150,7 +150,7 @@ def hint(
             also = ", 1 for True" if name == "unbiased" else ""
             remedies.append(f"{name}= is not supported; use {here}={also}")
     parameters = [x for x in names.values() if isinstance(x, Parameter)]
-    if not remedies and (parameters or isinstance(names, MappingProxyType)):  # not an op
+    if not remedies and (parameters or isinstance(names, MappingProxyType)):  # except ops
         try:
             Signature(parameters).bind_partial(*args, **keywords)  # report too many arguments first
             Signature(parameters).bind(*args, **keywords)

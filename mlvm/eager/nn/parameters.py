@@ -87,7 +87,7 @@ def matched(layer: str, x: Tensor, weight: Tensor) -> Tensor:
     own, target = x.dtype, weight.dtype
     if own is target or not (own.is_half or (target.is_half and own.is_inexact)):
         return x
-    if autocast_dtype() is not None:  # it casts both, or neither
+    if autocast_dtype() is not None:  # autocast casts both operands, or neither
         return x
     if target.is_half:
         raise DTypeError(

@@ -262,7 +262,7 @@ class Optimizer(_OfFields):
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         if cls is Optimizer:
             raise TypeError("Optimizer has no update rule; create a subclass such as ml.optim.SGD")
-        if args or kwargs:  # not when a pickle is loaded
+        if args or kwargs:  # unpickling passes no arguments
             require_arguments(cls, args, kwargs)
         return super().__new__(cls)
 

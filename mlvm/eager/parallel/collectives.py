@@ -454,7 +454,7 @@ def _in_place(name: str, tree: Tree, **attributes: Any) -> None:
     require_live(tensors)
     for x in tensors:
         _require_untracked(name, x)
-    if name != "all_reduce.wait":  # that op accepts the bytes of `all_reduce.start`
+    if name != "all_reduce.wait":  # `all_reduce.wait` accepts the bytes of `all_reduce.start`
         for x in tensors:
             make_exclusive(x)
     _effect(name, tensors, **attributes)

@@ -561,7 +561,7 @@ class Recorder:
         new = self._copied(x)
         self._give(x.arena.view(x, x.type, Tensor), x, (), tapes)
         value = self.memory.values.at(id(_reference_to(new)))
-        assert value is not None  # it has just been copied
+        assert value is not None  # the value has just been copied
         exchange(x, new)
         reference = _reference_to(x)
         self.memory.references[id(reference)] = reference
@@ -694,7 +694,7 @@ class Recorder:
         ):
             home = self.memory.homes[key]
             before, after = self.memory.values.at(key), Value(home.type.nbytes, home)
-            assert before is not None  # it is from outside of the blocks
+            assert before is not None  # the value is from outside of the blocks
             ins.append(Use(before, home.type))
             self.memory.values.set(key, after)
             outs.append(Use(after, home.type))
@@ -976,7 +976,7 @@ class Recorder:
         if isinstance(holder.arena, ScratchPad):
             raise _refused("use a tensor of a scratch pad, which may overlap other tensors,")
         self.memory.references[id(reference)] = reference
-        if holder.arena is prepare_constants(self.vm).arena:  # it may be a new one
+        if holder.arena is prepare_constants(self.vm).arena:  # the tensor may be a new constant
             self.outside.holders[id(reference)] = reference
         if self.outside.holders.get(id(reference)) is reference:
             for view in holder.views():

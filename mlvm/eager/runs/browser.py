@@ -122,7 +122,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             self._send("application/json", json.dumps(answer))
         finally:
-            if self.server.has_ended:  # this is not the thread of `serve_forever`
+            if self.server.has_ended:  # a different thread runs `serve_forever`
                 self.server.shutdown()
 
     def _name(self) -> str | None:

@@ -231,7 +231,7 @@ class Replay:
     def _write(self, step: RecordedStep) -> None:
         """Apply the recorded writes to the state before a step, and compare the digest."""
         for checkpoint in self.run.checkpoints:
-            if checkpoint.step == step.number:  # some of it may have been written since
+            if checkpoint.step == step.number:  # some state may have been written since
                 self._cells.update(self.run.contents(checkpoint))
         for each in step.stored_cells:
             self._cells[each.number] = self.run.stored(each)

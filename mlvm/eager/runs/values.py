@@ -106,7 +106,7 @@ class Values:
             lines.append(f"true {np.count_nonzero(x)} of {x.size}")
         if ref.kind == "result":
             op = self.execution.op_at(ref.number)
-            assert op is not None  # it was read
+            assert op is not None  # the op has read the value
             location = op.locations[ref.output]
             place = "a tensor of a function's frame"
             if location is not None:

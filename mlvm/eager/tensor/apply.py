@@ -181,7 +181,7 @@ def apply_in_python(call: OneOp, *operands: Tensor) -> Tensor:
     except HandleError as error:
         raise explain(error, arena.vm, (*operands, out)) from None
     ended = not (x.handle and y.handle) if pair else STALE in [x.handle for x in operands]
-    if ended:  # maybe before the launch, which then read a different tensor of the same handle
+    if ended:  # if freed before the launch, a different tensor with this handle was read
         raise next(x.stale() for x in operands if x.handle == STALE)
     out.tape = None
     tape = current().tape

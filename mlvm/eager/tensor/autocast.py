@@ -110,7 +110,7 @@ def in_precision(
     if op.precision == "half":
         operands = in_half(operands)
     elif any(x.dtype.is_half for x in operands):
-        if "dtype" in op.attributes:  # it reads half precision, and sums in f32
+        if "dtype" in op.attributes:  # the op reads half precision, and sums in f32
             attributes = {**attributes, "dtype": attributes.get("dtype") or f32.name}
         else:
             operands = [in_single(x) for x in operands]

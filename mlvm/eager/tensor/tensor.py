@@ -293,8 +293,8 @@ class Tensor(Methods, Allocation):
             closed = closed_vm_of(self)
             if closed is not None:
                 return f"<{self.type}{where}: {closed}>"
-            return f"<dry {self.type}{where}>"  # it is alive, but on a VM without bytes
-        except CaptureError:  # it has no value before the recorded program is launched
+            return f"<dry {self.type}{where}>"  # the tensor is alive, but a dry VM has no values
+        except CaptureError:  # no value exists before the launch of the program
             return f"<captured {self.type}>"
         body = np.array2string(values, prefix="Tensor(", separator=", ", threshold=200)
         return f"Tensor({body}, {self.type}{where})"

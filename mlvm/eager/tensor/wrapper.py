@@ -92,7 +92,7 @@ def public(fn: Callable[P, R]) -> Callable[P, R]:
             bound = None
             with suppress(TypeError):
                 bound = signature.bind(*args, **keywords)
-            if bound is not None:  # else the call below raises Python's error
+            if bound is not None:  # otherwise the call below raises Python's error
                 _convert_arrays(bound.arguments, operands)
                 args, keywords = bound.args, bound.kwargs  # type: ignore[assignment]
             return fn(*args, **keywords)

@@ -417,7 +417,7 @@ class BatchingInterpreter:
         if self.is_dry:
             return _dry_values([True] * len(types))
         n, what = self.n, f"the rule of {rule.name}"
-        own: Any = rule  # it has fwd and bwd, or jvp
+        own: Any = rule  # the rule has fwd and bwd, or jvp
 
         def for_batch(fn: Callable[..., Any], xs: Sequence[Tensor | None], flags: Flags) -> Any:
             there = [x is not None for x in xs]

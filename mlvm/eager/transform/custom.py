@@ -89,11 +89,11 @@ class CustomRule:
             else:
                 outputs: Tensors = functions.called(object(), self.name, operands, self.fn)
                 callee = on.calls[-1].callee
-                assert callee is not None  # it was called
+                assert callee is not None  # the function was called
                 callee.rule = self
                 return outputs
         outs = [untracked(y) for y in outs]
-        assert tape is not None  # it follows an argument
+        assert tape is not None  # the tape follows an argument
         add_node(tape, outs, args, {}, [*args, *res], partial(self._vjp, outs, len(args)))
         return outs
 
@@ -126,7 +126,7 @@ class CustomRule:
                 res = self.fwd(args)[1]
             return self.bwd(res, gs)
         jvp = self.jvp
-        assert jvp is not None  # it has a rule
+        assert jvp is not None  # the function has a rule
         floats = [i for i, x in enumerate(args) if x.dtype.is_inexact]
 
         def linear(*ts: Tensor) -> Tensors:

@@ -154,5 +154,5 @@ def _aliased(xs: Tensors) -> Tensors:
     return [alias_of(x) for x in xs]
 
 
-if not TYPE_CHECKING:  # else a type checker would allow any name
+if not TYPE_CHECKING:  # otherwise type checkers would allow any name
     __getattr__ = old_names(__name__, "ml", globals())

@@ -60,7 +60,7 @@ def test_a_moment_has_state_and_inputs(folder: Path) -> None:
     model = ml.nn.Linear(3, 2)
     moment.load(model=model)
     np.testing.assert_array_equal(model.kernel.numpy(), seen[6])
-    refuses(ArgumentError, "no state of", lambda: moment.load(other=model))
+    refuses(ArgumentError, "expected names in the recorded state", lambda: moment.load(other=model))
     refuses(ArgumentError, "from 0 to 9", lambda: run.at(10))
 
 
@@ -282,7 +282,7 @@ def test_a_damaged_checkpoint_is_a_typed_error(folder: Path) -> None:
     checkpoint.write_bytes(b"")
     replay = Replay(ml.runs.open(folder / "a"))
     for n in range(8):
-        with pytest.raises(ml.errors.EncodingError, match="not the file that was recorded"):
+        with pytest.raises(ml.errors.EncodingError, match="the file has changed since the recording"):
             replay.replay(n)
 
 
