@@ -708,7 +708,7 @@ def test_a_parameter_that_is_a_view_moves() -> None:
 def test_parameters_on_several_vms() -> None:
     with Arena(VM("elsewhere"), "weights").allocating():
         far = from_array(np.ones(3))
-    with pytest.raises(HandleError, match="expected all parameters on one VM, got default, elsewhere"):
+    with pytest.raises(HandleError, match="on one VM, got default, elsewhere"):
         optim.SGD({"near": from_array(np.ones(3)), "far": far}, 0.1)
 
 
@@ -976,7 +976,7 @@ def test_state_that_was_not_made_is_missed_before_anything_is_written() -> None:
     params = tensors(START)
     optimizer = optim.SGD(params, 0.1)
     optimizer.momentum = 0.9
-    with pytest.raises(ArgumentError, match=r"'kernel' has no state 'momentum'.* create a new optimizer"):
+    with pytest.raises(ArgumentError, match=r"'kernel' has no state 'momentum'.* a new optimizer"):
         optimizer.update(tensors(GRADIENTS[0]))
     assert params["kernel"].numpy().tolist() == START["kernel"].tolist()
     assert optimizer.count.item() == 0

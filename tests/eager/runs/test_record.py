@@ -282,7 +282,7 @@ def test_a_damaged_checkpoint_is_a_typed_error(folder: Path) -> None:
     checkpoint.write_bytes(b"")
     replay = Replay(ml.runs.open(folder / "a"))
     for n in range(8):
-        with pytest.raises(ml.errors.EncodingError, match="the file has changed since the recording"):
+        with pytest.raises(ml.errors.EncodingError, match="file has changed since the recording"):
             replay.replay(n)
 
 
