@@ -197,9 +197,11 @@ class Steps:
             elif value.name in RECORDS:
                 step.records = RECORDS[value.name][0]
             else:
-                raise self._refuse(op, line, "it is a host function, which runs in Python")
+                raise self._refuse(op, line, "a host function runs in Python")
         elif kind == linker.PUSH and not isinstance(value, int):
-            raise self._refuse(op, line, f"it pushes {with_article(type(value).__name__)}")
+            raise self._refuse(
+                op, line, f"the step pushes {with_article(type(value).__name__)}, expected an int"
+            )
         elif kind == linker.PUSH:
             step.number = value
         elif kind == linker.CALL_FUNCTION:
@@ -207,7 +209,7 @@ class Steps:
         elif kind == linker.LOAD_ARG:
             step.number = self.pushed.setdefault(count, len(self.pushed))
         elif kind in (linker.LOAD_GLOBAL, linker.STORE_GLOBAL):
-            raise self._refuse(op, line, "it reaches into a VM's free store")
+            raise self._refuse(op, line, "the step uses global tensors of a VM")
         return [step]
 
     def _lanes(self, attribute: object, op: str, line: str) -> LaneCode:
@@ -231,7 +233,7 @@ class Steps:
                 raise
             except (MlvmError, AttributeError, LookupError, ValueError, TypeError) as error:
                 raise self._refuse(
-                    op, line, f"expected a program for rows, got {error!r}"
+                    op, line, f"expected a valid program for rows: {error!r}"
                 ) from error
         return self.lanes[attribute]
 
@@ -376,7 +378,7 @@ class _Walk:
             return []
         tensors = [type for type in types if type is not None]
         if len(tensors) < len(types):
-            raise self.all._refuse(*place, "it takes an Int")
+            raise self.all._refuse(*place, "an operand is an Int, expected tensors")
         call, out, over = Site(binding, details).resolve([native_type(type) for type in tensors])
         if call is None:
             spelled = ", ".join(map(str, tensors))

@@ -146,7 +146,7 @@ class TransposeError(ShapeError, AttributeError):
 
     >>> try: ml.ones(3).T
     ... except ml.errors.TransposeError as error: print(error)
-    T(f32[3]): T is for 2 dimensions; mT swaps the last two
+    T(f32[3]): expected 2 dimensions for T; use mT to swap the last two axes
     """
 
 

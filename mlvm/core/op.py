@@ -170,7 +170,7 @@ class Op:
                 continue
             value = canonical(value)
             if value is REQUIRED:
-                raise ArgumentError(f"attribute {name!r} is missing").at(self.name, ())
+                raise ArgumentError(f"missing attribute {name!r}").at(self.name, ())
             if not _matches(value, attribute.hint):
                 refused = ArgumentError(f"expected attribute {attribute}, got {brief(value)}")
                 raise refused.at(self.name, ())

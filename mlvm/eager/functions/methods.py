@@ -202,7 +202,9 @@ def _transposed(x: Tensor) -> Tensor:
         v.T  # TransposeError
     """
     if x.ndim != 2:
-        raise TransposeError("T is for 2 dimensions; mT swaps the last two").at("T", (x.type,))
+        raise TransposeError("expected 2 dimensions for T; use mT to swap the last two axes").at(
+            "T", (x.type,)
+        )
     return transposed(x)
 
 

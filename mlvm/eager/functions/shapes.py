@@ -148,7 +148,7 @@ def transposed(x: Tensor) -> Tensor:
     """
     shape, ndim = x.type.shape, x.type.ndim
     if ndim < 2:
-        raise TransposeError("mT is for 2 dimensions or more").at("mT", (x.type,))
+        raise TransposeError("expected 2 dimensions or more for mT").at("mT", (x.type,))
     if shape[-1] == 1 and shape[-2] == 1:
         return alias_of(x)
     *rest, rows, columns = shape

@@ -78,6 +78,4 @@ class Sequential(Module):
             return range(len(self.layers))[index]
         except (IndexError, TypeError):
             n = len(self.layers)
-            raise IndexingError(
-                f"Sequential: expected an index of {n} layers, got {index!r}"
-            ) from None
+            raise IndexingError(f"Sequential: expected an index below {n}, got {index!r}") from None
