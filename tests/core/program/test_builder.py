@@ -111,7 +111,7 @@ def test_a_label_belongs_to_its_function() -> None:
     with b.function("f"):
         b.label("x").halt()
     with (
-        pytest.raises(ProgramError, match="main: expected a label \(none\), got 'x'"),
+        pytest.raises(ProgramError, match=r"main: expected a label \(none\), got 'x'"),
         b.function("main"),
     ):
         b.jump("x")
