@@ -293,8 +293,8 @@ class TensorType:
     784))`, the result is a `NamedType`, which `ml.measure` accepts.
 
     Raises `DTypeError` for an unknown dtype. Raises `ShapeError` for a negative or non-integer
-    length, for more than 64 dimensions, for more than 2**62 bytes (lengths of 0 are ignored), and
-    if rows of a packed dtype do not fill the last byte.
+    length and for more than 64 dimensions. Also raises `ShapeError` for more than 2**62 bytes
+    (lengths of 0 are ignored), and if rows of a packed dtype do not fill the last byte.
 
         >>> type = ml.TensorType("f32", (2, 3))
         >>> type, type.size, type.nbytes

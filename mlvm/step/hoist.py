@@ -1,8 +1,8 @@
 """Hoisting: calls of a step that depend only on states become a separate program.
 
-Such calls have the same results at each launch until a write to the states: a weight that is
-converted, transposed or dequantized, the scale of a batch norm, a mask. The step reads the results
-as additional states. The same ops run on the same operands, so no bit changes.
+Such calls have the same results at each launch until a write to the states. Examples are a weight
+that is converted, transposed or dequantized, the scale of a batch norm, and a mask. The step reads
+the results as additional states. The same ops run on the same operands, so no bit changes.
 """
 
 from __future__ import annotations

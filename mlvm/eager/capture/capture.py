@@ -931,10 +931,10 @@ def capture(
 
     Raises:
 
-    - `CaptureError`: if the function reads an object with hidden state, such as an iterator, reads
-      the value of a tensor, computes on a different VM, calls an op with a result shape that
-      depends on values, or stores a tensor of the trace anywhere other than in the result or such a
-      field.
+    - `CaptureError`: if the function cannot be captured. It may read neither objects with hidden
+      state, such as iterators, nor tensor values. It may not compute on a different VM, or call an
+      op with a result shape that depends on values. It may store tensors only in the result and in
+      such fields.
 
     - `GradientError`: if it is called inside a differentiated function.
 

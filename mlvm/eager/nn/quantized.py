@@ -31,9 +31,9 @@ class QuantizedLinear(Module):
     f32[..., in_features] -> f32[..., out_features], by `quantized_matmul`. All tensors are buffers;
     gradients flow to x. A half-precision x is converted to f32.
 
-    If `dynamic`, each row of x is also quantized to i8, with a scale from the largest absolute
-    value in the row, and the layer computes an integer matrix product (`integer_matmul`). This
-    requires i8 weights with one scale per row.
+    If `dynamic`, each row of x is also quantized to i8. The scale follows from the largest absolute
+    value in the row. The layer computes an integer matrix product (`integer_matmul`). This requires
+    i8 weights with one scale per row.
 
     Raises `DTypeError` and `ShapeError` for tensors that do not fit together.
 

@@ -696,8 +696,8 @@ def _unknown(where: str, name: str, names: Iterable[str]) -> ArgumentError:
 def _assigned(where: str, name: str, value: Any, kind: Any) -> Any:
     """Check an assigned hyperparameter.
 
-    Schedules and traced numbers are not checked, and a learning rate that is a tensor is checked
-    only by its type in a captured function, because a captured function must not read values."""
+    Schedules and traced numbers are not checked. In a captured function, only the type of a tensor
+    learning rate is checked, because a captured function must not read values."""
     is_rate = name == "learning_rate"
     if type(value) is Number or (is_rate and callable(value)):
         return value
