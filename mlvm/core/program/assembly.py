@@ -331,4 +331,4 @@ def _read_element(word: _Token, dtype: DType) -> Any:
             raise ValueError
         return read_as.numpy.type(number)
     except (KeyError, ValueError, OverflowError):
-        raise word.error(f"{word.text} is no {dtype.name}") from None
+        raise word.error(f"expected {dtype.name}, got {word.text}") from None
