@@ -370,7 +370,7 @@ def test_what_is_refused() -> None:
                 with sharding(shard), pytest.raises(ArgumentError, match=message):
                     make(layer, 0.1)
             assert layer.kernel.shape == (3, 5)
-        with sharding("all"), pytest.raises(ArgumentError, match="needs a Module"):
+        with sharding("all"), pytest.raises(ArgumentError, match="expected a Module"):
             ml.optim.SGD(x, 0.1)
         with sharding("optimizer"):
             optimizer = ml.optim.SGD(x, 0.1)
