@@ -234,7 +234,7 @@ def test_names_that_are_refused(tmp_path: Path) -> None:
     ),
     ({"a": {"b": b"x"}}, None, ml.errors.DTypeError, "as a/b, got"),
     ({"c": ml.nn.Linear}, None, ml.errors.DTypeError, "as c, got"),
-    ({"a/b": 1, "a": {"b": 2, "c": np.ones(1)}}, None, ml.errors.PathError, "two values have the p"),
+    ({"a/b": 1, "a": {"b": 2, "c": np.ones(1)}}, None, ml.errors.PathError, "two values have"),
 )
 def test_what_cannot_be_saved(
     tmp_path: Path, tensors: Any, metadata: Any, error: type[Exception], reason: str
