@@ -59,12 +59,13 @@ class Row(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """Schedule of the step, and its estimated time in seconds.
+    """Schedule of the step, its estimated time in seconds, and the bytes of its simulated run.
 
     It is built on demand from its rows, because many schedules need much memory.
     """
 
     seconds: float
+    nbytes: int
     step: _Step
     rows: Sequence[Row]
 
@@ -138,19 +139,22 @@ def present(value: Any) -> Any:
     return value.present if issubclass(type(value), Length) else value
 
 
-def candidates(schedule: Schedule, live_out: set[Value]) -> list[Candidate]:
-    """Return other schedules of the step, which need less memory, the fastest first."""
+def candidates(schedule: Schedule, live_out: set[Value], limit: float) -> list[Candidate]:
+    """Return other schedules of the step, which need less memory, the fastest first.
+
+    Simulated runs that need more than `limit` bytes are abandoned, to save time.
+    """
     step = _Step(schedule, live_out)
     candidates: dict[tuple[Row, ...], Candidate] = {}
     least, most = step.least(), schedule.most_alive
     count = max(8, min(TARGETS, _UNITS // (len(schedule.runs) or 1)))
     for i in range(1, count + 1):
-        run = _SimulatedRun(step, most - (most - least) * i // count)
+        run = _SimulatedRun(step, most - (most - least) * i // count, limit)
         if run.finish():
             rows = tuple(step.without_dead(run.rows))
             if rows not in candidates:
                 time = sum([step.costs[row.moment] for row in rows])
-                candidates[rows] = Candidate(time, step, rows)
+                candidates[rows] = Candidate(time, run.most, step, rows)
     return sorted(candidates.values(), key=lambda each: each.seconds)
 
 
@@ -300,19 +304,22 @@ class _SimulatedRun:
 
     `rows`: the units so far.
     `live`: bytes of the values in memory; `used` is their sum.
+    `most`: the maximum of used bytes, at most `limit`.
     `seconds`: the sum of the estimates of repeated units.
     """
 
-    def __init__(self, step: _Step, target: int) -> None:
+    def __init__(self, step: _Step, target: int, limit: float) -> None:
         self._step = step
         self._target = target
+        self._limit = limit
+        self.most = 0
         self._live: dict[Value, int] = {}
         self._used = 0
         self.rows: list[Row] = []
         self._seconds = 0.0
 
     def finish(self) -> bool:
-        """Run all units; return whether the target suffices."""
+        """Run all units; return whether the target and the limit suffice."""
         step = self._step
         for moment, reads in enumerate(step.reads):
             locked = set(reads)
@@ -340,12 +347,14 @@ class _SimulatedRun:
 
     def _make_room(self, nbytes: int, moment: int, locked: set[Value]) -> bool:
         """Evict values until `nbytes` are free; return whether that is possible."""
-        while self._used + self._step.home_nbytes[moment] + nbytes > self._target:
+        nbytes += self._step.home_nbytes[moment]
+        while self._used + nbytes > self._target:
             value = self._cheapest(moment, locked)
             if value is None:
                 return False
             self._remove(value)
-        return True
+        self.most = max(self.most, self._used + nbytes)
+        return self.most <= self._limit
 
     def _cheapest(self, moment: int, locked: set[Value]) -> Value | None:
         """Return the value whose eviction costs least relative to what it frees."""

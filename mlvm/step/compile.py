@@ -63,6 +63,12 @@ from mlvm.step.windows import with_windows
 ROLES: Final[tuple[Role, ...]] = ("input", "output", "state", "scratch")
 """Order of a planned program's arguments, by role."""
 
+_MINOR: Final = 256
+"""Hoisted values of fewer bytes than this fraction of the plan are not computed in the step."""
+
+_SLACK: Final = 1.125
+"""Limit of a simulated run relative to the budget: plans may reuse more memory than simulated."""
+
 _AT_START: Final = 2
 """pc of a queue's call at the start, after the queue's handle and the function's name."""
 
@@ -240,7 +246,7 @@ def curve_of(
     options = _Options(fuse=True, recompute=True, policy=policy, effort=1)
     variants = _with_unhoisted(_variant(flow, hoist, options), flow, options)
     points: list[tuple[int, float]] = []
-    for offer in _offers(variants):
+    for offer in _offers(variants, math.inf):
         below = points[-1][0] if points else MAX_SIZE
         variant = offer.within(below - 1, options.effort)
         if variant is not None:
@@ -275,6 +281,10 @@ class _Variant(NamedTuple):
             return nbytes
         return max(nbytes, hoisted.planned.plan.nbytes) + hoisted.nbytes
 
+    def simulated_limit(self, budget: float) -> float:
+        """Return the limit in bytes of simulated runs of the step within a budget."""
+        return _SLACK * (budget - (0 if self.hoisted is None else self.hoisted.nbytes))
+
     def planned(self) -> Planned:
         planned = _written(self.level)
         if self.hoisted is None:
@@ -308,8 +318,10 @@ def _variant(flow: Flow, hoist: Hoist | None, options: _Options) -> _Variant:
 
 
 def _with_unhoisted(variant: _Variant, flow: Flow, options: _Options) -> list[_Variant]:
-    """Return the variant and, if it has a hoisted part, the step without one."""
-    return [variant] if variant.hoisted is None else [variant, _variant(flow, None, options)]
+    """Return the variant and, if it has a hoisted part that matters, the step without one."""
+    if variant.hoisted is None or variant.hoisted.nbytes < variant.level.plan.nbytes // _MINOR:
+        return [variant]
+    return [variant, _variant(flow, None, options)]
 
 
 class _Offer(NamedTuple):
@@ -334,27 +346,37 @@ class _Offer(NamedTuple):
             variant = _Variant(_placed_level(level, schedule, own_plan), hoisted)
         return variant if variant.nbytes <= budget else None
 
+    def is_simulated_within(self, budget: int) -> bool:
+        """Return whether `_offers` includes the program for this budget."""
+        each = self.candidate
+        return each is None or each.nbytes <= self.variant.simulated_limit(budget)
 
-def _offers(variants: Sequence[_Variant]) -> list[_Offer]:
-    """Return programs of the step that need less and less memory, the fastest first."""
+
+def _offers(variants: Sequence[_Variant], budget: float) -> list[_Offer]:
+    """Return programs of the step that need less and less memory, the fastest first.
+
+    Programs whose simulated run needs much more than the budget are omitted.
+    """
     offers = []
     for variant in variants:
         schedule, live_out = variant.level.schedule, variant.level.live_out
         offers.append(_Offer(total_seconds(schedule), variant, None))
-        offers += [_Offer(x.seconds, variant, x) for x in candidates(schedule, live_out)]
+        limit = variant.simulated_limit(budget)
+        offers += [_Offer(x.seconds, variant, x) for x in candidates(schedule, live_out, limit)]
     return sorted(offers, key=lambda each: each.seconds)
 
 
 def _within(variants: Sequence[_Variant], budget: int, effort: int) -> _Variant:
     """Return the fastest program within the budget. Raises `BudgetError` if there is none."""
-    offers = _offers(variants)
-    for offer in offers:
+    for offer in _offers(variants, budget):
         variant = offer.within(budget, effort)
         if variant is not None:
             return variant
     smallest = variants[0]
-    for offer in reversed(offers):  # the slowest programs need least memory
-        smallest = offer.within(smallest.nbytes - 1, effort) or smallest
+    for offer in reversed(_offers(variants, math.inf)):  # the slowest programs need least memory
+        variant = offer.within(smallest.nbytes - 1, effort)
+        if variant is not None and offer.is_simulated_within(variant.nbytes):
+            smallest = variant
     raise BudgetError(
         f"capture: expected a plan of at most {budget:,} bytes (memory=), and the smallest that "
         f"was found has {smallest.nbytes:,}: use memory={smallest.nbytes} or a smaller batch. "
