@@ -73,7 +73,6 @@ class Candidate(NamedTuple):
         """Build the schedule."""
         named: dict[Value, Value] = {}
         units: list[Unit] = []
-        copies: list[Unit] = []
         for moment, again in self.rows:
             unit = self.step.runs[moment].unit
             if again is not None or not unit.reads.isdisjoint(named):
@@ -81,14 +80,10 @@ class Candidate(NamedTuple):
                 if again is not None:
                     renamed = {value: Value(value.nbytes) for value in unit.makes}
                 unit = _renamed(unit, {**named, **renamed}, again=again is not None)
-                copies.append(unit)
                 if again is not None:
                     named[again] = renamed[again]
             units.append(unit)
-        schedule = Schedule(units, self.step.live_out)
-        for unit in copies:
-            unit.run = None  # no reference cycle: a rejected schedule is freed immediately
-        return schedule
+        return Schedule(units, self.step.live_out)
 
 
 def _renamed(unit: Unit, names: Mapping[Value, Value], *, again: bool) -> Unit:

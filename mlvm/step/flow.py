@@ -193,7 +193,7 @@ class Unit:
     `may_raise`: whether later updates must wait for it.
     `updates`: whether its writes are visible outside.
     `movable`: whether it may run earlier even if that frees no memory.
-    `run`: its latest `mlvm.step.schedule.Run`, if any.
+    `run`: a weak reference to its latest `mlvm.step.schedule.Run`, if any.
     `touched`: the planned values and homes that it uses, once they are known.
     """
 
