@@ -137,7 +137,7 @@ def present(value: Any) -> Any:
 def candidates(schedule: Schedule, live_out: set[Value], limit: float) -> list[Candidate]:
     """Return other schedules of the step, which need less memory, the fastest first.
 
-    Simulated runs that need more than `limit` bytes are abandoned, to save time.
+    Simulated runs that need more than `limit` bytes are abandoned. This saves most of the time.
     """
     step = _Step(schedule, live_out)
     candidates: dict[tuple[Row, ...], Candidate] = {}
@@ -147,7 +147,7 @@ def candidates(schedule: Schedule, live_out: set[Value], limit: float) -> list[C
         run = _SimulatedRun(step, most - (most - least) * i // count, limit)
         if run.finish():
             rows = tuple(step.without_dead(run.rows))
-            if rows not in candidates:
+            if rows not in candidates or run.most < candidates[rows].nbytes:
                 time = sum([step.costs[row.moment] for row in rows])
                 candidates[rows] = Candidate(time, run.most, step, rows)
     return sorted(candidates.values(), key=lambda each: each.seconds)

@@ -335,7 +335,11 @@ class _Offer(NamedTuple):
     candidate: Candidate | None
 
     def within(self, budget: int, effort: int) -> _Variant | None:
-        """Return the planned program, or None if it exceeds the budget."""
+        """Return the planned program, or None if it exceeds the budget.
+
+        A program whose simulated run exceeds the limit for its own size is never returned.
+        Otherwise whether it is chosen would depend on the limit of `candidates`.
+        """
         variant = self.variant
         if self.candidate is not None:
             schedule = self.candidate.schedule()
@@ -344,25 +348,23 @@ class _Offer(NamedTuple):
             level, hoisted = variant
             own_plan = plan(schedule.blocks, effort=effort)._replace(unfused=level.plan.unfused)
             variant = _Variant(_placed_level(level, schedule, own_plan), hoisted)
+            if self.candidate.nbytes > variant.simulated_limit(variant.nbytes):
+                return None
         return variant if variant.nbytes <= budget else None
-
-    def is_simulated_within(self, budget: int) -> bool:
-        """Return whether `_offers` includes the program for this budget."""
-        each = self.candidate
-        return each is None or each.nbytes <= self.variant.simulated_limit(budget)
 
 
 def _offers(variants: Sequence[_Variant], budget: float) -> list[_Offer]:
     """Return programs of the step that need less and less memory, the fastest first.
 
-    Programs whose simulated run needs much more than the budget are omitted.
+    Programs whose simulated runs need much more than the budget are omitted, because they do not
+    fit.
     """
     offers = []
     for variant in variants:
         schedule, live_out = variant.level.schedule, variant.level.live_out
         offers.append(_Offer(total_seconds(schedule), variant, None))
-        limit = variant.simulated_limit(budget)
-        offers += [_Offer(x.seconds, variant, x) for x in candidates(schedule, live_out, limit)]
+        others = candidates(schedule, live_out, variant.simulated_limit(budget))
+        offers += [_Offer(each.seconds, variant, each) for each in others]
     return sorted(offers, key=lambda each: each.seconds)
 
 
@@ -374,9 +376,7 @@ def _within(variants: Sequence[_Variant], budget: int, effort: int) -> _Variant:
             return variant
     smallest = variants[0]
     for offer in reversed(_offers(variants, math.inf)):  # the slowest programs need least memory
-        variant = offer.within(smallest.nbytes - 1, effort)
-        if variant is not None and offer.is_simulated_within(variant.nbytes):
-            smallest = variant
+        smallest = offer.within(smallest.nbytes - 1, effort) or smallest
     raise BudgetError(
         f"capture: expected a plan of at most {budget:,} bytes (memory=), and the smallest that "
         f"was found has {smallest.nbytes:,}: use memory={smallest.nbytes} or a smaller batch. "
