@@ -16,6 +16,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 from mlvm.core.lengths import Length
@@ -59,7 +60,7 @@ class Row(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """Schedule of the step, its estimated time in seconds, and the bytes of its simulated run.
+    """Schedule of the step, its estimated time in seconds, and a lower bound of its simulated bytes.
 
     It is built on demand from its rows, because many schedules need much memory.
     """
@@ -137,19 +138,20 @@ def present(value: Any) -> Any:
 def candidates(schedule: Schedule, live_out: set[Value], limit: float) -> list[Candidate]:
     """Return other schedules of the step, which need less memory, the fastest first.
 
-    Simulated runs that need more than `limit` bytes are abandoned. This saves most of the time.
+    Schedules whose simulated runs need more than `limit` bytes are omitted. This saves time.
     """
     step = _Step(schedule, live_out)
     candidates: dict[tuple[Row, ...], Candidate] = {}
     least, most = step.least(), schedule.most_alive
     count = max(8, min(TARGETS, _UNITS // (len(schedule.runs) or 1)))
-    for i in range(1, count + 1):
-        run = _SimulatedRun(step, most - (most - least) * i // count, limit)
-        if run.finish():
+    targets = [most - (most - least) * i // count for i in range(1, count + 2)]
+    for target, lower in pairwise(targets):
+        # A run that needs no more than the next target has the same rows as the next run.
+        run = _SimulatedRun(step, target)
+        if lower <= limit and run.finish():
             rows = tuple(step.without_dead(run.rows))
-            if rows not in candidates or run.most < candidates[rows].nbytes:
-                time = sum([step.costs[row.moment] for row in rows])
-                candidates[rows] = Candidate(time, run.most, step, rows)
+            time = sum([step.costs[row.moment] for row in rows])
+            candidates[rows] = Candidate(time, lower, step, rows)
     return sorted(candidates.values(), key=lambda each: each.seconds)
 
 
@@ -299,22 +301,19 @@ class _SimulatedRun:
 
     `rows`: the units so far.
     `live`: bytes of the values in memory; `used` is their sum.
-    `most`: the maximum of used bytes, at most `limit`.
     `seconds`: the sum of the estimates of repeated units.
     """
 
-    def __init__(self, step: _Step, target: int, limit: float) -> None:
+    def __init__(self, step: _Step, target: int) -> None:
         self._step = step
         self._target = target
-        self._limit = limit
-        self.most = 0
         self._live: dict[Value, int] = {}
         self._used = 0
         self.rows: list[Row] = []
         self._seconds = 0.0
 
     def finish(self) -> bool:
-        """Run all units; return whether the target and the limit suffice."""
+        """Run all units; return whether the target suffices."""
         step = self._step
         for moment, reads in enumerate(step.reads):
             locked = set(reads)
@@ -342,14 +341,12 @@ class _SimulatedRun:
 
     def _make_room(self, nbytes: int, moment: int, locked: set[Value]) -> bool:
         """Evict values until `nbytes` are free; return whether that is possible."""
-        nbytes += self._step.home_nbytes[moment]
-        while self._used + nbytes > self._target:
+        while self._used + self._step.home_nbytes[moment] + nbytes > self._target:
             value = self._cheapest(moment, locked)
             if value is None:
                 return False
             self._remove(value)
-        self.most = max(self.most, self._used + nbytes)
-        return self.most <= self._limit
+        return True
 
     def _cheapest(self, moment: int, locked: set[Value]) -> Value | None:
         """Return the value whose eviction costs least relative to what it frees."""
