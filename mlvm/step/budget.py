@@ -60,7 +60,7 @@ class Row(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """Schedule of the step, its estimated time in seconds, and a lower bound of its simulated bytes.
+    """Schedule of the step, its estimated seconds, and a lower bound of its simulated bytes.
 
     It is built on demand from its rows, because many schedules need much memory.
     """
