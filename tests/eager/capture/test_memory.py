@@ -208,9 +208,9 @@ def test_why_names_lines_and_what_recomputing_costs() -> None:
 def test_hoisted_values_are_among_those_at_the_peak() -> None:
     w = ml.ones((100, 1000))
     measured = ml.measure(lambda x: ml.sum(ml.sort(x + (w * 2.0))), ml.ones((100, 1000)))
-    ahead = [each for each in measured.plan.why(9) if each.op.endswith(" (ahead)")]
+    ahead = [each for each in measured.plan.why(9) if each.op.endswith(" (hoisted)")]
     assert sum(each.nbytes for each in ahead) == measured.plan.ahead > 0
-    assert ahead[0][:3] == ("f32[100,1000]", 400_000, "multiply (ahead)")
+    assert ahead[0][:3] == ("f32[100,1000]", 400_000, "multiply (hoisted)")
     assert ahead[0].line.startswith(__file__)
     assert ahead[0].last_line == ahead[0].line
     assert ahead[0].again is None
