@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from typing import Any
 
 import pytest
@@ -76,6 +77,27 @@ def test_values_that_need_many_others_first_are_not_computed_again(
 
     points = ml.measure(ml.grad(loss), ml.TensorType("f32", (256,))).curve()
     assert (points[-1].nbytes or 0) < share * (points[0].nbytes or 0)
+
+
+def test_a_limit_of_the_simulated_runs_omits_no_program_that_fits() -> None:
+    """Each point of the curve is computed without a limit, each budget with one."""
+    for point in ml.measure(chain(16), X, W).curve():
+        assert point.nbytes is not None
+        for nbytes in (point.nbytes, point.nbytes + 64):
+            step = ml.measure(chain(16), X, W, budgets=[nbytes])
+            [within] = step.curve()
+            assert within == point
+
+
+def test_compilation_leaves_no_garbage() -> None:
+    """Otherwise the memory of schedules would be in use while the step runs."""
+    gc.collect()
+    gc.disable()
+    try:
+        ml.measure(chain(6), X, W, memory="500 KiB")
+        assert gc.collect() < 100
+    finally:
+        gc.enable()
 
 
 def test_no_target_is_reached_by_computing_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
