@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from mlvm.arena.context import context, current
 from mlvm.core.lengths import Length
 from mlvm.core.machine.callee import Fused, OpInto
 from mlvm.core.machine.functions import FunctionTable
@@ -23,7 +24,10 @@ from mlvm.eager.tensor.context import current_arena
 from mlvm.eager.tensor.number import Numbers
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.machines.native.extension import EXTENSION
-from mlvm.step.templates import at, frozen, mapped
+from mlvm.step.templates import OpenType, Place, at, frozen, mapped
+
+if EXTENSION is not None:
+    EXTENSION.install_places(Place, OpenType, partial)
 
 
 def open_template_of(
@@ -40,7 +44,7 @@ def open_template_of(
     assert EXTENSION is not None
     if isinstance(function, OneOp):
         function = partial(apply, function)
-    vm = current_arena().vm
+    vm, tape = current_arena().vm, current().tape
     tensors: dict[int, Tensor] = {}
     key: list[float] = []  # the numbers of the key, in the order of `numbers_of` in families.c
 
@@ -77,7 +81,7 @@ def open_template_of(
 
         call = _changed(opened, call)
         placeholders.clear()
-        with recording_of(vm, [*tensors.values()], types) as record:
+        with context(tape=None), recording_of(vm, [*tensors.values()], types) as record:
             stand_ins = {key: record.placeholder(x) for key, x in tensors.items()}
             own, named = _changed(lambda x: stand_ins.get(id(x), x), call)
             traced = EXTENSION.traced_steps(function, own, named, tuple(stand_ins.values()))
@@ -88,12 +92,18 @@ def open_template_of(
             scalars = [places.get(id(x), -1) for x in constants]
             if not places.keys() <= {id(x) for x in constants}:
                 return None
+            tracked = {
+                id(stand_ins[key])
+                for key, x in tensors.items()
+                if tape is not None and x.tape is tape
+            }
             rows = [
                 (
                     frozen(out.type),
                     None if out.base is not None else f"{call.op.name}.out",
                     frozen(call.attributes),
                     [frozen(x.type) for x in xs],
+                    _node_of(tape, tracked, call, xs, out),
                 )
                 for call, xs, out in steps
             ]
@@ -101,6 +111,19 @@ def open_template_of(
     if not numbers.guarded.keys().isdisjoint(range(numbers.inputs)):
         return None  # the function needs the value itself
     return _planned(numbers, vm, rows, scalars, [*floats, *lengths])
+
+
+def _node_of(tape: Any, tracked: set[int], call: OneOp, xs: Sequence[Tensor], out: Tensor) -> Any:
+    """Return the frozen node template of a step; None without an operand among the tracked ones.
+
+    A result with a node is added to the ids of tracked tensors."""
+    mask = tuple([id(x) in tracked for x in xs])
+    if True not in mask:
+        return None
+    template = tape.template(call, tuple([x.type for x in xs]), out.type, mask)
+    if template.tracked:
+        tracked.add(id(out))
+    return template.tracked, frozen(tuple(map(tuple, template.vjps))), template.saves
 
 
 def _planned(
@@ -117,7 +140,7 @@ def _planned(
     guards = {place: numbers.values[place] for place in numbers.guarded}
     steps = []
     with fork.planning_kernels() as placeholders:
-        for open_type, name, attributes, operands in rows:
+        for open_type, name, attributes, operands, node in rows:
             type = at(open_type, placeholders)
             call = None
             if name is not None:
@@ -129,12 +152,30 @@ def _planned(
             lengths = [
                 n.formula() if isinstance(n, Length) else formulas.constant(n) for n in type.shape
             ]
-            steps.append((call, type.dtype, tuple(lengths)))
+            has_places = False
+            if node is not None:
+                tracked, vjps, saves = node
+                node = tracked, _with_formulas(fork, vjps), saves
+                has_places = node[1] is not vjps
+            steps.append((call, type.dtype, tuple(lengths), node, has_places))
         conditions = [(fork.formula(place), value) for place, value in guards.items()]
         conditions += fork.guards()
         values = [place if place < 0 else fork.formula(place) for place in scalars]
     flat = tuple([x for pair in conditions for x in pair])
     return EXTENSION.open_template(formulas, flat, steps, values)
+
+
+def _with_formulas(numbers: Numbers, part: Any) -> Any:
+    """Return a part with the numbers of formulas at its places."""
+    kind = type(part)
+    if kind is Place:
+        return Place(numbers.formula(part.number))
+    change = partial(_with_formulas, numbers)
+    return (
+        OpenType(part.dtype, mapped(change, part.shape))
+        if kind is OpenType
+        else mapped(change, part)
+    )
 
 
 def open_call(

@@ -67,7 +67,14 @@ OF_C: Final = {
         "fast_path_address_of",
     ),
     *("fast_path_is_running", "replay_handles", "replay_learn"),
-    *("install_families", "open_template", "traced_steps", "open_after", "count_open_calls"),
+    *(
+        "install_families",
+        "install_places",
+        "open_template",
+        "traced_steps",
+        "open_after",
+        "count_open_calls",
+    ),
 }
 """Functions for Python that fill, change or ask caches of C, which Python does not have."""
 

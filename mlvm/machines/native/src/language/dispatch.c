@@ -848,6 +848,58 @@ Region *next_region(const Arena *arena, PyObject *type, PyObject **handle)
     return region && (*handle || region->address) ? region : NULL;
 }
 
+int is_tape(PyObject *object)
+{
+    return Py_TYPE(object) == tape_class;
+}
+
+int add_node(PyObject *tape, PyObject *template, Allocation *const *operands, Allocation *out)
+{
+    PyObject *tracked = PyTuple_GetItem(template, 0), *pulls = PyTuple_GetItem(template, 1);
+    PyObject *saves = PyTuple_GetItem(template, 2);
+    Py_ssize_t ntracked = PyTuple_Size(tracked), nsaves = PyTuple_Size(saves);
+    if (!ntracked)
+        return PyObject_SetAttr(tape, has_lost_name, Py_True);
+    PyObject *nodes = PyObject_GetAttr(tape, nodes_name);
+    PyObject *kept_ids = nsaves ? PyObject_GetAttr(tape, saved_roots_name) : NULL;
+    PyObject *origins = PyTuple_New(ntracked), *saved = PyTuple_New(nsaves), *node = NULL;
+    int failed = !nodes || !origins || !saved || (nsaves && !kept_ids);
+    for (Py_ssize_t i = 0; !failed && i < ntracked; i++) {
+        PyObject *origin = operands[PyLong_AsLong(PyTuple_GetItem(tracked, i))]->node;
+        failed = !origin;
+        Py_XINCREF(origin);
+        if (origin)
+            PyTuple_SetItem(origins, i, origin);
+    }
+    for (Py_ssize_t i = 0; !failed && i < nsaves; i++) {
+        long which = PyLong_AsLong(PyTuple_GetItem(saves, i));
+        Allocation *value = which < 0 ? out : operands[which];
+        PyObject *root = value->base && value->base != Py_None ? value->base : (PyObject *)value;
+        Py_INCREF((PyObject *)value);
+        PyTuple_SetItem(saved, i, (PyObject *)value);
+        PyObject *id = PyLong_FromVoidPtr(root);
+        failed = !id || PySet_Add(kept_ids, id);
+        Py_XDECREF(id);
+    }
+    if (!failed) {
+        PyObject *number = PyLong_FromSsize_t(PyList_Size(nodes));
+        node = PyTuple_Pack(3, pulls, origins, saved);
+        failed = !number || !node;
+        if (!failed) {
+            set(&out->tape, tape);
+            set(&out->node, number);
+            failed = PyList_Append(nodes, node);
+        }
+        Py_XDECREF(number);
+    }
+    Py_XDECREF(node);
+    Py_XDECREF(origins);
+    Py_XDECREF(saved);
+    Py_XDECREF(nodes);
+    Py_XDECREF(kept_ids);
+    return failed ? -1 : 0;
+}
+
 /* Add a node to the tape, as `Tape.record` does. Return 0, or -1 with an exception set. */
 static int record(PyObject *tape, Call *call, Entry *entry, const FastPath *fast_path,
                   Allocation *const *operands, int count, Allocation *out)
@@ -884,52 +936,9 @@ static int record(PyObject *tape, Call *call, Entry *entry, const FastPath *fast
         return done ? 0 : -1;
     }
     Py_INCREF(template); /* freeing an object may run Python, which may drop the entry */
-    PyObject *tracked = PyTuple_GetItem(template, 0), *pulls = PyTuple_GetItem(template, 1);
-    PyObject *saves = PyTuple_GetItem(template, 2);
-    Py_ssize_t ntracked = PyTuple_Size(tracked), nsaves = PyTuple_Size(saves);
-    if (!ntracked) {
-        Py_DECREF(template);
-        return mask ? PyObject_SetAttr(tape, has_lost_name, Py_True) : 0;
-    }
-    PyObject *nodes = PyObject_GetAttr(tape, nodes_name);
-    PyObject *kept_ids = nsaves ? PyObject_GetAttr(tape, saved_roots_name) : NULL;
-    PyObject *origins = PyTuple_New(ntracked), *saved = PyTuple_New(nsaves), *node = NULL;
-    int failed = !nodes || !origins || !saved || (nsaves && !kept_ids);
-    for (Py_ssize_t i = 0; !failed && i < ntracked; i++) {
-        PyObject *origin = operands[PyLong_AsLong(PyTuple_GetItem(tracked, i))]->node;
-        failed = !origin;
-        Py_XINCREF(origin);
-        if (origin)
-            PyTuple_SetItem(origins, i, origin);
-    }
-    for (Py_ssize_t i = 0; !failed && i < nsaves; i++) {
-        long which = PyLong_AsLong(PyTuple_GetItem(saves, i));
-        Allocation *value = which < 0 ? out : operands[which];
-        PyObject *root = value->base && value->base != Py_None ? value->base : (PyObject *)value;
-        Py_INCREF((PyObject *)value);
-        PyTuple_SetItem(saved, i, (PyObject *)value);
-        PyObject *id = PyLong_FromVoidPtr(root);
-        failed = !id || PySet_Add(kept_ids, id);
-        Py_XDECREF(id);
-    }
-    if (!failed) {
-        PyObject *number = PyLong_FromSsize_t(PyList_Size(nodes));
-        node = PyTuple_Pack(3, pulls, origins, saved);
-        failed = !number || !node;
-        if (!failed) {
-            set(&out->tape, tape);
-            set(&out->node, number);
-            failed = PyList_Append(nodes, node);
-        }
-        Py_XDECREF(number);
-    }
+    int failed = mask ? add_node(tape, template, operands, out) : 0;
     Py_DECREF(template);
-    Py_XDECREF(node);
-    Py_XDECREF(origins);
-    Py_XDECREF(saved);
-    Py_XDECREF(nodes);
-    Py_XDECREF(kept_ids);
-    return failed ? -1 : 0;
+    return failed;
 }
 
 int record_call(PyObject *call, FastPath *fast_path, Allocation *const *operands, int count,

@@ -6,7 +6,8 @@
  * Must hold: an open template is made of a trace in which the numbers are open
  *            (mlvm/eager/recording/families.py); its guards are all that the trace and the planners have seen of
  *            them. All else in the key is compared. Its steps are those of a recorded template, one by one.
- *            Numbers below 2 are not open: for 0 and 1 the type rules make exceptions.
+ *            Numbers below 2 are not open: for 0 and 1 the type rules make exceptions. Under a tape each step with a
+ *            tracked operand adds the node that `Tape.record` would add, whose rules get the numbers of the call.
  * Callers:   `call_composed` in templates.c.
  * Locks:     the interpreter lock; the VM's lock while a kernel's integers are written and it runs.
  */
@@ -25,11 +26,12 @@ enum {
     MOST_FORMULAS = 1024
 };
 
-/* A step: `call` is NULL for a view. The lengths of its result are formulas. */
+/* A step: `call` is NULL for a view. The lengths of its result are formulas. `node` is the template of its node on a
+ * tape, NULL without a tracked operand; if `has_places`, its vjps contain places of formulas. */
 typedef struct {
     KernelCallObject *call;
-    PyObject *dtype;
-    int ndim, dims[MOST_AXES];
+    PyObject *dtype, *node;
+    int ndim, dims[MOST_AXES], has_places;
 } OpenStep;
 
 typedef struct {
@@ -57,7 +59,9 @@ static long long open_calls; /* calls that open templates ran */
 static int calls_before = 6; /* calls with different numbers, before a trace is made */
 static Family families[FAMILIES];
 static PyTypeObject *open_type;
-static PyObject *trace;             /* of Python, which returns an open template */
+static PyObject *trace; /* of Python, which returns an open template */
+static PyObject *place_class, *open_type_class, *partial_class; /* parts of vjps that depend on numbers */
+static PyObject *func_name, *args_name, *keywords_name;
 static const Template *generalized; /* the template that the trace must repeat */
 
 /* --- numbers of a key --- */
@@ -71,9 +75,7 @@ static int numbers_of(const Key *key, PyObject *function, int64_t *numbers, char
     for (int i = 0; i < key->nitems; i++) {
         const Item *item = &key->items[i];
         uint64_t bits = item->bits;
-        if (item->kind == TRACKED_TYPE)
-            return -1;
-        if (item->kind == TYPE) {
+        if (item->kind == TYPE || item->kind == TRACKED_TYPE) {
             Layout layout;
             if (!layout_of(item->object, &layout) || count + layout.ndim > MOST_NUMBERS)
                 return -1;
@@ -110,7 +112,7 @@ static int is_of(const OpenTemplate *self, PyObject *function, const Key *key, c
         Layout a, b;
         if (ours->kind != theirs->kind)
             return 0;
-        if (ours->kind == TYPE) {
+        if (ours->kind == TYPE || ours->kind == TRACKED_TYPE) {
             if (!layout_of(ours->object, &a) || !layout_of(theirs->object, &b) || a.dtype != b.dtype ||
                 a.ndim != b.ndim)
                 return 0;
@@ -186,12 +188,85 @@ static int has_lost_constants(const OpenTemplate *self)
     return 0;
 }
 
-/* Run the steps. NULL without an exception if Python must run the call. */
-static PyObject *run_open(OpenTemplate *self, const Key *key, const Number *values)
+/* The parts of a tuple or dict, with their places replaced by numbers; NULL if one has no number. */
+static PyObject *part_at(PyObject *part, const Number *values)
+{
+    PyObject *kind = (PyObject *)Py_TYPE(part), *result = NULL;
+    if (kind == place_class) {
+        const Number *value = &values[PyLong_AsLong(PyTuple_GetItem(part, 0))];
+        return value->kind == INTEGRAL ? PyLong_FromLongLong(value->integer) : NULL;
+    }
+    if (kind == open_type_class) {
+        PyObject *shape = part_at(PyTuple_GetItem(part, 1), values);
+        int64_t dims[MOST_AXES];
+        int ndim = shape ? (int)PyTuple_Size(shape) : MOST_AXES + 1, fits = ndim <= MOST_AXES;
+        for (int i = 0; fits && i < ndim; i++)
+            fits = (dims[i] = PyLong_AsLongLong(PyTuple_GetItem(shape, i))) >= 0;
+        Py_XDECREF(shape);
+        return fits ? type_of(PyTuple_GetItem(part, 0), dims, ndim) : NULL;
+    }
+    if (kind == (PyObject *)&PyTuple_Type) {
+        result = PyTuple_New(PyTuple_Size(part));
+        for (Py_ssize_t i = 0; result && i < PyTuple_Size(part); i++) {
+            PyObject *each = part_at(PyTuple_GetItem(part, i), values);
+            if (!each || PyTuple_SetItem(result, i, each))
+                Py_CLEAR(result);
+        }
+    } else if (PyDict_CheckExact(part)) {
+        PyObject *name, *value;
+        result = PyDict_New();
+        for (Py_ssize_t at = 0; result && PyDict_Next(part, &at, &name, &value);) {
+            PyObject *each = part_at(value, values);
+            if (!each || PyDict_SetItem(result, name, each))
+                Py_CLEAR(result);
+            Py_XDECREF(each);
+        }
+    } else if (kind == partial_class) {
+        PyObject *function = PyObject_GetAttr(part, func_name), *args = PyObject_GetAttr(part, args_name);
+        PyObject *keywords = PyObject_GetAttr(part, keywords_name);
+        PyObject *own = function && args && keywords ? PyTuple_New(1 + PyTuple_Size(args)) : NULL;
+        PyObject *named = own ? part_at(keywords, values) : NULL;
+        int fits = named && !PyTuple_SetItem(own, 0, Py_NewRef(function));
+        for (Py_ssize_t i = 0; fits && i < PyTuple_Size(args); i++) {
+            PyObject *each = part_at(PyTuple_GetItem(args, i), values);
+            fits = each && !PyTuple_SetItem(own, i + 1, each);
+        }
+        result = fits ? PyObject_Call(partial_class, own, named) : NULL;
+        Py_XDECREF(function);
+        Py_XDECREF(args);
+        Py_XDECREF(keywords);
+        Py_XDECREF(own);
+        Py_XDECREF(named);
+    } else {
+        result = Py_NewRef(part);
+    }
+    return result;
+}
+
+/* Add the node of a step. Returns 1; 0 if Python must run the call. */
+static int note_node(const OpenStep *step, const Key *key, const Number *values,
+                     Allocation *const *operands, Allocation *out)
+{
+    PyObject *node = Py_NewRef(step->node);
+    if (step->has_places) {
+        PyObject *vjps = part_at(PyTuple_GetItem(node, 1), values);
+        Py_DECREF(node);
+        node = vjps ? PyTuple_Pack(3, PyTuple_GetItem(step->node, 0), vjps, PyTuple_GetItem(step->node, 2))
+                    : NULL;
+        Py_XDECREF(vjps);
+    }
+    int done = node && !add_node(key->tape, node, operands, out);
+    Py_XDECREF(node);
+    return done;
+}
+
+/* Run the steps, or one step that writes to `into`. NULL without an exception if Python must run the call. */
+static PyObject *run_open(OpenTemplate *self, const Key *key, const Number *values, Allocation *into)
 {
     const Template *template = self->template;
     PyObject *tensors[MOST_VALUES] = {NULL}, *constants[MOST_STEPS] = {NULL}, *result = NULL;
-    int first = key->ntensors, done = find_constants(self, values, constants);
+    int first = key->ntensors,
+        done = (!into || self->nsteps == 1) && find_constants(self, values, constants);
     for (int i = 0; i < first; i++)
         tensors[i] = Py_NewRef((PyObject *)key->tensors[i]); /* a list of tensors may change meanwhile */
     for (int i = 0; i < self->nsteps && done > 0; i++) {
@@ -209,16 +284,20 @@ static PyObject *run_open(OpenTemplate *self, const Key *key, const Number *valu
             places[1 + j] = (Allocation *)(step->operands[j] < 0 ? constants[-1 - step->operands[j]]
                                                                  : tensors[step->operands[j]]);
         if (type && open->call) {
-            out = places[0] = tensor_in(key->arena, type);
+            out = into ? (Allocation *)(into->type == type ? Py_NewRef((PyObject *)into) : NULL)
+                       : tensor_in(key->arena, type);
+            places[0] = out;
             done = out ? run_kernel(open->call, key->fast_path, places, 1 + step->count, values,
                                     self->formulas->count)
                        : 0;
-        } else if (type) {
+        } else if (type && !into) {
             out = (Allocation *)view_as(places[1], type);
         }
         Py_XDECREF(type);
         tensors[first + i] = (PyObject *)out;
         done = out ? done : 0;
+        if (done > 0 && open->node)
+            done = note_node(open, key, values, places + 1, out);
         for (int j = step->freed; done > 0 && j >= 0; j = template->steps[j].next)
             Py_CLEAR(tensors[first + j]);
     }
@@ -243,14 +322,15 @@ static void begin_family(Family *family, uint64_t hash)
         Py_DECREF((PyObject *)old.open[i]);
 }
 
-static PyObject *call_in_family(PyObject *function, const Key *key, int *learns)
+static PyObject *call_in_family(PyObject *function, const Key *key, int *learns, Allocation *into)
 {
     int64_t numbers[MOST_NUMBERS];
     char is_float[MOST_NUMBERS];
     Number values[MOST_FORMULAS];
     uint64_t hash;
     /* An outer call that is recorded must note each step. */
-    if (key->tape != Py_None || is_recording() || *calls_of(key->hash) >= MOST_CALLS)
+    if ((key->tape != Py_None && !is_tape(key->tape)) || is_recording() ||
+        (!into && *calls_of(key->hash) >= MOST_CALLS))
         return NULL;
     int count = numbers_of(key, function, numbers, is_float, &hash);
     if (count <= 0)
@@ -263,7 +343,7 @@ static PyObject *call_in_family(PyObject *function, const Key *key, int *learns)
         OpenTemplate *open = (OpenTemplate *)Py_NewRef((PyObject *)family->open[i]);
         int fits = is_of(open, function, key, numbers, is_float, count) &&
                    holds(open, numbers, is_float, values);
-        PyObject *result = fits ? run_open(open, key, values) : NULL;
+        PyObject *result = fits ? run_open(open, key, values, into) : NULL;
         if (fits && !result && has_lost_constants(open))
             begin_family(family, hash);
         Py_DECREF((PyObject *)open);
@@ -271,7 +351,7 @@ static PyObject *call_in_family(PyObject *function, const Key *key, int *learns)
             continue;
         if (result) {
             open_calls++;
-            ++*calls_of(key->hash);
+            *calls_of(key->hash) += !into;
         }
         return result;
     }
@@ -286,7 +366,7 @@ static PyObject *call_in_family(PyObject *function, const Key *key, int *learns)
     return NULL;
 }
 
-/* The key of a call of an op. Returns 0 if it has none, as under a tape. */
+/* The key of a call of an op. Returns 0 if it has none. */
 static int key_of(Key *key, PyObject *call, FastPath *fast_path, PyObject *arena,
                   Allocation *const *operands, int count)
 {
@@ -295,7 +375,7 @@ static int key_of(Key *key, PyObject *call, FastPath *fast_path, PyObject *arena
     key->fast_path = fast_path;
     key->arena = arena;
     PyObject *context = present_context();
-    int fits = context && add_pointer(key, call) && add_context(key, context) && key->tape == Py_None;
+    int fits = context && add_pointer(key, call) && add_context(key, context);
     Py_XDECREF(context); /* the thread or task keeps its tape */
     for (int i = 0; fits && i < count; i++)
         fits = add_argument(key, (PyObject *)operands[i], 0);
@@ -307,7 +387,7 @@ static PyObject *apply_in_family(PyObject *call, FastPath *fast_path, PyObject *
 {
     Key key;
     return is_quiet() && key_of(&key, call, fast_path, arena, operands, count)
-               ? call_in_family(call, &key, learns)
+               ? call_in_family(call, &key, learns, NULL)
                : NULL;
 }
 
@@ -422,6 +502,7 @@ static void open_dealloc(OpenTemplate *self)
     for (int i = 0; i < self->nsteps; i++) {
         Py_XDECREF((PyObject *)self->steps[i].call);
         Py_XDECREF(self->steps[i].dtype);
+        Py_XDECREF(self->steps[i].node);
     }
     release_template(self->template);
     Py_XDECREF((PyObject *)self->formulas);
@@ -434,8 +515,8 @@ static void open_dealloc(OpenTemplate *self)
 
 static int read_step(OpenStep *step, PyObject *entry, Py_ssize_t count)
 {
-    PyObject *call, *dtype, *dims;
-    if (!PyArg_ParseTuple(entry, "OOO!", &call, &dtype, &PyTuple_Type, &dims))
+    PyObject *call, *dtype, *dims, *node;
+    if (!PyArg_ParseTuple(entry, "OOO!Op", &call, &dtype, &PyTuple_Type, &dims, &node, &step->has_places))
         return -1;
     step->ndim = (int)PyTuple_Size(dims);
     if ((call != Py_None && !is_kernel_call(call)) || step->ndim > MOST_AXES)
@@ -447,11 +528,12 @@ static int read_step(OpenStep *step, PyObject *entry, Py_ssize_t count)
     }
     step->call = call == Py_None ? NULL : (KernelCallObject *)Py_NewRef(call);
     step->dtype = Py_NewRef(dtype);
+    step->node = node == Py_None ? NULL : Py_NewRef(node);
     return 0;
 }
 
 /* open_template(formulas, guards, steps, scalars): guards are (number, value, ...), a step is (kernel call or None,
- * dtype, numbers of the lengths of its result), scalars are the numbers of constants, -1 for those that are fixed. */
+ * dtype, numbers of the lengths of its result, template of its node or None, whether that has places), scalars are the numbers of constants, -1 for those that are fixed. */
 static PyObject *open_template(PyObject *module, PyObject *args)
 {
     PyObject *formulas, *guards, *steps, *scalars;
@@ -514,6 +596,15 @@ static PyObject *install_families(PyObject *module, PyObject *function)
     Py_RETURN_NONE;
 }
 
+static PyObject *install_places(PyObject *module, PyObject *args)
+{
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OOO:install_places", &place_class, &open_type_class, &partial_class))
+        return NULL;
+    keep_for_ever(args, NULL);
+    Py_RETURN_NONE;
+}
+
 static PyObject *count_open_calls(PyObject *module, PyObject *unused)
 {
     (void)module, (void)unused;
@@ -547,6 +638,8 @@ static PyMethodDef families_functions[] = {
     {"open_calls", count_open_calls, METH_NOARGS, "The number of calls that open templates ran."},
     {"install_families", install_families, METH_O,
      "install_families(trace): the function that makes an open template of a call, or returns None."},
+    {"install_places", install_places, METH_VARARGS,
+     "install_places(place, open_type, partial): the classes of the parts of vjps that depend on numbers."},
     {NULL, NULL, 0, NULL}};
 
 int families_init(PyObject *module)
@@ -556,5 +649,8 @@ int families_init(PyObject *module)
     later.apply_in_family = apply_in_family;
     later.generalize_apply = generalize_apply;
     open_type = add_type(module, "OpenTemplate", &open_spec);
+    func_name = PyUnicode_InternFromString("func");
+    args_name = PyUnicode_InternFromString("args");
+    keywords_name = PyUnicode_InternFromString("keywords");
     return open_type ? PyModule_AddFunctions(module, families_functions) : -1;
 }

@@ -609,6 +609,8 @@ static int has_steps_of(const Template *template, const short *codes, int ncodes
         const TemplateStep *a = &recording.steps[i], *b = &template->steps[i];
         same = a->kind == b->kind && a->count == b->count &&
                !memcmp(a->operands, b->operands, sizeof *a->operands * (size_t)a->count);
+        if (!b->call) /* of `call_into` */
+            continue;
         PyObject *op = same ? PyObject_GetAttr(a->call, op_name) : NULL;
         PyObject *expected = op ? PyObject_GetAttr(b->call, op_name) : NULL;
         same = op && op == expected;
@@ -969,7 +971,7 @@ PyObject *call_composed(PyObject *function, PyObject *args, PyObject *keywords)
     if (failures >= MOST_FAILURES)
         return PyObject_Call(function, args, keywords);
     int learns = 0;
-    PyObject *open = template ? NULL : later.call_in_family(function, &key, &learns);
+    PyObject *open = template ? NULL : later.call_in_family(function, &key, &learns, NULL);
     if (open || PyErr_Occurred())
         return open;
     if (!(*calls_of(key.hash))++ && !learns)
@@ -989,6 +991,38 @@ static PyObject *call(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     if (nargs != 3 || !PyTuple_Check(args[1]) || !PyDict_Check(args[2]))
         return PyErr_Format(PyExc_TypeError, "call takes a function, a tuple and a dict");
     return call_composed(args[0], args[1], PyDict_Size(args[2]) ? args[2] : NULL);
+}
+
+/* call_into(out, function, args, keywords): write the result of an op's function to the bytes of `out`, which nothing
+ * else needs, by an open template. False if there is none: this call may show how to make one. */
+static PyObject *call_into(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)module;
+    Key key;
+    int learns = 0;
+    if (nargs != 4 || Py_TYPE(args[0]) != tensor_class || !PyTuple_Check(args[2]) || !PyDict_Check(args[3]))
+        return PyErr_Format(PyExc_TypeError, "call_into takes a tensor, a function, a tuple and a dict");
+    Allocation *out = (Allocation *)args[0];
+    Region *home = home_of(out);
+    if (!is_enabled || !is_quiet() || !home || home->watched ||
+        !make_key(&key, args[1], args[2], args[3]) || key.tape != Py_None)
+        return PyErr_Occurred() ? NULL : PyBool_FromLong(0);
+    PyObject *result = later.call_in_family(args[1], &key, &learns, out);
+    Template *template = learns && !PyErr_Occurred() ? new_template(args[1], &key, 1, 0, 1) : NULL;
+    if (template) {
+        TemplateStep *step = template->steps;
+        *step = (TemplateStep){.kind = APPLY, .count = (short)PyTuple_Size(args[2]), .last = MOST_STEPS};
+        step->freed = step->next = -1;
+        template->codes[0] = (short)key.ntensors;
+        int fits = step->count == key.ntensors && step->count <= MOST_OPERANDS;
+        for (int i = 0; fits && i < step->count; i++)
+            step->operands[i] = (short)i;
+        if (fits)
+            later.generalize(template, args[2], args[3], &key);
+        release_template(template);
+    }
+    Py_XDECREF(result);
+    return PyErr_Occurred() ? NULL : PyBool_FromLong(result != NULL);
 }
 
 static PyObject *opaque(PyObject *module, PyObject *unused)
@@ -1042,6 +1076,9 @@ static PyObject *install_templates(PyObject *module, PyObject *args, PyObject *k
 static PyMethodDef templates_functions[] = {
     {"call", (PyCFunction)(void (*)(void))call, METH_FASTCALL,
      "call(function, args, keywords): call it, by its template if there is one."},
+    {"call_into", (PyCFunction)(void (*)(void))call_into, METH_FASTCALL,
+     "call_into(out, function, args, keywords): write a result to `out` by an open template, or return "
+     "False."},
     {"opaque", opaque, METH_NOARGS, "The composed call that runs in this thread cannot be a template."},
     {"next_key_of", next_key_of, METH_O, "next_key_of(source) -> source(), a step of a recorded call."},
     {"pause", pause_in_python, METH_O,
