@@ -7,6 +7,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Final, NamedTuple, TypeAlias
 
+from mlvm.core.op import OPS
 from mlvm.eager.tensor.apply import one_op
 from mlvm.eager.tensor.templates import call_into
 from mlvm.eager.tensor.tensor import Tensor
@@ -26,9 +27,9 @@ class Sparse(NamedTuple):
 
     def add_to(self, total: Tensor) -> None:
         """Add it to a tensor in place; no other value may need the tensor's bytes."""
-        function, attributes, args = self.added.func, self.added.keywords, (total, *self.operands)
-        if not call_into(total, function, args, attributes):
-            overwrite(total, one_op(function.__name__, **attributes), *args)
+        name, attributes, operands = self.added.func.__name__, self.added.keywords, self.operands
+        if not call_into(total, OPS[name], (total, *operands), attributes):
+            overwrite(total, one_op(name, **attributes), total, *operands)
 
 
 def dense(part: Tensor | Sparse) -> Tensor:

@@ -17,9 +17,10 @@ from mlvm.core.lengths import Length
 from mlvm.core.machine.callee import Fused, OpInto
 from mlvm.core.machine.functions import FunctionTable
 from mlvm.core.machine.fused import parse
+from mlvm.core.op import Op
 from mlvm.core.types import TensorType
 from mlvm.eager.recording.recorder import recording_of
-from mlvm.eager.tensor.apply import OneOp, apply
+from mlvm.eager.tensor.apply import OneOp, apply, one_op
 from mlvm.eager.tensor.context import current_arena
 from mlvm.eager.tensor.number import Numbers
 from mlvm.eager.tensor.tensor import Tensor
@@ -31,7 +32,7 @@ if EXTENSION is not None:
 
 
 def open_template_of(
-    function: Callable[..., Any] | OneOp,
+    function: Callable[..., Any] | Op,
     args: tuple[Any, ...],
     keywords: Mapping[str, Any] | None,
     inputs: Sequence[int],
@@ -42,8 +43,8 @@ def open_template_of(
     constant.
     """
     assert EXTENSION is not None
-    if isinstance(function, OneOp):
-        function = partial(apply, function)
+    if isinstance(function, Op):
+        function = partial(_applied, function.name)
     vm, tape = current_arena().vm, current().tape
     tensors: dict[int, Tensor] = {}
     key: list[float] = []  # the numbers of the key, in the order of `numbers_of` in families.c
@@ -111,6 +112,10 @@ def open_template_of(
     if not numbers.guarded.keys().isdisjoint(range(numbers.inputs)):
         return None  # the function needs the value itself
     return _planned(numbers, vm, rows, scalars, [*floats, *lengths])
+
+
+def _applied(name: str, *operands: Tensor, **attributes: Any) -> Tensor:
+    return apply(one_op(name, **attributes), *operands)
 
 
 def _node_of(tape: Any, tracked: set[int], call: OneOp, xs: Sequence[Tensor], out: Tensor) -> Any:

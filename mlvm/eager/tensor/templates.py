@@ -41,8 +41,8 @@ call: Final[Callable[..., Any]] = _call if EXTENSION is None else EXTENSION.call
 """Return `function(*args, **keywords)`, by a template if there is one."""
 
 call_into: Final[Callable[..., bool]] = _call_into if EXTENSION is None else EXTENSION.call_into
-"""`call_into(out, function, args, keywords)`: write the result of an op's function to the bytes of
-`out` by an open template. Return False, without an effect, if there is none."""
+"""`call_into(out, op, operands, attributes)`: write the result of an op to the bytes of `out` by an
+open template. Return False, without an effect, if there is none."""
 
 opaque: Final[Callable[[], None]] = _opaque if EXTENSION is None else EXTENSION.opaque
 """Note that the composed call that runs in this thread depends on more than its key."""

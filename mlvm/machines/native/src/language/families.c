@@ -6,7 +6,7 @@
  * Must hold: an open template is made of a trace in which the numbers are open
  *            (mlvm/eager/recording/families.py); its guards are all that the trace and the planners have seen of
  *            them. All else in the key is compared. Its steps are those of a recorded template, one by one.
- *            Numbers below 2 are not open: for 0 and 1 the type rules make exceptions. Under a tape each step with a
+ *            The numbers from -1 to 1 are not open: for 0 and 1 the type rules make exceptions. Under a tape each step with a
  *            tracked operand adds the node that `Tape.record` would add, whose rules get the numbers of the call.
  * Callers:   `call_composed` in templates.c.
  * Locks:     the interpreter lock; the VM's lock while a kernel's integers are written and it runs.
@@ -22,6 +22,7 @@ enum {
     MOST_FAILURES = 4,
     FAMILIES = 512,
     LEAST_OPEN = 2,
+    RECENT = 4,
     MOST_CALLS = 3, /* of one key by open templates, before it gets a template of its own */
     MOST_FORMULAS = 1024
 };
@@ -50,7 +51,7 @@ typedef struct {
 /* Calls that differ only by numbers. */
 typedef struct {
     uint64_t hash;
-    int64_t before[2][MOST_NUMBERS]; /* numbers of the last two calls */
+    int64_t before[RECENT][MOST_NUMBERS]; /* numbers of the last calls */
     int ncalls, nfailures, nopen;
     OpenTemplate *open[MOST_OPEN];
 } Family;
@@ -61,10 +62,15 @@ static Family families[FAMILIES];
 static PyTypeObject *open_type;
 static PyObject *trace; /* of Python, which returns an open template */
 static PyObject *place_class, *open_type_class, *partial_class; /* parts of vjps that depend on numbers */
-static PyObject *func_name, *args_name, *keywords_name;
+static PyObject *func_name, *args_name, *keywords_name, *op_name, *attributes_name;
 static const Template *generalized; /* the template that the trace must repeat */
 
 /* --- numbers of a key --- */
+
+static int is_closed(int64_t number)
+{
+    return number > -LEAST_OPEN && number < LEAST_OPEN;
+}
 
 /* List the numbers of a key: the lengths of operands, and arguments, of which floats by their bits; and hash all
  * else. Returns their number; -1 if the key has a family of its own only. */
@@ -105,7 +111,7 @@ static int is_of(const OpenTemplate *self, PyObject *function, const Key *key, c
         template->fast_path != key->fast_path->number || self->generation != key->fast_path->generation)
         return 0;
     for (int i = 0; i < count; i++)
-        if (self->inputs[i] < 0 ? numbers[i] != self->numbers[i] : !is_float[i] && numbers[i] < LEAST_OPEN)
+        if (self->inputs[i] < 0 ? numbers[i] != self->numbers[i] : !is_float[i] && is_closed(numbers[i]))
             return 0;
     for (int i = 0; i < key->nitems; i++) {
         const Item *ours = &template->items[i], *theirs = &key->items[i];
@@ -296,7 +302,7 @@ static PyObject *run_open(OpenTemplate *self, const Key *key, const Number *valu
         Py_XDECREF(type);
         tensors[first + i] = (PyObject *)out;
         done = out ? done : 0;
-        if (done > 0 && open->node)
+        if (done > 0 && open->node && !into) /* the caller records an update */
             done = note_node(open, key, values, places + 1, out);
         for (int j = step->freed; done > 0 && j >= 0; j = template->steps[j].next)
             Py_CLEAR(tensors[first + j]);
@@ -357,7 +363,7 @@ static PyObject *call_in_family(PyObject *function, const Key *key, int *learns,
     }
     size_t nbytes = sizeof *numbers * (size_t)count;
     if (!family->ncalls || memcmp(numbers, family->before[0], nbytes)) {
-        memcpy(family->before[1], family->before[0], sizeof family->before[1]);
+        memmove(family->before[1], family->before[0], sizeof family->before - sizeof family->before[0]);
         memcpy(family->before[0], numbers, nbytes);
         family->ncalls++;
     }
@@ -366,19 +372,26 @@ static PyObject *call_in_family(PyObject *function, const Key *key, int *learns,
     return NULL;
 }
 
-/* The key of a call of an op. Returns 0 if it has none. */
+/* The key of a call of an op: its function is the op, its keywords are the attributes. Both are borrowed: the call keeps
+ * them. Returns 0 if it has none. */
 static int key_of(Key *key, PyObject *call, FastPath *fast_path, PyObject *arena,
-                  Allocation *const *operands, int count)
+                  Allocation *const *operands, int count, PyObject **op, PyObject **attributes)
 {
+    PyObject *context = present_context();
+    *op = PyObject_GetAttr(call, op_name);
+    *attributes = *op ? PyObject_GetAttr(call, attributes_name) : NULL;
     key->nitems = key->ntensors = 0;
-    key->hash = (uintptr_t)call;
+    key->hash = (uintptr_t)*op;
     key->fast_path = fast_path;
     key->arena = arena;
-    PyObject *context = present_context();
-    int fits = context && add_pointer(key, call) && add_context(key, context);
-    Py_XDECREF(context); /* the thread or task keeps its tape */
+    int fits = context && *attributes && add_context(key, context);
     for (int i = 0; fits && i < count; i++)
         fits = add_argument(key, (PyObject *)operands[i], 0);
+    if (fits && PyDict_CheckExact(*attributes)) /* otherwise it is the empty mapping */
+        fits = add_keywords(key, *attributes);
+    Py_XDECREF(context); /* the thread or task keeps its tape */
+    Py_XDECREF(*op);
+    Py_XDECREF(*attributes);
     return fits;
 }
 
@@ -386,8 +399,9 @@ static PyObject *apply_in_family(PyObject *call, FastPath *fast_path, PyObject *
                                  Allocation *const *operands, int count, int *learns)
 {
     Key key;
-    return is_quiet() && key_of(&key, call, fast_path, arena, operands, count)
-               ? call_in_family(call, &key, learns, NULL)
+    PyObject *op, *attributes;
+    return is_quiet() && key_of(&key, call, fast_path, arena, operands, count, &op, &attributes)
+               ? call_in_family(op, &key, learns, NULL)
                : NULL;
 }
 
@@ -401,7 +415,7 @@ static int inputs_of(const int64_t *numbers, const int64_t *before, const char *
         inputs[i] = -1;
         if (numbers[i] == before[i])
             continue;
-        if (!is_float[i] && numbers[i] < LEAST_OPEN)
+        if (!is_float[i] && is_closed(numbers[i]))
             return 0;
         for (int j = 0; j < i && inputs[i] < 0; j++)
             if (inputs[j] >= 0 && is_float[j] == is_float[i] && numbers[j] == numbers[i] &&
@@ -426,7 +440,15 @@ static int generalize(Template *template, PyObject *args, PyObject *keywords, co
     Family *family = count > 0 ? &families[hash % FAMILIES] : NULL;
     if (!family || family->hash != hash || generalized)
         return 0;
-    int ninputs = inputs_of(numbers, family->before[1], is_float, count, inputs), fits = template->ncodes;
+    /* Calls of several kinds may alternate: this one is compared with the call with the most equal numbers. */
+    int ninputs = 0, fits = template->ncodes;
+    for (int i = 1; i < RECENT && i < family->ncalls; i++) {
+        int others[MOST_NUMBERS], nothers = inputs_of(numbers, family->before[i], is_float, count, others);
+        if (nothers && (!ninputs || nothers < ninputs)) {
+            memcpy(inputs, others, sizeof inputs);
+            ninputs = nothers;
+        }
+    }
     for (int i = 0; fits && i < template->nsteps; i++)
         fits = template->steps[i].kind == APPLY || template->steps[i].kind == ALIAS;
     PyObject *open = NULL, *list = fits && ninputs ? PyList_New(count) : NULL;
@@ -469,9 +491,10 @@ static int generalize_apply(PyObject *call, FastPath *fast_path, PyObject *arena
                             Allocation *const *operands, int count)
 {
     Key key;
-    if (!is_quiet() || !key_of(&key, call, fast_path, arena, operands, count))
+    PyObject *op, *attributes;
+    if (!is_quiet() || !key_of(&key, call, fast_path, arena, operands, count, &op, &attributes))
         return PyErr_Occurred() ? -1 : 0;
-    Template *template = new_template(call, &key, 1, 0, 1);
+    Template *template = new_template(op, &key, 1, 0, 1);
     PyObject *args = template ? PyTuple_New(count) : NULL;
     int failed = 0;
     if (args) {
@@ -488,7 +511,7 @@ static int generalize_apply(PyObject *call, FastPath *fast_path, PyObject *arena
             while (key.tensors[step->operands[i]] != operands[i])
                 step->operands[i]++;
         }
-        failed = generalize(template, args, NULL, &key);
+        failed = generalize(template, args, PyDict_CheckExact(attributes) ? attributes : NULL, &key);
     }
     release_template(template);
     Py_XDECREF(args);
@@ -652,5 +675,7 @@ int families_init(PyObject *module)
     func_name = PyUnicode_InternFromString("func");
     args_name = PyUnicode_InternFromString("args");
     keywords_name = PyUnicode_InternFromString("keywords");
+    op_name = PyUnicode_InternFromString("op");
+    attributes_name = PyUnicode_InternFromString("attributes");
     return open_type ? PyModule_AddFunctions(module, families_functions) : -1;
 }

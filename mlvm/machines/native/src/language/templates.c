@@ -147,7 +147,7 @@ int add_context(Key *key, PyObject *context)
            add_argument(key, PyTuple_GetItem(context, DEFAULT_DTYPE), 0);
 }
 
-static int add_keywords(Key *key, PyObject *keywords)
+int add_keywords(Key *key, PyObject *keywords)
 {
     PyObject *name, *value;
     Py_ssize_t at = 0;
@@ -993,19 +993,20 @@ static PyObject *call(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     return call_composed(args[0], args[1], PyDict_Size(args[2]) ? args[2] : NULL);
 }
 
-/* call_into(out, function, args, keywords): write the result of an op's function to the bytes of `out`, which nothing
- * else needs, by an open template. False if there is none: this call may show how to make one. */
+/* call_into(out, op, operands, attributes): write the result of an op to the bytes of `out`, which nothing else needs, by
+ * an open template. False if there is none: this call may show how to make one. */
 static PyObject *call_into(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
     (void)module;
     Key key;
     int learns = 0;
-    if (nargs != 4 || Py_TYPE(args[0]) != tensor_class || !PyTuple_Check(args[2]) || !PyDict_Check(args[3]))
-        return PyErr_Format(PyExc_TypeError, "call_into takes a tensor, a function, a tuple and a dict");
+    if (nargs != 4 || Py_TYPE(args[0]) != tensor_class || !PyTuple_Check(args[2]))
+        return PyErr_Format(PyExc_TypeError, "call_into takes a tensor, an op, a tuple and a mapping");
     Allocation *out = (Allocation *)args[0];
     Region *home = home_of(out);
+    PyObject *attributes = PyDict_CheckExact(args[3]) ? args[3] : NULL; /* otherwise the empty mapping */
     if (!is_enabled || !is_quiet() || !home || home->watched ||
-        !make_key(&key, args[1], args[2], args[3]) || key.tape != Py_None)
+        !make_key(&key, args[1], args[2], attributes) || key.fast_path != fast_path_of(out->arena))
         return PyErr_Occurred() ? NULL : PyBool_FromLong(0);
     PyObject *result = later.call_in_family(args[1], &key, &learns, out);
     Template *template = learns && !PyErr_Occurred() ? new_template(args[1], &key, 1, 0, 1) : NULL;
@@ -1018,7 +1019,7 @@ static PyObject *call_into(PyObject *module, PyObject *const *args, Py_ssize_t n
         for (int i = 0; fits && i < step->count; i++)
             step->operands[i] = (short)i;
         if (fits)
-            later.generalize(template, args[2], args[3], &key);
+            later.generalize(template, args[2], attributes, &key);
         release_template(template);
     }
     Py_XDECREF(result);
@@ -1077,7 +1078,7 @@ static PyMethodDef templates_functions[] = {
     {"call", (PyCFunction)(void (*)(void))call, METH_FASTCALL,
      "call(function, args, keywords): call it, by its template if there is one."},
     {"call_into", (PyCFunction)(void (*)(void))call_into, METH_FASTCALL,
-     "call_into(out, function, args, keywords): write a result to `out` by an open template, or return "
+     "call_into(out, op, operands, attributes): write a result to `out` by an open template, or return "
      "False."},
     {"opaque", opaque, METH_NOARGS, "The composed call that runs in this thread cannot be a template."},
     {"next_key_of", next_key_of, METH_O, "next_key_of(source) -> source(), a step of a recorded call."},
