@@ -18,7 +18,7 @@
 
 enum {
     MOST_NUMBERS = 32,
-    MOST_OPEN = 4,
+    MOST_OPEN = 8,
     MOST_FAILURES = 4,
     FAMILIES = 512,
     LEAST_OPEN = 2,
