@@ -92,6 +92,8 @@ ELSEWHERE: Final = {
         "eager/recording/test_families.py: "
         "test_calls_of_other_numbers_are_as_the_function_makes_them",
     ),
+    "call_into": "eager/recording/test_families.py: "
+    "test_a_loop_within_a_loss_runs_by_open_templates",
     "run_machine": "machines/native/test_programs.py: "
     "test_the_tests_of_the_reference_machine_pass_on_the_native_one",
     "lanes_run": "eager/transform/test_batch.py: test_no_schedule_changes_a_bit",
