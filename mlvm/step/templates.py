@@ -107,6 +107,8 @@ def places(part: Any) -> set[int]:
         return places(part.shape)
     if isinstance(part, OpenPart):
         return part.places
+    if type(part) is partial:
+        return places(part.args) | places(part.keywords)
     if isinstance(part, (tuple, list)):
         return set().union(*map(places, part))
     return set().union(*map(places, part.values())) if isinstance(part, Mapping) else set()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 from mlvm.arena.context import context, current
@@ -25,10 +26,7 @@ from mlvm.eager.tensor.context import current_arena
 from mlvm.eager.tensor.number import Numbers
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.machines.native.extension import EXTENSION
-from mlvm.step.templates import OpenType, Place, at, frozen, mapped
-
-if EXTENSION is not None:
-    EXTENSION.install_places(Place, OpenType, partial)
+from mlvm.step.templates import OpenType, Place, at, frozen, mapped, places
 
 
 def open_template_of(
@@ -157,12 +155,12 @@ def _planned(
             lengths = [
                 n.formula() if isinstance(n, Length) else formulas.constant(n) for n in type.shape
             ]
-            has_places = False
-            if node is not None:
-                tracked, vjps, saves = node
-                node = tracked, _with_formulas(fork, vjps), saves
-                has_places = node[1] is not vjps
-            steps.append((call, type.dtype, tuple(lengths), node, has_places))
+            numbers_at = None
+            if places(node):
+                order: list[Any] = [*operands]
+                node = _maker(node, order)
+                numbers_at = tuple([fork.formula(each.number) for each in order[len(operands) :]])
+            steps.append((call, type.dtype, tuple(lengths), node, numbers_at))
         conditions = [(fork.formula(place), value) for place, value in guards.items()]
         conditions += fork.guards()
         values = [place if place < 0 else fork.formula(place) for place in scalars]
@@ -170,17 +168,28 @@ def _planned(
     return EXTENSION.open_template(formulas, flat, steps, values)
 
 
-def _with_formulas(numbers: Numbers, part: Any) -> Any:
-    """Return a part with the numbers of formulas at its places."""
+def _maker(part: Any, order: list[Any]) -> Callable[[Sequence[Any]], Any]:
+    """Return a function that returns a frozen part for the values of the types and places in order.
+
+    Places that are not in the order are added to it."""
     kind = type(part)
-    if kind is Place:
-        return Place(numbers.formula(part.number))
-    change = partial(_with_formulas, numbers)
-    return (
-        OpenType(part.dtype, mapped(change, part.shape))
-        if kind is OpenType
-        else mapped(change, part)
-    )
+    if kind is Place and part not in order:
+        order.append(part)
+    if (kind is Place or kind is OpenType) and part in order:
+        return itemgetter(order.index(part))
+    if not places(part):
+        return lambda _: part
+    if kind is OpenType:
+        shape = _maker(part.shape, order)
+        return lambda values: TensorType(part.dtype, shape(values))
+    if kind is partial:
+        args, named = _maker(part.args, order), _maker(part.keywords, order)
+        return lambda values: partial(part.func, *args(values), **named(values))
+    if isinstance(part, Mapping):
+        entries = {name: _maker(each, order) for name, each in part.items()}
+        return lambda values: {name: entry(values) for name, entry in entries.items()}
+    items = [_maker(each, order) for each in part]
+    return lambda values: tuple([item(values) for item in items])
 
 
 def open_call(

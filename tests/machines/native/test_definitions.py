@@ -69,7 +69,6 @@ OF_C: Final = {
     *("fast_path_is_running", "replay_handles", "replay_learn"),
     *(
         "install_families",
-        "install_places",
         "open_template",
         "traced_steps",
         "open_after",

@@ -1138,7 +1138,7 @@ static PyObject *applied(PyObject *const *args, Py_ssize_t nargs)
     int open = !fast_path->observed && !fast_path->instrumented, done = 0;
     int learns = open && !entry && fast_path->outbox, shows = 0;
     if (open && !entry && !learns) {
-        result = later.apply_in_family(args[0], fast_path, scope, operands, count, &shows);
+        result = later.apply_in_family(args[0], fast_path, scope, operands, count, &shows, 0);
         if (result || PyErr_Occurred())
             goto end;
 
@@ -1199,7 +1199,9 @@ static PyObject *applied(PyObject *const *args, Py_ssize_t nargs)
         Py_INCREF((PyObject *)out);
         result = (PyObject *)out;
     }
-    if (result && shows && later.generalize_apply(args[0], fast_path, scope, operands, count))
+    if (result && shows)
+        later.apply_in_family(args[0], fast_path, scope, operands, count, &shows, 1);
+    if (PyErr_Occurred())
         Py_CLEAR(result);
 end:
     Py_XDECREF(holder);

@@ -6,14 +6,15 @@
  * Must hold: an open template is made of a trace in which the numbers are open
  *            (mlvm/eager/recording/families.py); its guards are all that the trace and the planners have seen of
  *            them. All else in the key is compared. Its steps are those of a recorded template, one by one.
- *            The numbers from -1 to 1 are not open: for 0 and 1 the type rules make exceptions. Under a tape each step with a
- *            tracked operand adds the node that `Tape.record` would add, whose rules get the numbers of the call.
+ *            The numbers from -1 to 1 are not open: for 0 and 1 the type rules make exceptions. Under a tape each
+ *            step with a tracked operand adds the node that `Tape.record` would add.
  * Callers:   `call_composed` in templates.c.
  * Locks:     the interpreter lock; the VM's lock while a kernel's integers are written and it runs.
  */
 #include "templates.h"
 #include "views.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 enum {
@@ -28,11 +29,12 @@ enum {
 };
 
 /* A step: `call` is NULL for a view. The lengths of its result are formulas. `node` is the template of its node on a
- * tape, NULL without a tracked operand; if `has_places`, its vjps contain places of formulas. */
+ * tape, NULL without a tracked operand. With `places`, it is a function that returns the template for the types of the
+ * operands and the numbers at these places of formulas. */
 typedef struct {
     KernelCallObject *call;
-    PyObject *dtype, *node;
-    int ndim, dims[MOST_AXES], has_places;
+    PyObject *dtype, *node, *places;
+    int ndim, dims[MOST_AXES];
 } OpenStep;
 
 typedef struct {
@@ -61,16 +63,10 @@ static int calls_before = 6; /* calls with different numbers, before a trace is 
 static Family families[FAMILIES];
 static PyTypeObject *open_type;
 static PyObject *trace; /* of Python, which returns an open template */
-static PyObject *place_class, *open_type_class, *partial_class; /* parts of vjps that depend on numbers */
-static PyObject *func_name, *args_name, *keywords_name, *op_name, *attributes_name;
+static PyObject *op_name, *attributes_name;
 static const Template *generalized; /* the template that the trace must repeat */
 
 /* --- numbers of a key --- */
-
-static int is_closed(int64_t number)
-{
-    return number > -LEAST_OPEN && number < LEAST_OPEN;
-}
 
 /* List the numbers of a key: the lengths of operands, and arguments, of which floats by their bits; and hash all
  * else. Returns their number; -1 if the key has a family of its own only. */
@@ -111,7 +107,8 @@ static int is_of(const OpenTemplate *self, PyObject *function, const Key *key, c
         template->fast_path != key->fast_path->number || self->generation != key->fast_path->generation)
         return 0;
     for (int i = 0; i < count; i++)
-        if (self->inputs[i] < 0 ? numbers[i] != self->numbers[i] : !is_float[i] && is_closed(numbers[i]))
+        if (self->inputs[i] < 0 ? numbers[i] != self->numbers[i]
+                                : !is_float[i] && llabs(numbers[i]) < LEAST_OPEN)
             return 0;
     for (int i = 0; i < key->nitems; i++) {
         const Item *ours = &template->items[i], *theirs = &key->items[i];
@@ -194,74 +191,23 @@ static int has_lost_constants(const OpenTemplate *self)
     return 0;
 }
 
-/* The parts of a tuple or dict, with their places replaced by numbers; NULL if one has no number. */
-static PyObject *part_at(PyObject *part, const Number *values)
-{
-    PyObject *kind = (PyObject *)Py_TYPE(part), *result = NULL;
-    if (kind == place_class) {
-        const Number *value = &values[PyLong_AsLong(PyTuple_GetItem(part, 0))];
-        return value->kind == INTEGRAL ? PyLong_FromLongLong(value->integer) : NULL;
-    }
-    if (kind == open_type_class) {
-        PyObject *shape = part_at(PyTuple_GetItem(part, 1), values);
-        int64_t dims[MOST_AXES];
-        int ndim = shape ? (int)PyTuple_Size(shape) : MOST_AXES + 1, fits = ndim <= MOST_AXES;
-        for (int i = 0; fits && i < ndim; i++)
-            fits = (dims[i] = PyLong_AsLongLong(PyTuple_GetItem(shape, i))) >= 0;
-        Py_XDECREF(shape);
-        return fits ? type_of(PyTuple_GetItem(part, 0), dims, ndim) : NULL;
-    }
-    if (kind == (PyObject *)&PyTuple_Type) {
-        result = PyTuple_New(PyTuple_Size(part));
-        for (Py_ssize_t i = 0; result && i < PyTuple_Size(part); i++) {
-            PyObject *each = part_at(PyTuple_GetItem(part, i), values);
-            if (!each || PyTuple_SetItem(result, i, each))
-                Py_CLEAR(result);
-        }
-    } else if (PyDict_CheckExact(part)) {
-        PyObject *name, *value;
-        result = PyDict_New();
-        for (Py_ssize_t at = 0; result && PyDict_Next(part, &at, &name, &value);) {
-            PyObject *each = part_at(value, values);
-            if (!each || PyDict_SetItem(result, name, each))
-                Py_CLEAR(result);
-            Py_XDECREF(each);
-        }
-    } else if (kind == partial_class) {
-        PyObject *function = PyObject_GetAttr(part, func_name), *args = PyObject_GetAttr(part, args_name);
-        PyObject *keywords = PyObject_GetAttr(part, keywords_name);
-        PyObject *own = function && args && keywords ? PyTuple_New(1 + PyTuple_Size(args)) : NULL;
-        PyObject *named = own ? part_at(keywords, values) : NULL;
-        int fits = named && !PyTuple_SetItem(own, 0, Py_NewRef(function));
-        for (Py_ssize_t i = 0; fits && i < PyTuple_Size(args); i++) {
-            PyObject *each = part_at(PyTuple_GetItem(args, i), values);
-            fits = each && !PyTuple_SetItem(own, i + 1, each);
-        }
-        result = fits ? PyObject_Call(partial_class, own, named) : NULL;
-        Py_XDECREF(function);
-        Py_XDECREF(args);
-        Py_XDECREF(keywords);
-        Py_XDECREF(own);
-        Py_XDECREF(named);
-    } else {
-        result = Py_NewRef(part);
-    }
-    return result;
-}
-
-/* Add the node of a step. Returns 1; 0 if Python must run the call. */
+/* Add the node of a step with `count` operands. Returns 1; 0 if Python must run the call. */
 static int note_node(const OpenStep *step, const Key *key, const Number *values,
-                     Allocation *const *operands, Allocation *out)
+                     Allocation *const *operands, int count, Allocation *out)
 {
-    PyObject *node = Py_NewRef(step->node);
-    if (step->has_places) {
-        PyObject *vjps = part_at(PyTuple_GetItem(node, 1), values);
-        Py_DECREF(node);
-        node = vjps ? PyTuple_Pack(3, PyTuple_GetItem(step->node, 0), vjps, PyTuple_GetItem(step->node, 2))
-                    : NULL;
-        Py_XDECREF(vjps);
+    int nplaces = step->places ? (int)PyTuple_Size(step->places) : 0, done = 1;
+    PyObject *parts = PyTuple_New(count + nplaces), *node = NULL;
+    for (int i = 0; parts && i < count; i++)
+        PyTuple_SetItem(parts, i, Py_NewRef(operands[i]->type));
+    for (int i = 0; parts && done && i < nplaces; i++) {
+        const Number *value = &values[PyLong_AsLong(PyTuple_GetItem(step->places, i))];
+        done = value->kind == INTEGRAL &&
+               !PyTuple_SetItem(parts, count + i, PyLong_FromLongLong(value->integer));
     }
-    int done = node && !add_node(key->tape, node, operands, out);
+    if (parts && done)
+        node = step->places ? PyObject_CallFunctionObjArgs(step->node, parts, NULL) : Py_NewRef(step->node);
+    done = node && !add_node(key->tape, node, operands, out);
+    Py_XDECREF(parts);
     Py_XDECREF(node);
     return done;
 }
@@ -303,7 +249,7 @@ static PyObject *run_open(OpenTemplate *self, const Key *key, const Number *valu
         tensors[first + i] = (PyObject *)out;
         done = out ? done : 0;
         if (done > 0 && open->node && !into) /* the caller records an update */
-            done = note_node(open, key, values, places + 1, out);
+            done = note_node(open, key, values, places + 1, step->count, out);
         for (int j = step->freed; done > 0 && j >= 0; j = template->steps[j].next)
             Py_CLEAR(tensors[first + j]);
     }
@@ -335,7 +281,7 @@ static PyObject *call_in_family(PyObject *function, const Key *key, int *learns,
     Number values[MOST_FORMULAS];
     uint64_t hash;
     /* An outer call that is recorded must note each step. */
-    if ((key->tape != Py_None && !is_tape(key->tape)) || is_recording() ||
+    if (!templates_enabled || (key->tape != Py_None && !is_tape(key->tape)) || is_recording() ||
         (!into && *calls_of(key->hash) >= MOST_CALLS))
         return NULL;
     int count = numbers_of(key, function, numbers, is_float, &hash);
@@ -372,37 +318,20 @@ static PyObject *call_in_family(PyObject *function, const Key *key, int *learns,
     return NULL;
 }
 
-/* The key of a call of an op: its function is the op, its keywords are the attributes. Both are borrowed: the call keeps
- * them. Returns 0 if it has none. */
-static int key_of(Key *key, PyObject *call, FastPath *fast_path, PyObject *arena,
-                  Allocation *const *operands, int count, PyObject **op, PyObject **attributes)
+/* The key of a call of an op, whose keywords are the attributes. Returns 0 if it has none. */
+static int key_of(Key *key, PyObject *op, PyObject *attributes, FastPath *fast_path, PyObject *arena,
+                  Allocation *const *operands, int count)
 {
-    PyObject *context = present_context();
-    *op = PyObject_GetAttr(call, op_name);
-    *attributes = *op ? PyObject_GetAttr(call, attributes_name) : NULL;
     key->nitems = key->ntensors = 0;
-    key->hash = (uintptr_t)*op;
+    key->hash = (uintptr_t)op;
     key->fast_path = fast_path;
     key->arena = arena;
-    int fits = context && *attributes && add_context(key, context);
+    PyObject *context = present_context();
+    int fits = context && add_context(key, context);
+    Py_XDECREF(context); /* the thread or task keeps its tape */
     for (int i = 0; fits && i < count; i++)
         fits = add_argument(key, (PyObject *)operands[i], 0);
-    if (fits && PyDict_CheckExact(*attributes)) /* otherwise it is the empty mapping */
-        fits = add_keywords(key, *attributes);
-    Py_XDECREF(context); /* the thread or task keeps its tape */
-    Py_XDECREF(*op);
-    Py_XDECREF(*attributes);
-    return fits;
-}
-
-static PyObject *apply_in_family(PyObject *call, FastPath *fast_path, PyObject *arena,
-                                 Allocation *const *operands, int count, int *learns)
-{
-    Key key;
-    PyObject *op, *attributes;
-    return is_quiet() && key_of(&key, call, fast_path, arena, operands, count, &op, &attributes)
-               ? call_in_family(op, &key, learns, NULL)
-               : NULL;
+    return fits && add_keywords(key, attributes);
 }
 
 /* The inputs of the numbers that differ from those of an earlier call: equal ones have the same input. Returns the
@@ -415,7 +344,7 @@ static int inputs_of(const int64_t *numbers, const int64_t *before, const char *
         inputs[i] = -1;
         if (numbers[i] == before[i])
             continue;
-        if (!is_float[i] && is_closed(numbers[i]))
+        if (!is_float[i] && llabs(numbers[i]) < LEAST_OPEN)
             return 0;
         for (int j = 0; j < i && inputs[i] < 0; j++)
             if (inputs[j] >= 0 && is_float[j] == is_float[i] && numbers[j] == numbers[i] &&
@@ -487,35 +416,74 @@ static int generalize(Template *template, PyObject *args, PyObject *keywords, co
 }
 
 /* As `generalize`, with the template of the one step. */
-static int generalize_apply(PyObject *call, FastPath *fast_path, PyObject *arena,
-                            Allocation *const *operands, int count)
+static int generalize_op(PyObject *op, PyObject *attributes, const Key *key, Allocation *const *operands,
+                         int count)
 {
-    Key key;
-    PyObject *op, *attributes;
-    if (!is_quiet() || !key_of(&key, call, fast_path, arena, operands, count, &op, &attributes))
-        return PyErr_Occurred() ? -1 : 0;
-    Template *template = new_template(op, &key, 1, 0, 1);
+    Template *template = new_template(op, key, 1, 0, 1);
     PyObject *args = template ? PyTuple_New(count) : NULL;
     int failed = 0;
     if (args) {
         TemplateStep *step = template->steps;
-        *step = (TemplateStep){.kind = APPLY,
-                               .call = Py_NewRef(call),
-                               .count = (short)count,
-                               .last = MOST_STEPS,
-                               .freed = -1,
-                               .next = -1};
-        template->codes[0] = (short)key.ntensors;
+        *step = (TemplateStep){
+            .kind = APPLY, .count = (short)count, .last = MOST_STEPS, .freed = -1, .next = -1};
+        template->codes[0] = (short)key->ntensors;
         for (int i = 0; i < count; i++) {
             PyTuple_SetItem(args, i, Py_NewRef((PyObject *)operands[i]));
-            while (key.tensors[step->operands[i]] != operands[i])
+            while (key->tensors[step->operands[i]] != operands[i])
                 step->operands[i]++;
         }
-        failed = generalize(template, args, PyDict_CheckExact(attributes) ? attributes : NULL, &key);
+        failed = generalize(template, args, PyDict_CheckExact(attributes) ? attributes : NULL, key);
     }
     release_template(template);
     Py_XDECREF(args);
     return failed;
+}
+
+/* Run a call of an op by an open template, or learn from a call that has run. */
+static PyObject *apply_in_family(PyObject *call, FastPath *fast_path, PyObject *arena,
+                                 Allocation *const *operands, int count, int *learns, int has_run)
+{
+    Key key;
+    PyObject *op = PyObject_GetAttr(call, op_name), *result = NULL;
+    PyObject *attributes = op ? PyObject_GetAttr(call, attributes_name) : NULL;
+    if (attributes && is_quiet() && key_of(&key, op, attributes, fast_path, arena, operands, count)) {
+        if (has_run)
+            generalize_op(op, attributes, &key, operands, count);
+        else
+            result = call_in_family(op, &key, learns, NULL);
+    }
+    Py_XDECREF(op);
+    Py_XDECREF(attributes);
+    return result;
+}
+
+/* call_into(out, op, operands, attributes): write the result of an op to the bytes of `out`, which nothing else needs, by
+ * an open template. False if there is none: this call may show how to make one. */
+static PyObject *call_into(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)module;
+    if (nargs != 4 || Py_TYPE(args[0]) != tensor_class || !PyTuple_Check(args[2]))
+        return PyErr_Format(PyExc_TypeError, "call_into takes a tensor, an op, a tuple and a mapping");
+    Key key;
+    int count = (int)PyTuple_Size(args[2]), learns = 0;
+    Allocation *out = (Allocation *)args[0], *operands[MOST_OPERANDS];
+    Region *home = home_of(out);
+    FastPath *fast_path = out->arena ? fast_path_of(out->arena) : NULL;
+    PyObject *arena = fast_path && !fast_path->outbox && !fast_path->observed && !fast_path->instrumented &&
+                              home && !home->watched && count <= MOST_OPERANDS
+                          ? present_arena()
+                          : NULL,
+             *result = NULL;
+    for (int i = 0; arena && i < count; i++)
+        operands[i] = (Allocation *)PyTuple_GetItem(args[2], i);
+    if (arena && is_quiet() && key_of(&key, args[1], args[3], fast_path, arena, operands, count)) {
+        result = call_in_family(args[1], &key, &learns, out);
+        if (learns && !PyErr_Occurred())
+            generalize_op(args[1], args[3], &key, operands, count);
+    }
+    Py_XDECREF(arena);
+    Py_XDECREF(result);
+    return PyErr_Occurred() ? NULL : PyBool_FromLong(result != NULL);
 }
 
 /* --- open templates --- */
@@ -526,6 +494,7 @@ static void open_dealloc(OpenTemplate *self)
         Py_XDECREF((PyObject *)self->steps[i].call);
         Py_XDECREF(self->steps[i].dtype);
         Py_XDECREF(self->steps[i].node);
+        Py_XDECREF(self->steps[i].places);
     }
     release_template(self->template);
     Py_XDECREF((PyObject *)self->formulas);
@@ -538,8 +507,8 @@ static void open_dealloc(OpenTemplate *self)
 
 static int read_step(OpenStep *step, PyObject *entry, Py_ssize_t count)
 {
-    PyObject *call, *dtype, *dims, *node;
-    if (!PyArg_ParseTuple(entry, "OOO!Op", &call, &dtype, &PyTuple_Type, &dims, &node, &step->has_places))
+    PyObject *call, *dtype, *dims, *node, *places;
+    if (!PyArg_ParseTuple(entry, "OOO!OO", &call, &dtype, &PyTuple_Type, &dims, &node, &places))
         return -1;
     step->ndim = (int)PyTuple_Size(dims);
     if ((call != Py_None && !is_kernel_call(call)) || step->ndim > MOST_AXES)
@@ -552,11 +521,13 @@ static int read_step(OpenStep *step, PyObject *entry, Py_ssize_t count)
     step->call = call == Py_None ? NULL : (KernelCallObject *)Py_NewRef(call);
     step->dtype = Py_NewRef(dtype);
     step->node = node == Py_None ? NULL : Py_NewRef(node);
+    step->places = places == Py_None ? NULL : Py_NewRef(places);
     return 0;
 }
 
 /* open_template(formulas, guards, steps, scalars): guards are (number, value, ...), a step is (kernel call or None,
- * dtype, numbers of the lengths of its result, template of its node or None, whether that has places), scalars are the numbers of constants, -1 for those that are fixed. */
+ * dtype, numbers of the lengths of its result, node, places), scalars are the numbers of constants, -1 for those that
+ * are fixed. */
 static PyObject *open_template(PyObject *module, PyObject *args)
 {
     PyObject *formulas, *guards, *steps, *scalars;
@@ -619,15 +590,6 @@ static PyObject *install_families(PyObject *module, PyObject *function)
     Py_RETURN_NONE;
 }
 
-static PyObject *install_places(PyObject *module, PyObject *args)
-{
-    (void)module;
-    if (!PyArg_ParseTuple(args, "OOO:install_places", &place_class, &open_type_class, &partial_class))
-        return NULL;
-    keep_for_ever(args, NULL);
-    Py_RETURN_NONE;
-}
-
 static PyObject *count_open_calls(PyObject *module, PyObject *unused)
 {
     (void)module, (void)unused;
@@ -651,6 +613,9 @@ static PyType_Spec open_spec = {"mlvm.machines.native._native.OpenTemplate", siz
                                 Py_TPFLAGS_DEFAULT, open_slots};
 
 static PyMethodDef families_functions[] = {
+    {"call_into", (PyCFunction)(void (*)(void))call_into, METH_FASTCALL,
+     "call_into(out, op, operands, attributes): write a result to `out` by an open template, or return "
+     "False."},
     {"open_template", open_template, METH_VARARGS,
      "open_template(formulas, guards, steps, scalars): the steps of calls that differ by numbers."},
     {"traced_steps", traced_steps, METH_VARARGS,
@@ -661,8 +626,6 @@ static PyMethodDef families_functions[] = {
     {"open_calls", count_open_calls, METH_NOARGS, "The number of calls that open templates ran."},
     {"install_families", install_families, METH_O,
      "install_families(trace): the function that makes an open template of a call, or returns None."},
-    {"install_places", install_places, METH_VARARGS,
-     "install_places(place, open_type, partial): the classes of the parts of vjps that depend on numbers."},
     {NULL, NULL, 0, NULL}};
 
 int families_init(PyObject *module)
@@ -670,11 +633,7 @@ int families_init(PyObject *module)
     later.call_in_family = call_in_family;
     later.generalize = generalize;
     later.apply_in_family = apply_in_family;
-    later.generalize_apply = generalize_apply;
     open_type = add_type(module, "OpenTemplate", &open_spec);
-    func_name = PyUnicode_InternFromString("func");
-    args_name = PyUnicode_InternFromString("args");
-    keywords_name = PyUnicode_InternFromString("keywords");
     op_name = PyUnicode_InternFromString("op");
     attributes_name = PyUnicode_InternFromString("attributes");
     return open_type ? PyModule_AddFunctions(module, families_functions) : -1;

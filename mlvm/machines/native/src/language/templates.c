@@ -55,7 +55,7 @@ typedef struct {
     int count;
 } Mark;
 static Mark seen[TEMPLATES];
-static int is_enabled = 1;
+int templates_enabled = 1;
 /* Runs of a template before its chains are planned: planning takes 0.2 ms, and a chain saves about 2 us per run. */
 static int runs_before = 100;
 static PyObject *is_constant, *with_keys, *find_rows, *dtype_class, *make_name, *nodes_name, *fields_name,
@@ -151,7 +151,7 @@ int add_keywords(Key *key, PyObject *keywords)
 {
     PyObject *name, *value;
     Py_ssize_t at = 0;
-    while (keywords && PyDict_Next(keywords, &at, &name, &value))
+    while (keywords && PyDict_CheckExact(keywords) && PyDict_Next(keywords, &at, &name, &value))
         if (!add_item(key, KEYWORD, name, (uint64_t)PyObject_Hash(name)) || !add_argument(key, value, 0))
             return 0;
     return 1;
@@ -609,7 +609,7 @@ static int has_steps_of(const Template *template, const short *codes, int ncodes
         const TemplateStep *a = &recording.steps[i], *b = &template->steps[i];
         same = a->kind == b->kind && a->count == b->count &&
                !memcmp(a->operands, b->operands, sizeof *a->operands * (size_t)a->count);
-        if (!b->call) /* of `call_into` */
+        if (!b->call) /* of one op */
             continue;
         PyObject *op = same ? PyObject_GetAttr(a->call, op_name) : NULL;
         PyObject *expected = op ? PyObject_GetAttr(b->call, op_name) : NULL;
@@ -943,7 +943,7 @@ int *calls_of(uint64_t hash)
 PyObject *call_composed(PyObject *function, PyObject *args, PyObject *keywords)
 {
     Key key;
-    if (!is_enabled || !is_constant || !is_quiet() || !make_key(&key, function, args, keywords)) {
+    if (!templates_enabled || !is_constant || !is_quiet() || !make_key(&key, function, args, keywords)) {
         if (PyErr_Occurred())
             return NULL;
         return PyObject_Call(function, args, keywords);
@@ -993,39 +993,6 @@ static PyObject *call(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     return call_composed(args[0], args[1], PyDict_Size(args[2]) ? args[2] : NULL);
 }
 
-/* call_into(out, op, operands, attributes): write the result of an op to the bytes of `out`, which nothing else needs, by
- * an open template. False if there is none: this call may show how to make one. */
-static PyObject *call_into(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
-{
-    (void)module;
-    Key key;
-    int learns = 0;
-    if (nargs != 4 || Py_TYPE(args[0]) != tensor_class || !PyTuple_Check(args[2]))
-        return PyErr_Format(PyExc_TypeError, "call_into takes a tensor, an op, a tuple and a mapping");
-    Allocation *out = (Allocation *)args[0];
-    Region *home = home_of(out);
-    PyObject *attributes = PyDict_CheckExact(args[3]) ? args[3] : NULL; /* otherwise the empty mapping */
-    if (!is_enabled || !is_quiet() || !home || home->watched ||
-        !make_key(&key, args[1], args[2], attributes) || key.fast_path != fast_path_of(out->arena))
-        return PyErr_Occurred() ? NULL : PyBool_FromLong(0);
-    PyObject *result = later.call_in_family(args[1], &key, &learns, out);
-    Template *template = learns && !PyErr_Occurred() ? new_template(args[1], &key, 1, 0, 1) : NULL;
-    if (template) {
-        TemplateStep *step = template->steps;
-        *step = (TemplateStep){.kind = APPLY, .count = (short)PyTuple_Size(args[2]), .last = MOST_STEPS};
-        step->freed = step->next = -1;
-        template->codes[0] = (short)key.ntensors;
-        int fits = step->count == key.ntensors && step->count <= MOST_OPERANDS;
-        for (int i = 0; fits && i < step->count; i++)
-            step->operands[i] = (short)i;
-        if (fits)
-            later.generalize(template, args[2], attributes, &key);
-        release_template(template);
-    }
-    Py_XDECREF(result);
-    return PyErr_Occurred() ? NULL : PyBool_FromLong(result != NULL);
-}
-
 static PyObject *opaque(PyObject *module, PyObject *unused)
 {
     (void)module, (void)unused;
@@ -1045,10 +1012,10 @@ static PyObject *pause_in_python(PyObject *module, PyObject *paused)
 static PyObject *use_templates(PyObject *module, PyObject *enabled)
 {
     (void)module;
-    int before = is_enabled, now = PyObject_IsTrue(enabled);
+    int before = templates_enabled, now = PyObject_IsTrue(enabled);
     if (now < 0)
         return NULL;
-    is_enabled = now;
+    templates_enabled = now;
     return PyBool_FromLong(before);
 }
 
@@ -1077,9 +1044,6 @@ static PyObject *install_templates(PyObject *module, PyObject *args, PyObject *k
 static PyMethodDef templates_functions[] = {
     {"call", (PyCFunction)(void (*)(void))call, METH_FASTCALL,
      "call(function, args, keywords): call it, by its template if there is one."},
-    {"call_into", (PyCFunction)(void (*)(void))call_into, METH_FASTCALL,
-     "call_into(out, op, operands, attributes): write a result to `out` by an open template, or return "
-     "False."},
     {"opaque", opaque, METH_NOARGS, "The composed call that runs in this thread cannot be a template."},
     {"next_key_of", next_key_of, METH_O, "next_key_of(source) -> source(), a step of a recorded call."},
     {"pause", pause_in_python, METH_O,
