@@ -239,9 +239,9 @@ static PyObject *run_open(OpenTemplate *self, const Key *key, const Number *valu
             out = into ? (Allocation *)(into->type == type ? Py_NewRef((PyObject *)into) : NULL)
                        : tensor_in(key->arena, type);
             places[0] = out;
-            done = out ? run_kernel(open->call, key->fast_path, places, 1 + step->count, values,
-                                    self->formulas->count)
-                       : 0;
+            if (out)
+                done = run_kernel(open->call, key->fast_path, places, 1 + step->count, values,
+                                  self->formulas->count);
         } else if (type && !into) {
             out = (Allocation *)view_as(places[1], type);
         }
@@ -468,20 +468,17 @@ static PyObject *call_into(PyObject *module, PyObject *const *args, Py_ssize_t n
     int count = (int)PyTuple_Size(args[2]), learns = 0;
     Allocation *out = (Allocation *)args[0], *operands[MOST_OPERANDS];
     Region *home = home_of(out);
-    FastPath *fast_path = out->arena ? fast_path_of(out->arena) : NULL;
-    PyObject *arena = fast_path && !fast_path->outbox && !fast_path->observed && !fast_path->instrumented &&
-                              home && !home->watched && count <= MOST_OPERANDS
-                          ? present_arena()
-                          : NULL,
-             *result = NULL;
-    for (int i = 0; arena && i < count; i++)
+    FastPath *fast_path = out->arena && count <= MOST_OPERANDS && is_quiet() ? fast_path_of(out->arena)
+                                                                             : NULL;
+    PyObject *result = NULL;
+    for (int i = 0; fast_path && i < count; i++)
         operands[i] = (Allocation *)PyTuple_GetItem(args[2], i);
-    if (arena && is_quiet() && key_of(&key, args[1], args[3], fast_path, arena, operands, count)) {
+    if (fast_path && !fast_path->outbox && !fast_path->observed && !fast_path->instrumented && home &&
+        !home->watched && key_of(&key, args[1], args[3], fast_path, out->arena, operands, count)) {
         result = call_in_family(args[1], &key, &learns, out);
         if (learns && !PyErr_Occurred())
             generalize_op(args[1], args[3], &key, operands, count);
     }
-    Py_XDECREF(arena);
     Py_XDECREF(result);
     return PyErr_Occurred() ? NULL : PyBool_FromLong(result != NULL);
 }

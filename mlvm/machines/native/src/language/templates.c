@@ -750,9 +750,7 @@ static PyObject *draw_keys(PyObject *module, PyObject *args)
                                                 &keys.state, &keys.type, &lock))
         return NULL;
     if (lock) {
-        Py_INCREF(keys.draw);
-        Py_INCREF(keys.call);
-        Py_INCREF(keys.type);
+        Py_INCREF(keys.draw), Py_INCREF(keys.call), Py_INCREF(keys.type);
         keys.state = PyWeakref_NewRef(keys.state, NULL);
         keys.acquire = PyObject_GetAttrString(lock, "acquire");
         keys.release = PyObject_GetAttrString(lock, "release");
@@ -943,11 +941,8 @@ int *calls_of(uint64_t hash)
 PyObject *call_composed(PyObject *function, PyObject *args, PyObject *keywords)
 {
     Key key;
-    if (!templates_enabled || !is_constant || !is_quiet() || !make_key(&key, function, args, keywords)) {
-        if (PyErr_Occurred())
-            return NULL;
-        return PyObject_Call(function, args, keywords);
-    }
+    if (!templates_enabled || !is_constant || !is_quiet() || !make_key(&key, function, args, keywords))
+        return PyErr_Occurred() ? NULL : PyObject_Call(function, args, keywords);
     Template *template = find_template(function, &key);
     PyObject *constants[MOST_STEPS];
     if (template && template->ncodes && !hold_constants(template, constants)) {
