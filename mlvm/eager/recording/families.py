@@ -157,9 +157,9 @@ def _planned(
             ]
             numbers_at = None
             if places(node):
-                order: list[Any] = [*operands]
-                node = _maker(node, order)
-                numbers_at = tuple([fork.formula(each.number) for each in order[len(operands) :]])
+                parts: list[Any] = [*operands]
+                node = _maker(node, parts)
+                numbers_at = tuple([fork.formula(each.number) for each in parts[len(operands) :]])
             steps.append((call, type.dtype, tuple(lengths), node, numbers_at))
         conditions = [(fork.formula(place), value) for place, value in guards.items()]
         conditions += fork.guards()
