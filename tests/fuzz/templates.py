@@ -703,7 +703,8 @@ class Player:
 
     def close(self) -> None:
         self.connection.close()
-        self.wait()
+        with suppress(ChildProcessError):  # it has crashed, and `answered` has waited for it
+            self.wait()
 
 
 class Players:
