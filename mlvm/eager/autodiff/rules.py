@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from inspect import signature
 from typing import Final
 
@@ -62,7 +63,6 @@ from mlvm.eager.functions.shapes import neighbours, part, reshape
 from mlvm.eager.functions.special import i0
 from mlvm.eager.functions.sums import cumulative_prod, finite_along, product
 from mlvm.eager.tensor import primitives as op
-from mlvm.eager.tensor.apply import one_op
 from mlvm.eager.tensor.constants import constant
 from mlvm.eager.tensor.dtypes import finfo
 from mlvm.eager.tensor.tensor import Tensor
@@ -482,8 +482,8 @@ def _part(g: Tensor, types: tuple[TensorType, ...], position: int, axis: int) ->
 def _slice(g: Tensor, x_type: TensorType, start: Shape, step: tuple[int, ...]) -> Sparse:
     return Sparse(
         (g,),
-        one_op("embed", shape=x_type.shape, start=start, step=step),
-        one_op("slice_add", start=start, step=step),
+        partial(op.embed, shape=x_type.shape, start=start, step=step),
+        partial(op.slice_add, start=start, step=step),
     )
 
 
@@ -499,8 +499,8 @@ def _slice_set_x(g: Tensor, start: Shape, length: Shape, step: tuple[int, ...]) 
 def _take(g: Tensor, indices: Tensor, x_type: TensorType, axis: int) -> Sparse:
     return Sparse(
         (g, indices),
-        one_op("scatter_add", axis=axis, length=x_type.shape[axis]),
-        one_op("index_add", axis=axis),
+        partial(op.scatter_add, axis=axis, length=x_type.shape[axis]),
+        partial(op.index_add, axis=axis),
     )
 
 

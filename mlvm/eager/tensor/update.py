@@ -21,6 +21,7 @@ from mlvm.eager.tensor.apply import COPY, OneOp, apply, one_op
 from mlvm.eager.tensor.constants import is_same_kind
 from mlvm.eager.tensor.context import current_arena, lifted
 from mlvm.eager.tensor.reading import explain
+from mlvm.eager.tensor.templates import call_into
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.machines.native.extension import EXTENSION
 
@@ -131,6 +132,8 @@ def make_exclusive(x: Allocation) -> None:
 def overwrite(out: Tensor, call: OneOp, *operands: Tensor) -> None:
     """Write the result of an op to the bytes of `out`, which has this type and shares no bytes."""
     operands = lifted(operands)
+    if call_into(out, call.op, operands, call.attributes):
+        return
     used = (out, *operands)
     try:
         out.arena.vm.launch(call.program(len(operands)), [x.handle for x in used])
