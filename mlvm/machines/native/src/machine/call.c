@@ -57,6 +57,8 @@ static int find_rows(KernelCallObject *self, PyObject *names)
             return -1;
     }
     self->call.rows = self->rows;
+    /* Code contains offsets, which patches would change. */
+    self->call.code = self->npatches || !strcmp(simd_name(), "plain") ? NULL : &self->code;
     return 0;
 }
 
@@ -182,6 +184,7 @@ static void kernel_call_dealloc(KernelCallObject *self)
     PyMem_Free(self->children);
     PyMem_Free(self->rows);
     PyMem_Free(self->patches);
+    code_free(&self->code);
     Py_XDECREF(self->parts);
     free_object((PyObject *)self);
 }

@@ -7,7 +7,7 @@
  * are copied for each piece, and a single row that repeats once for all pieces. The short rows of a window
  * are a piece with what lies between them, PITCH apart, as then are those of all else. A scalar is a block of
  * its copies, which row functions with steps read again and again. */
-#include "../plan.h"
+#include "../machine_code.h"
 
 #include <string.h>
 
@@ -187,14 +187,40 @@ static void move_gaps(const int64_t *n, int64_t rows, int64_t size, char *at, ch
     }
 }
 
-static void run_links(const KernelCall *call, const int64_t *link, char *const *values, int64_t count)
+/* Run row functions of links on the `count` elements of a piece from `at` on; return the link that follows. */
+static const int64_t *run_rows(const KernelCall *call, const RowEntry *const *rows, int64_t nlinks,
+                               const int64_t *link, char *const *values, int64_t at, int64_t count)
 {
-    for (int64_t i = 0; i < call->ints[NLINKS]; i++) {
+    const int64_t *specs = call->ints + REST + call->ints[NAXES], width = STRIDES + call->ints[NAXES];
+    for (int64_t i = 0; i < nlinks; i++) {
         char *operands[CHAIN_MOST_OPERANDS];
         for (int64_t k = 0; k < link[0]; k++)
             operands[k] = values[link[1 + k]];
-        call->rows[i]->run(operands, count, link + 1 + link[0]);
+        for (int64_t k = 0; at && k < link[0]; k++) {
+            const int64_t *spec = specs + link[1 + k] * width;
+            operands[k] += spec[KIND] == SCALAR ? 0 : at * spec[SIZE];
+        }
+        if (count)
+            rows[i]->run(operands, count, link + 1 + link[0]);
         link += 1 + 2 * link[0];
+    }
+    return link;
+}
+
+static void run_links(const KernelCall *call, const int64_t *link, char *const *values, int64_t count,
+                      const char *scratch)
+{
+    const CodeSegment *segments = code_of(call);
+    for (int64_t i = 0, nlinks = 1; i < call->ints[NLINKS]; i += nlinks) {
+        int64_t done = 0;
+        nlinks = segments ? 1 : call->ints[NLINKS];
+        if (segments && segments[i].run) {
+            nlinks = segments[i].nlinks;
+            done = count - count % (CODE_VECTOR / segments[i].size);
+            if (done)
+                segments[i].run(values, done * segments[i].size, scratch);
+        }
+        link = run_rows(call, call->rows + i, nlinks, link, values, done, count - done);
     }
 }
 
@@ -203,6 +229,7 @@ static int short_chain(const KernelCall *call, char *const *p, int64_t begin, in
 {
     (void)begin, (void)end;
     const int64_t *n = call->ints, *value = n + REST + n[NAXES];
+    code_count(call, n[ELEMENTS]);
     char **values = (char **)scratch;
     for (int64_t i = 0; i < n[NVALUES]; i++, value += STRIDES + n[NAXES]) {
         values[i] = value[KIND] == WHOLE ? p[value[PARAMETER]] : scratch + value[PLACE];
@@ -211,7 +238,7 @@ static int short_chain(const KernelCall *call, char *const *p, int64_t begin, in
         else if (value[KIND] == SCALAR)
             copy(values[i], 1, p[value[PARAMETER]], 0, BLOCK_BYTES / value[SIZE], value[SIZE]);
     }
-    run_links(call, value, values, n[ELEMENTS]);
+    run_links(call, value, values, n[ELEMENTS], scratch);
     return 0;
 }
 
@@ -261,6 +288,7 @@ static int chain(const KernelCall *call, char *const *p, int64_t begin, int64_t 
         last = n[ELEMENTS];
     if (first >= last)
         return 0;
+    code_count(call, last - first);
     for (int64_t i = 0; i < n[NVALUES]; i++) {
         const int64_t *value = values + i * width;
         int64_t most = last - first < n[PIECE] ? last - first : n[PIECE];
@@ -300,7 +328,7 @@ static int chain(const KernelCall *call, char *const *p, int64_t begin, int64_t 
                     move_gaps(n, count / length, value[SIZE], now[i], space, 0);
             }
         }
-        run_links(call, links, now, span);
+        run_links(call, links, now, span, scratch);
         for (int64_t i = 0; scatters && i < n[NVALUES]; i++) {
             const int64_t *value = values + i * width;
             char *space = scratch + value[PLACE];
