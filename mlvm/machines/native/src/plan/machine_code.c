@@ -1,6 +1,8 @@
 #define _DEFAULT_SOURCE
 #include "machine_code.h"
 
+int64_t code_after = 1 << 15; /* generating the code needs about as much time */
+
 #if defined(__x86_64__) && defined(__unix__)
 #include <stdlib.h>
 #include <string.h>
@@ -9,7 +11,6 @@
 enum { chain_integers(NAME) REST };
 enum { chain_value_integers(NAME) STRIDES };
 enum { MOST_CALLS = 8192 }; /* with code at the same time; the system limits the number of mappings */
-enum { ENOUGH_ELEMENTS = 1 << 15 };        /* generating the code of a call needs as much time */
 enum { MOST_CODE = 1 << 16, PAGE = 4096 }; /* bytes: for each call, and of a page */
 
 /* --- instructions of vectors: dst = a op b, or op b --- */
@@ -92,7 +93,8 @@ static int add_link(Chain *chain, int i)
     /* in the order of LINE_ADD and following; x is the line's value */
     static const struct {
         int op, reversed;
-    } of_line[] = {{V_ADD, 0}, {V_SUBTRACT, 0}, {V_SUBTRACT, 1}, {V_MULTIPLY, 0}, {V_DIVIDE, 0}, {V_DIVIDE, 1}};
+    } of_line[] = {{V_ADD, 0},      {V_SUBTRACT, 0}, {V_SUBTRACT, 1},
+                   {V_MULTIPLY, 0}, {V_DIVIDE, 0},   {V_DIVIDE, 1}};
     const int64_t *link = chain->links[i], *v = link + 1, *by = link + 1 + link[0];
     const char *row = chain->call->rows[i]->name;
     size_t length;
@@ -292,7 +294,8 @@ static void write_micro(Writer *w, const Micro *micro)
 {
     const Instruction *op = micro->op;
     int a = micro->a, b = micro->b;
-    int commutes = op->opcode == instructions[V_ADD].opcode || op->opcode == instructions[V_MULTIPLY].opcode;
+    int commutes = op->opcode == instructions[V_ADD].opcode ||
+                   op->opcode == instructions[V_MULTIPLY].opcode;
     if (op->kind == BINARY && commutes && w->register_of[a] < 0 && w->register_of[b] >= 0)
         a = micro->b, b = micro->a;
     unsigned locked = 0;
@@ -457,10 +460,10 @@ void code_count(const KernelCall *call, int64_t elements)
     if (!code)
         return;
     long long before = atomic_load_explicit(&code->elements, memory_order_relaxed);
-    if (before >= ENOUGH_ELEMENTS)
+    if (before >= code_after)
         return;
     before = atomic_fetch_add_explicit(&code->elements, elements, memory_order_relaxed);
-    if (before < ENOUGH_ELEMENTS && before + elements >= ENOUGH_ELEMENTS && ncalls < MOST_CALLS)
+    if (before < code_after && before + elements >= code_after && ncalls < MOST_CALLS)
         generate(call); /* other threads run the links' row functions meanwhile, with the same bits */
 }
 

@@ -31,6 +31,7 @@ static inline void code_count(const KernelCall *call, int64_t elements)
 #else
 /* Count elements that the call computes; generate the code when there are enough. */
 void code_count(const KernelCall *call, int64_t elements);
+extern int64_t code_after; /* elements */
 void code_free(MachineCode *code);
 #endif
 
