@@ -153,12 +153,12 @@ static void find_segment(Chain *chain, int begin, int most)
 
 enum { NREGISTERS = 16, AX = 0, CX = 1, DX = 2, SI = 6, DI = 7 };
 static const uint8_t saved[] = {3, 5, 12, 13, 14, 15}; /* registers that the caller expects unchanged */
-static const uint8_t pointers[] = {8, 9, 10, 11, 3, 5, 12, 13, 14, 15};
+static const uint8_t pointers[] = {9, 10, 11, 3, 5, 12, 13, 14, 15};
 
 typedef struct {
     Chain *chain;
     uint8_t *at, *end;
-    int at_micro;
+    int at_micro, is_scalar;   /* the code is for one element, not for a vector */
     int value_in[NREGISTERS];  /* -1: none */
     int *register_of, *stored; /* for each value; -1: none */
     int *pointer_of;           /* for each value: the register of its address; -1: none */
@@ -211,10 +211,12 @@ static void vector_op(Writer *w, int map, int opcode, int dst, int a, int b, int
             load_pointer(w, CX, value);
     }
     int high = b < 0 ? base >> 3 : b >> 3;
-    int packed = map == 3 || w->chain->type == IS_F64; /* the prefix 66 */
+    int is_f64 = w->chain->type == IS_F64, is_moved = opcode == 0x10 && b >= 0;
+    int prefix = w->is_scalar && map == 1 && !is_moved ? 2 + is_f64
+                                                       : map == 3 || is_f64; /* none, 66, F3, F2 */
     byte(w, 0xC4);
     byte(w, (dst > 7 ? 0 : 0x80) | 0x40 | (high ? 0 : 0x20) | map);
-    byte(w, (~a & 15) << 3 | 4 | packed);
+    byte(w, (~a & 15) << 3 | (w->is_scalar ? 0 : 4) | prefix);
     byte(w, opcode);
     if (b >= 0) {
         byte(w, 0xC0 | (dst & 7) << 3 | (b & 7));
@@ -305,7 +307,7 @@ static void write_micro(Writer *w, const Micro *micro)
             locked |= 1u << r;
     int ra = a < 0 ? 0 : operand(w, a, locked, 0);
     locked |= a < 0 ? 0 : 1u << ra;
-    int rb = operand(w, b, locked, 1);
+    int rb = operand(w, b, locked, !w->is_scalar || op->kind != SELECT);
     locked |= rb < 0 ? 0 : 1u << rb;
     int rc = micro->c < 0 ? 0 : w->register_of[micro->c];
     release_dead(w, a);
@@ -334,17 +336,38 @@ static void write_micro(Writer *w, const Micro *micro)
     }
 }
 
+/* Write a loop over the bytes of the values, `step` at once, while rax is less than the register of `compare`. */
+static void write_loop(Writer *w, int step, const char *compare)
+{
+    const Chain *chain = w->chain;
+    for (int i = 0; i < chain->nnames; i++) {
+        w->register_of[i] = -1;
+        w->stored[i] = 1;
+    }
+    for (int r = 0; r < NREGISTERS; r++)
+        w->value_in[r] = -1;
+    bytes(w, compare, 3);
+    bytes(w, "\x0F\x8D", 2); /* jge end */
+    uint8_t *to_end = w->at;
+    number(w, 0);
+    uint8_t *loop = w->at;
+    for (w->at_micro = 0; w->at_micro < chain->count;)
+        write_micro(w, &chain->list[w->at_micro]);
+    bytes(w, "\x48\x83\xC0", 3); /* add rax, step */
+    byte(w, step);
+    bytes(w, compare, 3);
+    bytes(w, "\x0F\x8C", 2); /* jl loop */
+    number(w, loop - w->at - 4);
+    if (!w->failed)
+        memcpy(to_end, &(int32_t){(int32_t)(w->at - to_end - 4)}, 4);
+}
+
 /* Write the code of the segment. */
 static void write_segment(Writer *w)
 {
     const Chain *chain = w->chain;
     size_t npointers = 0;
-    for (int i = 0; i < chain->nnames; i++) {
-        w->register_of[i] = w->pointer_of[i] = -1;
-        w->stored[i] = 1;
-    }
-    for (int r = 0; r < NREGISTERS; r++)
-        w->value_in[r] = -1;
+    memset(w->pointer_of, -1, (size_t)chain->nnames * sizeof *w->pointer_of);
     bytes(w, "\xF3\x0F\x1E\xFA", 4); /* endbr64 */
     for (size_t i = 0; i < sizeof saved; i++) {
         if (saved[i] > 7)
@@ -363,12 +386,11 @@ static void write_segment(Writer *w)
             load_pointer(w, w->pointer_of[value], value);
         }
     }
-    bytes(w, "\x31\xC0", 2); /* xor eax, eax */
-    uint8_t *loop = w->at;
-    for (w->at_micro = 0; w->at_micro < chain->count;)
-        write_micro(w, &chain->list[w->at_micro]);
-    bytes(w, "\x48\x83\xC0\x20\x48\x39\xF0\x0F\x8C", 9); /* add rax, 32; cmp rax, rsi; jl loop */
-    number(w, loop - w->at - 4);
+    bytes(w, "\x31\xC0\x49\x89\xC8", 5); /* xor eax, eax; mov r8, rcx */
+    w->is_scalar = 0;
+    write_loop(w, CODE_VECTOR, "\x48\x39\xF0"); /* cmp rax, rsi */
+    w->is_scalar = 1;
+    write_loop(w, chain->type == IS_F64 ? 8 : 4, "\x4C\x39\xC0"); /* cmp rax, r8 */
     for (size_t i = sizeof saved; i-- > 0;) {
         if (saved[i] > 7)
             byte(w, 0x41);
@@ -397,7 +419,9 @@ static void write_segments(Writer *w, CodeSegment *segments)
         if (chain->count > 1)
             write_segment(w);
         if (chain->count > 1 && !w->failed) {
-            segments[i] = (CodeSegment){NULL, chain->end - i, chain->type == IS_F64 ? 8 : 4};
+            segments[i] = (CodeSegment){NULL, chain->end - i, 0, chain->type == IS_F64 ? 8 : 4};
+            for (int k = i; k < chain->end; k++)
+                segments[i].nints += 1 + 2 * chain->links[k][0];
             memcpy(&segments[i].run, &entry, sizeof entry);
         } else {
             w->at = entry;

@@ -8,11 +8,12 @@
 
 enum { CODE_VECTOR = 32 }; /* bytes of a vector */
 
-/* Code for `nlinks` links. It computes the first `bytes` of each value, a multiple of CODE_VECTOR. `values` has the
- * addresses of a piece's values, `scratch` is the start of the scratch memory. */
+/* Code for `nlinks` links. It computes the first `nbytes` of each value, the first `vectors` of them, a multiple of
+ * CODE_VECTOR, in vectors. `values` has the addresses of a piece's values, `scratch` is the start of the scratch
+ * memory. */
 typedef struct {
-    void (*run)(char *const *values, int64_t bytes, const char *scratch); /* NULL: no code starts here */
-    int64_t nlinks, size;                                                 /* links; bytes of an element */
+    void (*run)(char *const *values, int64_t vectors, const char *scratch, int64_t nbytes); /* NULL: none */
+    int64_t nlinks, nints, size; /* links, and their integers; bytes of an element */
 } CodeSegment;
 
 /* The code of a call. It is generated when the call has computed enough elements that it pays. */

@@ -187,40 +187,24 @@ static void move_gaps(const int64_t *n, int64_t rows, int64_t size, char *at, ch
     }
 }
 
-/* Run row functions of links on the `count` elements of a piece from `at` on; return the link that follows. */
-static const int64_t *run_rows(const KernelCall *call, const RowEntry *const *rows, int64_t nlinks,
-                               const int64_t *link, char *const *values, int64_t at, int64_t count)
-{
-    const int64_t *specs = call->ints + REST + call->ints[NAXES], width = STRIDES + call->ints[NAXES];
-    for (int64_t i = 0; i < nlinks; i++) {
-        char *operands[CHAIN_MOST_OPERANDS];
-        for (int64_t k = 0; k < link[0]; k++)
-            operands[k] = values[link[1 + k]];
-        for (int64_t k = 0; at && k < link[0]; k++) {
-            const int64_t *spec = specs + link[1 + k] * width;
-            operands[k] += spec[KIND] == SCALAR ? 0 : at * spec[SIZE];
-        }
-        if (count)
-            rows[i]->run(operands, count, link + 1 + link[0]);
-        link += 1 + 2 * link[0];
-    }
-    return link;
-}
-
 static void run_links(const KernelCall *call, const int64_t *link, char *const *values, int64_t count,
                       const char *scratch)
 {
     const CodeSegment *segments = code_of(call);
-    for (int64_t i = 0, nlinks = 1; i < call->ints[NLINKS]; i += nlinks) {
-        int64_t done = 0;
-        nlinks = segments ? 1 : call->ints[NLINKS];
-        if (segments && segments[i].run) {
-            nlinks = segments[i].nlinks;
-            done = count - count % (CODE_VECTOR / segments[i].size);
-            if (done)
-                segments[i].run(values, done * segments[i].size, scratch);
+    for (int64_t i = 0; i < call->ints[NLINKS];) {
+        const CodeSegment *code = segments ? segments + i : NULL;
+        if (code && code->run) {
+            int64_t nbytes = count * code->size;
+            code->run(values, nbytes - nbytes % CODE_VECTOR, scratch, nbytes);
+            link += code->nints;
+            i += code->nlinks;
+            continue;
         }
-        link = run_rows(call, call->rows + i, nlinks, link, values, done, count - done);
+        char *operands[CHAIN_MOST_OPERANDS];
+        for (int64_t k = 0; k < link[0]; k++)
+            operands[k] = values[link[1 + k]];
+        call->rows[i++]->run(operands, count, link + 1 + link[0]);
+        link += 1 + 2 * link[0];
     }
 }
 
