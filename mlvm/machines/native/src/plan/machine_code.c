@@ -41,9 +41,12 @@ static const Instruction instructions[] = {
 };
 
 /* Instruction on numbered values: dst = a op b; c is the mask of a SELECT; -1 is none. */
+enum { A, B, C, DST, NVALUES_OF_MICRO };
 typedef struct {
     const Instruction *op;
-    int dst, a, b, c;
+    int v[NVALUES_OF_MICRO]; /* values */
+    int next
+        [NVALUES_OF_MICRO]; /* for each value the next instruction that reads it, or the number of all */
 } Micro;
 
 /* --- the links that become code --- */
@@ -72,7 +75,7 @@ static int is_kind(const Chain *chain, int64_t value, int kind)
 
 static void add(Chain *chain, const Instruction *op, int dst, int a, int b, int c)
 {
-    chain->list[chain->count++] = (Micro){op, dst, a, b, c};
+    chain->list[chain->count++] = (Micro){op, {a, b, c, dst}, {0}};
 }
 
 /* Return the dtype of a row function and the length of its op's name. */
@@ -158,9 +161,10 @@ static const uint8_t pointers[] = {9, 10, 11, 3, 5, 12, 13, 14, 15};
 typedef struct {
     Chain *chain;
     uint8_t *at, *end;
-    int at_micro, is_scalar;   /* the code is for one element, not for a vector */
+    int is_scalar;             /* the code is for one element, not for a vector */
     int value_in[NREGISTERS];  /* -1: none */
     int *register_of, *stored; /* for each value; -1: none */
+    int *next_of;              /* the next instruction that reads a value */
     int *pointer_of;           /* for each value: the register of its address; -1: none */
     int failed;
 } Writer;
@@ -227,16 +231,20 @@ static void vector_op(Writer *w, int map, int opcode, int dst, int a, int b, int
     }
 }
 
-/* Return the next instruction that reads the value, from `from` on; `count` if there is none. */
-static int next_use(const Writer *w, int value, int from)
+/* Find the next use of each value. */
+static void find_uses(Writer *w)
 {
-    const Chain *chain = w->chain;
-    for (; from < chain->count; from++) {
-        const Micro *micro = &chain->list[from];
-        if (micro->a == value || micro->b == value || micro->c == value)
-            break;
+    Chain *chain = w->chain;
+    for (int value = 0; value < chain->nnames; value++)
+        w->next_of[value] = chain->count;
+    for (int i = chain->count - 1; i >= 0; i--) {
+        Micro *micro = &chain->list[i];
+        for (int k = 0; k < NVALUES_OF_MICRO; k++)
+            micro->next[k] = micro->v[k] < 0 ? chain->count : w->next_of[micro->v[k]];
+        for (int k = 0; k < DST; k++)
+            if (micro->v[k] >= 0)
+                w->next_of[micro->v[k]] = i;
     }
-    return from;
 }
 
 static void store(Writer *w, int value)
@@ -257,7 +265,7 @@ static int take(Writer *w, int value, unsigned locked)
 {
     int best = -1, latest = -1;
     for (int r = 0; r < NREGISTERS; r++) {
-        int old = w->value_in[r], next = old < 0 ? INT32_MAX : next_use(w, old, w->at_micro);
+        int old = w->value_in[r], next = old < 0 ? INT32_MAX : w->next_of[old];
         if (locked >> r & 1 || (old >= 0 && w->chain->mask[old]))
             continue;
         if (next > latest)
@@ -275,65 +283,60 @@ static int take(Writer *w, int value, unsigned locked)
     return w->register_of[value] = best;
 }
 
-/* Return the register of an operand; -1 if the instruction is to read it from memory. */
-static int operand(Writer *w, int value, unsigned locked, int may_be_memory)
+/* Return the register of operand k; -1 if the instruction is to read it from memory. */
+static int operand(Writer *w, const Micro *micro, int k, unsigned locked, int may_be_memory)
 {
-    int r = w->register_of[value];
-    if (r >= 0 || (may_be_memory && next_use(w, value, w->at_micro + 1) == w->chain->count))
+    int value = micro->v[k], r = w->register_of[value];
+    if (r >= 0 || (may_be_memory && micro->next[k] == w->chain->count))
         return r;
     r = take(w, value, locked);
     vector_op(w, 1, 0x10, r, 0, -1, value);
     return r;
 }
 
-static void release_dead(Writer *w, int value)
-{
-    if (value >= 0 && w->register_of[value] >= 0 && next_use(w, value, w->at_micro + 1) == w->chain->count)
-        release(w, w->register_of[value]);
-}
-
 static void write_micro(Writer *w, const Micro *micro)
 {
+    const Chain *chain = w->chain;
     const Instruction *op = micro->op;
-    int a = micro->a, b = micro->b;
+    int ia = A, ib = B, dst = micro->v[DST];
     int commutes = op->opcode == instructions[V_ADD].opcode ||
                    op->opcode == instructions[V_MULTIPLY].opcode;
-    if (op->kind == BINARY && commutes && w->register_of[a] < 0 && w->register_of[b] >= 0)
-        a = micro->b, b = micro->a;
+    if (op->kind == BINARY && commutes && w->register_of[micro->v[A]] < 0 &&
+        w->register_of[micro->v[B]] >= 0)
+        ia = B, ib = A;
     unsigned locked = 0;
-    for (int r = 0; r < NREGISTERS; r++)
-        if (w->value_in[r] >= 0 &&
-            (w->value_in[r] == a || w->value_in[r] == b || w->value_in[r] == micro->c))
-            locked |= 1u << r;
-    int ra = a < 0 ? 0 : operand(w, a, locked, 0);
-    locked |= a < 0 ? 0 : 1u << ra;
-    int rb = operand(w, b, locked, !w->is_scalar || op->kind != SELECT);
-    locked |= rb < 0 ? 0 : 1u << rb;
-    int rc = micro->c < 0 ? 0 : w->register_of[micro->c];
-    release_dead(w, a);
-    release_dead(w, b);
-    release_dead(w, micro->c);
-    w->at_micro++;
-    /* a register that is free now may be the result's, but no operand that is needed later */
-    unsigned kept = 0;
-    for (int r = 0; r < NREGISTERS; r++)
-        kept |= locked >> r & 1 && w->value_in[r] >= 0 ? 1u << r : 0;
-    int dst = take(w, micro->dst, kept);
-    int opcode = op->opcode + (op->kind == SELECT && w->chain->type == IS_F64);
-    vector_op(w, op->kind == SELECT ? 3 : 1, opcode, dst, ra, rb, b);
+    for (int k = 0; k < DST; k++)
+        if (micro->v[k] >= 0 && w->register_of[micro->v[k]] >= 0)
+            locked |= 1u << w->register_of[micro->v[k]];
+    int ra = micro->v[ia] < 0 ? 0 : operand(w, micro, ia, locked, 0);
+    locked |= micro->v[ia] < 0 ? 0 : 1u << ra;
+    int rb = operand(w, micro, ib, locked, !w->is_scalar || op->kind != SELECT);
+    int rc = micro->v[C] < 0 ? 0 : w->register_of[micro->v[C]];
+    unsigned kept = 0; /* registers of operands that are read later; the result may overwrite the others */
+    for (int k = 0; k < DST; k++) {
+        int value = micro->v[k], r = value < 0 ? -1 : w->register_of[value];
+        if (r < 0)
+            continue;
+        w->next_of[value] = micro->next[k];
+        if (micro->next[k] == chain->count)
+            release(w, r);
+        else
+            kept |= 1u << r;
+    }
+    int rd = take(w, dst, kept), opcode = op->opcode + (op->kind == SELECT && chain->type == IS_F64);
+    vector_op(w, op->kind == SELECT ? 3 : 1, opcode, rd, ra, rb, micro->v[ib]);
     if (op->kind == COMPARE)
         byte(w, op->predicate);
     if (op->kind == SELECT)
         byte(w, rc << 4);
-    const Chain *chain = w->chain;
-    if (micro->dst < chain->nvalues && !chain->mask[micro->dst]) {
-        int is_read_later = chain->last[micro->dst] >= chain->end;
-        w->stored[micro->dst] = 0;
-        if (!is_kind(chain, micro->dst, TEMPORARY) || is_read_later)
-            store(w, micro->dst);
-        if (next_use(w, micro->dst, w->at_micro) == chain->count)
-            release(w, dst);
+    w->next_of[dst] = micro->next[DST];
+    if (dst < chain->nvalues && !chain->mask[dst]) {
+        w->stored[dst] = 0;
+        if (!is_kind(chain, dst, TEMPORARY) || chain->last[dst] >= chain->end)
+            store(w, dst);
     }
+    if (micro->next[DST] == chain->count)
+        release(w, rd);
 }
 
 /* Write a loop over the bytes of the values, `step` at once, while rax is less than the register of `compare`. */
@@ -351,8 +354,9 @@ static void write_loop(Writer *w, int step, const char *compare)
     uint8_t *to_end = w->at;
     number(w, 0);
     uint8_t *loop = w->at;
-    for (w->at_micro = 0; w->at_micro < chain->count;)
-        write_micro(w, &chain->list[w->at_micro]);
+    find_uses(w);
+    for (int i = 0; i < chain->count; i++)
+        write_micro(w, &chain->list[i]);
     bytes(w, "\x48\x83\xC0", 3); /* add rax, step */
     byte(w, step);
     bytes(w, compare, 3);
@@ -375,9 +379,8 @@ static void write_segment(Writer *w)
         byte(w, 0x50 | (saved[i] & 7)); /* push */
     }
     for (int i = 0; i < chain->count; i++) {
-        int names[] = {chain->list[i].dst, chain->list[i].a, chain->list[i].b};
-        for (int k = 0; k < 3; k++) {
-            int value = names[k];
+        for (int k = 0; k < NVALUES_OF_MICRO; k++) {
+            int value = chain->list[i].v[k];
             if (value < 0 || value >= chain->nvalues || chain->mask[value] || w->pointer_of[value] >= 0 ||
                 is_kind(chain, value, TEMPORARY) || is_kind(chain, value, SCALAR) ||
                 npointers == sizeof pointers)
@@ -438,7 +441,7 @@ static void generate(const KernelCall *call)
     const int64_t *n = call->ints, *link;
     int64_t nvalues = n[NVALUES], nlinks = n[NLINKS];
     size_t names = (size_t)(nvalues + nlinks * CHAIN_MOST_OPERANDS), each = sizeof(int) * names;
-    char *memory = malloc((size_t)nlinks * sizeof link + names * sizeof(Micro) + 5 * each);
+    char *memory = malloc((size_t)nlinks * sizeof link + names * sizeof(Micro) + 6 * each);
     CodeSegment *segments = calloc((size_t)nlinks, sizeof *segments);
     uint8_t *pages = mmap(NULL, MOST_CODE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     size_t nbytes = 0;
@@ -452,6 +455,7 @@ static void generate(const KernelCall *call)
             .chain = &chain, .register_of = chain.mask + names, .at = pages, .end = pages + MOST_CODE};
         w.stored = w.register_of + names;
         w.pointer_of = w.stored + names;
+        w.next_of = w.pointer_of + names;
         memset(chain.last, -1, each);
         memset(chain.mask, 0, each);
         link = chain.values + nvalues * (STRIDES + n[NAXES]);
