@@ -29,6 +29,9 @@ IDLE: Final = 3
 So a few kinds of steps, such as training and evaluation, may alternate.
 """
 
+MOST_SPARE: Final = 1 << 18
+"""Size up to which tensors of slowly growing sizes get a region with room for larger ones."""
+
 _NUMBER: Final = attrgetter("number")
 
 
@@ -204,12 +207,27 @@ class Reuse(Placement):
             region = pop(bin)
         if region is not None:
             return region
+        if self._has_shorter(nbytes):
+            nbytes = self.size_of(nbytes * 3 // 2)
+            bin = self.sizes.setdefault(nbytes, [])
         chunk = self._tail(nbytes)
         if chunk is None:
             return None
         region = self._make(chunk, chunk.carved, nbytes, bin)
         chunk.carved += nbytes
         return region
+
+    def _has_shorter(self, nbytes: int) -> bool:
+        """Whether a region of one of the next smaller size classes is free: sizes grow slowly.
+
+        C gives the next tensors the same larger region: `larger_bin` in dispatch.c.
+        """
+        step = self.size_of(nbytes + 1) - nbytes
+        return (
+            self.size_of is size_class
+            and nbytes <= MOST_SPARE
+            and any(self.sizes.get(nbytes - i * step) for i in range(1, 5))
+        )
 
     def tidy(self) -> None:
         for bin in list(self.sizes.values()):

@@ -210,8 +210,8 @@ static PyObject *run_open(OpenTemplate *self, const Key *key, const Number *valu
                                                                  : tensors[step->operands[j]]);
         if (type && open->call) {
             out = places[0] = tensor_in(key->arena, type);
-            done = out ? run_kernel(open->call, key->fast_path, places, 1 + step->count, values,
-                                    self->formulas->count)
+            done = out ? run_kernel(open->call, key->fast_path, self->generation, places, 1 + step->count,
+                                    values, self->formulas->count)
                        : 0;
         } else if (type) {
             out = (Allocation *)view_as(places[1], type);

@@ -167,7 +167,7 @@ int is_same_item(const Item *a, const Item *b)
 }
 
 /* Make the key of a call in a context. Returns 0 if it has none; an exception may be set. */
-static int make_key_in(PyObject *context, Key *key, PyObject *function, PyObject *args, PyObject *keywords)
+static int make_key(PyObject *context, Key *key, PyObject *function, PyObject *args, PyObject *keywords)
 {
     PyObject *arena = arena_of(context);
     if (!arena)
@@ -184,14 +184,6 @@ static int make_key_in(PyObject *context, Key *key, PyObject *function, PyObject
     for (Py_ssize_t i = 0; fits && i < PyTuple_Size(args); i++)
         fits = add_argument(key, PyTuple_GetItem(args, i), 0);
     return fits && add_keywords(key, keywords);
-}
-
-static int make_key(Key *key, PyObject *function, PyObject *args, PyObject *keywords)
-{
-    PyObject *context = present_context();
-    int made = context && make_key_in(context, key, function, args, keywords);
-    Py_XDECREF(context); /* the thread or task keeps its tape */
-    return made;
 }
 
 /* Hold the objects of a key while Python runs: another thread may change the argument lists. */
@@ -761,13 +753,13 @@ static PyObject *draw_keys(PyObject *module, PyObject *args)
     return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
 }
 
-static PyObject *run_step(const TemplateStep *step, PyObject *const *operands)
+static PyObject *run_step(PyObject *context, const TemplateStep *step, PyObject *const *operands)
 {
     PyObject *args[MOST_OPERANDS + 2] = {step->call};
     switch (step->kind) {
     case APPLY:
         memcpy(args + 1, operands, sizeof *operands * (size_t)step->count);
-        return apply(NULL, args, step->count + 1);
+        return apply_in(context, args, step->count + 1);
     case ALIAS:
         args[1] = operands[0];
         args[2] = step->extra;
@@ -786,29 +778,6 @@ static PyObject *run_step(const TemplateStep *step, PyObject *const *operands)
 }
 
 /* --- chains of a template --- */
-
-int run_kernel(KernelCallObject *call, FastPath *fast_path, Allocation *const *tensors, int count,
-               const Number *numbers, Py_ssize_t nnumbers)
-{
-    char *p[MOST_CHAINED + 1];
-    for (int i = 0; i < count; i++)
-        if (!address_in(fast_path, tensors[i], 1))
-            return PyErr_Occurred() ? -1 : 0;
-    if (call_without_result(fast_path->acquire))
-        return -1;
-    /* The lock may have been waited for: look again. */
-    int done = 0, known = !fast_path->observed && !fast_path->instrumented;
-    for (int i = 0; known && i < count; i++)
-        known = (p[i] = address_in(fast_path, tensors[i], 0)) != NULL;
-    if (known)
-        done = numbers ? write_call(numbers, nnumbers, call) : 0;
-    if (known && !done) {
-        int refused = run_in_pool(fast_path->pool, &call->call, p);
-        done = refused < 0 ? -1 : !refused;
-    }
-    release_vm(fast_path);
-    return done;
-}
 
 /* Add the chain (first step, end, kernel, types of results, numbers of values) to a template. */
 static void add_chain(Template *template, PyObject *row, long long generation)
@@ -872,11 +841,11 @@ static int run_chain(const Chain *chain, const Key *key, PyObject *const *consta
         tensors[i] = (Allocation *)(chain->values[i] < 0 ? constants[-1 - chain->values[i]]
                                                          : values[chain->values[i]]);
     for (int i = 0; i < nresults && done; i++) {
-        tensors[i] = later.tensor_in(key->arena, PyTuple_GetItem(chain->types, i));
+        tensors[i] = tensor_in(key->arena, PyTuple_GetItem(chain->types, i));
         done = tensors[i] != NULL;
     }
     if (done)
-        done = run_kernel(chain->call, key->fast_path, tensors, chain->count, NULL, 0);
+        done = run_kernel(chain->call, key->fast_path, chain->generation, tensors, chain->count, NULL, 0);
     for (int i = 0; i < nresults; i++)
         if (done > 0)
             values[chain->values[i]] = (PyObject *)tensors[i];
@@ -887,8 +856,8 @@ static int run_chain(const Chain *chain, const Key *key, PyObject *const *consta
 
 /* Run the steps. After an error the function explains it, with the keys that were drawn, unless an update has been
  * made: then `*is_final`. */
-static PyObject *run_template(Template *template, const Key *key, PyObject *const *constants,
-                              PyObject **keys, int *is_final)
+static PyObject *run_template(Template *template, PyObject *context, const Key *key,
+                              PyObject *const *constants, PyObject **keys, int *is_final)
 {
     PyObject *values[MOST_VALUES] = {NULL}, *operands[MOST_OPERANDS + 1], *result = NULL;
     int first = key->ntensors, failed = 0;
@@ -915,7 +884,7 @@ static PyObject *run_template(Template *template, const Key *key, PyObject *cons
         for (int j = 0; j < step->count; j++)
             operands[j] = step->operands[j] < 0 ? constants[-1 - step->operands[j]]
                                                 : values[step->operands[j]];
-        values[first + i] = run_step(step, operands);
+        values[first + i] = run_step(context, step, operands);
         failed = !values[first + i];
         *is_final |= !failed && step->kind == UPDATE;
         if (!failed && step->kind == NEXT_KEY && (*keys || (*keys = PyList_New(0))))
@@ -941,7 +910,9 @@ int *calls_of(uint64_t hash)
 PyObject *call_composed(PyObject *function, PyObject *args, PyObject *keywords)
 {
     Key key;
-    if (!is_enabled || !is_constant || !is_quiet() || !make_key(&key, function, args, keywords)) {
+    PyObject *context = is_enabled && is_constant && is_quiet() ? present_context() : NULL;
+    if (!context || !make_key(context, &key, function, args, keywords)) {
+        Py_XDECREF(context);
         if (PyErr_Occurred())
             return NULL;
         return PyObject_Call(function, args, keywords);
@@ -956,7 +927,8 @@ PyObject *call_composed(PyObject *function, PyObject *args, PyObject *keywords)
         int is_final = 0;
         PyObject *keys = NULL;
         template->users++; /* a step may run Python, which may replace the template */
-        PyObject *result = run_template(template, &key, constants, &keys, &is_final);
+        PyObject *result = run_template(template, context, &key, constants, &keys, &is_final);
+        Py_DECREF(context);
         release_constants(template, constants);
         release_template(template);
         if (!result && !is_final && !clear_nonfatal_error())
@@ -965,6 +937,7 @@ PyObject *call_composed(PyObject *function, PyObject *args, PyObject *keywords)
         Py_XDECREF(keys);
         return result;
     }
+    Py_DECREF(context); /* the thread or task keeps its tape */
     int failures = template ? template->failures : 0;
     if (failures >= MOST_FAILURES)
         return PyObject_Call(function, args, keywords);

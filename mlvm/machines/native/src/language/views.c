@@ -140,7 +140,7 @@ static Allocation *root_of(Allocation *x)
 
 static Region *region_of(const Allocation *x)
 {
-    return x->region && PyObject_TypeCheck(x->region, region_type) ? (Region *)x->region : NULL;
+    return x->region && is_region(x->region) ? (Region *)x->region : NULL;
 }
 
 PyObject *view_as(Allocation *x, PyObject *type)
@@ -320,30 +320,6 @@ static int64_t window_of(const Layout *x, const Span *spans, int64_t *strides)
         strides[i] *= spans[i].step;
     }
     return offset;
-}
-
-Allocation *tensor_in(PyObject *arena, PyObject *type)
-{
-    PyObject *handle, *holder = NULL;
-    Allocation *out = (Allocation *)object_of(tensor_class);
-    Region *region = out ? next_region((Arena *)arena, type, &handle) : NULL;
-    if (out && !region && provide_region((Arena *)arena, type) > 0)
-        region = next_region((Arena *)arena, type, &handle);
-    if (region && (holder = PyWeakref_NewRef((PyObject *)out, NULL)) &&
-        next_region((Arena *)arena, type, &handle) == region &&
-        !take(region, handle, type, (Arena *)arena, out, holder)) {
-        Py_DECREF(holder);
-        out->tape = Py_NewRef(Py_None);
-        return out;
-    }
-    Py_XDECREF(holder);
-    Py_XDECREF((PyObject *)out);
-    if (clear_nonfatal_error())
-        return NULL;
-    out = (Allocation *)PyObject_CallMethodObjArgs(arena, alloc_name, type, (PyObject *)tensor_class, NULL);
-    if (out && Py_TYPE((PyObject *)out) == tensor_class && !out->tape)
-        out->tape = Py_NewRef(Py_None);
-    return out;
 }
 
 /* Create a tensor in an arena of that VM, which is locked until `release_vm`: `*to` is its first byte,
@@ -1068,7 +1044,6 @@ int views_init(PyObject *module)
     later.subscript = subscript;
     later.assign_subscript = assign_subscript;
     later.alias = alias;
-    later.tensor_in = tensor_in;
     NAMES(INTERN_NAME)
     return PyErr_Occurred() ? -1 : PyModule_AddFunctions(module, views_functions);
 }
