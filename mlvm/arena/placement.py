@@ -220,7 +220,7 @@ class Reuse(Placement):
     def _has_shorter(self, nbytes: int) -> bool:
         """Whether a region of one of the next smaller size classes is free: sizes grow slowly.
 
-        C gives the next tensors the same larger region: `larger_bin` in dispatch.c.
+        C gives the next tensors the same larger region: `bin_of` in dispatch.c.
         """
         step = self.size_of(nbytes + 1) - nbytes
         return (

@@ -843,18 +843,24 @@ static long long region_size(const Arena *arena, long long nbytes)
     return (nbytes + step - 1) / step * step;
 }
 
-/* The bin of a type, borrowed: the bin of its size in the arena's `sizes`. */
+/* A bin with a free region for a type, borrowed: of its size, or if sizes are classes, of one of the next eight. It is
+ * remembered until it is empty. NULL if there is none. */
 static PyObject *bin_of(const Arena *arena, PyObject *type)
 {
     PyObject *bin = arena->bins ? PyDict_GetItemWithError(arena->bins, type) : NULL;
-    if (bin || !arena->bins || !arena->sizes || !PyDict_Check(arena->sizes))
+    if (!arena->bins || !arena->sizes || !PyDict_Check(arena->sizes) || (bin && PyList_Size(bin) > 0))
         return bin;
     PyObject *nbytes = PyObject_GetAttr(type, nbytes_name);
     long long size = nbytes && PyLong_CheckExact(nbytes) ? PyLong_AsLongLong(nbytes) : -1;
-    PyObject *rounded = size < 0 ? NULL : PyLong_FromLongLong(region_size(arena, size));
-    bin = rounded ? PyDict_GetItemWithError(arena->sizes, rounded) : NULL;
-    Py_XDECREF(rounded);
+    int left = size < 0 ? 0 : arena->trims && size < 1 << 20 ? 9 : 1;
     Py_XDECREF(nbytes);
+    for (bin = NULL; left > 0 && !bin; left--) {
+        size = region_size(arena, size);
+        PyObject *key = PyLong_FromLongLong(size++);
+        bin = key ? PyDict_GetItemWithError(arena->sizes, key) : NULL;
+        bin = bin && PyList_Size(bin) > 0 ? bin : NULL;
+        Py_XDECREF(key);
+    }
     if (bin && PyDict_Size(arena->bins) >= MOST_BINS)
         PyDict_Clear(arena->bins); /* they are found again by size */
     if (bin && PyDict_SetItem(arena->bins, type, bin))
@@ -863,29 +869,9 @@ static PyObject *bin_of(const Arena *arena, PyObject *type)
     return bin;
 }
 
-/* The bin of the next larger size with a free region, borrowed; NULL if there is none among the next eight. */
-static PyObject *larger_bin(const Arena *arena, PyObject *type)
-{
-    PyObject *nbytes = PyObject_GetAttr(type, nbytes_name), *found = NULL;
-    long long size = nbytes && PyLong_CheckExact(nbytes) ? PyLong_AsLongLong(nbytes) : 1 << 20;
-    Py_XDECREF(nbytes);
-    size = region_size(arena, size);
-    for (int i = 0; i < 8 && !found && size < 1 << 20; i++) {
-        size = region_size(arena, size + 1);
-        PyObject *key = PyLong_FromLongLong(size);
-        PyObject *bin = key ? PyDict_GetItemWithError(arena->sizes, key) : NULL;
-        found = bin && PyList_Size(bin) > 0 ? bin : NULL;
-        Py_XDECREF(key);
-    }
-    PyErr_Clear();
-    return found;
-}
-
 Region *next_region(const Arena *arena, PyObject *type, PyObject **handle)
 {
     PyObject *bin = bin_of(arena, type);
-    if (arena->trims && arena->sizes && (!bin || !PyList_Size(bin)))
-        bin = larger_bin(arena, type);
     Py_ssize_t count = bin ? PyList_Size(bin) : 0;
     Region *region = count > 0 ? (Region *)PyList_GetItem(bin, count - 1) : NULL;
     *handle = NULL;

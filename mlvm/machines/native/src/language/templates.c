@@ -522,8 +522,11 @@ static void find_last_uses(const short *codes, int ncodes)
             recording.steps[codes[i] - first].last = MOST_STEPS;
         i += codes[i] <= A_TUPLE; /* a count follows */
     }
-    for (int i = 0; i < recording.nsteps; i++)
+    for (int i = 0; i < recording.nsteps; i++) {
         recording.steps[i].freed = -1;
+        if (recording.steps[i].kind == NEXT_KEY) /* after an error the function gets it */
+            recording.steps[i].last = MOST_STEPS;
+    }
     for (int i = 0; i < recording.nsteps; i++) {
         TemplateStep *step = &recording.steps[i];
         if (step->last == MOST_STEPS)
@@ -698,11 +701,11 @@ static PyObject *next_key_of(PyObject *module, PyObject *source)
     return key;
 }
 
-/* The global keys of one VM: `draw(call, state, type)` returns the next one. The state is a weak reference, as a tensor
+/* The global keys of one VM: operands of `next_key` in views.c. The state is a weak reference, as a tensor
  * keeps its VM alive. */
 static struct {
     long long fast_path; /* its number; 0: Python draws */
-    PyObject *draw, *call, *state, *type, *acquire, *release;
+    PyObject *call, *state, *type, *acquire, *release;
 } keys;
 
 /* The next key, as `_next` in functions/random.py; NULL without an exception if Python must draw it. */
@@ -717,7 +720,7 @@ static PyObject *drawn_key(void)
     PyObject *state = is_ours ? Py_XNewRef(PyWeakref_GetObject(keys.state)) : NULL;
     PyObject *release = is_ours ? Py_NewRef(keys.release) : NULL, *key = NULL;
     if (state && state != Py_None && !call_without_result(keys.acquire)) {
-        key = PyObject_CallFunctionObjArgs(keys.draw, keys.call, state, keys.type, NULL);
+        key = later.next_key(NULL, (PyObject *[]){keys.call, state, keys.type}, 3);
         unlock(release);
         if (key == Py_None)
             Py_CLEAR(key);
@@ -729,18 +732,17 @@ static PyObject *drawn_key(void)
     return key;
 }
 
-/* draw_keys(fast_path, draw, call, state, type, lock): steps draw the keys of that VM so; draw_keys(): Python does. */
+/* draw_keys(fast_path, call, state, type, lock): steps draw the keys of that VM in C; draw_keys(): Python does. */
 static PyObject *draw_keys(PyObject *module, PyObject *args)
 {
     PyObject *path = NULL, *lock = NULL;
-    PyObject *old[] = {keys.draw, keys.call, keys.state, keys.type, keys.acquire, keys.release};
+    PyObject *old[] = {keys.call, keys.state, keys.type, keys.acquire, keys.release};
     (void)module;
     memset(&keys, 0, sizeof keys);
-    if (PyTuple_Size(args) && !PyArg_ParseTuple(args, "OOOOOO:draw_keys", &path, &keys.draw, &keys.call,
-                                                &keys.state, &keys.type, &lock))
+    if (PyTuple_Size(args) &&
+        !PyArg_ParseTuple(args, "OOOOO:draw_keys", &path, &keys.call, &keys.state, &keys.type, &lock))
         return NULL;
     if (lock) {
-        Py_INCREF(keys.draw);
         Py_INCREF(keys.call);
         Py_INCREF(keys.type);
         keys.state = PyWeakref_NewRef(keys.state, NULL);
@@ -887,13 +889,14 @@ static PyObject *run_template(Template *template, PyObject *context, const Key *
         values[first + i] = run_step(context, step, operands);
         failed = !values[first + i];
         *is_final |= !failed && step->kind == UPDATE;
-        if (!failed && step->kind == NEXT_KEY && (*keys || (*keys = PyList_New(0))))
-            failed = PyList_Append(*keys, values[first + i]) < 0;
         for (int j = step->freed; !failed && j >= 0; j = template->steps[j].next)
             Py_CLEAR(values[first + j]);
     }
     if (!failed)
         result = result_of(template, values);
+    for (int i = 0; !result && i < template->nsteps; i++)
+        if (template->steps[i].kind == NEXT_KEY && values[first + i] && (*keys || (*keys = PyList_New(0))))
+            PyList_Append(*keys, values[first + i]);
     for (int i = 0; i < first + template->nsteps; i++)
         Py_XDECREF(values[i]);
     return result;
@@ -1021,7 +1024,7 @@ static PyMethodDef templates_functions[] = {
      "pause(paused) -> the state before: a recorded call notes nothing meanwhile."},
     {"use_templates", use_templates, METH_O, "use_templates(enabled) -> the setting before."},
     {"draw_keys", draw_keys, METH_VARARGS,
-     "draw_keys(fast_path, draw, call, state, type, lock): steps draw keys by draw(call, state, type)."},
+     "draw_keys(fast_path, call, state, type, lock): steps draw keys by next_key(call, state, type)."},
     {"chain_after", chain_after, METH_O,
      "chain_after(runs) -> the number before: runs of a template before its elementwise steps are joined."},
     {"install_templates", (PyCFunction)(void (*)(void))install_templates, METH_VARARGS | METH_KEYWORDS,

@@ -31,7 +31,7 @@ typedef struct {
 static Layout by_type[REMEMBERED], by_shape[REMEMBERED];
 
 static PyObject *slow_alias, *slow_getitem, *slow_setitem, *warn_of_lost, *make_type;
-#define NAMES(EACH) EACH(shape) EACH(dtype) EACH(kind) EACH(itemsize) EACH(size) EACH(alloc)
+#define NAMES(EACH) EACH(shape) EACH(dtype) EACH(kind) EACH(itemsize) EACH(size) EACH(numpy)
 NAMES(DECLARE_NAME)
 
 /* --- types --- */
@@ -707,27 +707,47 @@ static PyObject *nested_at(const char **p, const Layout *x, int axis)
     return list;
 }
 
-/* The one element of a tensor as a Python number, or its elements in nested lists; None if Python must read them. */
-static PyObject *values_of(PyObject *object, int is_one)
+/* A new array for a tensor of that type, and its first byte; NULL with an exception set. */
+static PyObject *new_array(PyObject *empty, PyObject *type, PyObject *dtype, char **to)
+{
+    PyObject *shape = PyObject_GetAttr(type, shape_name), *of = PyObject_GetAttr(dtype, numpy_name);
+    PyObject *values = shape && of ? PyObject_CallFunctionObjArgs(empty, shape, of, NULL) : NULL;
+    Py_XDECREF(shape);
+    Py_XDECREF(of);
+    if (values && address_of(values, to, NULL))
+        Py_CLEAR(values);
+    return values;
+}
+
+/* The one element of a tensor as a Python number, or its elements in nested lists, or with `empty` in an array that it
+ * makes for a shape and dtype; None if Python must read them. */
+static PyObject *values_of(PyObject *object, int is_one, PyObject *empty)
 {
     Allocation *x = (Allocation *)object;
     Layout layout;
-    char bytes[MOST_LISTED * 8];
-    const char *p = bytes;
+    char bytes[MOST_LISTED * 8], *to = bytes;
     FastPath *fast_path = is_quiet() ? plain_path(object) : NULL;
     PyObject *values = NULL, *tape = fast_path ? present_tape() : NULL; /* a tape records reads */
+    int is_read = 0;
     if (tape == Py_None && x->tape == Py_None && layout_of(x->type, &layout) && layout.itemsize <= 8 &&
-        (is_one ? layout.size == 1 : layout.size <= MOST_LISTED) && address_in(fast_path, x, 1) &&
-        !call_without_result(fast_path->acquire)) {
+        (is_one  ? layout.size == 1
+         : empty ? layout.kind != 'h' && layout.size * layout.itemsize <= MOST_COPIED &&
+                       (values = new_array(empty, x->type, layout.dtype, &to))
+                 : layout.size <= MOST_LISTED) &&
+        address_in(fast_path, x, 1) && !call_without_result(fast_path->acquire)) {
         char *source = address_in(fast_path, x, 0);
         int is_known = source && !fast_path->observed && !fast_path->instrumented;
         if (is_known)
-            memcpy(bytes, source, (size_t)(layout.size * layout.itemsize));
+            memcpy(to, source, (size_t)(layout.size * layout.itemsize));
         release_vm(fast_path);
-        if (is_known)
+        const char *p = bytes;
+        if (is_known && !empty)
             values = nested_at(&p, &layout, is_one ? layout.ndim : 0);
+        is_read = is_known && values;
     }
     Py_XDECREF(tape);
+    if (!is_read)
+        Py_CLEAR(values);
     if (values) {
         note_opaque();
         return values;
@@ -740,13 +760,21 @@ static PyObject *values_of(PyObject *object, int is_one)
 static PyObject *scalar(PyObject *module, PyObject *x)
 {
     (void)module;
-    return values_of(x, 1);
+    return values_of(x, 1, NULL);
 }
 
 static PyObject *nested(PyObject *module, PyObject *x)
 {
     (void)module;
-    return values_of(x, 0);
+    return values_of(x, 0, NULL);
+}
+
+/* array(x, empty) -> the elements in an array that `empty(shape, dtype)` returns; None if Python must read them. */
+static PyObject *array(PyObject *module, PyObject *args)
+{
+    PyObject *x, *empty;
+    (void)module;
+    return PyArg_ParseTuple(args, "OO:array", &x, &empty) ? values_of(x, 0, empty) : NULL;
 }
 
 Allocation *tensor_of_number(PyObject *arena, PyObject *type, PyObject *value)
@@ -1031,6 +1059,8 @@ static PyMethodDef views_functions[] = {
      "chosen(x, mask): the rows of x where the mask is True, or None."},
     {"positions", positions, METH_VARARGS,
      "positions(dtype, x): the positions of the nonzero elements, or None."},
+    {"array", array, METH_VARARGS,
+     "array(x, empty): the elements in an array that empty(shape, dtype) returns, or None."},
     {"nested", nested, METH_O, "nested(x): the elements as numbers in nested lists, or None."},
     {"install_views", (PyCFunction)(void (*)(void))install_views, METH_VARARGS | METH_KEYWORDS,
      "Hand in what `alias` and reads need of the language."},
@@ -1044,6 +1074,7 @@ int views_init(PyObject *module)
     later.subscript = subscript;
     later.assign_subscript = assign_subscript;
     later.alias = alias;
+    later.next_key = next_key;
     NAMES(INTERN_NAME)
     return PyErr_Occurred() ? -1 : PyModule_AddFunctions(module, views_functions);
 }
