@@ -328,53 +328,58 @@ LOG1P(log1p_f64, double, uint64_t, 32, 20, 1023, 0x6a09e, 0x1.2bec4p-2, 6.931471
 
 /* floats: the widths of the layers, and the density at their edges. The first byte of a word selects the
  * layer; a sign and STEPS bits follow. */
-#define NORMAL(T, dtype, Word, STEPS, EDGE, BY_EDGE)                                                  \
-    static T normal_value_##dtype(const KernelCall *call, Stream *stream)                             \
-    {                                                                                                 \
-        const double *widths = call->floats, *density = widths + LAYERS;                              \
-        for (;;) {                                                                                    \
-            Word word = (Word)take_word(stream, sizeof word), layer = word & 255;                     \
-            const int64_t step = (int64_t)(word >> 9 & (((Word)1 << STEPS) - 1));                     \
-            T x = (T)step * (T)widths[layer];                                                         \
-            x = word & 256 ? -x : x;                                                                  \
-            if (step < call->ints[REST + layer])                                                      \
-                return x;                                                                             \
-            if (layer == 0)                                                                           \
-                for (;;) {                                                                            \
-                    T beyond = -BY_EDGE * log1p_##dtype(-NEXT(dtype));                                \
-                    T below = -log1p_##dtype(-NEXT(dtype));                                           \
-                    if (below + below > beyond * beyond)                                              \
-                        return step >> 8 & 1 ? -(EDGE + beyond) : EDGE + beyond;                      \
-                }                                                                                     \
-            T at = (T)density[layer], above = (T)density[layer - 1];                                  \
-            T height = (above - at) * NEXT(dtype) + at;                                               \
-            if (height < exp(-0.5 * (double)x * (double)x))                                           \
-                return x;                                                                             \
-        }                                                                                             \
-    }                                                                                                 \
-    static int normal_##dtype(const KernelCall *call, char *const *p, int64_t begin, int64_t end,     \
-                              char *scratch)                                                          \
-    {                                                                                                 \
-        (void)begin, (void)end, (void)scratch;                                                        \
-        const int64_t count = call->ints[COUNT];                                                      \
-        T *out = (T *)p[0];                                                                           \
-        const double *widths = call->floats;                                                          \
-        Stream stream = stream_of(p[1], count * (int64_t)sizeof *out / 8 + count / 64);               \
-        for (int64_t i = 0; i < count; i++) {                                                         \
-            /* Most values come from one word each: use those that were drawn. */                     \
-            for (Word word; stream.unread && i < count; i++) {                                        \
-                memcpy(&word, (const char *)(stream.words + DRAW_UNIT) - stream.unread, sizeof word); \
-                const int64_t step = (int64_t)(word >> 9 & (((Word)1 << STEPS) - 1));                 \
-                if (step >= call->ints[REST + (word & 255)])                                          \
-                    break;                                                                            \
-                const T x = (T)step * (T)widths[word & 255];                                          \
-                out[i] = word & 256 ? -x : x;                                                         \
-                stream.unread -= (int64_t)sizeof word;                                                \
-            }                                                                                         \
-            if (i < count)                                                                            \
-                out[i] = normal_value_##dtype(call, &stream);                                         \
-        }                                                                                             \
-        return 0;                                                                                     \
+#define NORMAL(T, dtype, Word, STEPS, EDGE, BY_EDGE)                                              \
+    static T normal_value_##dtype(const KernelCall *call, Stream *stream)                         \
+    {                                                                                             \
+        const double *widths = call->floats, *density = widths + LAYERS;                          \
+        for (;;) {                                                                                \
+            Word word = (Word)take_word(stream, sizeof word), layer = word & 255;                 \
+            const int64_t step = (int64_t)(word >> 9 & (((Word)1 << STEPS) - 1));                 \
+            T x = (T)step * (T)widths[layer];                                                     \
+            x = word & 256 ? -x : x;                                                              \
+            if (step < call->ints[REST + layer])                                                  \
+                return x;                                                                         \
+            if (layer == 0)                                                                       \
+                for (;;) {                                                                        \
+                    T beyond = -BY_EDGE * log1p_##dtype(-NEXT(dtype));                            \
+                    T below = -log1p_##dtype(-NEXT(dtype));                                       \
+                    if (below + below > beyond * beyond)                                          \
+                        return step >> 8 & 1 ? -(EDGE + beyond) : EDGE + beyond;                  \
+                }                                                                                 \
+            T at = (T)density[layer], above = (T)density[layer - 1];                              \
+            T height = (above - at) * NEXT(dtype) + at;                                           \
+            if (height < exp(-0.5 * (double)x * (double)x))                                       \
+                return x;                                                                         \
+        }                                                                                         \
+    }                                                                                             \
+    static int normal_##dtype(const KernelCall *call, char *const *p, int64_t begin, int64_t end, \
+                              char *scratch)                                                      \
+    {                                                                                             \
+        (void)begin, (void)end, (void)scratch;                                                    \
+        const int64_t count = call->ints[COUNT];                                                  \
+        T *out = (T *)p[0];                                                                       \
+        const double *widths = call->floats;                                                      \
+        static const T signs[] = {1, -1};                                                         \
+        Stream stream = stream_of(p[1], count * (int64_t)sizeof *out / 8 + count / 64);           \
+        for (int64_t i = 0; i < count; i++) {                                                     \
+            /* Most values come from one word each: use those that were drawn. */                 \
+            const char *words = (const char *)(stream.words + DRAW_UNIT) - stream.unread;         \
+            const int64_t most = least(stream.unread / (int64_t)sizeof *out, count - i);          \
+            int64_t used = 0;                                                                     \
+            for (; used < most; used++) {                                                         \
+                Word word;                                                                        \
+                memcpy(&word, words + used * (int64_t)sizeof word, sizeof word);                  \
+                const int64_t step = (int64_t)(word >> 9 & (((Word)1 << STEPS) - 1));             \
+                if (step >= call->ints[REST + (word & 255)])                                      \
+                    break;                                                                        \
+                out[i + used] = (T)step * (T)widths[word & 255] * signs[word >> 8 & 1];           \
+            }                                                                                     \
+            stream.unread -= used * (int64_t)sizeof *out;                                         \
+            i += used;                                                                            \
+            if (i < count)                                                                        \
+                out[i] = normal_value_##dtype(call, &stream);                                     \
+        }                                                                                         \
+        return 0;                                                                                 \
     }
 #define NEXT(dtype) NEXT_##dtype(stream)
 #define NEXT_f32(stream) unit_f32((uint32_t)take_word(stream, 4))
