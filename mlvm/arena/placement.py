@@ -30,7 +30,7 @@ So a few kinds of steps, such as training and evaluation, may alternate.
 """
 
 MOST_SPARE: Final = 1 << 18
-"""Size up to which tensors of slowly growing sizes get a region with room for larger ones."""
+"""Size below which size classes share regions: tensors of slowly growing sizes get larger ones."""
 
 _NUMBER: Final = attrgetter("number")
 
@@ -205,11 +205,13 @@ class Reuse(Placement):
             if not self._merge(nbytes, idle=True) and not self.grows:
                 self._merge(nbytes, idle=False)
             region = pop(bin)
+        if region is None and self.size_of is size_class and nbytes < MOST_SPARE:
+            region = self._larger(nbytes)
+            if region is None and self._has_smaller(nbytes):
+                nbytes = self.size_of(nbytes * 3 // 2)
+                bin = self.sizes.setdefault(nbytes, [])
         if region is not None:
             return region
-        if self._has_shorter(nbytes):
-            nbytes = self.size_of(nbytes * 3 // 2)
-            bin = self.sizes.setdefault(nbytes, [])
         chunk = self._tail(nbytes)
         if chunk is None:
             return None
@@ -217,17 +219,19 @@ class Reuse(Placement):
         chunk.carved += nbytes
         return region
 
-    def _has_shorter(self, nbytes: int) -> bool:
-        """Whether a region of one of the next smaller size classes is free: sizes grow slowly.
+    def _larger(self, nbytes: int) -> Region | None:
+        """Take a free region of one of the next eight size classes, as `bin_of` in dispatch.c."""
+        for _ in range(8):
+            nbytes = self.size_of(nbytes + 1)
+            region = pop(self.sizes.get(nbytes, []))
+            if region is not None:
+                return region
+        return None
 
-        C gives the next tensors the same larger region: `bin_of` in dispatch.c.
-        """
+    def _has_smaller(self, nbytes: int) -> bool:
+        """Whether a region of one of the next smaller size classes is free: sizes grow slowly."""
         step = self.size_of(nbytes + 1) - nbytes
-        return (
-            self.size_of is size_class
-            and nbytes <= MOST_SPARE
-            and any(self.sizes.get(nbytes - i * step) for i in range(1, 5))
-        )
+        return any(self.sizes.get(nbytes - i * step) for i in range(1, 5))
 
     def tidy(self) -> None:
         for bin in list(self.sizes.values()):

@@ -18,6 +18,7 @@ from mlvm.eager.functions.arguments import integer
 from mlvm.eager.functions.indexing import At
 from mlvm.eager.functions.shapes import transposed
 from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.apply import apply, one_op
 from mlvm.eager.tensor.methods import Methods
 from mlvm.eager.tensor.templates import call
 from mlvm.eager.tensor.tensor import Tensor
@@ -195,15 +196,19 @@ METHODS: Final[dict[str, Callable[..., Any] | _OfOp]] = {
 }
 
 
+_SWAP: Final = one_op("permute_dims", axes=(1, 0))
+
+
 def _transposed(x: Tensor) -> Tensor:
     """Transpose a matrix. Raises `TransposeError` unless x has two dimensions.
 
     Refuses:
         v.T  # TransposeError
     """
-    if x.ndim != 2:
-        raise TransposeError("T is for 2 dimensions; mT swaps the last two").at("T", (x.type,))
-    return transposed(x)
+    type = x.type
+    if type.ndim != 2:
+        raise TransposeError("T is for 2 dimensions; mT swaps the last two").at("T", (type,))
+    return call(transposed, (x,), {}) if 1 in type.shape else apply(_SWAP, x)
 
 
 def _by_template(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
@@ -222,7 +227,7 @@ def _at(x: Tensor) -> At:
 
 
 PROPERTIES: Final[dict[str, Callable[..., Any]]] = {
-    "T": _by_template(_transposed),
+    "T": _transposed,
     "at": _at,
     "imag": op.imag,
     "mT": _by_template(transposed),

@@ -19,7 +19,13 @@
 
 /* --- the fields that C reads and writes: see mlvm/arena/fields.py and dispatch.h --- */
 
-enum { MOST_OPERANDS = 4, MASKS = 1 << MOST_OPERANDS, MOST_PLACES = 512, MOST_BINS = 4096 };
+enum {
+    MOST_OPERANDS = 4,
+    MASKS = 1 << MOST_OPERANDS,
+    MOST_PLACES = 512,
+    MOST_BINS = 4096,
+    MOST_SPARE = 1 << 18
+};
 
 /* Cache entry of a call: the kernel for operands of these types on one VM. */
 typedef struct {
@@ -843,7 +849,8 @@ static long long region_size(const Arena *arena, long long nbytes)
     return (nbytes + step - 1) / step * step;
 }
 
-/* A bin with a free region for a type, borrowed: of its size, or if sizes are classes, of one of the next eight. It is
+/* A bin with a free region for a type, borrowed: of its size, or if sizes are classes, of one of the next eight, as
+ * `Reuse.find` in mlvm/arena/placement.py. It is
  * remembered until it is empty. NULL if there is none. */
 static PyObject *bin_of(const Arena *arena, PyObject *type)
 {
@@ -852,7 +859,7 @@ static PyObject *bin_of(const Arena *arena, PyObject *type)
         return bin;
     PyObject *nbytes = PyObject_GetAttr(type, nbytes_name);
     long long size = nbytes && PyLong_CheckExact(nbytes) ? PyLong_AsLongLong(nbytes) : -1;
-    int left = size < 0 ? 0 : arena->trims && size < 1 << 20 ? 9 : 1;
+    int left = size < 0 ? 0 : arena->trims && size < MOST_SPARE ? 9 : 1;
     Py_XDECREF(nbytes);
     for (bin = NULL; left > 0 && !bin; left--) {
         size = region_size(arena, size);

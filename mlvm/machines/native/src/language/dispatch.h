@@ -187,7 +187,7 @@ typedef struct {
     PyObject *(*subscript)(PyObject *x, PyObject *key);
     int (*assign_subscript)(PyObject *x, PyObject *key, PyObject *values);
     PyObject *(*alias)(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
-    PyObject *(*next_key)(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
+    PyObject *(*next_key_in)(PyObject *arena, PyObject *call, Allocation *state, PyObject *type);
     int (*is_recording)(void);
     int (*pause_recording)(int paused);
     void (*note_opaque)(void);

@@ -709,10 +709,9 @@ static struct {
 } keys;
 
 /* The next key, as `_next` in functions/random.py; NULL without an exception if Python must draw it. */
-static PyObject *drawn_key(void)
+static PyObject *drawn_key(PyObject *context)
 {
-    PyObject *context = keys.fast_path ? present_context() : NULL,
-             *arena = context ? arena_of(context) : NULL;
+    PyObject *arena = keys.fast_path ? arena_of(context) : NULL;
     FastPath *fast_path = arena ? fast_path_of(arena) : NULL;
     int is_ours = fast_path && fast_path->number == keys.fast_path &&
                   PyTuple_GetItem(context, KEY_SOURCE) == Py_None &&
@@ -720,15 +719,12 @@ static PyObject *drawn_key(void)
     PyObject *state = is_ours ? Py_XNewRef(PyWeakref_GetObject(keys.state)) : NULL;
     PyObject *release = is_ours ? Py_NewRef(keys.release) : NULL, *key = NULL;
     if (state && state != Py_None && !call_without_result(keys.acquire)) {
-        key = later.next_key(NULL, (PyObject *[]){keys.call, state, keys.type}, 3);
+        key = later.next_key_in(arena, keys.call, (Allocation *)state, keys.type);
         unlock(release);
-        if (key == Py_None)
-            Py_CLEAR(key);
     }
     Py_XDECREF(state);
     Py_XDECREF(release);
     Py_XDECREF(arena);
-    Py_XDECREF(context);
     return key;
 }
 
@@ -768,7 +764,7 @@ static PyObject *run_step(PyObject *context, const TemplateStep *step, PyObject 
         return later.alias(NULL, args, 3);
     case SUBSCRIPT: return PyObject_GetItem(operands[0], step->extra);
     case NEXT_KEY: {
-        PyObject *key = is_recording() ? NULL : drawn_key();
+        PyObject *key = is_recording() ? NULL : drawn_key(context);
         return key || PyErr_Occurred() ? key : next_key_of(NULL, step->call);
     }
     default:

@@ -935,21 +935,17 @@ static PyObject *tensor_with(PyObject *type, const Layout *layout, const char *b
     return (PyObject *)out;
 }
 
-/* next_key(call, state, type): the key that the op `call` splits off a state of random keys, which then counts
- * on; None if Python must do both. The caller holds the lock of the state's keys. */
-static PyObject *next_key(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+/* The key in an arena that the op `call` splits off a state of random keys, which then counts on; NULL without an
+ * exception if Python must do both. The caller holds the lock of the state's keys. */
+static PyObject *next_key_in(PyObject *arena, PyObject *call, Allocation *state, PyObject *type)
 {
-    (void)module;
-    if (nargs != 3 || Py_TYPE(args[1]) != tensor_class)
-        return PyErr_Format(PyExc_TypeError, "next_key takes an op, a tensor and a type");
-    Allocation *state = (Allocation *)args[1], *out = NULL;
-    FastPath *fast_path = is_quiet() ? plain_path(args[1]) : NULL;
+    FastPath *fast_path = is_quiet() ? plain_path((PyObject *)state) : NULL;
     Region *region = region_of(state);
-    KernelCallObject *kernel = fast_path && region ? kernel_of(args[0], fast_path, &state, 1) : NULL;
-    PyObject *arena = kernel ? present_arena() : NULL;
+    KernelCallObject *kernel = fast_path && region ? kernel_of(call, fast_path, &state, 1) : NULL;
+    Allocation *out = NULL;
     char *p[] = {NULL, NULL, NULL};
     int done = 0;
-    if (arena && (out = locked_tensor(fast_path, arena, args[2], state, &p[0], &p[1]))) {
+    if (kernel && (out = locked_tensor(fast_path, arena, type, state, &p[0], &p[1]))) {
         if (!region->first_view && !region->watched && region_of(state) == region) {
             uint64_t number;
             done = !run_in_pool(fast_path->pool, &kernel->call, p);
@@ -960,10 +956,21 @@ static PyObject *next_key(PyObject *module, PyObject *const *args, Py_ssize_t na
         release_vm(fast_path);
     }
     Py_XDECREF((PyObject *)kernel);
-    Py_XDECREF(arena);
     if (!done)
         Py_CLEAR(out);
-    return tensor_or_none(out);
+    return out || clear_nonfatal_error() ? (PyObject *)out : NULL;
+}
+
+/* next_key(call, state, type): that key in the current arena, or None. */
+static PyObject *next_key(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)module;
+    if (nargs != 3 || Py_TYPE(args[1]) != tensor_class)
+        return PyErr_Format(PyExc_TypeError, "next_key takes an op, a tensor and a type");
+    PyObject *arena = present_arena();
+    PyObject *key = arena ? next_key_in(arena, args[0], (Allocation *)args[1], args[2]) : NULL;
+    Py_XDECREF(arena);
+    return tensor_or_none(key);
 }
 
 /* copied(type, array): a tensor with the values of a packed array of that type; None if Python must write it. */
@@ -1074,7 +1081,7 @@ int views_init(PyObject *module)
     later.subscript = subscript;
     later.assign_subscript = assign_subscript;
     later.alias = alias;
-    later.next_key = next_key;
+    later.next_key_in = next_key_in;
     NAMES(INTERN_NAME)
     return PyErr_Occurred() ? -1 : PyModule_AddFunctions(module, views_functions);
 }
