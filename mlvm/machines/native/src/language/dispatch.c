@@ -815,18 +815,13 @@ static void set(PyObject **field, PyObject *value)
     Py_XDECREF(old);
 }
 
-void unlock(PyObject *release)
+void release_vm(FastPath *fast_path)
 {
     PyObject *type, *error, *traceback;
     PyErr_Fetch(&type, &error, &traceback);
-    if (call_without_result(release))
+    if (call_without_result(fast_path->release))
         PyErr_Clear();
     PyErr_Restore(type, error, traceback);
-}
-
-void release_vm(FastPath *fast_path)
-{
-    unlock(fast_path->release);
 }
 
 FastPath *fast_path_of(PyObject *arena)

@@ -187,7 +187,8 @@ typedef struct {
     PyObject *(*subscript)(PyObject *x, PyObject *key);
     int (*assign_subscript)(PyObject *x, PyObject *key, PyObject *values);
     PyObject *(*alias)(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
-    PyObject *(*next_key_in)(PyObject *arena, PyObject *call, Allocation *state, PyObject *type);
+    PyObject *(*next_key_in)(PyObject *arena, PyObject *call, Allocation *state, PyObject *type,
+                             PyObject *locked);
     int (*is_recording)(void);
     int (*pause_recording)(int paused);
     void (*note_opaque)(void);
@@ -217,8 +218,5 @@ int call_without_result(PyObject *function);
 
 /* Release the VM's lock; a current exception is preserved. */
 void release_vm(FastPath *fast_path);
-
-/* Call the method that releases a lock; a current exception is preserved. */
-void unlock(PyObject *release);
 
 #endif

@@ -705,7 +705,7 @@ static PyObject *next_key_of(PyObject *module, PyObject *source)
  * keeps its VM alive. */
 static struct {
     long long fast_path; /* its number; 0: Python draws */
-    PyObject *call, *state, *type, *acquire, *release;
+    PyObject *call, *state, *type, *locked;
 } keys;
 
 /* The next key, as `_next` in functions/random.py; NULL without an exception if Python must draw it. */
@@ -717,13 +717,11 @@ static PyObject *drawn_key(PyObject *context)
                   PyTuple_GetItem(context, KEY_SOURCE) == Py_None &&
                   PyTuple_GetItem(context, KEY_STATE) == Py_None;
     PyObject *state = is_ours ? Py_XNewRef(PyWeakref_GetObject(keys.state)) : NULL;
-    PyObject *release = is_ours ? Py_NewRef(keys.release) : NULL, *key = NULL;
-    if (state && state != Py_None && !call_without_result(keys.acquire)) {
-        key = later.next_key_in(arena, keys.call, (Allocation *)state, keys.type);
-        unlock(release);
-    }
+    PyObject *locked = Py_XNewRef(keys.locked), *key = NULL;
+    if (state && state != Py_None)
+        key = later.next_key_in(arena, keys.call, (Allocation *)state, keys.type, locked);
     Py_XDECREF(state);
-    Py_XDECREF(release);
+    Py_XDECREF(locked);
     Py_XDECREF(arena);
     return key;
 }
@@ -732,7 +730,7 @@ static PyObject *drawn_key(PyObject *context)
 static PyObject *draw_keys(PyObject *module, PyObject *args)
 {
     PyObject *path = NULL, *lock = NULL;
-    PyObject *old[] = {keys.call, keys.state, keys.type, keys.acquire, keys.release};
+    PyObject *old[] = {keys.call, keys.state, keys.type, keys.locked};
     (void)module;
     memset(&keys, 0, sizeof keys);
     if (PyTuple_Size(args) &&
@@ -742,9 +740,8 @@ static PyObject *draw_keys(PyObject *module, PyObject *args)
         Py_INCREF(keys.call);
         Py_INCREF(keys.type);
         keys.state = PyWeakref_NewRef(keys.state, NULL);
-        keys.acquire = PyObject_GetAttrString(lock, "acquire");
-        keys.release = PyObject_GetAttrString(lock, "release");
-        keys.fast_path = keys.state && keys.acquire && keys.release ? ((FastPath *)path)->number : 0;
+        keys.locked = PyObject_GetAttrString(lock, "locked");
+        keys.fast_path = keys.state && keys.locked ? ((FastPath *)path)->number : 0;
     }
     for (size_t i = 0; i < sizeof old / sizeof *old; i++)
         Py_XDECREF(old[i]);

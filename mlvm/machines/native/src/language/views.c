@@ -936,8 +936,10 @@ static PyObject *tensor_with(PyObject *type, const Layout *layout, const char *b
 }
 
 /* The key in an arena that the op `call` splits off a state of random keys, which then counts on; NULL without an
- * exception if Python must do both. The caller holds the lock of the state's keys. */
-static PyObject *next_key_in(PyObject *arena, PyObject *call, Allocation *state, PyObject *type)
+ * exception if Python must do both. Either the caller holds the lock of the state's keys, or `locked()` tells whether
+ * another thread does. */
+static PyObject *next_key_in(PyObject *arena, PyObject *call, Allocation *state, PyObject *type,
+                             PyObject *locked)
 {
     FastPath *fast_path = is_quiet() ? plain_path((PyObject *)state) : NULL;
     Region *region = region_of(state);
@@ -946,7 +948,9 @@ static PyObject *next_key_in(PyObject *arena, PyObject *call, Allocation *state,
     char *p[] = {NULL, NULL, NULL};
     int done = 0;
     if (kernel && (out = locked_tensor(fast_path, arena, type, state, &p[0], &p[1]))) {
-        if (!region->first_view && !region->watched && region_of(state) == region) {
+        PyObject *held = locked ? PyObject_CallNoArgs(locked) : Py_NewRef(Py_False);
+        Py_XDECREF(held);
+        if (held == Py_False && !region->first_view && !region->watched && region_of(state) == region) {
             uint64_t number;
             done = !run_in_pool(fast_path->pool, &kernel->call, p);
             memcpy(&number, p[1] + sizeof number, sizeof number);
@@ -968,7 +972,7 @@ static PyObject *next_key(PyObject *module, PyObject *const *args, Py_ssize_t na
     if (nargs != 3 || Py_TYPE(args[1]) != tensor_class)
         return PyErr_Format(PyExc_TypeError, "next_key takes an op, a tensor and a type");
     PyObject *arena = present_arena();
-    PyObject *key = arena ? next_key_in(arena, args[0], (Allocation *)args[1], args[2]) : NULL;
+    PyObject *key = arena ? next_key_in(arena, args[0], (Allocation *)args[1], args[2], NULL) : NULL;
     Py_XDECREF(arena);
     return tensor_or_none(key);
 }
