@@ -7,6 +7,7 @@
  *     language/dispatch.c    apply_into            -> mlvm/eager/tensor/update.py: apply_into_in_python
  *     language/dispatch.c    record                -> mlvm/eager/autodiff/tape.py: Tape.record
  *     language/dispatch.c    take                  -> mlvm/arena/arena.py: Arena.alloc
+ *     language/dispatch.c    bin_of                -> mlvm/arena/placement.py: Reuse.find
  *     language/dispatch.c    allocation_finalize   -> mlvm/arena/fields.py: _AllocationSlots.__del__
  *     language/dispatch.c    region_views          -> mlvm/arena/fields.py: _RegionSlots.views
  *     language/dispatch.c    present_arena         -> mlvm/eager/tensor/context.py: current_arena
@@ -19,6 +20,7 @@
  *     language/views.c       chosen_in_python      -> mlvm/eager/tensor/apply.py: _apply_dynamic
  *     language/views.c       positions             -> mlvm/eager/tensor/apply.py: _apply_dynamic
  *     language/views.c       nested                -> mlvm/eager/tensor/tensor.py: Tensor.tolist
+ *     language/views.c       array                 -> mlvm/eager/tensor/tensor.py: Tensor.numpy
  *     language/views.c       number                -> mlvm/eager/tensor/constants.py: constant
  *     language/views.c       operand               -> mlvm/eager/tensor/operands.py: as_operand
  *     language/views.c       are_alive             -> mlvm/eager/tree.py: require_live
