@@ -207,9 +207,9 @@ class Reuse(Placement):
             region = pop(bin)
         if region is None and self.size_of is size_class and nbytes < MOST_SPARE:
             region = self._larger(nbytes)
-            if region is None and self._has_smaller(nbytes):
-                nbytes = self.size_of(nbytes * 3 // 2)
-                bin = self.sizes.setdefault(nbytes, [])
+            larger = self.size_of(nbytes * 3 // 2)
+            if region is None and self._has_smaller(nbytes) and self._tail(larger) is not None:
+                nbytes, bin = larger, self.sizes.setdefault(larger, [])
         if region is not None:
             return region
         chunk = self._tail(nbytes)
