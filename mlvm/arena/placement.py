@@ -205,7 +205,7 @@ class Reuse(Placement):
             if not self._merge(nbytes, idle=True) and not self.grows:
                 self._merge(nbytes, idle=False)
             region = pop(bin)
-        if region is None and self.size_of is size_class and nbytes < MOST_SPARE:
+        if region is None and self.size_of is size_class and 0 < nbytes < MOST_SPARE:
             region = self._larger(nbytes)
             larger = self.size_of(nbytes * 3 // 2)
             if region is None and self._has_smaller(nbytes) and self._tail(larger) is not None:

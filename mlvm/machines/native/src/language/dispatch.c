@@ -854,7 +854,7 @@ static PyObject *bin_of(const Arena *arena, PyObject *type)
         return bin;
     PyObject *nbytes = PyObject_GetAttr(type, nbytes_name);
     long long size = nbytes && PyLong_CheckExact(nbytes) ? PyLong_AsLongLong(nbytes) : -1;
-    int left = size < 0 ? 0 : arena->trims && size < MOST_SPARE ? 9 : 1;
+    int left = size < 0 ? 0 : arena->trims && size && size < MOST_SPARE ? 9 : 1;
     Py_XDECREF(nbytes);
     for (bin = NULL; left > 0 && !bin; left--) {
         size = region_size(arena, size);
