@@ -29,6 +29,9 @@ IDLE: Final = 3
 So a few kinds of steps, such as training and evaluation, may alternate.
 """
 
+MOST_SPARE: Final = 1 << 18
+"""Size below which size classes share regions: tensors of slowly growing sizes get larger ones."""
+
 _NUMBER: Final = attrgetter("number")
 
 
@@ -202,6 +205,11 @@ class Reuse(Placement):
             if not self._merge(nbytes, idle=True) and not self.grows:
                 self._merge(nbytes, idle=False)
             region = pop(bin)
+        if region is None and self.size_of is size_class and 0 < nbytes < MOST_SPARE:
+            region = self._larger(nbytes)
+            larger = self.size_of(nbytes * 3 // 2)
+            if region is None and self._has_smaller(nbytes) and self._tail(larger) is not None:
+                nbytes, bin = larger, self.sizes.setdefault(larger, [])
         if region is not None:
             return region
         chunk = self._tail(nbytes)
@@ -210,6 +218,20 @@ class Reuse(Placement):
         region = self._make(chunk, chunk.carved, nbytes, bin)
         chunk.carved += nbytes
         return region
+
+    def _larger(self, nbytes: int) -> Region | None:
+        """Take a free region of one of the next eight size classes, as `bin_of` in dispatch.c."""
+        for _ in range(8):
+            nbytes = self.size_of(nbytes + 1)
+            region = pop(self.sizes.get(nbytes, []))
+            if region is not None:
+                return region
+        return None
+
+    def _has_smaller(self, nbytes: int) -> bool:
+        """Whether a region of one of the next smaller size classes is free: sizes grow slowly."""
+        step = self.size_of(nbytes + 1) - nbytes
+        return any(self.sizes.get(nbytes - i * step) for i in range(1, 5))
 
     def tidy(self) -> None:
         for bin in list(self.sizes.values()):

@@ -72,7 +72,16 @@ class ArenaAgainstModel(RuleBasedStateMachine):
 
     @property
     def used(self) -> int:
-        return sum(rounded(group.type) for group in self.groups)
+        return sum(self.size_of(group) for group in self.groups)
+
+    def size_of(self, group: Group) -> int:
+        """Return the bytes of a group's region, which size classes share in an arena that trims."""
+        nbytes, region = rounded(group.type), group.tensors[0].root.region
+        if not self.arena.trims:
+            return nbytes
+        assert region is not None
+        assert nbytes <= region.nbytes <= 2 * nbytes + 8 * ALIGNMENT
+        return region.nbytes
 
     def group(self, data: st.DataObject) -> Group:
         index = data.draw(st.integers(0, len(self.groups) - 1), label="group")

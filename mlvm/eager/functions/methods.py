@@ -18,6 +18,7 @@ from mlvm.eager.functions.arguments import integer
 from mlvm.eager.functions.indexing import At
 from mlvm.eager.functions.shapes import transposed
 from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.apply import apply, one_op
 from mlvm.eager.tensor.methods import Methods
 from mlvm.eager.tensor.templates import call
 from mlvm.eager.tensor.tensor import Tensor
@@ -195,17 +196,21 @@ METHODS: Final[dict[str, Callable[..., Any] | _OfOp]] = {
 }
 
 
+_SWAP: Final = one_op("permute_dims", axes=(1, 0))
+
+
 def _transposed(x: Tensor) -> Tensor:
     """Transpose a matrix. Raises `TransposeError` unless x has two dimensions.
 
     Refuses:
         v.T  # TransposeError
     """
-    if x.ndim != 2:
+    type = x.type
+    if type.ndim != 2:
         raise TransposeError("expected 2 dimensions for T; use mT to swap the last two axes").at(
-            "T", (x.type,)
+            "T", (type,)
         )
-    return transposed(x)
+    return call(transposed, (x,), {}) if 1 in type.shape else apply(_SWAP, x)
 
 
 def _by_template(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
@@ -224,7 +229,7 @@ def _at(x: Tensor) -> At:
 
 
 PROPERTIES: Final[dict[str, Callable[..., Any]]] = {
-    "T": _by_template(_transposed),
+    "T": _transposed,
     "at": _at,
     "imag": op.imag,
     "mT": _by_template(transposed),

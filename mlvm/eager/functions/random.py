@@ -299,7 +299,7 @@ def _draw() -> Tensor:
         if key is not None:
             if state is global_keys.state:
                 path = state.arena.fast_path
-                _draw_in_c(path, _next_in_c, _SPLIT_ONE, state, _KEY, global_keys.lock)
+                _draw_in_c(path, _SPLIT_ONE, state, _KEY, global_keys.lock)
             return key
         keys = apply(_SPLIT_ONE, state)
         apply_into(state, _ADVANCE, state, global_keys.one)

@@ -48,6 +48,11 @@ _scalar: Final[Callable[[Tensor], bool | int | float | None]] = (
 """Function that reads the only element of an untracked tensor without a launch; returns None if
 `item` must read it."""
 
+_array: Final[Callable[[Tensor, Callable[..., Array]], Array | None]] = (
+    (lambda *_: None) if EXTENSION is None else EXTENSION.array
+)
+"""Function that reads the elements of an untracked tensor like `numpy`, or returns None."""
+
 _nested: Final[Callable[[Tensor], Any]] = _unread if EXTENSION is None else EXTENSION.nested
 """Function that reads the elements of a small untracked tensor like `tolist`, or returns None."""
 
@@ -150,6 +155,9 @@ class Tensor(Methods, Allocation):
         Refuses:
             stale.numpy()  # StaleTensorError
         """
+        array = _array(self, np.empty)
+        if array is not None:
+            return array
         note_read(self)
         return half.shown(values_of(self))
 

@@ -81,6 +81,7 @@ _HERE: Final = "machines/native/test_definitions.py: test_the_language_without_t
 ELSEWHERE: Final = {
     **dict.fromkeys(("record", "take", "allocation_finalize"), _HERE),
     **dict.fromkeys(("region_views", "present_arena", "next_key_of"), _HERE),
+    "bin_of": "machines/native/test_dispatch.py: test_tensors_of_growing_sizes_share_regions",
     "call_composed": "eager/tensor/test_templates.py: test_values",
     **dict.fromkeys(
         ("outbox_add", "outbox_take"),
@@ -251,6 +252,10 @@ def _listed(index: Any) -> Work:
     return lambda x: x[index].tolist()
 
 
+def _values_at(index: Any) -> Work:
+    return lambda x: [str(x[index].numpy().dtype), x[index].numpy().tolist()]
+
+
 def _nothing(*_: object) -> None:
     return None
 
@@ -302,6 +307,8 @@ def _both() -> Iterator[tuple[str, Both]]:
             "scalar",
             Both(_read(index), _patched(tensor, "_scalar", _nothing, _read(index))),
         )
+        values = _values_at(index)
+        yield "array", Both(values, _patched(tensor, "_array", _nothing, values))
         yield "nested", Both(_listed(index), _patched(tensor, "_nested", _nothing, _listed(index)))
     for name, function in _DYNAMIC.items():
         python = _patched(apply_module, "_DYNAMIC_IN_C", {}, function)

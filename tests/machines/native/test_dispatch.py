@@ -354,3 +354,12 @@ def test_no_call_reaches_the_memory_of_a_closed_vm(call: Callable[[ml.Tensor], A
         foreign = [np.zeros(nbytes, "u1") for nbytes in (400, 1 << 16, (1 << 16) + 64) * 8]
         refuses((HandleError, MachineError), "gone' was closed", call, x)
     assert not any(each.any() for each in foreign)
+
+
+def test_tensors_of_growing_sizes_share_regions(vm: ml.VM) -> None:
+    arena = ml.Arena(vm, "default", trims=True)
+    with arena.allocating():
+        for n in range(1000, 3000, 7):
+            assert float(ml.sum(ml.ones(n))) == n
+            assert arena.used <= 8 * n
+    assert len(arena._regions()) <= 24

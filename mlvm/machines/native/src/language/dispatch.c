@@ -19,7 +19,13 @@
 
 /* --- the fields that C reads and writes: see mlvm/arena/fields.py and dispatch.h --- */
 
-enum { MOST_OPERANDS = 4, MASKS = 1 << MOST_OPERANDS, MOST_PLACES = 512, MOST_BINS = 4096 };
+enum {
+    MOST_OPERANDS = 4,
+    MASKS = 1 << MOST_OPERANDS,
+    MOST_PLACES = 512,
+    MOST_BINS = 4096,
+    MOST_SPARE = 1 << 18
+};
 
 /* Cache entry of a call: the kernel for operands of these types on one VM. */
 typedef struct {
@@ -92,6 +98,35 @@ static void clear_fields(PyObject **fields, int count)
 {
     for (int i = 0; i < count; i++)
         Py_CLEAR(fields[i]);
+}
+
+/* As `PyObject_TypeCheck`, faster for the subclass that Python derives first, and keeps. */
+static int is_instance(PyObject *object, PyTypeObject *type, PyTypeObject **derived)
+{
+    if (Py_TYPE(object) == *derived)
+        return 1;
+    int answer = PyObject_TypeCheck(object, type);
+    if (answer && !*derived)
+        *derived = (PyTypeObject *)Py_NewRef((PyObject *)Py_TYPE(object));
+    return answer;
+}
+
+int is_region(PyObject *object)
+{
+    static PyTypeObject *derived;
+    return is_instance(object, region_type, &derived);
+}
+
+static int is_arena(PyObject *object)
+{
+    static PyTypeObject *derived;
+    return is_instance(object, arena_type, &derived);
+}
+
+int is_call(PyObject *object)
+{
+    static PyTypeObject *derived;
+    return is_instance(object, call_type, &derived);
 }
 
 #define COUNT(first, last, Struct) \
@@ -221,8 +256,8 @@ static void allocation_finalize(PyObject *object)
     self->region = Py_None;
     Region *its = (Region *)region;
     int failed;
-    if (PyObject_TypeCheck(region, region_type) && its->bin && PyList_CheckExact(its->bin) && self->arena &&
-        PyObject_TypeCheck(self->arena, arena_type)) {
+    if (is_region(region) && its->bin && PyList_CheckExact(its->bin) && self->arena &&
+        is_arena(self->arena)) {
         failed = PyList_Append(its->bin, region);
         ((Arena *)self->arena)->used -= its->nbytes;
     } else {
@@ -245,7 +280,7 @@ int is_alive(const Allocation *x)
 Region *home_of(const Allocation *x)
 {
     const Allocation *root = x->base && x->base != Py_None ? (Allocation *)x->base : x;
-    return root->region && PyObject_TypeCheck(root->region, region_type) ? (Region *)root->region : NULL;
+    return root->region && is_region(root->region) ? (Region *)root->region : NULL;
 }
 
 /* x.handle: created at the first access for a tensor that C has allocated at a known address. */
@@ -499,11 +534,6 @@ static PyObject *types_of(Allocation *const *operands, int count)
     return tuple_of(types, count);
 }
 
-int is_call(PyObject *object)
-{
-    return PyObject_TypeCheck(object, call_type);
-}
-
 PyObject *present_context(void)
 {
     return PyObject_CallNoArgs(get_context);
@@ -705,7 +735,7 @@ char *address_in(FastPath *fast_path, const Allocation *x, int ask)
 {
     if (!x->handle) {
         Region *home = home_of(x);
-        int is_here = x->arena && PyObject_TypeCheck(x->arena, arena_type) &&
+        int is_here = x->arena && is_arena(x->arena) &&
                       ((Arena *)x->arena)->fast_path == (PyObject *)fast_path;
         return home && is_here && !fast_path->closed ? (char *)(intptr_t)home->address : NULL;
     }
@@ -776,23 +806,18 @@ static void set(PyObject **field, PyObject *value)
     Py_XDECREF(old);
 }
 
-void unlock(PyObject *release)
+void release_vm(FastPath *fast_path)
 {
     PyObject *type, *error, *traceback;
     PyErr_Fetch(&type, &error, &traceback);
-    if (call_without_result(release))
+    if (call_without_result(fast_path->release))
         PyErr_Clear();
     PyErr_Restore(type, error, traceback);
 }
 
-void release_vm(FastPath *fast_path)
-{
-    unlock(fast_path->release);
-}
-
 FastPath *fast_path_of(PyObject *arena)
 {
-    if (!PyObject_TypeCheck(arena, arena_type))
+    if (!is_arena(arena))
         return NULL;
     const Arena *its = (Arena *)arena;
     int is_plain = its->fast_path && Py_TYPE(its->fast_path) == fast_path_type &&
@@ -810,18 +835,25 @@ static long long region_size(const Arena *arena, long long nbytes)
     return (nbytes + step - 1) / step * step;
 }
 
-/* The bin of a type, borrowed: the bin of its size in the arena's `sizes`. */
+/* A bin with a free region for a type, borrowed: of its size, or if sizes are classes, of one of the next eight, as
+ * `Reuse.find` in mlvm/arena/placement.py. It is
+ * remembered until it is empty. NULL if there is none. */
 static PyObject *bin_of(const Arena *arena, PyObject *type)
 {
     PyObject *bin = arena->bins ? PyDict_GetItemWithError(arena->bins, type) : NULL;
-    if (bin || !arena->bins || !arena->sizes || !PyDict_Check(arena->sizes))
+    if (!arena->bins || !arena->sizes || !PyDict_Check(arena->sizes) || (bin && PyList_Size(bin) > 0))
         return bin;
     PyObject *nbytes = PyObject_GetAttr(type, nbytes_name);
     long long size = nbytes && PyLong_CheckExact(nbytes) ? PyLong_AsLongLong(nbytes) : -1;
-    PyObject *rounded = size < 0 ? NULL : PyLong_FromLongLong(region_size(arena, size));
-    bin = rounded ? PyDict_GetItemWithError(arena->sizes, rounded) : NULL;
-    Py_XDECREF(rounded);
+    int left = size < 0 ? 0 : arena->trims && size && size < MOST_SPARE ? 9 : 1;
     Py_XDECREF(nbytes);
+    for (bin = NULL; left > 0 && !bin; left--) {
+        size = region_size(arena, size);
+        PyObject *key = PyLong_FromLongLong(size++);
+        bin = key ? PyDict_GetItemWithError(arena->sizes, key) : NULL;
+        bin = bin && PyList_Size(bin) > 0 ? bin : NULL;
+        Py_XDECREF(key);
+    }
     if (bin && PyDict_Size(arena->bins) >= MOST_BINS)
         PyDict_Clear(arena->bins); /* they are found again by size */
     if (bin && PyDict_SetItem(arena->bins, type, bin))
@@ -835,8 +867,11 @@ Region *next_region(const Arena *arena, PyObject *type, PyObject **handle)
     PyObject *bin = bin_of(arena, type);
     Py_ssize_t count = bin ? PyList_Size(bin) : 0;
     Region *region = count > 0 ? (Region *)PyList_GetItem(bin, count - 1) : NULL;
-    *handle = region && region->handles ? PyDict_GetItemWithError(region->handles, type) : NULL;
-    return region && (*handle || region->address) ? region : NULL;
+    *handle = NULL;
+    if (!region || region->bin != bin || region->address)
+        return region && region->bin == bin ? region : NULL;
+    *handle = region->handles ? PyDict_GetItemWithError(region->handles, type) : NULL;
+    return *handle ? region : NULL;
 }
 
 int is_tape(PyObject *object)
@@ -934,30 +969,9 @@ int record_call(PyObject *call, FastPath *fast_path, Allocation *const *operands
     return failed ? -1 : 0;
 }
 
-/* Look up the addresses of the operands and the region for the result. Return the region, borrowed,
- * or NULL if one is unknown; `ask` asks Python for them. */
-static Region *addresses(Entry *entry, Arena *arena, FastPath *fast_path, Allocation *const *operands,
-                         int count, PyObject **handle, char **p, int ask)
-{
-    int missing = 0;
-    for (int i = 0; i < count; i++) {
-        p[i + 1] = address_in(fast_path, operands[i], 0);
-        if (!p[i + 1] && ask && operands[i]->handle)
-            find_address(fast_path, operands[i]->handle);
-        missing |= !p[i + 1];
-    }
-    if (missing && ask && !entry_holds(entry, fast_path, operands, count))
-        return NULL;
-    Region *region = fast_path->closed ? NULL : next_region(arena, entry->out, handle);
-    if (!region)
-        return NULL;
-    p[0] = *handle ? cached_address(fast_path, *handle, entry->out) : (char *)(intptr_t)region->address;
-    if (!p[0] && ask)
-        find_address(fast_path, *handle);
-    return missing || !p[0] ? NULL : region;
-}
-
-int provide_region(Arena *arena, PyObject *type)
+/* Ask Python for such a region. Returns 1; 0 if the arena has none before there is a tensor; -1 with an exception
+ * set. */
+static int provide_region(Arena *arena, PyObject *type)
 {
     PyObject *done = PyObject_CallMethodObjArgs((PyObject *)arena, provide_name, type, NULL);
     int is_provided = done ? done == Py_True : -1;
@@ -965,13 +979,11 @@ int provide_region(Arena *arena, PyObject *type)
     return is_provided;
 }
 
-int take(Region *region, PyObject *handle, PyObject *type, Arena *arena, Allocation *out, PyObject *holder)
+void take(Region *region, PyObject *handle, PyObject *type, Arena *arena, Allocation *out, PyObject *holder)
 {
-    PyObject *bin = PyDict_GetItemWithError(arena->bins, type);
-    PyObject *held = Py_NewRef((PyObject *)region);
-    if (PyList_SetSlice(bin, PyList_Size(bin) - 1, PyList_Size(bin), NULL))
-        return Py_DECREF(held), -1;
-    out->region = held;
+    /* Pop it: the tensor gets the reference of the bin, whose last item it is. */
+    Py_SET_SIZE((PyVarObject *)region->bin, PyList_Size(region->bin) - 1);
+    out->region = (PyObject *)region;
     arena->used += region->nbytes;
     if (arena->used > arena->high_water)
         arena->high_water = arena->used;
@@ -981,74 +993,73 @@ int take(Region *region, PyObject *handle, PyObject *type, Arena *arena, Allocat
     if (handle)
         set(&out->handle, handle);
     set(&region->holder, holder);
-    return 0;
 }
 
-/* The fast path to a remote VM; returns as `launch` does. The server runs the message later, so errors
- * are raised later as well. */
-static int post(Entry *entry, Arena *arena, FastPath *fast_path, Allocation *const *operands, int count,
-                Allocation *out, PyObject *holder)
+Allocation *tensor_in(PyObject *arena, PyObject *type)
+{
+    PyObject *handle;
+    Allocation *out = (Allocation *)object_of(tensor_class);
+    PyObject *holder = out ? PyWeakref_NewRef((PyObject *)out, NULL) : NULL;
+    Region *region = holder ? next_region((Arena *)arena, type, &handle) : NULL;
+    if (holder && !region && provide_region((Arena *)arena, type) > 0)
+        region = next_region((Arena *)arena, type, &handle);
+    if (region)
+        take(region, handle, type, (Arena *)arena, out, holder);
+    Py_XDECREF(holder);
+    if (!region) {
+        Py_XDECREF((PyObject *)out);
+        if (clear_nonfatal_error())
+            return NULL;
+        out = (Allocation *)PyObject_CallMethodObjArgs(arena, alloc_name, type, (PyObject *)tensor_class,
+                                                       NULL);
+    }
+    if (out && Py_TYPE((PyObject *)out) == tensor_class && !out->tape)
+        out->tape = Py_NewRef(Py_None);
+    return out;
+}
+
+int run_kernel(KernelCallObject *call, FastPath *fast_path, long long generation,
+               Allocation *const *tensors, int count, const Number *numbers, Py_ssize_t nnumbers)
+{
+    char *p[MOST_PLACED];
+    int done = 0;
+    for (int asks = 0; asks < 2 && !done; asks++) { /* Python is asked for unknown addresses */
+        int known = 1;
+        for (int i = 0; asks && i < count; i++)
+            if (!address_in(fast_path, tensors[i], 1))
+                return PyErr_Occurred() ? -1 : 0;
+        if (call_without_result(fast_path->acquire))
+            return -1;
+        /* The lock may have been waited for: look again. */
+        int holds = !fast_path->observed && !fast_path->instrumented && fast_path->generation == generation;
+        for (int i = 0; holds && known && i < count; i++)
+            known = (p[i] = address_in(fast_path, tensors[i], 0)) != NULL;
+        if (holds && known && !(done = numbers ? write_call(numbers, nnumbers, call) : 0)) {
+            int refused = run_in_pool(fast_path->pool, &call->call, p);
+            done = refused < 0 ? -1 : !refused;
+        }
+        release_vm(fast_path);
+        if (!holds || known)
+            break;
+    }
+    return done;
+}
+
+/* Post a launch to a remote VM; return 1, 0 for the slow path, or -1 with an exception set. The server runs the message
+ * later, so errors are raised later as well. */
+static int post(long long program, FastPath *fast_path, Allocation *const *tensors, int count)
 {
     int64_t handles[MOST_OPERANDS + 1];
     for (int i = 0; i < count; i++) {
-        PyObject *its = operands[i]->arena;
-        if (!its || !PyObject_TypeCheck(its, arena_type) ||
-            ((Arena *)its)->fast_path != (PyObject *)fast_path)
+        PyObject *its = tensors[i]->arena;
+        if (!its || !is_arena(its) || ((Arena *)its)->fast_path != (PyObject *)fast_path)
             return 0;
-        handles[i + 1] = operands[i]->handle ? PyLong_AsLongLong(operands[i]->handle) : 0;
-        if (handles[i + 1] <= 0)
+        handles[i] = tensors[i]->handle ? PyLong_AsLongLong(tensors[i]->handle) : 0;
+        if (handles[i] <= 0)
             return 0;
     }
-    PyObject *handle;
-    Region *region = next_region(arena, entry->out, &handle);
-    if (!region || !handle)
-        return PyErr_Occurred() ? -1 : 0;
-    handles[0] = PyLong_AsLongLong(handle);
-    long long program = entry->program;
-    if (take(region, handle, entry->out, arena, out, holder))
-        return -1;
-    int due = outbox_launch(fast_path->outbox, program, handles, count + 1);
+    int due = outbox_launch(fast_path->outbox, program, handles, count);
     return due < 0 || (due && call_without_result(fast_path->flush)) ? -1 : 1;
-}
-
-/* Try the fast path: make `out` the result. Return 1 on success; 0 if the slow path must be used; -1
- * with an exception set. `holder` refers to `out`. The VM's lock is held, and the interpreter lock is
- * held from the look-up of addresses to the kernel's start. */
-static int launch(Entry *entry, Arena *arena, FastPath *fast_path, Allocation *const *operands, int count,
-                  Allocation *out, PyObject *holder)
-{
-    char *p[MOST_OPERANDS + 2];
-    PyObject *handle;
-    if (out->region) { /* Python has allocated it, because the arena had no free region of its type */
-        int known = (p[0] = address_in(fast_path, out, 1)) != NULL;
-        for (int i = 0; i < count; i++)
-            known &= (p[i + 1] = address_in(fast_path, operands[i], 1)) != NULL;
-        for (int i = 0; known && i < count; i++) /* Python may have changed any */
-            known = p[i + 1] == address_in(fast_path, operands[i], 0);
-        if (!known || p[0] != address_in(fast_path, out, 0) ||
-            !entry_holds(entry, fast_path, operands, count) || !entry->call)
-            return PyErr_Occurred() ? -1 : 0;
-        KernelCallObject *kernel = entry->call;
-        Py_INCREF((PyObject *)kernel);
-        int refused = run_in_pool(fast_path->pool, &kernel->call, p);
-        Py_DECREF((PyObject *)kernel);
-        return refused < 0 ? -1 : !refused;
-    }
-    Region *region = addresses(entry, arena, fast_path, operands, count, &handle, p, 1);
-    /* If Python was called, it may have changed anything. */
-    if (!region && PyErr_Occurred())
-        return -1;
-    if (!region && entry_holds(entry, fast_path, operands, count) && entry->call)
-        region = addresses(entry, arena, fast_path, operands, count, &handle, p, 0);
-    if (!region)
-        return 0;
-    KernelCallObject *kernel = entry->call;
-    Py_INCREF((PyObject *)kernel); /* another thread may drop the entry */
-    int refused = take(region, handle, entry->out, arena, out, holder)
-                      ? -1
-                      : run_in_pool(fast_path->pool, &kernel->call, p);
-    Py_DECREF((PyObject *)kernel);
-    return refused < 0 ? -1 : !refused;
 }
 
 static PyObject *long_way(PyObject *const *args, Py_ssize_t nargs)
@@ -1064,11 +1075,27 @@ PyObject *arena_of(PyObject *context)
     PyObject *arena = PyTuple_GetItem(context, ARENA);
     if (arena != Py_None)
         return Py_XNewRef(arena);
+    /* The arena of the last thread that asked outside of `use` blocks, weakly. */
+    static uint64_t own_thread;
+    static PyObject *own;
+    PyObject *vms = PyTuple_GetItem(context, VMS);
+    uint64_t thread = PyTuple_Size(vms) ? 0 : PyThreadState_GetID(PyThreadState_Get());
+    if (thread && thread == own_thread && (arena = PyWeakref_GetObject(own)) != Py_None)
+        return Py_NewRef(arena);
     PyObject *latest = PyObject_GetAttr(own_arenas, latest_name);
-    int is_latest = latest && PyTuple_GetItem(latest, 0) == PyTuple_GetItem(context, VMS);
+    int is_latest = latest && PyTuple_GetItem(latest, 0) == vms;
     arena = is_latest ? Py_NewRef(PyTuple_GetItem(latest, 1)) : NULL;
     Py_XDECREF(latest);
-    return is_latest || PyErr_Occurred() ? arena : PyObject_CallNoArgs(default_arena);
+    if (!is_latest)
+        return PyErr_Occurred() ? NULL : PyObject_CallNoArgs(default_arena);
+    PyObject *reference = thread ? PyWeakref_NewRef(arena, NULL) : NULL;
+    if (reference) {
+        Py_XDECREF(own); /* without a callback: this runs no Python */
+        own = reference;
+        own_thread = thread;
+    }
+    PyErr_Clear();
+    return arena;
 }
 
 PyObject *present_arena(void)
@@ -1079,36 +1106,31 @@ PyObject *present_arena(void)
     return arena;
 }
 
-/* Apply a call to operands, without noting it. */
-static PyObject *applied(PyObject *const *args, Py_ssize_t nargs)
+/* Apply a call to operands in a context, without noting it. */
+static PyObject *applied(PyObject *context, PyObject *const *args, Py_ssize_t nargs)
 {
     int count = (int)nargs - 1;
     if (!slow)
         return PyErr_Format(PyExc_RuntimeError, "apply needs what `install` hands in");
-    if (count < 0 || count > MOST_OPERANDS || !PyObject_TypeCheck(args[0], call_type))
+    if (count < 0 || count > MOST_OPERANDS || !is_call(args[0]))
         return long_way(args, nargs);
     Allocation *const *operands = (Allocation *const *)(args + 1);
     for (int i = 0; i < count; i++)
         if (Py_TYPE(args[i + 1]) != tensor_class || !operands[i]->type || !is_alive(operands[i]))
             return long_way(args, nargs);
     Call *call = (Call *)args[0];
-    PyObject *context = present_context(), *scope = context ? arena_of(context) : NULL;
-    if (!scope) {
-        Py_XDECREF(context);
+    PyObject *scope = arena_of(context);
+    if (!scope)
         return NULL;
-    }
     PyObject *result = NULL;
-    Arena *arena = (Arena *)scope;
     FastPath *fast_path = fast_path_of(scope);
     if (!fast_path) {
         result = long_way(args, nargs);
         Py_DECREF(scope);
-        Py_DECREF(context);
         return result;
     }
     Py_INCREF((PyObject *)fast_path);
     Allocation *out = NULL;
-    PyObject *holder = NULL;
     Entry *entry = entry_of(call, fast_path, operands, count);
     int open = !fast_path->observed && !fast_path->instrumented, done = 0;
     int learns = open && !entry && fast_path->outbox, shows = 0;
@@ -1121,33 +1143,20 @@ static PyObject *applied(PyObject *const *args, Py_ssize_t nargs)
         if (PyErr_Occurred())
             goto end;
     }
-    for (int again = 0; open && entry && is_ready(entry) && !done && again < 2; again++) {
-        PyObject *handle;
-        if (again && (fast_path->outbox || next_region(arena, entry->out, &handle)))
-            break; /* a lack of free regions was not the reason */
-        Py_XDECREF(holder);
-        Py_XDECREF((PyObject *)out);
-        int provided = again ? provide_region(arena, entry->out) : 1;
-        out = (Allocation *)(provided > 0    ? object_of(tensor_class)
-                             : provided == 0 ? PyObject_CallMethodObjArgs(scope, alloc_name, entry->out,
-                                                                          (PyObject *)tensor_class, NULL)
-                                             : NULL);
-        holder = out ? PyWeakref_NewRef((PyObject *)out, NULL) : NULL;
-        if (!holder)
-            goto end;
-        if (fast_path->outbox) {
-            if (entry_holds(entry, fast_path, operands, count) && entry->program)
-                done = post(entry, arena, fast_path, operands, count, out, holder);
-        } else {
-            if (call_without_result(fast_path->acquire))
-                goto end;
-            /* The lock may have been waited for: look again. */
-            if (!fast_path->observed && !fast_path->instrumented &&
-                entry_holds(entry, fast_path, operands, count) && entry->call)
-                done = launch(entry, arena, fast_path, operands, count, out, holder);
-            release_vm(fast_path);
-        }
-        if (done < 0)
+    if (open && entry && is_ready(entry)) {
+        Allocation *tensors[MOST_OPERANDS + 1];
+        KernelCallObject *kernel = (KernelCallObject *)Py_XNewRef((PyObject *)entry->call);
+        long long generation = entry->generation, program = entry->program;
+        PyObject *type = Py_NewRef(entry->out);
+        tensors[0] = out = tensor_in(scope, type); /* this may run Python, which may drop the entry */
+        Py_DECREF(type);
+        for (int i = 0; i < count; i++)
+            tensors[1 + i] = operands[i];
+        if (out && Py_TYPE((PyObject *)out) == tensor_class)
+            done = kernel ? run_kernel(kernel, fast_path, generation, tensors, 1 + count, NULL, 0)
+                          : post(program, fast_path, tensors, 1 + count);
+        Py_XDECREF((PyObject *)kernel);
+        if (done < 0 || PyErr_Occurred())
             goto end;
     }
     if (!done) {
@@ -1164,7 +1173,6 @@ static PyObject *applied(PyObject *const *args, Py_ssize_t nargs)
             Py_XDECREF(never);
             goto end;
         }
-    set(&out->tape, Py_None);
     PyObject *tape = PyTuple_GetItem(context, TAPE);
     if (!entry_holds(entry, fast_path, operands, count))
         entry = NULL; /* another call uses its slot now */
@@ -1175,20 +1183,25 @@ static PyObject *applied(PyObject *const *args, Py_ssize_t nargs)
 end:
     if (result && PyErr_Occurred())
         Py_CLEAR(result);
-    Py_XDECREF(holder);
     Py_XDECREF((PyObject *)out);
     Py_DECREF((PyObject *)fast_path);
     Py_DECREF(scope);
-    Py_DECREF(context);
     return result;
 }
 
-PyObject *apply(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+PyObject *apply_in(PyObject *context, PyObject *const *args, Py_ssize_t nargs)
 {
-    (void)module;
-    PyObject *out = applied(args, nargs);
+    PyObject *out = applied(context, args, nargs);
     if (out && later.is_recording())
         later.note_step(APPLY, args[0], NULL, args + 1, (int)nargs - 1, out);
+    return out;
+}
+
+static PyObject *apply(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)module;
+    PyObject *context = present_context(), *out = context ? apply_in(context, args, nargs) : NULL;
+    Py_XDECREF(context);
     return out;
 }
 
@@ -1217,7 +1230,7 @@ static int may_overwrite(PyObject *call, Allocation *out, Allocation *const *ope
 static int overwrite(PyObject *call, Allocation *out, Allocation *const *operands, int count)
 {
     if (Py_TYPE((PyObject *)out) != tensor_class || !is_quiet() || PySet_Size(live_tapes) || !out->region ||
-        !PyObject_TypeCheck(out->region, region_type) || !out->arena || count < 1 || count > MOST_OPERANDS)
+        !is_region(out->region) || !out->arena || count < 1 || count > MOST_OPERANDS)
         return 0;
     Region *region = (Region *)out->region;
     FastPath *fast_path = fast_path_of(out->arena);

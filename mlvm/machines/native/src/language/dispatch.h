@@ -7,6 +7,7 @@
  *     language/dispatch.c    apply_into            -> mlvm/eager/tensor/update.py: apply_into_in_python
  *     language/dispatch.c    record                -> mlvm/eager/autodiff/tape.py: Tape.record
  *     language/dispatch.c    take                  -> mlvm/arena/arena.py: Arena.alloc
+ *     language/dispatch.c    bin_of                -> mlvm/arena/placement.py: Reuse.find
  *     language/dispatch.c    allocation_finalize   -> mlvm/arena/fields.py: _AllocationSlots.__del__
  *     language/dispatch.c    region_views          -> mlvm/arena/fields.py: _RegionSlots.views
  *     language/dispatch.c    present_arena         -> mlvm/eager/tensor/context.py: current_arena
@@ -19,6 +20,7 @@
  *     language/views.c       chosen_in_python      -> mlvm/eager/tensor/apply.py: _apply_dynamic
  *     language/views.c       positions             -> mlvm/eager/tensor/apply.py: _apply_dynamic
  *     language/views.c       nested                -> mlvm/eager/tensor/tensor.py: Tensor.tolist
+ *     language/views.c       array                 -> mlvm/eager/tensor/tensor.py: Tensor.numpy
  *     language/views.c       number                -> mlvm/eager/tensor/constants.py: constant
  *     language/views.c       operand               -> mlvm/eager/tensor/operands.py: as_operand
  *     language/views.c       are_alive             -> mlvm/eager/tree.py: require_live
@@ -48,6 +50,7 @@
 
 #include "../limited_api.h"
 #include "../machine/call.h"
+#include "../machine/formulas.h"
 #include "posts.h"
 
 /* The fields of allocations, regions and arenas: see mlvm/arena/fields.py. */
@@ -117,15 +120,24 @@ Region *home_of(const Allocation *x);
  * type there, NULL if the address suffices. NULL if Python must look for one. */
 Region *next_region(const Arena *arena, PyObject *type, PyObject **handle);
 
-/* Ask Python for such a region. Returns 1; 0 if the arena has none before there is a tensor; -1 with an exception
- * set. */
-int provide_region(Arena *arena, PyObject *type);
+/* Make `out` a tensor in the arena's next region. */
+void take(Region *region, PyObject *handle, PyObject *type, Arena *arena, Allocation *out,
+          PyObject *holder);
 
-/* Make `out` a tensor in the arena's next region. Returns 0, or -1 with an exception set. */
-int take(Region *region, PyObject *handle, PyObject *type, Arena *arena, Allocation *out, PyObject *holder);
+/* Create a tensor in an arena, by C where the arena has a free region. NULL with an exception set, or without one. */
+Allocation *tensor_in(PyObject *arena, PyObject *type);
+
+/* Run a kernel of that generation of the function table on its results and operands, whose integers are first computed
+ * from numbers, if there are any. Returns 1; 0 if Python must run the call; -1 with an exception set. */
+enum { MOST_PLACED = 16 };
+int run_kernel(KernelCallObject *call, FastPath *fast_path, long long generation,
+               Allocation *const *tensors, int count, const Number *numbers, Py_ssize_t nnumbers);
 
 /* Add a view to the list of a region. */
 void link_view(Region *region, Allocation *view);
+
+/* Whether an object is a region with a C struct. */
+int is_region(PyObject *object);
 
 /* Return whether an object is an op with its attributes, the first argument of `apply`. */
 int is_call(PyObject *object);
@@ -160,8 +172,8 @@ int is_tape(PyObject *object);
  * mlvm/eager/autodiff/tape.py. Return 0, or -1 with an exception set. */
 int add_node(PyObject *tape, PyObject *template, Allocation *const *operands, Allocation *out);
 
-/* Functions of Python, which defines them: `apply_in_python` and `apply_into_in_python`. */
-PyObject *apply(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
+/* Functions of Python, which defines them: `apply_in_python` in a context, and `apply_into_in_python`. */
+PyObject *apply_in(PyObject *context, PyObject *const *args, Py_ssize_t nargs);
 PyObject *apply_into(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
 
 /* Return the kernel of a call on operands of these types, a new reference. NULL if Python must run the
@@ -185,7 +197,8 @@ typedef struct {
     PyObject *(*subscript)(PyObject *x, PyObject *key);
     int (*assign_subscript)(PyObject *x, PyObject *key, PyObject *values);
     PyObject *(*alias)(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
-    Allocation *(*tensor_in)(PyObject *arena, PyObject *type); /* see views.h */
+    PyObject *(*next_key_in)(PyObject *arena, PyObject *call, Allocation *state, PyObject *type,
+                             PyObject *locked);
     int (*is_recording)(void);
     int (*pause_recording)(int paused);
     void (*note_opaque)(void);
@@ -214,8 +227,5 @@ int call_without_result(PyObject *function);
 
 /* Release the VM's lock; a current exception is preserved. */
 void release_vm(FastPath *fast_path);
-
-/* Call the method that releases a lock; a current exception is preserved. */
-void unlock(PyObject *release);
 
 #endif

@@ -239,9 +239,9 @@ static PyObject *run_open(OpenTemplate *self, const Key *key, const Number *valu
             out = into ? (Allocation *)(into->type == type ? Py_NewRef((PyObject *)into) : NULL)
                        : tensor_in(key->arena, type);
             places[0] = out;
-            if (out)
-                done = run_kernel(open->call, key->fast_path, places, 1 + step->count, values,
-                                  self->formulas->count);
+            done = out ? run_kernel(open->call, key->fast_path, self->generation, places, 1 + step->count,
+                                    values, self->formulas->count)
+                       : 0;
         } else if (type && !into) {
             out = (Allocation *)view_as(places[1], type);
         }

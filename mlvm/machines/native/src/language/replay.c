@@ -57,14 +57,13 @@ static PyObject *handle_of(const Replay *self, const Operand *operand, PyObject 
     if (operand->place >= PyList_Size(list))
         return NULL;
     Allocation *x = (Allocation *)PyList_GetItem(list, operand->place);
-    if (!PyObject_TypeCheck((PyObject *)x, allocation_type) || !x->handle)
+    if (!PyObject_TypeCheck((PyObject *)x, allocation_type) || !x->type)
         return NULL;
-    if (x->type == operand->type)
+    if (x->handle && x->type == operand->type)
         return x->handle;
-    Allocation *root = x->base && x->base != Py_None ? (Allocation *)x->base : x;
-    Region *region = (Region *)root->region; /* it has a handle for each type of its views */
-    int is_there = region && PyObject_TypeCheck((PyObject *)region, region_type) && region->handles &&
-                   PyObject_IsTrue(x->handle) > 0 && is_as_large(x->type, operand->type) > 0;
+    Region *region = home_of(x); /* it has a handle for each type of its views */
+    int is_there = region && region->handles && is_alive(x) &&
+                   (x->type == operand->type || is_as_large(x->type, operand->type) > 0);
     return is_there ? PyDict_GetItemWithError(region->handles, operand->type) : NULL;
 }
 
@@ -133,10 +132,14 @@ static PyObject *alloc_tensors(Arena *arena, PyObject *types)
         }
         PyObject *holder = PyWeakref_NewRef((PyObject *)out, NULL);
         Region *region = holder ? next_region(arena, type, &handle) : NULL;
-        if (!region || !handle || take(region, handle, type, arena, out, holder))
-            Py_CLEAR(outputs); /* frees the tensors */
-        else
+        if (region && !handle)
+            handle = region->handles ? PyDict_GetItemWithError(region->handles, type) : NULL;
+        if (region && handle) {
+            take(region, handle, type, arena, out, holder);
             out->tape = Py_NewRef(Py_None);
+        } else {
+            Py_CLEAR(outputs); /* frees the tensors */
+        }
         Py_XDECREF(holder);
     }
     return outputs;

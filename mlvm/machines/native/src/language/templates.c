@@ -167,7 +167,7 @@ int is_same_item(const Item *a, const Item *b)
 }
 
 /* Make the key of a call in a context. Returns 0 if it has none; an exception may be set. */
-static int make_key_in(PyObject *context, Key *key, PyObject *function, PyObject *args, PyObject *keywords)
+static int make_key(PyObject *context, Key *key, PyObject *function, PyObject *args, PyObject *keywords)
 {
     PyObject *arena = arena_of(context);
     if (!arena)
@@ -184,14 +184,6 @@ static int make_key_in(PyObject *context, Key *key, PyObject *function, PyObject
     for (Py_ssize_t i = 0; fits && i < PyTuple_Size(args); i++)
         fits = add_argument(key, PyTuple_GetItem(args, i), 0);
     return fits && add_keywords(key, keywords);
-}
-
-static int make_key(Key *key, PyObject *function, PyObject *args, PyObject *keywords)
-{
-    PyObject *context = present_context();
-    int made = context && make_key_in(context, key, function, args, keywords);
-    Py_XDECREF(context); /* the thread or task keeps its tape */
-    return made;
 }
 
 /* Hold the objects of a key while Python runs: another thread may change the argument lists. */
@@ -530,8 +522,11 @@ static void find_last_uses(const short *codes, int ncodes)
             recording.steps[codes[i] - first].last = MOST_STEPS;
         i += codes[i] <= A_TUPLE; /* a count follows */
     }
-    for (int i = 0; i < recording.nsteps; i++)
+    for (int i = 0; i < recording.nsteps; i++) {
         recording.steps[i].freed = -1;
+        if (recording.steps[i].kind == NEXT_KEY) /* after an error the function gets it */
+            recording.steps[i].last = MOST_STEPS;
+    }
     for (int i = 0; i < recording.nsteps; i++) {
         TemplateStep *step = &recording.steps[i];
         if (step->last == MOST_STEPS)
@@ -708,73 +703,67 @@ static PyObject *next_key_of(PyObject *module, PyObject *source)
     return key;
 }
 
-/* The global keys of one VM: `draw(call, state, type)` returns the next one. The state is a weak reference, as a tensor
+/* The global keys of one VM: operands of `next_key` in views.c. The state is a weak reference, as a tensor
  * keeps its VM alive. */
 static struct {
     long long fast_path; /* its number; 0: Python draws */
-    PyObject *draw, *call, *state, *type, *acquire, *release;
+    PyObject *call, *state, *type, *locked;
 } keys;
 
 /* The next key, as `_next` in functions/random.py; NULL without an exception if Python must draw it. */
-static PyObject *drawn_key(void)
+static PyObject *drawn_key(PyObject *context)
 {
-    PyObject *context = keys.fast_path ? present_context() : NULL,
-             *arena = context ? arena_of(context) : NULL;
+    PyObject *arena = keys.fast_path ? arena_of(context) : NULL;
     FastPath *fast_path = arena ? fast_path_of(arena) : NULL;
     int is_ours = fast_path && fast_path->number == keys.fast_path &&
                   PyTuple_GetItem(context, KEY_SOURCE) == Py_None &&
                   PyTuple_GetItem(context, KEY_STATE) == Py_None;
     PyObject *state = is_ours ? Py_XNewRef(PyWeakref_GetObject(keys.state)) : NULL;
-    PyObject *release = is_ours ? Py_NewRef(keys.release) : NULL, *key = NULL;
-    if (state && state != Py_None && !call_without_result(keys.acquire)) {
-        key = PyObject_CallFunctionObjArgs(keys.draw, keys.call, state, keys.type, NULL);
-        unlock(release);
-        if (key == Py_None)
-            Py_CLEAR(key);
-    }
+    PyObject *locked = Py_XNewRef(keys.locked), *key = NULL;
+    if (state && state != Py_None)
+        key = later.next_key_in(arena, keys.call, (Allocation *)state, keys.type, locked);
     Py_XDECREF(state);
-    Py_XDECREF(release);
+    Py_XDECREF(locked);
     Py_XDECREF(arena);
-    Py_XDECREF(context);
     return key;
 }
 
-/* draw_keys(fast_path, draw, call, state, type, lock): steps draw the keys of that VM so; draw_keys(): Python does. */
+/* draw_keys(fast_path, call, state, type, lock): steps draw the keys of that VM in C; draw_keys(): Python does. */
 static PyObject *draw_keys(PyObject *module, PyObject *args)
 {
     PyObject *path = NULL, *lock = NULL;
-    PyObject *old[] = {keys.draw, keys.call, keys.state, keys.type, keys.acquire, keys.release};
+    PyObject *old[] = {keys.call, keys.state, keys.type, keys.locked};
     (void)module;
     memset(&keys, 0, sizeof keys);
-    if (PyTuple_Size(args) && !PyArg_ParseTuple(args, "OOOOOO:draw_keys", &path, &keys.draw, &keys.call,
-                                                &keys.state, &keys.type, &lock))
+    if (PyTuple_Size(args) &&
+        !PyArg_ParseTuple(args, "OOOOO:draw_keys", &path, &keys.call, &keys.state, &keys.type, &lock))
         return NULL;
     if (lock) {
-        Py_INCREF(keys.draw), Py_INCREF(keys.call), Py_INCREF(keys.type);
+        Py_INCREF(keys.call);
+        Py_INCREF(keys.type);
         keys.state = PyWeakref_NewRef(keys.state, NULL);
-        keys.acquire = PyObject_GetAttrString(lock, "acquire");
-        keys.release = PyObject_GetAttrString(lock, "release");
-        keys.fast_path = keys.state && keys.acquire && keys.release ? ((FastPath *)path)->number : 0;
+        keys.locked = PyObject_GetAttrString(lock, "locked");
+        keys.fast_path = keys.state && keys.locked ? ((FastPath *)path)->number : 0;
     }
     for (size_t i = 0; i < sizeof old / sizeof *old; i++)
         Py_XDECREF(old[i]);
     return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
 }
 
-static PyObject *run_step(const TemplateStep *step, PyObject *const *operands)
+static PyObject *run_step(PyObject *context, const TemplateStep *step, PyObject *const *operands)
 {
     PyObject *args[MOST_OPERANDS + 2] = {step->call};
     switch (step->kind) {
     case APPLY:
         memcpy(args + 1, operands, sizeof *operands * (size_t)step->count);
-        return apply(NULL, args, step->count + 1);
+        return apply_in(context, args, step->count + 1);
     case ALIAS:
         args[1] = operands[0];
         args[2] = step->extra;
         return later.alias(NULL, args, 3);
     case SUBSCRIPT: return PyObject_GetItem(operands[0], step->extra);
     case NEXT_KEY: {
-        PyObject *key = is_recording() ? NULL : drawn_key();
+        PyObject *key = is_recording() ? NULL : drawn_key(context);
         return key || PyErr_Occurred() ? key : next_key_of(NULL, step->call);
     }
     default:
@@ -786,29 +775,6 @@ static PyObject *run_step(const TemplateStep *step, PyObject *const *operands)
 }
 
 /* --- chains of a template --- */
-
-int run_kernel(KernelCallObject *call, FastPath *fast_path, Allocation *const *tensors, int count,
-               const Number *numbers, Py_ssize_t nnumbers)
-{
-    char *p[MOST_CHAINED + 1];
-    for (int i = 0; i < count; i++)
-        if (!address_in(fast_path, tensors[i], 1))
-            return PyErr_Occurred() ? -1 : 0;
-    if (call_without_result(fast_path->acquire))
-        return -1;
-    /* The lock may have been waited for: look again. */
-    int done = 0, known = !fast_path->observed && !fast_path->instrumented;
-    for (int i = 0; known && i < count; i++)
-        known = (p[i] = address_in(fast_path, tensors[i], 0)) != NULL;
-    if (known)
-        done = numbers ? write_call(numbers, nnumbers, call) : 0;
-    if (known && !done) {
-        int refused = run_in_pool(fast_path->pool, &call->call, p);
-        done = refused < 0 ? -1 : !refused;
-    }
-    release_vm(fast_path);
-    return done;
-}
 
 /* Add the chain (first step, end, kernel, types of results, numbers of values) to a template. */
 static void add_chain(Template *template, PyObject *row, long long generation)
@@ -872,11 +838,11 @@ static int run_chain(const Chain *chain, const Key *key, PyObject *const *consta
         tensors[i] = (Allocation *)(chain->values[i] < 0 ? constants[-1 - chain->values[i]]
                                                          : values[chain->values[i]]);
     for (int i = 0; i < nresults && done; i++) {
-        tensors[i] = later.tensor_in(key->arena, PyTuple_GetItem(chain->types, i));
+        tensors[i] = tensor_in(key->arena, PyTuple_GetItem(chain->types, i));
         done = tensors[i] != NULL;
     }
     if (done)
-        done = run_kernel(chain->call, key->fast_path, tensors, chain->count, NULL, 0);
+        done = run_kernel(chain->call, key->fast_path, chain->generation, tensors, chain->count, NULL, 0);
     for (int i = 0; i < nresults; i++)
         if (done > 0)
             values[chain->values[i]] = (PyObject *)tensors[i];
@@ -887,8 +853,8 @@ static int run_chain(const Chain *chain, const Key *key, PyObject *const *consta
 
 /* Run the steps. After an error the function explains it, with the keys that were drawn, unless an update has been
  * made: then `*is_final`. */
-static PyObject *run_template(Template *template, const Key *key, PyObject *const *constants,
-                              PyObject **keys, int *is_final)
+static PyObject *run_template(Template *template, PyObject *context, const Key *key,
+                              PyObject *const *constants, PyObject **keys, int *is_final)
 {
     PyObject *values[MOST_VALUES] = {NULL}, *operands[MOST_OPERANDS + 1], *result = NULL;
     int first = key->ntensors, failed = 0;
@@ -915,16 +881,17 @@ static PyObject *run_template(Template *template, const Key *key, PyObject *cons
         for (int j = 0; j < step->count; j++)
             operands[j] = step->operands[j] < 0 ? constants[-1 - step->operands[j]]
                                                 : values[step->operands[j]];
-        values[first + i] = run_step(step, operands);
+        values[first + i] = run_step(context, step, operands);
         failed = !values[first + i];
         *is_final |= !failed && step->kind == UPDATE;
-        if (!failed && step->kind == NEXT_KEY && (*keys || (*keys = PyList_New(0))))
-            failed = PyList_Append(*keys, values[first + i]) < 0;
         for (int j = step->freed; !failed && j >= 0; j = template->steps[j].next)
             Py_CLEAR(values[first + j]);
     }
     if (!failed)
         result = result_of(template, values);
+    for (int i = 0; !result && i < template->nsteps; i++)
+        if (template->steps[i].kind == NEXT_KEY && values[first + i] && (*keys || (*keys = PyList_New(0))))
+            PyList_Append(*keys, values[first + i]);
     for (int i = 0; i < first + template->nsteps; i++)
         Py_XDECREF(values[i]);
     return result;
@@ -941,8 +908,13 @@ int *calls_of(uint64_t hash)
 PyObject *call_composed(PyObject *function, PyObject *args, PyObject *keywords)
 {
     Key key;
-    if (!templates_enabled || !is_constant || !is_quiet() || !make_key(&key, function, args, keywords))
-        return PyErr_Occurred() ? NULL : PyObject_Call(function, args, keywords);
+    PyObject *context = templates_enabled && is_constant && is_quiet() ? present_context() : NULL;
+    if (!context || !make_key(context, &key, function, args, keywords)) {
+        Py_XDECREF(context);
+        if (PyErr_Occurred())
+            return NULL;
+        return PyObject_Call(function, args, keywords);
+    }
     Template *template = find_template(function, &key);
     PyObject *constants[MOST_STEPS];
     if (template && template->ncodes && !hold_constants(template, constants)) {
@@ -953,7 +925,8 @@ PyObject *call_composed(PyObject *function, PyObject *args, PyObject *keywords)
         int is_final = 0;
         PyObject *keys = NULL;
         template->users++; /* a step may run Python, which may replace the template */
-        PyObject *result = run_template(template, &key, constants, &keys, &is_final);
+        PyObject *result = run_template(template, context, &key, constants, &keys, &is_final);
+        Py_DECREF(context);
         release_constants(template, constants);
         release_template(template);
         if (!result && !is_final && !clear_nonfatal_error())
@@ -962,6 +935,7 @@ PyObject *call_composed(PyObject *function, PyObject *args, PyObject *keywords)
         Py_XDECREF(keys);
         return result;
     }
+    Py_DECREF(context); /* the thread or task keeps its tape */
     int failures = template ? template->failures : 0;
     if (failures >= MOST_FAILURES)
         return PyObject_Call(function, args, keywords);
@@ -1045,7 +1019,7 @@ static PyMethodDef templates_functions[] = {
      "pause(paused) -> the state before: a recorded call notes nothing meanwhile."},
     {"use_templates", use_templates, METH_O, "use_templates(enabled) -> the setting before."},
     {"draw_keys", draw_keys, METH_VARARGS,
-     "draw_keys(fast_path, draw, call, state, type, lock): steps draw keys by draw(call, state, type)."},
+     "draw_keys(fast_path, call, state, type, lock): steps draw keys by next_key(call, state, type)."},
     {"chain_after", chain_after, METH_O,
      "chain_after(runs) -> the number before: runs of a template before its elementwise steps are joined."},
     {"install_templates", (PyCFunction)(void (*)(void))install_templates, METH_VARARGS | METH_KEYWORDS,

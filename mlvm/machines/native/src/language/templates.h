@@ -2,7 +2,6 @@
 #ifndef MLVM_TEMPLATES_H
 #define MLVM_TEMPLATES_H
 
-#include "../machine/formulas.h"
 #include "dispatch.h"
 
 enum { MOST_ITEMS = 96, MOST_TENSORS = 40, MOST_STEPS = 96, MOST_OPERANDS = 4 };
@@ -106,11 +105,6 @@ void note_opaque(void);
 
 /* Note no steps while an update runs; returns the state before. */
 int pause_recording(int paused);
-
-/* Run a kernel on its results and operands, whose integers are first computed from numbers, if there are any. Returns 1;
- * 0 if Python must run the call; -1 with an exception set. */
-int run_kernel(KernelCallObject *call, FastPath *fast_path, Allocation *const *tensors, int count,
-               const Number *numbers, Py_ssize_t nnumbers);
 
 /* Call a function of Python, by its template if there is one. `keywords` may be NULL. */
 PyObject *call_composed(PyObject *function, PyObject *args, PyObject *keywords);

@@ -31,7 +31,7 @@ typedef struct {
 static Layout by_type[REMEMBERED], by_shape[REMEMBERED];
 
 static PyObject *slow_alias, *slow_getitem, *slow_setitem, *warn_of_lost, *make_type;
-#define NAMES(EACH) EACH(shape) EACH(dtype) EACH(kind) EACH(itemsize) EACH(size) EACH(alloc)
+#define NAMES(EACH) EACH(shape) EACH(dtype) EACH(kind) EACH(itemsize) EACH(size) EACH(numpy)
 NAMES(DECLARE_NAME)
 
 /* --- types --- */
@@ -140,7 +140,7 @@ static Allocation *root_of(Allocation *x)
 
 static Region *region_of(const Allocation *x)
 {
-    return x->region && PyObject_TypeCheck(x->region, region_type) ? (Region *)x->region : NULL;
+    return x->region && is_region(x->region) ? (Region *)x->region : NULL;
 }
 
 PyObject *view_as(Allocation *x, PyObject *type)
@@ -320,30 +320,6 @@ static int64_t window_of(const Layout *x, const Span *spans, int64_t *strides)
         strides[i] *= spans[i].step;
     }
     return offset;
-}
-
-Allocation *tensor_in(PyObject *arena, PyObject *type)
-{
-    PyObject *handle, *holder = NULL;
-    Allocation *out = (Allocation *)object_of(tensor_class);
-    Region *region = out ? next_region((Arena *)arena, type, &handle) : NULL;
-    if (out && !region && provide_region((Arena *)arena, type) > 0)
-        region = next_region((Arena *)arena, type, &handle);
-    if (region && (holder = PyWeakref_NewRef((PyObject *)out, NULL)) &&
-        next_region((Arena *)arena, type, &handle) == region &&
-        !take(region, handle, type, (Arena *)arena, out, holder)) {
-        Py_DECREF(holder);
-        out->tape = Py_NewRef(Py_None);
-        return out;
-    }
-    Py_XDECREF(holder);
-    Py_XDECREF((PyObject *)out);
-    if (clear_nonfatal_error())
-        return NULL;
-    out = (Allocation *)PyObject_CallMethodObjArgs(arena, alloc_name, type, (PyObject *)tensor_class, NULL);
-    if (out && Py_TYPE((PyObject *)out) == tensor_class && !out->tape)
-        out->tape = Py_NewRef(Py_None);
-    return out;
 }
 
 /* Create a tensor in an arena of that VM, which is locked until `release_vm`: `*to` is its first byte,
@@ -731,27 +707,47 @@ static PyObject *nested_at(const char **p, const Layout *x, int axis)
     return list;
 }
 
-/* The one element of a tensor as a Python number, or its elements in nested lists; None if Python must read them. */
-static PyObject *values_of(PyObject *object, int is_one)
+/* A new array for a tensor of that type, and its first byte; NULL with an exception set. */
+static PyObject *new_array(PyObject *empty, PyObject *type, PyObject *dtype, char **to)
+{
+    PyObject *shape = PyObject_GetAttr(type, shape_name), *of = PyObject_GetAttr(dtype, numpy_name);
+    PyObject *values = shape && of ? PyObject_CallFunctionObjArgs(empty, shape, of, NULL) : NULL;
+    Py_XDECREF(shape);
+    Py_XDECREF(of);
+    if (values && address_of(values, to, NULL))
+        Py_CLEAR(values);
+    return values;
+}
+
+/* The one element of a tensor as a Python number, or its elements in nested lists, or with `empty` in an array that it
+ * makes for a shape and dtype; None if Python must read them. */
+static PyObject *values_of(PyObject *object, int is_one, PyObject *empty)
 {
     Allocation *x = (Allocation *)object;
     Layout layout;
-    char bytes[MOST_LISTED * 8];
-    const char *p = bytes;
+    char bytes[MOST_LISTED * 8], *to = bytes;
     FastPath *fast_path = is_quiet() ? plain_path(object) : NULL;
     PyObject *values = NULL, *tape = fast_path ? present_tape() : NULL; /* a tape records reads */
+    int is_read = 0;
     if (tape == Py_None && x->tape == Py_None && layout_of(x->type, &layout) && layout.itemsize <= 8 &&
-        (is_one ? layout.size == 1 : layout.size <= MOST_LISTED) && address_in(fast_path, x, 1) &&
-        !call_without_result(fast_path->acquire)) {
+        (is_one  ? layout.size == 1
+         : empty ? layout.kind != 'h' && layout.size * layout.itemsize <= MOST_COPIED &&
+                       (values = new_array(empty, x->type, layout.dtype, &to))
+                 : layout.size <= MOST_LISTED) &&
+        address_in(fast_path, x, 1) && !call_without_result(fast_path->acquire)) {
         char *source = address_in(fast_path, x, 0);
         int is_known = source && !fast_path->observed && !fast_path->instrumented;
         if (is_known)
-            memcpy(bytes, source, (size_t)(layout.size * layout.itemsize));
+            memcpy(to, source, (size_t)(layout.size * layout.itemsize));
         release_vm(fast_path);
-        if (is_known)
+        const char *p = bytes;
+        if (is_known && !empty)
             values = nested_at(&p, &layout, is_one ? layout.ndim : 0);
+        is_read = is_known && values;
     }
     Py_XDECREF(tape);
+    if (!is_read)
+        Py_CLEAR(values);
     if (values) {
         note_opaque();
         return values;
@@ -764,13 +760,21 @@ static PyObject *values_of(PyObject *object, int is_one)
 static PyObject *scalar(PyObject *module, PyObject *x)
 {
     (void)module;
-    return values_of(x, 1);
+    return values_of(x, 1, NULL);
 }
 
 static PyObject *nested(PyObject *module, PyObject *x)
 {
     (void)module;
-    return values_of(x, 0);
+    return values_of(x, 0, NULL);
+}
+
+/* array(x, empty) -> the elements in an array that `empty(shape, dtype)` returns; None if Python must read them. */
+static PyObject *array(PyObject *module, PyObject *args)
+{
+    PyObject *x, *empty;
+    (void)module;
+    return PyArg_ParseTuple(args, "OO:array", &x, &empty) ? values_of(x, 0, empty) : NULL;
 }
 
 Allocation *tensor_of_number(PyObject *arena, PyObject *type, PyObject *value)
@@ -931,22 +935,22 @@ static PyObject *tensor_with(PyObject *type, const Layout *layout, const char *b
     return (PyObject *)out;
 }
 
-/* next_key(call, state, type): the key that the op `call` splits off a state of random keys, which then counts
- * on; None if Python must do both. The caller holds the lock of the state's keys. */
-static PyObject *next_key(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+/* The key in an arena that the op `call` splits off a state of random keys, which then counts on; NULL without an
+ * exception if Python must do both. Either the caller holds the lock of the state's keys, or `locked()` tells whether
+ * another thread does. */
+static PyObject *next_key_in(PyObject *arena, PyObject *call, Allocation *state, PyObject *type,
+                             PyObject *locked)
 {
-    (void)module;
-    if (nargs != 3 || Py_TYPE(args[1]) != tensor_class)
-        return PyErr_Format(PyExc_TypeError, "next_key takes an op, a tensor and a type");
-    Allocation *state = (Allocation *)args[1], *out = NULL;
-    FastPath *fast_path = is_quiet() ? plain_path(args[1]) : NULL;
+    FastPath *fast_path = is_quiet() ? plain_path((PyObject *)state) : NULL;
     Region *region = region_of(state);
-    KernelCallObject *kernel = fast_path && region ? kernel_of(args[0], fast_path, &state, 1) : NULL;
-    PyObject *arena = kernel ? present_arena() : NULL;
+    KernelCallObject *kernel = fast_path && region ? kernel_of(call, fast_path, &state, 1) : NULL;
+    Allocation *out = NULL;
     char *p[] = {NULL, NULL, NULL};
     int done = 0;
-    if (arena && (out = locked_tensor(fast_path, arena, args[2], state, &p[0], &p[1]))) {
-        if (!region->first_view && !region->watched && region_of(state) == region) {
+    if (kernel && (out = locked_tensor(fast_path, arena, type, state, &p[0], &p[1]))) {
+        PyObject *held = locked ? PyObject_CallNoArgs(locked) : Py_NewRef(Py_False);
+        Py_XDECREF(held);
+        if (held == Py_False && !region->first_view && !region->watched && region_of(state) == region) {
             uint64_t number;
             done = !run_in_pool(fast_path->pool, &kernel->call, p);
             memcpy(&number, p[1] + sizeof number, sizeof number);
@@ -956,10 +960,21 @@ static PyObject *next_key(PyObject *module, PyObject *const *args, Py_ssize_t na
         release_vm(fast_path);
     }
     Py_XDECREF((PyObject *)kernel);
-    Py_XDECREF(arena);
     if (!done)
         Py_CLEAR(out);
-    return tensor_or_none(out);
+    return out || clear_nonfatal_error() ? (PyObject *)out : NULL;
+}
+
+/* next_key(call, state, type): that key in the current arena, or None. */
+static PyObject *next_key(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)module;
+    if (nargs != 3 || Py_TYPE(args[1]) != tensor_class)
+        return PyErr_Format(PyExc_TypeError, "next_key takes an op, a tensor and a type");
+    PyObject *arena = present_arena();
+    PyObject *key = arena ? next_key_in(arena, args[0], (Allocation *)args[1], args[2], NULL) : NULL;
+    Py_XDECREF(arena);
+    return tensor_or_none(key);
 }
 
 /* copied(type, array): a tensor with the values of a packed array of that type; None if Python must write it. */
@@ -1055,6 +1070,8 @@ static PyMethodDef views_functions[] = {
      "chosen(x, mask): the rows of x where the mask is True, or None."},
     {"positions", positions, METH_VARARGS,
      "positions(dtype, x): the positions of the nonzero elements, or None."},
+    {"array", array, METH_VARARGS,
+     "array(x, empty): the elements in an array that empty(shape, dtype) returns, or None."},
     {"nested", nested, METH_O, "nested(x): the elements as numbers in nested lists, or None."},
     {"install_views", (PyCFunction)(void (*)(void))install_views, METH_VARARGS | METH_KEYWORDS,
      "Hand in what `alias` and reads need of the language."},
@@ -1068,7 +1085,7 @@ int views_init(PyObject *module)
     later.subscript = subscript;
     later.assign_subscript = assign_subscript;
     later.alias = alias;
-    later.tensor_in = tensor_in;
+    later.next_key_in = next_key_in;
     NAMES(INTERN_NAME)
     return PyErr_Occurred() ? -1 : PyModule_AddFunctions(module, views_functions);
 }

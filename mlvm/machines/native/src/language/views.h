@@ -22,9 +22,6 @@ int layout_of(PyObject *type, Layout *layout);
 /* Return the type of that dtype and shape, a new reference; NULL without an exception if there is none. */
 PyObject *type_of(PyObject *dtype, const int64_t *dims, int ndim);
 
-/* Allocate an uninitialized tensor of that type in the arena; NULL if Python could not allocate it. */
-Allocation *tensor_in(PyObject *arena, PyObject *type);
-
 /* Return a tensor with one element with the value of a Python number; NULL if Python must create it. */
 Allocation *tensor_of_number(PyObject *arena, PyObject *type, PyObject *value);
 
