@@ -11,6 +11,7 @@
  */
 #include "loop.h"
 
+#include "../plan/turns.h"
 #include "call.h"
 #include "host.h"
 #include "value.h"
@@ -211,6 +212,9 @@ static int fill_function(ProgramObject *self, Function *function, PyObject *spec
     for (Py_ssize_t i = 0; i < count; i++)
         if (fill_step(self, &filled[i], PyList_GetItem(steps, i)))
             return -1;
+    for (int i = 0; i < count; i++)
+        if (filled[i].code == JUMP && filled[i].number >= 0 && filled[i].number < i)
+            filled[i].turns = turns_new(function, i, self->addresses);
     return 0;
 }
 
@@ -315,6 +319,7 @@ static void program_dealloc(ProgramObject *self)
             PyMem_Free((Case *)step->cases);
             host_free(callee ? callee->host : NULL);
             PyMem_Free(callee);
+            turns_free(step->turns);
             if (step->code == PUSH && step->value.kind == TENSOR)
                 PyMem_Free(step->value.as.tensor);
         }
@@ -713,6 +718,7 @@ static const Runner in_python = {.more_values = more_values,
                                  .drop = drop_last,
                                  .keep = keep_object,
                                  .truth = truth_of_object,
+                                 .turns = run_turns,
                                  .load = load_global,
                                  .store = store_global};
 
