@@ -8,7 +8,7 @@ does not want to explain.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, Literal
