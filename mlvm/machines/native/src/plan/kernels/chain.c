@@ -212,6 +212,8 @@ static int short_chain(const KernelCall *call, char *const *p, int64_t begin, in
     return 0;
 }
 
+/* A chain of single elements, whose links call each other. The processor predicts the jump of each link
+ * separately, which a single call in a loop would prevent. */
 static const Link *last_link(const Link *link)
 {
     return link;
