@@ -312,6 +312,8 @@ class Captured(Generic[P, R]):
             launch.run(scratch, scalars, arena.vm, inputs, outputs, arena=learning)
         if single is not None:  # a faster way to the value below
             return outputs[single]
+        if outcome.row is not None:
+            return type(outcome.tree)([outputs[i] for i in outcome.row])
         return entry.value_of_call(arena.vm, scalars, tensors, inputs, outputs)
 
     def _launch_in_loop(

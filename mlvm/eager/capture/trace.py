@@ -151,6 +151,7 @@ class Outcome:
         rebound: the fields that the call rebinds, each with the index of the result.
         types: the types of the outputs, unless one belongs to a field.
         single: the index of the output if the value is just this output.
+        row: the indices of the outputs if the value is a list or tuple of just these.
         returns_arguments: whether containers among the arguments are part of the value.
         outside: containers and arrays from outside the function that are part of the value.
     """
@@ -167,6 +168,10 @@ class Outcome:
         self.types = None if of_fields else tuple([output.type for output in outputs])
         leaf = results[tree.value] if type(tree) is ResultLeaf else None
         self.single = None if leaf is None or rebound else leaf.whole_output
+        self.row: list[int] | None = None
+        if type(tree) in (list, tuple) and {ResultLeaf}.issuperset(map(type, tree)):
+            row = [results[each.value].whole_output for each in tree]
+            self.row = None if None in row or rebound else row  # type: ignore[assignment]
         leaves: list[Any] = []
         replace(leaves.append, tree, (Leaf, ObjectTemplate))
         self.returns_arguments = any(type(each) is ArgumentLeaf for each in leaves)

@@ -198,6 +198,7 @@ WHOLE: int
 REPEATED: int
 SPREAD: int
 MOST_ITEM: int
+LINK_BYTES: int
 TEMPORARY: int
 SCALAR: int
 WRITTEN: int

@@ -8,7 +8,7 @@ does not want to explain.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -393,7 +393,7 @@ def open_fast_path(vm: VM, pool: Pool) -> FastPath:
 
     def bound(
         program: Any, handles: tuple[TensorHandle, ...], cache: Cache
-    ) -> tuple[Program, Helper, Callable[[Any], object], tuple[TensorHandle, ...]] | None:
+    ) -> tuple[Any, ...] | None:
         vm = vm_of()
         code, arrays = (None, ()) if vm is None else bound_code(vm, program, handles, cache)
         prepared = None if code is None else code.prepared
@@ -408,6 +408,6 @@ def open_fast_path(vm: VM, pool: Pool) -> FastPath:
             finally:  # else an error would keep itself alive by its traceback
                 del ended
 
-        return prepared.program, helper, resume, handles
+        return prepared.program, helper, resume, handles, arrays
 
     return FastPath(find, prepare, bound, vm.lock, pool)

@@ -349,9 +349,10 @@ def _call_of_elements(chain: _Steps, nparams: int, work: float) -> KernelCall | 
         rest += [*own, *own[-1:] * (4 - len(own))]
         ops = "_then_".join([_OPS[op] for op in step.ops])
         rows.append(step.row.replace("line", ops) if ops else step.row)
-    pointers = -(-8 * len(number) // 16) * 16
-    integers = {"piece": pointers, "nvalues": len(number), "nlinks": len(chain.steps)}
-    scratch = pointers + _native.MOST_ITEM * len(temporaries)
+    space = -(-8 * len(number) // 16) * 16
+    links = space + _native.MOST_ITEM * len(temporaries)
+    integers = {"piece": links, "pitch": space, "nvalues": len(number), "nlinks": len(chain.steps)}
+    scratch = links + _native.LINK_BYTES * (len(chain.steps) + 1)
     return kernel_call(
         "chain_of_elements", nparams, 1, work, integers, scratch=scratch, rest=rest, rows=rows
     )

@@ -7,7 +7,7 @@
  *            before any side effect, and then Python launches it, as `Launch.run` in
  *            mlvm/eager/capture/launch.py does, and lets the replay `learn` of it.
  * Must hold: as for eager calls (dispatch.c): a native VM without instruments, an arena with free regions.
- *            The program is a straight one, bound to just these handles; `Replay` has a dict of these by
+ *            The program has only calls of kernels and jumps, bound to just these handles; `Replay` has a dict of these by
  *            the bytes of the handles, which the free store clears when a handle may name another array.
  * Callers:   `Captured`, from any thread.
  * Locks:     the interpreter lock; the VM's lock from the launch's check to its end. Whatever was looked up
@@ -159,19 +159,19 @@ static int is_allowed(const Replay *self, PyObject *handles)
  * cached, -1 with an exception set. The VM's lock is held. */
 static int run_bound_to(Replay *self, FastPath *fast_path, PyObject *key, int64_t generation)
 {
-    PyObject *run = PyDict_GetItemWithError(self->runs, key), *program, *helper, *resume, *handles;
+    PyObject *run = PyDict_GetItemWithError(self->runs, key), *program, *helper, *resume, *handles, *arrays;
     if (fast_path->running == process_number()) /* these handles refer to scratch memory of that launch */
         return 0;
     if (!run || !PyTuple_Check(run) || generation != fast_path->generation || !is_unwatched(fast_path))
         return PyErr_Occurred() ? -1 : 0;
-    if (!PyArg_ParseTuple(run, "OOOO", &program, &helper, &resume, &handles))
+    if (!PyArg_ParseTuple(run, "OOOOO", &program, &helper, &resume, &handles, &arrays))
         return -1;
     Py_INCREF(run);
     int done = is_allowed(self, handles);
     if (done > 0) {
         fast_path->running = process_number(); /* a signal's handler may call the VM */
-        PyObject *state = program_run_calls(program, fast_path->pool, helper);
-        if (state && state != Py_None) {
+        PyObject *state = program_launch(program, fast_path->pool, helper, arrays, -1);
+        if (state && PyTuple_Check(state)) {
             PyObject *rest = PyObject_CallFunctionObjArgs(resume, state, NULL);
             Py_DECREF(state);
             state = rest;
@@ -233,8 +233,8 @@ static PyObject *replay_learn(Replay *self, PyObject *const *args, Py_ssize_t na
     if (mark && !PyDict_SetItem(self->runs, key, mark))
         run = PyObject_CallFunctionObjArgs(fast_path->bound, args[1], args[2], self->runs, NULL);
     if (run && PyDict_GetItemWithError(self->runs, key) == mark) {
-        int is_straight = PyTuple_Check(run) && program_is_straight(PyTuple_GetItem(run, 0));
-        if (is_straight ? PyDict_SetItem(self->runs, key, run) : PyDict_DelItem(self->runs, key))
+        int is_closed = PyTuple_Check(run) && program_is_closed(PyTuple_GetItem(run, 0));
+        if (is_closed ? PyDict_SetItem(self->runs, key, run) : PyDict_DelItem(self->runs, key))
             Py_CLEAR(run);
     }
     Py_XDECREF(mark);

@@ -11,6 +11,7 @@
  */
 #include "loop.h"
 
+#include "../plan/turns.h"
 #include "call.h"
 #include "host.h"
 #include "value.h"
@@ -211,6 +212,9 @@ static int fill_function(ProgramObject *self, Function *function, PyObject *spec
     for (Py_ssize_t i = 0; i < count; i++)
         if (fill_step(self, &filled[i], PyList_GetItem(steps, i)))
             return -1;
+    for (int i = 0; i < count; i++)
+        if (filled[i].code == JUMP && filled[i].number >= 0 && filled[i].number < i)
+            filled[i].turns = turns_new(function, i, self->addresses);
     return 0;
 }
 
@@ -315,6 +319,7 @@ static void program_dealloc(ProgramObject *self)
             PyMem_Free((Case *)step->cases);
             host_free(callee ? callee->host : NULL);
             PyMem_Free(callee);
+            turns_free(step->turns);
             if (step->code == PUSH && step->value.kind == TENSOR)
                 PyMem_Free(step->value.as.tensor);
         }
@@ -713,6 +718,7 @@ static const Runner in_python = {.more_values = more_values,
                                  .drop = drop_last,
                                  .keep = keep_object,
                                  .truth = truth_of_object,
+                                 .turns = run_turns,
                                  .load = load_global,
                                  .store = store_global};
 
@@ -791,7 +797,8 @@ static int lend_arguments(Launch *m, PyObject *operands)
     return 0;
 }
 
-PyObject *program_run_calls(PyObject *object, PoolObject *pool, PyObject *helper)
+/* Launch a program without branches. */
+static PyObject *run_calls(PyObject *object, PoolObject *pool, PyObject *helper)
 {
     ProgramObject *self = (ProgramObject *)object;
     Launch m = {.program = self, .pool = pool, .helper = helper, .m = machine_of(self, pool)};
@@ -807,22 +814,15 @@ PyObject *program_run_calls(PyObject *object, PoolObject *pool, PyObject *helper
     return result;
 }
 
-/* program.run(pool, helper, operands, left): return the list of values on the stack, or the
- * state from which the reference loop continues. */
-static PyObject *program_run(ProgramObject *self, PyObject *const *args, Py_ssize_t nargs)
+PyObject *program_launch(PyObject *object, PoolObject *pool, PyObject *helper, PyObject *operands,
+                         int64_t left)
 {
-    if (nargs != 4 || !is_pool(args[0]) || !PyTuple_Check(args[2]) ||
-        PyTuple_Size(args[2]) < PyTuple_Size(self->arguments) || !self->keepalive)
-        return PyErr_Format(PyExc_TypeError,
-                            "run: expected a Pool, a helper, operands and the remaining steps");
-    Launch m = {.program = self, .pool = (PoolObject *)args[0], .helper = args[1]};
-    m.m = machine_of(self, m.pool);
-    m.m.steps_left = PyLong_AsLongLong(args[3]);
+    ProgramObject *self = (ProgramObject *)object;
+    Launch m = {.program = self, .pool = pool, .helper = helper, .m = machine_of(self, pool)};
+    m.m.steps_left = left;
     PyObject *result = NULL;
-    if (PyErr_Occurred())
-        return NULL;
-    if (self->straight && m.m.steps_left < 0)
-        return program_run_calls((PyObject *)self, m.pool, m.helper);
+    if (self->straight && left < 0)
+        return run_calls(object, pool, helper);
     if (pool_reserve(m.pool->pool, self->scratch, self->shared))
         return PyErr_NoMemory();
     m.releases = self->work >= WORTH_RELEASING;
@@ -839,7 +839,7 @@ static PyObject *program_run(ProgramObject *self, PyObject *const *args, Py_ssiz
     m.m.frames = malloc(sizeof *m.m.frames * (size_t)m.m.frames_room);
     if (!m.m.stack || !m.m.frames)
         PyErr_NoMemory();
-    else if (!lend_arguments(&m, args[2])) {
+    else if (!lend_arguments(&m, operands)) {
         release(&m);
         int outcome = run_machine(&m.m);
         hold(&m);
@@ -855,6 +855,31 @@ static PyObject *program_run(ProgramObject *self, PyObject *const *args, Py_ssiz
     self->running--;
     Py_DECREF(self);
     return result;
+}
+
+/* program.run(pool, helper, operands, left): see `program_launch`. */
+static PyObject *program_run(ProgramObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    if (nargs != 4 || !is_pool(args[0]) || !PyTuple_Check(args[2]) ||
+        PyTuple_Size(args[2]) < PyTuple_Size(self->arguments) || !self->keepalive)
+        return PyErr_Format(PyExc_TypeError,
+                            "run: expected a Pool, a helper, operands and the remaining steps");
+    long long left = PyLong_AsLongLong(args[3]);
+    if (PyErr_Occurred())
+        return NULL;
+    return program_launch((PyObject *)self, (PoolObject *)args[0], args[1], args[2], left);
+}
+
+int program_is_closed(PyObject *object)
+{
+    if (!PyObject_TypeCheck(object, program_type))
+        return 0;
+    const ProgramObject *program = (const ProgramObject *)object;
+    const Step *step = program->functions[0].steps, *end = step + program->functions[0].count;
+    while (step < end && (step->code == RUN || step->code == LOAD_ARG || step->code == JUMP ||
+                          step->code == JUMP_IF_FALSE || step->code == HALT))
+        step++;
+    return step == end;
 }
 
 int program_is_straight(PyObject *object)

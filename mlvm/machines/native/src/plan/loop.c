@@ -278,6 +278,8 @@ int run_machine(Machine *m)
             if (spend(m, function, pc))
                 STOP(0);
             GO_TO(step->number);
+            if (step->turns && m->steps_left < 0 && !changed(m))
+                pc = runner->turns(m, step->turns);
             break;
         case CALL_FUNCTION:
             if (m->depth >= MOST_DEPTH || (m->depth == m->frames_room && runner->more_frames(m)) ||

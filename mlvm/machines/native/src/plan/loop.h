@@ -54,6 +54,8 @@ enum { MOST_TYPES = 32, MOST_DEPTH = 10000, ALL = -1 };
 #define TILL_CLOCK 100000
 #define JUMP_WORK 5
 
+typedef struct Turns Turns;
+
 /* Resolved call for parameters of certain types. */
 typedef struct {
     const Type *types[MOST_TYPES]; /* of `count` parameters */
@@ -74,6 +76,7 @@ typedef struct {
     const Case *cases;  /* CALL of an op */
     const void *callee; /* CALL of an op or another function, and BACK; owned by the runner */
     int foreign;        /* CALL of a function that is not an op; the runner calls it */
+    Turns *turns;       /* JUMP back to the start of a loop that the runner runs; or NULL */
 } Step;
 
 typedef struct {
@@ -103,6 +106,7 @@ typedef struct {
     void (*drop)(Machine *m, Value value);         /* release an object, or a tensor without references */
     void (*keep)(Machine *m, Value value);         /* add a reference to an object */
     int (*truth)(Value value);                     /* of an object; -1 if it is not a condition */
+    int (*turns)(Machine *m, Turns *turns);        /* run turns of a loop; return the next pc */
     int (*load)(Machine *m, int64_t handle);       /* push a tensor of the free store */
     int (*store)(Machine *m, int64_t handle, Tensor *tensor);
 } Runner;

@@ -183,6 +183,7 @@
     X(SCALAR, 4)  /* BLOCK_BYTES of copies of it, for row functions with steps */                           \
     X(WRITTEN, 5) /* a window of a result */                                                                \
     X(BLOCK_BYTES, 64)                                                                                      \
+    X(LINK_BYTES, 48)                                                                                       \
     X(MOST_ITEM, 16) /* bytes of an element */                                                              \
     /* What `halves` does with a parameter: nothing; widens or rounds what some units have; widens all of \
      * it; rounds it when all units are done. */ \

@@ -31,14 +31,22 @@ typedef struct {
  * of one element; only row functions with steps support it. */
 typedef void (*RowFn)(char *const *p, int64_t n, const int64_t *steps);
 
-/* The same for one element. `link` has the numbers of the result and the operands in `values`. */
-typedef void (*ElementFn)(char *const *values, const int64_t *link);
+/* A link computes one element and calls the next link, as its last action: a jump. `at` has the addresses
+ * of its result and its operands. It returns the link that stops the chain: the last link, or one that
+ * cannot be computed. */
+typedef struct Link Link;
+typedef const Link *(*LinkFn)(const Link *link);
+struct Link {
+    LinkFn run;
+    char *at[4];
+    RowFn row;
+};
 
 typedef struct {
     const char *name; /* "add_f32" */
     RowFn run;
-    ElementFn element; /* or NULL */
-    double cost;       /* approximate nanoseconds per byte of its result */
+    LinkFn element;
+    double cost; /* approximate nanoseconds per byte of its result */
 } RowEntry;
 
 struct KernelCall {

@@ -8,10 +8,8 @@
  * are a piece with what lies between them, PITCH apart, as then are those of all else. A scalar is a block of
  * its copies, which row functions with steps read again and again. */
 #include "../machine_code.h"
+#include "links.h"
 
-#include <string.h>
-
-enum { chain_integers(NAME) REST };
 enum { chain_value_integers(NAME) STRIDES };
 static const int64_t ones[CHAIN_MOST_OPERANDS] = {1, 1, 1, 1, 1};
 
@@ -226,38 +224,21 @@ static int short_chain(const KernelCall *call, char *const *p, int64_t begin, in
     return 0;
 }
 
-/* A chain of single elements. Each link has four values: those of its row function, then others. There are
- * several copies of the call, whose targets the processor predicts separately: a single call needs more than
- * twice the time. */
-static __attribute__((noinline)) void run_row(const RowEntry *row, char *const *values, const int64_t *link)
+/* A chain of single elements, whose links call each other. The processor predicts the jump of each link
+ * separately, which a single call in a loop would prevent. */
+static const Link *last_link(const Link *link)
 {
-    char *operands[] = {values[link[0]], values[link[1]], values[link[2]], values[link[3]]};
-    row->run(operands, 1, ones);
+    return link;
 }
 
-#define RUN_LINK                       \
-    if (row == last)                   \
-        return 0;                      \
-    if ((*row)->element)               \
-        (*row)->element(values, link); \
-    else                               \
-        run_row(*row, values, link);   \
-    row++, link += 4;
-#define RUN_LINKS RUN_LINK RUN_LINK RUN_LINK RUN_LINK
 static int chain_of_elements(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
                              char *scratch)
 {
     (void)begin, (void)end;
-    const int64_t *n = call->ints, *link = n + REST;
-    const RowEntry *const *row = call->rows, *const *last = row + n[NLINKS];
-    char **values = (char **)scratch;
-    char *space = scratch + n[PIECE];
-    memcpy(values, p, (size_t)call->nparams * sizeof *values);
-    for (int64_t i = call->nparams; i < n[NVALUES]; i++, space += MOST_ITEM)
-        values[i] = space;
-    for (;;) {
-        RUN_LINKS RUN_LINKS RUN_LINKS RUN_LINKS
-    }
+    Link *links = (Link *)(scratch + call->ints[PIECE]);
+    add_links(call, p, scratch, links)->run = last_link;
+    links->run(links);
+    return 0;
 }
 
 static int chain(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)

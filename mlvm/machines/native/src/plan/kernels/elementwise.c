@@ -33,16 +33,24 @@
 /* clang-format on */
 
 /* Function `name` of one element, with operands of types X, Y, Z, defined by an expression of x, y, z. */
-#define ELEMENT(name, R, X, Y, Z, expression)                                   \
-    static void PASTE(name, _element)(char *const *values, const int64_t *link) \
-    {                                                                           \
-        X x = *(const X *)values[link[1]];                                      \
-        Y y = *(const Y *)values[link[2]];                                      \
-        Z z = *(const Z *)values[link[3]];                                      \
-        (void)y, (void)z;                                                       \
-        *(R *)values[link[0]] = (R)(expression);                                \
+#define ELEMENT(name, R, X, Y, Z, expression)                  \
+    static const Link *PASTE(name, _element)(const Link *link) \
+    {                                                          \
+        X x = *(const X *)link->at[1];                         \
+        Y y = *(const Y *)link->at[2];                         \
+        Z z = *(const Z *)link->at[3];                         \
+        (void)y, (void)z;                                      \
+        *(R *)link->at[0] = (R)(expression);                   \
+        return link[1].run(link + 1);                          \
     }
-/* The same, and a row function. */
+/* One element, computed by the row function. */
+static const Link *row_element(const Link *link)
+{
+    static const int64_t ones[] = {1, 1, 1, 1};
+    link->row(link->at, 1, ones);
+    return link[1].run(link + 1);
+}
+/* Function of one element, and a row function. */
 #define UNARY_ROW(name, R, X, expression)                                      \
     ELEMENT(name, R, X, X, X, expression)                                      \
     static void PASTE(name, _row)(char *const *p, int64_t n, const int64_t *a) \
@@ -506,7 +514,7 @@ EACH_TWO(TWO_ELEMENTS, f64, double)
 #define TEXT_(x) #x
 #define TEXT(x) TEXT_(x)
 #define ENTRY_(name, row, cost) ROW_(name, TEXT(name), PASTE(row, _row), PASTE(row, _element), cost)
-#define ONLY_ROW(name, cost) ROW_(name, TEXT(name), PASTE(name, _row), NULL, cost)
+#define ONLY_ROW(name, cost) ROW_(name, TEXT(name), PASTE(name, _row), row_element, cost)
 #define ENTRY(name) ENTRY_(name, name, SIMPLE)
 #define TWO_ENTRY(t, T, first, second)                                         \
     ROW_(first##_then_##second##_##t, TEXT(first##_then_##second##_##t), NULL, \

@@ -1,0 +1,149 @@
+/* Turns of a loop of short calls: one chain of links with fixed addresses.
+ *
+ * In:       the steps of a loop: RUN steps for the condition, LOAD_ARG and JUMP_IF_FALSE, RUN steps for the body.
+ * Out:      the same memory as after these steps.
+ * Must hold: addresses do not change; one launch at a time runs the loop.
+ * Callers:  machine/loop.c.
+ * Locks:    the VM's lock, held by the caller for the launch.
+ *
+ * A link is an op on single elements, a call of another kernel, or the test of the condition. A link that stops
+ * the turn has the address of its step.
+ */
+#include "turns.h"
+
+#include "../../../mlvm.h"
+#include "kernels/links.h"
+
+#include <stdlib.h>
+
+_Static_assert(sizeof(Link) <= LINK_BYTES, "planners/chain.py allocates links");
+
+struct Turns {
+    Pool *pool;
+    const Step *steps;
+    int start, condition; /* pc of the first step; number of the argument that the condition is in */
+    double work;          /* of a turn */
+    Link *links, *test, *last;
+    char *memory;
+};
+
+static const Link *test_condition(const Link *link)
+{
+    return *link->at[0] ? link[1].run(link + 1) : link;
+}
+
+static const Link *call_kernel(const Link *link)
+{
+    const Turns *turns = (const Turns *)link->at[0];
+    const Step *step = (const Step *)link->at[1];
+    return pool_run(turns->pool, step->bound.call, (char **)link->at[2]) ? link : link[1].run(link + 1);
+}
+
+static const Link *end_turn(const Link *link)
+{
+    return link;
+}
+
+static int is_chain(const KernelCall *call)
+{
+    return !strcmp(call->kernel->name, "chain_of_elements");
+}
+
+static int is_element(const KernelCall *call)
+{
+    return !strcmp(call->kernel->name, "short_row") && call->ints[ELEMENTS] == 1 && call->nparams <= 4;
+}
+
+/* Return the bytes that a call needs besides its links. */
+static int64_t memory_of(const KernelCall *call)
+{
+    return is_chain(call) ? call->ints[PIECE] : (call->nparams + 1) * (int64_t)sizeof(char *);
+}
+
+static Link *add_step(Turns *turns, const Step *step, char *const *addresses, char *memory, Link *link)
+{
+    const KernelCall *call = step->bound.call;
+    char *p[MOST_PARAMETERS + 1] = {NULL};
+    for (int i = 0; i < call->nparams; i++)
+        p[i] = addresses[step->bound.places[i]];
+    if (is_chain(call))
+        return add_links(call, p, memory, link);
+    if (is_element(call)) {
+        *link = (Link){.run = call->rows[0]->element, .row = call->rows[0]->run};
+        for (int i = 0; i < 4; i++)
+            link->at[i] = p[i < call->nparams ? i : call->nparams - 1];
+    } else {
+        memcpy(memory, p, (size_t)call->nparams * sizeof *p);
+        *link = (Link){.run = call_kernel, .at = {(char *)turns, (char *)step, memory}};
+    }
+    return link + 1;
+}
+
+Turns *turns_new(const Function *function, int pc, char *const *addresses)
+{
+    const Step *steps = function->steps;
+    int start = steps[pc].number, test = 0;
+    int64_t nlinks = 1, nbytes = 0;
+    double work = JUMP_WORK;
+    for (int i = start; i < pc; i++) {
+        const KernelCall *call = steps[i].bound.call;
+        if (steps[i].code == LOAD_ARG && !test && steps[i + 1].code == JUMP_IF_FALSE) {
+            test = i++;
+            nlinks++;
+            continue;
+        }
+        if (steps[i].code != RUN)
+            return NULL;
+        nlinks += is_chain(call) ? call->ints[NLINKS] : 1;
+        nbytes += (memory_of(call) + 15) & -16;
+        work += call->work;
+    }
+    Turns *turns = test && work < TILL_CLOCK / 8 ? calloc(1, sizeof *turns) : NULL;
+    if (!turns)
+        return NULL;
+    *turns = (Turns){.steps = steps, .start = start, .condition = steps[test].number, .work = work};
+    turns->links = calloc((size_t)nlinks, sizeof *turns->links);
+    turns->memory = malloc((size_t)nbytes);
+    if (!turns->links || !turns->memory) {
+        turns_free(turns);
+        return NULL;
+    }
+    Link *link = turns->links;
+    char *memory = turns->memory;
+    for (int i = start; i < pc; i++) {
+        if (i == test) {
+            turns->test = link;
+            *link++ = (Link){.run = test_condition, .at = {NULL, (char *)&steps[i++]}};
+            continue;
+        }
+        link = add_step(turns, &steps[i], addresses, memory, link);
+        memory += (memory_of(steps[i].bound.call) + 15) & -16;
+    }
+    link->run = end_turn;
+    turns->last = link;
+    return turns;
+}
+
+void turns_free(Turns *turns)
+{
+    if (turns) {
+        free(turns->links);
+        free(turns->memory);
+    }
+    free(turns);
+}
+
+int run_turns(Machine *m, Turns *turns)
+{
+    const Tensor *condition = &m->arguments[turns->condition];
+    if (condition->type->dtype != MLVM_BOOL || condition->type->size != 1)
+        return turns->start;
+    turns->pool = m->pool;
+    turns->test->at[0] = condition->address;
+    double left = TILL_CLOCK;
+    const Link *link = turns->last;
+    for (; left > 0 && link == turns->last; left -= turns->work)
+        link = turns->links->run(turns->links);
+    m->worked += TILL_CLOCK - (int64_t)left;
+    return link == turns->last ? turns->start : (int)((const Step *)link->at[1] - turns->steps);
+}

@@ -1,0 +1,139 @@
+"""Loops of short kernel calls, which run without steps of the loop in C (`plan/turns.c`)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import mlvm.eager as ml
+from mlvm.core.collecting import uncollected
+from mlvm.core.errors import OperandValueError
+from mlvm.core.program.assembly import assemble
+from mlvm.core.types import Array
+from mlvm.machines.local import LocalVM as VM
+from mlvm.machines.native import extension
+from tests.brief import cases, refuses
+from tests.core.programs import put
+from tests.machines.native.test_loop import both
+
+if extension.EXTENSION is None:
+    pytest.skip(extension.REASON, allow_module_level=True)
+
+CONDITION = 'load_arg 3\nload_arg 0\nload_arg 2\npush_str "less.out"\ncfunc 3 0\n'
+COUNT = 'load_arg 0\nload_arg 0\nload_arg 1\npush_str "add.out"\ncfunc 3 0\n'
+BODIES = {
+    "one op": "",
+    "a chain": """
+        load_arg 4
+        load_arg 4
+        load_arg 5
+        push_str "fused"
+        cfunc 3 0 {"chain": [["sin", -1, 1], ["floor_divide", -2, 2, -1], ["add", 0, 1, -2]],
+                   "outputs": 1}
+        """.replace("\n                   ", " "),
+    "rows": """
+        load_arg 4
+        load_arg 6
+        load_arg 0
+        push_str "take.out"
+        cfunc 3 0 {"axis": 0}
+        load_arg 6
+        load_arg 6
+        load_arg 5
+        load_arg 0
+        push_str "dynamic_update.out"
+        cfunc 4 0 {"axis": 0}
+        """,
+    "a vector": 'load_arg 6\nload_arg 6\nload_arg 4\npush_str "multiply.out"\ncfunc 3 0\n',
+    "a loop": """
+        load_arg 7
+        load_arg 2
+        push_str "copy.out"
+        cfunc 2 0
+        inner:
+        load_arg 8
+        load_arg 0
+        load_arg 7
+        push_str "less.out"
+        cfunc 3 0
+        load_arg 8
+        jump_if_false behind
+        load_arg 7
+        load_arg 7
+        load_arg 1
+        push_str "subtract.out"
+        cfunc 3 0
+        jump inner
+        behind:
+        """,
+}
+
+
+def loop(body: str) -> str:
+    return (
+        f"again:\n{CONDITION}load_arg 3\njump_if_false leave\n{body}{COUNT}jump again\nleave:\nhalt"
+    )
+
+
+def operands(turns: int, rows: int = 50) -> list[Array]:
+    integers = [np.array(n) for n in (0, 1, turns)]
+    floats = [np.array(0.75), np.array(1.5), np.linspace(-1, 1, rows)]
+    return [*integers, np.array(True), *floats, np.array(0), np.array(True)]
+
+
+@cases("body", *BODIES)
+@cases("turns", 0, 1, 2, 7, 40)
+@cases("max_steps", None, 100)
+def test_turns_have_the_results_of_the_steps(body: str, turns: int, max_steps: int | None) -> None:
+    both(loop(BODIES[body]), *operands(turns), max_steps=max_steps)
+
+
+@cases("rows", 1, 2, 20)
+def test_a_turn_that_a_kernel_rejects_fails_in_its_step(rows: int) -> None:
+    both(loop(BODIES["a chain"] + BODIES["rows"]), *operands(40, rows))
+
+
+def test_a_condition_of_another_dtype_is_computed_by_steps() -> None:
+    ones = [np.array(1.0), np.array(5.0), np.array(1.0)]
+    copy = 'load_arg 2\nload_arg 1\npush_str "copy.out"\ncfunc 2 0\n'
+    less = 'load_arg 1\nload_arg 1\nload_arg 0\npush_str "subtract.out"\ncfunc 3 0\n'
+    both(f"again:\n{copy}load_arg 2\njump_if_false leave\n{less}jump again\nleave:\nhalt", *ones)
+
+
+@cases("kind", "one op", "a chain", "a vector")
+def test_an_interrupt_ends_the_turns_soon(kind: str) -> None:
+    vm = VM(native=True)
+    handles = [put(vm, x) for x in operands(1 << 60)]
+    program = assemble(f".func main 0 *\n{loop(BODIES[kind])}\n")
+    late = []
+
+    def interrupt() -> None:
+        late.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    timer = threading.Timer(0.2, interrupt)
+    with uncollected():  # the collector swallows interrupts
+        timer.start()
+        refuses(KeyboardInterrupt, "", vm.launch, program, handles)
+    timer.join()
+    assert time.monotonic() - late[0] < 1
+    assert int(vm.read(handles[0])) > 1000
+
+
+def test_replays_of_a_loop_see_new_values_and_raise_its_errors() -> None:
+    def rows(x: ml.Tensor, n: ml.Tensor) -> ml.Tensor:
+        return ml.fori_loop(0, n, lambda i, total: 0.5 * total + ml.sin(x[i]), ml.zeros(()))
+
+    captured = ml.capture(rows)
+    x, n = ml.arange(8.0), ml.asarray(0)
+    for turns in (8, 3, 0, 5, 8, 9, 6, 9, 2):
+        n[...] = turns
+        if turns > len(x):
+            refuses(OperandValueError, "", captured, x, n)
+        else:
+            assert float(captured(x, n)) == float(rows(x, n))
