@@ -314,7 +314,7 @@ def _put(past: Any, x: Any, before: Any, room: int) -> Any:
     return ml.where(ml.reshape(is_new, (x.shape[0], 1, room, 1)), new, old)
 
 
-@op("com.microsoft.EmbedLayerNormalization", "tensors", mask_index_type=1)
+@op("com.microsoft.EmbedLayerNormalization", "tensors", absent=[1], mask_index_type=1)
 def embed_layer_normalization(at: Call, ids: Any, segments: Any, words: Any, places: Any,
                               kinds: Any = None, scale: Any = None, bias: Any = None,
                               mask: Any = None) -> Any:  # fmt: skip
