@@ -263,6 +263,8 @@ def _turned_once(xp: Any, node: Any, w: Any) -> Any:
 @op("QuantizedGemm com.microsoft.QGemm", "raw", packed={3: _turned_once})
 def qgemm(at: Call, a: Value, sa: Value, za: Value, b: Value, sb: Value, zb: Value,
           bias: Value = None, sy: Value = None, zy: Value = None) -> Value:  # fmt: skip
+    if (sy is None) != (zy is None):
+        raise ModelError("expected y_scale and y_zero_point, or neither, got one of them")
     x = tensor(a)
     x = ml.matrix_transpose(x) if at.get("transA", 0) else x
     y = product(x, za, rows_of(b, zb))
