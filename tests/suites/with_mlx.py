@@ -70,6 +70,11 @@ def convolution(rank: int) -> Any:
     return call
 
 
+def without_stream(name: str) -> Any:
+    """Return the function of `linalg`, which takes `stream=`, too."""
+    return lambda *args, stream=None, **how: getattr(ml.linalg, name)(*args, **how)
+
+
 def randint(low: Any, high: Any, shape: Any = (), dtype: Any = ml.int32, key: Any = None) -> Any:
     return ml.random.randint(tuple(shape), low=low, high=high, dtype=dtype, key=key)
 
@@ -104,7 +109,7 @@ core = Names(
     gpu=None,
     metal=Names("mlx.core.metal", is_available=lambda: False),
     cuda=Names("mlx.core.cuda", is_available=lambda: False),
-    linalg=ml.linalg,
+    linalg=Names("mlx.core.linalg", **{x: without_stream(x) for x in ml.linalg.__all__}),
     fft=ml.fft,
     random=Names("mlx.core.random", ml.random, randint=randint),
 )
