@@ -105,6 +105,7 @@ core = Names(
         ("eval", "async_eval", "clear_streams", "default_device", "set_default_device"), nothing
     ),
     **dict.fromkeys(("default_stream", "new_stream", "synchronize", "clear_cache"), nothing),
+    is_available=lambda _: False,
     cpu=None,
     gpu=None,
     metal=Names("mlx.core.metal", is_available=lambda: False),
