@@ -95,8 +95,8 @@ def variants(case: Case) -> Iterator[Variant]:
             changed = {name: _converted(x * 3, dtype) for name, x in arrays.items()}
             yield _variant(model, changed, f"floats as {dtype}")
     [node] = model.graph.node
-    kinds = zip(node.input, _schema(model).inputs, strict=False)
-    present = [i for i, (x, kind) in enumerate(kinds) if x in arrays and _is_optional(kind)]
+    operands = zip(node.input, _schema(model).inputs, strict=False)
+    present = [i for i, (x, kind) in enumerate(operands) if x in arrays and _is_optional(kind)]
     for count in range(1, len(present) + 1):
         for gone in combinations(present, count):
             yield _without(model, arrays, gone)

@@ -8,7 +8,10 @@ from typing import Any
 import numpy as np
 
 import mlvm.eager as ml
+from tests.fuzz.command import limit_memory
 from tests.suites.names import Names
+
+limit_memory(8 << 30)  # a test makes a range of 2^31 numbers
 
 
 class _Arrays(type):
@@ -79,7 +82,7 @@ def randint(low: Any, high: Any, shape: Any = (), dtype: Any = ml.int32, key: An
     return ml.random.randint(tuple(shape), low=low, high=high, dtype=dtype, key=key)
 
 
-def pad(x: Any, pad_width: Any, mode: str = "constant", constant_values: Any = 0) -> Any:
+def pad(x: Any, pad_width: Any, mode: Any = "constant", constant_values: Any = 0) -> Any:
     return ml.pad(x, pad_width, constant_values, mode=mode)
 
 
