@@ -96,6 +96,8 @@ def findings(
         counts = counted(name, draws, dtype, seed, [x for x, _ in lows], [x for x, _ in highs])
         for side, numbers, tails in zip(("to", "above"), counts, (lows, highs), strict=True):
             for count, (x, p) in zip(numbers, tails, strict=True):
+                if dtype == "f32" and np.float32(x) == 1.0 != x:
+                    continue  # f32 has no numbers between x and 1, to which draws are rounded
                 if _differs(int(count), draws, p):
                     yield f"{name} {dtype}: {count} of {draws} {side} {x}, expected {p * draws:.1f}"
 
