@@ -4,6 +4,8 @@ MLVM_NATIVE is the default of `native=`: `0` for the numpy kernels, `1` for the 
 error, else the native ones if they were built. MLVM_SIMD chooses among the instruction sets of the
 processor: `amx`, `avx512_bf16`, `avx512`, `avx2`, `plain`; and for tests `amx_emulated`. A set that
 a checkout was not built for is compiled then. MLVM_THREADS: the threads of the default VM.
+MLVM_MACHINE_CODE: `0` if no machine code shall be generated for chains; `1`, for tests, if it shall
+be generated before their first run.
 """
 
 from __future__ import annotations
@@ -62,6 +64,9 @@ def _load() -> tuple[ModuleType | None, str]:
         return None, f"it does not load: {error}"
     if simd and not module.choose_simd(simd):
         return module, f"no {simd} kernels"
+    after = {"0": 0, "1": 1}.get(os.environ.get("MLVM_MACHINE_CODE", ""))
+    if after is not None:
+        module.code_after(after)
     return module, f"{module.simd()} kernels"
 
 
