@@ -330,6 +330,9 @@ class Builder:
             if len(message.input) < op.least:
                 count = len(message.input)
                 raise ModelError(f"{what}: expected at least {op.least} operands, got {count}")
+            for i, name in enumerate(message.input[: op.least]):
+                if not name and i not in op.absent:
+                    raise ModelError(f"{what}: operand {i} is required, got none")
             for i, name in enumerate(message.input[op.most :] if op.most is not None else ()):
                 if name:
                     number = (op.most or 0) + i

@@ -34,6 +34,7 @@ class Op(NamedTuple):
     `least`: smallest number of operands.
     `most`: largest number of operands; None if there is none.
     `only`: attributes that have a single supported value.
+    `absent`: positions of operands before `least` that may be absent.
     """
 
     run: Function
@@ -43,6 +44,7 @@ class Op(NamedTuple):
     least: int
     most: int | None
     only: Mapping[str, Any]
+    absent: Collection[int] = ()
 
 
 TABLE: Final[dict[str, Op]] = {}
@@ -55,6 +57,7 @@ def op(
     *,
     host: Collection[int] = (),
     packed: dict[int, Pack] | None = None,
+    absent: Collection[int] = (),
     **only: Any,
 ) -> Callable[[Function], Function]:
     """Enter a function under these names. `only` has attributes and their only supported value."""
@@ -65,7 +68,7 @@ def op(
         least = sum(p.default is p.empty for p in kinds) - 1
         most = len(kinds) - 1 if len(kinds) == len(every) else None
         for name in names.split():
-            TABLE[name] = Op(run, kind, host, packed or {}, least, most, only)
+            TABLE[name] = Op(run, kind, host, packed or {}, least, most, only, absent)
         return run
 
     return enter

@@ -476,8 +476,8 @@ def test_counts_in_half_precision_and_what_overflows(monkeypatch: Patch) -> None
 @cases("name", *tails.QUANTILES)
 def test_tails_of_distributions(name: str) -> None:
     low, high = tails.QUANTILES[name]
-    assert [*tails.findings(name, 1 << 20, 0, (low, 1e-3), (high, 1e-3))] == []
-    assert [*tails.findings(name, 1 << 20, 0, (low, 2e-3), (high, 5e-4))] != []
+    assert [*tails.findings(name, 1 << 20, 0, [(low, 1e-3)], [(high, 1e-3)])] == []
+    assert [*tails.findings(name, 1 << 20, 0, [(low, 2e-3)], [(high, 5e-4)])] != []
 
 
 def test_the_rarest_draws_are_there() -> None:

@@ -60,7 +60,7 @@ SUITES: Final = {
     "sklearn": Suite("sklearn", ("sklearn",), ("-k", "mlvm")),
     "array_api_extra": Suite("array_api_extra", ("array_api_extra.tests.main",), ("-k", "mlvm")),
     "autograd": Suite("numpy", options=_without("autograd")),
-    "mlx": Suite("numpy", options=_without("mlx")),
+    "mlx": Suite("numpy", options=(*_without("mlx"), "-p", "no:subtests")),
 }
 
 

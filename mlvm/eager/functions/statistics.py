@@ -351,7 +351,7 @@ def _nanquantile(
     low, high = op.floor(fixed), op.ceil(fixed)
     below, above = [op.take_along_axis(rows, astype(at, i64), axis=-1) for at in (low, high)]
     weight = astype(_weight(method, place, fixed, low, high), rows.dtype)
-    result = op.where(op.equal(below, above), below, below + (above - below) * weight)
+    result = op.where(op.equal(below, above), below, between(below, above, weight))
     is_defined = op.logical_and(op.greater(counts, 0.0), reshape(valid, -1))
     result = rounded(op.where(is_defined, result, constant(math.nan, rows.dtype)), x.dtype)
     result = reshape(moveaxis(result, -1, 0), (*share.shape, *rows.shape[:-1]))

@@ -128,6 +128,8 @@ def linear_attention(at: Call, q: Any, k: Any, v: Any, past: Any = None, decay: 
     dtype, count, kv_heads = q.dtype, at["q_num_heads"], at["kv_num_heads"]
     rule = at.get("update_rule", "gated_delta")
     n, t, _ = q.shape
+    if (decay is None and "gated" in rule) or (beta is None and "delta" in rule):
+        raise ModelError(f"expected the operands of update_rule={rule!r}, got no decay or no beta")
     pairs = (q, count), (k, kv_heads), (v, kv_heads)
     q, k, v = (ml.astype(heads(*pair), ml.float32) for pair in pairs)
     dk, dv = k.shape[3], v.shape[3]
@@ -274,6 +276,8 @@ def group_query_attention(at: Call, q: Any, k: Any = None, v: Any = None, past_k
         before = ml.reshape(ml.astype(ends, ml.int64) + (1 - t), (n, 1))
     where = ml.reshape(ml.arange(t, dtype=ml.int64), (1, t)) + before  # [N or 1, t]
     if at.get("do_rotary", 0):
+        if cos is None or sin is None:
+            raise ModelError("expected cos_cache and sin_cache with do_rotary, got none")
         own = ml.broadcast_to(where, (n, t)) if places is None else places
         flat, shape = ml.reshape(own, (n * t,)), (n, t, 1, cos.shape[1])
         turns, tilts = (ml.reshape(ml.take(c, flat, axis=0), shape) for c in (cos, sin))
@@ -314,7 +318,7 @@ def _put(past: Any, x: Any, before: Any, room: int) -> Any:
     return ml.where(ml.reshape(is_new, (x.shape[0], 1, room, 1)), new, old)
 
 
-@op("com.microsoft.EmbedLayerNormalization", "tensors", mask_index_type=1)
+@op("com.microsoft.EmbedLayerNormalization", "tensors", absent=[1], mask_index_type=1)
 def embed_layer_normalization(at: Call, ids: Any, segments: Any, words: Any, places: Any,
                               kinds: Any = None, scale: Any = None, bias: Any = None,
                               mask: Any = None) -> Any:  # fmt: skip
@@ -323,8 +327,11 @@ def embed_layer_normalization(at: Call, ids: Any, segments: Any, words: Any, pla
     n, t = ids.shape
     shape = (n, t, words.shape[1])
     y = ml.reshape(ml.take(words, ml.reshape(ids, (-1,)), axis=0), shape) + places[:t]
-    if segments is not None:
-        y = y + ml.reshape(ml.take(kinds, ml.reshape(segments, (-1,)), axis=0), shape)
+    if kinds is not None:  # without segments, all are segment 0
+        flat = ml.zeros(n * t, dtype=ml.int32) if segments is None else ml.reshape(segments, (-1,))
+        y = y + ml.reshape(ml.take(kinds, flat, axis=0), shape)
+    elif segments is not None:
+        raise ModelError("expected segment_embedding besides segment_ids, got none")
     normal = normalized(y, scale, bias, 2, at.get("epsilon", 1e-12))
     counts = ml.zeros((n,), dtype=ml.int32)
     if mask is not None:

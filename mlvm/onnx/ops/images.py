@@ -49,6 +49,8 @@ def resize(at: Call, x: Value, *operands: Any) -> Value:
     if min(counts) < 0 or math.prod(counts) > 1 << 40:
         raise ModelError(f"the result would have the shape {counts}")
     is_cropped = at.get("coordinate_transformation_mode") == "tf_crop_and_resize"
+    if is_cropped and (roi is None or not len(roi)):
+        roi = [0.0] * len(which) + [1.0] * len(which)  # the whole image
     if counts == [*x.shape] and not is_cropped:
         return x
     y, order = in_memory(x)
@@ -58,7 +60,7 @@ def resize(at: Call, x: Value, *operands: Any) -> Value:
     for place, axis in enumerate(which):
         n, k = x.shape[axis], counts[axis]
         stored, region = order[axis], None
-        if is_cropped and roi is not None and len(roi):
+        if is_cropped:
             region = float(roi[place]), float(roi[place + len(which)])
         if k == n and region is None and (by[axis] == 1.0 or at.get("antialias", 0)):
             continue

@@ -263,6 +263,8 @@ def _turned_once(xp: Any, node: Any, w: Any) -> Any:
 @op("QuantizedGemm com.microsoft.QGemm", "raw", packed={3: _turned_once})
 def qgemm(at: Call, a: Value, sa: Value, za: Value, b: Value, sb: Value, zb: Value,
           bias: Value = None, sy: Value = None, zy: Value = None) -> Value:  # fmt: skip
+    if (sy is None) != (zy is None):
+        raise ModelError("expected y_scale and y_zero_point, or neither, got one of them")
     x = tensor(a)
     x = ml.matrix_transpose(x) if at.get("transA", 0) else x
     y = product(x, za, rows_of(b, zb))
@@ -330,7 +332,7 @@ def qlinear_conv(at: Call, x: Value, sx: Value, zx: Value, w: Value, sw: Value, 
     return channels_second(_quantized(y, _ONE, zy))
 
 
-@op("com.microsoft.QLinearAdd", "elementwise")
+@op("com.microsoft.QLinearAdd", "elementwise", absent=[2, 5])
 def qlinear_add(at: Call, a: Any, sa: Any, za: Any, b: Any, sb: Any, zb: Any, sy: Any,
                 zy: Any = None) -> Any:  # fmt: skip
     """Add as onnxruntime does: the zeros contribute one number, and halves are rounded with it."""
@@ -341,7 +343,7 @@ def qlinear_add(at: Call, a: Any, sa: Any, za: Any, b: Any, sb: Any, zb: Any, sy
     return _quantized(total, _ONE, None, DType.of(a.dtype))
 
 
-@op("com.microsoft.QLinearMul", "elementwise")
+@op("com.microsoft.QLinearMul", "elementwise", absent=[2, 5])
 def qlinear_mul(at: Call, a: Any, sa: Any, za: Any, b: Any, sb: Any, zb: Any, sy: Any,
                 zy: Any = None) -> Any:  # fmt: skip
     sa, sb, sy, of_y = _singles(sa, sb, sy, zy)
@@ -350,7 +352,7 @@ def qlinear_mul(at: Call, a: Any, sa: Any, za: Any, b: Any, sb: Any, zb: Any, sy
     return _quantized(y * by + add, _ONE, None, DType.of(a.dtype))
 
 
-@op("com.microsoft.QLinearSigmoid com.microsoft.QLinearLeakyRelu", "raw")
+@op("com.microsoft.QLinearSigmoid com.microsoft.QLinearLeakyRelu", "raw", absent=[2])
 def qlinear_unary(at: Call, x: Value, sx: Value, zx: Value, sy: Value, zy: Value = None) -> Value:
     q, order = in_memory(x)
     name = at.node.type.removeprefix("com.microsoft.QLinear")
@@ -359,7 +361,7 @@ def qlinear_unary(at: Call, x: Value, sx: Value, zx: Value, sy: Value, zy: Value
     return permuted(_quantized(y, sy, zy, q.dtype), order)
 
 
-@op("com.microsoft.QLinearSoftmax", "tensors")
+@op("com.microsoft.QLinearSoftmax", "tensors", absent=[2])
 def qlinear_softmax(at: Call, x: Any, sx: Any, zx: Any, sy: Any, zy: Any = None) -> Any:
     axis, wide = at.get("axis", -1) % x.ndim, _floats(x, sx, zx)
     if at.get("opset", 13) >= 13:
@@ -374,7 +376,7 @@ def qlinear_where(at: Call, c: Any, x: Any, sx: Any, zx: Any, y: Any, sy: Any, z
     return _quantized(ml.where(c, _floats(x, sx, zx), _floats(y, sy, zy)), s, z)
 
 
-@op("com.microsoft.QLinearGlobalAveragePool com.microsoft.QLinearAveragePool", "raw")
+@op("com.microsoft.QLinearGlobalAveragePool com.microsoft.QLinearAveragePool", "raw", absent=[2])
 def qlinear_pool(at: Call, x: Value, sx: Value, zx: Value, sy: Value, zy: Value = None) -> Value:
     last = at.get("channels_last", 0)
     image = _floats(tensor(x) if last else channels_last(x), sx, zx)

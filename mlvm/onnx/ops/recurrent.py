@@ -234,7 +234,7 @@ def _zeros_of(zero: Value, direction: int) -> Value:
     return np.asarray(zero[direction]) if isinstance(zero, np.ndarray) else tensor(zero)[direction]
 
 
-@op("com.microsoft.DynamicQuantizeLSTM", "raw", input_forget=0)
+@op("com.microsoft.DynamicQuantizeLSTM", "raw", absent=range(3, 8), input_forget=0)
 def dynamic_quantize_lstm(at: Call, x: Value, w: Value, r: Value, b: Value, lengths: Value,
                           h: Value, c: Value, p: Value, ws: Value, wz: Value, rs: Value,
                           rz: Value) -> Value:  # fmt: skip

@@ -1,4 +1,4 @@
-"""Warnings for values that a trace freezes: clocks, numpy's random draws, user input.
+"""Warnings for values that a trace freezes: clocks, numpy's random draws, files, user input.
 
 They are found in the instructions of the functions that a captured function reaches.
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 import builtins
 import datetime
 import dis
+import os
+import pathlib
 import sys
 import types
 import weakref
@@ -46,6 +48,16 @@ _SEEDED: Final = (
 """Functions and classes of numpy that start from entropy unless a seed is passed."""
 _SEEDS: Final = frozenset({"seed", "get_state", "set_state"})
 
+_FILES: Final = frozenset(
+    {"_io.open", "io.open", "glob.glob", "glob.iglob"}
+    | {f"numpy.{name}" for name in ("load", "loadtxt", "genfromtxt", "fromfile")}
+    | {f"genericpath.{name}" for name in ("exists", "isfile", "isdir", "getsize", "getmtime")}
+    | {f"{os.name}.{name}" for name in ("getcwd", "listdir", "open", "read", "scandir", "stat")}
+    | {"os.walk"}
+)
+_PATHS: Final = frozenset({"read_text", "read_bytes", "open", "exists", "is_file", "iterdir"})
+"""Methods of a path that read a file or a folder."""
+
 _AS_ARGUMENT: Final = "give it as an argument"
 _WITH_KEY: Final = f"{_AS_ARGUMENT}, or draw with ml.random, which has a key and goes on"
 _FUNCTIONS: Final = frozenset(
@@ -64,7 +76,7 @@ _warned: set[tuple[str, str]] = set()  # lines that were reported, each with the
 
 
 class FrozenWarning(UserWarning):
-    """Warning for a captured function that reads a clock, numpy's random generators or user input.
+    """Warning for a captured function that reads a clock, entropy, a file or user input.
 
     The function does so only once, while it is traced, so all later calls use the same value. The
     text contains the remedy.
@@ -96,7 +108,7 @@ _by_code: weakref.WeakKeyDictionary[types.CodeType, list[Reading]] = weakref.Wea
 
 
 def warn_of_frozen(guards: GuardSet, name: str) -> None:
-    """Issue one `FrozenWarning` per line of reached code that reads a clock, entropy or input.
+    """Issue one `FrozenWarning` per line of reached code that reads what a trace freezes.
 
     `name` is the name of the captured function."""
     functions = [
@@ -155,6 +167,9 @@ def _remedy(value: Any, args: tuple[Any, ...] | None) -> str | None:
         return None if is_given else _AS_ARGUMENT
     if full in _ENTROPY or full.startswith("secrets."):
         return _WITH_KEY
+    if full in _FILES or (full.startswith("pathlib.") and value.__name__ in _PATHS):
+        writes = args is not None and len(args) > 1 and str(args[1])[:1] in ("w", "a", "x")
+        return None if writes else _AS_ARGUMENT
     return _AS_ARGUMENT if full in _CLOCKS or full == "builtins.input" else None
 
 
@@ -171,6 +186,8 @@ def _value_of(reading: Reading, fn: types.FunctionType) -> Any:
     else:
         value = fn.__globals__.get(first, getattr(builtins, first, MISSING))
     for name in rest:
+        if issubclass(type(value), pathlib.PurePath):
+            value = type(value)
         if not issubclass(type(value), (types.ModuleType, type)):
             return MISSING
         value = getattr(value, name, MISSING)

@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Callable
 from datetime import date
 from functools import partial
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -59,6 +60,7 @@ def within(x: ml.Tensor) -> ml.Tensor:
     return x * sum(time.time_ns() for _ in range(2))
 
 
+HERE = Path(__file__)
 CLOCKS = types.SimpleNamespace(now=time.perf_counter)
 
 
@@ -94,6 +96,12 @@ def around() -> Callable[[ml.Tensor], ml.Tensor]:
     (lambda x: x * (uuid.uuid4().int % 7), "uuid.uuid4()"),
     (lambda x: x * secrets.randbelow(5), "secrets.randbelow()"),
     (lambda x: x * int(input()), "input()"),
+    (lambda x: x * (open(__file__) if np.isnan(2.0) else 1), "open()"),  # noqa: SIM115
+    (lambda x: x * len(HERE.read_text()), "HERE.read_text()"),
+    (lambda x: x * os.path.exists(__file__), "os.path.exists()"),
+    (lambda x: x * len(os.listdir("/")), "os.listdir()"),
+    (lambda x: x * len(os.getcwd()), "os.getcwd()"),
+    (lambda x: x * (np.load(__file__) if np.isnan(2.0) else 1), "np.load()"),
     (Timed(), "np.random.uniform()"),
     (within, "time.time_ns()"),
     (around(), "numbers.rand()"),
