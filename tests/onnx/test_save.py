@@ -299,7 +299,7 @@ def test_a_path_that_cannot_be_written_is_told_by_its_own_name(tmp_path: Path) -
         [ml.ones(2)],
         cast(Any, 5),
     )
-    refuses(OSError, "no regular file", load, tmp_path)
+    refuses(OSError, "not a regular file", load, tmp_path)
     assert [x.name for x in tmp_path.iterdir()] == ["file"]
 
 
