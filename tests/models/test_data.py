@@ -107,7 +107,7 @@ UNREADABLE = "idx3-ubyte.gz is corrupt: it cannot be read"
     (IMAGES, GZIP, ZIPPED[: len(ZIPPED) // 2], UNREADABLE),
     (IMAGES, GZIP, b"hello", UNREADABLE),
     (IMAGES, GZIP, ZIPPED[:-6] + bytes([ZIPPED[-6] ^ 0xFF]) + ZIPPED[-5:], UNREADABLE),
-    (LABELS, LABELS, None, rf"there is no .*{LABELS}; get it from http://yann"),
+    (LABELS, LABELS, None, rf"{LABELS} does not exist; get it from http://yann"),
     (LABELS, LABELS, Path.mkdir, "cannot be read"),
     (LABELS, LABELS, os.mkfifo, r"cannot be read .* it is not a regular file"),
     (

@@ -114,8 +114,8 @@ def test_faults(images: Path, tmp_path: Path) -> None:
     os.mkfifo(images / "train" / "blue" / "0.png")
     refuses(DataError, r"0\.png cannot be read: it is not a reg", lambda: data.train[np.array([0])])
     (images / "test" / "green").mkdir()
-    refuses(DataError, "classes that train has not: green", load, f"images:{images}")
-    with pytest.raises(DataError, match=r"listed: No such file.*; images are DIR/train/CLASS/FILE"):
+    refuses(DataError, "train lacks the classes green", load, f"images:{images}")
+    with pytest.raises(DataError, match=r"listed: No such file.*; expected DIR/train/CLASS/FILE"):
         load(f"images:{images / 'nowhere'}")
     for part in ("train", "test"):
         (images / "empty" / part / "class").mkdir(parents=True)

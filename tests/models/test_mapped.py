@@ -104,7 +104,7 @@ def test_damaged_archives(tmp_path: Path) -> None:
     file.write_bytes(content[:-10])
     refuses(DataError, r"x\.npz is corrupt", open_npz, file)
     file.write_bytes(b"XX" + content[2:])
-    refuses(DataError, "not where the archive says", open_npz, file)
+    refuses(DataError, "not where the directory states", open_npz, file)
     at = struct.pack("<4s", b"PK\1\2")
     offset = content.index(at) + 42  # of the member's place, in the archive's directory
     file.write_bytes(content[:offset] + b"\xff\xff\xff\x7f" + content[offset + 4 :])

@@ -146,7 +146,7 @@ def test_errors_are_one_line(tmp_path: Path, file: Path, capsys: Capsys) -> None
         ([str(file), red, "--classes", str(tmp_path / "bad")], 1, "bad is corrupt"),
         ([str(file), red, "--plot", str(tmp_path / "no" / "p.svg")], 1, "No such file"),
         ([str(file), "none", "--plot", str(tmp_path / "no" / "p.svg")], 1, "p.svg"),
-        ([str(file), red, "--heads", "2"], 1, "is for a ViT in timm's layout"),
+        ([str(file), red, "--heads", "2"], 1, "requires a ViT in timm's layout"),
         ([str(file), red, "--std", "nan"], 2, "mean and std are finite numbers"),
         ([str(file), red, "--classes", str(names)], 2, "1 classes are named, and 3 are told"),
         ([str(file), red, "--mean", "1", "2"], 2, "mean and std are 1 number or 3"),

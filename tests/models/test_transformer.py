@@ -174,8 +174,8 @@ def test_other_files_are_refused(tmp_path: Path, capsys: Capsys) -> None:
     file = tmp_path / "x"
     for training, reason in (
         ("{", "was not written by models.train"),
-        ('{"model": "mlp"}', "is of a training of mlp, not of transformer"),
-        ('{"model": "transformer"}', "is of another transformer: load_state: missing"),
+        ('{"model": "mlp"}', "contains a mlp; expected a transformer"),
+        ('{"model": "transformer"}', "contains a different transformer: load_state: missing"),
     ):
         save(file, {}, {"mlvm.training": training})
         refuses(CheckpointError, reason, Generator, file)

@@ -216,7 +216,7 @@ def test_a_head_for_other_classes_is_new_and_the_rest_is_kept(tmp_path: Path) ->
     assert not arrays["head/kernel"].any()
     assert all((x == before[name]).all() for name, x in arrays.items() if "head/" not in name)
     for shape, reason in (
-        ((8, 10, 1), "not of 8 x 10: a Mixer"),
+        ((8, 10, 1), "got 8 x 10: a Mixer"),
         ((8, 8, 3), "1 channels, got 3"),
     ):
         refuses(ml.errors.WeightsError, reason, read.build, shape)
@@ -349,9 +349,9 @@ def test_an_npz_is_not_unpacked_before_it_is_known(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(weights.format, "read_array", unpacked)  # type: ignore[attr-defined]
     for tensors, reason in (
-        ({"x": ZERO, "y": ZERO}, f"^{file}: it is of no Mixer"),
-        ({"x": np.zeros(20_000)}, f"^{file}: it is of no Mixer"),
-        (spoilt("dist_token", ZERO), f"^{file}: unknown in a mlp_mixer: dist_token"),
+        ({"x": ZERO, "y": ZERO}, f"^{file}: expected names of a Mixer"),
+        ({"x": np.zeros(20_000)}, f"^{file}: expected names of a Mixer"),
+        (spoilt("dist_token", ZERO), f"^{file}: .*unknown in a mlp_mixer: dist_token"),
         (spoilt("stem/kernel", ZERO), f"^{file}: stem/kernel has 4 dimensions"),
         (arrays, "unpacked"),
     ):
@@ -406,7 +406,7 @@ def test_what_is_no_shape_of_an_image(tmp_path: Path) -> None:
     read = weights.read(file)
     for shape in ((0, 0, 1), (-8, -8, 1), (8, 8), (8.0, 8.0, 1), ()):
         refuses(ml.errors.ShapeError, "an image shape must be", read.build, shape)  # type: ignore[arg-type]
-    refuses(ml.errors.ShapeError, "patches do not tile 9 x 8", read.build, (9, 8, 1))
+    refuses(ml.errors.ShapeError, "must divide 9 x 8", read.build, (9, 8, 1))
 
 
 def test_heads_that_cannot_be(tmp_path: Path) -> None:
@@ -424,7 +424,7 @@ def test_heads_that_cannot_be(tmp_path: Path) -> None:
         lambda: weights.read(file).build(),
     )
     ml.save(file, drawn("vit", SMALL["vit"]))
-    refuses(ml.errors.WeightsError, r"1 or more.*got 0", weights.read, file, num_heads=0)
+    refuses(ml.errors.WeightsError, r">= 1 .*got 0", weights.read, file, num_heads=0)
 
 
 def test_heads_are_those_of_the_published_models_or_said_to_be_a_guess(tmp_path: Path) -> None:
@@ -467,11 +467,11 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         weights.read(file.with_suffix(".npz"))
     with zipfile.ZipFile(file, "w") as archive:
         archive.writestr("archive/data.pkl", b"\x80\2}q\0.")
-    with pytest.raises(ml.errors.WeightsError, match=r"no \.npz of arrays: .*PyTorch has pickled"):
+    with pytest.raises(ml.errors.WeightsError, match=r"a \.npz of arrays, .*PyTorch's pickles"):
         weights.read(file)
     np.savez(file, x=np.arange(3))
     with pytest.raises(ml.errors.WeightsError, match="weights must be floats, x is int64"):
         weights.read(file.with_suffix(".npz"))
     refuses(FileNotFoundError, "", weights.read, tmp_path / "nowhere")
     ml.save(file, small("mlp_mixer"), weights.described((8, 8, 1), ["only one"]))
-    refuses(ml.errors.WeightsError, "it names 1 classes and tells 3 apart", weights.read, file)
+    refuses(ml.errors.WeightsError, "it contains 1 names for 3 classes", weights.read, file)

@@ -109,8 +109,7 @@ def reduced(x: TensorType, axis: Axis) -> tuple[int, int, int] | None:
 def side_by_side(
     device: Facts, out: TensorType, x: TensorType, axis: Axis
 ) -> tuple[list[Call], Argument, tuple[int, int, int]]:
-    """Return calls that make the reduced axes adjacent, the memory of their result, and three
-    sizes."""
+    """Return calls that make the reduced axes adjacent, the resulting memory, and three sizes."""
     if x.size == 0:  # the kept axes have elements: the result is the fold's initial value
         return [], 1, (out.size, 0, 1)
     sizes = reduced(x, axis)

@@ -130,8 +130,10 @@ class Admission:
             self._strangers.pop(sock, None)
 
     def sweep(self, *, last: bool = False) -> bool:
-        """Close refused connections after a delay for reading the reason; return whether any
-        remain. The `last` call closes all of them."""
+        """Close refused connections that had time to read the reason; return whether any remain.
+
+        The `last` call closes all connections.
+        """
         present = self._now()
         with self._lock:
             strangers = self._strangers.items()

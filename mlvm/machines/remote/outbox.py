@@ -1,5 +1,4 @@
-"""Python version of the queue of messages that a client will send; the extension has a C
-version."""
+"""Queue of messages that a client will send, in Python; the extension has a version in C."""
 
 from __future__ import annotations
 

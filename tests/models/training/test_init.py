@@ -1,4 +1,4 @@
-"""A training begins with weights of a file: of another training, or published ones."""
+"""A training begins with weights of a file: a different training, or published ones."""
 
 from __future__ import annotations
 
@@ -70,9 +70,9 @@ def test_weights_that_are_for_something_else(
     ml.save(mixer, MlpMixer((8, 8, 1), 3, key=ml.random.key(0)))
     with pytest.raises(ml.errors.WeightsError, match="expects images of 8 x 8, got 4 x 8: a Mixer"):
         train(data=data, init=mixer, batch_size=2)
-    with pytest.raises(OptionError, match="has weights of mlp_mixer, not of vit"):
+    with pytest.raises(OptionError, match="contains weights of mlp_mixer, expected vit"):
         train(model="vit", data=data, init=mixer)
-    with pytest.raises(ml.errors.WeightsError, match="neither safetensors"):
+    with pytest.raises(ml.errors.WeightsError, match="expected a safetensors or"):
         train(data=data, init=mnist / "train-images-idx3-ubyte")
     assert main(["--init", str(tmp_path / "none"), "--data", data]) == 1
     assert "none" in capsys.readouterr().err

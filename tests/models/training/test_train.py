@@ -212,15 +212,15 @@ def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path) -> None:
         train(model="convnet", epochs=2, resume=file)
     tensors, metadata = load(file)
     wrong: list[tuple[dict[str, Any], dict[str, str], str]] = [
-        (tensors, {}, "not written by a training"),
+        (tensors, {}, "not written by models.train"),
         *(
-            (tensors, metadata | {"mlvm.training": text}, "not written by a training")
+            (tensors, metadata | {"mlvm.training": text}, "not written by models.train")
             for text in ("{", "3", "[" * 100_000)
         ),
         (
             tensors,
             metadata | {"mlvm.pipeline": "[]"},
-            "of another training: .* expected a state with",
+            "belongs to a different training: .* expected a state with",
         ),
         ({"losses": tensors["losses"]}, metadata, "missing or unknown: model/"),
         (tensors | {"random": np.zeros(3)}, metadata, r"random is uint64 \(2,\), not float64"),
@@ -493,8 +493,8 @@ def test_a_server_that_is_to_train(tmp_path: Path, monkeypatch: Patch, capsys: C
     ]
     for wrong, message in (
         ([*command, "--group", "threads:2"], "--vm and --group threads:2 cannot be combined"),
-        (["--secret-file", str(secret)], "a secret and TLS are for a server: see --vm"),
-        (["--tls"], "a secret and TLS are for a server: see --vm"),
+        (["--secret-file", str(secret)], "--secret-file and --tls require --vm, a server"),
+        (["--tls"], "--secret-file and --tls require --vm, a server"),
     ):
         assert refuses(SystemExit, "", main, wrong).code == 2
         assert message in capsys.readouterr().err
