@@ -61,11 +61,11 @@ class _Assignment(NamedTuple):
     Attributes:
         path: dotted path of an imported module, class or function.
         value, scope: an expression, and the scope that evaluates it.
-        is_type: whether the expression is the annotation of the name, not the value. owner: for
-        `self`, the scope of the class.
+        is_type: whether the expression is the annotation of the name, not the value.
+        owner: for `self`, the scope of the class.
         alias: the part of an import statement that binds the name without `as`.
-        is_definition: whether the name is a function or class of the file. body: for a class of the
-        file, the scope of the class.
+        is_definition: whether the name is a function or class of the file.
+        body: for a class of the file, the scope of the class.
     """
 
     path: str | None = None

@@ -74,9 +74,10 @@ class Pretrained:
 
     `layout`: layout of the file.
     `model`: name of the model in `models.train`.
-    `options`: arguments of the model. `variant`: the name in the paper, or None. `classes`: names
-    of the classes, None if the file lacks them. `heads_guessed`: True if neither the file nor a
-    published variant defines the number of heads.
+    `options`: arguments of the model.
+    `variant`: the name in the paper, or None.
+    `classes`: names of the classes, None if the file lacks them.
+    `heads_guessed`: True if neither the file nor a published variant defines the number of heads.
     """
 
     file: Path

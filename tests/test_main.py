@@ -77,7 +77,7 @@ def test_ops_documents_the_named_ones(capsys: Capsys) -> None:
 @cases(
     "name, text",
     ("multiplt", "error: no function 'multiplt'; did you mean multiply"),
-    ("add.out", "error: no op 'add.out': this is a variant of an op"),
+    ("add.out", "error: 'add.out' is a variant of an op"),
 )
 def test_an_unknown_op_is_one_message_and_status_1(name: str, text: str, capsys: Capsys) -> None:
     assert fails(capsys, f"ops {name}").startswith(text)
@@ -110,7 +110,7 @@ def test_info_shows_the_instruction_sets(capsys: Capsys, monkeypatch: Patch) -> 
 def test_info_refuses_a_setting_that_says_nothing_known(capsys: Capsys, monkeypatch: Patch) -> None:
     monkeypatch.setenv("MLVM_THREADS", "2")
     assert main(["info"]) == 0
-    message = f"\nthreads of the default VM: 2 of {os.cpu_count()} (set MLVM_THREADS for others)\n"
+    message = f"\nthreads of the default VM: 2 of {os.cpu_count()} (set MLVM_THREADS to change)\n"
     assert message in capsys.readouterr().out
     monkeypatch.setenv("MLVM_THREADS", "all")
     assert main(["info"]) == 1
@@ -276,7 +276,7 @@ LARGE = """
     ("run add.mlasm --arg u64.npy --arg i64.npy", "add(u64[2], i64[2]): u64 and i64 do not"),
     ("run add.mlasm --arg x.npy --arg nosuch.npy", "nosuch.npy: No such file or directory"),
     ("run add.mlasm --arg x.npy --arg .", ".: Is a directory"),
-    ("run add.mlasm --arg x.npy --arg text.npy", "argument 1, text.npy: no .npy file"),
+    ("run add.mlasm --arg x.npy --arg text.npy", "argument 1, text.npy: not a .npy file"),
     ("run add.mlasm --arg x.npy --arg empty.npy", "argument 1, empty.npy: no .npy file"),
     ("run add.mlasm --arg x.npy --arg cut.npy", "argument 1, cut.npy: no .npy file"),
     ("run add.mlasm --arg x.npy --arg header.npy", "argument 1, header.npy: no .npy file"),
@@ -562,7 +562,7 @@ def test_show_writes_what_a_script_did_until_it_failed(
     Path("bad.py").write_text(f"{MAKES_X}import os; os.chdir('in')\n{last}\n")
     assert command_line("show bad.py") == status
     output, errors = capsys.readouterr()
-    assert output == "page  bad.py.html, of what the script did until it failed\n"
+    assert output == "page  bad.py.html, until the failure of the script\n"
     if "Exit" not in last:
         head, place, errors = errors.split("\n", 2)
         assert (head, place) == (

@@ -72,8 +72,9 @@ class SingleThreadedRing:
 class Slot:
     """Memory for one element.
 
-    `lent_to`: thread that got the tensors; 0 after they are freed. `loan`: the tensors, if they
-    were returned inside `with arena:` and are freed by the arena's reset.
+    `lent_to`: thread that got the tensors; 0 after they are freed.
+    `loan`: the tensors, if they were returned inside `with arena:` and are freed by the arena's
+    reset.
     `lent`: regions of live tensors, and a list of the claim while the slot is lent.
 
     `lent` is new for each borrower: a late thread of an earlier borrower cannot change it.
@@ -127,9 +128,9 @@ class Claim:
 
     A dropped claim returns to a ring while the ring exists.
 
-    `home`: ring to which it returns; for a slot's claim, the ring of free slots. `element`: tensors
-    over the regions of a slot that is being filled or waits. `types`: types of an element that is
-    smaller than the slot, otherwise empty.
+    `home`: ring to which it returns; for a slot's claim, the ring of free slots.
+    `element`: tensors over the regions of a slot that is being filled or waits.
+    `types`: types of an element that is smaller than the slot, otherwise empty.
     """
 
     __slots__ = ("_finalizers", "element", "home", "slot", "types")

@@ -87,8 +87,9 @@ class Segment(NamedTuple):
     """Function with one part per number of rows.
 
     `ins`, `outs`: bytes of a row of each operand and result.
-    `shared`: arguments of the launch that follow the operands of a part. `heavy`: wait for more
-    rows before running. `sum`: number of the sum to which the segment adds, or -1.
+    `shared`: arguments of the launch that follow the operands of a part.
+    `heavy`: wait for more rows before running.
+    `sum`: number of the sum to which the segment adds, or -1.
     """
 
     parts: dict[int, Part]
@@ -111,9 +112,10 @@ class Segment(NamedTuple):
 class LaneProgram(Deferred):
     """Program for rows.
 
-    `rows`: all functions; `run.py` runs main for each row. `segments`: functions with parts, by
-    name. `types`: types of the operands. `family`: equal for programs of one function at different
-    lengths.
+    `rows`: all functions; `run.py` runs main for each row.
+    `segments`: functions with parts, by name.
+    `types`: types of the operands.
+    `family`: equal for programs of one function at different lengths.
     """
 
     def __init__(
@@ -215,8 +217,9 @@ class _Symbol(NamedTuple):
 class Types(NamedTuple):
     """Types of the operands of a program for rows.
 
-    args: types of a row of each argument. shared: types of values that all rows share; the last
-    values are the results of `first`. sums: number of sums.
+    args: types of a row of each argument.
+    shared: types of values that all rows share; the last values are the results of `first`.
+    sums: number of sums.
     """
 
     args: list[TensorType]
@@ -235,8 +238,8 @@ class Linked:
     """Steps of a program for rows, for `plan/lanes.c`; `native/lanes.py` encodes them as integers.
 
     `heavy`: steps at which frames wait for other frames.
-    `params`, `returned`: registers of arguments and results, with the bytes of a row. `lent`: row
-    sizes that occur only in arguments.
+    `params`, `returned`: registers of arguments and results, with the bytes of a row.
+    `lent`: row sizes that occur only in arguments.
 
     Raises `MachineError` for a program that only `run.py` runs.
     """

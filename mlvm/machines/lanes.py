@@ -72,9 +72,10 @@ def _prepared(vm: VM, program: Program, operands: tuple[Array, ...]) -> Bound:
 class _Memory:
     """Memory of the programs of one function at all lengths, which run one after the other.
 
-    `users`: number of these programs. `version`: number of times that memory of a part has moved.
-    `last`: program that owns the current rows. `vm`: a weak proxy, because the VM's function table
-    refers to this object.
+    `users`: number of these programs.
+    `version`: number of times that memory of a part has moved.
+    `last`: program that owns the current rows.
+    `vm`: a weak proxy, because the VM's function table refers to this object.
     """
 
     def __init__(self, vm: VM) -> None:

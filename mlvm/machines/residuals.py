@@ -4,13 +4,13 @@ The trip count of a `while_loop` and the depth of a recursion are known only at 
 a program saves the values of each iteration or call as a record on a stack of the VM, and refers to
 records by number.
 
-    residuals.begin ( -- ) start the stack of a program, above the stacks of outer programs
-    residuals.push ( p x1 .. xn -- ) add a record of copies of the tensors; write the number to p
-    residuals.read ( o1 .. on p -- ) copy the first n tensors of record p to o1 .. on
-    residuals.read_rows ( o1 .. on p -- ) copy row i from record p[i], for each i residuals.add ( r
-    p q -- ) add a record of the sums of records p and q; write the number to r residuals.end ( -- )
-    drop the records of the program
-    residuals.held ( -- n ) return the bytes of the stack, which stays allocated, as an i64[]
+    residuals.begin  ( -- )               start the stack of a program, above outer programs
+    residuals.push   ( p x1 .. xn -- )    copy the tensors to a new record; write its number to p
+    residuals.read   ( o1 .. on p -- )    copy the first n tensors of record p to o1 .. on
+    residuals.read_rows ( o1 .. on p -- ) copy row i from record p[i], for each i
+    residuals.add    ( r p q -- )         add records p and q to a new record; write its number to r
+    residuals.end    ( -- )               drop the records of the program
+    residuals.held   ( -- n )             return the bytes of the stack, also unused, as an i64[]
 
 Numbers start with 1, and 0 is a record of zeros. Therefore records are vectors, and the cotangent
 of a record is a record. In a record of a cotangent, each i64 is the number of a nested record, and

@@ -390,9 +390,11 @@ class WireServer:
 class Loaded(NamedTuple):
     """Program loaded on the server.
 
-    `number`: number on the server. `digest`: digest of the bytes. `outputs`: whether a launch may
-    return outputs. `alive`: the client's programs with these bytes, by id; the server drops the
-    program when all of them are deleted.
+    `number`: number on the server.
+    `digest`: digest of the bytes.
+    `outputs`: whether a launch may return outputs.
+    `alive`: the client's programs with these bytes, by id; the server drops the program when all of
+    them are deleted.
     """
 
     number: int

@@ -19,9 +19,9 @@ _NUMPY: Final = {f32: 0x75EE966F, f64: 0x969AEF6E}
 class Ziggurat(NamedTuple):
     """Tables of the ziggurat (Marsaglia and Tsang, Journal of Statistical Software 5, 2000).
 
-    `widths`: widths of the layers, divided by 2^23 (f32) or 2^52 (f64), the tail first. `inside`:
-    number of the 2^23 or 2^52 steps that are inside the next layer. `density`: density at each
-    edge.
+    `widths`: widths of the layers, divided by 2^23 (f32) or 2^52 (f64), the tail first.
+    `inside`: number of the 2^23 or 2^52 steps that are inside the next layer.
+    `density`: density at each edge.
     """
 
     widths: tuple[float, ...]

@@ -76,8 +76,8 @@ class Kind(NamedTuple):
     """Declared type of a value.
 
     container: "", "sequence" or "optional".
-    number: `TensorProto.DataType` of the elements, 0 if undeclared. shape: lengths; a name or None
-    for a dynamic length.
+    number: `TensorProto.DataType` of the elements, 0 if undeclared.
+    shape: lengths; a name or None for a dynamic length.
     """
 
     container: str

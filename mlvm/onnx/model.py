@@ -212,7 +212,7 @@ def load(file: str | os.PathLike[str] | bytes) -> Model:
     try:
         path = Path(os.fspath(file))
     except TypeError:
-        raise ArgumentError("load expects the name of a file, or the bytes of a file").at(
+        raise ArgumentError("load expects a file name or the bytes of a file").at(
             "load", ()
         ) from None
     files = Files(path)

@@ -28,9 +28,9 @@ class Op(NamedTuple):
     `run`: function of a `Call` and the operands.
     `kind`: form of the operands. "plain": axes in order, arrays if all are on the host. "tensors":
         always tensors. "elementwise": one permutation of axes for all. "raw": unchanged.
-    `host`: positions of operands that are read to the host. `packed`: by position, a function of
-    (numpy or `mlvm.eager`, node, weight) that converts the layout of a weight, when the model is
-    loaded or in each call that computes the weight.
+    `host`: positions of operands that are read to the host.
+    `packed`: by position, a function of (numpy or `mlvm.eager`, node, weight) that converts the
+    layout of a weight, when the model is loaded or in each call that computes the weight.
     `least`: smallest number of operands.
     `most`: largest number of operands, or None.
     `only`: attributes that have a single supported value.

@@ -61,7 +61,9 @@ Bytes: TypeAlias = memoryview | bytes
 class Field(NamedTuple):
     """Field of a message.
 
-    name: field name. kind: kind of the values. many: whether the field is repeated.
+    name: field name.
+    kind: kind of the values.
+    many: whether the field is repeated.
     default: value of an absent field.
     """
 

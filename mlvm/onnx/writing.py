@@ -128,7 +128,7 @@ def save(
         samples = samples_of(axes, model.inputs)
         model = _Model(fn, list(args), kwargs, axes, samples[0])
         decided = model.lengths.decided(samples)
-        if decided is not None:  # only removed calls used it
+        if decided is not None:  # may only affect removed calls
             for sizes in samples[1:]:
                 other = _Model(fn, list(args), kwargs, axes, sizes)
                 if model.parts(False, "") != other.parts(False, ""):

@@ -60,8 +60,8 @@ class RayGroup(AnyGroup):
         timeout: the longest time in seconds that a member waits for another member without
             progress, that `run` waits for the other members after the first has finished, and that
             the group waits for resources. By default, members wait without a limit, and the group
-            waits `start` seconds for resources. start: the longest time in seconds that the group
-            waits for actors.
+            waits `start` seconds for resources.
+        start: the longest time in seconds that the group waits for actors.
         strategy: the placement group that reserves the resources: "PACK" on few hosts, "SPREAD" on
             many, "STRICT_PACK" on one host, "STRICT_SPREAD" on `size` hosts.
         restarts: the largest number of restarts.

@@ -43,9 +43,9 @@ class Examples(Protocol):
 class DataSet:
     """Labelled samples of the same shape.
 
-    `shape`: shape of a sample; (H, W, C) for images. `augment`: random transform of training
-    samples that preserves the labels, or None. `num_symbols`: number of different symbols, if
-    samples consist of symbols.
+    `shape`: shape of a sample; (H, W, C) for images.
+    `augment`: random transform of training samples that preserves the labels, or None.
+    `num_symbols`: number of different symbols, if samples consist of symbols.
     `classes`: names of the classes, or None.
     """
 

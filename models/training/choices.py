@@ -21,7 +21,8 @@ from models.vit import VisionTransformer
 class Choice(NamedTuple):
     """Model to train.
 
-    kind: kind of the data sets. data: default data set.
+    kind: kind of the data sets.
+    data: default data set.
     build: function of a data set and a random key that builds the model.
     """
 

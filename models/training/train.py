@@ -61,8 +61,8 @@ class Options(NamedTuple):
 class Result(TypedDict):
     """Result of a training.
 
-    `test_accuracy`: share of correctly predicted test labels. `test_loss`: mean cross-entropy of
-    the test, nats.
+    `test_accuracy`: share of correctly predicted test labels.
+    `test_loss`: mean cross-entropy of the test, nats.
     `train_loss`: mean loss of each epoch, without steps that overflowed in f16.
     `step_ms_median`: time of a step; None if the checkpoint contained all steps.
     `input_wait_share`: share of the step time that was spent waiting for batches.

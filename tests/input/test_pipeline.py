@@ -488,7 +488,7 @@ def test_the_end_of_the_last_epoch(epochs: int) -> None:
     with pipeline(workers=1, epochs=epochs) as batches:
         assert len(digests(batches)) == 5 * epochs
         for call in (batches.get, lambda: list(batches), lambda: next(iter(batches))):
-            refuses(QueueClosedError, f"all {epochs} epochs are finished; go back by", call)
+            refuses(QueueClosedError, f"all {epochs} epochs are finished; go back with", call)
 
 
 # --- other processes -----------------------------------------------------------------

@@ -147,10 +147,10 @@ def test_errors_are_one_line(tmp_path: Path, file: Path, capsys: Capsys) -> None
         ([str(file), red, "--plot", str(tmp_path / "no" / "p.svg")], 1, "No such file"),
         ([str(file), "none", "--plot", str(tmp_path / "no" / "p.svg")], 1, "p.svg"),
         ([str(file), red, "--heads", "2"], 1, "requires a ViT in timm's layout"),
-        ([str(file), red, "--std", "nan"], 2, "mean and std are finite numbers"),
-        ([str(file), red, "--classes", str(names)], 2, "1 classes are named, and 3 are told"),
-        ([str(file), red, "--mean", "1", "2"], 2, "mean and std are 1 number or 3"),
-        ([str(file), red, "--std", "0"], 2, "std is not 0"),
+        ([str(file), red, "--std", "nan"], 2, "mean and std must be finite numbers"),
+        ([str(file), red, "--classes", str(names)], 2, "expected 3 names of classes, got 1"),
+        ([str(file), red, "--mean", "1", "2"], 2, "expected 1 or 3 numbers"),
+        ([str(file), red, "--std", "0"], 2, "std not 0"),
         ([str(file), red, "--top", "0"], 2, "must be >= 1"),
     ):
         if status == 2:

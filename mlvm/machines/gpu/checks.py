@@ -38,7 +38,8 @@ class Note:
     """Record of a call that may reject values.
 
     judges: number of the first operand that is checked; the following operands of the same size are
-        also checked, with consecutive positions. slot: number of the flag.
+        also checked, with consecutive positions.
+    slot: number of the flag.
 
     `explained` adds the location in the program, and the line of Python that launched it.
     """

@@ -113,8 +113,8 @@ class Facts(NamedTuple):
 class Row:
     """Row of the table of kernels.
 
-    judges: number of the parameter with values that may be rejected, or 0. computes: whether it
-    requires dtypes with which the device can compute.
+    judges: number of the parameter with values that may be rejected, or 0.
+    computes: whether it requires dtypes with which the device can compute.
     """
 
     make: Maker

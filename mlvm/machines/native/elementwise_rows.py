@@ -33,7 +33,8 @@ _OF_SOURCE: Final = frozenset({"greatest", "least", "quotient", "modulus", "log_
 class Row(NamedTuple):
     """Elementwise op for a kind of dtypes.
 
-    `form`: macro of the native kernels; "" for an op that only GPU kernels compute. `name`: the op.
+    `form`: macro of the native kernels; "" for an op that only GPU kernels compute.
+    `name`: the op.
     `cost`: approximate nanoseconds per byte of the result, with data in the cache.
     `result`: an expression of x, x and y, or x, y and z.
     `on_gpu`: the expression in GPU kernels, if different.

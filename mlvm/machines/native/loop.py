@@ -140,8 +140,9 @@ class Helper:
 class Prepared:
     """Linked program in the form that the loop in C runs.
 
-    called: functions except main, which owns this object and must not be kept alive. triples:
-    steps, starts and ends of each function, shared by programs that are bound in the same way.
+    called: functions except main, which owns this object and must not be kept alive.
+    triples: steps, starts and ends of each function, shared by programs that are bound in the same
+        way.
     """
 
     __slots__ = ("called", "program", "triples", "version")

@@ -86,8 +86,9 @@ def kernel_call(
     """Create a call of a kernel by name, or return None if the kernel does not exist.
 
     `work`: nanoseconds on one thread.
-    `integers`: by name; missing integers are 0. `scratch`, `shared`: bytes of memory per thread,
-    and for all threads. `rest`: any number of integers after the named integers.
+    `integers`: by name; missing integers are 0.
+    `scratch`, `shared`: bytes of memory per thread, and for all threads.
+    `rest`: any number of integers after the named integers.
     `rows`: the row functions of a chain.
     """
     names = _integers(_native.simd()).get(kernel)

@@ -35,7 +35,8 @@ class BoundedVM(LocalVM):
     A call that exceeds a limit raises `OutOfMemoryError` or `LimitExceededError`, and the VM
     remains usable.
 
-    limits: limits of the client launches: number of launches, including failed launches
+    limits: limits of the client
+    launches: number of launches, including failed launches
     client.is_gone: per thread, whether the client has disconnected, which ends launches
     """
 

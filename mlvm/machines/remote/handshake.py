@@ -2,8 +2,8 @@
 
     client  hello      nonce, has_secret, request
     server  challenge  nonce
-    client proof HMAC(secret, "client", all messages so far)
-    server welcome description of the server; HMAC(secret, "server", all messages so far)
+    client  proof      HMAC(secret, "client", all messages so far)
+    server  welcome    description; HMAC(secret, "server", all messages so far)
 
 The HMAC (RFC 2104, SHA-256) of each side covers both nonces, both versions, the request, the side
 that sends it and, under TLS, the channel (RFC 5929). Therefore the secret is never sent, each side

@@ -26,8 +26,8 @@ _PATIENCE: Final = 5.0  # maximum seconds for a reader of the page
 class Metrics:
     """Counters and histograms. One thread at a time changes them.
 
-    limits: number of calls that exceeded a limit, by error name. seconds: total seconds and number
-    of events in each bucket, by kind of event.
+    limits: number of calls that exceeded a limit, by error name.
+    seconds: total seconds and number of events in each bucket, by kind of event.
     """
 
     def __init__(self) -> None:

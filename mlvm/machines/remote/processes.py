@@ -40,9 +40,11 @@ _ROOM: Final = 1 << 18
 class Process:
     """Process of one client or of a shared VM.
 
-    `name`: name of the VM. `channel`: the server's end of the channel. `status`: last answer to
-    "status", as `Server.status`. `metrics`: last counters, as `Metrics.to_json`. `status_pending`:
-    a request for the status is not answered.
+    `name`: name of the VM.
+    `channel`: the server's end of the channel.
+    `status`: last answer to "status", as `Server.status`.
+    `metrics`: last counters, as `Metrics.to_json`.
+    `status_pending`: a request for the status is not answered.
     `ended`: the reason why the process has exited, or None.
     """
 

@@ -719,8 +719,8 @@ class _Client:
     """Connection; it has a number after admission, and a VM if requested.
 
     `leased`: the client may reconnect within the server's `lease_seconds`.
-    `resumes`: number of the client that this connection continues. `key`: secret with which this
-    client can interrupt launches.
+    `resumes`: number of the client that this connection continues.
+    `key`: secret with which this client can interrupt launches.
     """
 
     def __init__(

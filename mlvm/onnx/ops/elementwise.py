@@ -33,8 +33,11 @@ load 3: Where
 class Pair(NamedTuple):
     """Op of ONNX that corresponds to one op of mlvm.
 
-    `name`: name in ONNX. `function`: name in mlvm. `least`: number of operands. `form`: dtype in
-    which `save` writes the operands, or "load" if `save` writes the op differently.
+    `name`: name in ONNX.
+    `function`: name in mlvm.
+    `least`: number of operands.
+    `form`: dtype in which `save` writes the operands, or "load" if `save` writes the op
+    differently.
     """
 
     name: str

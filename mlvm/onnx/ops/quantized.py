@@ -132,8 +132,9 @@ _ONE: Final = np.ones((), np.float32)
 class Rows(NamedTuple):
     """Second operand of a product of integers.
 
-    q: rows, [n, k]. zero: zero points of the rows, i32; None if all are 0. sums: sum of each row
-    minus the zero points, i32[n].
+    q: rows, [n, k].
+    zero: zero points of the rows, i32; None if all are 0.
+    sums: sum of each row minus the zero points, i32[n].
     """
 
     q: Any

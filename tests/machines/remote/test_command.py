@@ -156,7 +156,7 @@ def test_launches_a_second_are_those_since_the_last_look() -> None:
     (["serve", "--listen", "nowhere"], "an address: expected"),
     (["serve", "--listen", "0.0.0.0:0"], "--insecure"),
     (["serve", "--listen", ":0", "--secret-file", "/no/such"], "/no/such: No such file"),
-    (["serve", "--listen", ":0", "--certificate", "/no/such"], "no certificate"),
+    (["serve", "--listen", ":0", "--certificate", "/no/such"], "cannot read a certificate"),
     (["serve", "--listen", ":0", "--key", "key.pem"], "needs certificate="),
     (["serve", "--listen", ":0", "--library", "/no/such.so"], "/no/such.so"),
     (["ping", "unix:/no/such/socket"], "no server at unix:/no/such/socket"),
@@ -181,7 +181,7 @@ def test_every_limit_is_an_option(capsys: Capsys) -> None:
     text = capsys.readouterr().out
     for name in Limits.__dataclass_fields__:
         assert f"--{name.replace('_', '-')} " in text
-    assert "--library SO a shared library with functions in C" in " ".join(text.split())
+    assert "--library SO shared library with functions in C" in " ".join(text.split())
     assert whole_number("64M") == 64 << 20
     assert whole_number("3") == 3
     assert size_text(1 << 31) == "2G"

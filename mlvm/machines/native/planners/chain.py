@@ -421,8 +421,8 @@ def _axes(
 class _ScratchLayout:
     """Layout of values in scratch memory; a temporary reuses the memory of a dead value.
 
-    kinds: how the kernel addresses each value. piece: number of elements of a piece; all values of
-    a piece fit into the cache.
+    kinds: how the kernel addresses each value.
+    piece: number of elements of a piece; all values of a piece fit into the cache.
     """
 
     def __init__(self, chain: _Steps, strides: dict[int, list[int]], size: int) -> None:

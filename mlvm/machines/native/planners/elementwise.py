@@ -17,8 +17,9 @@ ROWS: Final = _native.rows()
 class Row(NamedTuple):
     """Row function of an op.
 
-    dtypes: dtypes of the operands; other operands are converted, integers first to `first`. result:
-    result dtype; f32 if the op's result is in half precision. cost: nanoseconds per element.
+    dtypes: dtypes of the operands; other operands are converted, integers first to `first`.
+    result: result dtype; f32 if the op's result is in half precision.
+    cost: nanoseconds per element.
     """
 
     name: str

@@ -60,9 +60,10 @@ def reduction(
 ) -> KernelCall | None:
     """Plan a call of reduction.c.
 
-    `scratch`, `shared`: bytes per column of a block, and per result of a part. `ns`: time per
-    element, relative to a sum. `exact`: the bits of a result do not depend on the division.
-    Otherwise the division must not depend on the other results.
+    `scratch`, `shared`: bytes per column of a block, and per result of a part.
+    `ns`: time per element, relative to a sum.
+    `exact`: the bits of a result do not depend on the division. Otherwise the division must not
+    depend on the other results.
     """
     out, x = types[0], types[1]
     axes = collapsed(x.shape, normalize_axes(axis, x.ndim))

@@ -3,10 +3,11 @@
  * In:        the key of a call without a template, from templates.c.
  * Out:       the call's result, computed by an open template: the steps of such calls, with formulas of the
  *            numbers for the types of results and for the integers of kernels.
- * Must hold: an open template is made of a trace in which the numbers are open
- *            (mlvm/eager/recording/families.py); its guards are all that the trace and the planners have seen of
- *            them. All else in the key is compared. Its steps are those of a recorded template, one by one.
- *            Numbers below 2 are not open: for 0 and 1 the type rules make exceptions.
+ * Must hold: an open template is created from a trace with open numbers
+ *            (mlvm/eager/recording/families.py). The guards contain everything that the trace and the
+ *            planners have read of the numbers. Everything else in the key is compared. The steps equal
+ *            the steps of a recorded template, one by one.
+ *            Numbers below 2 are not open: the type rules treat 0 and 1 differently.
  * Callers:   `call_composed` in templates.c.
  * Locks:     the interpreter lock; the VM's lock while a kernel's integers are written and it runs.
  */
@@ -21,11 +22,11 @@ enum {
     MOST_FAILURES = 4,
     FAMILIES = 512,
     LEAST_OPEN = 2,
-    MOST_CALLS = 3, /* of one key by open templates, before it gets a template of its own */
+    MOST_CALLS = 3, /* runs of one key by open templates before it gets a separate template */
     MOST_FORMULAS = 1024
 };
 
-/* A step: `call` is NULL for a view. The lengths of its result are formulas. */
+/* A step: `call` is NULL for a view. The lengths of the result are formulas. */
 typedef struct {
     KernelCallObject *call;
     PyObject *dtype;
@@ -37,10 +38,10 @@ typedef struct {
     int *guards; /* places of formulas */
     Number *guarded;
     OpenStep *steps;
-    Template *template; /* whose steps these are, with the key and the result */
-    int *scalars;       /* of each constant of the template: the formula of its value, or -1 */
+    Template *template; /* the template with these steps, the key and the result */
+    int *scalars;       /* for each constant of the template: the formula of the value, or -1 */
     int64_t numbers[MOST_NUMBERS];
-    int inputs[MOST_NUMBERS]; /* of each number of the key: the input that it is, or -1 */
+    int inputs[MOST_NUMBERS]; /* for each number of the key: the number of the input, or -1 */
     int nguards, nsteps, nnumbers, nscalars;
     long long generation;
 } OpenTemplate;
@@ -54,16 +55,16 @@ typedef struct {
 } Family;
 
 static long long open_calls; /* calls that open templates ran */
-static int calls_before = 6; /* calls with different numbers, before a trace is made */
+static int calls_before = 6; /* calls with different numbers before a trace */
 static Family families[FAMILIES];
 static PyTypeObject *open_type;
-static PyObject *trace;             /* of Python, which returns an open template */
+static PyObject *trace;             /* Python function that returns an open template */
 static const Template *generalized; /* the template that the trace must repeat */
 
 /* --- numbers of a key --- */
 
-/* List the numbers of a key: the lengths of operands, and arguments, of which floats by their bits; and hash all
- * else. Returns their number; -1 if the key has a family of its own only. */
+/* List the numbers of a key: lengths of operands, and arguments (floats as bits); hash everything
+ * else. Returns the number of numbers; -1 if no other key can belong to the same family. */
 static int numbers_of(const Key *key, PyObject *function, int64_t *numbers, char *is_float, uint64_t *hash)
 {
     int count = 0;
@@ -94,7 +95,7 @@ static int numbers_of(const Key *key, PyObject *function, int64_t *numbers, char
     return count;
 }
 
-/* Whether a key differs from that of a template by open numbers at most. */
+/* Whether a key differs from the key of a template at most by open numbers. */
 static int is_of(const OpenTemplate *self, PyObject *function, const Key *key, const int64_t *numbers,
                  const char *is_float, int count)
 {
@@ -141,7 +142,7 @@ static int holds(const OpenTemplate *self, const int64_t *numbers, const char *i
             memcpy(&value.real, &numbers[i], sizeof value.real);
         }
         if (values[input].kind != UNDEFINED && !is_same_number(&values[input], &value))
-            return 0; /* numbers that are one stay one */
+            return 0; /* numbers that are the same input stay the same */
         values[input] = value;
     }
     evaluate(formulas->formulas, values, formulas->count);
@@ -153,8 +154,8 @@ static int holds(const OpenTemplate *self, const int64_t *numbers, const char *i
 
 /* --- calls --- */
 
-/* Get the tensor of each constant: those of numbers are new. Returns 0, with some of them, if the VM has freed a
- * constant or Python must run the call. */
+/* Get the tensor of each constant; the tensors of numbers are new. Returns 0, with some of the
+ * tensors, if the VM has freed a constant or Python must run the call. */
 static int find_constants(const OpenTemplate *self, const Number *values, PyObject **constants)
 {
     const Template *template = self->template;
@@ -177,7 +178,7 @@ static int find_constants(const OpenTemplate *self, const Number *values, PyObje
     return done;
 }
 
-/* Whether the VM has freed a constant, so that the template is of no more use. */
+/* Whether the VM has freed a constant, which makes the template unusable. */
 static int has_lost_constants(const OpenTemplate *self)
 {
     for (int i = 0; i < self->nscalars; i++)
@@ -193,7 +194,7 @@ static PyObject *run_open(OpenTemplate *self, const Key *key, const Number *valu
     PyObject *tensors[MOST_VALUES] = {NULL}, *constants[MOST_STEPS] = {NULL}, *result = NULL;
     int first = key->ntensors, done = find_constants(self, values, constants);
     for (int i = 0; i < first; i++)
-        tensors[i] = Py_NewRef((PyObject *)key->tensors[i]); /* a list of tensors may change meanwhile */
+        tensors[i] = Py_NewRef((PyObject *)key->tensors[i]); /* a list may change meanwhile */
     for (int i = 0; i < self->nsteps && done > 0; i++) {
         const OpenStep *open = &self->steps[i];
         const TemplateStep *step = &template->steps[i];
@@ -233,7 +234,8 @@ static PyObject *run_open(OpenTemplate *self, const Key *key, const Number *valu
     return result;
 }
 
-/* Begin a family. Freeing the templates of another may run Python, which must find the new one. */
+/* Create a family. Freeing the templates of the old family may run Python, which must find the new
+ * family. */
 static void begin_family(Family *family, uint64_t hash)
 {
     Family old = *family;
@@ -249,7 +251,7 @@ static PyObject *call_in_family(PyObject *function, const Key *key, int *learns)
     char is_float[MOST_NUMBERS];
     Number values[MOST_FORMULAS];
     uint64_t hash;
-    /* An outer call that is recorded must note each step. */
+    /* A recorded outer call must record each step. */
     if (key->tape != Py_None || is_recording() || *calls_of(key->hash) >= MOST_CALLS)
         return NULL;
     int count = numbers_of(key, function, numbers, is_float, &hash);
@@ -258,7 +260,7 @@ static PyObject *call_in_family(PyObject *function, const Key *key, int *learns)
     Family *family = &families[hash % FAMILIES];
     if (family->hash != hash)
         begin_family(family, hash);
-    /* Comparing types may free one, which runs Python: another thread may begin the family anew. */
+    /* Comparing types may free a type, which runs Python: a different thread may recreate the family. */
     for (int i = 0; i < family->nopen && family->hash == hash; i++) {
         OpenTemplate *open = (OpenTemplate *)Py_NewRef((PyObject *)family->open[i]);
         int fits = is_of(open, function, key, numbers, is_float, count) &&
@@ -296,7 +298,7 @@ static int key_of(Key *key, PyObject *call, FastPath *fast_path, PyObject *arena
     key->arena = arena;
     PyObject *context = present_context();
     int fits = context && add_pointer(key, call) && add_context(key, context) && key->tape == Py_None;
-    Py_XDECREF(context); /* the thread or task keeps its tape */
+    Py_XDECREF(context); /* the thread or task keeps the tape alive */
     for (int i = 0; fits && i < count; i++)
         fits = add_argument(key, (PyObject *)operands[i], 0);
     return fits;
@@ -311,8 +313,8 @@ static PyObject *apply_in_family(PyObject *call, FastPath *fast_path, PyObject *
                : NULL;
 }
 
-/* The inputs of the numbers that differ from those of an earlier call: equal ones have the same input. Returns the
- * number of inputs. */
+/* Assign inputs to the numbers that differ from an earlier call; equal numbers share an input.
+ * Returns the number of inputs. */
 static int inputs_of(const int64_t *numbers, const int64_t *before, const char *is_float, int count,
                      int *inputs)
 {
@@ -384,7 +386,7 @@ static int generalize(Template *template, PyObject *args, PyObject *keywords, co
     return clear_nonfatal_error() ? -1 : 0;
 }
 
-/* As `generalize`, with the template of the one step. */
+/* As `generalize`, for a template with a single step. */
 static int generalize_apply(PyObject *call, FastPath *fast_path, PyObject *arena,
                             Allocation *const *operands, int count)
 {
@@ -443,7 +445,7 @@ static int read_step(OpenStep *step, PyObject *entry, Py_ssize_t count)
     for (int i = 0; i < step->ndim; i++) {
         step->dims[i] = (int)PyLong_AsLong(PyTuple_GetItem(dims, i));
         if (PyErr_Occurred() || step->dims[i] < 0 || step->dims[i] >= count)
-            return PyErr_SetString(PyExc_IndexError, "a length is of no formula"), -1;
+            return PyErr_SetString(PyExc_IndexError, "a length refers to an unknown formula"), -1;
     }
     step->call = call == Py_None ? NULL : (KernelCallObject *)Py_NewRef(call);
     step->dtype = Py_NewRef(dtype);
@@ -491,7 +493,7 @@ static PyObject *open_template(PyObject *module, PyObject *args)
     if (!failed)
         return (PyObject *)self;
     Py_DECREF((PyObject *)self);
-    return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_IndexError, "a guard is of no formula");
+    return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_IndexError, "a guard refers to an unknown formula");
 }
 
 /* traced_steps(function, args, keywords, tensors): see `steps_of_trace`. */
@@ -532,21 +534,21 @@ static PyObject *open_after(PyObject *module, PyObject *calls)
 }
 
 static PyType_Slot open_slots[] = {
-    {Py_tp_dealloc, open_dealloc}, {Py_tp_doc, "Steps of calls that differ by numbers."}, {0, NULL}};
+    {Py_tp_dealloc, open_dealloc}, {Py_tp_doc, "Steps of calls that differ only by numbers."}, {0, NULL}};
 static PyType_Spec open_spec = {"mlvm.machines.native._native.OpenTemplate", sizeof(OpenTemplate), 0,
                                 Py_TPFLAGS_DEFAULT, open_slots};
 
 static PyMethodDef families_functions[] = {
     {"open_template", open_template, METH_VARARGS,
-     "open_template(formulas, guards, steps, scalars): the steps of calls that differ by numbers."},
+     "open_template(formulas, guards, steps, scalars): the steps of calls that differ only by numbers."},
     {"traced_steps", traced_steps, METH_VARARGS,
      "traced_steps(function, args, keywords, tensors): the steps (call, operands, result) of a call in a "
-     "recorder, or None if the call that is generalized has others."},
+     "recorder, or None if they differ from the steps of the generalized call."},
     {"open_after", open_after, METH_O,
      "open_after(calls) -> the number before: calls with different numbers before one is generalized."},
     {"open_calls", count_open_calls, METH_NOARGS, "The number of calls that open templates ran."},
     {"install_families", install_families, METH_O,
-     "install_families(trace): the function that makes an open template of a call, or returns None."},
+     "install_families(trace): set the function that creates an open template of a call, or returns None."},
     {NULL, NULL, 0, NULL}};
 
 int families_init(PyObject *module)
