@@ -418,10 +418,10 @@ class QueueTensor:
         """Describe the state of the slots."""
         waiting, free = self.qsize(), self.arena.free_slots()
         lent = sum(slot.lent_to != 0 for slot in self.arena.slots)
-        mine = " by this thread" if self._is_all_mine() else ""
+        mine = " to this thread" if self._is_all_mine() else ""
         return (
             f"queue {self.name!r} has {self.maxsize} slots, {free} free, {waiting} waiting, "
-            f"{lent} held by returned tensors{mine}"
+            f"{lent} lent as tensors{mine}"
         )
 
 

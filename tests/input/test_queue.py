@@ -352,7 +352,7 @@ def test_a_thread_does_not_wait_for_itself(vm: VM) -> None:
     for i in range(2):
         q.put(pair(i))
         elements.append(q.get())
-    refuses(QueueEmptyError, "2 held by returned tensors by this thread", q.get)
+    refuses(QueueEmptyError, "2 lent as tensors to this thread", q.get)
     refuses(QueueFullError, "by this thread", q.put, pair(2))
     elements.clear()
     q.put(pair(3))

@@ -138,7 +138,9 @@ def start_twice(rank: int, vm: VM) -> None:
 
 @only(["threads"])
 def test_what_was_not_started_is_not_waited_for(members: AnyGroup) -> None:
-    refuses(GroupError, r"expected an earlier all_reduce\.start of these", members.run, wait_wrongly)
+    refuses(
+        GroupError, r"expected an earlier all_reduce\.start of these", members.run, wait_wrongly
+    )
     refuses(GroupError, r"all_reduce\(f64\[3\].* no wait has followed", members.run, start_twice)
 
 

@@ -324,7 +324,11 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(
 
 def test_what_is_no_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    for name, reason in (("pipe", "not a regular file"), ("nothing", "No such file"), ("\0", "null")):
+    for name, reason in (
+        ("pipe", "not a regular file"),
+        ("nothing", "No such file"),
+        ("\0", "null"),
+    ):
         refuses(OSError, reason, ml.load, tmp_path / name)
     (tmp_path / "loop").symlink_to("loop")
     names = ("pipe", "", ".", "/", "a\0b", "\ud800", "loop")

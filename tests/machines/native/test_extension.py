@@ -88,13 +88,17 @@ def test_without_the_extension_numpy_runs(not_built: None) -> None:
     vm = LocalVM()
     assert not vm.native
     assert extension.simd_sets() == {}
-    assert extension.status().startswith("numpy (the native machine is not available: it was not built;")
+    assert extension.status().startswith(
+        "numpy (the native machine is not available: it was not built;"
+    )
 
 
 def test_without_the_extension_what_needs_it_is_refused(
     not_built: None, monkeypatch: Patch
 ) -> None:
-    message = "^functions in C need the native machine, which is not installed: it was not built; it is "
+    message = (
+        "^functions in C need the native machine, which is not installed: it was not built; it is "
+    )
     refuses(MissingExtraError, message, LocalVM().register_library, "any.so")
     refuses(
         MissingExtraError, "it was not built; installing mlvm compiles it", LocalVM, native=True

@@ -222,9 +222,7 @@ def test_a_server_of_another_version_is_named() -> None:
     here, there = socket.socketpair()
     with here, there:
         there.sendall(pack(Greeting.challenge, b"whatever", 9))
-        with pytest.raises(
-            AccessDeniedError, match=rf"server uses version 9 .* version {VERSION}"
-        ):
+        with pytest.raises(AccessDeniedError, match=rf"server uses version 9 .* version {VERSION}"):
             greet(here, KEY, Hello(), soon())
     here, there = socket.socketpair()
     with here, there:  # a refusal is understood whatever its version
@@ -319,7 +317,12 @@ def test_what_is_no_private_file_has_no_secret(tmp_path: Path, monkeypatch: Patc
     copy = tmp_path / "key.pem"
     copy.write_bytes(Path(CERTIFICATE).read_bytes())
     copy.chmod(0o640)
-    refuses(AccessDeniedError, "the file of a key must belong to you.*chmod 600", Served, certificate=str(copy))
+    refuses(
+        AccessDeniedError,
+        "the file of a key must belong to you.*chmod 600",
+        Served,
+        certificate=str(copy),
+    )
 
 
 def test_a_reason_is_short_and_no_terminal_obeys_it() -> None:

@@ -51,7 +51,13 @@ def test_a_users_lease_is_no_other_users() -> None:
         endpoint = _Endpoint(str(server.address), users_of(FILE)["bob"], None, False)
         for wants in ("resume", "interrupt"):
             hello = Hello(wants, lease.key, "1")
-            refuses(AccessDeniedError, "does not belong to a connected client", endpoint.open, hello, 5.0)
+            refuses(
+                AccessDeniedError,
+                "does not belong to a connected client",
+                endpoint.open,
+                hello,
+                5.0,
+            )
 
 
 def test_what_a_client_took_is_counted_once_though_it_goes_meanwhile() -> None:
