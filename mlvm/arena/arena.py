@@ -1,19 +1,19 @@
 """Arenas: named memory for tensors that are freed together.
 
-An arena allocates storages from its VM, divides them into regions, and reuses the regions (see
+An arena allocates storages from a VM, divides them into regions, and reuses the regions (see
 `placement`). A step that repeats the allocations of the previous step gets the same addresses and
-the views that were created there. So a steady state needs no new storages and views.
+the views that were created there. A steady state therefore needs no new storages or views.
 
-Only one thread at a time can enter or reset an arena. Any thread may read and free its tensors. So
-`alloc` and freeing a tensor are thread-safe, but without a lock, which would double their cost. The
+Only one thread at a time can enter or reset an arena. Any thread may read and free tensors. `alloc`
+and freeing a tensor are therefore thread-safe, but without a lock, which would double the cost. The
 thread that removes `tensor.region` frees the tensor. CPython (3.11 and later, with its global lock)
 switches threads only at a call or a loop; the lines marked `atomic` have neither. Rare operations
 use the arena's lock. A thread that holds this lock must not call the VM, because a launch may run
 Python code that waits for the lock.
 
-A region keeps its handles, so the next tensor in it gets the handle of the last. After reading a
-tensor, the reader therefore checks that the tensor is still alive, and otherwise discards the
-value.
+A region keeps the handles of freed tensors, and a later tensor in the region gets the same handle.
+After reading a tensor, the reader therefore checks that the tensor is still alive, and otherwise
+discards the value.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Otherwise calls with ever new sizes would free and allocate chunks all the time.
 """
 
 MOST_HANDLES: Final = 16
-"""Maximum number of handles per region, for different types of its tensors."""
+"""Maximum number of handles per region, one for each type of tensor."""
 STALE: Final = 0  # no VM creates this handle
 _LARGEST: Final = 3  # number of tensors in the message of an overflow
 _COPY: Final = Program.of_op("copy.out", 2, {}, 0)
@@ -59,13 +59,13 @@ A = TypeVar("A", bound="Allocation", default="Allocation")
 
 
 class Allocation(AllocationFields):
-    """Typed tensor in an arena, until it is garbage collected or freed, or its arena is reset.
+    """Typed tensor in an arena, until it is garbage collected or freed, or the arena is reset.
 
-    `arena`: its arena.
-    `handle`: its handle in `arena.vm`; 0 if stale.
-    `region`: its memory; None for a view, and after it was freed.
-    `base`: for a view, the tensor that owns the bytes, which it keeps alive.
-    `ended`: the reason for which it was freed.
+    `arena`: the arena that contains the tensor.
+    `handle`: handle in `arena.vm`; 0 if stale.
+    `region`: memory of the tensor; None for a view or a freed tensor.
+    `base`: for a view, the tensor that owns the bytes. The view keeps it alive.
+    `ended`: the reason why the tensor was freed.
     """
 
     __slots__ = ()
@@ -87,12 +87,12 @@ class Allocation(AllocationFields):
         return self if base is None else base
 
     def views(self) -> list[Allocation]:
-        """Return its live views."""
+        """Return the live views of the tensor."""
         region = self.region
         return [*region.views] if region is not None else []
 
     def _settle(self) -> None:
-        """Register as the holder of its region, if it has one."""
+        """Register the tensor as the holder of the region, if it has one."""
         region = self.region
         if region is not None:
             reference, place = weakref.ref(self), region.allocated_at
@@ -112,7 +112,7 @@ V = TypeVar("V")
 
 
 class ViewLog:
-    """Log of new views: their numbers by id, in the order of creation.
+    """Log of new views, which numbers them by id in the order of creation.
 
     count: number of views created while the log is in `view_logs`
     """
@@ -220,11 +220,11 @@ class Watcher(Protocol):
 
 Name: TypeAlias = tuple[str, str]
 _names: Final[weakref.WeakKeyDictionary[Region, tuple[object, Name]]] = weakref.WeakKeyDictionary()
-"""By region of a named tensor: the reference to the tensor, and its name."""
+"""Map from the region of a named tensor to a reference to the tensor and the name."""
 
 
 def set_name(tensor: Allocation, kind: str, path: str = "") -> None:
-    """Name a tensor for plots and reports, which by default show its op.
+    """Name a tensor for plots and reports, which show the op by default.
 
     kind: decides the colour.
     path: distinguishes tensors of one kind, such as a parameter's path.
@@ -244,7 +244,7 @@ def name_at(region: Region) -> Name:
 
 
 class Holder(NamedTuple):
-    """Live tensor: its size in the arena, its type, and the Python line that allocated it.
+    """Live tensor, with the size in the arena, the type, and the Python line that allocated it.
 
     The line is None if it was not recorded.
     """
@@ -269,7 +269,7 @@ class Mark:
 
 
 class Regions(weakref.WeakValueDictionary[TensorHandle, Region]):
-    """Regions of all arenas of a VM, by each of their handles."""
+    """Regions of all arenas of a VM, by handle."""
 
     data: dict[TensorHandle, weakref.ref[Region]]  # declared in the base class
 
@@ -351,7 +351,7 @@ _arenas: Final = weakref.WeakValueDictionary[int, "Arena"]()
 _alive_at_fork: Final[list[Arena]] = []
 
 if hasattr(os, "register_at_fork"):
-    # A forked process drops references of other threads before it releases their locks.
+    # A forked process drops references of other threads before it releases the locks.
     os.register_at_fork(
         before=lambda: _alive_at_fork.extend(_alive(_arenas)),
         after_in_parent=_alive_at_fork.clear,
@@ -359,7 +359,7 @@ if hasattr(os, "register_at_fork"):
     )
 
 on_made: Final[list[Callable[[Arena], None]]] = []
-"""Callbacks for each new arena, for example to record it from its creation."""
+"""Callbacks for each new arena, for example to record the arena from the start."""
 
 
 class Arena(ArenaFields):
@@ -377,16 +377,16 @@ class Arena(ArenaFields):
     Attributes: `used` is the number of bytes of live tensors, each rounded up to 64; `high_water`
     the maximum of `used` so far; `capacity` the bytes of the arena's storages.
 
-    The next tensor of the same size reuses a region. If there is no region of a size, free
-    neighbours are merged. A growing arena merges only regions that were unused for a few resets,
-    and only if its capacity exceeds twice its high water.
+    The next tensor of the same size reuses a region. If no region has this size, free neighbours
+    are merged. A growing arena merges only regions that were unused for a few resets, and only if
+    the capacity exceeds twice the high-water mark.
 
     Only one thread at a time can be inside `with arena:` or `arena.allocating()`. If another thread
     enters, marks, rewinds, resets or closes the arena, it gets `ArenaBusyError`. Any thread may
-    read its tensors.
+    read the tensors.
 
     Raises `ArenaError` for an invalid capacity, `OutOfMemoryError` if the VM has less memory. An op
-    whose result does not fit into a fixed capacity raises `ArenaOverflowError`.
+    raises `ArenaOverflowError` if the result does not fit into a fixed capacity.
 
         >>> arena = ml.Arena(ml.VM("mine"), "batch")
         >>> with arena: y = ml.sum(ml.ones(16))
@@ -547,7 +547,7 @@ class Arena(ArenaFields):
         return tensor
 
     def keep(self, tensor: A) -> A:
-        """Copy a tensor of any arena of the same VM into this arena; the copy has its class.
+        """Copy a tensor of any arena of the same VM into this arena; the class stays the same.
 
             best = weights.keep(loss)  # survives the reset of the arena that `loss` is in
 
@@ -602,7 +602,7 @@ class Arena(ArenaFields):
             raise tensor.stale()
 
     def reset(self) -> None:
-        """Free every tensor of the arena; its memory and handles remain for reuse.
+        """Free every tensor of the arena; memory and handles remain for reuse.
 
         Raises `ArenaBusyError` while another thread is inside.
 
@@ -696,7 +696,7 @@ class Arena(ArenaFields):
     # --- where results go ---
 
     def __enter__(self) -> Arena:
-        """Enter the arena. Raises `MachineError` if its VM was closed, without a later reset."""
+        """Enter the arena. Raises `MachineError` if the VM was closed and not reset since."""
         self._require_open_vm()
         block = results_in(self, resets=True)
         try:
@@ -709,8 +709,8 @@ class Arena(ArenaFields):
     def __exit__(self, *_: object) -> None:
         """Leave the arena, and reset it if it was entered only once.
 
-        A thread that finalizes another thread's generator closes only the generator's block; its
-        own blocks remain open.
+        A thread that finalizes another thread's generator closes only the generator's block, not
+        other blocks.
         """
         blocks = None
         with self._lock:  # a thread that enters meanwhile waits for the reset
@@ -922,10 +922,10 @@ class Arena(ArenaFields):
             watcher.was_reset()
 
     def _end(self, tensor: Allocation, why: str) -> bool:
-        """Free the tensor and its views; return False if it was freed before.
+        """Free the tensor and all views of it; return False if it was freed before.
 
-        A tensor that the garbage collector is about to finalize is not reached here; its `__del__`
-        returns its region.
+        A tensor that the garbage collector is about to finalize is not reached here; `__del__`
+        returns the region.
         """
         if tensor.region is None:
             return False
@@ -945,7 +945,7 @@ class Arena(ArenaFields):
 
     def _dealloc(self, handle: TensorHandle) -> None:
         regions(self.vm).pop(handle, None)
-        with suppress(errors.HandleError):  # another thread has freed its storage
+        with suppress(errors.HandleError):  # another thread has freed the storage
             self.vm.dealloc_tensor(handle)
 
     def _require_open_vm(self) -> None:
@@ -958,7 +958,7 @@ class Arena(ArenaFields):
         return errors.ArenaError(f"arena {self.name!r} is closed")
 
     def _find(self, type: TensorType) -> Region:
-        """Return a region for a type whose bin is empty."""
+        """Return a region for a type with an empty bin."""
         nbytes = (size_class if self.trims else rounded)(type.nbytes)
         while True:
             with self._lock:
@@ -1044,7 +1044,7 @@ def _notify(tensor: Allocation) -> weakref.ref[Allocation]:
     region, arena = tensor.region, tensor.arena
     reference = (_note_line if arena._notes_lines else weakref.ref)(tensor)
     if region is not None:
-        region.holder = reference  # watchers read its line
+        region.holder = reference  # watchers read the line
     for watcher in arena._watchers.copy():
         watcher.allocated(tensor)
     return reference

@@ -1,4 +1,4 @@
-"""Context of the calls of a thread or task: its arena, tape, recorder, dtypes and keys.
+"""Context of the calls of a thread or task: arena, tape, recorder, dtypes and keys.
 
 All of it is one frozen value in one `ContextVar`. Python reads `current().tape`, and
 `with context(tape=...)` sets a field inside a block. C reads the same value: `present_context` in
@@ -43,8 +43,8 @@ class Tape(Protocol):
 class Capture(Protocol):
     """Recorder of a trace; `eager.recording.recorder` has the class.
 
-    outer: tapes from outside of a block or function, each with the number of its nodes at the
-        start. A tensor of one of these nodes is replaced by its `lifted` one.
+    outer: tapes from outside of a block or function, each with the number of nodes at the start. A
+    tensor of one of these nodes is replaced by the `lifted` tensor.
     """
 
     outer: Mapping[Tape, int]
@@ -64,7 +64,7 @@ class Capture(Protocol):
 
 
 class Context(NamedTuple):
-    """Everything that a call depends on in its thread or task, apart from its arguments.
+    """Everything other than arguments that a call in this thread or task depends on.
 
     The first eight fields are read in C, by position: `ContextField` in dispatch.h and templates.c
     has the same order.
@@ -72,14 +72,14 @@ class Context(NamedTuple):
     `arena`: Arena of the innermost block, in which results are allocated; None for the thread's
         own.
     `arena_blocks`: open `with arena:` blocks, the innermost last.
-    `vms`: open `ml.use` blocks and their VMs, the innermost last.
+    `vms`: open `ml.use` blocks, each with the VM, the innermost last.
     `tape`: tape that records differentiable calls.
     `default_dtype`: dtype of floats that neither an argument nor an operand determines.
     `autocast_dtype`: half-precision dtype of matrix products, set by the innermost `autocast`.
-    `key_source`: source of random keys that replaces the VM's own.
-    `key_state`: state of random keys that replaces the VM's own, in captured functions only.
+    `key_source`: source of random keys that replaces the VM's source.
+    `key_state`: state of random keys that replaces the VM's state, in captured functions only.
     `recorder`: recorder of the captured function that is traced.
-    `default_dtypes`, `autocast_dtypes`: open blocks and their values, the innermost last; the first
+    `default_dtypes`, `autocast_dtypes`: values set by open blocks, the innermost last; the first
         entry is the value outside of all blocks. `eager.tensor.context_blocks` sets them.
     `numbers`: computation on Python numbers that is recorded.
     `line`: line of the traced call that an interpreter runs.
@@ -114,7 +114,7 @@ current: Final[Callable[[], Context]] = _context.get
 
 
 def set_context(**fields: Any) -> None:
-    """Set these fields of the context from now on; the other fields keep their values."""
+    """Set these fields of the context from now on; the other fields do not change."""
     _context.set(_replace(current(), fields))
 
 
@@ -125,11 +125,11 @@ def set_arena(arena: Any, blocks: tuple[Any, ...]) -> None:
 
 @contextmanager
 def context(**fields: Any) -> Iterator[None]:
-    """Set these fields of the context inside the block, and restore their values after it.
+    """Set these fields of the context inside the block, and restore the previous values after it.
 
-    Blocks of different fields need not be nested: each restores only its own fields. Blocks of the
-    same field must be nested, so users only open a `ContextBlock`, `with arena:` or `use`, which
-    keep lists of the open blocks.
+    Blocks of different fields need not be nested: a block restores only the fields that it has set.
+    Blocks of the same field must be nested, so users only open a `ContextBlock`, `with arena:` or
+    `use`, which keep lists of the open blocks.
     """
     before = current()
     inside = _replace(before, fields)

@@ -36,7 +36,7 @@ class _AllocationSlots:
 
 
 class _RegionSlots:
-    """Slots of a `Region`, and the list of its views.
+    """Slots of a `Region`, and the list of views.
 
     With the extension the views are a linked list, so that a new view needs no weak reference.
     """
@@ -50,7 +50,7 @@ class _RegionSlots:
 
     @property
     def views(self) -> tuple[Any, ...]:
-        """The live views of its tensor, the oldest first."""
+        """The live views of the tensor in this region, the oldest first."""
         views = getattr(self, "_views", None)
         # Copy the references in a single step: another thread may add a view meanwhile.
         references = views.valuerefs() if views else ()
@@ -81,11 +81,11 @@ _adding = new_lock()
 
 
 class _ArenaSlots:
-    """Slots of an `Arena`, in addition to its own."""
+    """Base class of `Arena` if the extension is missing; it adds no fields."""
 
 
 class _CallSlots:
-    """Slots of a `OneOp`, in addition to its own."""
+    """Base class of `OneOp` if the extension is missing; it adds no slots."""
 
     __slots__ = ()
 

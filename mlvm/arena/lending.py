@@ -1,8 +1,9 @@
 """Loans of tensor memory to code outside of the arenas.
 
-When a tensor is freed, its region normally returns to its bin for the next tensor. While the region
-is lent, its bin is a `_Waiting`, and the region returns to its own bin only after the last loan was
-closed. So neither a reset nor freeing the tensor changes the bytes that the borrower sees.
+When a tensor is freed, the region normally returns to a bin for the next tensor. While the region
+is lent, the bin is a `_Waiting`, and the region returns to the original bin only after the last
+loan was closed. Neither a reset nor freeing the tensor therefore changes the bytes that the
+borrower sees.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _lock: Final = new_lock()  # reentrant, as the garbage collector may close a loa
 
 
 class _Waiting(list[Region]):
-    """Bin of a lent region; `own` is its previous bin."""
+    """Bin of a lent region; `own` is the previous bin."""
 
     def __init__(self, own: list[Region]) -> None:
         super().__init__()
@@ -63,7 +64,7 @@ class Loan:
 def can_lend(tensor: Allocation) -> bool:
     """Return whether the tensor's memory can be lent.
 
-    Memory of a scratch pad or of a queue's slot cannot be lent, because its tensors may overlap.
+    Memory of a scratch pad or of a queue's slot cannot be lent, because tensors in it may overlap.
     """
     region = tensor.root.region
     bin = region.bin if region is not None else None

@@ -1,12 +1,12 @@
-"""Placement of tensors in an arena: its chunks, and the regions in them.
+"""Placement of tensors in an arena, which consists of chunks that are divided into regions.
 
-`Reuse` reuses regions. A free region is in the bin of its size; `tidy` sorts each bin by the age of
-its regions. So a step that repeats the allocations of the previous step gets the same addresses.
-`Chosen` places a tensor at an offset chosen by the caller.
+`Reuse` reuses regions. Free regions are in bins by size; `tidy` sorts each bin by age. A step that
+repeats the allocations of the previous step therefore gets the same addresses. `Chosen` places a
+tensor at an offset chosen by the caller.
 
-A placement calls no VM. Its methods run under the arena's lock. Without the lock, threads take a
-region by `bin.pop()` and return it by `bin.append(region)`, which are atomic. So a region that is
-in no bin has an owner.
+A placement calls no VM. All methods run under the arena's lock. Without the lock, threads take a
+region by `bin.pop()` and return it by `bin.append(region)`, which are atomic. A region that is in
+no bin therefore has an owner.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def size_class(nbytes: int) -> int:
 
 
 Reference: TypeAlias = weakref.ref[Any]
-"""Reference to a tensor, whose class is defined in the arena."""
+"""Reference to a tensor; the arena defines the class of the tensor."""
 
 
 class Region(RegionFields):
@@ -58,7 +58,7 @@ class Region(RegionFields):
     `holder_at_reset`: the holder at the last reset.
     `last`: number of the last reset at which the holder had changed.
     `noted`: a holder and the Python line that allocated it, if lines are recorded.
-    `address`: address of its first byte in this process, for calls in C; 0 if it is not known.
+    `address`: address of the first byte in this process, for calls in C; 0 if unknown.
     `watched`: whether writes to it are counted.
     """
 
@@ -98,7 +98,7 @@ class Region(RegionFields):
 class Chunk:
     """Storage in which regions are placed from the front.
 
-    address: address of its first byte in this process, for calls in C; 0 if it is not known
+    address: address of the first byte in this process, for calls in C; 0 if unknown
     """
 
     __slots__ = ("address", "carved", "nbytes", "storage")
@@ -117,7 +117,7 @@ class Placement:
     `resets`: number of resets.
     `bins`: the bin of each type that was placed before, if the placement has bins.
     `sizes`: the bins by number of bytes.
-    `handles`, `storages`: of dropped regions and chunks; the arena returns them to its VM.
+    `handles`, `storages`: of dropped regions and chunks; the arena returns them to the VM.
     """
 
     def __init__(self) -> None:
@@ -156,7 +156,7 @@ class Placement:
             self._drop_chunk(chunk)
 
     def _tail(self, nbytes: int) -> Chunk | None:
-        """Return a chunk with `nbytes` unused bytes at its end, or None."""
+        """Return a chunk with `nbytes` unused bytes at the end, or None."""
         return next((c for c in self.chunks if c.nbytes - c.carved >= nbytes), None)
 
     def _make(self, chunk: Chunk, offset: int, nbytes: int, bin: list[Region]) -> Region:
@@ -169,7 +169,7 @@ class Placement:
         return region
 
     def locate(self, region: Region) -> None:
-        """Record a chunk's address, from a region with a known address, for its later regions."""
+        """Record a chunk's address, from a region with a known address, for later regions."""
         for chunk in self.chunks:
             if chunk.storage == region.storage:
                 chunk.address = region.address - region.offset
@@ -182,7 +182,7 @@ class Placement:
 class Reuse(Placement):
     """Placement with regions by size, reused last in, first out.
 
-    If a request finds neither a region of its size nor space for a new one, free neighbours are
+    If a request finds neither a region of the size nor space for a new region, free neighbours are
     merged. A fixed arena merges any regions. A growing arena merges only regions unused for several
     resets, because a repeated step requests the other regions again.
 
@@ -300,7 +300,7 @@ class Reuse(Placement):
         return True
 
     def _put(self, chunk: Chunk, offset: int, nbytes: int) -> None:
-        """Add a new region to the bin of its size, to be used after the other regions."""
+        """Add a new region to the bin for this size, to be used after the other regions."""
         bin = self.sizes.setdefault(nbytes, [])
         bin.insert(0, self._make(chunk, offset, nbytes, bin))
 
@@ -308,8 +308,8 @@ class Reuse(Placement):
 class Chosen(Placement):
     """Placement with regions at any offset of a single chunk; they may overlap.
 
-    Regions with the same offset share their handles. Successive tensors with the same offset and
-    size share their region.
+    Regions with the same offset share handles. Successive tensors with the same offset and size
+    share a region.
     """
 
     def __init__(self) -> None:

@@ -39,7 +39,7 @@ _IMPROVED: Final = ", improved"
 _SEARCHED: Final = "search"
 
 WORK: Final = 2**18
-"""Limit of the search at effort 1: its nodes times the blocks that are searched."""
+"""Limit of the search at effort 1: the number of nodes times the number of blocks."""
 
 MOST_EFFORT: Final = 2**32
 
@@ -57,8 +57,8 @@ class Block(NamedTuple):
 class PeakValue(NamedTuple):
     """Value in memory at the peak of a captured step.
 
-    `type`: the type with which it is used, such as `f32[64,10]`.
-    `nbytes`: its bytes.
+    `type`: the type of the uses, such as `f32[64,10]`.
+    `nbytes`: size in bytes.
     `op`: the op that computes it.
     `line`, `last_line`: the lines that compute it and use it last, or empty texts.
     `again`: estimated seconds to compute it again after the peak; None if that is impossible.
@@ -89,19 +89,19 @@ class Plan(NamedTuple):
 
     `offsets`: of the blocks, in bytes.
     `nbytes`: size of the storage.
-    `lower_bound`: the largest total of simultaneously live bytes; no plan is smaller.
+    `lower_bound`: maximum number of simultaneously live bytes; no plan is smaller.
     `order`: the order of placement that gave this plan.
     `unfused`: for a captured step, the lower bound of its recorded calls, or None.
     `ahead`: for a captured step, bytes of precomputed values, which are not in `nbytes`.
     `used`: for a step with dynamic lengths, the peak use in bytes at the lengths of the last call,
         or None.
-    `peak`: for a captured step, the values in memory at its peak, the largest first.
+    `peak`: for a captured step, the values in memory at the peak, the largest first.
 
     Prints as `12,345 bytes, lower bound 12,000 (1.03), unfused 15,000, by size`.
 
-    For `unfused`, all calls whose results are read run separately and once. The order is the
-    recorded order or the order of `mlvm.step.order`, whichever needs less memory. A result may also
-    reuse the memory of an operand that is not used later.
+    `unfused` assumes that every call with a result that is read runs separately and once. The order
+    is the recorded order or the order of `mlvm.step.order`, whichever needs less memory. A result
+    may also reuse the memory of an operand that is not used later.
     """
 
     offsets: tuple[int, ...]
@@ -120,7 +120,7 @@ class Plan(NamedTuple):
 
         Each value has the lines that compute it and use it last. A value that is not used at the
         peak could be computed again after it: `again` is the estimated time. Precomputed values are
-        always in memory; their op ends in " (ahead)".
+        always in memory; the name of their op has the suffix " (hoisted)".
 
         A plan of blocks and the plan of a saved step have no such values. Raises `ArgumentError`
         unless `count` is an int of 1 or more.
@@ -160,9 +160,8 @@ def plan(
         1/64 above the bound, is not improved.
     effort: factor of the limit of search nodes.
 
-    The same blocks always get the same plan. Raises `ArenaError` for a negative size, a lifetime
-    with an end before its start, an alignment or an effort below 1, or a value that is not an
-    integer.
+    The same blocks always get the same plan. Raises `ArenaError` for a negative size, an end before
+    the start, an alignment or an effort below 1, or a value that is not an integer.
     """
     return _planned(blocks, alignment, effort, enough, None).plan
 
@@ -208,7 +207,7 @@ def lower_bound(blocks: Sequence[Block], *, alignment: int = ALIGNMENT) -> int:
 
 
 def _columns(blocks: Sequence[Block], alignment: int) -> tuple[Ints, Ints, Ints]:
-    """Check the blocks; return their sizes, starts and ends."""
+    """Check the blocks; return lists of sizes, starts and ends."""
     if not isinstance(alignment, int) or alignment < 1:
         raise ArenaError(f"plan: expected an alignment >= 1, got {alignment!r}")
     columns = _whole(blocks) if alignment <= _PAGE else None
@@ -240,7 +239,7 @@ def _columns(blocks: Sequence[Block], alignment: int) -> tuple[Ints, Ints, Ints]
 
 
 def _whole(blocks: Sequence[Block]) -> Ints | None:
-    """Check all blocks in one pass; return their columns, or None if they need the slow check."""
+    """Check all blocks in one pass; return the columns, or None if the slow check is needed."""
     try:
         rows = np.array(blocks)
     except (TypeError, ValueError, OverflowError):
@@ -263,7 +262,7 @@ def _largest_total(size: Ints, start: Ints, end: Ints) -> int:
 def _best(
     size: Ints, start: Ints, end: Ints, bound: int, enough: int, goal: int | None, work: int
 ) -> tuple[str, Ints, int]:
-    """Return the name of the best order, its offsets, and the number of search nodes visited.
+    """Return the name of the best order, the offsets, and the number of search nodes visited.
 
     If no order gives at most `goal` bytes, a search tries to. Without a goal, half of the work is
     for a search at the lower bound. If that fails, and the plan has more than `enough` bytes, the
@@ -293,7 +292,7 @@ def _best(
 
 
 class _Tried(NamedTuple):
-    """Tested order: its name, the blocks in this order, their offsets, and the height."""
+    """Tested order: the name, the blocks in this order, the offsets, and the height."""
 
     height: int
     name: str
@@ -355,7 +354,7 @@ def _orders(size: Ints, start: Ints, end: Ints) -> Iterator[tuple[str, Ints]]:
 
 
 def _breadth(size: Ints, start: Ints, end: Ints) -> Ints:
-    """Return for each block the largest total of live bytes during its lifetime."""
+    """Return for each block the maximum number of live bytes during the lifetime of the block."""
     moments = np.sort(np.concatenate([start, end]))
     # np.unique would import np.ma
     moments = moments[np.diff(moments, prepend=moments[:1] - 1) != 0]
@@ -368,7 +367,7 @@ def _breadth(size: Ints, start: Ints, end: Ints) -> Ints:
 
 
 def _place(sequence: Ints, size: Ints, start: Ints, end: Ints) -> Ints:
-    """Place the blocks in that sequence, each by best fit, and return their offsets.
+    """Place the blocks in that sequence, each by best fit, and return the offsets.
 
     A gap is between two blocks that are live at the same time as the block to place. If several
     gaps are equally small, the lowest is used; a block that fits into no gap is placed on top.

@@ -1,4 +1,4 @@
-"""Recordings of an arena: its tensors with offsets and lifetimes."""
+"""Recordings of an arena: tensors with offsets and lifetimes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mlvm.machines.old_keywords import old_keywords
 class Lifetime:
     """Lifetime of a tensor in an arena.
 
-    `offset`, `nbytes`: its bytes in the arena.
+    `offset`, `nbytes`: the byte range in the arena.
     `start`, `end`: it is live at the times `start` .. `end - 1`.
     `op`: the op that wrote it first, or the kind of a named tensor; empty if unknown.
     `place`: the Python location that allocated it, or that line as text; None if unknown.
@@ -150,7 +150,8 @@ class Recording:
 def merged_if_many(recordings: Sequence[Recording], most: int) -> list[Recording]:
     """Merge recordings of arenas with equal names on VMs with equal names, if more than `most`.
 
-    A recording with dropped tensors is not merged, as its use at other times is unknown.
+    A recording with dropped tensors is not merged, because the memory use at other times is
+    unknown.
     """
     groups: dict[tuple[str, str], list[Recording]] = {}
     for each in recordings:
@@ -166,7 +167,7 @@ def merged_if_many(recordings: Sequence[Recording], most: int) -> list[Recording
 
 
 def merged(recordings: Sequence[Recording]) -> Recording:
-    """Merge recordings into one, in the order of their `times`.
+    """Merge recordings into one, in the order of `times`.
 
     All must be complete, without dropped tensors. Arenas with tensors at the same time get separate
     offsets. Other arenas may share offsets.
@@ -205,7 +206,7 @@ def merged(recordings: Sequence[Recording]) -> Recording:
 
 
 class _Stay(NamedTuple):
-    """Tensors of one arena, from its first time to its last."""
+    """Tensors of one arena, from the first recorded time to the last."""
 
     first: int
     last: int
@@ -219,7 +220,7 @@ def _lay_apart(stays: Sequence[_Stay]) -> int:
     Return the largest total capacity of the arenas.
     """
     capacity = 0
-    there: list[tuple[int, int, _Stay]] = []  # start and end of its offsets, sorted
+    there: list[tuple[int, int, _Stay]] = []  # start and end offsets, sorted
     for stay in sorted(stays, key=lambda each: each.first):
         there = [each for each in there if each[2].last > stay.first]
         extent, base = max(x.offset + x.nbytes for x in stay.lifetimes), 0

@@ -27,12 +27,12 @@ class ScratchPad(Arena):
     Tensors may overlap, and several programs may share a pad. A write through one tensor changes
     every tensor over the same bytes. The tape does not detect it, so a gradient may be computed
     from a saved operand that has changed. A new tensor contains the current bytes, and freeing a
-    tensor does not change them. A launch whose result would overwrite an operand while it reads it
-    is an error, except on a VM with `checked=False`.
+    tensor does not change them. A launch must not write a result over an operand that it still
+    reads; this is an error, except on a VM with `checked=False`.
 
     A pad is an arena without a placement: results are not allocated in it, and leaving `with pad:`
     closes it. `used` counts bytes once for each live tensor over them. A tensor must be inside the
-    pad, at a multiple of its element size. With `raw` only the VM checks that.
+    pad, at a multiple of the element size. With `raw` only the VM checks that.
 
     Raises `ArenaError` for a negative size, `OutOfMemoryError` if the VM has less memory.
 
@@ -64,7 +64,7 @@ class ScratchPad(Arena):
     ) -> A:
         """Create a tensor over the bytes from `offset` on.
 
-        type: type of the tensor, or its text, such as "f32[16]".
+        type: type of the tensor, or a text such as "f32[16]".
         offset: offset in bytes, a multiple of the element size.
         kind: class of the tensor.
 

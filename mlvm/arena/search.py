@@ -9,19 +9,19 @@ Machine Learning" (ASPLOS 2023, doi 10.1145/3623278.3624752):
   each run of starts before an end. A lifetime becomes a range of these sections.
 - **Parts.** Groups of blocks that share no section are solved separately, at the start and after
   each choice. If a part has no solution, the choice that separated it has none.
-- **Lower bounds.** A block without an offset is above the floors of its sections; a floor is the
-  top of the blocks placed there. In each section, the blocks are stacked in the order of these
-  heights. No placement has a lower top in this section. A choice is dropped if a stack exceeds the
-  capacity.
+- **Lower bounds.** A block without an offset is above the floor of every section that it spans; a
+  floor is the top of the blocks placed in the section. In each section, the blocks are stacked in
+  the order of these heights. No placement has a lower top in this section. A choice is dropped if a
+  stack exceeds the capacity.
 - **Dominance.** Among blocks with the same size and sections, the first is placed lowest.
 
 The choice at a node differs from the paper. MiniMalloc chooses among all blocks by increasing
 offsets. Here a node chooses one section in a *valley*, a range of sections with equal floors
 between higher ones. Either one of the blocks that fit into the valley is at the floor of this
-section, or the lowest block of this section is higher. So the search continues where it is most
-likely to fail: in the section with the least slack or with the fewest such blocks. States without a
-solution are kept in a hash table: the blocks of a part and their lowest offsets. A state is hashed
-as a sum of products with random 64-bit numbers.
+section, or the lowest block of this section is higher. The search therefore continues where it is
+most likely to fail: in the section with the least slack or with the fewest such blocks. States
+without a solution are kept in a hash table: the blocks of a part with the lowest offsets. A state
+is hashed as a sum of products with random 64-bit numbers.
 
 `Search.fit` tries several rules for the order of blocks and the choice of sections, forwards and
 backwards in time, with a limit of nodes that doubles. Results depend only on the blocks and the
@@ -275,7 +275,7 @@ def _searched(
         return max(floor[first[i] : last[i] + 1])
 
     def stack_up(low: int, high: int, blocks: Sequence[int]) -> list[tuple[int, int]] | None:
-        """Return the blocks with their lowest offsets, sorted by these.
+        """Return the blocks with the lowest possible offsets, sorted by offset.
 
         Return None if the stack of a section exceeds the capacity.
         """
@@ -289,7 +289,7 @@ def _searched(
         return stack
 
     def valleys(part: _Open) -> Iterator[tuple[int, int, int]]:
-        """Yield the first and last section of each valley, and the height of its lower side."""
+        """Yield the first and last section of each valley, and the height of the lower side."""
         left = part.low
         while left < part.high:
             right = left
@@ -303,7 +303,7 @@ def _searched(
             left = right + 1
 
     def fill_valleys(part: _Open, stack: Sequence[tuple[int, int]]) -> list[int]:
-        """Raise the floors of valleys without candidates to their lower side.
+        """Raise the floors of valleys without candidates to the height of the lower side.
 
         Repeat this until none remain. It changes no lowest offset. Return the number of candidates
         in each section.
@@ -350,9 +350,9 @@ def _searched(
         return True
 
     def next_floor(node: _Choice) -> int | None:
-        """Return the lowest offset in the node's section, if no block is at its floor.
+        """Return the lowest offset in the node's section, if no block is at the floor.
 
-        Each block is above the floors of its sections, or on another block, which is not in this
+        Each block is above the floors of the sections that it spans, or on a block outside this
         section.
         """
         lows = []

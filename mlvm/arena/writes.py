@@ -35,7 +35,7 @@ class Watch:
         self._writes = vm.attached(_Writes)
 
     def begin(self, tensors: Iterable[Allocation]) -> None:
-        """Watch exactly these tensors, in their current memory."""
+        """Watch exactly these tensors, at the current addresses."""
         self._writes.watch(self, [x.root.region for x in tensors])
 
 
@@ -151,7 +151,7 @@ def written(program: Program) -> frozenset[int] | None:
 
 
 def leave_out(program: Program, numbers: Iterable[int]) -> None:
-    """Mark arguments of the program whose memory contains no tensors of an arena."""
+    """Mark arguments of the program in memory without arena tensors."""
     arguments = written(program)
     program.written = arguments if arguments is None else arguments.difference(numbers)
 

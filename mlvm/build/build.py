@@ -118,7 +118,7 @@ def _kernels_of_all_sets() -> Iterator[None]:
 
 
 class _Functions:
-    """Functions of a step at some lengths, with scratch memory of their calls in the plan.
+    """Functions of a step at some lengths, with scratch memory of the calls in the plan.
 
     step: with types and attributes as formulas, if it has lengths.
     memory: bytes of the plan and scratch memory.
@@ -199,10 +199,10 @@ class _Functions:
 
 
 class _StepLayout:
-    """Memory layout of a step, and its tables in C.
+    """Memory layout of a step, with tables in C.
 
-    variants: its functions; with lengths, for some lengths each.
-    axes: the number of the length that an axis of an input has.
+    variants: the functions; with lengths, each variant is valid for some lengths.
+    axes: the number of the dynamic length of an input's axis.
     """
 
     def __init__(
@@ -270,7 +270,7 @@ class _StepLayout:
         return f"{{IN_WEIGHTS, {self.in_weights[place]}}}"
 
     def fingerprint(self) -> int:
-        """Hash the program and the types of its state, to recognise weights of another step."""
+        """Hash the program and the state types, to detect weights of a different step."""
         digest = hashlib.sha256(self.step.planned.program.to_bytes())
         digest.update(repr([TensorType.of(state) for state in self.step.states]).encode())
         return int.from_bytes(digest.digest()[:8], "little")
@@ -434,7 +434,7 @@ def _rounded(nbytes: int) -> int:
 
 
 def _short(line: str) -> str:
-    """Shorten a line of Python to its file and folder."""
+    """Shorten a line of Python to the file and folder."""
     return "/".join(Path(line).parts[-2:])
 
 
@@ -533,7 +533,7 @@ def _header(step: SavedStep, sets: Sequence[str], threads: int, title: str) -> s
 
 
 def _filled(template: str, **fields: object) -> str:
-    """Return a template of `src/` with the fields in place of their names, such as @SETS@."""
+    """Return a template of `src/` with field names such as @SETS@ replaced by the values."""
     text = (HERE / "src" / template).read_text()
     return re.sub(r"@([A-Z_]+)@", lambda match: str(fields[match[1]]), text)
 
@@ -554,7 +554,7 @@ def _lengths(opened: OpenStep | None) -> str:
 def _described(
     step: SavedStep, axes: Mapping[tuple[int, int], int], sets: Sequence[str], threads: int
 ) -> str:
-    """Return the description of the step for its command line, in C."""
+    """Return the description of the step for the command line, in C."""
     results = [each.type for each in step.results]
     lengths: list[str] = []
 

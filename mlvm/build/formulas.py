@@ -1,9 +1,9 @@
 """Formulas of lengths of a built step, evaluated at all lengths within the bounds at once.
 
-In: a step whose types and attributes are formulas. Out: tables of formulas in C, the largest value
-of each, and the lengths at which guards hold. The functions of a step are planned at some lengths
-and are valid wherever the guards of that planning hold: a `BuiltVariant`. Others are planned at
-lengths that no variant is valid for, until all have one.
+In: a step with types and attributes that are formulas. Out: tables of formulas in C, the largest
+value of each, and the lengths at which guards hold. The functions of a step are planned at some
+lengths and are valid wherever the guards of that planning hold: a `BuiltVariant`. More variants are
+planned until every combination of lengths has a valid variant.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Guard: TypeAlias = tuple[int, Any]
 
 
 class Formulas:
-    """Formulas of lengths, with their values at all combinations of lengths.
+    """Formulas of lengths, evaluated at all combinations of lengths.
 
     sizes: the combinations, a row each.
     rows: operator and operands of each number, as `plan/formulas.h` has them; a constant's value.
@@ -81,14 +81,14 @@ class Formulas:
         return next(self._inputs)
 
     def constant(self, value: float) -> int:
-        """Add a constant; return its number."""
+        """Add a constant; return the number."""
         constant = float(value) if isinstance(value, float) else int(value)
         if isinstance(constant, int) and abs(constant) > _MOST_INTEGER:
             raise OverflowError
         return self._add(("CONSTANT", constant, 0), np.asarray(constant))
 
     def step(self, name: str, a: int, b: int) -> int:
-        """Add an operator's result; return its number.
+        """Add an operator's result; return the number.
 
         Raises `CannotBuild` for operators that C has not.
         """
@@ -190,7 +190,7 @@ class BuiltVariant(NamedTuple, Generic[Functions]):
     """Functions of a step for some lengths.
 
     guards: hold at the lengths for which the functions are valid.
-    scalars: the formulas of states that are computed of lengths, by their numbers.
+    scalars: the formulas of states that are computed from lengths, by number.
     """
 
     functions: Functions

@@ -1,7 +1,8 @@
 """Images of a step's functions in C, one for each variant of a step with lengths.
 
-An image is a struct of steps, kernel calls and their integers. A run copies it to its own memory,
-moves the pointers into itself, and writes the fields that are formulas of lengths (`built.h`).
+An image is a struct of steps, kernel calls and the integers of these. A run copies the image to
+private memory, relocates the pointers, and writes the fields that are formulas of lengths
+(`built.h`).
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Image:
         return f"{self.name.lower()}_{set_}"
 
     def call(self, call: KernelCall, scratch: int) -> str:
-        """Add a call with formulas; return its member."""
+        """Add a call with formulas; return the member."""
         key = call, scratch if call.scratch or call.shared else 0
         if key in self._calls:
             return self._calls[key]
@@ -106,7 +107,7 @@ class Image:
         return member
 
     def _add(self, declaration: str, value: Callable[[str], str]) -> None:
-        """Add a member, and its initializer for each instruction set."""
+        """Add a member, with an initializer for each instruction set."""
         self._members.append((declaration, value))
 
     def _address(self, member: str | None, set_: str) -> str | None:
@@ -119,9 +120,9 @@ class Image:
         sets: Sequence[str],
         row_of: Callable[[LoopStep, str, str | None], str],
     ) -> str:
-        """Return the struct and its tables in C.
+        """Return the struct and the tables in C.
 
-        `row_of` writes a step, with the address of its call if the call depends on formulas.
+        `row_of` writes a step, with the address of the call if the call depends on formulas.
         """
         members: list[str | None] = []
         for i, step in enumerate(steps):
@@ -150,7 +151,7 @@ class Image:
         return "\n".join(text)
 
     def tables(self, numbered: Mapping[int, int]) -> tuple[list[str], list[str]]:
-        """Return the rows of its pointers and its patches in C."""
+        """Return the rows of pointers and patches in C."""
         pointers = [f"offsetof({self.name}, {each})" for each in self.pointers]
         patches = [
             f"{{offsetof({self.name}, {each}), {int(is_real)}, {numbered[formula]}}}"

@@ -18,7 +18,7 @@ _ALIGNMENT = 64
 
 
 class LaneCall(NamedTuple):
-    """Call of a kernel: numbers of places, and the offset of its scratch memory."""
+    """Call of a kernel: numbers of places, and the offset of the scratch memory."""
 
     call: KernelCall
     places: tuple[int, ...]
@@ -40,11 +40,11 @@ Runs = Callable[
 
 
 class LaneCode:
-    """Program for rows, with its memory.
+    """Program for rows, with memory.
 
     runs: makes the calls of a program.
     scratch_of: the bytes of scratch memory of a call.
-    at, nbytes: its part of the step's memory.
+    at, nbytes: the range in the step's memory.
     places: of the calls' parameters: (number of a shared operand or -1, offset).
 
     Raises `MachineError`, `ProgramError`, `KeyError` and the like for text that is no such program.
@@ -102,7 +102,7 @@ class LaneCode:
         outs: Sequence[int],
         hoisted: list[int] | None = None,
     ) -> LanePart:
-        """Build a part, whose memory overlaps the memory of other parts."""
+        """Build a part; parts share memory."""
         end, self.nbytes = self.nbytes, self._begin
         part = segment.parts[count].code
         operands = [self._take(nbytes) for nbytes in ins]

@@ -27,7 +27,7 @@ def string(text: str) -> str:
 
 
 def array(declaration: str, items: Iterable[str]) -> str:
-    """Write a table, with lines filled to their limit."""
+    """Write a table with full lines."""
     lines, line = [], "   "
     for item in items:
         if len(line) + len(item) > _A_LINE and line.strip():

@@ -23,7 +23,7 @@ _ALIGNMENT = 64
 
 
 class Temporary(NamedTuple):
-    """Temporary tensor of a step: `nbytes` bytes at an offset of its scratch memory."""
+    """Temporary tensor of a step: `nbytes` bytes at an offset of the scratch memory."""
 
     type: TensorType
     at: int
@@ -36,7 +36,7 @@ Calls: TypeAlias = list[tuple[KernelCall, tuple[Parameter, ...]]]
 
 
 class Typed(NamedTuple):
-    """Operand or result of an op, with its parameter."""
+    """Operand or result of an op, with the parameter."""
 
     type: TensorType
     parameter: Parameter
@@ -56,7 +56,7 @@ def lowered(
     attributes: Attributes,
     bound: Bound | None = None,
 ) -> Calls | None:
-    """Lower an op to calls with their parameters; return None if there is no kernel in C.
+    """Lower an op to calls with parameters; return None if C has no kernel for it.
 
     With lengths, `bound` returns the largest value of a size, and attributes are as in the program.
     """
@@ -129,7 +129,7 @@ class _OpLowering:
                 self.op(work, row, attributes)
 
     def op(self, kernel: object, operands: Operands, attributes: Attributes) -> None:
-        """Lower an op by the steps that its kernel takes where it has no call."""
+        """Lower an op that is not a single C call to the steps of the kernel."""
         if not isinstance(kernel, NativeKernel):
             raise _Impossible
         call = self._planned(kernel, operands, attributes)

@@ -1,8 +1,8 @@
 """Abstract evaluation of a step's program on types, for the loop in C.
 
-In Python the loop resolves a call that takes its parameters from the stack when it meets their
-types first, and caches the result. Here functions are evaluated on the types of their arguments,
-once for each combination, and all resolved calls are tables."""
+In Python the loop resolves a call with parameters on the stack when it first sees the parameter
+types, and caches the result. Here functions are evaluated on argument types, once for each
+combination, and all resolved calls are tables."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ RECORDS: Final = {
     residuals.ADD: ("RECORDS_ADD", slice(0, 1)),
     residuals.END: ("RECORDS_END", slice(0, 0)),
 }
-"""Functions of residuals: their names in C, and the parameters that they write."""
+"""Functions of residuals: the C names, and the parameters that they write."""
 
 _MOST_CONTEXTS: Final = 1000
 _OPEN: Final = (
@@ -61,9 +61,9 @@ class Case(NamedTuple):
 
 
 class KernelRun(NamedTuple):
-    """Kernel's call with its parameters: numbers of arguments, or temporaries.
+    """Call of a kernel with parameters: numbers of arguments, or temporaries.
 
-    `scratch`: the offset of its scratch memory in the step's.
+    `scratch`: the offset of the call's scratch memory in the step's scratch memory.
     """
 
     call: KernelCall
@@ -73,7 +73,7 @@ class KernelRun(NamedTuple):
 
 @dataclass
 class LoopStep:
-    """Step of the loop, with the name of its code, and its op and line in Python."""
+    """Step of the loop, with the name of the code, the op and the line in Python."""
 
     code: str
     op: str
@@ -90,7 +90,7 @@ class LoopStep:
 class LoopFunction:
     """Function of a step.
 
-    `begins`: for each step of the linker, the index of its first step here.
+    `begins`: for each step of the linker, the index of the first step here.
     `height`: most values on the stack, without those of functions that it calls.
     `nbytes`: of the tensors that it allocates.
     `calls`: numbers of the functions that it calls.
@@ -118,7 +118,7 @@ class Steps:
 
     `written`: numbers of arguments that are written.
     `pushed`: numbers of arguments that are pushed on the stack.
-    `lanes`: programs for rows, by their attributes.
+    `lanes`: programs for rows, by attributes.
     `scratch_of`: the bytes of scratch memory of a call.
     `attributes_at`: with lengths, the attributes of the call at a pc.
     `bound`: with lengths, the largest value of a size.
@@ -286,7 +286,7 @@ class _Walk:
         self.nbytes = 0
 
     def run(self) -> list[tuple[int, Stack]]:
-        """Evaluate the function; return the functions that it calls, with their parameters."""
+        """Evaluate the function; return the functions that it calls, with parameters."""
         while self.todo:
             number, stack = self.todo.pop()
             before = self.states.get(number)

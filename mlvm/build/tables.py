@@ -19,7 +19,7 @@ _CODES: Final = {dtype: code for code, dtype in enumerate(DTYPES)}
 
 
 class Numbered(dict[object, int]):
-    """Numbers of values in the order of their first use; `all` has the values in that order."""
+    """Numbers of values in the order of first use; `all` has the values in that order."""
 
     def __init__(self) -> None:
         self.all: list[object] = []
@@ -47,7 +47,7 @@ class Tables:
         self, place: dict[object, int], guards: Sequence[Sequence[tuple[int, Any]]],
         formulas: Formulas, used: Iterable[int],
     ) -> tuple[str, dict[int, int]]:  # fmt: skip
-        """Return the tables of functions that are variants of `main`, each with its guards.
+        """Return the tables of functions that are variants of `main`, each with guards.
 
         Also return the numbers that these formulas, and the `used` formulas, have in C.
         """
@@ -139,7 +139,7 @@ class Tables:
         return "\n".join(types)
 
     def _once(self, family: Numbered, stem: str, type: str, items: Iterable[str]) -> str:
-        """Write a table, unless an equal one is written; return its name, `stem` and its number."""
+        """Write a table, unless an equal table exists; return the name, `stem` and a number."""
         key = type, tuple(items)
         is_written = key in family
         name = f"{stem}{family[key]}"
@@ -157,7 +157,7 @@ class Tables:
     def call(self, call: KernelCall, set_: str, scratch: int = 0) -> str:
         """Return the C expression of a call, for an instruction set.
 
-        Its scratch memory starts at that offset.
+        The scratch memory starts at that offset.
         """
         key = call, scratch if call.scratch or call.shared else 0
         is_written = key in self._calls
@@ -200,7 +200,7 @@ class Tables:
         return f"{{.call = {{{initializer}}}, .scratch = {scratch}}}"
 
     def _names(self, name: str, type: str, items: Sequence[str]) -> str:
-        """Write a table of names; return its name, or NULL without any."""
+        """Write a table of names; return the name of the table, or NULL if it is empty."""
         return self._once(self._pointers, name, f"{type} *const", items) if items else "NULL"
 
     def _addresses(self, numbers: Iterable[int]) -> str:

@@ -25,7 +25,7 @@
     ├── LibraryError           (OSError)  a shared library lists no C functions for mlvm
     ├── OutOfMemoryError       (MemoryError) memory cannot be allocated
     ├── HandleError            (LookupError) a handle that does not exist, or no longer exists
-    ├── StaleTensorError       (RuntimeError) use of an eager tensor whose memory was freed
+    ├── StaleTensorError       (RuntimeError) use of an eager tensor after it was freed
     ├── ArenaError             (ValueError) invalid use of an arena
     │   ├── ArenaBusyError     (RuntimeError) another thread uses the arena
     │   └── ArenaOverflowError (MemoryError) an allocation exceeds the arena's capacity
@@ -102,7 +102,7 @@ class MlvmError(Exception):
 
 
 class OpError(MlvmError):
-    """Error of an op with invalid operands; `op`, `operands` and `reason` are parts of its text.
+    """Error of an op with invalid operands; `op`, `operands` and `reason` are parts of the text.
 
     >>> try: ml.ones(2) + ml.ones(3)
     ... except ml.errors.OpError as error: print(error.op, error.operands)
@@ -116,7 +116,7 @@ class OpError(MlvmError):
         self.operands: tuple[object, ...] = ()
 
     def at(self, op: str, operands: Sequence[object]) -> Self:
-        """Add the op and the operand types, unless an inner call has added its own.
+        """Add the op and the operand types, unless an inner call has already added an op.
 
         The traceback is dropped: it shows only mlvm's internals.
         """
@@ -131,7 +131,7 @@ class OpError(MlvmError):
 
 
 class ShapeError(OpError, ValueError):
-    """Error of operands whose shapes do not match each other or the op.
+    """Error of operands with shapes that do not match each other or the op.
 
     >>> try: ml.ones(2) + ml.ones(3)
     ... except ml.errors.ShapeError as error: print(error)
@@ -160,7 +160,7 @@ class LengthError(ShapeError, TypeError):
 
 
 class MaskError(ShapeError, IndexError):
-    """Error of a mask whose shape differs from the first axes of the indexed tensor.
+    """Error of a mask with a shape that differs from the first axes of the indexed tensor.
 
     >>> try: ml.ones(3)[ml.asarray([True])]
     ... except ml.errors.MaskError as error: print(error.reason)
@@ -304,7 +304,7 @@ class MachineError(MlvmError, RuntimeError):
 
 
 class HostFunctionError(MachineError):
-    """Error that a C function reported, or wrong use of its frame. The text names the function."""
+    """Error that a C function reported, or wrong use of a frame. The text names the function."""
 
 
 class LimitExceededError(MachineError):
@@ -346,7 +346,7 @@ class OutOfMemoryError(MlvmError, MemoryError):
 
 
 class HandleError(MlvmError, LookupError):
-    """Error of a handle that was never created, or whose tensor or storage was freed.
+    """Error of a handle that was never created, or of a tensor or storage that was freed.
 
     >>> try: ml.VM().read(99)
     ... except ml.errors.HandleError as error: print(error)
@@ -355,7 +355,7 @@ class HandleError(MlvmError, LookupError):
 
 
 class StaleTensorError(MlvmError, RuntimeError):
-    """Error of the use of a tensor whose arena was reset, rewound, closed or has freed it.
+    """Error of the use of a tensor after the arena was reset, rewound or closed, or has freed it.
 
     >>> with ml.Arena(ml.VM('mine'), 'batch'): x = ml.ones(2)
     >>> try: x + 1.0
@@ -522,7 +522,7 @@ class CaptureError(MlvmError, RuntimeError):
 
 
 class StaleProgramError(CaptureError):
-    """Error of a captured program that no longer computes what its function computes.
+    """Error of a captured program that computes something else than the Python function does now.
 
     With `capture(check=n)` the function is traced again after n calls, and compared. The text names
     the line and the value that changed.
@@ -533,7 +533,7 @@ class StaleProgramError(CaptureError):
 
 
 class BudgetError(CaptureError):
-    """Error of a captured function whose smallest program needs more bytes than `memory=`.
+    """Error of a captured function: even the smallest program needs more bytes than `memory=`.
 
     `smallest` is the number of bytes of the smallest program that was found.
 
@@ -551,7 +551,7 @@ class BudgetError(CaptureError):
 
 
 class GroupError(MlvmError, RuntimeError):
-    """Error of a group of VMs whose members call different collectives, or have exited.
+    """Error of a group of VMs: the members call different collectives, or some have exited.
 
     >>> try: ml.parallel.group('friends')
     ... except ml.errors.GroupError as error: print(error)
@@ -609,7 +609,7 @@ class PipelineError(MlvmError, ValueError):
 
 
 class WorkerDiedError(MlvmError, RuntimeError):
-    """Error of a pipeline whose worker exited or was killed before it finished.
+    """Error of a pipeline: a worker exited or was killed before it finished.
 
     >>> class Numbers:
     ...     def __len__(self): return 10
@@ -659,7 +659,7 @@ __all__ = [n for n, x in [*globals().items()] if isinstance(x, type) and issubcl
 def brief(value: object) -> str:
     """Return the value as a short text for a message.
 
-    The text is the first line of `repr(value)`, truncated; for a function, its name and parameters.
+    The text is the first line of `repr(value)`, truncated; for a function, the name and parameters.
     """
     if isinstance(value, (str, bytes)):
         value = value[: 4 * _BRIEF]  # repr is truncated anyway
@@ -688,7 +688,7 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
 
 
 def with_article(noun: object) -> str:
-    """Return a type or a class name with its indefinite article: "an f32[2]", "a float", "an int".
+    """Return a type or a class name with an indefinite article: "an f32[2]", "a float", "an int".
 
     >>> with_article("i8"), with_article("u8"), with_article("ndarray")
     ('an i8', 'a u8', 'an ndarray')
@@ -698,7 +698,7 @@ def with_article(noun: object) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """Return a number with its noun: "1 result", "2 results"."""
+    """Return a number with a noun: "1 result", "2 results"."""
     return f"{count:,} {noun}{'s' * (count != 1)}"
 
 

@@ -1,4 +1,4 @@
-"""Optional packages, which are imported at their first use."""
+"""Optional packages, which are imported when they are first used."""
 
 from __future__ import annotations
 

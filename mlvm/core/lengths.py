@@ -1,4 +1,4 @@
-"""Dynamic lengths: integers of a trace whose values may differ in the next launch."""
+"""Dynamic lengths: integers of a trace with values that may differ in the next launch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Length:
-    """Base class of integers of a trace whose values may differ between launches."""
+    """Base class of integers of a trace with values that may differ between launches."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""Locks that are free in a forked process even if another thread of its parent held them.
+"""Locks that are free in a forked process even if a thread of the parent held them.
 
 A forked process has only the thread that forked, so it releases the locks of all other threads.
 """

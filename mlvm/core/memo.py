@@ -93,7 +93,7 @@ class Memo(Generic[K, V]):
         return len(self.entries)
 
     def pop(self, key: K) -> V | None:
-        """Remove the entry of the key, if there is one, and return its value."""
+        """Remove the entry of the key, if it exists, and return the value."""
         with _lock:
             return self.entries.pop(key, None)
 
@@ -102,7 +102,7 @@ class Memo(Generic[K, V]):
 
 
 def memoized(limit: int) -> Callable[[F], F]:
-    """Return a decorator that caches the results of a function by its arguments."""
+    """Return a decorator that caches the results of a function by arguments."""
 
     def decorate(function: F) -> F:
         cached: Any = lru_cache(limit)(function)

@@ -1,7 +1,7 @@
 """Memory of a VM's tensors: allocation, copies and comparison of arrays.
 
-`HOST` is the memory of this process, with numpy arrays. The memory of a device is a subclass. Its
-arrays have a different class, for which numpy's functions call the functions of the device.
+`HOST` is the memory of this process, with numpy arrays. The memory of a device is a subclass with a
+different array class; for this class, numpy's functions call the functions of the device.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Memory:
         """Handle the end of the storage with that memory."""
 
     def root(self, array: Array) -> int:
-        """Return the number of the memory that contains the array, unique during its lifetime."""
+        """Return the number of the memory that contains the array, unique while it exists."""
         return id(root(array))
 
     def is_array(self, value: object) -> TypeIs[Array]:
@@ -63,5 +63,5 @@ HOST: Final = Memory()
 
 
 def address(x: Any) -> int:
-    """Return the address of the first byte of an array in its memory."""
+    """Return the address of the first byte of an array in this memory."""
     return x.ctypes.data if isinstance(x, np.ndarray) else x.address

@@ -1,6 +1,6 @@
 """Layers around the methods of a VM, for recorders, reports, listings and tests.
 
-A layer is called instead of a method, with the method as its first argument, `proceed`. It may call
+A layer is called instead of a method, with the method as the first argument, `proceed`. It may call
 `proceed`, change arguments and results, or skip the call. The latest layer is the outermost. A VM
 without layers has no overhead.
 """
@@ -32,11 +32,11 @@ explaining: Final[ContextVar[Callable[[Exception], object] | None]] = ContextVar
 )
 """Function that adds the source of the instruction to errors of launches made inside it.
 
-On a remote VM `launch` returns before its error is known.
+On a remote VM `launch` returns before errors are known.
 """
 
 _LAYERS: Final = "_layers"
-"""Name of the VM's attribute with its layers by method, the outermost last."""
+"""Name of the VM attribute with the layers by method, the outermost last."""
 
 _lock: Final = new_lock()
 
@@ -83,7 +83,7 @@ def observe(vm: VMProtocol, **layers: Layer) -> None:
 def of_updates(layer: Layer) -> Layer:
     """Mark a layer around `launch` that can ignore launches which only write to new memory.
 
-    These launches then keep their fast path.
+    These launches then stay on the fast path.
     """
     layer.of_updates = True  # type: ignore[attr-defined]
     return layer
@@ -94,7 +94,7 @@ def _layers_of(vm: VMProtocol, name: str) -> list[Layer]:
 
 
 def _wrap(vm: VMProtocol, name: str) -> None:
-    """Rebuild the instance's method from its layers, or delete it if no layer remains.
+    """Rebuild the instance's method from the layers, or delete it if no layer remains.
 
     The method is replaced atomically: a launch on another thread runs every remaining layer.
     """

@@ -6,10 +6,10 @@
         np.multiply(x, y, out)
 
 The parameters after `out` are tensor inputs (`*xs` for any number), keyword-only parameters are
-attributes, and the body is the kernel. `infer` is the type rule: it receives the inputs' types and
-the attributes, and returns the type of `out`. An op whose shape depends on values (`nonzero`) has
-no `out`: its rule returns None and its kernel returns the array. The function table, the assembler,
-`mlvm.eager` and `python -m mlvm ops` read `OPS`.
+attributes, and the body is the kernel. `infer` is the type rule: it receives the input types and
+the attributes, and returns the type of `out`. An op with a shape that depends on values (`nonzero`)
+has no `out`: the rule returns None and the kernel returns the array. The function table, the
+assembler, `mlvm.eager` and `python -m mlvm ops` read `OPS`.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ Flops = Callable[..., int]
 NO_ATTRIBUTES: Attributes = types.MappingProxyType({})
 OPS: dict[str, Op] = {}
 MAX_NESTING: Final = 64
-"""Maximum nesting depth of an attribute's value, and of its encoding."""
+"""Maximum nesting depth of an attribute value, and of the encoding."""
 REQUIRED = inspect.Parameter.empty
 PLAIN: Final = frozenset({bool, int, float, complex, str, type(None)})
-"""Classes whose values are always in canonical form."""
+"""Classes of values that are always in canonical form."""
 _INT: Final = frozenset({int})
 _MOST: Final = 2**53  # floats represent all ints up to this
 _MOST_KNOWN: Final = 512  # cached types of operands per op
@@ -53,7 +53,7 @@ _hints: Final = cache(typing.get_type_hints)
 @final
 @dataclass(frozen=True)
 class Attribute:
-    """Keyword-only parameter of an op: its annotation and its default."""
+    """Keyword-only parameter of an op: the annotation and the default."""
 
     name: str
     default: Any
@@ -61,12 +61,12 @@ class Attribute:
 
     @cached_property
     def hint(self) -> Any:
-        """The annotation, evaluated at its first use, because evaluation is slow."""
+        """The annotation. It is evaluated at the first use, because evaluation is slow."""
         return _hints(self.kernel)[self.name]
 
     @cached_property
     def common(self) -> frozenset[object]:
-        """The classes whose values always match the hint: see `_is_common`."""
+        """The classes of values that always match the hint: see `_is_common`."""
         samples = (True, False), (-7, 11), (-0.5, 1e300), ("?", "!"), (None,), ((), (-7, 11, 13))
         kinds = [type(each[0]) for each in samples if all(_matches(x, self.hint) for x in each)]
         # an int is converted to a float
@@ -87,21 +87,21 @@ class Op:
     `dynamic`: the shape of the result is known only after the op has run.
     `elementwise`: an element of the result depends on only one element of each operand, and the
         kernel makes one pass over them. A chain of such ops can run block by block.
-    `links`: the op may be a link of a chain; so may some ops whose reference kernels make several
-        passes.
+    `links`: the op may be a link of a chain; so may some ops with reference kernels that make
+        several passes.
     `heads`: the first call of a chain may be of this op, although it is not elementwise.
     `reduces`: it reduces many elements to one, along axes.
     `in_place`: number of first operands that `out` may be.
     `copies_only`: it only moves data: each element of the result is an element of an operand, or 0,
         whatever its bits mean.
     `may_raise`: the kernel raises an error for some values of operands that the type rule accepts,
-        such as an index out of range. All other ops accept any value, so they may run even if their
+        such as an index out of range. All other ops accept any value, so they may run even if the
         result is not needed.
-    `is_cheap`: running it again costs less than keeping its result for the backward pass.
+    `is_cheap`: running it again costs less than keeping the result for the backward pass.
     `is_holomorphic`: a complex result is a nonlinear holomorphic function of the operands. The
         gradient rules are written for real numbers, and the engine conjugates them.
     `takes_storage`: it supports low-bit dtypes, which all other ops reject.
-    `slope`: the op with the same operands and attributes that is its derivative, and shares its
+    `slope`: the op with the same operands and attributes that computes the derivative, and shares
         work.
     `precision`: the dtype that mixed precision uses instead of the operands' dtypes: half precision
         for matrix products, and f32 for ops that would lose accuracy.
@@ -259,8 +259,7 @@ internal: Final = partial(op, public=False)
 def canonical(value: Any, depth: int = 0) -> Any:
     """Return an attribute's value in canonical form.
 
-    Lists become tuples, numpy scalars Python numbers, keys of a mapping strings, and a dtype its
-    name.
+    Lists become tuples, numpy scalars Python numbers, keys of a mapping strings, and dtypes names.
 
     Raises `ArgumentError` for a value that is nested too deep or contains itself."""
     kind = value.__class__

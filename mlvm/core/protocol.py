@@ -103,7 +103,7 @@ class VMProtocol(Protocol):
 
 @runtime_checkable
 class LocalVMProtocol(VMProtocol, Protocol):
-    """Protocol of a VM of this process: calls functions of the process and uses its memory."""
+    """Protocol of a VM of this process: calls functions and uses memory of the process."""
 
     def register(
         self,

@@ -41,15 +41,15 @@ def number_apart() -> None:
     another tensor.
     """
     global _server, _handles
-    if _server != os.getpid():  # a forked process inherits the counter of its parent
+    if _server != os.getpid():  # a forked process inherits the counter of the parent
         _server, _handles = os.getpid(), itertools.count(1 + secrets.randbelow(1 << 20) << 32)
 
 
 @dataclass(slots=True)
 class Storage:
-    """Block of bytes, which counts as used while its own handle or a tensor that owns it holds it.
+    """Block of bytes, which is in use until the storage handle and all owning tensors are freed.
 
-    `views` are the handles of tensors in it that do not own it; they are freed with its handle.
+    `views` are the handles of tensors in it that do not own it; they are freed with the handle.
     """
 
     nbytes: int
@@ -95,7 +95,7 @@ class FreeStore:
         self.caches: dict[int, Cache] = {}
         self._entries: dict[Handle, Entry] = {}
         self._storages: dict[Handle, Storage] = {}
-        self._by_root: dict[int, Storage] = {}  # by `Memory.root` of its memory
+        self._by_root: dict[int, Storage] = {}  # by `Memory.root`
         self._ended: dict[Handle, str] = {}
         self._closed: str | None = None
 
@@ -249,7 +249,7 @@ class FreeStore:
     # --- who holds what ---
 
     def _entry_in(self, storage: Storage, array: Array) -> Entry:
-        """Return an entry for an array in that storage, or in the storage that has its memory."""
+        """Return an entry for an array in that storage, or in the storage that contains it."""
         storage = self._by_root.get(self.memory.root(storage.data), storage)
         return Entry(TensorType.of(array), array, storage, owner=not storage.has_handle)
 

@@ -102,8 +102,8 @@ class DType:
     def __numpy_dtype__(self) -> np.dtype[np.generic]:
         """Return the numpy dtype; numpy 2.4 and later calls this.
 
-        Raises `AttributeError` for bf16 and packed dtypes, because numpy would convert numbers to
-        them by their integer parts.
+        Raises `AttributeError` for bf16 and packed dtypes, because numpy would truncate numbers to
+        integers before the conversion.
         """
         if self in _LONG_NAMES.values():
             raise AttributeError(f"numpy has no {self.long_name}")
@@ -111,7 +111,7 @@ class DType:
 
     @property
     def is_storage(self) -> bool:
-        """True for a packed dtype, whose elements can only be stored, converted and multiplied.
+        """True for a packed dtype: elements can only be stored, converted and multiplied.
 
         See `mlvm.core.ops.few`.
         """
@@ -244,7 +244,7 @@ class NamedType(NamedTuple):
 
     @staticmethod
     def of(dtype: DType, shape: Sequence[int | str]) -> NamedType:
-        """Return the type after a check of the shape with its names. Raises `ShapeError`."""
+        """Return the type after a check of the shape and the names. Raises `ShapeError`."""
         _as_shape([0 if _is_name(n) else n for n in shape])  # type: ignore[misc]
         return NamedType(dtype, tuple(shape))
 
@@ -286,13 +286,13 @@ class TensorType:
     """Type of a tensor: a dtype and a shape, interned, so `TensorType("f32", (2, 3))` is unique.
 
     `size` is the number of elements, `nbytes` the bytes of a packed row-major tensor. `array_shape`
-    is the shape of the numpy array. It differs from `shape` for packed dtypes, whose arrays hold
-    bytes: (2, 2) for i4[2,4]. With names in the shape, as in `TensorType("f32", ("batch", 784))`,
-    the result is a `NamedType`, which `ml.measure` accepts.
+    is the shape of the numpy array. It differs from `shape` for packed dtypes, because their arrays
+    hold bytes: (2, 2) for i4[2,4]. With names in the shape, as in `TensorType("f32", ("batch",
+    784))`, the result is a `NamedType`, which `ml.measure` accepts.
 
     Raises `DTypeError` for an unknown dtype. Raises `ShapeError` for a negative or non-integer
     length, for more than 64 dimensions, for more than 2**62 bytes (lengths of 0 are ignored), and
-    if rows of a packed dtype do not fill their last byte.
+    if rows of a packed dtype do not fill the last byte.
 
         >>> type = ml.TensorType("f32", (2, 3))
         >>> type, type.size, type.nbytes
@@ -360,7 +360,7 @@ class TensorType:
 
     @staticmethod
     def opened(dtype: DType, shape: Shape, sizes: Shape) -> TensorType:
-        """Return a new type of a trace, whose shape has dynamic lengths.
+        """Return a new type of a trace, with dynamic lengths in the shape.
 
         `sizes` are the lengths of the current call; only `nbytes` depends on them. Raises
         `ShapeError`.
@@ -390,7 +390,7 @@ class TensorType:
         """Return the type of a numpy array.
 
         Raises `DTypeError` for a dtype that mlvm does not have, and `ShapeError` for a packed dtype
-        whose array has no dimensions.
+        if the array has no dimensions.
 
         Refuses:
             ml.TensorType.of(np.asarray(["text"]))  # DTypeError

@@ -115,7 +115,7 @@ class VM(Identity):
 
     @property
     def lock(self) -> AbstractContextManager[object]:
-        """Return the lock of the VM; other threads' calls wait until its holder releases it."""
+        """Return the lock of the VM; while a thread holds it, calls of other threads wait."""
         return self._lock
 
     # --- tensors ---
@@ -126,7 +126,7 @@ class VM(Identity):
             return self._store.alloc_tensor(type)
 
     def dealloc_tensor(self, handle: TensorHandle) -> None:
-        """Free the handle, and its storage unless the tensor is a view. Raises `HandleError`.
+        """Free the handle, and the storage unless the tensor is a view. Raises `HandleError`.
 
         Refuses:
             vm.dealloc_tensor(99)  # HandleError
@@ -233,7 +233,7 @@ class VM(Identity):
             return self._store.storage_over(memory)
 
     def make_writable(self, handles: Sequence[TensorHandle]) -> None:
-        """Wait until no worker uses the tensors, whose memory the caller is about to overwrite.
+        """Wait until no worker uses the tensors, which the caller is about to overwrite.
 
         It does not wait for a running launch. A VM with workers raises `HandleError`.
 
@@ -323,7 +323,7 @@ class VM(Identity):
             arguments, that returns the type of the result or a tuple of types. `ml.host_call` needs
             it in captured functions and transformations. Each call checks the results against it.
 
-        Programs use the new function from their next call on.
+        Programs use the new function from the next call on.
         """
         if not isinstance(name, str):
             raise MachineError(f"register: expected a name as str, got {brief(name)}")
@@ -351,7 +351,7 @@ class VM(Identity):
     def result_types(
         self, name: str, operands: Sequence[TensorType], attributes: Attributes
     ) -> tuple[TensorType, ...] | None:
-        """Return the types of a host function's results by its type rule; None without a rule.
+        """Return the types of a host function's results by the type rule; None without a rule.
 
         Raises `UnknownFunctionError`, or `MachineError` if the rule fails.
 
@@ -435,7 +435,7 @@ class VM(Identity):
         self._store.require_open()
 
     def quiesce(self) -> None:
-        """Wait until the workers have finished all pending work, without raising their errors."""
+        """Wait until the workers have finished all pending work; do not raise its errors."""
         if self._scheduler is not None:
             self._scheduler.drain()
 
@@ -444,7 +444,7 @@ class VM(Identity):
     def launch(
         self, program: Program, args: Sequence[TensorHandle] = (), *, max_steps: int | None = None
     ) -> list[Array]:
-        """Run the program on the tensors `args`; return copies of its outputs.
+        """Run the program on the tensors `args`; return copies of the outputs.
 
         A launch waits while the VM is busy. A program is verified once per combination of argument
         types. After an error the VM holds as many bytes as before, but completed writes remain.
@@ -513,7 +513,7 @@ class VM(Identity):
     def _bind(
         self, program: Program, args: tuple[TensorHandle, ...]
     ) -> tuple[Code, tuple[Array, ...]]:
-        """Return the linked program for the arguments' types, and their arrays; both are cached."""
+        """Return the linked program for the argument types and the argument arrays, both cached."""
         if not args:
             self._store.require_open()
         if isinstance(program, Variant):

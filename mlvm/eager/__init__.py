@@ -4,13 +4,13 @@ Names and signatures follow the Python Array API standard, or JAX for functions 
 does not define. Tensors are values on a VM; `with arena:` determines where results are allocated;
 `grad` and `value_and_grad` differentiate; `ml.nn`, `ml.optim` and `ml.random` support training.
 
-In docstrings `f[..., n]` is a tensor of floats whose last axis has n elements, and `[...]` is a
-tensor of any shape; i is integers, c complex numbers. Each docstring names the errors for invalid
+In docstrings `f[..., n]` is a tensor of floats with n elements along the last axis, and `[...]` is
+a tensor of any shape; i is integers, c complex numbers. Each docstring names the errors for invalid
 shapes, dtypes and values. It does not repeat the errors that every function raises. These are
 `DTypeError` for an operand that is not a tensor, array or list, and for an unknown dtype;
-`ArgumentError` for an argument of a wrong kind. A tensor whose memory was freed raises
-`StaleTensorError`, and a tensor of a different VM `HandleError`. `ArenaOverflowError` or
-`OutOfMemoryError` is raised if the result does not fit.
+`ArgumentError` for an argument of a wrong kind. A freed tensor raises `StaleTensorError`, and a
+tensor of a different VM `HandleError`. `ArenaOverflowError` or `OutOfMemoryError` is raised if the
+result does not fit.
 
 A block `Refuses` lists wrong calls with the error of each. In it v is f32[2], x and half are
 f32[4,4], ints is i64[2], sequences is f32[1,4,2], images is f32[1,4,4,2], volumes is
@@ -77,7 +77,7 @@ if not TYPE_CHECKING:  # mypy reads only a literal __all__, and follows the impo
     class _Language(ModuleType):
         """Class of the module `mlvm.eager`.
 
-        Python assigns a subpackage to its name in the parent module when it is imported. Such
+        When a subpackage is imported, Python assigns it to a name in the parent module. Such
         names, for example `ml.tensor`, are not names of the language, and `ml.capture` is the
         function."""
 

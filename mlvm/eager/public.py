@@ -1,6 +1,6 @@
 """The names of `mlvm.eager`, by the modules that define them; `primitives` defines the ops.
 
-Names that few programs use are imported at their first access (`LATER`).
+Names that few programs use are imported at the first access (`LATER`).
 """
 
 import sys
@@ -132,7 +132,7 @@ WHEN_ASKED: Final = {
     "mlvm.show.record": "record",
     "mlvm.show.scalars": "ScalarLog",
 }
-"""Names that are imported at their first access."""
+"""Names that are imported at the first access."""
 
 SHOWN: Final = {
     "debug": "mlvm.eager.runs.debug",
@@ -148,11 +148,11 @@ SHOWN: Final = {
     "testing": "mlvm.eager.autodiff.testing",
     "tree": "mlvm.eager.tree",
 }
-"""The modules whose public names are available as `ml.NAME`, by NAME."""
+"""The modules with public names that are available as `ml.NAME`, by NAME."""
 
 
 def _places(rooms: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-    """Return for each name the module that defines it, and its name there."""
+    """Return for each name the module that defines it, and the name there."""
     listed = [
         (room, *word.partition(":")) for room, words in rooms.items() for word in words.split()
     ]
@@ -219,7 +219,7 @@ def later(name: str) -> Any:
     for each, texts in hints().items():
         room, _, owner = each.rpartition(".")
         value = getattr(module, owner, None) if room == space and owner[0].isupper() else None
-        # those classes have their own hints
+        # those classes define hints themselves
         if value is not None and value is not PRESENT.get(owner):
             hint_at(value, texts, existing)
     return _shown(name, module) if is_shown else _hinted(getattr(module, there))
@@ -245,7 +245,7 @@ def _missing(path: str, name: str, module: ModuleType) -> Callable[[str], Any]:
 def _shown(name: str, module: ModuleType) -> ModuleType:
     """Return a module with only the public names of the given module.
 
-    For example, `ml.optim` has no `math`, although its file imports it."""
+    For example, `ml.optim` has no `math`, although the file imports it."""
     path = f"{__package__}.{name}"
     shown = ModuleType(path, module.__doc__)
     for each in module.__all__:

@@ -64,7 +64,7 @@ def names() -> str:
 
 
 def _definition(function: Callable[..., Tensor], method: str | None = None) -> str:
-    """Return the stub of a function, with its signature and first sentence.
+    """Return the stub of a function, with the signature and first sentence.
 
     In a method the first parameter is self."""
     whole = inspect.signature(function)
@@ -84,7 +84,7 @@ def _definition(function: Callable[..., Tensor], method: str | None = None) -> s
 
 
 def write(folder: Path) -> None:
-    """Write the files into the folder of the project or its build."""
+    """Write the files to the folder of the project or of the build."""
     texts = {"tensor/primitives": functions(), "tensor/methods": methods(), "names": names()}
     for name, text in texts.items():
         file = folder / "mlvm" / "eager" / f"{name}.pyi"

@@ -3,8 +3,8 @@
 Any other value, except None, is a leaf. The children of a Module are the fields that contain
 tensors or Modules; all other fields stay unchanged.
 
-`flatten` splits a tree into its leaves and a structure, and `unflatten` combines them; no other
-function walks a tree. A leaf is named by its path: `MixerBlock_0/token_mixing/Dense_0/kernel`. The
+`flatten` splits a tree into leaves and a structure, and `unflatten` combines them; no other
+function walks a tree. A leaf is named by a path: `MixerBlock_0/token_mixing/Dense_0/kernel`. The
 items of a list in a field of a Module are named like fields, `name_0`, `name_1`, ... A tensor that
 occurs twice is one tensor with two paths. A Module's buffers are part of the tree only with
 `buffers=True`.
@@ -74,7 +74,7 @@ Tree: TypeAlias = Any
 class Buffer:
     """Marker that turns a field of a Node into a buffer when it is assigned.
 
-    The field gets its value."""
+    The field gets the value."""
 
     __slots__ = ("value",)
 
@@ -86,10 +86,10 @@ _BUFFERS: Final = "_buffers"
 _FROZEN: Final = "_frozen"
 BUFFER_OF: Final = "_buffer_of"
 MARKS: Final = frozenset({_BUFFERS, _FROZEN, BUFFER_OF})
-"""Fields of a Node that describe its other fields."""
+"""Fields of a Node that describe other fields."""
 
 _ORIGINS: Final[dict[int, weakref.ref[Node]]] = {}
-"""For a Node, by its id, the Node to which assignments to its buffers are forwarded.
+"""For a Node, by id, the Node to which assignments to buffers are forwarded.
 
 This is not a field, and a copy does not inherit it."""
 
@@ -103,11 +103,11 @@ def assign_buffers_too(copied: Node, module: Node) -> None:
 _assigned: ContextVar[list[tuple[Node, dict[str, Any]]] | None] = ContextVar(
     "assigned", default=None
 )
-"""Nodes whose fields were assigned inside of `put_back`, with their previous fields."""
+"""Nodes with fields that were assigned inside of `put_back`, and the previous fields."""
 
 
 _flattened: ContextVar[set[int] | None] = ContextVar("flattened", default=None)
-"""Ids of Nodes whose fields are read as children inside of `noting_flattened`."""
+"""Ids of Nodes with fields that are read as children inside of `noting_flattened`."""
 
 
 def noting_flattened(flattened: set[int] | None) -> AbstractContextManager[None]:
@@ -129,7 +129,7 @@ def put_back() -> Iterator[list[tuple[Node, dict[str, Any]]]]:
 
 
 class Node:
-    """Base of classes whose fields are children in a tree; `nn.Module` is one.
+    """Base of classes with fields that are children in a tree, such as `nn.Module`.
 
     A field that was once assigned a `Buffer` stays a buffer until it is deleted, whatever is
     assigned to it later. Children that are `_frozen` are treated as buffers until they are thawed.
@@ -205,7 +205,7 @@ N = TypeVar("N", bound=Node)
 def buffer_of(node: N) -> N:
     """Return a new Node with the same children that is a buffer in any field.
 
-    Assignments to its buffers are forwarded to this Node."""
+    Assignments to buffers are forwarded to this Node."""
     copied = copy.copy(node)
     vars(copied)[BUFFER_OF] = node
     assign_buffers_too(copied, node)
@@ -298,7 +298,7 @@ def items_of(value: dict[Any, Any]) -> Iterable[tuple[Any, Any]]:
 
 
 class Structure(NamedTuple):
-    """A tree without its leaves: a container, the structures of its children, and the leaf count.
+    """A tree without leaves: a container, the structures of the children, and the leaf count.
 
     The children are given by name. An object that is kept unchanged has None as children."""
 
@@ -311,14 +311,14 @@ _LEAF: Final = Structure(None, None, 1)
 _NOTHING: Final = Structure(None, None, 0)
 
 Leaves: TypeAlias = list[tuple[str, Any]]
-"""Leaves in order, each with its path."""
+"""Leaves in order, each with the path."""
 
 Ends: TypeAlias = Callable[[Any], bool | None]
 """Predicate of leaves: True for a leaf, False for a value that stays in the structure, None for a
 node."""
 
 Remade: TypeAlias = Callable[[Node, dict[str, Any]], Any]
-"""Function that rebuilds a Module from its new children by name."""
+"""Function that rebuilds a Module from new children by name."""
 
 
 def at_tensors(part: Any) -> bool | None:
@@ -348,7 +348,7 @@ def anywhere(part: Any) -> bool | None:
 def flatten(
     tree: Tree, path: str | None = "", *, ends: Ends = at_tensors, buffers: bool = False
 ) -> tuple[Leaves, Structure]:
-    """Flatten a tree to its leaves in order, each with its path, and its structure.
+    """Flatten a tree to the leaves in order, each with the path, and the structure.
 
     With `buffers`, buffers are included. If `path` is None, leaves have no paths, and names may
     repeat.
@@ -447,7 +447,7 @@ def like(container: Any, items: list[Any]) -> Any:
         copied = base.__new__(kind, *([items] if base is tuple else []))
     except TypeError:  # a C class, such as `time.struct_time`
         return kind(items)
-    if base is not tuple:  # its subclasses have no slots
+    if base is not tuple:  # subclasses of tuple have no slots
         _fill(copied, container, base, items)
     with suppress(AttributeError):
         fields = object.__getattribute__(container, "__dict__")
@@ -481,7 +481,7 @@ def partners(
 ) -> list[Any]:
     """Return the parts of another tree at the positions of the leaves.
 
-    `differ` is called with a path and both nodes if they are not `alike`, or their children have
+    `differ` is called with a path and both nodes if they are not `alike`, or the children have
     different names."""
     parts: list[Any] = []
     left = [("", structure, other)]
@@ -501,7 +501,7 @@ def partners(
 
 
 def named_nodes(tree: Tree) -> Iterator[tuple[str, Node]]:
-    """Yield each Module of a tree once, including those in buffers, with its first path.
+    """Yield each Module of a tree once, including those in buffers, with the first path.
 
     The order is the order of the tree."""
     left, visited = [("", tree)], set[int]()
@@ -525,7 +525,7 @@ def named_nodes(tree: Tree) -> Iterator[tuple[str, Node]]:
 
 
 def warn_of_hidden(tree: Tree) -> None:
-    """Warn of Modules with parameters in a field whose value is not a tree.
+    """Warn of Modules with parameters in a field with a value that is not a tree.
 
     Such a value is another object, a dataclass, a deque, a function, or a generator."""
     nodes = list(named_nodes(tree)) if isinstance(tree, _CONTAINERS) else []
@@ -546,7 +546,7 @@ def warn_of_hidden(tree: Tree) -> None:
 
 
 def _hidden(part: Any, visited: set[int], depth: int) -> str | None:
-    """Return the class of a hidden Module with tensors whose id is not in `visited`, or None."""
+    """Return the class of a hidden Module that has tensors and is not in `visited`, or None."""
     if isinstance(part, GeneratorType):
         return "Module that it makes"
     if isinstance(part, Node):
@@ -703,12 +703,12 @@ def _at_tensors_and_nodes(part: Any) -> bool | None:
 
 @hinted
 def map(f: Callable[..., Any], tree: Tree, /, *rest: Tree) -> Tree:
-    """Map each leaf to `f(leaf, *others)`, with the parts of `rest` at its position.
+    """Map each leaf to `f(leaf, *others)`, with the parts of `rest` at the same position.
 
     It corresponds to `jax.tree.map`. Each tree in `rest` has the tree's structure, with any objects
     at the leaves. It may contain a dict instead of a Module, as gradients and `Module.parameters`
-    do. Modules become copies, which share their buffers. Positions with the same tensor and the
-    same others share one result.
+    do. Modules become copies, which share buffers with the originals. Positions with the same
+    tensor and the same other parts share one result.
 
     The leaves: tensors of any shapes, and any other objects. Raises `DTypeError` if the structures
     differ, or a node contains itself.
@@ -773,11 +773,11 @@ def as_dicts(structure: Structure, leaves: Iterable[Any]) -> Tree:
 
 
 Copies: TypeAlias = list[tuple[Node, Node]]
-"""Modules, each with its copy."""
+"""Modules, each with a copy."""
 
 
 def copied(structure: Structure, leaves: Iterable[Any], copies: Copies) -> Tree:
-    """Unflatten, and append each Module with its copy to `copies`."""
+    """Unflatten, and append each Module with the copy to `copies`."""
 
     def remade(node: Node, parts: dict[str, Any]) -> Node:
         copies.append((node, _with_children(node, parts)))
@@ -818,7 +818,7 @@ def replace(fn: Callable[[Any], Any], tree: Any, kinds: type | tuple[type, ...] 
 
 
 def named_leaves(tree: Tree, path: str = "", *, buffers: bool = False) -> list[tuple[str, Tensor]]:
-    """Return each tensor of the tree with its path, in order; with `buffers`, include buffers."""
+    """Return each tensor of the tree with the path, in order; with `buffers`, include buffers."""
     pairs: Leaves = []
     if _lists_leaves(pairs, tree, path, 0):
         return pairs
@@ -846,13 +846,13 @@ def _lists_leaves(pairs: Leaves, tree: Tree, path: str, depth: int) -> bool:
 
 
 class Snapshot:
-    """Containers of a tree and their items at one time.
+    """Containers of a tree and the items at one time.
 
-    While they are unchanged, the leaves and their paths are also unchanged. It refers only to the
+    While they are unchanged, the leaves and paths are also unchanged. It refers only to the
     tensors: a container may refer to the owner of the snapshot."""
 
     def __init__(self, tree: Tree) -> None:
-        self._tensors: list[Tensor] = []  # so that no other object gets their ids
+        self._tensors: list[Tensor] = []  # so that no other object gets the ids
         self._rows: list[Any] = []
         _add_rows(self._rows, tree, set(), self._tensors)
 
@@ -866,7 +866,7 @@ class Snapshot:
 
 
 def _add_rows(rows: list[Any], value: Any, visited: set[int], tensors: list[Tensor]) -> None:
-    """Add the keys of each container, and the ids of its items, which are negative for tensors."""
+    """Add the keys of each container, and the ids of the items, which are negative for tensors."""
     if not isinstance(value, _CONTAINERS) or id(value) in visited:
         return
     visited.add(id(value))
@@ -880,7 +880,7 @@ def _add_rows(rows: list[Any], value: Any, visited: set[int], tensors: list[Tens
 
 
 def _contents(value: Any) -> tuple[list[Any] | None, list[Any]]:
-    """Return the keys of a container, None for a list, and its items."""
+    """Return the keys of a container, None for a list, and the items."""
     if isinstance(value, Node):
         value = vars(value)
     if isinstance(value, dict):
@@ -889,7 +889,7 @@ def _contents(value: Any) -> tuple[list[Any] | None, list[Any]]:
 
 
 def named_tensors(tree: Tree, *, buffers: bool = False) -> dict[str, Tensor]:
-    """Return the tensors of the tree by path, each once, by its first path.
+    """Return the tensors of the tree by path, each once, by the first path.
 
     With `buffers`, include buffers. Raises `DTypeError` if there are other leaves, or two tensors
     have the same path.
@@ -906,7 +906,7 @@ def named_tensors(tree: Tree, *, buffers: bool = False) -> dict[str, Tensor]:
 
 
 def rebind_buffers(copies: Copies) -> None:
-    """Assign to each Module the buffers that were assigned to its copy since it was copied."""
+    """Assign to each Module the buffers that were assigned to the copy since the copy was made."""
     for module, copied in copies:
         for name in copied._buffers:
             if vars(copied)[name] is not vars(module).get(name):
@@ -919,10 +919,10 @@ def rebind_buffers(copies: Copies) -> None:
 def require_types(
     expected: Mapping[str, TensorType], actual: Mapping[str, TensorType], what: str
 ) -> None:
-    """Raise unless `actual` has exactly the expected paths, each with its expected type.
+    """Raise unless `actual` has exactly the expected paths, each with the expected type.
 
     `PathError` names the paths that are missing or unknown, `DTypeError` and `ShapeError` the first
-    path whose dtype or shape is wrong. `what` describes each value: "gradient", "parameter".
+    path with a wrong dtype or shape. `what` describes each value: "gradient", "parameter".
     """
     if actual == expected:
         return
@@ -1017,7 +1017,7 @@ def exactly(array: Array, dtype: DType) -> Array:
 
 
 def require_live(tensors: Iterable[Tensor]) -> None:
-    """Raise `StaleTensorError` for the first tensor whose memory was freed."""
+    """Raise `StaleTensorError` for the first tensor that was freed."""
     tensors = [*tensors]
     if EXTENSION is not None and EXTENSION.are_alive(tensors):
         return

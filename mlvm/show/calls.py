@@ -1,4 +1,4 @@
-"""The host functions that a program calls: their names, and the arguments that they write."""
+"""The host functions that a program calls: names, and written arguments."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def calls_in(program: Program) -> list[tuple[int, str]]:
 
 
 def is_straight(program: Program) -> bool:
-    """Return whether all calls of main run in their order, each once."""
+    """Return whether all calls of main run in order, each once."""
     leaving = "jump", "jump_if_false", "call"
     return not any(each.kind in leaving for each in decode(program)["main"].instructions())
 
 
 def label_of(name: str, attributes: Any) -> str:
-    """Return the name of a call: its op, or the ops of its chain."""
+    """Return the name of a call: the op, or the ops of the chain."""
     chain = attributes.get("chain") if isinstance(attributes, Mapping) else None
     if isinstance(chain, (list, tuple)) and chain:
         return name_of([str(link[0]) for link in chain if isinstance(link, (list, tuple)) and link])
@@ -54,7 +54,7 @@ def name_of(names: Iterable[str]) -> str:
 class ProgramCache(Generic[T]):
     """Cache of a value derived from each program.
 
-    Its keys are identities: different programs often have equal hashes.
+    The keys are identities, because different programs often have equal hashes.
     """
 
     def __init__(self, derive: Callable[[Program], T]) -> None:
@@ -77,8 +77,9 @@ def writes_in(program: Program) -> Writes:
 
     Each is paired with the first call in main that writes it.
 
-    Calls count in program order. In a function of the program, the name is the op's, and the pc
-    that of the function's call. A host function that is no op may write all its operands.
+    Calls are numbered in program order. For a call inside a function of the program, the name is
+    the op name, and the pc is the pc of the function's call. A host function that is not an op may
+    write all operands.
     """
     writes: Writes = {}
     for pc, call, _, numbers in accesses(program, reads_of):

@@ -13,7 +13,7 @@ def block(text: str) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: int) -> str:
-    """Return a table whose first `right` columns are flush right."""
+    """Return a table; the first `right` columns are flush right."""
     whole = [_row("th", head, right), *[_row("td", row, right) for row in rows]]
     return f"<table>{''.join(whole)}</table>"
 
@@ -54,7 +54,7 @@ def _depth(line: str) -> int:
 
 
 def picture(svg: str, about: str) -> str:
-    """Return an SVG picture as an image, so that its style sheet stays its own."""
+    """Return an SVG picture as an image, so that the style sheet does not affect the page."""
     data = b64encode(svg.encode()).decode()
     return (
         f'<img style="max-width:100%" alt="{escape(about)}" src="data:image/svg+xml;base64,{data}">'

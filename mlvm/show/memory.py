@@ -1,7 +1,7 @@
 """`python -m mlvm memory`: the arenas of a script, or the memory plan of a program.
 
-A script is run, and all its arenas are recorded. A program is run on its arguments to measure the
-lifetimes of its intermediates, which the planner then places in as few bytes as it can.
+A script is run, and all arenas are recorded. A program is run on the arguments to measure the
+lifetimes of intermediates, which the planner then places in as few bytes as possible.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MOST_ALIKE: Final = 16  # maximum number of equally named arenas with separate 
 def show_script(file: Path, out: Path, arguments: Sequence[str] = ()) -> None:
     """Run a Python script, and report and plot each arena that had tensors.
 
-    The plots are written to `out` as NAME.ARENA.svg. A script that fails is shown up to its error.
+    The plots are written to `out` as NAME.ARENA.svg. A script that fails is shown up to the error.
 
     Raises `ScriptFailed` if the script fails, and `OSError`.
     """
@@ -52,10 +52,10 @@ def show_script(file: Path, out: Path, arguments: Sequence[str] = ()) -> None:
 def show_step(
     step: str, plan: Plan, recording: Recording, points: Sequence[tuple[int, float]], budget: int
 ) -> None:
-    """Print the peak of a captured step, and the fastest of its programs within the budget.
+    """Print the peak of a captured step, and the fastest program within the budget.
 
-    Draw its plan as STEP.svg, and the programs as STEP.curve.svg; `points` are their bytes and
-    seconds. Raises `OSError`.
+    Draw the plan as STEP.svg, and the programs as STEP.curve.svg; `points` are bytes and seconds of
+    the programs. Raises `OSError`.
     """
     name = Path(step).name
     print(f"{name}: {plan}")
@@ -73,7 +73,7 @@ def show_step(
 
 
 def show_peak(memory_plan: Plan, budget: int, recording: Recording | None = None) -> None:
-    """Print whether a plan fits the budget, and the largest values at its peak.
+    """Print whether a plan fits the budget, and the largest values at the peak.
 
     They come from the recording if the plan has none.
     """
@@ -111,7 +111,7 @@ def _show_arenas(recordings: Sequence[Recording], file: Path, out: Path) -> None
 
 
 class Intermediates:
-    """Instrument that records the arrays of a program and their lifetimes, counted in calls."""
+    """Instrument that records the arrays of a program and the lifetimes, counted in calls."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -164,9 +164,9 @@ class Intermediates:
 
 
 def plan_of(program: Program, arguments: Sequence[Array]) -> tuple[Plan, Recording]:
-    """Run the program on the arguments, and plan the memory of its intermediates.
+    """Run the program on the arguments, and plan the memory of the intermediates.
 
-    The recording has the plan's offsets; its moments are the program's calls. Raises the errors of
+    The recording has the plan's offsets; moments are the program's calls. Raises the errors of
     a launch.
     """
     vm, intermediates = VM(), Intermediates()
@@ -185,7 +185,7 @@ def plan_of(program: Program, arguments: Sequence[Array]) -> tuple[Plan, Recordi
 
 
 def show_plan(memory_plan: Plan, recording: Recording, file: Path, out: Path) -> None:
-    """Print a plan and its largest tensors, and draw it to `out` as NAME.plan.svg.
+    """Print a plan and the largest tensors, and draw the plan to `out` as NAME.plan.svg.
     Raises `OSError`."""
     alone = sum(each.nbytes for each in recording.lifetimes)
     print(f"{len(recording.lifetimes):,} intermediates, {alone:,} bytes side by side")

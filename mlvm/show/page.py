@@ -1,7 +1,6 @@
 """One HTML page that shows a step or a script: memory over time, programs, and calls over time.
 
-The page works offline. Its data are columns of numbers; texts are indices into one
-list.
+The page works offline. The data are columns of numbers; texts are indices into one list.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ Columns = dict[str, list[Any]]
 class Step(NamedTuple):
     """Planned program to show.
 
-    `recording`: tensors in its scratch memory, by offset and moment.
+    `recording`: tensors in the scratch memory, by offset and moment.
     `moments`: pc in main of the call at each moment.
     `lines`: lines of Python by function and pc.
     `arguments`: description of each argument.
@@ -68,7 +67,7 @@ def session_page(
 ) -> str:
     """Return the page of a script's run and of the steps that it planned.
 
-    `failed`, the description of its error, is shown at the top.
+    `failed`, the description of the script's error, is shown at the top.
     """
     ran = any(x.lifetimes for x in session.recordings) or any(x.spans for x in session.traces)
     content = _Content(None, failed=failed or "", nothing="" if ran else "nothing of mlvm ran")
@@ -174,7 +173,7 @@ class _Content:
         )
 
     def _pane(self, name: str, recording: Recording, session: Session | None) -> dict[str, Any]:
-        """Return the pane of an arena: its tensors over time.
+        """Return the pane of an arena: tensors over time.
 
         Times are seconds if these were recorded, else event numbers. `forgotten` tensors were freed
         before `since`.
@@ -282,7 +281,7 @@ class _Content:
         lines: Mapping[tuple[str, int], str] | None = None,
         arguments: Sequence[str] = (),
     ) -> int:
-        """Return the program's number; list the program at its first use."""
+        """Return the program's number; list the program at the first use."""
         number = self._number_of_id.get(id(program))
         if number is None:  # avoid comparing whole programs
             number = self._numbers.get(program)
@@ -334,7 +333,7 @@ class _Content:
         return self._strings.setdefault(text, len(self._strings))
 
     def _line(self, line: str) -> int:
-        """Return the number of a `file:line`, whose text is quoted if it can be read."""
+        """Return the number of a `file:line`. The text of the line is quoted if it can be read."""
         number = self._string(short(line))
         if line and number not in self._sources:
             self._sources[number] = _source(line, self._before)
@@ -355,7 +354,7 @@ def _name_of_pane(recording: Recording) -> str:
 
 
 def _by_name(traces: Sequence[Trace]) -> list[tuple[list[Trace], str]]:
-    """Group the traces to show as one, each group with a text about its size.
+    """Group the traces to show as one, each group with a text about the size.
 
     Many VMs of one name are one group.
     """
@@ -373,7 +372,7 @@ def _by_name(traces: Sequence[Trace]) -> list[tuple[list[Trace], str]]:
 
 @dataclass
 class _Spans:
-    """Spans of a lane, in the order of their start.
+    """Spans of a lane, in the order of start times.
 
     A span that starts within others is drawn below them.
     """
@@ -388,7 +387,7 @@ class _Spans:
             self.columns.setdefault(name, []).append(value)
 
     def lane(self, name: str, forgotten: int = 0, since: float = 0) -> dict[str, Any]:
-        """Return the lane; `forgotten` spans of its VM or queue before `since` are missing."""
+        """Return the lane; `forgotten` spans of the VM or queue before `since` are missing."""
         history = {"forgotten": forgotten, "since": since if forgotten else 0}
         return {"name": name, "rows": len(self._ends), "spans": self.columns, **history}
 
@@ -402,7 +401,7 @@ def in_script(data: object) -> str:
 
 
 def plain_page(title: str, body: str, *, policy: str = "img-src data:") -> str:
-    """Return a page with this HTML text as its body.
+    """Return a page with this HTML text as the body.
 
     `policy` extends the content security policy, which forbids everything but inline styles.
     """
@@ -411,7 +410,7 @@ def plain_page(title: str, body: str, *, policy: str = "img-src data:") -> str:
 
 
 def filled(name: str, parts: Mapping[str, str]) -> str:
-    """Return a template of this folder, with its parts between pairs of `@@` replaced."""
+    """Return a template of this folder, with the parts between pairs of `@@` replaced."""
     pieces = enumerate(_file(name).split("@@"))  # odd pieces name a part
     return "".join([parts[piece] if i % 2 else piece for i, piece in pieces])
 
@@ -426,7 +425,7 @@ def _us(nanoseconds: float) -> float:
 
 
 def _about(about: Mapping[str, Any]) -> str:
-    """Return the text of a span: its operands and attributes."""
+    """Return the text of a span: operands and attributes."""
     attributes = {k: v for k, v in about.get("attributes", {}).items() if v is not None}
     text = about.get("params", "") + (f" {attributes}" if attributes else "")
     return text if len(text) <= _LONGEST_ABOUT else f"{text[:_LONGEST_ABOUT]} ..."

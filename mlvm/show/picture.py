@@ -44,11 +44,11 @@ def timeline(recording: Recording, *, title: str | None = None, now: int | None 
     """Return the recording as SVG text, with a line at the moment `now`.
 
     A tensor is a rectangle. It extends from left to right over the tensor's moments, and upwards
-    over its bytes. Its colour shows the op that wrote it first, or its type if that op is unknown.
-    Under the pointer it shows op, type, bytes, moments and the line of Python that made it. The
-    thin line is the number of bytes in use. One dashed line is the most bytes in use at any moment,
-    which is a lower bound for any placement; the other is the highest address. If there are too
-    many tensors, only the largest are drawn.
+    over the bytes. The colour shows the op that wrote the tensor first, or the type if that op is
+    unknown. Under the pointer the rectangle shows op, type, bytes, moments and the line of Python
+    that created the tensor. The thin line is the number of bytes in use. One dashed line is the
+    most bytes in use at any moment, which is a lower bound for any placement; the other is the
+    highest address. If there are too many tensors, only the largest are drawn.
     """
     used = recording.used()
     bound = max(used)
@@ -68,7 +68,7 @@ def timeline(recording: Recording, *, title: str | None = None, now: int | None 
     ]
     if recording.forgotten:
         abouts.append(forgotten_of(recording))
-    first = 66 - 8 * len(abouts)  # their first line; the axis label is below them
+    first = 66 - 8 * len(abouts)  # the first line; the axis label is below the texts
     heading = fitted(title or f"Arena {recording.arena}", _WIDTH - _LEFT, 20)
     times, addresses = "time (allocation and free events)", f"address, {name}"
     width = _RIGHT_END + _legend_width(drawn, colours)
@@ -94,7 +94,7 @@ def timeline(recording: Recording, *, title: str | None = None, now: int | None 
 
 
 def _unit(nbytes: int) -> tuple[int, str]:
-    """Return a unit for a number of bytes, and its name."""
+    """Return a unit for a number of bytes, and the unit's name."""
     for power, name in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
         if nbytes >= 2 << power:
             return 1 << power, name
@@ -194,7 +194,7 @@ def _used(heights: Sequence[int], stretch: int, first: int, x: Scale) -> str:
 
 
 def _level(y: float, kind: str, label: str, lower: float) -> str:
-    """Return a dashed line across the plot, with its label `lower` pixels below it."""
+    """Return a dashed line across the plot, with a label `lower` pixels below it."""
     line = f'<path class="level {kind}" d="M{_LEFT} {px(y)}H{_RIGHT_END}"/>'
     at = _RIGHT_END - 6, y + lower, label
     return line + text(*at, "halo right") + text(*at, f"{kind} right")
@@ -223,15 +223,15 @@ def _peak(recording: Recording, x: Scale, y: Scale) -> str:
 
 
 def _marked(at: float, label: str) -> str:
-    """Return a dashed line up and down the plot, with its label above it."""
+    """Return a dashed line up and down the plot, with a label above it."""
     line = f'<path class="level top" d="M{px(at)} {_GROUND}V{_TOP}"/>'
     return line + text(at, _TOP - 4, label, "top middle")
 
 
 def curves(values: Mapping[str, Sequence[float]], title: str, *, mark: int | None = None) -> str:
-    """Return an SVG picture of series of numbers by their index, with a line at the index `mark`.
+    """Return an SVG picture of series of numbers by index, with a line at the index `mark`.
 
-    Numbers that are not finite leave a gap. Of a long series, only every n-th number is drawn.
+    Numbers that are not finite leave a gap. For a long series, only every n-th number is drawn.
     """
     longest = max(map(len, values.values()), default=0)
     finite = [each for series in values.values() for each in series if math.isfinite(each)]
@@ -302,7 +302,7 @@ def _legend_width(lifetimes: Sequence[Lifetime], colours: dict[str, str]) -> int
 
 
 def _legend(lifetimes: Sequence[Lifetime], colours: dict[str, str], width: int, line: str) -> str:
-    """Return a column of coloured squares, each with an op and the number of its tensors."""
+    """Return a column of coloured squares, each with an op and the number of tensors."""
     counts = Counter(map(_kind, lifetimes))
     rows = [(colour, kind, counts[kind]) for kind, colour in colours.items() if colour != _OTHER]
     rest = [counts[kind] for kind, colour in colours.items() if colour == _OTHER]
@@ -334,7 +334,7 @@ def plot(arena: Arena, path: str | Path, *, title: str | None = None) -> None:
 
 
 def _arena_html(arena: Arena) -> str:
-    """Return the HTML of an arena for notebooks: its picture and its report."""
+    """Return the HTML of an arena for notebooks: the picture and the report."""
     recording = arena.recording.so_far() if arena.recording is not None else snapshot(arena)
     text = report(arena)
     drawn = html.picture(timeline(recording), text) if recording.lifetimes else ""

@@ -52,7 +52,7 @@ class BufferTable(NamedTuple):
     blocks: Sequence[Block]
 
     def to_csv(self, offsets: Sequence[int]) -> str:
-        """Return the file with the offsets as its last column."""
+        """Return the file with the offsets as the last column."""
         columns = [*(name for name in self.columns if name != _OFFSET), _OFFSET]
         text = io.StringIO()
         writer = csv.DictWriter(text, columns, lineterminator="\n", extrasaction="ignore")
@@ -92,7 +92,7 @@ def plan_buffers(options: argparse.Namespace, data: bytes) -> None:
 
     Print a line, and write the files of `--out` and `--plot`.
 
-    Raises `BuffersError`, also if the buffers do not fit, `ArgumentError` for a picture whose name
+    Raises `BuffersError`, also if the buffers do not fit, `ArgumentError` for a picture name that
     does not end in .svg, and `OSError`.
     """
     file, capacity = Path(options.file), options.capacity
@@ -224,9 +224,9 @@ def _block(row: Mapping[str, str], where: str) -> Block:
 
 
 def recorded(buffers: BufferTable, plan: Plan) -> Recording:
-    """Return a plan as a recording, for a picture that names buffers by their ids.
+    """Return a plan as a recording, for a picture that names buffers by id.
 
-    Its moments are the moments in the file. If these are too many, they are the indices of the
+    The moments are the moments in the file. If these are too many, they are the indices of the
     moments at which a buffer starts or is freed.
     """
     times = sorted({time for block in buffers.blocks for time in (block.start, block.end)})

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from contextlib import _GeneratorContextManager
 
 COPIED_IN: Final = "copied in"
-"""Name in place of an op for a tensor whose first value came from outside the VM."""
+"""Name in place of an op for a tensor that was first written from outside the VM."""
 
 
 @old_keywords("record")
@@ -209,7 +209,7 @@ class _Watcher:
 
 @contextmanager
 def record_all(*, most: int | None = None, programs: bool = False) -> Iterator[list[Recording]]:
-    """Record every arena made inside the block from its first moment on.
+    """Record every arena made inside the block from the first moment on.
 
     Yield the list of recordings, which are complete after the block. It keeps no arena alive, and
     programs only with `programs`.

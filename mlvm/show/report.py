@@ -15,7 +15,7 @@ from mlvm.show import html
 
 
 def report(arena: Arena, *, holders: int = 8) -> str:
-    """Return a table of an arena's sizes, and of its `holders` largest tensors.
+    """Return a table of an arena's sizes and the `holders` largest tensors.
 
     For a recorded arena, another table lists the tensors at the moment when most bytes were in use.
 
@@ -40,7 +40,7 @@ def report(arena: Arena, *, holders: int = 8) -> str:
 
 
 def report_of(recording: Recording, *, holders: int = 8) -> str:
-    """Return a table of a recording, whose arena may no longer exist."""
+    """Return a table of a recording. The arena may no longer exist."""
     rows = [
         ("arena", recording.arena),
         ("on", recording.vm),
@@ -99,7 +99,7 @@ def _largest(tensors: Sequence[tuple[TensorType, str, str, int]], most: int) -> 
 
 
 def short(line: str) -> str:
-    """Return a line with its path relative to the current directory, if it lies below that."""
+    """Return a line with the path relative to the current directory, if the file is below it."""
     return line.removeprefix(f"{Path.cwd()}{os.sep}")
 
 

@@ -72,7 +72,7 @@ class ScalarLog(Closing):
     def add(self, group: str, step: SupportsIndex, /, **scalars: SupportsFloat) -> None:
         """Write numbers, or tensors with one element, of that step.
 
-        A group has the same names in each of its rows, in any order.
+        A group has the same names in each row, in any order.
 
         Raises `ArgumentError` for other names, none, a step that is no int from 0 on, and a
         group that is no file's name; `OSError`, and `ValueError` after `close`.
@@ -102,7 +102,7 @@ class ScalarLog(Closing):
         return self.folder / f"{group}.csv"
 
     def _header(self, group: str, names: list[str]) -> list[str]:
-        """Return the columns of a group: of its file, or `names` for a new one."""
+        """Return the columns of a group: those of the file, or `names` for a new file."""
         if not isinstance(group, str) or not group or group != Path(group).name:
             raise ArgumentError(
                 f"add: expected a group that is a valid file name, got {brief(group)}"

@@ -17,7 +17,7 @@ from mlvm.machines.terminal import INTERRUPTED, is_reader_gone
 
 
 class ScriptFailed(MlvmError):
-    """A script has raised an error. The text contains the error and its line.
+    """A script has raised an error. The text contains the error and the line.
 
     output: text that Python prints, such as the traceback.
     status: exit status.
@@ -30,7 +30,7 @@ class ScriptFailed(MlvmError):
 
 
 def run_script(file: Path, arguments: Sequence[str] = ()) -> None:
-    """Run a Python script with its arguments, as `python FILE ...` does.
+    """Run a Python script with arguments, as `python FILE ...` does.
 
     Afterwards the current directory is restored. Raises `ScriptFailed`.
     """

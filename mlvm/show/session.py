@@ -55,7 +55,7 @@ class Session:
 
 @contextmanager
 def all_recorded() -> Iterator[Session]:
-    """Record every arena that is made inside the block, its VM, and every wait for a queue tensor.
+    """Record every arena made inside the block, the VMs, and every wait for a queue tensor.
     It keeps no arena and no VM alive."""
     session, listened = Session(), list[weakref.ref[_Listened]]()
 

@@ -1,6 +1,6 @@
 """Parts of pictures: the SVG document, texts, scales with round ticks, and axes.
 
-The elements have classes, which each picture's style sheet defines. `axis` and `grid` are
+The elements have classes, which the style sheet of each picture defines. `axis` and `grid` are
 lines, and `soft` is a number or label of an axis. `middle` and `right` name the point of a text
 that is drawn at its coordinates. Pictures use only features that browsers, editors and converters
 draw
@@ -21,7 +21,7 @@ from typing import Final
 
 _SIZE: Final = 13  # of letters, in pixels
 _WIDEST: Final = 0.62
-"""Average width of a letter in a wide font, DejaVu Sans, as a part of its size."""
+"""Average width of a letter in a wide font, DejaVu Sans, as a fraction of the font size."""
 
 _NO_XML: Final = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that XML 1.0 does not have (section 2.2)."""
@@ -45,7 +45,7 @@ MOST_COLOURED: Final = 12
 def home_colour(kind: str) -> int:
     """Return the number of a kind's colour in all pictures.
 
-    A common kind has its own colour; other kinds may share a colour.
+    A common kind has a unique colour; other kinds may share a colour.
     """
     if kind in _COMMON:
         return _COMMON.index(kind)
@@ -100,7 +100,7 @@ class Scale:
 
 
 def document(width: int, height: int, style: str, *parts: str) -> str:
-    """Return a picture of that size in pixels, with its parts painted in order on white.
+    """Return a picture of that size in pixels, with the parts painted in order on white.
 
     Characters that XML does not have, such as control characters in names, become U+FFFD.
     """
@@ -141,7 +141,7 @@ def fitted(content: str, width: float, size: int = _SIZE) -> str:
 
 
 def text(x: float, y: float, content: str, kind: str = "", attributes: str = "") -> str:
-    """Return a text element with its classes and further attributes in SVG's syntax."""
+    """Return a text element with classes and further attributes in SVG syntax."""
     named = f' class="{kind}"' if kind else ""
     more = f" {attributes}" if attributes else ""
     place = f'x="{px(x)}" y="{px(y)}"'
@@ -154,7 +154,7 @@ def axes(x: Scale, y: Scale, x_label: str, y_label: str) -> str:
     Horizontal grid lines have the numbers of `y`, ticks below have the numbers of `x`, and the
     label of `y` is at the top.
 
-    The plotting area extends from the scales' `start` to `stop`; `y` starts at its bottom.
+    The plotting area extends from the scales' `start` to `stop`; `y` starts at the bottom.
     """
     left, right, bottom = px(x.start), px(x.stop), px(y.start)
     parts = []

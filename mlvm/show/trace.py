@@ -1,7 +1,7 @@
 """Profiles of a VM over time, in the Trace Event Format that Perfetto and Chrome read.
 
 On a VM of this process a profile has every function. For a remote VM it has the calls of this
-process, with their time here and the bytes sent and received.
+process, with the time here and the bytes sent and received.
 """
 
 from __future__ import annotations
@@ -85,11 +85,12 @@ class Latest(Generic[T]):
 
 
 class Trace:
-    """Instrument that times every function. Its `layers` time calls of a VM, and its `launching`
-    notes the programs of functions.
+    """Instrument that times every function.
 
-    spans: calls, the last `most` of them.
-    rows: names of the threads that made them.
+    `layers` time calls of a VM, and `launching` notes the programs of functions.
+
+    spans: the last `most` calls.
+    rows: names of the threads that made the calls.
     """
 
     def __init__(self, vm: str, *, most: int | None = None) -> None:
@@ -108,7 +109,7 @@ class Trace:
     ) -> None:
         ended = time.perf_counter_ns()
         while (entry := self._began.stack.pop())[0] != name:
-            pass  # a function inside this one raised, so its end was not recorded
+            pass  # a function inside this one raised, so the end was not recorded
         about = {
             "params": describe(params),
             "results": describe(results),
@@ -161,7 +162,7 @@ class Trace:
     def _origin(self, name: str) -> Origin:
         """Return the program of this thread's launch, a pc and a Python location.
 
-        The pc belongs to its next call, if that call has the name.
+        The pc belongs to the next call, if that call has the name.
         """
         launch = getattr(self._began, "launch", None)
         if launch is None:
@@ -202,7 +203,7 @@ class Trace:
 
 
 def _in_order(program: Program) -> tuple[int, list[tuple[int, str]]]:
-    """Return the number of main's calls, and the calls if they run in their order."""
+    """Return the number of main's calls, and the calls if they run in order."""
     calls = calls_in(program)
     return len(calls), calls if is_straight(program) else []
 
@@ -211,9 +212,9 @@ def profile(
     vm: VMProtocol, path: str | os.PathLike[str] | None = None
 ) -> AbstractContextManager[None]:
     """Write what runs inside the block to a trace file, which Perfetto and chrome://tracing open.
-    The VM and each worker have a row; each call has its name, types and bytes, each wait for the
-    VM's device its time. For a VM of a different process it has the calls of the protocol, with
-    the time that they take here.
+    The VM and each worker have a row. A call is shown with name, types and bytes, a wait for the
+    VM's device with the time. For a VM of a different process the file has the calls of the
+    protocol, with the time spent in this process.
 
     Raises `ArgumentError` unless `path` is a path, and `OSError` at the start if the file cannot be
     written.

@@ -2,10 +2,10 @@
 
 A batched value has the batch along axis 0: `x[i]` is the value of element i. An unbatched value is
 the same for all elements and has no such axis. A rule gets the call for one element (`BatchedCall`)
-and its operands, at least one of them batched. It emits calls and returns their batched result, or
+and the operands, at least one of them batched. It emits calls and returns the batched result, or
 None if the op must run for one element after the other. The emitter defines what happens with the
 calls: `vmap` runs or records them (`mlvm.eager.transform.batching`), and `ml.auto_batch` accepts a
-rule that emits a single call (`over_lanes`). Elementwise ops broadcast, without their own rules.
+rule that emits a single call (`over_lanes`). Elementwise ops broadcast and need no rules.
 
 An unbatched operand is read once: `_product` computes one matrix product with many rows. If indices
 are batched, the batch axis and the indexed axis are merged.
@@ -31,10 +31,10 @@ class Emitter(Protocol):
     """Interface for the calls that rules emit."""
 
     is_exact: bool
-    """Whether each row must have the same bits as its element computed separately."""
+    """Whether each row must have the same bits as if it were computed separately."""
 
     def op(self, name: str, /, *xs: Value, **attributes: Any) -> Value:
-        """Emit a call of an op; return its result."""
+        """Emit a call of an op; return the result."""
 
     def reshape(self, x: Value, shape: Shape) -> Value: ...
     def permute_dims(self, x: Value, axes: Sequence[int]) -> Value: ...
@@ -140,7 +140,7 @@ def _same(call: BatchedCall, *xs: Batched) -> Value:
 
 
 def _along(call: BatchedCall, *xs: Batched) -> Value:
-    """Apply an op along one or more axes of its first operand; None means all axes."""
+    """Apply an op along one or more axes of the first operand; None means all axes."""
     key, ndim = "axes" if "axes" in call.attributes else "axis", xs[0].ndim
     axis = call.attributes[key]
     axis = tuple(range(ndim)) if axis is None else axis
@@ -501,7 +501,7 @@ _EXACT: Final[Mapping[str, Rule]] = {
     "take": _take,
     "layer_norm": _layer_norm,
 }
-"""Rules whose rows have the same bits as separately computed elements, if they emit one call."""
+"""Rules that compute rows with the same bits as separate elements, if they emit one call."""
 
 BATCHING: Final[Mapping[str, Rule]] = {
     **_EXACT,
@@ -541,11 +541,11 @@ BATCHING: Final[Mapping[str, Rule]] = {
 # --- rows of ml.auto_batch ----------------------------------------------------------------
 
 BatchedOp: TypeAlias = "tuple[str, Attributes, Types] | None"
-"""Name of an op, its attributes, and the types of its operands; None for no such op."""
+"""Op name, attributes and operand types; None if no such op exists."""
 
 
 class _Row:
-    """Operand of a call by its number, or the call's result, -1."""
+    """Operand of a call by number, or the result of the call, -1."""
 
     def __init__(self, type: TensorType, number: int) -> None:
         self.type, self.number = type, number
@@ -557,7 +557,7 @@ class _NotOneCall(Exception):
 
 
 class _OneCall:
-    """Emitter of a single call, whose operands are unchanged or reshaped."""
+    """Emitter of a single call with unchanged or reshaped operands."""
 
     is_exact = True
 
@@ -607,7 +607,7 @@ def over_lanes(
 def in_lane(error: PositionError, lane: Sequence[int], naxes: int) -> None:
     """Add the number of the lane to an error.
 
-    The first `naxes` numbers of its position are numbers of lanes as well.
+    The first `naxes` numbers of a position are lane numbers as well.
     """
     numbers, rest = [*lane, *error.position[:naxes]], error.position[naxes:]
     place = f"position {rest} of lane {numbers[0] if len(numbers) == 1 else numbers}"

@@ -2,8 +2,8 @@
 
 The results of a block are in homes from outside: a loop's state, a branch's results. A value
 computed in a block is visible only in the block. Passes here remove dead calls, also inside blocks,
-and calls that only move a value to its home. `outline_blocks` prepares blocks for planning
-separately from their step.
+and calls that only move a value to a home. `outline_blocks` prepares blocks for planning separately
+from the step.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def free_variables(blocks: Iterable[Block]) -> list[Use]:
 
 
 def without_dead_calls(flow: Flow, *, inside: bool = True) -> list[Call]:
-    """Return the calls with effects, and those whose results are read or live at the end.
+    """Return the calls with effects or with results that are read or live at the end.
 
     With `inside`, dead calls in blocks are removed as well.
     """
@@ -111,7 +111,7 @@ _INITIALIZED: Final = frozenset({"input", "state"})
 def without_moves(flow: Flow) -> Flow:
     """Return the flow without copies that only move a value.
 
-    A value that is copied to its home is computed there, if the home's old value is not needed. A
+    A value that is copied to a home is computed there, if the home's old value is not needed. A
     copy of an input or state that nothing writes to is replaced by the input or state.
     """
     uses = [use for call in with_blocks(flow.calls) for use in call.ins]
@@ -162,7 +162,7 @@ def _settled(flow: Flow, renamed: dict[Value, Value], steady: Container[Home | N
 def _may_lie(
     calls: Sequence[Call], producer: int, at: int, source: Use, home: Home, is_result: bool
 ) -> bool:
-    """Return whether a value may be in a home for its whole live range.
+    """Return whether a value may be in a home for the whole live range.
 
     Call `producer` computes the value, and call `at` copies it to the home.
     """
@@ -242,7 +242,7 @@ outer_index = itertools.count()
 def outline_blocks(call: Call) -> tuple[tuple[Block, ...], dict[int, Value]]:
     """Return the blocks of control flow with `outer` homes for values of the surrounding step.
 
-    Also return these values by the index of their home.
+    Also return these values by home index.
     """
     homes: dict[Home | Value, Home] = {}
     outer: dict[int, Value] = {}

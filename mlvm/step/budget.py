@@ -1,13 +1,13 @@
 """Memory budgets: schedules of a step that recompute values instead of keeping them.
 
-In: a schedule of units. Out: `Candidate`s, other schedules of the same step with estimates of their
-time; the compiler chooses the fastest candidate whose plan fits. Each candidate comes from a
+In: a schedule of units. Out: `Candidate`s, other schedules of the same step with estimated run
+times; the compiler chooses the fastest candidate whose plan fits. Each candidate comes from a
 simulated run of the step with a target of bytes. If the next unit does not fit, the value is
-evicted whose recomputation costs least per byte and time that it frees. It is recomputed before its
+evicted whose recomputation costs least per byte and time that it frees. It is recomputed before the
 next use. This is dynamic tensor rematerialization (Kirisame et al., ICLR 2021, arXiv 2006.09616),
 but the next use is known, as in Belady's algorithm. The targets are fixed fractions of the memory
-that the step needs. They do not depend on the budget, so a larger budget admits all candidates of a
-smaller one, and is never slower by the estimate.
+that the step needs. They do not depend on the budget: a larger budget admits all candidates of a
+smaller budget, so the estimated time is never longer.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ class Row(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """Schedule of the step, and its estimated time in seconds.
+    """Schedule of the step, with the estimated time in seconds.
 
-    It is built on demand from its rows, because many schedules need much memory.
+    It is built from rows on demand, because many schedules need much memory.
     """
 
     seconds: float
@@ -113,7 +113,7 @@ def _renamed(unit: Unit, names: Mapping[Value, Value], *, again: bool) -> Unit:
 def seconds(unit: Unit, run: Run) -> float:
     """Estimate the time of a unit in seconds.
 
-    It is the maximum of the time for its operations and for the bytes that it moves. Blocks count
+    It is the maximum of the time for arithmetic and the time for moving bytes. Blocks count
     once.
     """
     flops = sum(map(_flops, unit.calls))
@@ -162,7 +162,7 @@ def total_seconds(schedule: Schedule) -> float:
 class _Step:
     """Schedule with the data that simulated runs need.
 
-    `reads`: the planned values that each unit reads, in the order of its operands.
+    `reads`: the planned values that each unit reads, in operand order.
     `outputs`: the planned values that each unit computes.
     `fresh`: bytes of these that do not reuse the memory of operands.
     `uses`: the times at which each value is read; a value that is live out is read at the end.
@@ -238,7 +238,7 @@ class _Step:
     def may_evict(self, value: Value, again: int) -> bool:
         """Return whether a value may be evicted until its use at the time `again`.
 
-        The result of a call that may raise stays until its first use. Otherwise the call would only
+        The result of a call that may raise stays until the first use. Otherwise the call would only
         run at that time, and updates and calls that must follow it would precede it.
         """
         producer = self.producer[value]
@@ -248,7 +248,7 @@ class _Step:
         )
 
     def without_dead(self, rows: Sequence[Row]) -> list[Row]:
-        """Return the rows except those whose values are never read because they were evicted."""
+        """Return the rows except those that compute values which are evicted and never read."""
         latest: dict[Value, int] = {}
         sources: list[list[int]] = []
         for i, (moment, again) in enumerate(rows):
@@ -299,7 +299,7 @@ class _SimulatedRun:
     """Simulated run of a step with a target of bytes.
 
     `rows`: the units so far.
-    `live`: bytes of the values in memory; `used` is their sum.
+    `live`: bytes of each value in memory; `used` is the sum.
     `seconds`: the sum of the estimates of repeated units.
     """
 
@@ -348,7 +348,7 @@ class _SimulatedRun:
         return True
 
     def _cheapest(self, moment: int, locked: set[Value]) -> Value | None:
-        """Return the value whose eviction costs least relative to what it frees."""
+        """Return the value with the lowest eviction cost per freed byte."""
         step = self._step
         evictable: list[tuple[int, int, Value]] = []
         for value, nbytes in self._live.items():

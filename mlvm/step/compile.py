@@ -1,7 +1,7 @@
-"""Compilation of a step to one program, with a plan of its scratch memory.
+"""Compilation of a step to one program, with a plan of the scratch memory.
 
-In: a recorded flow, and options. Out: a `Planned`, whose program gets all tensors as arguments,
-    with a description of each.
+In: a recorded flow, and options. Out: a `Planned`: a program that gets all tensors as arguments,
+    and a description of each argument.
 Passes: dead code, moves, hoisting, transposes, fusion and recomputation, order, plan; then code
     generation, level by level. A level consists of the calls of the step or a block in it.
     Passes do not change any bit of a result. The schedule with the smallest plan is chosen.
@@ -69,15 +69,16 @@ _AT_START: Final = 2
 
 @dataclass(frozen=True)
 class Planned:
-    """Program and its plan.
+    """Program with a plan.
 
     `arguments`: the tensors to launch it on, in order.
-    `plan`: plan of its scratch memory, `plan.nbytes` bytes.
+    `plan`: plan of the scratch memory, `plan.nbytes` bytes.
     `lines`: lines of Python by function and pc.
     `lifetimes`: live ranges in scratch memory; each unit advances the time by one.
     `takes`: the pcs of calls that read an element of a queue.
     `moments`: the pc in main of the call at each time.
-    `hoisted`: the part that computes the last states from the others, after these have changed.
+    `hoisted`: the part that computes the last states from the other states, after a change of
+        these.
     `curve`: bytes and seconds of other programs of the step (`curve_of`), for observers only.
     """
 
@@ -99,9 +100,9 @@ class Planned:
     def with_states_used(
         self, results: Sequence[Location]
     ) -> tuple[Planned, list[Location], list[int]]:
-        """Return the step without its hoisted part and without unused states.
+        """Return the step without the hoisted part and without unused states.
 
-        Also return its results, and the former numbers of its states.
+        Also return the results, and the former numbers of the states.
         """
         used = {place for role, place, _ in (*self.arguments, *results) if role == "state"}
         numbers = {place: number for number, place in enumerate(sorted(used))}
@@ -140,7 +141,7 @@ class Planned:
             error.add_note(f"recorded at {line}" + (f", in {layer}" if layer else ""))
 
     def looped(self) -> Program:
-        """Return the program in a loop, which stops when its queue is empty.
+        """Return the program in a loop, which stops when the queue is empty.
 
         Raises `ProgramError` unless the program reads exactly one element, before anything else.
         """
@@ -159,8 +160,8 @@ class Planned:
 class HoistedPart(NamedTuple):
     """Hoisted part of a step: a program that computes states from other states.
 
-    Its outputs, of these `types`, are states of the step, after the states that it reads. `values`
-    describe them.
+    The outputs, with these `types`, are states of the step and follow the states that the part
+    reads. `values` describe them.
     """
 
     planned: Planned
@@ -169,7 +170,7 @@ class HoistedPart(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its outputs in an arena."""
+        """Size of the outputs in an arena, in bytes."""
         return sum(rounded(type.nbytes) for type in self.types)
 
 
@@ -205,13 +206,13 @@ def compile_flow(
     effort: int = 1,
     reserved: int = 0,
 ) -> Planned:
-    """Compile the step to a program with its plan.
+    """Compile the step to a program with a plan.
 
     `fuse`: allow chains that suit the machine's `policy`.
     `recompute`: allow cheap calls to run again. Among the allowed programs the one with the
         smallest plan is chosen, so neither option makes a plan larger.
     `hoist`: compute values that depend only on states by a separate program, the hoisted part.
-    `budget`: limit in bytes of the plan with its hoisted values. Values are recomputed instead of
+    `budget`: limit in bytes of the plan, including hoisted values. Values are recomputed instead of
         saved, and hoisted values are computed in the step. The fastest program by the estimate of
         `mlvm.step.budget` is chosen.
     `effort`: limit of the planner's search for smaller plans.
@@ -249,7 +250,7 @@ def curve_of(
 
 
 def as_recorded(flow: Flow) -> Planned:
-    """Compile the calls of the step in their recorded order, each exactly once.
+    """Compile the calls of the step in the recorded order, each exactly once.
 
     No call is omitted, fused or moved. A debugger runs such a program.
     """
@@ -258,7 +259,7 @@ def as_recorded(flow: Flow) -> Planned:
 
 
 class _Variant(NamedTuple):
-    """Step with its plan, and its hoisted part."""
+    """Step with a plan and a hoisted part."""
 
     level: _Level
     hoisted: HoistedPart | None
@@ -292,7 +293,7 @@ class _Variant(NamedTuple):
 
 
 def _variant(flow: Flow, hoist: Hoist | None, options: _Options) -> _Variant:
-    """Plan the step and its hoisted part."""
+    """Plan the step and the hoisted part."""
     flow = without_moves(with_raising(Flow(without_dead_calls(flow), flow.results)))
     flow = updates_last(flow)
     if options.policy.halves:
@@ -313,7 +314,7 @@ def _with_unhoisted(variant: _Variant, flow: Flow, options: _Options) -> list[_V
 
 
 class _Offer(NamedTuple):
-    """Program of the step that is not planned yet, with its estimated seconds.
+    """Program of the step that is not planned yet, with the estimated seconds.
 
     candidate: another schedule for the variant, or None.
     """
@@ -389,13 +390,13 @@ class _Options(NamedTuple):
 class _Level(NamedTuple):
     """Planned calls of a step or block.
 
-    `schedule`: the calls in their order.
-    `plan`: plan of its memory.
+    `schedule`: the calls in order of execution.
+    `plan`: memory plan.
     `places`: offsets in bytes.
     `types`: the type of each placed value.
     `result`: the condition that the block computes.
-    `inside`: the blocks of its calls.
-    `live_out`: the values that are live at its end.
+    `inside`: the blocks of the calls.
+    `live_out`: the values that are live at the end.
     """
 
     schedule: Schedule
@@ -411,8 +412,8 @@ class _Inside(NamedTuple):
     """Planned blocks of a call.
 
     levels: the blocks.
-    outer: the outer values that they use, by the index of a home.
-    workspace: the value whose memory they use, if they need any.
+    outer: the outer values that the blocks use, by the index of a home.
+    workspace: the value that provides memory for the blocks, if they need any.
     """
 
     levels: tuple[_Level, ...]
@@ -483,7 +484,7 @@ class _ProgramWriter:
         self._functions: list[Function] = []
 
     def level(self, level: _Level, base: int) -> None:
-        """Generate code for the step or one block, whose scratch memory starts at offset `base`."""
+        """Generate code for the step or one block, with scratch memory from offset `base`."""
         before = len(self._elements)
         begins: list[int] = []
         for run in level.schedule.runs:
@@ -511,7 +512,7 @@ class _ProgramWriter:
         self.lifetimes += _lifetimes(level, base, begins)
 
     def planned(self, plan: Plan) -> Planned:
-        """Return the program with its plan, with arguments in the order of their roles."""
+        """Return the program with a plan and with arguments ordered by role."""
         arguments = sorted(self.numbers, key=lambda each: (ROLES.index(each.role), each.place))
         number = {self.numbers[each]: i for i, each in enumerate(arguments)}
 
@@ -658,7 +659,7 @@ class _ProgramWriter:
         return next(name for name in names if name not in in_use)
 
     def _function(self, procedure: Procedure, body: _Level) -> Function:
-        """Return the function with its code."""
+        """Return the function with the generated code."""
         inner = _FrameWriter(self, procedure)
         inner.level(body, 0)
         name, code = self._names[procedure], inner.whole()
@@ -668,7 +669,7 @@ class _ProgramWriter:
         return Function(name, len(procedure.params), 0, tuple(code))
 
     def _jump(self, opcode: str) -> int:
-        """Generate a jump whose target `_land` sets later; return its pc."""
+        """Generate a jump and return the pc; `_land` sets the target later."""
         self.code.append(Instruction.of(opcode, 0))
         return len(self.code) - 1
 
@@ -680,8 +681,8 @@ class _ProgramWriter:
 class _FrameWriter(_ProgramWriter):
     """Code generator of a function.
 
-    Values of scratch memory are tensors of the frame: each slot has one tensor for all values with
-    its type and offset in the plan.
+    Values of scratch memory are tensors of the frame: all values with the same type and offset in
+    the plan share one tensor in one slot.
     """
 
     def __init__(self, around: _ProgramWriter, procedure: Procedure) -> None:
@@ -696,7 +697,7 @@ class _FrameWriter(_ProgramWriter):
             home.index: (i - nparams, home.type) for i, home in enumerate(procedure.params)
         }
 
-        self._framed: dict[int, tuple[int, TensorType]] = {}  # values that are outer to its blocks
+        self._framed: dict[int, tuple[int, TensorType]] = {}  # values from outside of the blocks
 
     def push(self, use: Use, level: _Level, base: int) -> None:
         home, each = use.value.home, placed(use.value)
@@ -724,7 +725,7 @@ class _FrameWriter(_ProgramWriter):
         return self._slots.setdefault(place, len(self._slots)), place[1]
 
     def _own(self, each: Placed, level: _Level, base: int) -> tuple[int, TensorType]:
-        """Return the location of a level's value or home, and its type."""
+        """Return the location and the type of a level's value or home."""
         type = each.type if isinstance(each, Home) else level.types[each]
         return base + level.places[each], type
 
@@ -750,7 +751,7 @@ def _lifetimes(level: _Level, base: int, begins: Sequence[int]) -> list[Lifetime
             each = placed(use.value)
             if each is not None:
                 first.setdefault(each, use)
-    for inside in level.inside.values():  # its own levels show its values
+    for inside in level.inside.values():  # the levels of the call show these values
         if inside.workspace is not None:
             del first[inside.workspace]
     return [
@@ -784,7 +785,7 @@ def _schedules(flow: Flow, live_out: set[Value], options: _Options) -> list[Sche
         schedule = _ordered(chains, live_out, enough=most)
         if not policy.passes:
             return schedule
-        # A unit that was moved to its operand, such as the update of a parameter, joins its
+        # A unit that was moved to an operand, such as the update of a parameter, joins the
         # producer.
         again = joined([run.unit for run in schedule.runs], schedule.most_alive, policy, units)
         return Schedule(again, live_out) if len(again) < len(chains) else schedule
@@ -792,8 +793,7 @@ def _schedules(flow: Flow, live_out: set[Value], options: _Options) -> list[Sche
     def in_chains(plain: Schedule, calls: Sequence[Call]) -> list[Schedule]:
         most, schedules = plain.most_alive, list[Schedule]()
         sloped = with_slopes(calls) if policy.passes else calls
-        # If there are collectives, whose order is fixed, slices stay; otherwise products would
-        # move.
+        # Collectives have a fixed order. With them slices stay; otherwise products would move.
         has_order = any(call.fixed for call in calls)
         windowed = with_windows(sloped, live_out) if policy.windows and not has_order else sloped
         if windowed is not sloped:

@@ -14,10 +14,10 @@ Launch: TypeAlias = tuple[Program, tuple[int, ...]]
 
 
 def concatenate(launches: Sequence[Launch]) -> Program:
-    """Return one program for several launches, in which each argument is loaded by its handle.
+    """Return one program for several launches, which loads each argument by handle.
 
-    Raises `ProgramError` for a program that is more than a `main` without branches, or whose `cfunc
-    *` would pop values of other launches from the stack.
+    Raises `ProgramError` if a program is more than a `main` without branches, or if a `cfunc *`
+    would pop values of other launches from the stack.
     """
     code: list[Instruction] = []
     for program, args in launches:

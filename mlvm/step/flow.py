@@ -3,7 +3,7 @@
 Recorded calls write to the same memory repeatedly. Here each write has a new `Value`, so that a
 call depends only on the values that it reads (static single assignment: Cytron et al., ACM TOPLAS
 13, 1991). A value with a `Home` has a fixed location: an argument, a parameter, a result. The plan
-allocates the other values for their live range.
+allocates the other values for the live range only.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ class Location(NamedTuple):
     """Location of a tensor of a planned step.
 
     role: `input`, `output` or `state`; `element` of a queue; `scratch` memory.
-    place: its number; for an element the stack slot; for scratch memory the offset in bytes.
-    type: the type with which it is used.
+    place: number in that role; for an element the stack slot; for scratch memory the offset in
+        bytes.
+    type: the type of the use.
     """
 
     role: Role
@@ -40,8 +41,8 @@ class Home:
 
     `role`: an `input`, `output` or `state` of the step, an `element` of a queue, `scratch` that a
         function updates in place, or `outer`, memory from outside of a block.
-    `index`: the number of the tensor among those with its role.
-    `type`: its type; uses may have other types of the same size.
+    `index`: the number of the tensor among those with the same role.
+    `type`: type of the tensor; uses may have other types of the same size.
     """
 
     role: Role
@@ -49,7 +50,7 @@ class Home:
     type: TensorType
 
     def location(self, type: TensorType) -> Location:
-        """Return its location with that type, once its index is final."""
+        """Return the location with that type, once the index is final."""
         return Location(self.role, self.index, type)
 
 
@@ -94,24 +95,25 @@ class Call:
     """Call of a host function, or control flow.
 
     `name`: name of the function; `cond`, `while` and `call` for control flow.
-    `op`: None for a function that may read and write all its operands. Such calls keep their order;
+    `op`: None for a function that may read and write all operands. Such calls are not reordered;
         `outs` has a new value for each operand, in order, and `ins` the previous values.
     `attributes`: attributes of the function.
-    `outs`, `ins`: the values that it writes and reads.
+    `outs`, `ins`: the values that the call writes and reads.
     `line`: the line of Python that made the call.
     `again`: whether it recomputes an earlier value; such a call does not move forward.
-    `queue`: the handle of the queue from which it reads an element, its `outs`.
-    `blocks`: blocks of control flow. `cond` runs one of two, by its first operand; `while` runs the
-        second while the result of the first is true.
+    `queue`: the handle of the queue from which it reads an element into `outs`.
+    `blocks`: blocks of control flow. `cond` runs one of two, chosen by the first operand; `while`
+        runs the second while the result of the first is true.
     `orderly`: whether it only writes `outs` and only reads `ins`, as ops do, though `op` is None.
     `may_raise`: whether later updates that are visible outside must wait for it.
     `callee`: the function of the program that a `call` runs.
-    `passed`: the operands of that call, in the order of its parameters.
+    `passed`: the operands of that call, in the order of the parameters.
     `procedures`: for a call from outside, all functions that it reaches.
     `loop`: description of a `while` that is a scan.
-    `pushes`: whether it gets only its `ins` and pushes its results, as users' functions do.
+    `pushes`: whether it gets only `ins` and pushes the results, as users' functions do.
     `sized`: whether types or attributes depend on lengths of the launch.
-    `window`: whether it is a slice whose only reader can read it in place (`mlvm.step.windows`).
+    `window`: whether it is a slice with a single reader that can read it in place
+    (`mlvm.step.windows`).
     """
 
     name: str
@@ -135,7 +137,7 @@ class Call:
 
     @property
     def fixed(self) -> bool:
-        """True if it keeps its order relative to calls of its kind."""
+        """True if the call must not be reordered relative to calls of the same kind."""
         if self.blocks:
             return any(call.fixed for block in self.blocks for call in block.calls)
         return self.op is None
@@ -163,9 +165,9 @@ class Block:
 class Procedure:
     """Function of the program.
 
-    params: `outer` homes of its block: its results, which the caller allocates, and then its
+    params: `outer` homes of the block: the results, which the caller allocates, and then the
         arguments.
-    rule: rule for its derivatives, in a trace of the eager language.
+    rule: derivative rule, in a trace of the eager language.
     """
 
     name: str
@@ -187,13 +189,13 @@ def _may_raise(call: Call) -> bool:
 class Unit:
     """Scheduling unit: one call, or a fused chain of calls.
 
-    `makes`, `reads`: the values that it writes, and the earlier values that it reads.
+    `makes`, `reads`: the values that the unit writes, and the earlier values that it reads.
     `writes_to`, `reads_from`: the homes of these.
-    `fixed`: whether it keeps its order relative to units of its kind.
+    `fixed`: whether it must not be reordered relative to units of the same kind.
     `may_raise`: whether later updates must wait for it.
-    `updates`: whether its writes are visible outside.
+    `updates`: whether the writes are visible outside.
     `movable`: whether it may run earlier even if that frees no memory.
-    `run`: its latest `mlvm.step.schedule.Run`, if any.
+    `run`: the latest `mlvm.step.schedule.Run`, if any.
     `touched`: the planned values and homes that it uses, once they are known.
     """
 
@@ -250,7 +252,7 @@ class Unit:
         )
 
     def operands(self, stored: Container[object]) -> tuple[list[Use], list[Use]]:
-        """Return the uses that its function writes and reads, in the order of its parameters.
+        """Return the uses that the function writes and reads, in parameter order.
 
         A chain writes only values in `stored`, and only the last value of each home.
         """

@@ -1,9 +1,9 @@
 """Fusion: chains of ops on one shape that run as one call of the host function `fused`.
 
-A call joins the chain that computes one of its operands, if one of the two can move to the position
+A call joins the chain that computes one of the operands, if one of the two can move to the position
 of the other. Values that only the chain reads are never written to memory. But all operands and
-results of a chain are live at the same time. So a chain grows only while the live bytes stay within
-the limit.
+results of a chain are live at the same time. A chain therefore grows only while the live bytes stay
+within the limit.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class FusionPolicy(NamedTuple):
 
     `heads`: whether a matrix product may begin a chain (`Op.heads`).
     `reductions`: whether a reduction may end a chain.
-    `passes`: whether ops whose reference kernels make several passes may be links.
+    `passes`: whether ops with multi-pass reference kernels may be links.
     `shortest`: minimum number of links; an update in place may have fewer.
     `longest`: maximum number of links.
     `panels`: whether matrix products accept packed weights.
@@ -63,7 +63,7 @@ class FusionPolicy(NamedTuple):
 
     @property
     def of_formulas(self) -> FusionPolicy:
-        """Return the policy for large formulas, whose chains have any length."""
+        """Return the policy for large formulas: chains may have any length."""
         return self._replace(longest=math.inf, near=64)
 
     def is_cut(self, units: Iterable[Unit]) -> bool:
@@ -94,7 +94,7 @@ def fused(
 ) -> list[Unit]:
     """Return the calls in units, in an order in which they can run.
 
-    The live bytes of a chain are at most `most`, or what its calls need unfused. `units` has the
+    The live bytes of a chain are at most `most`, or what the calls need unfused. `units` has the
     units of single calls.
     """
     units = UnitTable() if units is None else units
@@ -197,11 +197,11 @@ def _units(calls: Sequence[Call], policy: FusionPolicy, units: UnitTable) -> Ite
 
 
 _Step: TypeAlias = tuple[int, Unit, set[Placed]]
-"""Position, its unit, and the planned values and homes that the unit writes or reads."""
+"""Position in a schedule, with the unit and the planned values and homes that the unit uses."""
 
 
 class _Row:
-    """Units in order, each at its position.
+    """Units in order, each at a position.
 
     The live range of a value or scratch home goes from the first to the last position that
     writes or reads it. Live ranges change only near two units that merge.
@@ -298,7 +298,7 @@ class _Level(NamedTuple):
 
     before: live bytes before it runs.
     most: live bytes while it runs, without reuse of operands' memory.
-    begun, ended: values and homes whose live range begins or stops there.
+    begun, ended: values and homes with a live range that starts or stops there.
     """
 
     place: int
@@ -331,7 +331,7 @@ def _partners(call: Call, producers: dict[Value, Unit], place: dict[Unit, int]) 
     """Return the units that compute an operand of the call and may join it, the nearest first.
 
     A recomputing call may not move forward, so it has none. Recomputing units come last: otherwise
-    their chain would need too early the product that their result is multiplied with.
+    the chain would need too early the product that multiplies the recomputed value.
     """
     if call.again:
         return []
@@ -354,9 +354,9 @@ class _Domains(dict[Call, "Shape | None"]):
 def _takes(unit: Unit, calls: Sequence[Call], domains: _Domains) -> bool:
     """Return whether the unit is a chain, or the start of one, that the calls may join.
 
-    They must have its domain, and read its values with the type of their computation, but no
-    reduction. They may not overwrite memory that the unit reads with a different type at other
-    positions.
+    They must have the domain of the unit and no reduction, and read the unit's values with the type
+    in which they compute. They may not overwrite memory that the unit reads with a different type
+    at other positions.
     """
     first, policy = unit.calls[0], domains.policy
     if first.op is None:
@@ -404,7 +404,8 @@ def _has_window(call: Call) -> bool:
 def _is_one_row(call: Call) -> bool:
     """Return whether a matrix product is a row times a matrix, or a batch of these.
 
-    A separate call is twice as fast as a call in a chain, whose tiles read the matrix by columns.
+    A separate call is twice as fast as a call in a chain, because tiles of a chain read the matrix
+    by columns.
     """
     y, out = call.ins[1].type, call.outs[0].type
     is_batch = y.ndim > 2 and out.dtype.is_inexact
@@ -430,7 +431,7 @@ def _domain_of(call: Call, policy: FusionPolicy) -> Shape | None:
     out = call.outs[0].type
     if policy.windows and _has_window(call):
         return out.shape if call.window else written_shape(call)
-    if policy.links(op) and not out.dtype.is_storage:  # its array items are not elements
+    if policy.links(op) and not out.dtype.is_storage:  # array items are not elements
         return out.shape
     if (
         policy.reductions

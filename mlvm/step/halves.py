@@ -1,9 +1,9 @@
 """Removal of casts to f32 before row functions that read half precision.
 
-Under `ml.autocast` a LayerNorm of half-precision x is computed in f32 after a cast, and its
-gradient is rounded by another cast. Kernels that widen rows while reading, and round them while
-writing, have the same bits without the f32 copy. Otherwise the step would save that copy for the
-backward pass.
+Under `ml.autocast` a LayerNorm of half-precision x is computed in f32 after a cast, and a second
+cast rounds the gradient. Kernels that widen rows while reading, and round them while writing,
+compute the same bits without the f32 copy. Otherwise the step would save that copy for the backward
+pass.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mlvm.step.flow import Call, Flow, Use, Value
 _READ: Final = {"layer_norm": 0, "layer_norm_scale_vjp": 1, "layer_norm_vjp": 1}
 """Ops with the position of the operand that may be in half precision while the others are f32."""
 _ROUNDED: Final = "layer_norm_vjp"
-"""Op whose result has the dtype of that operand."""
+"""Op with a result of the dtype of that operand."""
 
 
 def in_halves(flow: Flow) -> list[Call]:

@@ -1,4 +1,4 @@
-"""Hoisting: calls of a step that depend only on its states become a separate program.
+"""Hoisting: calls of a step that depend only on states become a separate program.
 
 Such calls have the same results at each launch until a write to the states: a weight that is
 converted, transposed or dequantized, the scale of a batch norm, a mask. The step reads the results
@@ -184,9 +184,9 @@ def _hoisted_values(flow: Flow, producers: dict[Value, _Producer]) -> list[Value
 def _read_by_rest(
     calls: Sequence[Call], producers: dict[Value, _Producer], hoisted: Container[Value]
 ) -> set[Value]:
-    """Return the produced values that the step or its own producers read.
+    """Return the produced values that the step or the remaining producers read.
 
-    Its own producers compute the values that are not hoisted.
+    The remaining producers compute the values that are not hoisted.
     """
     rest = [call for call in with_blocks(calls) if not _is_producer(call, producers)]
     return _closure([use.value for call in rest for use in _read_by(call)], producers, hoisted)
@@ -197,7 +197,7 @@ def _is_producer(call: Call, producers: dict[Value, _Producer]) -> bool:
 
 
 def _read_by(call: Call) -> Iterable[Use]:
-    """Return the uses that the call itself reads; for control flow, without calls in its blocks."""
+    """Return the uses that the call itself reads; for control flow, without calls in blocks."""
     if not call.blocks:
         return call.ins
     results = [block.result for block in call.blocks if block.result is not None]
@@ -207,7 +207,7 @@ def _read_by(call: Call) -> Iterable[Use]:
 def _closure(
     values: Iterable[Value], producers: dict[Value, _Producer], ends: Container[Value] = ()
 ) -> set[Value]:
-    """Return the produced values among these and their dependences, except those of `ends`."""
+    """Return the produced values among these and all dependences, except those of `ends`."""
     needed: set[Value] = set()
     stack = list(values)
     while stack:
@@ -222,7 +222,7 @@ def _closure(
 def _without(
     calls: Sequence[Call], producers: dict[Value, _Producer], values: Iterable[Value]
 ) -> list[Call]:
-    """Return the calls without producers of hoisted values, and without their dependences."""
+    """Return the calls without producers of hoisted values, and without dependences of these."""
     hoisted = set(values)
     removed = producers.keys() - (_read_by_rest(calls, producers, hoisted) - hoisted)
 

@@ -49,10 +49,10 @@ def lanes_of(
 ) -> LaneProgram:
     """Generate the program of a function, for `lanes.run`.
 
-    `main`: the function; its parameters are the program's arguments, and it returns `results`.
+    `main`: the function; the parameters are the program's arguments, and it returns `results`.
     `shared`: the values that it reads from outside, in order.
     `sums`: homes outside to which frames add.
-    `is_read`: whether it comes from a file, whose code is only for this family.
+    `is_read`: whether it comes from a file, with code only for this family.
 
     Raises `CaptureError` for a host function that lanes cannot run, and for any other update of a
     value outside.
@@ -86,7 +86,7 @@ def _spelled(
     shared: Sequence[Use],
     sums: Mapping[Home, int],
 ) -> Any:
-    """Return a key that is equal for functions that differ only in the identity of their values."""
+    """Return a key that is equal for functions that differ only in the identity of values."""
     numbers: dict[Any, int] = {}
 
     def number(each: object) -> int:
@@ -124,7 +124,7 @@ def _spelled(
 
 
 class _SegmentCall(NamedTuple):
-    """Call of a segment: its op, and its operands and result by number, with their types."""
+    """Call of a segment: the op, and the operands and the result by number, with types."""
 
     op: Op
     attributes: Attributes
@@ -134,7 +134,7 @@ class _SegmentCall(NamedTuple):
 
 
 class _SegmentCalls:
-    """Calls of a segment, independent of its function.
+    """Calls of a segment, independent of the function.
 
     inputs: the numbers of operands from outside, followed by those of shared operands.
     outs: the numbers of results.
@@ -251,7 +251,7 @@ class _Writer:
     ) -> None:
         """Generate a function: `main`, which returns `results`, or another.
 
-        The results of another function are the first of its parameters.
+        The results of another function are the first parameters of that function.
         """
         everything = list(with_blocks(calls))
         params = procedure.params
@@ -337,7 +337,7 @@ class _Writer:
         self.code += host_call(name, nparams, nresults, attributes)
 
     def key(self, use: Use) -> _Key:
-        """Return the key of a use's slot: its home, or the value if it has none."""
+        """Return the key of a use's slot: the home, or the value if it has no home."""
         if use.value in self.shared:
             return use.value
         return use.value.home or use.value
@@ -349,7 +349,7 @@ class _Writer:
         return bool(call.outs) and call.outs[0].value.home in self.sums
 
     def read(self, use: Use, *, alias: bool = False) -> None:
-        """Push the value: a copy if its slot is updated in place, unless `alias`."""
+        """Push the value: a copy if the slot is updated in place, unless `alias`."""
         key = self.key(use)
         if key in self.shared:
             at = self.shared[key]
@@ -529,7 +529,7 @@ class _Writer:
     # --- sums -------------------------------------------------------------------------------
 
     def add(self, call: Call) -> None:
-        """Generate an update of a value outside: each frame adds its part to a sum."""
+        """Generate an update of a value outside: each frame adds to a sum."""
         assert call.op is not None
         place = self.sums[call.outs[0].value.home]  # type: ignore[index]
         name, total = call.op.name, call.outs[0]
@@ -644,7 +644,7 @@ class _Writer:
                 self.read(use)
             self.op(call.op.name, len(call.ins), 1, **call.attributes)
             [out] = call.outs
-            self.slots[self.key(out)] = len(self.types)  # its new slot
+            self.slots[self.key(out)] = len(self.types)  # the new slot
             self.types.append(out.type)
         for key in outs:
             self.emit("get", self.slots[key] - self.nparams)
@@ -700,7 +700,7 @@ def _compiled(make_calls: Callable[[], list[Call]], policy: FusionPolicy) -> Par
 
 
 def _given_back(call: Call) -> int:
-    """Return the number of operands of a call that are its results."""
+    """Return the number of operands of a call that are results."""
     outs = {use.value.home or use.value for use in call.outs}
     return sum(1 for use in call.passed if (use.value.home or use.value) in outs)
 
@@ -740,7 +740,7 @@ def _is_row(call: Call, operand: int) -> bool:
 
 
 def _is_update(call: Call) -> bool:
-    """Return True if the call replaces rows of a value in its home, in place."""
+    """Return True if the call replaces rows of a value in place."""
     return (
         call.op is not None
         and call.op.name == "dynamic_update"

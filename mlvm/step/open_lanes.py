@@ -1,8 +1,8 @@
-"""Functions of lanes whose types depend on dynamic lengths, and their encoding in files.
+"""Functions of lanes with types that depend on dynamic lengths, and the encoding in files.
 
 In: a function as for `lanes_of`, recorded with placeholders of lengths. Out: `OpenLanes`, an
     attribute of `lanes.run`, from which a launch's lengths make a program for rows. In a file each
-    home, value and block has a number, and a block lists the numbers of its inner blocks.
+    home, value and block has a number, and a block lists the numbers of the inner blocks.
 Callers: `ml.auto_batch` in a trace with dynamic lengths; `OpenStep`, which reads untrusted files.
 """
 
@@ -48,7 +48,7 @@ class LaneFunction(NamedTuple):
 
 
 class OpenLanes(OpenPart):
-    """Program of a function whose types or attributes depend on dynamic lengths.
+    """Program of a function with types or attributes that depend on dynamic lengths.
 
     function: the function with places
     """
@@ -102,7 +102,7 @@ class OpenLanes(OpenPart):
 
 
 class _Fields:
-    """Numbers of the parts of a function, and their fields in order."""
+    """Numbers of the parts of a function, and the fields in order."""
 
     def __init__(self, function: LaneFunction, closed: Callable[[Any], Any]) -> None:
         self._function, self._closed = function, closed

@@ -1,6 +1,7 @@
 """Dynamic part of a saved step: lengths, and the formulas that depend on them.
 
-In: a planned template with the formulas of its trace, and their values in the call before saving.
+In: a planned template with the formulas of the trace, and the values of these in the call before
+    saving.
 Out: the step for inputs of other lengths, in the memory of the plan; and fields for a file. In a
     file the index of a value is the mapping `{"": index}`, a type with indices is `{"": (dtype,
     shape)}`, and a function of lanes `{"": fields}`; no attribute has an empty name.
@@ -45,7 +46,7 @@ class StepLength(NamedTuple):
     """Length of a saved step.
 
     name, at_most: as in `capture`.
-    place: index of its value.
+    place: index of the value.
     axes: the axes with this length, as numbers of an input and an axis.
     """
 
@@ -58,11 +59,11 @@ class StepLength(NamedTuple):
 class OpenStep(NamedTuple):
     """Dynamic part of a saved step.
 
-    `lengths`: its lengths.
+    `lengths`: the dynamic lengths.
     `values`: the values of all formulas in the call before saving.
     `steps`: the computation: index of a result, a function's name, indices of its operands.
     `guards`: indices of values that must be the same as in that call, each with the line of Python
-        that needed it, or "".
+        that needed the value, or "".
     `scalars`: numbers of states that are computed from lengths, each with the index of its value.
     `inputs`, `outputs`, `results`: types with indices, in the order of the step.
     `template`: the program.
@@ -120,8 +121,8 @@ class OpenStep(NamedTuple):
         """Return the values of all formulas for these lengths; other lengths are unchanged.
 
         Other lengths are those of the call before saving. Raises `ShapeError` for an unknown name,
-        for a length of 0 or above its bound, and for lengths at which the function takes other
-        branches than in that call.
+        for a length of 0 or above the bound, and for lengths with which the function would execute
+        other branches than in that call.
         """
         values = [*self.values]
         names = {each.name: each for each in self.lengths}

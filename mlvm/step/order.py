@@ -13,9 +13,9 @@ def earlier_where_it_frees(units: Sequence[Unit], live_out: Iterable[Value]) -> 
     """Return the units in an order that usually needs less memory.
 
     A unit that frees more bytes than it allocates runs as early as possible: the update of a
-    parameter frees its gradient. Among several, the unit that allocates least is first. A unit that
+    parameter frees the gradient. Among several, the unit that allocates least is first. A unit that
     computes only a scalar also runs early, as it may be the learning rate for an update. Dependent
-    units keep their order, so every value is bitwise equal.
+    units are not reordered, so every value is bitwise equal.
     """
     after: list[list[int]] = [[] for _ in units]
     unmet = [0] * len(units)
@@ -23,7 +23,7 @@ def earlier_where_it_frees(units: Sequence[Unit], live_out: Iterable[Value]) -> 
         unmet[later] = len(dependences)
         for earlier in dependences:
             after[earlier].append(later)
-    # for each value: the number of readers that have not run, and the sum of their numbers
+    # for each value: the count of readers that have not run, and the sum of the reader numbers
     readers = {value: 0 for unit in units for value in unit.makes}
     numbers = readers.copy()
     for value in readers.keys() & live_out:

@@ -1,8 +1,8 @@
 """Matrix products with packed weights: panels (`mlvm.core.ops.packed`) computed before the step.
 
-Without them a product packs its second operand each time it runs, which for few rows needs much of
-its time, or (for very few rows) reads it in place with large strides. A product with packed weights
-has the same bits.
+Without them a matrix product packs the second operand each time. For few rows, packing needs much
+of the time. For very few rows, the kernel reads the operand in place with large strides. A product
+with packed weights has the same bits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mlvm.core.types import TensorType, bf16, f32
 from mlvm.step.flow import Call, Use, Value
 
 ROWS: Final = (2, 256)
-"""Minimum and maximum number of rows of a product whose weights are packed in advance."""
+"""Minimum and maximum number of rows of a product with weights that are packed in advance."""
 SMALL: Final = 1 << 16
 """Elements of a weight that fits into a cache: packing it is as fast as reading it."""
 
@@ -26,7 +26,7 @@ SMALL: Final = 1 << 16
 class Packed(NamedTuple):
     """Matrix product with panels.
 
-    op, attributes: its op.
+    op, attributes: the op that packs the weights.
     columns: columns of the weights.
     transposed: whether the weights are transposed.
     """

@@ -1,4 +1,4 @@
-"""Values at the peak of a step: those in memory when its plan needs most bytes."""
+"""Values at the peak of a step: those in memory when the plan needs most bytes."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def at_peak(schedule: Schedule) -> tuple[PeakValue, ...]:
 
 
 def hoisted_values(split: SplitFlow, states: int) -> tuple[PeakValue, ...]:
-    """Return the hoisted values of a step, which are its states after the first `states`.
+    """Return the hoisted values of a step, which are the states after the first `states`.
 
     A hoisted value is always in memory. It is not recomputed, so it has no time for that.
     """
@@ -74,7 +74,7 @@ def hoisted_values(split: SplitFlow, states: int) -> tuple[PeakValue, ...]:
         for use in call.outs:
             home = use.value.home
             if home is not None and home.role == "output":
-                op = f"{call.name.removesuffix(OUT)} (ahead)"
+                op = f"{call.name.removesuffix(OUT)} (hoisted)"
                 line, last_line = str(call.line or ""), last.get(states + home.index, "")
                 nbytes = rounded(use.type.nbytes)
                 values.append(PeakValue(_text(use.type), nbytes, op, line, last_line, None))

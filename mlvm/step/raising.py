@@ -1,10 +1,10 @@
 """Calls that may raise, and the updates of arguments and states that wait for them.
 
-A captured step that raises leaves arguments and states unchanged. So each update runs after all
-calls that may raise, in any recorded order. Two kinds of updates keep the order of eager code:
-those whose new value such a call needs, and those that may raise themselves, such as `w[indices] =
-v`. A call cannot raise if an earlier call checked the same indices against the same limit. So the
-backward passes of `take` and `softmax_cross_entropy` do not delay updates.
+A captured step that raises leaves arguments and states unchanged. Each update therefore runs after
+all calls that may raise, whatever the recorded order. Two kinds of updates keep the order of eager
+code: updates with a new value that such a call reads, and updates that may raise themselves, such
+as `w[indices] = v`. A call cannot raise if an earlier call checked the same indices against the
+same limit. So the backward passes of `take` and `softmax_cross_entropy` do not delay updates.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mlvm.step.flow import Call, Flow, Home, Unit, Value
 
 
 def with_raising(flow: Flow) -> Flow:
-    """Return the flow with `may_raise` set for calls whose ops may raise for some values."""
+    """Return the flow with `may_raise` set for calls of ops that may raise for some values."""
     return Flow(_marked(flow.calls, set()), flow.results)
 
 
@@ -39,7 +39,7 @@ def _marked(calls: Sequence[Call], checked: set[Any]) -> list[Call]:
 
 
 def _checks(call: Call) -> Any:
-    """Return the values that a call checks: indices, and their upper limit."""
+    """Return the values that a call checks: indices, and the upper limit."""
     assert call.op is not None
     types = [use.type for use in call.ins]
     values = [use.value for use in call.ins]

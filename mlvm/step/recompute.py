@@ -1,4 +1,4 @@
-"""Rematerialization: cheap calls run again, so that their results need not be saved."""
+"""Rematerialization: cheap calls run again, instead of saving the results."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Final
 from mlvm.step.flow import Call, Home, Use, Value
 
 FAR: Final = 16
-"""Number of calls between two uses of a value from which its memory matters."""
+"""Minimum number of calls between two uses of a value for which recomputation is considered."""
 
 
 def recomputed(calls: Sequence[Call]) -> list[Call]:
-    """Repeat cheap calls before a much later use of their result, if their operands are still live.
+    """Repeat cheap calls before a much later use of the result, if the operands are still live.
 
     A backward pass then needs the operand of a GELU, but not its result (Chen et al., arXiv
     1604.06174). The result has the same bits each time.

@@ -1,8 +1,8 @@
 """Replacement of subgraphs that match a pattern by calls of a host function.
 
 A pattern is a small flow of ops on parameters. It matches calls of one block of the step with the
-same ops, attributes, types and flow. Their inner values have no other use. The calls become one
-call, at the position of the last.
+same ops, attributes, types and flow. The inner values have no other use. One call, at the position
+of the last, replaces the calls.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Match(NamedTuple):
 class Pattern:
     """Recorded pattern.
 
-    `params`: the types of its operands, which are the inputs of the flow, in order.
-    `calls`: its ops; the last computes a result.
-    `results`: its results, in order.
+    `params`: the operand types, which are the types of the inputs of the flow, in order.
+    `calls`: the calls; the last computes a result.
+    `results`: the results, in order.
     `constants`: tensors from outside of the flow, by value.
     """
 
@@ -106,7 +106,7 @@ class Matcher:
         }
 
     def matches(self, pattern: Pattern, *, exact: bool) -> Iterator[Match]:
-        """Yield the matches, by their last call.
+        """Yield the matches, by last call.
 
         Unless `exact`, attributes and types may differ: such a match proposes types of operands.
         """
@@ -118,7 +118,7 @@ class Matcher:
                     yield match
 
     def _match(self, pattern: Pattern, last: int, *, exact: bool) -> Match | None:
-        """Return the match whose last call has that position."""
+        """Return the match that ends with the call at that position."""
         match = self._unify(pattern, Match({}, []), pattern.calls[-1], last, exact=exact)
         for result in pattern.results:  # results that the last call does not depend on
             if match is not None and result.value not in match.uses:
@@ -185,7 +185,7 @@ class Matcher:
         return Use(value, value.home.type) if value.home is not None else theirs
 
     def _state(self, value: Value) -> object:
-        """Return the tensor whose initial value this is, if any."""
+        """Return the tensor that initially has this value, if any."""
         home = value.home
         if home is None or home.role != "state" or value in self._written:
             return None
@@ -230,7 +230,7 @@ def replaced(
     """Return the flow with calls of host functions instead of the matches of `patterns`.
 
     Also return the replacements for each pattern. Earlier patterns have priority.
-    `instances(pattern, types)` returns its `Pattern` for operands of these types, or None; for
+    `instances(pattern, types)` returns the `Pattern` for operands of these types, or None; for
     `types` of None it returns a list of patterns that propose types.
     """
     flow = Flow(without_dead_calls(flow), flow.results)

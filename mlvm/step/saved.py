@@ -1,4 +1,4 @@
-"""Encoding of a planned step: its program and plan, and its initial state.
+"""Encoding of a planned step: the program, the plan and the initial state.
 
 A file of `Captured.save` runs without the Python function, on any VM. Each call continues from the
 state after the previous call. A step with dynamic lengths is stored as in the last call before
@@ -40,11 +40,11 @@ from mlvm.step.templates import at
 class SavedStep(NamedTuple):
     """Saved step.
 
-    `planned`: its program and plan.
-    `inputs`, `outputs`: the types of its inputs and the outputs that it allocates.
-    `results`: the locations of its results.
-    `states`: its state, by number.
-    `open`: its dynamic lengths, if any; the other fields are those of the call before saving.
+    `planned`: the program and the plan.
+    `inputs`, `outputs`: the types of the inputs, and of the outputs that the step allocates.
+    `results`: the locations of the results.
+    `states`: the state tensors, by number.
+    `open`: the dynamic lengths, if any; the other fields describe the call before saving.
     """
 
     planned: Planned
@@ -56,11 +56,11 @@ class SavedStep(NamedTuple):
 
     @property
     def input_types(self) -> Sequence[object]:
-        """The types of its inputs, with the names of lengths."""
+        """The input types, with the names of lengths."""
         return self.inputs if self.open is None else self.open.input_types()
 
     def at(self, types: Sequence[TensorType]) -> SavedStep:
-        """Return the step for inputs of these types, without its dynamic part.
+        """Return the step for inputs of these types, without the dynamic part.
 
         Raises `ShapeError` if it does not support these lengths.
         """
@@ -92,7 +92,7 @@ class SavedStep(NamedTuple):
                 raise kind(f"step: expected input {i} as {self.input_types[i]}, got {got}")
 
     def at_values(self, values: Sequence[Any]) -> SavedStep:
-        """Return the step for these values of its formulas, with the states of this step.
+        """Return the step for these values of the formulas, with the states of this step.
 
         Raises `ShapeError` if a temporary is larger than in the plan.
         """
@@ -153,7 +153,7 @@ class SavedStep(NamedTuple):
         return step
 
     def _check_open(self) -> None:
-        """Raise `EncodingError` unless the dynamic part gives this step for its own lengths."""
+        """Raise `EncodingError` unless the dynamic part yields this step for the saved lengths."""
         try:
             step = self.at(self.inputs)
             values = [] if self.open is None else self.open.values_at(self.inputs)
@@ -200,7 +200,7 @@ class SavedStep(NamedTuple):
 
 
 class LoadedStep:
-    """Saved step on a VM, with its memory, which `close` frees."""
+    """Saved step on a VM, with memory that `close` frees."""
 
     def __init__(self, step: SavedStep, vm: VMProtocol) -> None:
         self.step = step
@@ -230,7 +230,7 @@ class LoadedStep:
         self._now = step
 
     def __call__(self, *arrays: Array, max_steps: int | None = None) -> list[Array]:
-        """Run the step on arrays of its inputs' types, and return copies of its results.
+        """Run the step on arrays of the input types, and return copies of the results.
 
         As in a captured function, f64, numpy's default, becomes a narrower float. Raises
         `ProgramError` for a wrong number of arrays, `DTypeError` and `ShapeError` for arrays of

@@ -1,7 +1,7 @@
 """Schedules: units in the order in which they run, and live ranges.
 
 Each unit advances the time by one. A plan allocates values without a home, and scratch homes with
-all their values (`Placed`).
+all values in them (`Placed`).
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Placed: TypeAlias = Value | Home
 
 
 def placed(value: Value) -> Placed | None:
-    """Return what the plan allocates for the value; None if its home is not planned."""
+    """Return what the plan allocates for the value; None if the value's home is not planned."""
     if value.home is None:
         return value
     return value.home if value.home.role == "scratch" else None
 
 
 class Run:
-    """Unit with the uses that its function writes and reads.
+    """Unit with the uses that the function writes and reads.
 
     places: the bytes of each planned value and home among these, by first use.
     hosts: for each value that may reuse an operand's memory, the operands.
@@ -59,7 +59,7 @@ def _run_of(unit: Unit, stored: Container[object]) -> Run:
 class Schedule:
     """Units in an order, with live ranges.
 
-    `runs`: the units with their operands.
+    `runs`: the units with the operands.
     `start`, `end`: live ranges, as times `start` .. `end - 1`.
     `size`: bytes.
     `root`: the first value with the same memory. A value may reuse the memory of an operand that is
@@ -118,7 +118,7 @@ def in_place(run: Run, ended: Container[Placed]) -> dict[Value, Value]:
     """Return the values that reuse the memory of an operand, as value -> operand.
 
     The operand's live range has `ended` with the unit, and no call of the unit reads it after the
-    value is written. The call that writes the value may read the operand if its op may overwrite
+    value is written. The call that writes the value may read the operand if the op may overwrite
     it.
     """
     hosts: dict[Value, Value] = {}
@@ -146,7 +146,7 @@ def _hosts(unit: Unit, outs: Sequence[Use], ins: Sequence[Use]) -> list[tuple[Va
     slices = {call.outs[0].value: call for call in calls if call.window}
     windows: dict[
         Value, list[tuple[Attributes, int]]
-    ] = {}  # candidates by value, with their entry in `needed`
+    ] = {}  # candidates by value, each with the entry in `needed`
     for i, call in enumerate(calls):
         assert call.op is not None
         for j, (value, type) in enumerate(call.ins):
@@ -161,7 +161,7 @@ def _hosts(unit: Unit, outs: Sequence[Use], ins: Sequence[Use]) -> list[tuple[Va
             needed[value] = max(needed.get(value, 0), i + (j >= call.op.in_place))
             types.setdefault(value, set()).add(type)
         writer[call.outs[0].value] = i
-        if call.op.heads:  # later rows of a matrix product read all of its operands
+        if call.op.heads:  # later rows of a matrix product read all operands
             needed.update((value, math.inf) for value, _ in call.ins)
     hosts = []
     for out in sorted(own, key=lambda use: -use.value.nbytes):

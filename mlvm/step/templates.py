@@ -1,7 +1,7 @@
-"""Templates of flows, whose types and attributes are formulas of lengths.
+"""Templates of flows, with types and attributes that are formulas of lengths.
 
 A trace with dynamic lengths has types and attributes with numbers of the trace. `frozen` replaces
-each number by a `Place`, its index among the values of a launch; `FlowTemplate.flow` returns the
+each number by a `Place`, the index among the values of a launch; `FlowTemplate.flow` returns the
 flow for such values. The template does not keep the trace alive. `PlannedTemplate` is the same for
 the compiled program, which is planned once, at the bounds of the lengths.
 """
@@ -34,7 +34,7 @@ class Place(NamedTuple):
 class OpenPart:
     """Base class of parts of an attribute that depend on the values of a launch.
 
-    places: the indices of its numbers
+    places: the indices of the numbers
     """
 
     places: set[int]
@@ -45,7 +45,7 @@ class OpenPart:
 
 
 class OpenType(NamedTuple):
-    """Type with places among its lengths."""
+    """Type with places among the lengths."""
 
     dtype: DType
     shape: tuple[int | Place, ...]
@@ -81,7 +81,7 @@ def at(part: Any, values: Sequence[Any]) -> Any:
 
 
 def mapped(change: Callable[[Any], Any], part: Any) -> Any:
-    """Return a tuple, list or mapping with its items changed.
+    """Return a tuple, list or mapping with changed items.
 
     If no item changes, and for other objects, return the same object.
     """
@@ -227,7 +227,7 @@ class Freeze(Substitution):
     def __init__(self) -> None:
         numbers = self.places = set[int]()
 
-        # not a method, whose reference cycle would keep the numbers alive
+        # not a method, because a reference cycle would keep the numbers alive
         def freeze_part(part: Any) -> Any:
             part = frozen(part)
             numbers.update(places(part))
@@ -289,7 +289,7 @@ def _canonical(immediates: tuple[Any, ...]) -> tuple[Any, ...]:
 class Site(NamedTuple):
     """Call of a program.
 
-    It has the function's name, its frozen attributes, and the numbers and frozen types of its
+    It has the function's name, the frozen attributes, and the numbers and frozen types of the
     arguments.
     """
 
@@ -300,7 +300,7 @@ class Site(NamedTuple):
 
 
 class Jump(NamedTuple):
-    """Step that jumps, or loads its condition: the name of its code, and its number."""
+    """Step that jumps, or loads the condition: the name of the code, and the number."""
 
     code: str
     number: int
@@ -313,7 +313,7 @@ class PlannedTemplate:
     `code`: frozen immediates, by function and pc.
     `types`: frozen types, by argument.
     `sizes`: planned bytes of temporaries with such types, by argument.
-    `lifetimes`: frozen types of lifetimes, by their number.
+    `lifetimes`: frozen types of lifetimes, by number.
     `places`: the indices of all places in it.
     """
 
@@ -383,7 +383,7 @@ class PlannedTemplate:
         """
         main = decode(self.planned.program)["main"]
         steps: list[Site | Jump] = []
-        numbers: dict[int, int] = {}  # step number by its first pc
+        numbers: dict[int, int] = {}  # step number by first pc
         for block in main:
             numbers[block.start] = len(steps)
             for each in block.code:

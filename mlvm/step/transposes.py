@@ -18,7 +18,7 @@ _MATMUL, _CONTRACT = OPS["matmul"], OPS["batch_contract"]
 _MOST: Final = 2
 """Maximum number of products that read a transposed matrix in place as fast as a copy.
 
-These are a product and one of its gradients. More products share the copy.
+These are a product and one gradient. More products share the copy.
 """
 _SIDE: Final = 16
 """A result with fewer rows or columns is slower if these are exchanged."""
@@ -148,7 +148,7 @@ def _casts(call: Call) -> bool:
 
 
 def _multiplies(call: Call) -> bool:
-    """Return whether the call is a product whose kernel accepts transposed factors."""
+    """Return whether the call is a product with a kernel that accepts transposed factors."""
     if call.op not in (_MATMUL, _CONTRACT):
         return False
     x, y = call.ins

@@ -71,7 +71,7 @@ def _may_be_window(call: Call, live_out: Container[Value]) -> bool:
 
 
 def _read_late(calls: Sequence[Call], slices: Mapping[Value, Call]) -> set[Value]:
-    """Return the slices that a call reads after a write to the memory of their source.
+    """Return the slices that a call reads after a write to the sliced memory.
 
     They must be copied before the write."""
     late, sliced_at, written_at = set[Value](), dict[Value, int](), dict[Home, int]()

@@ -1,7 +1,7 @@
 """Functions in the function table: ops, `fused` and user functions.
 
-Every op has two entries: `add` ( x y -- z ) allocates its result, `add.out` ( z x y -- ) writes it
-into z. A table of kernels may replace the reference kernels of ops and `fused`.
+Every op has two entries: `add` ( x y -- z ) allocates the result, `add.out` ( z x y -- ) writes it
+to z. A table of kernels may replace the reference kernels of ops and `fused`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Inferred: TypeAlias = Sequence[TensorType | None]
 ResultRule: TypeAlias = Callable[..., TensorType | tuple[TensorType, ...]]
 """Type rule of a user function.
 
-Its arguments are the operands' types, and the attributes as keyword arguments.
+The arguments are the operand types, and the attributes as keyword arguments.
 """
 OUT: Final = ".out"
 
@@ -85,7 +85,7 @@ class Callee(Protocol):
 
 
 class WritesInto:
-    """Base class of functions that return nothing and write to their first parameters."""
+    """Base class of functions that return None and write to the first parameters."""
 
     nresults: int | None = 0
     memory = HOST
@@ -105,7 +105,7 @@ class WritesInto:
 
 
 class OpInto(WritesInto):
-    """Variant of an op that writes into its first parameter."""
+    """Variant of an op that writes to the first parameter."""
 
     def __init__(self, op: Op, kernel: Kernel | None = None) -> None:
         self.op = op
@@ -149,9 +149,9 @@ class OpInto(WritesInto):
 
 
 def same_place(x: Array, y: Array) -> bool:
-    """Return whether two arrays have the same memory for each element, whatever their dtypes.
+    """Return whether two arrays have the same memory for each element, whatever the dtypes.
 
-    Their shapes may differ in leading axes of length 1.
+    The shapes may differ in leading axes of length 1.
     """
     ndim = min(x.ndim, y.ndim)
     return (
@@ -219,7 +219,7 @@ class Fused(WritesInto):
 
 
 class OpFresh:
-    """Variant of an op that allocates its result."""
+    """Variant of an op that allocates the result."""
 
     nresults: int | None = 1
     memory = HOST

@@ -1,16 +1,16 @@
 """Decoder from stack code to instructions with operands and results, in basic blocks.
 
 Stack code is the public form of a program: it is written, verified and sent. A reader of a program
-needs the operands of a call, not their way over the stack. `Code.block` follows the stack through
-one basic block and leaves out the pushes:
+needs the operands of a call, but not the stack operations that push them. `Code.block` follows the
+stack through one basic block and leaves out the pushes:
 
     load_arg 1; get 0; push_str "add"; cfunc 2 1; set 0      ->
     cfunc "add" (load_arg 1, slot 0) -> Result(3, 0);  set slot 0 to Result(3, 0)
 
 A reference to an operand is one of the following. An `Instruction` is a push of a value that the
 code contains: `load_arg`, `push_const`, `push_int` or `push_str`. An int is the number of a frame
-slot, as in `get`, and refers to its value at the start of the block. A `Result` refers to the
-result of a call in the block.
+slot, as in `get`, and refers to the slot's value at the start of the block. A `Result` refers to
+the result of a call in the block.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class Decoded(NamedTuple):
     Attributes:
         kind: the opcode's name.
         pc, start: the pc of the instruction, and the first pc after the previous decoded one.
-        operands: the values that it pops, in order. None: their number is unknown, as for a `halt`.
+        operands: the values that it pops, in order. None: the number is unknown, as for a `halt`.
         results: number of results that it pushes. None: known only at run time.
-        callee: the function's name for a `call`; the reference to its name for a `cfunc`.
+        callee: the function's name for a `call`; a reference to the name for a `cfunc`.
         attributes: the attributes of a `cfunc`.
         at: the slot of a `set`, the target pc of a jump, or the declared results of a `cfunc`.
         fault: the error in the use of the stack or in immediates, which terminates the block.
@@ -79,10 +79,10 @@ class Decoded(NamedTuple):
 class Block(NamedTuple):
     """Basic block: the instructions from pc `start` to before `end`.
 
-    Its effect on the frame: slots from `low` on are dropped, the slots in `changed` are set, and
-    the values in `pushed` are pushed. `many` results of the last instruction follow, and any number
-    of unknown values if the block `is_open`. `goes_on` is true if execution may continue with the
-    next block.
+    The effect of the block on the frame: slots from `low` on are dropped, the slots in `changed`
+    are set, and the values in `pushed` are pushed. `many` results of the last instruction follow,
+    and any number of unknown values if the block `is_open`. `goes_on` is true if execution may
+    continue with the next block.
     """
 
     start: int
@@ -114,8 +114,8 @@ def _immediate(ref: Any, opcode: Opcode) -> Any:
 class Code:
     """Function that is decoded block by block.
 
-    targets: the pcs of its jump targets.
-    blocks: the decoded blocks by their first pc.
+    targets: the pcs of the jump targets.
+    blocks: the decoded blocks by first pc.
     """
 
     function: Function
@@ -134,7 +134,7 @@ class Code:
         return self.blocks[start]
 
     def __iter__(self) -> Iterator[Block]:
-        """Yield all blocks by their first pc, including unreachable blocks."""
+        """Yield all blocks by first pc, including unreachable blocks."""
         code, todo, heights = self.function.code, [0], {0: 0}
         while todo:
             block = self.block(todo[-1], heights[todo.pop()])
@@ -150,7 +150,7 @@ class Code:
             pc = block.end
 
     def instructions(self) -> Iterator[Decoded]:
-        """Yield all instructions except pushes and pops, by their pc."""
+        """Yield all instructions except pushes and pops, by pc."""
         return (each for block in self for each in block.code)
 
 
@@ -261,7 +261,7 @@ class _Decoder:
         return goes_on
 
     def leave(self, pc: int, results: int | None) -> None:
-        """Push the results of a call; if their number is unknown, the stack becomes open."""
+        """Push the results of a call; if the number is unknown, the stack becomes open."""
         if results is None:
             self.changed.update(enumerate(() if self.is_open else self.stack, self.low))
             self.low += 0 if self.is_open else len(self.stack)
@@ -300,7 +300,7 @@ class _Decoder:
         return values
 
     def everything(self) -> Sequence[Ref] | None:
-        """Pop all values above base; return None if their number is unknown."""
+        """Pop all values above base; return None if the number is unknown."""
         if self.is_open:
             self.low, self.is_open = 0, False
             self.changed = {i: x for i, x in self.changed.items() if i < 0}
@@ -320,7 +320,7 @@ class _Decoder:
 
 
 def _results(function: Function) -> int | None:
-    """Return the number of results of a function; None if its returns differ."""
+    """Return the number of results of a function; None if `return`s differ."""
     if function.nresults != STAR:
         return int(function.nresults)
     counts = {each.immediates[0] for each in function.code if each.opcode is Opcode.return_}

@@ -1,4 +1,4 @@
-"""Frame of a Python host function: its parameters and results."""
+"""Frame of a Python host function: parameters and results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mlvm.core.types import Array, TensorType
 
 
 class Frame:
-    """Interface of a host function to the machine: its parameters, attributes and results.
+    """Interface of a host function to the machine: parameters, attributes and results.
 
     attributes: attributes of the call.
     results: values pushed so far.
@@ -81,7 +81,7 @@ class Frame:
         self.results.append(value)
 
     def lend(self, array: Array) -> None:
-        """Push an array without a copy; its memory must live as long as the array.
+        """Push an array without a copy; the memory must live as long as the array.
 
         Raises `MachineError` for an array that the machine cannot use without a copy.
         """

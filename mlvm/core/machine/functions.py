@@ -49,7 +49,7 @@ class Instrument(Protocol):
 
 
 class Binding:
-    """Binding of a name to its current function.
+    """Binding of a name to the current function.
 
     `call` and `kernel` run the callee, wrapped in the instrument, if any. If the callee has no
     kernel, `kernel` runs `call`, because linked programs may use the kernel of the function that it

@@ -5,14 +5,15 @@
                "outputs": 2}
 
 The call writes to the first `outputs` parameters. A link of the chain consists of an op, the target
-of its result, its operands, and optional attributes. A number >= 0 is a parameter, a negative
+of the result, the operands, and optional attributes. A number >= 0 is a parameter, a negative
 number is a temporary. The ops are elementwise (`Op.links`) on the chain's shape. The first link may
 be a matrix product (`Op.heads`), and a link that writes to a parameter may be a reduction. The
 results have the same bits as separate calls of the ops.
 
-A `slice` of an operand is a window: the links read the operand itself, without a copy. It
-must precede its readers. A `slice_set` of a value of the chain's shape writes into a window of a
-parameter. The other elements are copied from its first operand, if that is a different tensor.
+A `slice` of an operand is a window: the links read the operand itself, without a copy. A window
+must precede the links that read it. A `slice_set` of a value of the chain's shape writes into a
+window of a parameter. The other elements are copied from the first operand of the `slice_set`, if
+that is a different tensor.
 """
 
 from __future__ import annotations
@@ -46,15 +47,15 @@ class Link(NamedTuple):
     attributes: Attributes = NO_ATTRIBUTES
 
     def renumbered(self, numbers: Mapping[int, int]) -> Link:
-        """Return the link with new numbers of its values, looked up by the present numbers."""
+        """Return the link with new value numbers, looked up by the present numbers."""
         sources = tuple([numbers[source] for source in self.sources])
         return self._replace(target=numbers[self.target], sources=sources)
 
 
 READS_WINDOW: Final = "slice"
-"""Name of the op whose link is a window of an operand."""
+"""Name of the op for links that read a window of an operand."""
 WRITES_WINDOW: Final = "slice_set"
-"""Name of the op whose link writes into a window of a parameter."""
+"""Name of the op for links that write to a window of a parameter."""
 
 
 def is_apart(reads: Attributes, writes: Attributes) -> bool | None:
@@ -75,7 +76,7 @@ Index = tuple[slice, ...]
 
 
 class _Step(NamedTuple):
-    """Prepared link: its kernel, a getter of its operands, and its attributes, if any.
+    """Prepared link: the kernel, a getter of the operands, and the attributes, if any.
 
     The getter selects from the list of parameters, windows and temporaries.
     """
@@ -89,8 +90,8 @@ class _Layout(NamedTuple):
     """Blocks and temporaries of a chain for certain types of parameters.
 
     Windows are numbered after the parameters, temporaries after the windows; each window has the
-    number of its parameter. `sliced` are the parameters and windows that differ between blocks.
-    `copies` are the results that are partly written, with the operands that provide their other
+    number of a parameter. `sliced` are the parameters and windows that differ between blocks.
+    `copies` are the results that are partly written, with the operands that provide the other
     elements.
     """
 
@@ -107,7 +108,7 @@ class _Layout(NamedTuple):
 
 
 class Chain:
-    """Links of a `fused` call, and its layouts by types.
+    """Links of a `fused` call, and the layouts by types.
 
     `kernels` replace the ops' kernels by name.
     """
@@ -241,7 +242,7 @@ class Chain:
         shapes = [type.shape for type in types]
         place: dict[int, int] = {}
         for op, target, sources, attributes in self.links:
-            if op.reduces:  # its result must keep the axes along which blocks are cut
+            if op.reduces:  # the result must keep the axes along which blocks are cut
                 axes = normalize_axes(attributes["axis"], len(shape))
                 depth = min([depth, *axes]) if attributes.get("keepdims", True) else 0
             elif op.name in (READS_WINDOW, WRITES_WINDOW):
@@ -293,7 +294,7 @@ def _aligned(shape: Shape, ndim: int) -> list[bool]:
 
 
 def _blocks(shape: Shape, depth: int) -> list[Index]:
-    """Split the shape along its first `depth` axes into blocks of about `BLOCK_SIZE` elements.
+    """Split the shape along the first `depth` axes into blocks of about `BLOCK_SIZE` elements.
 
     All but the last of these axes are split into single indices.
     """

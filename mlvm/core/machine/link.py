@@ -6,8 +6,8 @@ frequent sequences into one step each:
     push_str name; cfunc ...                    ->  CALL binding
     load_arg i; ...; load_arg j; CALL x.out     ->  CALL_ON_ARGS binding, (i, ..., j)
 
-A program without branches becomes a list of kernels with the numbers of their arguments. `bind`
-replaces the numbers by the arrays of one launch. The launch then calls the kernels in order.
+A program without branches becomes a list of kernels with argument numbers. `bind` replaces the
+numbers by the arrays of one launch. The launch then calls the kernels in order.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from mlvm.core.ops.half import OnHalves, have_halves
 from mlvm.core.program.program import STAR, Count, Function, Instruction, Opcode, Program
 from mlvm.core.types import Array
 
-# Codes of steps with their stack effects. The linker creates a step from the instruction of the
+# Codes of steps with stack effects. The linker creates a step from the instruction of the
 # same name. `run` has a branch for each code, the most frequent first.
 CALL_ON_ARGS: Final = 0  # ( -- )                    a kernel on arguments of the launch
 HALT: Final = 1  # ( ... -- )                        what lies above base is left
@@ -39,7 +39,7 @@ GET: Final = 5  # ( -- v )
 SET: Final = 6  # ( v -- )
 JUMP_IF_FALSE: Final = 7  # ( c -- )
 JUMP: Final = 8  # ( -- )
-CALL_FUNCTION: Final = 9  # ( p1..pn -- p1..pn )     a new frame above its parameters
+CALL_FUNCTION: Final = 9  # ( p1..pn -- p1..pn )     a new frame above the parameters
 RETURN: Final = 10  # ( p1..pn ... r1..rm -- r1..rm ) the caller's frame again
 POP: Final = 11  # ( v1..vn -- )
 LOAD_GLOBAL: Final = 12  # ( h -- t )
@@ -54,7 +54,7 @@ ALL: Final = -1
 Step: TypeAlias = tuple[int, Any, Any, Any]
 """Step of the loop: a code from above, a value or binding, a number, and details.
 
-The number of a CALL_ON_ARGS is a tuple: the numbers of its arguments, and after `bind` the arrays.
+The number of a CALL_ON_ARGS is a tuple: the argument numbers, and after `bind` the arrays.
 """
 
 _CODES: Final = {
@@ -113,7 +113,7 @@ def link(
 ) -> Code:
     """Link `main` and all functions that it calls.
 
-    A call that the verifier left unproven checks its parameters at run time. Unreachable
+    A call that the verifier left unproven checks the parameters at run time. Unreachable
     instructions are left out. Without a verdict, as on a raw VM, nothing is checked. With
     `deferred`, calls go to the VM's scheduler. Raises `UnknownFunctionError` and `ArgumentError`.
     """
@@ -125,7 +125,7 @@ def link(
 
 
 def recheck_calls(main: Code) -> None:
-    """Make every call of a linked program check its parameters.
+    """Make every call of a linked program check the parameters.
 
     A change of the function table during a launch invalidates what was proven of the types.
     """
@@ -207,7 +207,7 @@ class _Linker:
         return PUSH, immediates[0], 0, None
 
     def call(self, each: Decoded, name: str) -> None:
-        """Combine a call with the push of its name right before it into one step.
+        """Combine a call and the push of the function name right before it into one step.
 
         In main, the step includes the pushes of operands if all are arguments of the launch and the
         callee is a kernel without results.
@@ -249,10 +249,10 @@ def bind(
     checked: bool,
     bound: tuple[Code, tuple[Array, ...]] | None = None,
 ) -> Code:
-    """Return the linked `main` with the arrays of one launch in its calls.
+    """Return the linked `main` with the arrays of one launch in the calls.
 
-    The reference kernel of chains is bound to its arrays as well; all chains share the workspace.
-    `bound` is an earlier result and its operands; unchanged steps are reused. If `checked`, raises
+    The reference kernel of chains is bound to the arrays as well; all chains share the workspace.
+    `bound` is an earlier result with the operands; unchanged steps are reused. If `checked`, raises
     `MachineError` for a call that would overwrite an operand that it still reads.
     """
     calls = [i for i, step in enumerate(code.steps) if step[0] == CALL_ON_ARGS]

@@ -1,8 +1,8 @@
 """Interpreter loop of the reference machine, which runs linked programs on a stack of frames.
 
 The stack is a Python list. A Tensor is an array, an Int an int, a Str a str. A frame is the part of
-the stack from base - nparams on: its parameters, then its locals. The loop checks only what the
-verifier could not prove.
+the stack from base - nparams on: first the parameters, then the locals. The loop checks only what
+the verifier could not prove.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_DEPTH: Final = 10_000
 """Maximum depth of nested calls."""
 
 Call: TypeAlias = Callable[[Sequence[Value], Attributes], Sequence[Value]]
-"""Function that runs a host function on parameters and attributes, and returns its results."""
+"""Function that runs a host function on parameters and attributes, and returns the results."""
 
 _Return = tuple[link.Code, int, int, int]
 """Return address: the caller's code, next step, base and nparams."""
@@ -178,7 +178,7 @@ def run(
 def explain(
     error: Exception, state: State, binding: Binding | None = None, line: str | None = None
 ) -> Exception:
-    """Return the error of the current step with a note of its location.
+    """Return the error of the current step with a note of the location.
 
     A `MemoryError` becomes `OutOfMemoryError`. `binding` is the called function, if the step does
     not contain it. `line` is the user's line, if it is not the line that led here.

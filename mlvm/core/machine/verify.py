@@ -1,9 +1,9 @@
-"""Verifier, which follows the effect of a program on the stack before its first run.
+"""Verifier, which follows the effect of a program on the stack before the first run.
 
 For every reachable pc it infers the kinds of the frame's slots (Tensor, Int, Str), and types and
 texts if they are known. Where paths join, heights and kinds must agree; types that differ become
-unknown. A function is verified for its calls, once per combination of parameter kinds; recursion is
-followed to a fixed point. Verified properties are not checked at run time.
+unknown. A function is verified once per combination of parameter kinds that calls pass; recursion
+is followed to a fixed point. Verified properties are not checked at run time.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ Beyond the limit, one combination of unknown kinds stands for all.
 
 
 class Abstract(NamedTuple):
-    """Abstract value of a stack slot: its kind, and if inferred a Tensor's type or a Str's text.
+    """Abstract value of a stack slot: the kind, and if inferred a Tensor's type or a Str's text.
 
     The kind Any is a host function's result; the machine checks the value when it is used.
     """
@@ -68,7 +68,7 @@ class Abstract(NamedTuple):
     constant: bool = False
 
     def meet(self, other: Abstract) -> Abstract | None:
-        """Return the facts that hold for both; None if their kinds differ."""
+        """Return the facts that hold for both; None if the kinds differ."""
         if self == other:
             return self
         if self.kind != other.kind:
@@ -108,12 +108,12 @@ def _height(state: State) -> int:
 class Verdict(NamedTuple):
     """Facts about a verified program, by position (function, pc).
 
-    `decoded`: its decoded functions.
-    `ends`: by function and first pc of a block, the pc before which its reached instructions end.
+    `decoded`: the decoded functions.
+    `ends`: by function and first pc of a block, the pc after the last reached instruction.
     `unproven`: calls whose operands the machine checks at run time.
     `outputs`: whether a launch may return values.
     `bound`: function and bound attributes of each call.
-    `cost`: with `by_type`, bytes and operations of its ops, as far as known (`VM.estimate`).
+    `cost`: with `by_type`, bytes and operations of the ops, as far as known (`VM.estimate`).
     """
 
     decoded: Mapping[str, Code]
@@ -141,7 +141,7 @@ def verify(
 
     With `arg_types`, one per launch argument, the operands of every op are checked as well. With
     `by_type`, functions are verified for each combination of parameter types, not only of kinds, so
-    that their cost is known.
+    that the cost is known.
 
     Raises `ProgramError` for a malformed program, `UnknownFunctionError` for an unknown name, and
     the op's own `OpError` for operands. Raises `LimitExceededError` for calls that return more
@@ -156,10 +156,10 @@ class _Context:
 
     `states`: the slots at joins, by pc.
     `returns`: whether a `return` is reachable, for which the walks in `waiting` wait.
-    `result`: the results, None if their number is unknown.
-    `callers`: positions of its calls.
+    `result`: the results, None if the number is unknown.
+    `callers`: positions of calls to the function.
     `calls`: contexts that it calls, by pc.
-    `costs`: costs of its ops, by pc.
+    `costs`: costs of the ops, by pc.
     """
 
     function: Function
@@ -173,7 +173,7 @@ class _Context:
 
 
 class _Walk(NamedTuple):
-    """Path to verify, which starts at a join or after a call that waited for its results."""
+    """Path to verify, which starts at a join or after a call that waited for results."""
 
     context: _Context
     since: int
@@ -287,7 +287,7 @@ class _Verifier:
                 return
 
     def reach(self, start: int, end: int) -> None:
-        """Mark these instructions as reachable; check that their launch arguments exist."""
+        """Mark these instructions as reachable; check that the launch arguments exist."""
         place = self.context.function.name, start
         self.ends[place] = max(end, self.ends.get(place, start))
         if self.arg_types is not None and self.nargs > len(self.arg_types):
@@ -487,7 +487,8 @@ class _Verifier:
     def count(self, nresults: int) -> None:
         """Limit the total results of calls with many results.
 
-        Otherwise memory is unbounded: functions that call each other twice double their results.
+        Otherwise memory is unbounded: functions that call each other twice double the number of
+        results.
         """
         if nresults > _FEW:
             self.many += nresults

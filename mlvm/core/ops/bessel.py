@@ -135,7 +135,7 @@ def _joined(x: Array, near: Array, far: Array) -> Array:
 
 @pointwise(infer=float_)
 def j0(out: Array, x: Array) -> None:
-    """The Bessel function of the first kind and order 0. Its error is below 5e-16 in f64.
+    """The Bessel function of the first kind and order 0. The error is below 5e-16 in f64.
 
     >>> ml.j0([0.0, 1.0])
     Tensor([1.       , 0.7651977], f32[2])
@@ -149,7 +149,7 @@ def j0(out: Array, x: Array) -> None:
 
 @pointwise(infer=float_)
 def j1(out: Array, x: Array) -> None:
-    """The Bessel function of the first kind and order 1. Its error is below 5e-16 in f64.
+    """The Bessel function of the first kind and order 1. The error is below 5e-16 in f64.
 
     >>> ml.j1([0.0, 1.0])
     Tensor([0.        , 0.44005057], f32[2])
@@ -165,7 +165,7 @@ def j1(out: Array, x: Array) -> None:
 def y0(out: Array, x: Array) -> None:
     """The Bessel function of the second kind and order 0: -inf at 0, nan for x < 0.
 
-    Its error is below 1e-15 in f64.
+    The error is below 1e-15 in f64.
 
         >>> ml.y0([0.0, 1.0])
         Tensor([      -inf, 0.08825696], f32[2])
@@ -182,7 +182,7 @@ def y0(out: Array, x: Array) -> None:
 def y1(out: Array, x: Array) -> None:
     """The Bessel function of the second kind and order 1: -inf at 0, nan for x < 0.
 
-    Its error is below 1e-15 in f64; near 0 it is relative to the result.
+    The error is below 1e-15 in f64; near 0 it is relative to the result.
 
         >>> ml.y1([0.0, 1.0])
         Tensor([      -inf, -0.7812128], f32[2])
@@ -202,7 +202,7 @@ def _log(x: Array) -> Array:
 
 
 def _put_second(out: Array, x: Array, near: Array, far: Array) -> None:
-    """Write a function of the second kind, with its pole."""
+    """Write a function of the second kind, including the pole."""
     y = _joined(x, near, far)
     put(out, np.where(x > 0.0, y, np.where(x == 0.0, -np.inf, np.nan)))
 
@@ -212,7 +212,7 @@ def i1(out: Array, x: Array) -> None:
     """The modified Bessel function of the first kind and order 1.
 
     For |x| < 8 it is the sum of x / 2 (x^2 / 4)^k / (k! (k + 1)!), then e^|x| / sqrt(|x|) times a
-    polynomial of 1 / |x|. Its relative error is below 1e-15 in f64.
+    polynomial of 1 / |x|. The relative error is below 1e-15 in f64.
 
         >>> ml.i1([0.0, 1.0])
         Tensor([0.       , 0.5651591], f32[2])
@@ -220,7 +220,7 @@ def i1(out: Array, x: Array) -> None:
     x = wide(x)
     size = np.abs(x)
     inner, outer = np.where(size < 8.0, size, 0.0), np.where(size < 8.0, 8.0, size)
-    root = np.exp(outer * 0.5)  # its square overflows only if the result does
+    root = np.exp(outer * 0.5)  # the square overflows only if the result does
     far = root * (polynomial(_I1_FAR, 16.0 / outer - 1.0) / np.sqrt(outer)) * root
     far = np.where(np.isinf(size), np.inf, far)
     near = inner * polynomial(_I1_NEAR, inner * inner * 0.25)

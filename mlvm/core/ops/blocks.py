@@ -1,4 +1,4 @@
-"""Division of long arrays into blocks whose intermediate results stay in the cache."""
+"""Division of long arrays into blocks, so that intermediate results stay in the cache."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def _linspace(start: float, stop: float, num: int, endpoint: bool, dtype: str) -
 
 @movement(infer=_full, copies_only=True)
 def full(out: Array, value: Array, *, shape: tuple[int, ...]) -> None:
-    """A tensor of that shape whose elements are all the scalar `value`."""
+    """A tensor of that shape; every element is the scalar `value`."""
     np.copyto(out, value)
 
 

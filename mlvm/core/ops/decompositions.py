@@ -174,7 +174,7 @@ def _svdvals_flops(x: TensorType) -> int:
 
 @contextmanager
 def _refusing(reason: str) -> Iterator[None]:
-    """Raise `LinAlgError` with the reason if numpy raises its own `LinAlgError`."""
+    """Raise `LinAlgError` with the reason if numpy raises `numpy.linalg.LinAlgError`."""
     try:
         with np.errstate(all="ignore"):
             yield
@@ -237,7 +237,7 @@ def solve(out: Array, x: Array, y: Array) -> None:
 def solve_triangular(
     out: Array, x: Array, y: Array, *, lower: bool, unit_diagonal: bool = False
 ) -> None:
-    """`solve` with only the lower or upper triangle of x, optionally with ones on its diagonal.
+    """`solve` with only the lower or upper triangle of x, optionally with ones on the diagonal.
 
     Raises `LinAlgError` for a 0 on the diagonal.
     """
@@ -275,8 +275,8 @@ def lu(out: Array, x: Array) -> None:
     """x[p] = L U with partial pivoting: f[..., m, n] -> f[..., m n + m].
 
     L (unit lower triangular) and U (upper triangular) share one matrix, which the permutation p of
-    the rows follows. The pivot of each column is its largest element. A pivot of 0 is kept; U is
-    singular then.
+    the rows follows. The pivot of each column is the largest element. A pivot of 0 is kept; U is
+    then singular.
 
     The columns are split recursively (Toledo, Locality of reference in LU decomposition with
     partial pivoting, 1997).
@@ -377,7 +377,7 @@ def det_vjp(out: Array, g: Array, x: Array) -> None:
 
 @internal(infer=lambda x: _flat(_squares(x), (2,)), flops=_cubic(2 / 3))
 def slogdet(out: Array, x: Array) -> None:
-    """det(x) as its sign det(x) / |det(x)| and log(|det(x)|): f[..., n, n] -> f[..., 2].
+    """det(x) as the sign det(x) / |det(x)| and log(|det(x)|): f[..., n, n] -> f[..., 2].
 
     For a singular matrix they are 0 and -inf.
     """

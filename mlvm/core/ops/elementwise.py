@@ -45,7 +45,7 @@ def _part(x: TensorType) -> TensorType:
 
 
 def _promoted(x: Array, y: Array) -> tuple[Array, Array]:
-    """Return both operands in their promoted dtype if numpy would compare in a different dtype."""
+    """Return both operands in the promoted dtype if numpy would compare in a different dtype."""
     if x.dtype == y.dtype:
         return x, y
     dtype = promote(DType.of(x.dtype), DType.of(y.dtype)).numpy
@@ -222,7 +222,7 @@ def negative(out: Array, x: Array) -> None:
 
 @pointwise(infer=_part)
 def abs(out: Array, x: Array) -> None:
-    """The absolute value |x|; for a complex number its magnitude, which is real.
+    """The absolute value |x|; for a complex number the magnitude, which is real.
 
     >>> ml.abs([-1.5, 2.0])
     Tensor([1.5, 2. ], f32[2])
@@ -630,7 +630,7 @@ def sigmoid(out: Array, x: Array) -> None:
 def erf(out: Array, x: Array) -> None:
     """The error function, 2 / sqrt(pi) * integral of exp(-t^2) from 0 to x.
 
-    Its relative error is below 1e-15 in f64 and 1e-6 in f32.
+    The relative error is below 1e-15 in f64 and 1e-6 in f32.
 
         >>> ml.erf([0.0, 1.0])
         Tensor([0.       , 0.8427008], f32[2])

@@ -4,7 +4,7 @@ The integers i4, u4, i2 and u2 are packed two or four to a byte, the first in th
 floats are f8e4m3 and f8e5m2 (Micikevicius et al., "FP8 Formats for Deep Learning", arXiv
 2209.05433), and f4e2m1 (OCP Microscaling Formats, 2023), two to a byte.
 
-Integers are unpacked to i8 and u8, floats to f32, which represents all their values.
+Integers are unpacked to i8 and u8, floats to f32; these conversions are exact.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Discrete Fourier transforms along some axes; the kernels call numpy's pocketfft.
 
-A transform has the lengths of its operand; `mlvm.eager.fft` truncates and pads before. Below, n is
+A transform has the lengths of the operand; `mlvm.eager.fft` truncates and pads before. Below, n is
 the product of the lengths of all transformed axes. The result is divided by 1 ("backward"), sqrt(n)
 ("ortho") or n ("forward"); the result of an inverse transform by n, sqrt(n) or 1.
 
@@ -107,7 +107,7 @@ def ifft(out: Array, x: Array, *, axes: tuple[int, ...] = (-1,), norm: Norm = "b
 def rfft(out: Array, x: Array, *, axis: int = -1, norm: Norm = "backward") -> None:
     """The first n // 2 + 1 elements of `fft` for n real elements along `axis`.
 
-    The other elements are their conjugates in reverse order.
+    The other elements are the conjugates of these in reverse order.
     """
     np.fft.rfft(x, axis=axis, norm=norm, out=out)
 
@@ -116,7 +116,7 @@ def rfft(out: Array, x: Array, *, axis: int = -1, norm: Norm = "backward") -> No
 def irfft(out: Array, x: Array, *, n: int, axis: int = -1, norm: Norm = "backward") -> None:
     """`ifft` of n elements with conjugate symmetry along `axis`: real.
 
-    x has the first n // 2 + 1 elements; the others are their conjugates in reverse order. The
-    imaginary parts of the first element, and for an even n of the last, are ignored.
+    x has the first n // 2 + 1 elements; the others are the conjugates of these in reverse order.
+    The imaginary parts of the first element, and for an even n of the last, are ignored.
     """
     np.fft.irfft(x, n, axis=axis, norm=norm, out=out)

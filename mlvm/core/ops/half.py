@@ -1,9 +1,9 @@
 """Half precision: f16 (IEEE 754 binary16) and bf16 (the upper half of an f32).
 
 Tensors store half precision, and ops compute in f32. An op with a half-precision operand or result
-runs the kernel of f32. Its operands are widened, which is exact, and the result is rounded once, to
-nearest even. So sums and products are accumulated in f32. Integers that promote to half precision
-are first rounded to it. Ops that only move elements move the 16 bits.
+runs the kernel of f32. The operands are widened, which is exact, and the result is rounded once, to
+nearest even. Sums and products are therefore accumulated in f32. Integers that promote to half
+precision are first rounded to it. Ops that only move elements move the 16 bits.
 
 numpy has f16, but not bf16. Arrays of bf16 have a structured dtype, which numpy can only store.
 """
@@ -29,7 +29,7 @@ _PLACES: Final = frozenset(
 """Operands that do not promote with the others: indices, masks and counts."""
 
 _FILLS: Final = frozenset({"value", "pad_value"})
-"""Attributes whose values become elements of the result."""
+"""Attributes with values that become elements of the result."""
 
 
 def is_half(x: Array | TensorType) -> bool:
@@ -57,7 +57,7 @@ def suited(op: Op, kernel: Kernel, arrays: Iterable[Array | TensorType]) -> Kern
 class OnHalves:
     """Binding of an op for calls with some half-precision arrays.
 
-    Its `kernel` handles these arrays. Everything else is delegated to the wrapped binding, which
+    The `kernel` handles these arrays. Everything else is delegated to the wrapped binding, which
     may change later.
     """
 
@@ -120,7 +120,7 @@ def run(op: Op, kernel: Kernel, convert: Convert, /, *arrays: Array, **attribute
 def computed_in(
     op: Op, dtype: DType, operands: Iterable[Array | TensorType], attributes: Mapping[str, Any]
 ) -> tuple[DType, dict[str, Any]]:
-    """Return the dtype in which an op computes a half-precision result, and its attributes."""
+    """Return the dtype in which an op computes a half-precision result, and the attributes."""
     attributes = dict(attributes)
     is_named = attributes.get("dtype") == dtype.name
     has_f64 = is_named and any(x.dtype == f64.numpy for x in operands)
@@ -245,7 +245,7 @@ def are_true(x: Array) -> Array:
 
 
 def widened(x: Array) -> Array:
-    """Return the half-precision array in f32, which represents all its values."""
+    """Return the half-precision array in f32; the conversion is exact."""
     out = memory_of(*x.shape, dtype=f32.numpy)
     if x.dtype == f16.numpy:
         np.copyto(out, x)

@@ -57,9 +57,9 @@ def _gamma_density(a: Array, x: Array) -> Array:
 
 
 def _integral(a: Array, x: Array, slope: bool) -> Array:
-    """Integrate the density from x away from its peak, by Gauss-Legendre quadrature.
+    """Integrate the density from x away from the peak, by Gauss-Legendre quadrature.
 
-    With `slope`, integrate its derivative by a (Press et al., Numerical Recipes, 3rd edition, 6.2).
+    With `slope`, integrate the derivative by a (Press et al., Numerical Recipes, 3rd edition, 6.2).
     """
     peak = np.maximum(a - 1.0, 0.0)
     wide_ = np.sqrt(np.maximum(a, 1.0))
@@ -147,7 +147,7 @@ def _put_gamma(out: Array, a: Array, x: Array, upper: bool) -> None:
 def gammainc(out: Array, a: Array, x: Array) -> None:
     """The regularized lower incomplete gamma function P(a, x), elementwise, with broadcasting.
 
-    It is the integral of t^(a - 1) e^-t / Gamma(a) from 0 to x, for a > 0 and x >= 0; else nan. Its
+    It is the integral of t^(a - 1) e^-t / Gamma(a) from 0 to x, for a > 0 and x >= 0; else nan. The
     relative error is below 1e-12 in f64, for a up to 1e6.
 
         >>> ml.gammainc([1.0, 2.0], 1.0)
@@ -247,7 +247,7 @@ def _log_beta(a: Array, b: Array) -> Array:
 
 
 def _beta_fraction(a: Array, b: Array, x: Array) -> tuple[Array, Array, Array]:
-    """Return the continued fraction of I, and its derivatives by a and b.
+    """Return the continued fraction of I, and the derivatives by a and b.
 
     The fraction (Abramowitz and Stegun, 26.5.8) is computed by Lentz's algorithm with dual numbers.
     """
@@ -286,7 +286,7 @@ def _beta_fraction(a: Array, b: Array, x: Array) -> tuple[Array, Array, Array]:
 
 
 def _beta_parts(a: Array, b: Array, x: Array) -> tuple[Array, Array, Array]:
-    """Return I(a, b, x) and its derivatives by a and b, for a, b > 0 and 0 < x < 1."""
+    """Return I(a, b, x) and the derivatives by a and b, for a, b > 0 and 0 < x < 1."""
     swapped = x * (a + b + 2.0) > a + 1.0
     p, q, z = np.where(swapped, b, a), np.where(swapped, a, b), np.where(swapped, 1.0 - x, x)
     h, by_p, by_q = _beta_fraction(p, q, z)
@@ -304,7 +304,7 @@ def _beta_parts(a: Array, b: Array, x: Array) -> tuple[Array, Array, Array]:
 
 
 def _gamma_sign(x: Array) -> Array:
-    """Return the sign of the gamma function: nan at its poles, except at a zero with a sign."""
+    """Return the sign of the gamma function: nan at the poles, except at a zero with a sign."""
     floor = np.floor(x)
     sign = np.where(x < 0.0, 1.0 - 2.0 * np.remainder(floor, 2.0), np.copysign(1.0, x))
     return np.where((x < 0.0) & (x == floor), np.nan, sign)
@@ -356,7 +356,7 @@ def betainc(out: Array, a: Array, b: Array, x: Array) -> None:
     """The regularized incomplete beta function I(a, b, x), elementwise, with broadcasting.
 
     It is the integral of t^(a - 1) (1 - t)^(b - 1) / B(a, b) from 0 to x, for a, b > 0 and 0 <= x
-    <= 1. If one of a and b is 0 or infinite, it is the limit; else nan. Its relative error is below
+    <= 1. If one of a and b is 0 or infinite, it is the limit; else nan. The relative error is below
     1e-11 in f64, for a and b up to 1e4.
 
     a, b and x: shapes that broadcast to [...], any dtype but complex -> [...], in that dtype;

@@ -247,7 +247,7 @@ def index_reduce(
     *,
     by: Literal["multiply", "minimum", "maximum"],
 ) -> None:
-    """x, whose rows at `indices` are combined with the updates, in row-major order.
+    """x with the rows at `indices` combined with the updates, in row-major order.
 
     The rows are along axis 0. Negative indices count from the end; a nan stays nan.
     """
@@ -378,7 +378,7 @@ def _flat(places: Array, shape: Shape, axis: int) -> Array:
 
 
 def _along(indices: Array, shape: Shape, axis: int) -> Array:
-    """Return `_flat` for indices that have the axes of `shape`; the result has their shape."""
+    """Return `_flat` for indices that have the axes of `shape`; the result has the same shape."""
     before, behind = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
     places = _positions(indices, shape[axis]).reshape(before, indices.shape[axis], behind)
     return _flat(places, shape, axis).reshape(indices.shape)

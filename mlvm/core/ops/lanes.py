@@ -1,6 +1,6 @@
-"""Collectives among the lanes of a `vmap`, identified by the name of its axis.
+"""Collectives among the lanes of a `vmap`, identified by the axis name.
 
-The batching rule of that `vmap` replaces these ops, so they run with one lane only. Their kernels
+The batching rule of that `vmap` replaces these ops, so they run with one lane only. The kernels
 compute the result for equal x in all lanes.
 """
 

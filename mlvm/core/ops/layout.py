@@ -71,7 +71,7 @@ def broadcast_to(out: Array, x: Array, *, shape: tuple[int, ...]) -> None:
 
 @movement(infer=_concat, copies_only=True)
 def concat(out: Array, *xs: Array, axis: int = 0) -> None:
-    """The tensors concatenated along `axis`; their dtypes promote."""
+    """The tensors concatenated along `axis`; the dtypes promote."""
     np.concatenate(xs, axis, out)
 
 
@@ -181,7 +181,7 @@ def window_index(start: Shape, length: Shape, step: tuple[int, ...]) -> tuple[bu
 
 @movement(infer=_flip, copies_only=True)
 def flip(out: Array, x: Array, *, axis: rules.Axis = None) -> None:
-    """x with the order of its elements reversed along `axis` (None: along all axes).
+    """x with the elements in reverse order along `axis` (None: along all axes).
 
     The result has the shape and dtype of x. Raises `AxisError` for an axis that x does not have.
 
@@ -312,7 +312,7 @@ def _view(x: TensorType, dtype: str) -> TensorType:
 def view(out: Array, x: Array, *, dtype: str) -> None:
     """The bytes of x as elements of a different dtype, which is neither bool nor low-bit.
 
-    If its element size differs, the length of the last axis changes.
+    If the element size differs, the length of the last axis changes.
     """
     flat = np.ascontiguousarray(x).reshape(-1)
     np.copyto(out, flat.view(out.dtype).reshape(out.shape))
@@ -355,7 +355,7 @@ def _not_above(k: int, shape: Shape) -> Array:
 def sort(out: Array, x: Array, *, axis: int = -1, descending: bool = False) -> None:
     """The elements sorted along `axis`; nan counts as the largest.
 
-    Complex elements are sorted by their real parts, then by their imaginary parts.
+    Complex elements are sorted by real parts, then by imaginary parts.
     """
     np.copyto(out, np.flip(x, axis) if descending else x)
     out.sort(axis, kind="stable")
@@ -367,7 +367,7 @@ def sort(out: Array, x: Array, *, axis: int = -1, descending: bool = False) -> N
 def argsort(out: Array, x: Array, *, axis: int = -1, descending: bool = False) -> None:
     """The indices along `axis` of the elements in the order of `sort`: i64.
 
-    Equal elements keep their order.
+    The sort is stable: equal elements are not reordered.
     """
     if descending:
         order = np.argsort(np.flip(x, axis), axis, kind="stable")
@@ -387,7 +387,7 @@ def _searchsorted(edges: TensorType, x: TensorType, right: bool) -> TensorType:
 
 @movement(infer=_searchsorted)
 def searchsorted(out: Array, edges: Array, x: Array, *, right: bool = False) -> None:
-    """The index at which to insert each element of x into its ascending row of edges: i64.
+    """The index at which to insert each element of x into the ascending row of edges: i64.
 
     The index is before equal edges, or after them with `right`. nan counts as the largest.
     """

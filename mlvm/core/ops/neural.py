@@ -1,7 +1,7 @@
 """Ops of neural networks: activations, losses, normalization.
 
-An op `x_vjp` is the gradient of op `x` in one kernel: its first operand is the cotangent g of x's
-result, followed by x's own operands. Float operands have one dtype, which is also the dtype of the
+An op `x_vjp` is the gradient of op `x` in one kernel: the first operand is the cotangent g of x's
+result, followed by the operands of x. Float operands have one dtype, which is also the dtype of the
 result. `out` must not be an operand, as kernels use it as workspace.
 """
 
@@ -265,7 +265,7 @@ def _picked(logits: Array, labels: Array) -> tuple[Array, Array]:
 
 
 def _rows(x: Array) -> Array:
-    """Return x as a matrix whose rows are its last axis."""
+    """Return x as a matrix; the last axis of x becomes the rows."""
     return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 

@@ -42,7 +42,7 @@ def _pack_panels(y: TensorType, transpose_y: bool) -> TensorType:
 
 
 def _unpacked_type(panels: TensorType, shape: Shape) -> TensorType:
-    """Return the type of the matrix in the panels, whose last axis are columns."""
+    """Return the type of the matrix in the panels. The last axis of the panels is a column axis."""
     y = panels.with_shape(shape)
     expected = _pack_panels(y, False)
     if expected is not panels:

@@ -1,6 +1,6 @@
 """Matrix products with low-bit weights, and conversions to and from low-bit dtypes.
 
-A weight is quantized in groups along its last axis: w = scale q. Here q[..., k] has a low-bit dtype
+A weight is quantized in groups along the last axis: w = scale q. Here q[..., k] has a low-bit dtype
 or i8 or u8, and scale is f32[..., groups], one for k / groups elements. Alternatively, w = scale q
 + offset; then the scale is f32[..., groups, 2], pairs of scale and offset.
 """
@@ -151,7 +151,7 @@ def pack(out: Array, x: Array, *, dtype: str) -> None:
 
 @internal(infer=_unpack, takes_storage=True)
 def unpack(out: Array, x: Array) -> None:
-    """The low-bit elements as i8, u8 or f32, which represent all their values."""
+    """The low-bit elements as i8, u8 or f32. The conversion is exact."""
     np.copyto(out, few.unpacked(x))
 
 
@@ -176,7 +176,7 @@ def dequantize_rows(out: Array, indices: Array, x: Array, scale: Array) -> None:
 
     It looks up a quantized embedding. Negative indices count from the end.
 
-    indices: i[...]; x: [n, k] and its scale as in `dequantize` -> f32[..., k]. Raises `ShapeError`
+    indices: i[...]; x: [n, k] with a scale as in `dequantize` -> f32[..., k]. Raises `ShapeError`
     and `DTypeError` for others, `OperandValueError` for an index out of range.
 
         >>> table = ml.asarray([[1, 2], [3, 4]], dtype="u4")
@@ -199,11 +199,11 @@ def dequantize_rows(out: Array, indices: Array, x: Array, scale: Array) -> None:
 
 @op(infer=_quantized_matmul, flops=_flops, takes_storage=True, precision="f32")
 def quantized_matmul(out: Array, x: Array, y: Array, scale: Array) -> None:
-    """x @ dequantize(y, scale).T: floats times weights that stay in their low-bit dtype.
+    """x @ dequantize(y, scale).T: floats times weights that stay in a low-bit dtype.
 
     Sums are computed in f32, and x is not quantized.
 
-    x: f32[..., k]; y: [n, k] and its scale as in `dequantize` -> f32[..., n]. Raises `ShapeError`
+    x: f32[..., k]; y: [n, k] with a scale as in `dequantize` -> f32[..., n]. Raises `ShapeError`
     and `DTypeError` for others.
 
         >>> y = ml.asarray([[1, 2, 3, 4], [0, -1, 0, 1]], dtype="i4")
@@ -245,10 +245,10 @@ def integer_conv2d(
     dilation: Pair = (1, 1),
     groups: int = 1,
 ) -> None:
-    """The cross-correlation of 8-bit images with an 8-bit kernel, each minus its zero point.
+    """The cross-correlation of 8-bit images with an 8-bit kernel, each minus a zero point.
 
-    [N,H,W,I] with [O,KH,KW,I/groups] -> i32[N,OH,OW,O]. The images are padded with their zero
-    point.
+    [N,H,W,I] with [O,KH,KW,I/groups] -> i32[N,OH,OW,O]. The images are padded with the zero point
+    of x.
     """
     images, weights = (
         each.astype(np.int32) - zero.reshape(()).astype(np.int32)

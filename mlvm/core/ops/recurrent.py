@@ -9,7 +9,7 @@ Let h (and c for an LSTM) be the state before a step, p the row of `projected`, 
     gru          r, z = p + b + q;  n = tanh(p + sigmoid(r) (q + b));  h' = n + sigmoid(z) (h - n)
 
 These are the formulas and the order of gates of PyTorch's `RNN`, `LSTM` and `GRU`. A sequence
-finishes after `lengths` steps, if that many exist; its state is then constant.
+finishes after `lengths` steps, if that many exist; the state is then constant.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class CellKind(NamedTuple):
         n of a gru.
     `cotangents`: number of cotangents in the backward pass: for p + b + q; for a gru first for p of
         n, then for q.
-    `step`, `pull`: one step of the op, and of its vjp.
+    `step`, `pull`: one step of the op, and of the vjp.
     """
 
     gates: int

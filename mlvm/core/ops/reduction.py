@@ -89,7 +89,7 @@ def sum(
     """The sum along `axis`; 0 for an empty axis.
 
     Without a `dtype`, signed integers are summed in i64, unsigned integers in u64, and floats in
-    their own dtype. For bools, the True elements are counted in i64. With a `dtype`, the elements
+    the dtype of x. For bools, the True elements are counted in i64. With a `dtype`, the elements
     are first cast to it.
 
         >>> ml.sum([[1.0, 5.0], [7.0, 0.0]], axis=1)
@@ -104,7 +104,7 @@ def mean(
 ) -> None:
     """The arithmetic mean along `axis`; nan for an empty axis.
 
-    Without a `dtype`, floats and complex numbers are averaged in their own dtype. For integers and
+    Without a `dtype`, floats and complex numbers are averaged in the dtype of x. For integers and
     bools the mean is computed in f64 and rounded to f32. With a `dtype`, the elements are first
     cast to it.
 
@@ -274,7 +274,7 @@ def any(out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False) -> N
 
 # --- how sums are made ---------------------------------------------------------------
 
-_LARGE = 16384  # elements from which BLAS is faster, including its setup
+_LARGE = 16384  # from this number of elements on, BLAS is faster, including setup
 _BLOCK = 128  # elements of an axis that numpy adds sequentially
 
 

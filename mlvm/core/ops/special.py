@@ -32,7 +32,7 @@ def wide(x: Array) -> Array:
 
 
 def put(out: Array, y: Array) -> None:
-    """Write the result. numpy's nans are replaced, as their sign depends on the position."""
+    """Write the result. Replace numpy's nans, because the sign of a nan depends on the position."""
     np.copyto(out, np.where(np.isnan(y), np.nan, y))
 
 
@@ -65,7 +65,7 @@ def erfc(out: Array, x: Array) -> None:
     far = z * (polynomial(_TAIL_P, z) / polynomial(_TAIL_Q, z))
     far = (1 / math.sqrt(math.pi) - far) / np.where(a > 4.0, a, 4.0)
     scaled = np.where(a > 4.0, far, polynomial(FAR_P, a) / polynomial(FAR_Q, a))
-    upper = np.floor(16.0 * a) / 16.0  # its square is exact
+    upper = np.floor(16.0 * a) / 16.0  # the square is exact
     tail = np.exp(-upper * upper) * np.exp((upper - a) * (upper + a)) * scaled
     put(out, np.where(a < 0.46875, near, np.where(x < 0, 2.0 - tail, tail)))
 
@@ -106,7 +106,7 @@ _END: Final = (
 def erfinv(out: Array, x: Array) -> None:
     """The inverse of erf; -inf at -1, inf at 1, nan outside.
 
-    Its relative error is below 3e-15 in f64 (Wichura, Algorithm AS 241, Appl. Statist. 37, 1988,
+    The relative error is below 3e-15 in f64 (Wichura, Algorithm AS 241, Appl. Statist. 37, 1988,
     477-484).
 
         >>> ml.erfinv([0.0, 0.5])
@@ -121,7 +121,7 @@ def erfinv(out: Array, x: Array) -> None:
 def erfcinv(out: Array, x: Array) -> None:
     """The inverse of erfc; inf at 0, -inf at 2, nan outside.
 
-    Its relative error is below 3e-15 in f64, also near 0. It uses the algorithm of `erfinv`,
+    The relative error is below 3e-15 in f64, also near 0. It uses the algorithm of `erfinv`,
     applied to the tail directly.
 
         >>> ml.erfcinv([1.0, 0.5])
@@ -171,8 +171,8 @@ _DIGAMMA_SERIES: Final = tuple([b / (2 * k) for k, b in enumerate(_BERNOULLI[:8]
 def lgamma(out: Array, x: Array) -> None:
     """The logarithm of |Gamma(x)|; inf at 0, -1, -2, ...
 
-    For x > 0 its error is a few units in the last place. For x < 0, where it has zeros between the
-    poles, its absolute error is a few times 1e-16.
+    For x > 0 the error is a few units in the last place. For x < 0, where the function has zeros
+    between the poles, the absolute error is a few times 1e-16.
 
         >>> ml.lgamma([0.5, 5.0])
         Tensor([0.5723649, 3.1780539], f32[2])
@@ -211,7 +211,7 @@ _DIGAMMA_Q: Final = (
     7.288998560446944e-07, 7.822450737745899e-05, 0.002586144655051697, 0.03722648795697639,
     0.2579833419088156, 0.8359118102697777, 1.0,
 )  # fmt: skip
-"""Coefficients in 2 x - 3 of digamma(x) over (x - its root) on 1 <= x <= 2, from Chebyshev points.
+"""Coefficients in 2 x - 3 of digamma(x) / (x - root) on 1 <= x <= 2, from Chebyshev points.
 """
 
 
@@ -285,7 +285,7 @@ def polygamma(out: Array, x: Array, *, n: int) -> None:
 
 
 def _cotangent_slope(n: int) -> Coefficients:
-    """Return the polynomial of c = cot(t) that is its n-th derivative, highest power first.
+    """Return the n-th derivative of cot(t) as a polynomial in c = cot(t), highest power first.
 
     The derivative of p(c) is -(1 + c^2) p'(c).
     """

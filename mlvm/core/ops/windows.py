@@ -1,4 +1,4 @@
-"""Sliding windows: convolution, its transposes, and pooling.
+"""Sliding windows: convolution, transposes of convolution, and pooling.
 
 Images are NHWC (batch, height, width, channels), volumes have a depth axis before the height.
 Convolution kernels are HWIO: a window of matrices, input channels by output channels. Adjacent
@@ -56,7 +56,7 @@ def resolve_padding(
 
 
 def span_of(window: Shape, dilation: Shape) -> Shape:
-    """Return the extent of a dilated window on each axis, from its first to its last element."""
+    """Return the extent of a dilated window on each axis, from the first to the last element."""
     return tuple((n - 1) * step + 1 for n, step in zip(window, dilation, strict=True))
 
 
@@ -111,7 +111,7 @@ def _pad(x: Array, padding: Sides, value: float = 0) -> Array:
 
 
 def _inside(shape: Shape, padding: Sides) -> tuple[slice, ...]:
-    """Return the slices of an image within its padding."""
+    """Return the slices of a padded image that exclude the padding."""
     pairs = zip(shape[1:-1], padding, strict=True)
     return (slice(None), *[slice(before, before + n) for n, (before, _) in pairs])
 
@@ -188,7 +188,8 @@ def unpatches(
 ) -> None:
     """The transpose of `patches`: [N,OH,OW,KH,KW,C] -> [N,H,W,C].
 
-    Every window is added to the image at its position. Elements in the padding are dropped.
+    Every window is added to the image at the position of the window. Elements in the padding are
+    dropped.
     """
     out[...] = 0
     padded = _pad(out, padding)
@@ -254,8 +255,8 @@ def conv2d(
 ) -> None:
     """The convolution (cross-correlation) of images: [N,H,W,I], [KH,KW,I/groups,O] -> [N,OH,OW,O].
 
-    The images are padded with zeros. Each group of result channels reads only its group of x's
-    channels. Volumes are convolved likewise.
+    The images are padded with zeros. Each group of result channels reads only the corresponding
+    group of x's channels. Volumes are convolved likewise.
     """
     window = kernel.shape[:-2]
     every = _windows(_pad(x, padding), window, stride, dilation)
@@ -306,10 +307,11 @@ def conv_transpose2d(
     dilation: tuple[int, ...] = (1, 1),
     groups: int = 1,
 ) -> None:
-    """The transpose of `conv2d` as a linear map, which is its gradient for images.
+    """The transpose of `conv2d` as a linear map, which is the gradient for images.
 
-    [N,OH,OW,O] with [KH,KW,I/groups,O] -> images of `shape`, [N,H,W,I]. Each element of x adds the
-    kernel, times itself, to its window. Elements in the padding are dropped.
+    [N,OH,OW,O] with [KH,KW,I/groups,O] -> images of `shape`, [N,H,W,I]. Each element of x
+    multiplies the kernel, and the product is added to the element's window. Elements in the padding
+    are dropped.
     """
     window = kernel.shape[:-2]
     out[...] = 0
@@ -356,7 +358,7 @@ def conv2d_kernel_vjp(
 ) -> None:
     """The gradient of `conv2d` for its kernel: [N,OH,OW,O], [N,H,W,I] -> [KH,KW,I/groups,O].
 
-    It is the sum over all windows of the window times its g.
+    It is the sum over all windows of the window times the element of g.
     """
     every = _windows(_pad(x, padding), window, stride, dilation)
     columns = _by_groups(every, len(window), groups)
@@ -401,7 +403,7 @@ def max_pool2d_vjp(
     padding: Padding,
     dilation: Pair = (1, 1),
 ) -> None:
-    """The gradient of `max_pool2d`: g of each window, in equal parts for its largest elements.
+    """The gradient of `max_pool2d`: g of each window, split equally among the largest elements.
 
     Padding gets no part, even if all elements are -inf.
     """

@@ -63,7 +63,7 @@ def format_constant(value: Array) -> str:
 
 
 def format_function(function: Function) -> list[str]:
-    """Return a `.func` line, then one line per instruction; labels are named by their pc."""
+    """Return a `.func` line, then one line per instruction; labels are named by pc."""
     jumps = [immediates for opcode, immediates in function.code if "label" in opcode.immediates]
     targets = {label for immediates in jumps for label in immediates if isinstance(label, int)}
     counts = f"{_format_plain(function.nparams)} {_format_plain(function.nresults)}"
@@ -118,7 +118,7 @@ def _format_element(x: np.generic) -> str:
 
 
 class _Token(NamedTuple):
-    """Word of a line. `value` is its text, or the value of a JSON string or object."""
+    """Word of a line. `value` is the text, or the value of a JSON string or object."""
 
     text: str
     value: Any

@@ -62,10 +62,10 @@ class Body:
 class ProgramBuilder:
     """Builder of a program from functions and constants.
 
-    Each opcode has a method of its name, which appends an instruction to the function whose `with`
-    block is open, and returns the builder. `ProgramError` is raised for an instruction outside of a
-    function, and for functions, labels and constants that are missing or duplicate. The verifier,
-    not the builder, checks the program.
+    Each opcode has a method of the same name, which appends an instruction to the function with the
+    open `with` block, and returns the builder. `ProgramError` is raised for an instruction outside
+    of a function, and for functions, labels and constants that are missing or duplicate. The
+    verifier, not the builder, checks the program.
     """
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class ProgramBuilder:
         self._body: Body | None = None
 
     def build(self) -> Program:
-        """Return the program; one of its functions must be `main`."""
+        """Return the program; one of the functions must be `main`."""
         if self._body is not None:
             raise ProgramError(f"function {self._body.name!r} is not finished")
         return Program(self._functions.values(), self._constants)

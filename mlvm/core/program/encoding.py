@@ -49,7 +49,7 @@ def varint(number: int) -> bytes:
 
 
 class Kind(Enum):
-    """Kind of a message, encoded as a number in its header."""
+    """Kind of a message, encoded as a number in the header."""
 
     program = 1
     call = 2
@@ -169,7 +169,7 @@ class Writer:
         self._data += array.astype(type.dtype.numpy.newbyteorder("<"), copy=False).tobytes()
 
     def value(self, value: Any) -> None:
-        """Write an immediate, an attribute or a part of an error, after a tag for its type."""
+        """Write an immediate, an attribute or a part of an error, after a tag for the type."""
         if self._depth > MAX_NESTING:
             raise EncodingError(f"a value is nested more than {MAX_NESTING} levels deep")
         if isinstance(value, np.generic):
@@ -328,7 +328,7 @@ class _Form(NamedTuple):
 
 
 _ALONE: Final = {b"n": None, b"t": True, b"f": False}
-"""Values that consist of their tag only."""
+"""Values that are encoded by a tag only."""
 
 _FORMS: Final = (
     _Form(b"s", Deferred, lambda writer, value: writer.text(str(value)), Reader.text),

@@ -31,7 +31,7 @@ Count = int | Literal["*"]
 class Opcode(Enum):
     """Instruction set. New tensor ops need no new opcode.
 
-    Each member has its immediates, its stack effect (read left to right, top of stack last) and a
+    Each member has immediates, a stack effect (read left to right, top of stack last) and a
     description.
     """
 
@@ -79,11 +79,11 @@ class Opcode(Enum):
 
 
 OPCODES: Final = {opcode.text: opcode for opcode in Opcode}
-"""Opcodes by their names in assembly."""
+"""Opcodes by assembly name."""
 
 
 class Instruction(NamedTuple):
-    """Opcode and its immediates, in the order of the table."""
+    """Opcode with immediates, in the order of the table."""
 
     opcode: Opcode
     immediates: tuple[Any, ...] = ()
@@ -101,7 +101,7 @@ class Instruction(NamedTuple):
 
 
 class Function(NamedTuple):
-    """Named sequence of instructions with its number of parameters and results."""
+    """Named sequence of instructions, with the numbers of parameters and results."""
 
     name: str
     nparams: int
@@ -110,7 +110,7 @@ class Function(NamedTuple):
 
     @property
     def targets(self) -> set[int]:
-        """Return the pcs of its jump targets."""
+        """Return the pcs of the jump targets."""
         return {i.immediates[0] for i in self.code if "label" in i.opcode.immediates}
 
 
@@ -236,7 +236,7 @@ class Variant(Program):
         self.written = patched.written
 
     def full(self) -> tuple[Program, Sequence[TensorType]]:
-        """Return an ordinary program with these integers, and the types of its arguments."""
+        """Return an ordinary program with these integers, and the argument types."""
         self._full = self._full or self._make()
         return self._full
 

@@ -1,7 +1,7 @@
 """Forward mode: the tangent of a call's result, by the forward rules in `rules`.
 
 Without a forward rule the reverse rule is transposed. It maps a cotangent g to J^T g, for the
-Jacobian J. This is linear in g, so its gradient with respect to g, in the direction of a tangent t,
+Jacobian J. This is linear in g, so the gradient with respect to g, in the direction of a tangent t,
 is J t.
 """
 
@@ -71,7 +71,7 @@ def tangent_of(call: OneOp, operands: Tensors, tangents: Sequence[Any], out: Ten
 
 
 def _alone(call: OneOp, operands: Tensors, tangents: Sequence[Any], out: Tensor, i: int) -> Any:
-    """Return the contribution of operand i to the tangent, `Conditional` if its tangent is."""
+    """Return the contribution of operand i to the tangent, `Conditional` if the tangent of i is."""
     t, alone = tangents[i], [None] * len(tangents)
     alone[i] = t.x if isinstance(t, Conditional) else t
     part = tangent_of(call, operands, alone, out)

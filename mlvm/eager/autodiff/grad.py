@@ -58,15 +58,14 @@ class Collector(Protocol):
     """Collector of gradients; it gets each gradient as soon as it is final, in backward order."""
 
     def add(self, i: int, g: Tensor) -> None:
-        """Add the gradient of variable number i; no other object uses its memory."""
+        """Add the gradient of variable number i; no other object uses the gradient's memory."""
 
     def finish(self) -> tuple[Tensor, Mapping[int, Tensor]]:
         """Return the collected value, and the collected gradients by number."""
 
 
 Collect: TypeAlias = Callable[[Tensor, Sequence[Tree], Sequence[Tensor]], Collector]
-"""Function that creates the collector from a value, arguments, and their distinct variables in
-order."""
+"""Function that creates the collector from a value, arguments, and distinct variables in order."""
 
 
 class _Session:
@@ -80,9 +79,9 @@ class _Session:
     Attributes:
         outer: the tape of an outer differentiation, if there is one.
         tape: the outer tape, or a new one.
-        variables: each variable once, in the order of the arguments.
+        variables: each variable once, in argument order.
         origins: the tape nodes of the variables.
-        copies: the copied Modules, whose buffers the function may rebind.
+        copies: the copied Modules; the function may rebind buffers of these.
         arguments: trees with variables instead of tensors.
         start: the first tape node of the function.
         unreached: the nodes of variables on which no value has depended.
@@ -105,7 +104,7 @@ class _Session:
                     f"2, or convert with astype"
                 )
         self.variables: list[Tensor] = []
-        self.origins: list[int] = []  # their nodes; the function may update the variables
+        self.origins: list[int] = []  # nodes of the variables, which the function may update
         self.copies: Copies = []
         self.arguments: list[Tree] = []
         self._structures: list[tuple[Structure, list[int]]] = []  # with the node of each leaf
@@ -162,7 +161,7 @@ class _Session:
         ]
 
     def pull_into(self, out: Tensor, seed: Tensor, collect: Collect) -> tuple[Tensor, list[Tree]]:
-        """Return the collector's value, and trees of its gradients."""
+        """Return the collector's value, and trees of gradients."""
         collector = collect(op.copy(out), self.arguments, self.variables)
         numbers = {origin: i for i, origin in reversed([*enumerate(self.origins)])}
 
@@ -262,7 +261,7 @@ def value_and_grad(
     holomorphic: bool = False,
     where: Where | None = None,
 ) -> Callable[..., Any]:
-    """Return a function that returns `fn`'s value and its gradient with respect to `argnums`.
+    """Return a function that returns `fn`'s value and the gradient with respect to `argnums`.
 
     Arguments:
 
@@ -271,8 +270,8 @@ def value_and_grad(
     - `argnums`: the index of a positional argument, or a tuple of indices; negative indices count
       from the last. Default: 0.
 
-    - `argnames`: the name of an argument, or several names; their gradients are a dict. If both
-      `argnums` and `argnames` are given, the gradient is a pair of both.
+    - `argnames`: the name of an argument, or several names, for which the gradients are a dict. If
+      both `argnums` and `argnames` are given, the gradient is a pair of both.
 
     - `has_aux`: `fn` returns a pair of the value and any other object, and the result is `((value,
       aux), gradient)`. Default: False.
@@ -280,25 +279,25 @@ def value_and_grad(
     - `holomorphic`: for complex arguments and a complex value, compute the complex derivative
       df/dz. Default: False.
 
-    - `where`: selects the tensors to differentiate with respect to: a pattern for their paths, in
-      which `*` also matches "/", or a function of path and tensor, as in `Module.freeze`. All other
-      tensors are constants; in the gradient they are missing, or None in a list.
+    - `where`: selects the variables, as in `Module.freeze`: a pattern for tensor paths, in which
+      `*` also matches "/", or a function of path and tensor. All other tensors are constants; in
+      the gradient they are missing, or None in a list.
 
     The selected arguments are trees of float or complex tensors, arrays and numbers, which `fn`
-    gets as tensors. A gradient has the structure of its argument, with dicts for Modules, and zeros
-    where the value does not depend on a tensor. A `NoEffectWarning` is issued if the value depends
-    on no tensor of a Module, or on the arguments only through a comparison, an argmax or a cast to
-    integers. A tensor that occurs twice in one argument is one variable, with one gradient in both
-    positions.
+    gets as tensors. A gradient has the same structure as the argument, with dicts for Modules, and
+    zeros where the value does not depend on a tensor. A `NoEffectWarning` is issued if the value
+    depends on no tensor of a Module, or on the arguments only through a comparison, an argmax or a
+    cast to integers. A tensor that occurs twice in one argument is one variable, with one gradient
+    in both positions.
 
     The gradient with respect to a complex z = x + iy is dL/dx + i dL/dy, as in PyTorch: the
     direction of steepest ascent (Kreutz-Delgado, "The Complex Gradient Operator", 2009).
 
     Everything else is a constant: no gradient flows through it, and no error is raised. Constants
-    are tensors that `fn` reads from its environment, such as a parameter in a closure. Results of
+    are tensors that `fn` reads from the environment, such as a parameter in a closure. Results of
     other dtypes are also constants, for example of a comparison, `argmax` or a cast to integers,
     even if they are cast back. Piecewise constant ops with float results (`floor`, `round`, `sign`,
-    ...) have no gradient; `stop_gradient` turns their operands into constants.
+    ...) have no gradient; `stop_gradient` turns a tensor into a constant.
 
     Raises `GradientError` if the value is not a scalar, or depends on an argument through an op
     without a gradient; `DTypeError` if an argument contains tensors of other dtypes;
@@ -498,13 +497,13 @@ def vjp(
 ) -> tuple[Any, Callable[[Any], Any], Any]: ...
 @hinted
 def vjp(fn: Callable[..., Any], *primals: Tree, has_aux: bool = False) -> Any:
-    """Return `fn(*primals)`, and a function from its cotangent to the primals' cotangents.
+    """Return `fn(*primals)`, and a function that maps a cotangent of it to the primals' cotangents.
 
     The function returns a tuple, and may be called repeatedly. As long as it exists, it keeps the
     values that it needs: an update in place moves the tensor to other memory. With `has_aux`, `fn`
-    returns a pair of its value and any other object, which is the third result.
+    returns a pair of the value and any other object, which is the third result.
 
-    The value: [...], floats, or a tree of tensors. Its cotangent has the same structure and types;
+    The value: [...], floats, or a tree of tensors. The cotangent has the same structure and types;
     a number, a list or an array may replace a tensor. The cotangent of a result that is not a float
     is None. Raises what `value_and_grad` raises, and `GradientError` if the value contains no
     float, or a cotangent has a different type than the value.

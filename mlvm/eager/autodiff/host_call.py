@@ -1,4 +1,4 @@
-"""Calls of host functions of the VM, in Python or C, and their gradient rules on a tape."""
+"""Calls of host functions of the VM, in Python or C, with gradient rules on a tape."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def call_host(
     vjp: Vjp | Sequence[Vjp | None] | None,
     attributes: Attributes,
 ) -> tuple[Tensor, ...]:
-    """Call a host function, and record its gradient rules on the tape; see `ml.host_call`."""
+    """Call a host function, and record the gradient rules on the tape; see `ml.host_call`."""
     rules = rules_of(name, vjp, len(operands))
     results = run(name, operands, attributes, result_types(name, operands, attributes))
     tape = taping()
@@ -56,7 +56,7 @@ def run(
     attributes: Attributes,
     types: Types | None,
 ) -> tuple[Tensor, ...]:
-    """Run a host function, or record its call; the results must have these types.
+    """Run a host function, or record the call; the results must have these types.
 
     With None, the results may have any types."""
     on = current_recorder()
@@ -80,7 +80,7 @@ def run(
 def result_types(
     name: str, operands: Sequence[Tensor], attributes: Attributes
 ) -> tuple[TensorType, ...] | None:
-    """Return the types of a host function's results by its rule; None if it has none."""
+    """Return the types of a host function's results by the type rule; None without a rule."""
     on = current_recorder()
     vm = current_arena().vm if on is None else on.recorders[-1].vm
     rule = getattr(vm, "result_types", None)  # a VM of this process
@@ -175,7 +175,7 @@ def _rule_for_one_result(
 ) -> Vjp:
     """Return the rule of the operand at `position`, for the cotangent of only result `number`.
 
-    Its arguments are the saved values: the operands, then the results."""
+    The arguments are the saved values: the operands, then the results."""
 
     def pulled(g: Tensor, *saved: Tensor) -> Tensor:
         if rule is None:

@@ -1,8 +1,8 @@
 """Tape nodes of calls with several results: loops, branches, functions.
 
-Such a call has one node with all its operands. Each result has a separate node, which passes its
-cotangent on to the common node, as one of several `_Parts`. The backward pass of the call therefore
-runs only once.
+Such a call has one node with all operands. Each result has a separate node, which passes the
+cotangent of the result on to the common node, as one of several `_Parts`. The backward pass of the
+call therefore runs only once.
 """
 
 from __future__ import annotations
@@ -27,14 +27,16 @@ from mlvm.eager.functions.creation import full
 from mlvm.eager.tensor.tensor import Tensor
 
 Closures: TypeAlias = dict[int, TensorType]
-"""Outer nodes that receive cotangents: their types by node number."""
+"""Types of the outer nodes that receive cotangents, by node number."""
 
 Cotangents: TypeAlias = Sequence[Any]
 """Tensors; None for an absent cotangent, or `Conditional`."""
 Saved: TypeAlias = Sequence[Tensor]
 Sums: TypeAlias = Sequence[Any]
-"""Arguments of a backward pass: cotangents of the results, saved tensors, and the partial sums of
-its destinations' cotangents. It returns the new sums (see `add_node`)."""
+"""Arguments of a backward pass: cotangents of the results, saved tensors, and partial sums.
+
+The sums are of the destinations' cotangents; the pass returns the new sums (see `add_node`).
+"""
 
 
 def closures_of(

@@ -32,7 +32,7 @@ Rule: TypeAlias = Callable[..., "Tensor | Sparse"]
 Rules: TypeAlias = Mapping[str, Rule]
 
 NON_DIFFERENTIABLE: Final[Rules] = MappingProxyType({})
-"""Row of an op without a gradient: its result is never a float, or is piecewise constant.
+"""Row of an op without a gradient: the result is never a float, or is piecewise constant.
 
 A gradient of zero would be correct almost everywhere, but never intended."""
 
@@ -41,8 +41,8 @@ class Row(dict[str, Rule]):
     """Rules of an op.
 
     The mapping contains the reverse rules by operand. forward: the forward rules by operand.
-    is_linear: True for an op that is linear in these operands jointly, so its tangent is the op
-    applied to their tangents.
+    is_linear: True for an op that is linear in these operands jointly, so the tangent of the result
+    is the op applied to the operands' tangents.
     """
 
     def __init__(self, rules: Rules, forward: Rules, *, is_linear: bool = False) -> None:
@@ -51,7 +51,7 @@ class Row(dict[str, Rule]):
 
 
 def forward(rules: Rules, /, **others: Rule) -> Row:
-    """Return a row of reverse rules and forward rules, whose first parameter is the tangent `t`."""
+    """Return a row of reverse rules and of forward rules, which get the tangent `t` first."""
     return Row(rules, others)
 
 
@@ -71,8 +71,8 @@ def multilinear(**rules: Rule) -> Row:
 
 
 def symmetric(**rules: Rule) -> Row:
-    """Return the row of an op with symmetric Jacobians: its forward rules are its reverse rules.
+    """Return the row of an op with symmetric Jacobians: forward rules are equal to reverse rules.
 
-    This is the default for elementwise ops, whose Jacobians are diagonal.
+    This is the default for elementwise ops, which have diagonal Jacobians.
     """
     return Row(rules, rules)

@@ -11,7 +11,7 @@ called g. The names of the other parameters select the values that the rule gets
     x_type      an operand's type, which needs no memory
     types       the types of all operands, and `position` of this one among them
 
-If an op reads only a part of its operand, its rule returns a `Sparse` cotangent. For many slices of
+If an op reads only a part of an operand, the rule returns a `Sparse` cotangent. For many slices of
 one tensor, the engine allocates one cotangent, and adds each slice to it in place.
 
 The cotangent of a complex z = x + iy is dL/dx + i dL/dy, for a real L. A rule therefore multiplies
@@ -115,7 +115,7 @@ def _clip_upper(g: Tensor, x: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
 def _ratio(y: Tensor, x: Tensor, sign: float) -> Tensor:
     """Return y / x, for y = j1(x) (sign -1) or i1(x) (sign 1).
 
-    Below 1/2 it is computed by the series, whose derivatives do not cancel."""
+    Below 1/2 it is computed by the series, because the derivatives of the series do not cancel."""
     near = op.less(op.abs(x), 0.5)
     square = op.where(near, x * x * (0.25 * sign), constant(0.0, x.dtype))
     series = square * 0.0
@@ -166,7 +166,7 @@ def _beta_density_x(g: Tensor, a: Tensor, b: Tensor, x: Tensor, out: Tensor) -> 
     factor = a + b - 1.0
     rise = _lowered(lambda less: _times(op.beta_density(less, b, x), factor), a, x, out)
     fall = _lowered(lambda less: _times(op.beta_density(a, less, x), factor), b, 1.0 - x, out)
-    both = op.logical_and(op.isinf(rise), op.isinf(fall))  # at an end, whose own power is larger
+    both = op.logical_and(op.isinf(rise), op.isinf(fall))  # at an end, where one power is larger
     return g * op.where(both, op.where(op.less(x, 0.5), rise, -fall), rise - fall)
 
 
@@ -223,7 +223,7 @@ def _atan2_by(g: Tensor, x: Tensor, y: Tensor, of: Tensor) -> Tensor:
 def _infinite_at_0(x: Tensor) -> Tensor:
     """Return x with infinity for 0.
 
-    Its derivative there is infinite, and 0 times that is nan. A second derivative, which this rule
+    The derivative there is infinite, and 0 times that is nan. A second derivative, which this rule
     cannot compute, is therefore nan instead of a wrong 0."""
     zero = op.equal(x, 0.0)
     return op.where(zero, op.reciprocal(op.where(zero, x, constant(1.0, x.dtype))), x)
@@ -232,7 +232,7 @@ def _infinite_at_0(x: Tensor) -> Tensor:
 def _bounded(x: Tensor) -> Tensor:
     """Return x with infinities replaced by the largest finite numbers.
 
-    Use it for factors that are 0 at infinity, so that their product with x is also 0."""
+    Use it for factors that are 0 at infinity, so that the product with x is also 0."""
     most = float(finfo(x.dtype).max)
     return op.clip(x, -most, most) if x.dtype.is_float else x
 
@@ -251,7 +251,7 @@ def _sqrt(g: Tensor, out: Tensor) -> Tensor:
     """Return g / (2 sqrt(x)), and 0 at x = 0, where the slope is infinite.
 
     The standard deviation of equal elements and the norm of zeros are not differentiable there;
-    they get 0, which is one of their subgradients. Their second derivatives are nan there."""
+    they get 0, which is a subgradient. The second derivatives are nan there."""
     if out.dtype.is_float:
         return g / (2.0 * _infinite_at_0(out))
     zero = op.equal(out, 0.0)
@@ -262,7 +262,7 @@ def _sqrt(g: Tensor, out: Tensor) -> Tensor:
 
 
 def _with_axes(y: Tensor, x_type: TensorType, axis: Axis) -> Tensor:
-    """Return a reduction of x, with its reduced axes as axes of length 1."""
+    """Return a reduction of x, with the reduced axes as axes of length 1."""
     return reshape(y, reduced_shape(x_type.shape, axis, True))
 
 
@@ -309,7 +309,7 @@ def _ones_like(out: Tensor) -> Tensor:
 def _reduction(rule: Callable[..., Tensor]) -> Rules:
     """Return the row of a reduction.
 
-    Its tangent is the sum of t times the slopes, which are the rule applied to ones."""
+    The tangent is the sum of t times the slopes, which are the rule applied to ones."""
     names = [*signature(rule).parameters][1:]
 
     def tangent(
@@ -342,8 +342,8 @@ def _recurrence(a: Tensor, b: Tensor, axis: int, finite: Tensor | None) -> Tenso
     """Return y along an axis, with y[0] = b[0] and y[i] = a[i - 1] y[i - 1] + b[i].
 
     It combines pairs of windows log2(n) times (Hillis and Steele, Data Parallel Algorithms, CACM
-    29, 1986). An element is multiplied only by factors of its window, because a factor outside the
-    window may be infinite. `finite` is the argument of `product`."""
+    29, 1986). An element is multiplied only by factors inside the window, because a factor outside
+    the window may be infinite. `finite` is the argument of `product`."""
     n, step = b.shape[axis], 1
     while step < n:
         added = product(a, part(b, axis, span(n - step)), finite)
@@ -636,7 +636,7 @@ def _cross_entropy_vjp_g(c: Tensor, logits: Tensor, labels: Tensor, g_type: Tens
 
 
 def _cross_entropy_vjp_logits(c: Tensor, g: Tensor, logits: Tensor) -> Tensor:
-    """Return the cotangent through softmax(logits), whose cotangent is c g[..., None]."""
+    """Return the cotangent of the logits from the cotangent c g[..., None] of softmax(logits)."""
     return _softmax(c * reshape(g, (*g.shape, 1)), op.softmax(logits), -1)
 
 
@@ -653,8 +653,8 @@ def _layer_norm_vjp_x(c: Tensor, g: Tensor, x: Tensor, scale: Tensor, eps: float
     """Return the gradient of the inner product of c and J h with respect to x.
 
     Here h = g scale, n = x normalised, and r = 1 / sqrt(var + eps). J h = r (h - mean(h) - n mean(h
-    n)) depends on x through n, whose Jacobian is J, and through r, whose gradient is -r^2 n / K for
-    rows of length K.
+    n)) depends on x through n, which has the Jacobian J, and through r. The gradient of r is -r^2 n
+    / K for rows of length K.
     """
 
     def mean(y: Tensor) -> Tensor:

@@ -4,10 +4,10 @@ Matrix derivatives follow Giles, Collected matrix derivative results for forward
 algorithmic differentiation, 2008, unless a rule names another source. For a complex matrix, a
 cotangent is dL/dx + i dL/dy, and transposes in the formulas are conjugate.
 
-Eigenvectors and singular vectors have a gradient where their values are distinct, and for a loss
-that does not depend on their sign or phase. Otherwise it is inf, nan, or one of many, as in
-PyTorch. If only the values are used (`eigvalsh`, `svdvals`, or a loss that ignores the vectors),
-neither condition is needed.
+Eigenvectors and singular vectors have a gradient if the eigenvalues or singular values are distinct
+and the loss does not depend on the sign or phase of a vector. Otherwise it is inf, nan, or one of
+many, as in PyTorch. If only the values are used (`eigvalsh`, `svdvals`, or a loss that ignores the
+vectors), neither condition is needed.
 """
 
 from __future__ import annotations
@@ -161,8 +161,8 @@ def _lu(g: Tensor, out: Tensor, x_type: TensorType) -> Tensor:
     """Return P L^-H (tril(L^H gL, -1) + triu(gU U^H)) U^-H for a square matrix.
 
     The additional columns of a wide matrix are multiplied by L^-1, and the additional rows of a
-    tall matrix by U^-1; their cotangents are added to gL and gU (De Hoog, Anderssen and Lukas,
-    Differentiation of matrix functionals using triangular factorization, 2011)."""
+    tall matrix by U^-1. The cotangents of these are added to gL and gU (De Hoog, Anderssen and
+    Lukas, Differentiation of matrix functionals using triangular factorization, 2011)."""
     rows, wide = x_type.shape[-2:]
     n = min(rows, wide)
     (g, _), (factors, order) = [cut(each, (rows, wide), (rows,)) for each in (g, out)]
@@ -342,7 +342,7 @@ def _svd(g: Tensor, out: Tensor, x_type: TensorType, full_matrices: bool) -> Ten
 
 
 def _thin(g: Tensor, u: Tensor, inner: int) -> tuple[Tensor, Tensor]:
-    """Return the first columns, and their cotangent including the part from the other columns."""
+    """Return the first columns, and the cotangent that includes the part from the other columns."""
     rest = u.shape[-1] - inner
     if not rest:
         return g, u
@@ -364,7 +364,7 @@ def _svdvals(g: Tensor, x: Tensor) -> Tensor:
 def _rfft(g: Tensor, x_type: TensorType, axis: int, norm: Norm) -> Tensor:
     """Return Re(sum_k g_k exp(2 pi i j k / n)).
 
-    `irfft` adds each inner element and its conjugate."""
+    `irfft` adds each inner element and the conjugate of that element."""
     n = x_type.shape[axis]
     halves = g * _weights(n, 0.5, g.type, axis)
     return op.irfft(halves, n=n, axis=axis, norm=OTHER_WAY[norm])

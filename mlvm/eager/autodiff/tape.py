@@ -4,7 +4,7 @@ While a tape records, every call on a tensor that depends on a watched tensor ad
 contains the vjps to apply, the nodes that receive the cotangents of the operands, and the saved
 values that the vjps need. The backward pass visits each node once, without recursion, and deletes
 it. Vjps are ordinary eager code: an outer tape records them, so gradients can be nested to any
-order. Each thread has its own tape.
+order. Each thread has a separate tape.
 
 The method and its terms: Griewank & Walther, Evaluating Derivatives, 2nd ed., 2008.
 """
@@ -53,7 +53,7 @@ _WORTH_UPDATING: Final = 32768
 
 
 class OperandVjp(NamedTuple):
-    """Vjp for one operand: its cotangent is `rule(g, *saved[needs])`.
+    """Vjp for one operand: the operand's cotangent is `rule(g, *saved[needs])`.
 
     type: the operand's type. Broadcasting and promotion are reversed after the rule.
     """
@@ -83,10 +83,10 @@ class MultiOutputVjp:
     """Vjp of a call with several results, such as a loop, for all operands together.
 
     Attributes:
-        types: the operands' types.
+        types: the operand types.
         apply: `apply(g, saved, sums)` returns the new sum of each operand's cotangents.
         effect: True if the call changed shared state. In blocks the backward pass then visits the
-            node even if none of its results has a cotangent.
+        node even if no result has a cotangent.
     """
 
     types: Sequence[TensorType]
@@ -97,7 +97,7 @@ class MultiOutputVjp:
 Node: TypeAlias = tuple[
     tuple[OperandVjp, ...] | MultiOutputVjp, tuple[int, ...], tuple[Tensor, ...]
 ]
-"""Tape node: its vjps, the numbers of the nodes that receive their cotangents, and saved values."""
+"""Tape node: vjps, the numbers of the nodes that receive cotangents, and saved values."""
 
 
 def has_effect(node: Node) -> bool:
@@ -114,7 +114,7 @@ class Tracked(NamedTuple):
 
 
 class Conditional:
-    """Cotangent that exists only where a condition holds; elsewhere its value is undefined.
+    """Cotangent that exists only where a condition holds; elsewhere the value is undefined.
 
     Captured branches and loops produce such cotangents. In eager code None corresponds to an absent
     cotangent.
@@ -139,7 +139,7 @@ class Conditional:
         """Apply a vjp's rule to the value."""
         part = rule(self.x, *saved)
         if not isinstance(part, (Tensor, Sparse)):
-            # one of several results: their common node receives its cotangent
+            # one of several results: the common node receives the cotangent
             return rule(self)
         if self.present.shape:  # the result and the part have different rows
             return rule(Conditional.cleaned(self), *saved)
@@ -235,7 +235,7 @@ class CotangentAccumulator(dict[int, Any]):
     ) -> None:
         """Run the backward pass over nodes that are numbered from `start`.
 
-        `now` maps saved values to their current values.
+        `now` maps saved values to current values.
         """
         for number, node in reversed([*enumerate(nodes, start)]):
             if node is None:
@@ -262,7 +262,7 @@ class Tape:
         sessions: the number of differentiations that share the tape.
         read_at: the first line that reads values of a tracked tensor.
         has_lost: whether a call on a tracked tensor had a result without a gradient, such as a
-            comparison, and none of its values has been read since.
+        comparison, and no value of the result has been read since.
     """
 
     def __init__(self) -> None:
@@ -285,7 +285,7 @@ class Tape:
     def record(self, call: OneOp, operands: Tensors, types: Types, out: Tensor) -> None:
         """Add a node for a call if an operand is tracked and the result is inexact.
 
-        If the call has overwritten an operand with `out`, the operand's node refers to its old
+        If the call has overwritten an operand with `out`, the operand's node refers to the old
         value.
         """
         tracked, vjps, saves = self._template(call, operands, types, out)
@@ -369,8 +369,7 @@ class Tape:
         Only nodes from `start` on are visited; they are deleted unless `keep`. A watched tensor on
         which no result depends gets None. `final(number, cotangent, others)` receives each
         cotangent once it is complete, and the accumulator of the remaining cotangents; then the
-        result is empty. Raises `GradientError` for a node whose op has no rule, and for deleted
-        nodes.
+        result is empty. Raises `GradientError` for an op without a rule, and for deleted nodes.
         """
         pending = CotangentAccumulator()
         for out, seed in zip(outs, seeds, strict=True):
@@ -462,7 +461,7 @@ def taping() -> Tape | None:
 def template_of(call: OneOp, types: Types, out: TensorType, mask: tuple[bool, ...]) -> Template:
     """Return the node template of a call for the operands in the mask.
 
-    The rules are bound to all their arguments except values. A result that is not inexact has no
+    The rules are bound to all arguments except values. A result that is not inexact has no
     node. For a complex result, the rule of a holomorphic op is conjugated: conj(rule(conj(g))).
     """
     if not out.dtype.is_inexact:
@@ -488,7 +487,7 @@ def operand_name(op: Op, position: int) -> str:
 
 
 def bound_rule(call: OneOp, types: Types, rule: Rule, position: int) -> tuple[Rule, list[int]]:
-    """Bind a rule to all its arguments except values.
+    """Bind a rule to all arguments except values.
 
     Also return the positions of these values: operands, or -1 for the result.
     """

@@ -39,11 +39,11 @@ _STEP: Final = float(np.finfo(np.float64).eps) ** (1 / 3)
 def check_gradients(
     fn: Callable[..., Tree], *args: Any, order: int = 1, tolerance: float = 1e-6
 ) -> None:
-    """Raise `GradientMismatchError` unless the gradients of `fn` are the slopes of its values.
+    """Raise `GradientMismatchError` unless the gradients of `fn` agree with finite differences.
 
-    `fn(*args)` returns a tree of tensors of any shapes, of which only floats are used. It is
+    `fn(*args)` returns a tree of tensors of any shapes; only floats are used. It is
     differentiated with respect to each argument that contains float tensors: a tensor, a Module,
-    another tree. Its other arguments are constants. Equal arguments must result in equal values, so
+    another tree. The other arguments are constants. Equal arguments must result in equal values, so
     draw with an explicit key. With an `order` of 2 the gradients of the gradient are also checked,
     and so on.
 
@@ -92,9 +92,9 @@ def replacement(
     """Raise `CheckError` unless a host function of the current VM computes the pattern.
 
     Both run on random operands of these types and shapes, which are the same in every run: floats
-    are normal, integers are 0 or 1. The results must have the pattern's number and types. Their
-    values may differ by `tolerance`, relative to the largest value of a result, and absolute if
-    that is below 1.
+    are normal, integers are 0 or 1. The results must have the same number and types as the results
+    of the pattern. The values may differ by `tolerance`, relative to the largest value of a result,
+    and absolute if that is below 1.
 
     Raises `ArgumentError` for an operand that is not a `TensorType`, `UnknownFunctionError`, and
     what the pattern and the function raise.
@@ -157,7 +157,7 @@ def _check(
     tolerance: float,
     order: int,
 ) -> None:
-    """Check `fn` for the arguments with these numbers, and its gradients up to `orders`."""
+    """Check `fn` for the arguments with these numbers, and the gradients up to `orders`."""
     results = _results(fn(*args))
     if not results:
         raise GradientError("check_gradients: expected a function that returns a float tensor")
@@ -195,7 +195,7 @@ def _weights(types: Sequence[tuple[Shape, DType]], seed: int) -> list[Array]:
 
 
 def _weighted(weights: Sequence[Tensor], result: Tree) -> Tensor:
-    """Return the sum of all elements of the result's floats, times their weights: f64[].
+    """Return the sum of all elements of the result's floats, times weights: f64[].
 
     For complex numbers it is the real part of the sum of y times the conjugate of w, which contains
     both parts."""

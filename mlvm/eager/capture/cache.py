@@ -1,8 +1,8 @@
-"""Entries of a captured function: its programs, with the calls that each is valid for.
+"""Entries of a captured function: programs, with the calls that each is valid for.
 
-In: the signature of a call, and its key (`Signatures.of`). Out: the `CacheEntry` that is valid for
-the call, with the scalar inputs of its program. None is a miss: the caller then compiles an entry
-and adds it. An entry has guards (its key, and `bind`), a flow (its own trace, or an `OpenTrace`,
+In: the signature of a call, and the key (`Signatures.of`). Out: the `CacheEntry` that is valid for
+the call, with the scalar inputs of the program. None is a miss: the caller then compiles an entry
+and adds it. An entry has guards (the key, and `bind`), a flow (a separate trace, or an `OpenTrace`,
 which has an entry for each combination of lengths), and plans (`Variants`). Entries with the same
 key differ in properties that the key does not contain: the identities of arguments, and numbers
 that Python code has read.
@@ -10,8 +10,8 @@ that Python code has read.
 Invariant: a program may be launched only for a call that `bind` accepts. C matches the calls of
 `matchers` without a signature, and tries the most recent match first. At most `MOST_PROGRAMS`
 entries are kept for each `OpenTrace`, and as many for all other traces. The least recently used
-entry is evicted first. C does not report its matches, so the entries of `matchers` count as used
-when an entry is added.
+entry is evicted first. C does not report matches, so the entries of `matchers` count as used when
+an entry is added.
 
 Callers: `Captured`, from any thread. `lock` is held while the dicts change. The entries of a key
 are a tuple, and the list `matchers` is replaced by one assignment, so readers need no lock.
@@ -50,8 +50,7 @@ _LASTING: Final = Tensor, type, types.ModuleType, types.CodeType, types.BuiltinF
 live as long as the process or are small."""
 
 _MOST_KEYS: Final = 4 * MOST_PROGRAMS
-"""Maximum number of keys whose changed numbers are remembered, including the keys of evicted
-programs."""
+"""Maximum number of keys with remembered changed numbers, including keys of evicted programs."""
 
 _MOST_KNOWN: Final = 4
 """Entries that C matches."""
@@ -156,7 +155,7 @@ class CacheEntry:
     def fits(self, signature: Signature) -> bool:
         """Return whether the program is valid for the inputs of a call.
 
-        The function must read from its environment exactly the inputs that it read in the trace. A
+        The function must read from the environment exactly the inputs that it read in the trace. A
         view of a state must still be a view of it. Objects that the function returns must be
         identical, not only equal, to objects that the function reaches now."""
         inputs = signature.inputs
@@ -202,7 +201,7 @@ class CacheEntry:
         return self.bind_numbers(signature.numbers) if self.fits(signature) else None
 
     def make_exclusive(self, inputs: Sequence[Tensor]) -> bool:
-        """Copy each updated input and state whose memory is shared, so that a launch may write it.
+        """Copy each updated input and state with shared memory, so that a launch may write to it.
 
         Return whether a tensor has moved; the signature of the call may have changed then."""
         updates, states = self.launch.updates, self.launch.states
@@ -225,7 +224,7 @@ class CacheEntry:
         inputs: Sequence[Tensor],
         outputs: Sequence[Tensor],
     ) -> Any:
-        """Return the value of a launched call, and rebind its fields."""
+        """Return the value of a launched call, and rebind fields."""
         outcome = self.outcome
         if outcome.rebound:
             vm.synchronize()  # so a launch that fails rebinds no field
@@ -241,8 +240,8 @@ class CacheEntry:
 class NumberChanges(NamedTuple):
     """Positions of the Python numbers that changed between calls with the same key.
 
-    changed: numbers with different values in different calls. specialised: numbers whose value
-    Python code has read; programs are specialised to these values.
+    changed: numbers with different values in different calls. specialised: numbers with a value
+    that Python code has read; programs are specialised to it.
     """
 
     changed: set[int]
@@ -250,7 +249,7 @@ class NumberChanges(NamedTuple):
 
 
 class KnownEntry(Protocol):
-    """Entry whose calls C matches; `capture.call` defines the class."""
+    """Entry with calls that C matches; `capture.call` defines the class."""
 
     entry: CacheEntry
 
@@ -261,7 +260,7 @@ K = TypeVar("K", bound=KnownEntry)
 class CacheEntries(Generic[K]):
     """Entries of a captured function by key, in least-recently-used order.
 
-    matchers: the entries whose calls C matches, the most recent match first.
+    matchers: the entries with calls that C matches, the most recent match first.
     """
 
     def __init__(self) -> None:
@@ -277,7 +276,7 @@ class CacheEntries(Generic[K]):
         return sum(entry.opened is None for entry in list(self._keys))
 
     def find(self, key: Any, signature: Signature) -> tuple[CacheEntry, ScalarInputs] | None:
-        """Return the entry that is valid for a call, with its scalar inputs."""
+        """Return the entry that is valid for a call, with the scalar inputs."""
         for entry in self._entries.get(key, ()):
             scalars = entry.bind(signature)
             if scalars is not None:
@@ -369,7 +368,7 @@ class CacheEntries(Generic[K]):
 def free_numbers(changes: NumberChanges, signature: Signature) -> list[int]:
     """Return the positions of numbers that become inputs of a trace.
 
-    These numbers have changed between calls, and no program is specialised to their values."""
+    These numbers have changed between calls, and no program is specialised to a value."""
     # `type(x) is float` would be False for a traced number
     if ASKS_CLASS in signature.guards.names:
         return []

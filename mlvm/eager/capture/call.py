@@ -1,8 +1,8 @@
 """Fast path of a captured call: C code matches the arguments and guards of known calls.
 
-In: the arguments of a call. Out: the entry of its program, its scalar inputs and its tensors; or
-None if no known call matches. In that case Python looks the call up by its signature, determines
-the difference, and traces if necessary.
+In: the arguments of a call. Out: the entry of the program, the scalar inputs and the tensors; or
+    None if no known call matches. In that case Python looks the call up by signature, determines
+    the difference, and traces if necessary.
 
 A known call is a call that Python has matched once, as a flat pattern for C. It is valid while the
 guards of the function hold, the context is the same and no update needs a copy first. Invariant: a
@@ -47,7 +47,7 @@ _ARRAYS: Final = np.ndarray, np.generic
 class KnownCall:
     """A call of a program, which C matches with later ones.
 
-    entry: the program. scratch: the scratch memory of its VM. pattern: the pattern of the
+    entry: the program. scratch: the scratch memory of the VM. pattern: the pattern of the
     arguments, a C object.
     """
 
@@ -116,7 +116,7 @@ def as_tensors(signatures: Signatures, vm: VMProtocol, args: Any, kwargs: Any) -
     """Return the arguments with numpy arrays converted to tensors.
 
     An f64 array is converted to the widest float dtype of the call's tensors: the other arguments,
-    and the tensors that the function reads from its environment."""
+    and the tensors that the function reads from the environment."""
     if not kwargs and {Tensor}.issuperset(map(type, args)):
         return args, kwargs
     is_flat = not kwargs and {Tensor, np.ndarray}.issuperset(map(type, args))

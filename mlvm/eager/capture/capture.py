@@ -5,12 +5,12 @@
         with batch:
             loss = step(images, labels)
 
-In: a Python function and the arguments of a call. Out: its result, in the current arena.
+In: a Python function and the arguments of a call. Out: the result, in the current arena.
 
 A call passes through these modules: `call` matches it in C. If that fails, the guards' `Signatures`
-and `cache` look up its program in Python. If there is no program, `trace` runs the function on
-placeholders, and `step.compile` compiles the recorded calls. `launch` launches the program, and
-`trace.Outcome` builds the result.
+and `cache` look up the program in Python. On a miss, `trace` runs the function on placeholders, and
+`step.compile` compiles the recorded calls. `launch` launches the program, and `trace.Outcome`
+builds the result.
 
 Invariant: a replay computes the same bits as the eager call, or raises. Other side effects of the
 Python code are not repeated.
@@ -94,7 +94,7 @@ R = TypeVar("R")
 
 
 class _Miss(NamedTuple):
-    """A call without a matching program, with its signature and its key in the cache."""
+    """A call without a matching program, with the signature and the key in the cache."""
 
     arena: Arena
     args: Any
@@ -207,7 +207,7 @@ class Captured(Generic[P, R]):
         return self._call(args, kwargs)  # type: ignore[no-any-return]
 
     def drain(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run the program until its queue is closed and drained.
+        """Run the program until the queue is closed and drained.
 
         The VM executes the loop and returns the result of the last iteration. It waits without
         holding the VM's lock, so the thread that fills the queue may launch programs on the same
@@ -263,7 +263,7 @@ class Captured(Generic[P, R]):
     def match(self, args: Any, kwargs: Any) -> Match:
         """Return the program that a call with these arguments would launch; compile it if needed.
 
-        No program is launched. Raises the errors that a call raises before its launch.
+        No program is launched. Raises the errors that a call raises before the launch.
         """
         arena = scope() or default_arena()
         return self._match(arena, *as_tensors(self._signatures, arena.vm, args, kwargs))
@@ -317,7 +317,7 @@ class Captured(Generic[P, R]):
     def _launch_in_loop(
         self, entry: CacheEntry, arena: Arena, scalars: ScalarInputs, signature: Signature
     ) -> Any:
-        """Launch an entry's program repeatedly until its queue is drained."""
+        """Launch an entry's program repeatedly until the queue is drained."""
         launch = entry.variants.select(in_loop=True)
         if entry.outcome.rebound:
             raise CaptureError(
@@ -349,7 +349,7 @@ class Captured(Generic[P, R]):
     def _differs(
         self, entry: CacheEntry, arena: Arena, args: Any, kwargs: Any, signature: Signature
     ) -> bool:
-        """Trace a call again, and raise `StaleProgramError` if its program is out of date.
+        """Trace a call again, and raise `StaleProgramError` if the program is out of date.
 
         Return True if the signature of the call may have changed."""
 
@@ -372,7 +372,7 @@ class Captured(Generic[P, R]):
         return False
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
-        """Return a bound method; each instance of the class gets its own programs."""
+        """Return a bound method; each instance of the class gets separate programs."""
         return self if instance is None else types.MethodType(self, instance)
 
     @property
@@ -406,7 +406,7 @@ class Captured(Generic[P, R]):
     def __reduce__(self) -> Any:
         """Copy or pickle the function and the options, without the programs.
 
-        A copy traces the function at its first call."""
+        A copy traces the function at the first call."""
         owner: Any = sys.modules.get(getattr(self, "__module__", ""))
         for name in self._name.split("."):
             owner = getattr(owner, name, None)
@@ -414,7 +414,7 @@ class Captured(Generic[P, R]):
 
     @property
     def planned(self) -> Planned:
-        """The program of the last call with its plan.
+        """The program of the last call, with the plan.
 
         Raises `CaptureError` before the first call.
 
@@ -436,9 +436,9 @@ class Captured(Generic[P, R]):
 
     @property
     def plan(self) -> Plan:
-        """The memory plan of the last call: offsets of intermediates, and their sizes in bytes.
+        """The memory plan of the last call: offsets of intermediates, and sizes in bytes.
 
-        With dynamic lengths it is the plan for their bounds, and `used` is the number of bytes in
+        With dynamic lengths it is the plan for the bounds, and `used` is the number of bytes in
         use at the last lengths. Raises `CaptureError` before the first call.
 
         Refuses:
@@ -514,8 +514,8 @@ class Captured(Generic[P, R]):
         that the trace of the last call supports.
 
         Raises `CaptureError` before the first call, for a length without a bound, and if the
-        program of the last call is valid only for its own lengths; `ArgumentError` for a file name
-        with the suffix ".onnx" or ".safetensors"; and `OSError`.
+        program of the last call is valid only for the lengths of that call; `ArgumentError` for a
+        file name with the suffix ".onnx" or ".safetensors"; and `OSError`.
 
         Refuses:
             ml.capture(ml.sum).save("step.mlvm")  # CaptureError
@@ -612,7 +612,7 @@ class Captured(Generic[P, R]):
     def _compile(self, miss: _Miss, named: Sequence[OpenLength]) -> CacheEntry:
         """Trace the call, with dynamic lengths if it has some, and compile a program.
 
-        The program is added to the cache, unless the function has changed the signature of its own
+        The program is added to the cache, unless the function has changed the signature of this
         call; in that case later calls trace again."""
         guards = miss.signature.guards
         self._forget_lapsed(guards)
@@ -623,7 +623,7 @@ class Captured(Generic[P, R]):
         return entry
 
     def _forget_lapsed(self, guards: GuardSet) -> None:
-        """Forget programs whose state was deleted.
+        """Forget programs with state that was deleted.
 
         Only a call that traces does this."""
         self._signatures.keep_only(guards)
@@ -688,7 +688,7 @@ class Captured(Generic[P, R]):
     def _steady_key(self, call: TracedCall, miss: _Miss) -> Any:
         """Return the key for later calls of a traced program, or None.
 
-        It is None if the trace has changed the signature of its own call. From now on, fields that
+        It is None if the trace has changed the signature of the call. From now on, fields that
         the call rebinds are treated as arguments, and children of Modules that it did not read are
         ignored."""
         if call.outcome.rebound:
@@ -853,7 +853,7 @@ def capture(
     memory: int | str | None = None,
     effort: int = 1,
 ) -> Any:
-    """Compile `fn` into one program at its first call; later calls replay the program.
+    """Compile `fn` into one program at the first call; later calls replay the program.
 
     The function may be a whole training step, with gradients and an optimizer's update. `capture`
     is also a decorator: `@capture`, or with options `@capture(fuse=False)`.
@@ -868,8 +868,8 @@ def capture(
     or in a field of a Module or an optimizer, also causes a retrace. From then on the number is an
     input of the program, unless Python code needs its value.
 
-    Tensors that the function reads from its environment are used without a copy, and updated in
-    place. Random keys advance. Each call allocates its results in the current arena; a result that
+    Tensors that the function reads from the environment are used without a copy, and updated in
+    place. Random keys advance. Each call allocates results in the current arena; a result that
     is assigned to a field is allocated in the arena of that field. Temporaries are allocated in
     scratch memory that belongs to the captured function; `plan` contains its size.
 
@@ -891,16 +891,16 @@ def capture(
 
     - `replace`: a dict `{pattern: name}`. Where the function computes the pattern, a Python
       function of tensors such as `lambda x, w, b: ml.gelu(x @ w + b)`, the program calls the host
-      function of that name. The host function pops the operands of the pattern and pushes its
+      function of that name. The host function pops the operands of the pattern and pushes the
       results. `step.replaced` lists these calls; a `ReplacementWarning` names a pattern that
       matches no part of the function. See docs/functions.md.
 
     - `dynamic_axes`: names of dynamic axes, as in `{"tokens": (None, "time")}`: a name or None for
       each axis of a parameter's tensors. One trace and one plan serve all sizes of a named axis. An
       axis without a name becomes dynamic at the third size that calls have; with
-      `dynamic_axes=False` each size gets its own program. Python code may compute with a length as
-      with any number. A comparison, as in an `if`, becomes a guard. Where Python needs the value
-      itself, each value gets its own program. See docs/lengths.md.
+      `dynamic_axes=False` each size gets a separate program. Python code may compute with a length
+      as with any number. A comparison, as in an `if`, becomes a guard. Where Python needs the value
+      itself, each value gets a separate program. See docs/lengths.md.
 
     - `max_sizes`: upper bounds of lengths by name. Memory is planned for these bounds. Without a
       bound, the planned size doubles when a call exceeds it.
@@ -911,13 +911,13 @@ def capture(
       that no guard compares, at the cost of one trace per call. Default: None, at no cost.
 
     - `memory`: a budget such as `"64 MiB"`, or a number of bytes, for `step.plan.nbytes +
-      step.plan.ahead`. To meet it, the compiler recomputes the values whose recomputation is
-      estimated to be fastest. A larger budget never results in a program with a longer estimated
-      time. With dynamic lengths the budget applies to the bounds. Code inside loops and branches is
-      not changed. See docs/budgets.md.
+      step.plan.ahead`. To meet it, the compiler recomputes the values that it estimates to be
+      fastest to recompute. A larger budget never results in a program with a longer estimated time.
+      With dynamic lengths the budget applies to the bounds. Code inside loops and branches is not
+      changed. See docs/budgets.md.
 
-    - `effort`: with `effort=n`, the planner of scratch memory may visit n times as many nodes in
-      its search for a smaller plan, which needs up to n times the planning time. It stops when
+    - `effort`: with `effort=n`, the planner of scratch memory may visit n times the number of nodes
+      to find a smaller plan, which needs up to n times the planning time. It stops when
       `plan.nbytes` equals `plan.lower_bound`. Default: 1.
 
     The options `fuse`, `recompute`, `hoist`, `memory` and `effort` do not change any bit of the
@@ -932,8 +932,9 @@ def capture(
     Raises:
 
     - `CaptureError`: if the function reads an object with hidden state, such as an iterator, reads
-      the value of a tensor, computes on a different VM, calls an op whose result shape depends on
-      values, or stores a tensor of the trace anywhere other than in the result or such a field.
+      the value of a tensor, computes on a different VM, calls an op with a result shape that
+      depends on values, or stores a tensor of the trace anywhere other than in the result or such a
+      field.
 
     - `GradientError`: if it is called inside a differentiated function.
 
@@ -942,7 +943,7 @@ def capture(
 
     - `BudgetError`: before anything runs, if no program within the `memory` budget is found.
 
-    - `ShapeError`: for a length above its bound, and for different sizes of one name.
+    - `ShapeError`: for a length above the bound, and for different sizes of one name.
 
     A call also raises any error of the function.
 

@@ -59,7 +59,7 @@ Again: TypeAlias = Callable[..., TracedCall]
 def sources_of(
     call: TracedCall, entry: CacheEntry, signature: Signature, again: Again
 ) -> tuple[Source, Source]:
-    """Return the trace of an entry, for the numbers of its last call, and a new trace."""
+    """Return the trace of an entry, for the numbers of the entry's last call, and a new trace."""
     other = again(call.free)
     return Source(call, entry.scalars.values), Source(other, other.numbers.values)
 
@@ -151,7 +151,7 @@ class _Text(NamedTuple):
 
 
 class _Facts:
-    """Facts of a trace in the order of its calls: each is a place with a value."""
+    """Facts of a trace in call order: each is a place with a value."""
 
     def __init__(self, source: Source) -> None:
         self._call, self._values = source

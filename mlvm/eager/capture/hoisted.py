@@ -1,6 +1,6 @@
 """Hoisted values: tensors that depend only on weights, computed once and reused by launches.
 
-In: the hoisted part of a planned step, and the weights. Out: its results, in a separate arena.
+In: the hoisted part of a planned step, and the weights. Out: the results, in a separate arena.
 
 Invariant: at each launch the values correspond to the present weights. They are computed before the
 first launch, and again after a weight was written or moved, which a counter of writes detects
@@ -79,7 +79,7 @@ class HoistedValues:
         return not (self.is_stale or is_shared(self.vm) or stale_of(self.sources))
 
     def writes(self) -> int:
-        """Return the count of writes to the weights, and watch their present memory.
+        """Return the count of writes to the weights, and watch the weights' present memory.
 
         The caller holds the VM's lock."""
         self._watch.begin(self.sources)
@@ -108,7 +108,7 @@ class HoistedValues:
             with bound(explaining, self.note_line):
                 vm.launch(planned.program, handles)
         finally:
-            if storage is not None:  # the VM then binds all of its programs again
+            if storage is not None:  # the VM then binds all programs again
                 vm.dealloc_storage(storage)
         self._changes = changes
 

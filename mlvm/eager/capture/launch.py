@@ -1,7 +1,7 @@
 """Launch a captured program: scratch memory, hoisted values, operands, and outputs.
 
 In: a `Launch`, which is the planned program with all operands except the tensors of a call. From
-the call: its inputs, its outputs (allocated by the caller) and its scalar inputs. Out: None; the
+the call: the inputs, the outputs (allocated by the caller) and the scalar inputs. Out: None; the
 outputs and the updated states are written, possibly later if the VM is remote.
 
 Invariants:
@@ -69,10 +69,10 @@ class ScalarInputs(NamedTuple):
 
 
 class Scratch:
-    """Scratch memory of a captured function on one VM, as large as its largest plan.
+    """Scratch memory of a captured function on one VM, as large as the largest plan.
 
-    Its `lock` is held while a program uses it. is_nested: True for the memory of a launch inside
-    another launch.
+    The `lock` is held while a program uses the memory. is_nested: True for the memory of a launch
+    inside another launch.
     """
 
     def __init__(self, *, is_nested: bool = False) -> None:
@@ -162,17 +162,17 @@ class Launch:
     """A planned program with all operands except the tensors of a call.
 
     Attributes:
-        planned: the program and its plan.
+        planned: the program and the plan.
         hoisted: the hoisted values that the program uses, if there are any.
-        states: tensors that the function reads from its environment, then hoisted values.
+        states: tensors that the function reads from the environment, then hoisted values.
         updates: role and number of each input and state that the program writes.
         queues: queues from which an element is taken before a launch; the element is an input.
         first_queue: the queue from which the program itself takes an element first, if any.
         operands: role, number and type of each operand, before temporaries.
         has_temporaries: whether scratch memory follows these operands.
-        storage, temporaries: the scratch memory of the last launch, and its handles.
+        storage, temporaries: the scratch memory of the last launch, and the handles.
         replay: launches of the program on known tensors, in C.
-        owner: the launch whose temporaries are used, if they are not its own.
+        owner: the launch that provides the temporaries, if this launch does not.
         program: the planned program or a variant of it.
     """
 
@@ -196,7 +196,7 @@ class Launch:
 
     @cached_property
     def planned(self) -> Planned:
-        """The program and its plan."""
+        """The program and the plan."""
         planned = self._make_planned()
         assert planned is not None  # the caller has checked that the values are within the plan
         return planned
@@ -266,7 +266,7 @@ class Launch:
             raise
 
     def looped(self) -> Program:
-        """Return the program in a loop that runs while its queue has elements.
+        """Return the program in a loop that runs while the queue has elements.
 
         Raises `ProgramError` unless the program takes elements from exactly one queue."""
         self._looped = self._looped or self.planned.looped()
@@ -317,7 +317,7 @@ class Launch:
                 if handles is None:
                     used = [as_type(tensors[role][i], type) for role, i, type in self.operands]
                     handles = (*[x.handle for x in used], *temporaries)
-                for x, array in scalars.arrays:  # another thread may have written its numbers
+                for x, array in scalars.arrays:  # another thread may have written other numbers
                     vm.write(x.handle, array)
                 if debug.is_watched(vm):
                     updated = [tensors[_ROLES.index(role)][i].root for role, i in self.updates]
@@ -345,14 +345,14 @@ class Launch:
     def _saved(
         self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]
     ) -> tuple[SavedStep, list[Array]]:
-        """Return the step with the current state and the values of its inputs, for a file."""
+        """Return the step with the current state and the input values, for a file."""
         types = [tuple([x.root.type for x in each]) for each in (inputs, outputs)]
         step = SavedStep(self.planned, types[0], types[1], (), tuple(map(values_of, self.states)))
         return step, [values_of(x.root) for x in inputs]
 
 
 def operands_of(planned: Planned, types: Sequence[Any]) -> list[tuple[int, int, Any]]:
-    """Return the operands of a program that precede its temporaries, as for `Launch`.
+    """Return the operands of a program that precede the temporaries, as for `Launch`.
 
     `types` are the types of the program's arguments."""
     arguments = [(*each[:2], type) for each, type in zip(planned.arguments, types, strict=True)]
@@ -425,7 +425,7 @@ class Variants:
     def _compiled(self, hoisted: HoistedValues) -> Launch | None:
         """Return the program without hoisted values, or None if it exceeds the budget.
 
-        Its plan includes the bytes of the hoisted values, which stay allocated.
+        The plan includes the bytes of the hoisted values, which stay allocated.
         """
         assert self._compile is not None
         try:

@@ -1,8 +1,8 @@
-"""Dynamic axes: axes of a captured function's arguments whose size may change per launch.
+"""Dynamic axes: axes of a captured function's arguments with sizes that may change per launch.
 
 In: the names from `capture(dynamic_axes={"tokens": (None, "time")})`, and the signature of a call.
 Out: `OpenLength`s, each with the axes that share the length; for a trace the dynamic types of
-tensors. A length above its bound and two sizes of one name raise `ShapeError` before anything runs.
+tensors. A length above the bound and two sizes of one name raise `ShapeError` before anything runs.
 
 Callers: `Captured` for each call that the fast path does not match; `trace`.
 """
@@ -27,7 +27,7 @@ _LONGEST = 2**40
 
 
 class Axis(NamedTuple):
-    """An axis of a tensor of a signature (by index), whose size is `times` the length."""
+    """An axis of a tensor of a signature (by index). The size is `times` the length."""
 
     tensor: int
     axis: int
@@ -53,9 +53,9 @@ class OpenLength(NamedTuple):
 class LengthSpec:
     """The axes that the user has named as dynamic.
 
-    `names`: for each parameter, the names of its axes, as a tree like the argument.
+    `names`: for each parameter, the axis names, as a tree like the argument.
     `lengths`: all names.
-    `at_most`: the bound of a length, by its name.
+    `at_most`: the bound of a length, by name.
     `is_allowed`: whether any axis may become dynamic.
     """
 
@@ -114,8 +114,8 @@ class LengthSpec:
     def axes(self, signature: Signature, args: Any, kwargs: Any) -> list[OpenLength]:
         """Return the named axes of a call.
 
-        Raises `ShapeError` for a length above its bound, for two sizes of one name, and for a
-        tensor whose rank differs from the number of names."""
+        Raises `ShapeError` for a length above the bound, for two sizes of one name, and for a
+        tensor with a rank other than the number of names."""
         if self._parameters is None:
             return []
         try:
@@ -196,9 +196,9 @@ def _names_in(spec: Any, path: str) -> set[str]:
 
 
 def _tensors(value: Any, spec: Any, path: str) -> list[tuple[Tensor, tuple[str | None, ...], str]]:
-    """Return the tensors of an argument, with the names of their axes and their paths.
+    """Return the tensors of an argument, with axis names and paths.
 
-    A tuple of names applies to all tensors in its position of the tree."""
+    A tuple of names applies to all tensors at that position of the tree."""
     fields = value._asdict() if hasattr(value, "_asdict") else value  # a named tuple
     pairs: Iterable[tuple[Any, Any, Any]]
     if _is_axes(spec):
@@ -234,7 +234,7 @@ def sizes_of(signature: Signature) -> dict[Axis, int]:
 
 
 def may_open(signature: Signature, number: int) -> bool:
-    """Return whether axes of that tensor may be dynamic: no other tensor shares its memory."""
+    """Return whether axes of that tensor may be dynamic: no other tensor shares the memory."""
     x = signature.tensors[number]
     return (
         not signature.is_reached(x)
@@ -247,7 +247,7 @@ def may_open(signature: Signature, number: int) -> bool:
 def open_types(
     axes: Sequence[OpenLength], signature: Signature, lengths: Sequence[Any]
 ) -> dict[int, TensorType]:
-    """Return the dynamic types of tensors, by their ids, for the lengths of a trace."""
+    """Return the dynamic types of tensors, by id, for the lengths of a trace."""
     shapes: dict[int, list[Any]] = {}
     for each, length in zip(axes, lengths, strict=True):
         for axis in each.axes:

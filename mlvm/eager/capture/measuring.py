@@ -1,6 +1,6 @@
 """`ml.measure`: the memory that a function needs, computed without running it.
 
-In: a function, and types instead of its tensors. Out: the bytes of an eager call, the plan of the
+In: a function, and types instead of tensors. Out: the bytes of an eager call, the plan of the
 captured function, and the bytes of alternative programs. Nothing is allocated on the VM.
 
 Callers: users, and `python -m mlvm`.
@@ -43,7 +43,7 @@ _LARGEST: Final = 1 << 40
 class CurvePoint(NamedTuple):
     """Memory and estimated time of one program of a captured function.
 
-    `nbytes` is the size of its plan with hoisted values in bytes, and `seconds` the estimated time.
+    `nbytes` is the size of the plan with hoisted values in bytes, and `seconds` the estimated time.
     If no program fits a requested budget, `nbytes` is None and the time is infinite.
 
         >>> ml.measure(ml.tanh, ml.TensorType("f32", [1000])).curve()[0].nbytes
@@ -271,19 +271,21 @@ def measure(
 
     Pass the arguments of the function. Each tensor may be replaced by a `TensorType`. A type may
     contain names of sizes: `TensorType("f32", ("batch", 784))`. Then `.at(batch=32)` of the result
-    measures at a size, and `.largest("batch")` returns the largest size whose plan fits `memory`.
+    measures at a size, and `.largest("batch")` returns the largest size for which the plan fits
+    `memory`.
 
     Arguments:
 
     - `dynamic_axes`, `max_sizes`: dynamic axes as in `capture`. The plan is then computed for the
-      bounds, and its `used` is the number of bytes in use at the sizes of the arguments.
+      bounds, and `plan.used` is the number of bytes in use at the sizes of the arguments.
 
     - `memory`: a budget for the plan, as in `capture(memory=)`.
 
     - `budgets`: sizes such as `"64 MiB"`. `curve()` of the result then contains the fastest program
       for each.
 
-    - `fuse`, `recompute`, `hoist`: as in `capture`. For a captured function, its own options apply.
+    - `fuse`, `recompute`, `hoist`: as in `capture`. For a captured function, the options of
+      `capture` apply.
 
     Raises what `capture` raises, `ArgumentError` for an option that is not a bool and an invalid
     size, and `CaptureError` for a type given as text.
@@ -330,7 +332,7 @@ def _facts(
 ) -> _Facts:
     """Measure a call.
 
-    If `points` is given and the call has `dynamic_axes`, add its curve to them."""
+    If `points` is given and the call has `dynamic_axes`, add the call's curve to `points`."""
     original = args, kwargs
     spec, arena = LengthSpec(fn, options.dynamic_axes, options.max_sizes), current_arena()
     with closing(Arena(arena.vm, "measured")) as own:
@@ -372,7 +374,7 @@ def _facts(
 
 
 def _points(fn: Callable[..., Any], arguments: Any, options: _Options) -> list[tuple[int, float]]:
-    """Return the curve of a function at the bounds of its lengths."""
+    """Return the curve of a function at the bounds of the lengths."""
     args, kwargs = arguments
     points: list[tuple[int, float]] = []
     _facts(fn, args, kwargs, options, points)

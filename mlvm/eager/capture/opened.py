@@ -3,11 +3,11 @@
 In: a call for which the cache has no program. Out: the `OpenTrace`s of calls that differ only in
 sizes.
 
-Such a trace is a template: its types and attributes are formulas of lengths. It is valid for a call
-with the same constant sizes if all guards on lengths hold. Its program is planned once, for bounds
+Such a trace is a template: types and attributes are formulas of lengths. It is valid for a call
+with the same constant sizes if all guards on lengths hold. The program is planned once, for bounds
 of the lengths, and then instantiated for the lengths of each call. An axis without a name becomes
-dynamic at its third size. An axis whose size Python code has read is closed: each size gets its own
-trace.
+dynamic at the third size. If Python code has read the size of an axis, the axis is closed: each
+size gets a separate trace.
 
 Callers: `Captured`. Each trace has a lock, which is held while a program is instantiated.
 """
@@ -55,11 +55,11 @@ _LEAST: Final = 2
 
 
 class _BoundPlan:
-    """A planned template, the bounds of its lengths, and its guards: values by formula index.
+    """A planned template, the bounds of the lengths, and the guards: values by formula index.
 
     entry: the entry of the first call, which was bound like any program. patched: creates the
-    programs of later calls; None if each is bound separately. owner: the launch whose temporaries
-    they use.
+    programs of later calls; None if each is bound separately. owner: the launch that provides the
+    temporaries.
     """
 
     def __init__(
@@ -105,11 +105,11 @@ class OpenTrace:
     """A trace with dynamic lengths.
 
     `call`: the result of the traced call, with placeholders for everything that depends on lengths.
-    `template`: its flow.
-    `open`: its dynamic lengths.
-    `present`: their values in the traced call.
-    `args`: its Python numbers.
-    `keepalive`: objects that the key of its calls identifies by `id`.
+    `template`: the flow of the trace.
+    `open`: the dynamic lengths.
+    `present`: the values of the lengths in the traced call.
+    `args`: the Python numbers of the traced call.
+    `keepalive`: objects that the key of the calls identifies by `id`.
     `lock`: held while a program is instantiated.
     """
 
@@ -118,7 +118,7 @@ class OpenTrace:
     ) -> None:
         assert call.template is not None
         self.call, self.template = call, call.template
-        self.keepalive = [*signature.guards.identities()]  # its key knows them by their ids
+        self.keepalive = [*signature.guards.identities()]  # the key contains the ids of these
         self.present = tuple([each.size_in(signature) for each in lengths])
         self.args = signature.numbers
         self.lock = new_lock()
@@ -139,7 +139,7 @@ class OpenTrace:
         self._closed_sizes = [(axis, n) for axis, n in sizes if axis not in opened]
 
     def lengths(self, signature: Signature) -> tuple[int, ...] | None:
-        """Return the lengths of a call; None if the template does not fit its sizes or numbers."""
+        """Return the lengths of a call; None if the template does not fit the sizes or numbers."""
         if any(axis.size_in(signature) != n for axis, n in self._closed_sizes):
             return None
         if not all(is_same(signature.numbers[i], x) for i, x in self._closed_numbers):
@@ -197,7 +197,7 @@ class OpenTrace:
     def measured(self, signature: Signature, compiled: Callable[[Flow], Planned]) -> Plan | None:
         """Return the plan for the bounds, with the bytes that the traced call uses.
 
-        Return None if each size has its own program."""
+        Return None if each size has a separate program."""
         values = self.values(signature, self.present)
         if values is not None:
             self.plan(self.present, values, compiled)
@@ -278,7 +278,7 @@ class OpenTrace:
         )
 
     def pinned(self) -> list[Axis]:
-        """Return the axes whose exact size Python code has read."""
+        """Return the axes with an exact size that Python code has read."""
         places = self.numbers.sources(set(self.numbers.pins))
         opened = enumerate(self.open, self.numbers.first_length)
         return [axis for place, each in opened if place in places for axis in each.axes]
@@ -305,7 +305,7 @@ class OpenTrace:
 
 
 class _CallFamily:
-    """Calls that differ only in sizes: the sizes of their axes, and the traces, newest first."""
+    """Calls that differ only in sizes: the sizes of the axes, and the traces, newest first."""
 
     def __init__(self) -> None:
         self.traces: tuple[OpenTrace, ...] = ()
@@ -344,7 +344,7 @@ class _CallFamily:
 
 
 class CallFamilies:
-    """Families of calls that differ only in sizes, by their keys without sizes."""
+    """Families of calls that differ only in sizes, by key without sizes."""
 
     def __init__(self) -> None:
         self._lock = new_lock()
@@ -407,7 +407,7 @@ class CallFamilies:
                 family.traces = (trace, *family.traces[: _MOST_TRACES - 1])
 
     def take_dropped(self) -> list[OpenTrace]:
-        """Return the traces that were evicted since the last call; their programs can go."""
+        """Return the traces that were evicted since the last call, whose programs can be freed."""
         with self._lock:
             dropped, self._dropped = self._dropped, []
             return dropped
@@ -418,7 +418,7 @@ class CallFamilies:
 
 
 def without_sizes(key: Sequence[Any]) -> Any:
-    """Return the key of a call without the sizes of its tensors."""
+    """Return the key of a call without the tensor sizes."""
     return tuple(
         [
             (part[0].dtype, part[0].ndim, *part[1:])

@@ -1,12 +1,13 @@
 """Programs that are bound once for all lengths: kernel integers are formulas.
 
-In: a planned template, its numbers, and a VM whose loop is in C. Out: a `PatchedProgram`, which
-returns a `Variant` for the values of a launch. The integers of a variant are written into the
-program when it runs. Only programs of native kernels and jumps support this; any other program is
-verified and bound separately for each length. A call site has alternatives: kernel calls, each with
-the guards under which its planner chooses it.
+In: a planned template, the numbers of the template, and a VM with the loop in C. Out: a
+`PatchedProgram`, which returns a `Variant` for the values of a launch. The integers of a variant
+are written into the program when it runs. Only programs of native kernels and jumps support this;
+any other program is verified and bound separately for each length. A call site has alternatives:
+kernel calls, each with the guards under which the planner chooses it.
 
-Callers: `OpenTrace`, which holds its lock; `NativeLoop`, which holds the lock of the VM.
+Callers: `OpenTrace`, which holds the lock of the trace; `NativeLoop`, which holds the lock of the
+VM.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class NotPatched(Exception):
 class PatchedProgram:
     """Program of a template on one VM.
 
-    inputs: the positions of the values that its formulas need. written: as in `Program.written`.
+    inputs: the positions of the values that the formulas need. written: as in `Program.written`.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class PatchedProgram:
         self._numbers, self.inputs = numbers.fork_for(self._formulas)
         self.written = template.planned.program.written
         self._sites: list[tuple[Site, list[_Alternative]]] = []
-        self._order: list[int] = []  # for each call, the number of its site
+        self._order: list[int] = []  # for each call, the number of the call site
         numbered: dict[Any, int] = {}
         for site in sites:
             key = site.name, exact_repr(site.attributes), site.types
@@ -102,7 +103,7 @@ class PatchedProgram:
     def variant(self, values: Sequence[Any]) -> Variant | None:
         """Return the program for these formula values, or None.
 
-        It is None if a tensor would exceed its planned size."""
+        It is None if a tensor would exceed the planned size."""
         if not self._template.fits(values):
             return None
         inputs = [values[place] for place in self.inputs]
@@ -176,7 +177,7 @@ class PatchedProgram:
 
 
 def _release(owner: weakref.ref[PatchedProgram], ended: weakref.ref[object]) -> None:
-    """Release the arrays of a launch once its tensors may be freed."""
+    """Release the arrays of a launch once the tensors may be freed."""
     program = owner()
     if program is not None and program._active is ended:
         program._program.activate([], ())

@@ -1,9 +1,9 @@
-"""Trace a function: run it once on placeholders, and record its launches instead of running them.
+"""Trace a function: run it once on placeholders, and record the launches instead of running them.
 
-In: a function, its arguments, their `Signature`, and which Python numbers may change later. Out: a
+In: a function, the arguments, their `Signature`, and which Python numbers may change later. Out: a
 `TracedCall`: the flow of recorded calls, and the `Outcome`, which locates each result.
 
-After the trace, fields of Modules have their previous values, and no program was launched. An
+After the trace, fields of Modules have the previous values, and no program was launched. An
 update that needs a tensor's old value elsewhere raises `RetryAfterCopy`: the caller copies the
 tensor, and traces again with a new signature. An operation that a replay could not repeat raises
 `CaptureError` with the user's line.
@@ -53,7 +53,7 @@ class Result(NamedTuple):
 
     `home`: the memory.
     `type`: the type, which differs from the home's type if it is a view.
-    `is_view`: whether it is a view of the tensor in its home.
+    `is_view`: whether it is a view of the tensor in the home.
     `argument`: the number of the argument that it is identical to, or None.
     `reached`: the state tensor that it is identical to, or None.
     """
@@ -120,12 +120,12 @@ class ObjectTemplate:
         self.template, self.numbers = template, numbers
 
     def materialize(self, leaf: Callable[[Any], Any]) -> Any:
-        """Return a new object with the values of a call at its leaves."""
+        """Return a new object with the values of a call as leaves."""
         return copy.deepcopy(self.template, LeafMemo(leaf))
 
 
 class _CallValues(NamedTuple):
-    """Values of a call: its results and its Python numbers."""
+    """Values of a call: the results and the Python numbers."""
 
     results: Sequence[Any]
     numbers: Sequence[Any]
@@ -148,7 +148,7 @@ class Outcome:
         tree: the returned value, with leaves for everything that differs between calls.
         results: the tensors.
         outputs: the results that a call allocates.
-        rebound: the fields that the call rebinds, each with the index of its result.
+        rebound: the fields that the call rebinds, each with the index of the result.
         types: the types of the outputs, unless one belongs to a field.
         single: the index of the output if the value is just this output.
         returns_arguments: whether containers among the arguments are part of the value.
@@ -191,7 +191,7 @@ class Outcome:
         return Outcome(self.tree, results, outputs, self.rebound)
 
     def named_results(self) -> list[tuple[str, int]]:
-        """Return the paths of tensors in the tree, each with the index of its result."""
+        """Return the paths of tensors in the tree, each with the index of the result."""
         leaves, _ = flatten(self.tree, ends=_at(ResultLeaf))
         return [(path, leaf.value) for path, leaf in leaves]
 
@@ -201,7 +201,7 @@ class Outcome:
         tensors: Mapping[str, Sequence[Allocation]],
         numbers: Sequence[Any],
     ) -> Any:
-        """Return the value of a call from its arguments, tensors by role, and numbers.
+        """Return the value of a call from arguments, tensors by role, and numbers.
 
         Rebind the fields. `with_arguments` inserts containers of the arguments."""
         results = [result.materialize(arguments, tensors) for result in self.results]
@@ -228,7 +228,7 @@ class TracedCall(NamedTuple):
         record: the recorder, which knows states and queues.
         flow: the calls and the values of results.
         outcome: the value that the function returns, and the fields that it rebinds.
-        numbers: its computation on Python numbers and lengths that may differ in a later call.
+        numbers: the computation on Python numbers and lengths that may differ in a later call.
         free: the positions of these numbers among the signature's numbers.
         flattened: the ids of Modules of which the function has read all children, not only some
             fields.
@@ -269,7 +269,7 @@ class TracedCall(NamedTuple):
         )
 
     def named_results(self) -> list[tuple[str, Use]]:
-        """Return the uses of the tensors that the function returns, by their paths."""
+        """Return the uses of the tensors that the function returns, by path."""
         results = self.outcome.results
         return [
             (path, Use(self.flow.results[n], results[n].type))
@@ -318,8 +318,8 @@ def trace(
 ) -> TracedCall:
     """Call the function while a recorder is active, and return the traced call.
 
-    Fields that the function rebinds get their old values back. The signature's numbers that are
-    `free` are also recorded. With dynamic `lengths` the traced call has a template instead of a
+    The old values of fields that the function rebinds are restored. The signature's numbers that
+    are `free` are also recorded. With dynamic `lengths` the traced call has a template instead of a
     flow."""
     snapshot = NamespaceSnapshot(signature.guards)
     sizes = [each.size_in(signature) for each in lengths]
@@ -387,7 +387,7 @@ def trace(
             numbers.see_kept()
         del results, outcome
         _refuse_escaped(record, snapshot)
-    if lengths:  # drop the types of the trace first: they refer to its numbers
+    if lengths:  # drop the types of the trace first: they refer to the numbers of the trace
         record.drop_flow()
         numbers.types.clear()
         numbers.see_kept()
@@ -516,7 +516,7 @@ def _refuse_escaped(record: recorder.Recorder, snapshot: NamespaceSnapshot) -> N
 
     Only the result may contain it, because later calls would not update any other reference. Names
     that refer to such a tensor are restored."""
-    # collecting a gradient's tape turns its tensors into garbage, which the second round collects
+    # collecting a gradient's tape turns saved tensors into garbage, which the second round collects
     for _ in range(2):
         if record.escaped_tensors():
             collect()
@@ -539,7 +539,7 @@ def _refuse_escaped(record: recorder.Recorder, snapshot: NamespaceSnapshot) -> N
 
 
 def _require_unchanged(before: Sequence[Any], after: Sequence[Any]) -> None:
-    """Raise `CaptureError` if the function has changed a list or dict in its arguments.
+    """Raise `CaptureError` if the function has changed a list or dict in the arguments.
 
     The function got copies of them, and later calls would not change any."""
     (args, kwargs), (args_now, kwargs_now) = before, after

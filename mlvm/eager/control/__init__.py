@@ -1,1 +1,1 @@
-"""Control flow: its eager semantics, and the blocks that a recording makes from it."""
+"""Control flow: eager semantics, and the blocks that a recording makes from it."""

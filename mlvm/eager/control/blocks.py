@@ -1,7 +1,7 @@
 """Blocks: shared code for recording branches, loops and functions.
 
-In: Python functions of tensors. Each is called once per block, with placeholders for its state, and
-its launches are recorded into the block. Out: blocks of a `Flow`, and a `Segment` for each block
+In: Python functions of tensors. Each is called once per block, with placeholders for the state, and
+the launches are recorded into the block. Out: blocks of a `Flow`, and a `Segment` for each block
 through which a gradient flows.
 
 Invariant: after a block, the tape contains no node of it. The segment owns these nodes, and the
@@ -88,7 +88,7 @@ def abstract_eval(fn: Callable[[], Tree]) -> Tree:
 def _recorded_apart() -> Iterator[tuple[Recorder, list[Any]]]:
     """Record the block without running it, and restore everything that it changes.
 
-    Yield the recorder, and the Nodes whose fields the block assigns."""
+    Yield the recorder, and the Nodes with fields that the block assigns."""
     with (
         recording_of(current_arena().vm) as record,
         record.tapes_kept(),
@@ -166,9 +166,9 @@ def carrying(carried: Tensors) -> Iterator[Block]:
 
 
 def block_outputs(carried: Sequence[Tensor], outputs: Tensors) -> Tensors:
-    """Return the outputs of a block as tensors that are distinct from its carried tensors.
+    """Return the outputs of a block as tensors that are distinct from the carried tensors.
 
-    A block may return a carried tensor, whose tape entry is restored after the block.
+    A block may return a carried tensor; the tape entry of this tensor is restored after the block.
     """
     return aliases(outputs) if carried else outputs
 
@@ -185,7 +185,7 @@ def assign_carried(carried: Tensors, values: Tensors) -> None:
 class Segment:
     """Tape segment: the nodes that a block has recorded, removed from the tape.
 
-    `closures`: nodes before the block that receive cotangents, with their types. `inside`: tensors
+    `closures`: nodes before the block that receive cotangents, with types. `inside`: tensors
     of the block that the nodes need, except those in `available`. `outside`: tensors from before
     the block that the nodes need.
     """
@@ -271,7 +271,7 @@ class Segment:
     ) -> None:
         """Run the backward pass over the nodes.
 
-        `inside` maps the keys of the block's tensors to their current values. `outside` lists the
+        `inside` maps the keys of the block's tensors to current values. `outside` lists the
         current values of the segment's outer tensors.
         """
         outside_now = dict(zip(self._outside_ids, outside, strict=True))

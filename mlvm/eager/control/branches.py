@@ -43,8 +43,8 @@ from mlvm.step.flow import Block
 def cond(pred: Tensor | bool, true_fun: Body, false_fun: Body, *operands: Tree) -> Any:
     """Return `true_fun(*operands)` if `pred` is true, else `false_fun(*operands)`.
 
-    In a captured function both branches are recorded; their results must have the same structure
-    and types.
+    In a captured function both branches are recorded; the results must have the same structure and
+    types.
 
     The operands and results: trees of tensors of any shapes. Raises `ShapeError` for a `pred` with
     more than one element, and `DTypeError` for a branch that is not a function: `where` selects
@@ -206,7 +206,7 @@ def _branch(carried: Tensors, pred: Tensor, branches: Sequence[Callable[[], Tens
 
 
 class _Branch(NamedTuple):
-    """Vjp of one branch: its tape segment, outputs, and the variables with its residuals."""
+    """Vjp of one branch: the tape segment, the outputs, and the variables with the residuals."""
 
     segment: blocks.Segment
     outputs: Tensors
@@ -252,7 +252,7 @@ def _vjp(vjps: list[_Branch], closures: Closures, gs: Cotangents, saved: Saved, 
 def either(
     pred: Tensor, sides: Sequence[Callable[[], Sequence[Any]]], types: Sequence[TensorType]
 ) -> list[Any]:
-    """Record two branches whose results are cotangents of these types, which may be absent.
+    """Record two branches with results that are cotangents of these types, which may be absent.
 
     A result that is absent or conditional in one branch becomes `Conditional`. A result that is
     `Begun` in a branch becomes `Begun`. If a branch computes a condition, that condition becomes an
@@ -329,7 +329,7 @@ def _selecting(pred: Tensor) -> Callable[[Any, Any], Any]:
 
 
 def complements(pred: Tensor) -> tuple[Tensor, Tensor]:
-    """Return `pred` and its negation, each as a bool[]."""
+    """Return `pred` and `not pred`, each as a bool[]."""
     with context(tape=None):
         holds = reshape(as_condition(pred), ())
         return holds, op.logical_not(holds)
@@ -397,7 +397,7 @@ def _chosen(pred: Any, x: Tensor, y: Tensor) -> Tensor:
 
 
 def _add_selection(out: Tensor, *parts: tuple[Tensor, Tensor | None]) -> None:
-    """Add the tape node of a selection: each part gets the cotangent under its condition."""
+    """Add the tape node of a selection: each part gets the cotangent under the part's condition."""
     tape = taping()
     operands = [x for x, _ in parts]
     if tape is None or not any(x.tape is tape for x in operands):
@@ -414,7 +414,7 @@ def _add_selection(out: Tensor, *parts: tuple[Tensor, Tensor | None]) -> None:
 
 
 def _where_present(g: Any, condition: Tensor | None) -> Any:
-    """Return a cotangent that is present only where its own condition and `condition` hold."""
+    """Return a cotangent that is present only where both the old condition and `condition` hold."""
     if g is None or condition is None:
         return g
     if not isinstance(g, Conditional):

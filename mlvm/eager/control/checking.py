@@ -20,7 +20,7 @@ from mlvm.machines.checks import CHECK
 def check(condition: Tensor | bool | np.bool_, message: str) -> None:
     """Raise `CheckError` with the message where a condition is False: bool[...], or a bool.
 
-    In a captured function, including its branches and loops, the program performs the check in each
+    In a captured function, including branches and loops, the program performs the check in each
     call. The error contains the user's line as a note. Updates after the failed check do not
     happen; updates before it remain. Gradients are not affected by a check.
 

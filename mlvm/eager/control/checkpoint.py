@@ -35,7 +35,7 @@ from mlvm.eager.tree import replace
 P = ParamSpec("P")
 R = TypeVar("R")
 Ends: TypeAlias = list[int | None]  # nodes at which a backward pass stops
-Reached: TypeAlias = Sequence[tuple[Tensor, int | None]]  # captured tensors with their nodes
+Reached: TypeAlias = Sequence[tuple[Tensor, int | None]]  # captured tensors with tape nodes
 
 
 @hinted
@@ -43,11 +43,11 @@ Reached: TypeAlias = Sequence[tuple[Tensor, int | None]]  # captured tensors wit
 def checkpoint(fn: Callable[P, R]) -> Callable[P, R]:
     """Recompute `fn` in the backward pass instead of saving its activations.
 
-    The first run saves only its arguments and its result.
+    The first run saves only the arguments and the result.
 
     Arguments:
 
-    - `fn`: a function of any arguments. The tensors in dicts, lists and tuples among its arguments
+    - `fn`: a function of any arguments. The tensors in dicts, lists and tuples among the arguments
       are saved. It may also use other tensors, such as weights; these must not be updated in place
       before the gradient is taken.
 
@@ -105,7 +105,7 @@ def _run(
 ) -> tuple[Any, Ends]:
     """Call `fn` on aliases of the operands.
 
-    Returns the result, and for each alias its tape node, or None if it is not tracked.
+    Returns the result, and for each alias the tape node, or None if it is not tracked.
     """
     operands_now = [tape.watch(x) if x.dtype.is_inexact else alias_of(x) for x in operands]
     origins = [x.node if x.tape is tape else None for x in operands_now]  # before `fn` updates them
@@ -139,7 +139,7 @@ def _live(nodes: Sequence[Node | None], start: int, results: Sequence[Tensor]) -
 
 
 def _reached(roots: Sequence[Tensor], tape: Tape, start: int) -> list[Tensor]:
-    """Return the tracked tensors among the roots and their views."""
+    """Return the tracked tensors among the roots and the views of roots."""
     views = [x for root in roots for x in root.views() if isinstance(x, Tensor)]
     return [*roots, *[x for x in views if x.tape is tape and x.node < start]]
 
@@ -167,7 +167,7 @@ def _substituting(reached: Reached, now: Sequence[Tensor], tape: Tape) -> Iterat
 
 
 def _exchange(tape: Tape, start: int, reached: Reached, now: Sequence[Tensor]) -> None:
-    """Replace captured tensors by their substitutes in the saved values of new nodes."""
+    """Replace captured tensors by substitutes in the saved values of new nodes."""
     others = {id(x): y for (x, _), y in zip(reached, now, strict=True) if x.base is None}
 
     def other(x: Tensor) -> Tensor:
@@ -196,9 +196,9 @@ def _vjp(
     saved: Saved,
     sums: Sums,
 ) -> Sums:
-    """Run the function again, and run the backward pass over its nodes.
+    """Run the function again, and run the backward pass over the new nodes.
 
-    In the first run its nodes started at the number `first`. Returns the cotangents of the
+    In the first run the nodes started at the number `first`. Returns the cotangents of the
     operands, then the sums for the closures.
     """
     saved = lifted(tuple(saved))

@@ -1,13 +1,13 @@
 """Recursive functions: `subroutine`.
 
 Eagerly such a function is the Python function itself. In a captured function it is recorded once,
-as a procedure with its own frame, so it may call itself.
+as a procedure with a frame, so it may call itself.
 
-In: a function, its operands, and a key that identifies a recursive call. Out: a `Procedure` of the
+In: a function, operands, and a key that identifies a recursive call. Out: a `Procedure` of the
 flow, and a call of it.
 
-Backward pass: another procedure. The residuals of a call are saved in a record (`control.records`),
-whose number is a hidden result of the call.
+Backward pass: another procedure. The residuals of a call are saved in a record (`control.records`).
+The record's number is a hidden result of the call.
 
 Callers: `Function.__call__`, and `transform` for functions in traces.
 """
@@ -80,11 +80,11 @@ def subroutine(fn: Callable[P, R]) -> Function[P, R]:
     The depth of the recursion may depend on values; a `cond` must end the recursion. Eagerly the
     result is `fn` itself.
 
-    Its parameters are the tensors in dicts, lists and tuples among its arguments; numbers and
+    The parameters are the tensors in dicts, lists and tuples among the arguments; numbers and
     arrays are converted to tensors. Modules and other arguments are passed unchanged. `fn` may use
     tensors from outside, such as weights. In a captured function it must not update them in place
     or draw from the global random keys; either raises `CaptureError`. If `fn` calls itself, it is
-    called twice while it is recorded: the first call determines the types of its results. Raises
+    called twice while it is recorded: the first call determines the result types. Raises
     `ArgumentError` if `fn` is not a function.
 
         >>> half = ml.subroutine(lambda n: ml.cond(n < 1, lambda n: n, lambda n: half(n / 2), n))
@@ -118,7 +118,7 @@ def _signature(tree: Any) -> Any:
 
 
 class Recorded(NamedTuple):
-    """Function that was recorded but not called: its procedure, callees and results."""
+    """Function that was recorded but not called: the procedure, callees and results."""
 
     procedure: Procedure
     callees: list[Procedure]
@@ -144,15 +144,15 @@ def trace_callee(name: str, types: list[TensorType], run: Callable[[Tensors], Te
 
 @dataclass(eq=False)
 class _Open:
-    """Function whose recording is in progress.
+    """Function that is being recorded.
 
     Attributes:
         key: identifies recursive calls.
-        tree: the result; its types are `results`, once they are known.
-        is_guess: True if the function calls itself before its results are known.
+        tree: the result; `results` are the types, once they are known.
+        is_guess: True if the function calls itself before the results are known.
         is_back: True for a backward pass.
         takes_record: True for a backward pass that also needs the number of a record of cotangents.
-        vjp: its backward pass; with one, the function also returns the number of a record.
+        vjp: the backward pass; with one, the function also returns the number of a record.
     """
 
     key: object
@@ -173,8 +173,8 @@ class _FunctionVjp(NamedTuple):
     """Vjp of a function.
 
     `residuals`: tensors that each call saves in a record. `used`: the indices of the residuals that
-    have cotangents in a gradient of the gradient. `open_backward`: the backward pass while its
-    recording is in progress.
+    have cotangents in a gradient of the gradient. `open_backward`: the backward pass while it is
+    being recorded.
     """
 
     segment: blocks.Segment
@@ -185,7 +185,7 @@ class _FunctionVjp(NamedTuple):
     open_backward: list[_Open]
 
     def tracked(self, xs: Tensors) -> list[tuple[int, Tensor]]:
-        """Return the tracked tensors among xs, with their positions."""
+        """Return the tracked tensors among xs, with positions."""
         return [(k, x) for k, x in enumerate(xs) if x.tape is self.segment.tape]
 
 
@@ -196,7 +196,7 @@ _MOST_OPEN: Final = 16
 def called(key: object, name: str, args: Tensors, run: _Run) -> Tree:
     """Call `run(args)` as a subroutine of the program.
 
-    If the key belongs to a function whose recording is in progress, the call is recursive. Raises
+    If the key belongs to a function that is being recorded, the call is recursive. Raises
     `CaptureError` for recursion without a base case, or with a new key in each call.
     """
     tape = taping()
@@ -247,7 +247,7 @@ def _call_new(
 
 
 def _call_again(callee: _Open, args: Tensors) -> Tensors:
-    """Call a function whose recording is in progress."""
+    """Call a function that is being recorded."""
     tape = taping()
     outputs = blocks.recorder().call(callee.procedure, _results_of(callee, tape), args)
     if tape is not None:
@@ -266,7 +266,7 @@ def _results_of(opened: _Open, tape: Tape | None) -> list[TensorType]:
 def _record_and_call(opened: _Open, args: Tensors, run: _Run) -> Tensors:
     """Record a function, and call it.
 
-    If the function calls itself before its results are known, the result types of another branch
+    If the function calls itself before the results are known, the result types of another branch
     are used, and the function is recorded a second time.
     """
     record, tape, around = blocks.recorder(), taping(), current().functions

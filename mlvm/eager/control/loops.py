@@ -3,8 +3,8 @@
 Eagerly they are Python loops over eager calls. In a captured function, the condition and the body
 are recorded once, each as a block.
 
-In: a body, the initial state, and `xs`, whose rows the iterations read. Out: a `while` of the flow,
-the final state, and results stacked along a new first axis.
+In: a body, the initial state, and `xs`; each iteration reads a row of `xs`. Out: a `while` of the
+flow, the final state, and results stacked along a new first axis.
 
 Backward pass: a loop in reverse order (`_vjp`). If the trip count is bounded, residuals are stored
 in stacks with one row per iteration. Otherwise they are stored in records, each with the number of
@@ -208,14 +208,14 @@ def scan(
       one row of each tensor. Without `xs`, x is None.
 
     - `length`: the number of iterations. It is required without `xs`; with `xs`, an int must equal
-      the number of rows. A tensor is the number of rows to visit, starting from the first; its
+      the number of rows. A tensor is the number of rows to visit, starting from the first; the
       value may be known only at run time. Rows of the result that no iteration computes are zeros.
 
     - `reverse`: visit the last row first. Default: False.
 
     - `checkpoint`: recompute the body in the backward pass, see `while_loop`. Default: False.
 
-    With zero iterations, `f` is traced to determine the types of its results.
+    With zero iterations, `f` is traced to determine the result types.
 
     Raises `ShapeError` if the numbers of rows differ from each other or from `length`, and
     `OperandValueError` for an invalid `length`. Raises `CaptureError` with zero iterations if `f`
@@ -310,7 +310,7 @@ def counted_loop(
     """Run `trip_count` iterations of a body; return the final state and stacks of `total` rows."""
     if blocks.is_recorded():
         stacked, continued = total is not None, len(xs)
-        # so that their gradients are summed separately, as outside a captured function
+        # so that gradients of rows are summed separately, as outside a captured function
         xs = tensors(aliased(xs))
         return _scan(
             body, init, xs, trip_count, total, reverse=reverse, stacked=stacked, continued=continued
@@ -336,9 +336,9 @@ class _Widened(Exception):
 class _WeakNumbers:
     """Python numbers in the initial state of a loop.
 
-    Each gets the dtype that the body assigns, if its own kind promotes to that dtype, like a weak
-    type of JAX: `0.0` becomes f64 if the body adds f64. If a number becomes wider, a captured loop
-    is recorded again. An eager loop computes its first iteration again, unless the body has
+    Each gets the dtype that the body assigns, if the number's kind promotes to that dtype, like a
+    weak type of JAX: `0.0` becomes f64 if the body adds f64. If a number becomes wider, a captured
+    loop is recorded again. An eager loop computes the first iteration again, unless the body has
     effects.
 
     state: the state, with the numbers as tensors.
@@ -400,7 +400,7 @@ class _WeakNumbers:
 class _EagerLoop:
     """State of a loop that runs eagerly.
 
-    state: the state after the last iteration; no other object refers to its tensors.
+    state: the state after the last iteration; no other object refers to the tensors in it.
     """
 
     def __init__(self, numbers: _WeakNumbers) -> None:
@@ -427,7 +427,7 @@ class _EagerLoop:
 def next_state(before: Tree, after: Any) -> Tree:
     """Return the state after an iteration.
 
-    Raises `ShapeError` or `DTypeError` if its structure or types have changed.
+    Raises `ShapeError` or `DTypeError` if the structure or types have changed.
     """
     return as_like(before, as_tree(after), "the body changes the type of its state: expected")
 
@@ -556,8 +556,8 @@ def _scan(
     Results have `total` rows, an upper bound of the trip count, if it is known. If the body updates
     `xs` or `trip_count` later, the loop does not change. For the first `continued` of `xs`, the
     backward pass adds to cotangents row by row, as eager iterations do. For the rest it adds the
-    total. The `xs` in `residual_rows` are residuals of another loop, or their cotangents: each row
-    has a separate cotangent, or none.
+    total. The `xs` in `residual_rows` are residuals of a different loop, or cotangents of
+    residuals: each row has a separate cotangent, or none.
     """
     xs = blocks.aliases(xs)
     trip_count = untracked(trip_count) if isinstance(trip_count, Tensor) else trip_count
@@ -785,7 +785,7 @@ def _backward(
     conditional = sorted(partly)
 
     def is_scalar(g: Any) -> bool:
-        """Return whether a cotangent has a single condition for all of its elements."""
+        """Return whether a cotangent has a single condition for all elements."""
         return isinstance(g, Conditional) and not g.present.shape
 
     init = [
@@ -911,7 +911,7 @@ def _activity(
     """Return which parts have cotangents in which iterations of the backward loop.
 
     The backward loop starts with cotangents of the parts `active` and `ys`. Returns four sets.
-    The first is the parts of the state whose new values have a cotangent in some iteration. The
+    The first is the parts of the state with a new value that has a cotangent in some iteration. The
     second is the subset of these that has none in some other iteration. The third is the nodes that
     receive cotangents in some iteration. The fourth is the nodes that receive cotangents in the
     first iteration; it is None if all iterations reach the same nodes. Zeros for an absent part

@@ -28,7 +28,7 @@ NUMBER = TensorType(i64)
 
 
 def push(xs: Sequence[Tensor], ntracked: int | None = None) -> Tensor:
-    """Save copies of floats and record numbers in a new record; return its number.
+    """Save copies of floats and record numbers in a new record; return the number of the record.
 
     Only the first `ntracked` have cotangents, by default all.
     """

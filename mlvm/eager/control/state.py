@@ -84,7 +84,7 @@ def _of_autocast(was: Tensor, now: Tensor) -> str:
 
 
 def _listed(path: str, tree: Tree) -> str:
-    """Describe a tree by its kind and its tensors."""
+    """Describe a tree by kind and tensors."""
     if isinstance(tree, Tensor):
         return str(tree.type)
     named = [f"{name} {x.type}" for name, x in named_leaves(tree, path, buffers=True)]

@@ -47,11 +47,11 @@ _OTHERS: Final = {
 """File extensions of other formats, and the functions that write them."""
 
 _PLAIN: Final = "mlvm.plain"
-"""Metadata key under which a file stores its plain values by path, as JSON."""
+"""Metadata key under which a file stores plain values by path, as JSON."""
 
 
 class Loaded(dict[str, Tensor]):
-    """Loaded tensors by name, with the `plain` values and the `metadata` of their file."""
+    """Loaded tensors by name, with the `plain` values and the `metadata` of the file."""
 
     def __init__(
         self, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], plain: Mapping[str, Any]
@@ -71,7 +71,7 @@ def save(
 ) -> None:
     """Write tensors by name to a file in the safetensors format, which PyTorch and JAX also read.
 
-    For a Module, its `state()` is written: parameters and buffers by path. Arrays are also saved.
+    For a Module, `state()` is written: parameters and buffers by path. Arrays are also saved.
 
     model = nn.Linear(2, 3)
     save("model.safetensors", model, {"trained on": "digits"})
@@ -90,8 +90,8 @@ def save(
 
     Arguments:
 
-    - `file`: the path. The new file replaces an existing file only when it is complete, keeps its
-      mode, and follows links.
+    - `file`: the path. The new file replaces an existing file only when it is complete. The file
+      mode is preserved, and links are followed.
 
     - `tensors`: a Module, or a dict of the objects above.
 
@@ -100,10 +100,10 @@ def save(
     - `where`: selects the part to save: a pattern for the paths, in which `*` also matches "/", or
       a function of path and tensor, as in `Module.freeze`. Default: everything.
 
-    Tensors are copied from their VM one at a time. A numpy array in a field of a Module is not a
-    part of its state; a UserWarning names it: make it a `nn.buffer(asarray(x))`. Neither is a
-    Module in an object that is not a tree, such as a dataclass or a deque; a `NoEffectWarning`
-    names it.
+    Tensors are copied from the VM one at a time. A numpy array in a field of a Module is not a part
+    of the state; a UserWarning names it: make it a `nn.buffer(asarray(x))`. A Module in an object
+    that is not a tree, such as a dataclass or a deque, is also not saved; a `NoEffectWarning` names
+    it.
 
     Raises `OSError` if the file cannot be written, or is a folder, a pipe or a device;
     `WeightsError` if a tensor is c128, which the format does not support, or a name is not a str;
@@ -195,8 +195,8 @@ def load(
     """Load the tensors of a safetensors or GGUF file by name into the current arena.
 
     `metadata` of the result contains the metadata of the file. For a GGUF file, `plain` contains
-    its metadata, and low-bit blocks stay quantized: `x` contains the elements, and `x.scale` the
-    scales for `quantized_matmul`.
+    the metadata of the file, and low-bit blocks stay quantized: `x` contains the elements, and
+    `x.scale` the scales for `quantized_matmul`.
 
     tensors = load("model.safetensors")
     tensors["kernel"], tensors.metadata
@@ -206,9 +206,9 @@ def load(
 
     - `file`: the path.
 
-    - `into`: a Module to whose parameters and buffers the tensors are written, by the paths of its
-      `state()`; the Module is returned. A dict in the form that `save` accepts is restored
-      likewise; its numbers, strings and arrays are replaced. Default: None, which returns new
+    - `into`: a Module. The tensors are written to the parameters and buffers by the paths of
+      `state()`, and the Module is returned. A dict in the form that `save` accepts is restored
+      likewise; numbers, strings and arrays in it are replaced. Default: None, which returns new
       tensors.
 
     - `rename`: maps each name in the file to the name of the tensor, or to None to skip it:
@@ -307,7 +307,7 @@ def _renamed(names: Iterable[str], rename: Rename | None) -> dict[str, str]:
 
 
 def _arrays_in(objects: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the paths of numpy arrays in Modules, which are not part of their state."""
+    """Yield the paths of numpy arrays in Modules, which are not part of the state."""
     for root, model in objects.items():
         for path, node in named_nodes(model) if isinstance(model, Node) else ():
             values = dict(fields(node, buffers=True))

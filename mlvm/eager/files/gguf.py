@@ -1,7 +1,7 @@
 """GGUF files: metadata, and tensors in low-bit blocks, memory-mapped.
 
 https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. A tensor in blocks becomes two tensors.
-Its name refers to the elements, in a low-bit or 8-bit dtype. Name + `.scale` refers to one scale
+The name refers to the elements, in a low-bit or 8-bit dtype. Name + `.scale` refers to one scale
 per group, or pairs of scale and offset, as for `quantized_matmul`. Nothing is rounded.
 """
 
@@ -26,7 +26,7 @@ MAGIC: Final = b"GGUF"
 SCALE: Final = ".scale"
 _VERSIONS: Final = (2, 3)
 _NUMBERS: Final = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
-"""The formats of numbers in the metadata, by their codes."""
+"""The formats of numbers in the metadata, by code."""
 _TEXT, _LIST = 8, 9
 _DEEPEST: Final = 8  # maximum depth of nested lists
 _ALIGNMENT: Final = "general.alignment"
@@ -121,7 +121,7 @@ _IQ4: Final = np.array(
 )
 """Values of the sixteen codes of IQ4_NL and IQ4_XS."""
 _E2M1: Final = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
-"""Twice the values of the codes of MXFP4; its -0 is 0."""
+"""Twice the values of the codes of MXFP4; the code of -0 has the value 0."""
 
 
 def _iq4_xs(blocks: Array) -> tuple[Array, Array]:
@@ -159,7 +159,7 @@ _FORMATS: Final = {
 
 
 class Entry(NamedTuple):
-    """A tensor's format, its type, and where its bytes begin in the file.
+    """A tensor's format and type, and the file offset of the first byte.
 
     A tensor in a different format, of which `format` is the number, can be skipped, but not
     read."""
@@ -171,7 +171,7 @@ class Entry(NamedTuple):
 
 
 class GgufFile:
-    """The tensors of a file by name, in its order, and its metadata by name, `plain`.
+    """The tensors of a file by name, in file order, and the metadata by name, `plain`.
 
     The file is mapped into memory: only the header is read before a tensor is requested.
 
@@ -228,9 +228,9 @@ class GgufFile:
     metadata: Final[dict[str, str]] = {}
 
     def read(self, name: str, keep_halves: bool = False) -> Array:
-        """Read a tensor, or its scales; f16 and bf16 are converted to f32 unless `keep_halves`.
+        """Read a tensor, or the scales; convert f16 and bf16 to f32 unless `keep_halves`.
 
-        Raises `WeightsError` if its format is not supported."""
+        Raises `WeightsError` if the format is not supported."""
         entry = self._stored.get(name)
         is_scale = entry is None
         if entry is None:

@@ -1,6 +1,6 @@
 """Safetensors files: written atomically, read by memory map.
 
-A file starts with the length of its header as a little-endian u64. The header is JSON in UTF-8,
+A file starts with the header length as a little-endian u64. The header is JSON in UTF-8,
 with each tensor's dtype, shape and offsets, and metadata under `__metadata__`. The bytes of the
 tensors follow, row-major and little-endian, without gaps
 (https://github.com/huggingface/safetensors).
@@ -52,12 +52,12 @@ def _require_no_other(head: bytes) -> None:
         raise WeightsError("it is a saved step or a program: use python -m mlvm run FILE")
     if head.startswith(b"\x89HDF"):
         raise WeightsError("it is HDF5: read it with Keras or h5py, and convert with ml.asarray")
-    if head[:1] == b"\x08" and head[1:2] < b"\x20":  # an ONNX file begins with its version
+    if head[:1] == b"\x08" and head[1:2] < b"\x20":  # an ONNX file begins with a version
         raise WeightsError("it may be an ONNX file: use ml.onnx.load(file)")
 
 
 class Entry(NamedTuple):
-    """A tensor's dtype as stored in the file, its shape, and the start and end of its bytes."""
+    """A tensor's dtype as stored in the file, the shape, and the start and end offsets."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -66,7 +66,7 @@ class Entry(NamedTuple):
 
 
 class WeightsFile:
-    """The tensors of a file by name, in the order of its header, and its metadata.
+    """The tensors of a file by name, in the order of the header, and the metadata.
 
     The file is mapped into memory: only the header is read before a tensor is requested. The mapped
     file does not change while it is read; `write` replaces the file.

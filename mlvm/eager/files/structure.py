@@ -47,9 +47,9 @@ class Structure:
     """Tree of a checkpoint: `tensors` and arrays by path, and `plain` values.
 
     Plain values are numbers, strings, None, and lists and dicts of these. Objects with `state()`
-    and `load_state`, `restore` or `set_state` are represented by their state. Optimizers include
-    their numeric hyperparameters, and the state of their schedules. `ml.random` represents the keys
-    of each VM that has a tensor of the tree, in order, and then the current VM's keys.
+    and `load_state`, `restore` or `set_state` are represented by this state. Optimizers include
+    numeric hyperparameters and the state of schedules. `ml.random` represents the keys of each VM
+    that has a tensor of the tree, in order, and then the current VM's keys.
 
     Raises `DTypeError` if a part is none of these; `PathError` if two parts have the same path.
     """
@@ -118,7 +118,7 @@ class Structure:
 
         Everything is checked before the first write. Raises `PathError` for paths that are missing
         or unknown, `DTypeError` and `ShapeError` for tensors of other types, `StaleTensorError`,
-        and what an object raises when its state is restored.
+        and the errors that an object raises when the state is restored.
         """
         tensors, values = self.selected(where)
         if where is not None:
@@ -150,7 +150,8 @@ class Structure:
     def _load_objects(self, tensors: Values, plain: Values, paths: Set[str]) -> None:
         """Load the selected objects.
 
-        Objects without tensors come first: if one rejects its state, nothing has changed."""
+        Objects without tensors come first: if an object rejects the state, no object has
+        changed."""
         objects = [
             (x, inner)
             for x, inner in self.objects.values()
@@ -197,7 +198,7 @@ def loader_of(part: Any) -> Callable[[Any], object] | None:
 
 
 def _is_keys(part: Any) -> bool:
-    """Return whether the part is `ml.random`, whose state belongs to the VMs."""
+    """Return whether the part is `ml.random`: that state belongs to the VMs."""
     return loader_of(part) is set_state
 
 
@@ -260,7 +261,7 @@ def _own(holder: Any, optimizer: Optimizer) -> Values:
 
 
 def _options_of(holder: Any, optimizer: Optimizer) -> Values:
-    """Return the hyperparameters of the optimizer itself or one of its groups."""
+    """Return the hyperparameters of the optimizer itself or of a group."""
     return {name: x for name, x in vars(holder).items() if name in optimizer._options}
 
 

@@ -77,7 +77,7 @@ def elu(x: Tensor, /, alpha: float = 1.0) -> Tensor:
 def softplus(x: Tensor, /) -> Tensor:
     """Compute log(1 + exp(x)) as `logaddexp(x, 0)`, which does not overflow.
 
-    All its derivatives are correct at 0 (Dugas et al., Incorporating Second-Order Functional
+    All derivatives are correct at 0 (Dugas et al., Incorporating Second-Order Functional
     Knowledge, 2001).
 
     x: [...], integers or floats; the result: [...], the same, or f32 for integers. Raises
@@ -94,7 +94,7 @@ def softplus(x: Tensor, /) -> Tensor:
 def celu(x: Tensor, /, alpha: float = 1.0) -> Tensor:
     """Compute x where x > 0, else alpha (exp(x / alpha) - 1).
 
-    It is an `elu` whose slope is continuous for every alpha (Barron, arXiv 1704.07483).
+    It is an `elu` with a continuous slope for every alpha (Barron, arXiv 1704.07483).
 
     x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats.
 

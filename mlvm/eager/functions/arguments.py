@@ -20,7 +20,7 @@ Ints: TypeAlias = int | Sequence[int]
 
 
 class Span(NamedTuple):
-    """Positions along an axis, like a range whose bounds may be dynamic lengths."""
+    """Positions along an axis, like a range with bounds that may be dynamic lengths."""
 
     start: int
     length: int

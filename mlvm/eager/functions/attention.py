@@ -196,7 +196,7 @@ def rotary_encoding(
     """Rotate pairs of features by angles that grow with the position: f[..., T, D] -> f[..., T, D].
 
     The positions, i[..., T], are 0 .. T - 1 by default. After the rotation, the dot product of a
-    query and a key depends on their distance (Su et al., arXiv 2104.09864).
+    query and a key depends on the distance between the two (Su et al., arXiv 2104.09864).
 
     Features i and i + D / 2 are rotated as a pair, by position base^(-2 i / D). The paper rotates
     adjacent features; the two differ only in the order of the features.

@@ -136,7 +136,7 @@ def _lengths(labels: Sequence[Labels], shapes: Sequence[Shape]) -> dict[str, int
 
 
 class _Term(NamedTuple):
-    """Index of a value, and the labels of its axes.
+    """Index of a value, and the axis labels.
 
     Axes of length 1 that broadcast are omitted."""
 
@@ -145,7 +145,7 @@ class _Term(NamedTuple):
 
 
 Step: TypeAlias = tuple[Callable[..., Tensor], tuple[int, ...]]
-"""Function and the indices of its input values; the operands have the first indices."""
+"""Function and the indices of the input values; the operands have the first indices."""
 
 
 class _Contraction:
@@ -169,7 +169,7 @@ class _Contraction:
         self.add(permute_dims, value, axes=tuple([named.index(label) for label in out]))
 
     def add(self, fn: Callable[..., Tensor], *values: int, **keywords: Any) -> int:
-        """Append a step, and return the index of its value."""
+        """Append a step, and return the index of the new value."""
         self.steps.append((partial(fn, **keywords), values))
         return self.noperands + len(self.steps) - 1
 
@@ -180,7 +180,7 @@ class _Contraction:
         return self.add(reshape, value, shape=tuple([self.lengths[label] for label in labels]))
 
     def without_diagonals(self, term: _Term, shape: Shape) -> _Term:
-        """Reduce the term to its diagonals: each label occurs once, and no axis broadcasts."""
+        """Reduce the term to diagonals: each label occurs once, and no axis broadcasts."""
         x, labels = term
         whole = [label for label, n in zip(labels, shape, strict=True) if n == self.lengths[label]]
         if len(whole) < len(labels):

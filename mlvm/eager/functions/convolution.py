@@ -247,8 +247,7 @@ def _conv(
     alone = (*window,) == stride and groups == 1 and not any(map(any, sides))
     alone = alone and (max(stride) == 1 or (len(window) == 2 and max(dilation) == 1))
     if alone and x.dtype is kernel.dtype is bf16 and _has_places(x, kernel):
-        # non-overlapping windows are rows of a matrix; matrix products of bf16 have their own
-        # kernels
+        # non-overlapping windows are rows of a matrix; matrix products of bf16 have special kernels
         if max(stride) > 1:
             x = _rows(x, *stride)
         return op.matmul(x, reshape(kernel, (math.prod(window) * inputs, outputs)))
@@ -332,7 +331,7 @@ def transpose(
     windows = _spread(x, kernel, groups)
     if len(window) == 2:
         return op.unpatches(windows, shape=shape, **places)
-    # each depth of a volume is processed as an image; its windows' depths are channels until the
+    # each depth of a volume is processed as an image; the depths of a window are channels until the
     # sum
     (n, depth, *image, _), (_, *size, channels) = x.shape, shape
     windows = reshape(windows, (n * depth, *image, *window, channels))

@@ -2,7 +2,7 @@
 
 Signatures follow the Python Array API standard (2025.12). The default dtypes are i64, bool,
 and the float dtype that `set_default_dtype` sets (initially f32). A dtype may be given as a
-`DType`, its name, or any object that numpy accepts as a dtype.
+`DType`, a name, or any object that numpy accepts as a dtype.
 """
 
 from __future__ import annotations
@@ -90,10 +90,10 @@ def asarray(
       True. Everything else is copied, or rejected if `copy` is False.
 
     - Python numbers and nested lists of them become bool, i64, f32 or c64; after
-      `set_default_dtype(float64)` f64 or c128. Tensors in nested lists are joined, and their dtypes
+      `set_default_dtype(float64)` f64 or c128. Tensors in nested lists are joined, and the dtypes
       promote, as do the dtypes of numpy scalars and arrays in lists.
 
-    - Numpy arrays, and objects with `__array__`, `__dlpack__` or a buffer, keep their dtype,
+    - Numpy arrays, and objects with `__array__`, `__dlpack__` or a buffer, keep the dtype,
       including the bfloat16 of ml_dtypes and PyTorch. For a PyTorch tensor that requires a
       gradient, only the value is used.
 
@@ -171,7 +171,7 @@ def full(
     The result: [*shape]. Without a dtype, it is f32, i64 or bool, depending on the number. Raises
     `ShapeError` if a length is negative, or `fill_value` is a tensor but not a scalar; `DTypeError`
     if the value is of a higher kind than the dtype, such as 1.5 for integers; `OperandValueError`
-    if an int is out of its range.
+    if an int is out of range for the dtype.
 
         >>> ml.full((2, 2), 7.0)
         Tensor([[7., 7.],
@@ -197,7 +197,7 @@ def _filled(shape: Ints, fill_value: Scalar | Tensor, dtype: object, device: Dev
     if isinstance(fill_value, Tensor):
         return op.full(asarray(fill_value, dtype=target), shape=lengths)
     value = fill_value.item() if isinstance(fill_value, np.generic) else fill_value
-    kind = scalar_kind(value.__class__)  # for a `Number`, the kind of its value
+    kind = scalar_kind(value.__class__)  # for a `Number`, the kind of the value
     if kind is None:
         raise DTypeError(f"expected fill_value as a number or scalar tensor, got {kind_of(value)}")
     target = target or default_of(kind)
@@ -308,7 +308,7 @@ def full_like(
 
 @public
 def zeros_like(x: Tensor, /, dtype: object = None, *, device: Device = None) -> Tensor:
-    """Return zeros with the shape of x, and by default its dtype and VM.
+    """Return zeros with the shape of x, and by default the same dtype and VM.
 
     x: [...], and so is the result. Raises `DTypeError` if the dtype is unknown.
 
@@ -323,7 +323,7 @@ def zeros_like(x: Tensor, /, dtype: object = None, *, device: Device = None) -> 
 
 @public
 def ones_like(x: Tensor, /, dtype: object = None, *, device: Device = None) -> Tensor:
-    """Return ones with the shape of x, and by default its dtype and VM.
+    """Return ones with the shape of x, and by default the same dtype and VM.
 
     x: [...], and so is the result. Raises `DTypeError` if the dtype is unknown.
 

@@ -49,7 +49,7 @@ def sinc(x: Tensor, /) -> Tensor:
 @public
 @through_f32
 def cbrt(x: Tensor, /) -> Tensor:
-    """Compute the real cube root, also for negative numbers; its slope at 0 is inf.
+    """Compute the real cube root, also for negative numbers; the slope at 0 is inf.
 
     x: [...], floats, integers as f32, and so is the result. Raises `DTypeError` if x is bool or
     complex.
@@ -249,7 +249,7 @@ def complex(x: Operand, y: Operand, /) -> Tensor:
 
 @public
 def view_as_complex(x: Tensor, /) -> Tensor:
-    """Return the complex numbers whose real and imaginary parts are the pairs in the last axis.
+    """Return complex numbers; the last axis of x contains pairs of real and imaginary parts.
 
     x: f32[..., 2] or f64[..., 2] -> c[...]. Raises `ShapeError` if the length of the last axis is
     not 2; `DTypeError` if x has a different dtype.
@@ -287,7 +287,7 @@ def view(x: Tensor, dtype: object, /) -> Tensor:
     """Return a copy of the bytes of x as elements of a different dtype.
 
     If the element size differs, the length of the last axis changes. Gradients flow between complex
-    numbers and their parts.
+    numbers and the parts.
 
     x: [..., n], any dtype but bool -> [..., m] in `dtype`. Raises `ShapeError` if the bytes of the
     last axis are not a whole number of elements; `DTypeError` if the dtype is unknown or bool.

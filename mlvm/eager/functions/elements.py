@@ -67,14 +67,14 @@ def _finite(x: Tensor) -> Tensor:
 
 @public
 def astype(x: Tensor, dtype: object, /, *, copy: bool = True, device: Device = None) -> Tensor:
-    """Convert x to a different dtype, on its VM or on `device`.
+    """Convert x to a different dtype, on the same VM or on `device`.
 
     Floats are truncated to integers. Floats out of range become the nearest integer, and nan
     becomes 0. Nonzero elements become True in bool. A tensor that already has the dtype is never
     copied, regardless of `copy`: an update of one tensor does not change the other.
 
     x: [...], and so is the result. Raises `DTypeError` if the dtype is unknown, or complex numbers
-    would lose their imaginary parts.
+    would lose the imaginary parts.
 
         >>> ml.astype(ml.asarray([1.7, -1.7]), ml.int64)
         Tensor([ 1, -1], i64[2])
@@ -410,7 +410,7 @@ def unravel_index(indices: Tensor, /, shape: Sequence[int]) -> tuple[Tensor, ...
 
 
 def _outside(shape: Sequence[int], error: PositionError) -> None:
-    """Name the invalid elements, whose index along the first axis is known."""
+    """Name the invalid elements, given the index along the first axis."""
     stride = math.prod(shape[1:])
     start = numbers_in(error)[0] * stride
     named = f"element {start}" if stride == 1 else f"an element of {start} to {start + stride - 1}"

@@ -166,7 +166,7 @@ def ifftn(
 def rfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
     """Return the first n // 2 + 1 elements of the `fft` of n real numbers, which are complex.
 
-    The remaining elements are their conjugates in reverse order.
+    The remaining elements are the conjugates of these in reverse order.
 
     x: [..., m], any dtype but complex -> c[..., n // 2 + 1], where n is m unless given. Raises
     `AxisError` if x has no such axis; `ShapeError` if there is no element along it;
@@ -264,7 +264,7 @@ def irfftn(
 
 @public
 def hfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
-    """Transform a Hermitian-symmetric signal, given by its first half x, to n real elements.
+    """Transform a Hermitian-symmetric signal, given by the first half x, to n real elements.
 
     The default of n is 2 (m - 1) for m elements of x.
 

@@ -52,7 +52,7 @@ def through_f32(fn: Callable[P, R]) -> Callable[P, R]:
 
 
 def of_products(fn: Callable[P, R]) -> Callable[P, R]:
-    """Wrap a function so that `autocast` casts its operands like those of a matrix product."""
+    """Wrap a function so that `autocast` casts the operands like those of a matrix product."""
 
     @wraps(fn)
     def function(*args: P.args, **keywords: P.kwargs) -> R:

@@ -144,7 +144,7 @@ def _taps_of(
 def _counts(
     places: tuple[int, ...], size: Ints | None, scale: float | Sequence[float] | None
 ) -> tuple[tuple[int, ...], list[float]]:
-    """Return the length of the result along each axis, and the step in x between its positions."""
+    """Return the result length along each axis, and the step in x between result positions."""
     axes = len(places)
     if (size is None) == (scale is None):
         raise ArgumentError("expected exactly one of size and scale")
@@ -161,7 +161,7 @@ def _counts(
 
 
 def _taps(first: Any, t: Any, mode: str) -> list[tuple[Any, Any]]:
-    """Return the positions to interpolate at offset t after `first`, and their weights."""
+    """Return the positions to interpolate at offset t after `first`, and the weights."""
     if mode in _LINEAR:
         return [(first, 1.0 - t), (first + 1.0, t)]
     weights = _far(t + 1.0), _near(t), _near(1.0 - t), _far(2.0 - t)
@@ -259,7 +259,7 @@ def grid_sample(
 
 
 def _tap(place: Tensor, weight: Tensor | None, n: int) -> tuple[Tensor, Tensor]:
-    """Return an index in 0 .. n - 1 and its weight, which is 0 for a position outside."""
+    """Return an index in 0 .. n - 1 and the weight, which is 0 for a position outside."""
     last = float(n - 1)
     inside = op.logical_and(op.greater_equal(place, 0.0), op.less_equal(place, last))
     full = op.astype(inside, dtype=place.dtype)
@@ -268,7 +268,7 @@ def _tap(place: Tensor, weight: Tensor | None, n: int) -> tuple[Tensor, Tensor]:
 
 
 def _reflected(at: Tensor, n: int, align_corners: bool) -> Tensor:
-    """Reflect a position outside of the image at its edges."""
+    """Reflect a position outside of the image at the edges."""
     low, span = (0.0, float(n - 1)) if align_corners else (-0.5, float(n))
     if span == 0.0:
         return at * 0.0
@@ -310,7 +310,7 @@ def pixel_unshuffle(x: Tensor, factor: int, /) -> Tensor:
     """Rearrange pixels to channels, the inverse of `pixel_shuffle`.
 
     x: [N, H r, W r, C] -> [N, H, W, C r^2] for a factor r, any dtype. Raises `ShapeError` if x does
-    not have 4 axes, or its height or width is not a multiple of r; `ArgumentError` if the factor is
+    not have 4 axes, or the height or width is not a multiple of r; `ArgumentError` if the factor is
     below 1.
 
         >>> ml.pixel_unshuffle(ml.reshape(ml.arange(4), (1, 2, 2, 1)), 2)[0, 0, 0]

@@ -4,9 +4,9 @@ A key consists of integers, slices, `...`, None, integer tensors and boolean mas
 may be arrays and lists on a VM of this process. `x.at[key].add(values)` accepts the same keys,
 returns a new tensor, and accumulates all values for one element.
 
-A key is translated to a `slice` for its integers and slices, a `take` for its tensors, and a
-reshape, which does not copy. An assignment is translated to a `slice_set`, an `index_set`, or for a
-mask to a `where` or `mask_set`; these write to x. The gradients follow from these ops.
+A key is translated to a `slice` for integers and slices, a `take` for tensors, and a reshape, which
+does not copy. An assignment is translated to a `slice_set`, an `index_set`, or for a mask to a
+`where` or `mask_set`; these write to x. The gradients follow from these ops.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def getitem(x: Tensor, key: Any) -> Tensor:
     """Return `x[key]`.
 
     A single mask tensor selects elements by `boolean_index`. Any other mask is replaced by the
-    positions where it is True: one index tensor for each of its axes.
+    positions where it is True: one index tensor for each axis of the mask.
 
     Raises `IndexingError` if an index is out of range or has an invalid type, and for too many
     indices; `PositionError` if a value of an index tensor is out of range; `MaskError` if the shape
@@ -277,10 +277,10 @@ def _flat(lengths: list[int], indices: list[Tensor]) -> Tensor:
 def setitem(x: Tensor, key: Any, values: Any) -> None:
     """Assign `x[key] = values`: update x in place, for all keys that `x[key]` accepts.
 
-    Only x changes. The values broadcast to `x[key]`, and are cast to its dtype if they are of the
-    same kind (`is_same_kind`). If several values are assigned to one element, the last in row-major
-    order is kept, and the other values get no gradient. A mask that selects n elements accepts n
-    values, or 1.
+    Only x changes. The values broadcast to `x[key]`, and are cast to the dtype of x if they are of
+    the same kind (`is_same_kind`). If several values are assigned to one element, the last in
+    row-major order is kept, and the other values get no gradient. A mask that selects n elements
+    accepts n values, or 1.
 
     Raises what `x[key]` raises; `DTypeError` if the values are of a different kind; `ShapeError` if
     they do not broadcast; `OperandValueError` if a mask selects a different number of elements.
@@ -476,7 +476,8 @@ Combine: TypeAlias = Literal["multiply", "minimum", "maximum"]
 def scatter_add(x: Tensor, indices: Any, updates: Any, /) -> Tensor:
     """Add `updates` to x[indices], like `x.at[indices].add(updates)`; return a new tensor.
 
-    If an element is selected several times, all of its updates are added, in row-major order.
+    If an element is selected several times, all updates of the element are added, in row-major
+    order.
 
     x: [...], any dtype but bool; indices: a key of x[...]; updates: any shape that broadcasts to
     x[indices], and a dtype that promotes to the dtype of x -> [...]. Raises `IndexingError` if the
@@ -557,12 +558,12 @@ class Places:
 
     @hinted
     def min(self, values: object) -> Tensor:
-        """Return x with each of these elements replaced by the minimum of it and its values."""
+        """Return x with each of these elements replaced by the minimum of element and values."""
         return self._combined("min", "minimum", values)
 
     @hinted
     def max(self, values: object) -> Tensor:
-        """Return x with each of these elements replaced by the maximum of it and its values."""
+        """Return x with each of these elements replaced by the maximum of element and values."""
         return self._combined("max", "maximum", values)
 
     def _combined(self, name: str, by: Combine | Literal["add"], values: object) -> Tensor:
@@ -576,7 +577,7 @@ class Places:
 
 
 def _combined_at(by: Combine | Literal["add"], x: Tensor, key: Any, updates: Any) -> Tensor:
-    """Combine each element that the key selects with all of its updates."""
+    """Combine each element that the key selects with all updates of the element."""
     combine = getattr(op, by)
     keys = key if isinstance(key, tuple) else (key,)
     items = [_item(each) for each in keys]
@@ -612,7 +613,7 @@ def _delitem(x: Tensor, key: object) -> NoReturn:
 
 
 def _setitem_and_warn(x: Tensor, key: Any, values: Any) -> None:
-    """Assign like `setitem`, with the warnings that the extension issues in its slot."""
+    """Assign like `setitem`, with the warnings that the extension issues."""
     references = sys.getrefcount(x)
     setitem(x, key, values)
     frame = sys._getframe(1)

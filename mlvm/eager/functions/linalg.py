@@ -585,7 +585,7 @@ def det(x: Tensor, /) -> Tensor:
 
 @public
 def slogdet(x: Tensor, /) -> SlogdetResult:
-    """Return the sign of the determinant and the logarithm of its absolute value.
+    """Return the sign and the logarithm of the absolute value of the determinant.
 
     The logarithm neither overflows nor underflows. The sign is a complex phase for complex x. A
     singular matrix has sign 0 and logarithm -inf.
@@ -691,7 +691,7 @@ def eigh(x: Tensor, /) -> EighResult:
 
 @public
 def eigvalsh(x: Tensor, /) -> Tensor:
-    """Return only the eigenvalues of `eigh`; their gradient exists even where they are equal.
+    """Return only the eigenvalues of `eigh`; the gradient exists even where they are equal.
 
     x: [..., n, n], any dtype, integers and bools as f32 -> f[..., n]. Raises what `linalg.eigh`
     raises.
@@ -760,7 +760,7 @@ def svd(x: Tensor, /, full_matrices: bool = True) -> SVDResult:
 
 @public
 def svdvals(x: Tensor, /) -> Tensor:
-    """Return only the singular values of `svd`; their gradient exists even where they are equal.
+    """Return only the singular values of `svd`; the gradient exists even where they are equal.
 
     x: [..., m, n], any dtype, integers and bools as f32 -> f[..., min(m, n)]. Raises what
     `linalg.svd` raises.

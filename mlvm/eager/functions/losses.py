@@ -278,9 +278,9 @@ def softmax_cross_entropy(
     loss is -sum(t log_softmax(logits)). With `label_smoothing` s, the target is (1 - s) for the
     label plus s / K for each class (Szegedy et al., arXiv 1512.00567).
 
-    The term of a class is multiplied by its `weight`. With class numbers, the mean is a weighted
-    mean over the labels that are not ignored, as in PyTorch, and nan if there are none. With
-    distributions, it is the mean over all of them.
+    The term of a class is multiplied by the class's `weight`. With class numbers, the mean is a
+    weighted mean over the labels that are not ignored, as in PyTorch, and nan if there are none.
+    With distributions, it is the mean over all of them.
 
     logits: f[..., K], labels: i[...] or f[..., K], weight: f[K] -> f[...], or f[] with "mean" or
     "sum". Raises `OperandValueError` if a label is not a class number; `ShapeError` unless class

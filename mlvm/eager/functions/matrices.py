@@ -1,4 +1,4 @@
-"""Helpers of `linalg`, `fft` and their gradient rules.
+"""Helpers of `linalg`, `fft` and the gradient rules for these.
 
 An op with several results packs them along one last axis, as `core.ops.decompositions` defines;
 `cut` unpacks them.

@@ -160,7 +160,7 @@ def _one_tuple(args: tuple[Any, ...]) -> Any:
 
 
 class _OfOp:
-    """Method of an op, created at its first access."""
+    """Method of an op, created at the first access."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -207,7 +207,7 @@ def _transposed(x: Tensor) -> Tensor:
 
 
 def _by_template(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Return a getter that calls the function by its template, if there is one."""
+    """Return a getter that calls the function by a template, if one exists."""
 
     @wraps(function)
     def getter(x: Tensor) -> Tensor:

@@ -53,14 +53,14 @@ def embedding_bag(
     mode: Reduction = "mean",
     weights: Tensor | None = None,
 ) -> Tensor:
-    """Reduce the rows of `embedding` that each bag of indices selects to their sum, mean or max.
+    """Reduce the rows of `embedding` that each bag of indices selects to a sum, mean or max.
 
     The result for an empty bag is 0. In a sum or mean, rows are multiplied by `weights`, which have
     the shape of the indices; a mean divides by the number of rows.
 
     embedding: f[n, features]; indices: i[..., L], bags of length L -> f[..., features]. Bags of
-    different lengths are passed as consecutive indices i[L], with `offsets` i[B] of their starts in
-    ascending order -> f[B, features]. Indices before the first offset do not belong to any bag.
+    different lengths are passed as consecutive indices i[L], with the start offsets `offsets` i[B]
+    in ascending order -> f[B, features]. Indices before the first offset do not belong to any bag.
 
     Raises `ShapeError` if the shapes do not fit; `PositionError` if an index is out of range;
     `ArgumentError` if the mode is unknown, a max has weights, or a max has offsets; `DTypeError`

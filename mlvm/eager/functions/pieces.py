@@ -35,9 +35,9 @@ def array_split(x: Tensor, indices_or_sections: Ints, axis: int = 0) -> list[Ten
 
     Longer sections come first.
 
-    x: [n, ...] -> tensors [..., ...] along axis 0, whose lengths differ by at most 1 for a number
-    of sections. Raises `ArgumentError` for less than one section or very many; `AxisError` if
-    x has no such axis.
+    x: [n, ...] -> tensors [..., ...] along axis 0. For a number of sections, the lengths differ by
+    at most 1. Raises `ArgumentError` for less than one section or very many; `AxisError` if x has
+    no such axis.
 
         >>> ml.array_split(ml.arange(5), 2)
         [Tensor([0, 1, 2], i64[3]), Tensor([3, 4], i64[2])]
@@ -58,7 +58,7 @@ def array_split(x: Tensor, indices_or_sections: Ints, axis: int = 0) -> list[Ten
 
 @public
 def hsplit(x: Tensor, indices_or_sections: Ints) -> list[Tensor]:
-    """Split x along its second axis like `split`; a vector is split along its only axis.
+    """Split x along the second axis like `split`; a vector is split along the only axis.
 
     x: [m, n, ...] -> [m, n / sections, ...] each. Raises `ShapeError` if x has no dimension, or the
     length does not divide into equal sections.
@@ -75,7 +75,7 @@ def hsplit(x: Tensor, indices_or_sections: Ints) -> list[Tensor]:
 
 @public
 def vsplit(x: Tensor, indices_or_sections: Ints) -> list[Tensor]:
-    """Split x along its first axis, like `split`.
+    """Split x along the first axis, like `split`.
 
     x: [m, n, ...] -> [m / sections, n, ...] each. Raises `ShapeError` if x has fewer than two
     dimensions, or the length does not divide into equal sections.
@@ -92,7 +92,7 @@ def vsplit(x: Tensor, indices_or_sections: Ints) -> list[Tensor]:
 
 @public
 def dsplit(x: Tensor, indices_or_sections: Ints) -> list[Tensor]:
-    """Split x along its third axis, like `split`.
+    """Split x along the third axis, like `split`.
 
     x: [m, n, k, ...] -> [m, n, k / sections, ...] each. Raises `ShapeError` if x has fewer than
     three dimensions, or the length does not divide into equal sections.
@@ -191,7 +191,7 @@ def _joined(arrays: Iterable[Tensor]) -> tuple[Tensor, ...]:
 def column_stack(arrays: Iterable[Tensor], /) -> Tensor:
     """Join vectors as the columns of a matrix.
 
-    Operands with more dimensions are joined along their second axis.
+    Operands with more dimensions are joined along the second axis.
 
     The tensors: [n] or [n, k, ...]; the result: [n, columns, ...]. Raises `ShapeError` if the
     shapes do not fit, or there are no tensors; `DTypeError` if the dtypes do not promote.
@@ -209,7 +209,7 @@ def column_stack(arrays: Iterable[Tensor], /) -> Tensor:
 
 @public
 def dstack(arrays: Iterable[Tensor], /) -> Tensor:
-    """Join operands along their third axis, after `atleast_3d`.
+    """Join operands along the third axis, after `atleast_3d`.
 
     The tensors have one shape except along that axis, and so has the result. Raises `ShapeError` if
     the shapes do not fit, or there are no tensors; `DTypeError` if the dtypes do not promote.
@@ -282,7 +282,7 @@ def delete(x: Tensor, index: Any, axis: int | None = None) -> Tensor:
 
 @public
 def diag_embed(x: Tensor, offset: int = 0) -> Tensor:
-    """Return matrices whose diagonals are the vectors in the last axis of x.
+    """Return matrices with the vectors in the last axis of x as diagonals.
 
     A positive `offset` selects a diagonal above the main diagonal.
 

@@ -328,7 +328,7 @@ def adaptive_max_pool(x: Tensor, size: Ints) -> Tensor:
 
 
 class _Windows(NamedTuple):
-    """Windows over the positions of an input: their shape and their geometry.
+    """Windows over the positions of an input: shape and geometry.
 
     It includes the padding that `ceil_mode` adds at the end of each axis."""
 

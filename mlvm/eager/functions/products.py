@@ -20,7 +20,7 @@ from mlvm.eager.tensor.wrapper import public
 def dot(x: Tensor, y: Tensor, /) -> Tensor:
     """Sum products over the last axis of x and the second-to-last axis of y, as in numpy.
 
-    If y is a vector, its only axis is used. Two vectors result in a number, two matrices in
+    If y is a vector, the only axis is used. Two vectors result in a number, two matrices in
     `matmul`, and a number in the elementwise product.
 
     x: [..., k], y: [k] or [..., k, n], any dtype but bool -> [..., ..., n]. Raises `ShapeError` if
@@ -94,7 +94,7 @@ def cdist(x1: Tensor, x2: Tensor, /, p: float = 2.0) -> Tensor:
     A distance is the `linalg.vector_norm` of order p of a difference; all differences are stored in
     memory. The gradient between equal rows is 0.
 
-    x1: [..., m, d], x2: [..., n, d], floats, integers as f32; their batch axes broadcast -> f[...,
+    x1: [..., m, d], x2: [..., n, d], floats, integers as f32; the batch axes broadcast -> f[...,
     m, n]. Raises `ShapeError` if the rows have different lengths; `DTypeError` if an operand is
     bool or the dtypes do not promote; `ArgumentError` unless p is a number >= 0.
 
@@ -163,7 +163,7 @@ def trace(
 
 @public
 def diag(x: Tensor, k: int = 0) -> Tensor:
-    """Return a matrix with a vector as its k-th diagonal, or the k-th diagonal of a matrix.
+    """Return a matrix with a vector as the k-th diagonal, or the k-th diagonal of a matrix.
 
     Diagonals above the main diagonal have positive k.
 

@@ -34,7 +34,7 @@ def require_quantized(dtype: object) -> DType:
 def quantize_groups(
     x: Tensor, dtype: object = i8, *, group: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Quantize x by groups along its last axis; return the quantized numbers and the scale.
+    """Quantize x by groups along the last axis; return the quantized numbers and the scale.
 
     `dequantize`, `quantized_matmul` and `dequantize_rows` accept both. A group has `group`
     elements, by default a whole row.
@@ -153,7 +153,7 @@ def dequantize_linear(
 
 @public
 def dynamic_quantize_linear(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Quantize x to u8, with the scale and zero point of its range: ONNX's DynamicQuantizeLinear.
+    """Quantize x to u8, with scale and zero point from the range of x: ONNX DynamicQuantizeLinear.
 
     Return the numbers, the scale f32[] and the zero point u8[]. The range includes 0; the scale of
     zeros is 1.

@@ -149,7 +149,7 @@ class _Global:
     def warn(self) -> None:
         """Warn once if a draw uses an unseeded state although a different VM was seeded."""
         self.is_seeded = True
-        if type(self.state.arena.vm).__name__ == "DryVM":  # its draws have no values
+        if type(self.state.arena.vm).__name__ == "DryVM":  # draws of a dry VM have no values
             return
         warn_at(
             user_line(),
@@ -163,8 +163,8 @@ class _Global:
 class _Process:
     """Seed of all VMs of this process.
 
-    `number` counts its changes, `all` contains the state of each VM, and `alone` is the name of a
-    VM that was seeded separately."""
+    `number` counts changes, `all` contains the state of each VM, and `alone` is the name of a VM
+    that was seeded separately."""
 
     def __init__(self) -> None:
         self.lock = new_lock()
@@ -175,7 +175,7 @@ class _Process:
     def start(self, number: int, seed: int) -> None:
         """Set the keys of all VMs, including VMs that are created later, from that seed.
 
-        If this fails for a VM, it is skipped: its next draw warns."""
+        If this fails for a VM, it is skipped: the next draw on the VM warns."""
         with self.lock:
             self.number, self.seed, states = number, seed, [*self.all]
         _draw_in_c()
@@ -240,7 +240,7 @@ def keys_from(source: Callable[[], Tensor] | None) -> AbstractContextManager[Non
 
 
 class _SavingSource:
-    """Key source of a captured function that saves the state before its first key."""
+    """Key source of a captured function that saves the state before the first key."""
 
     def __init__(self, around: _SavingSource | None, saved: list[Tensor], before: Tensor) -> None:
         self._around, self._saved, self._before = around, saved, before
@@ -500,7 +500,7 @@ def randint(
 ) -> Tensor:
     """Draw integers low <= i < high, each with exactly the same probability.
 
-    `low` and `high` are keyword arguments, because libraries disagree about their positions.
+    `low` and `high` are keyword arguments, because libraries disagree about the argument order.
 
     The result: i[*shape]. Raises `ArgumentError` unless low < high and the dtype holds both;
     `ShapeError` if a length is negative or `key` is not a u64[2]; `DTypeError` if `dtype` is not an
@@ -838,9 +838,9 @@ def beta(
 def dirichlet(
     alpha: Tensor, shape: Ints | None = None, *, key: Tensor | None = None, dtype: object = None
 ) -> Tensor:
-    """Draw vectors from the Dirichlet distribution: positive numbers whose sum is 1.
+    """Draw vectors from the Dirichlet distribution: positive numbers with the sum 1.
 
-    `alpha` contains the parameters along its last axis, and broadcasts to [*shape, n]. It has no
+    `alpha` contains the parameters along the last axis, and broadcasts to [*shape, n]. It has no
     gradient.
 
     alpha: f[..., n] -> f[*shape, n], without a shape [..., n]. Raises what `gamma` raises.

@@ -108,7 +108,7 @@ def squeeze(x: Tensor, /, axis: Axis = None) -> Tensor:
 def permute_dims(x: Tensor, /, axes: Sequence[int] | None = None) -> Tensor:
     """Reorder the axes of x: axis i of the result is axis axes[i] of x. None reverses the axes.
 
-    The result shares memory with x if the axes longer than 1 keep their order.
+    The result shares memory with x if the order of the axes longer than 1 does not change.
 
     x: [n, m] -> [m, n] for axes (1, 0). Raises `AxisError` if x has no such axis or an axis
     occurs twice; `ArgumentError` unless `axes` contains all axes.
@@ -260,9 +260,9 @@ def broadcast_shapes(*shapes: Ints) -> Shape:
 
 @public
 def broadcast_arrays(*arrays: Tensor) -> tuple[Tensor, ...]:
-    """Broadcast the tensors to their common shape.
+    """Broadcast the tensors to a common shape.
 
-    Each result: [...], the dtype of its tensor. Raises `ShapeError` if the shapes do not broadcast.
+    Each result: [...], the dtype of the tensor. Raises `ShapeError` if the shapes do not broadcast.
 
         >>> [x.shape for x in ml.broadcast_arrays(ml.zeros((2, 1)), ml.zeros(3))]
         [(2, 3), (2, 3)]
@@ -365,7 +365,7 @@ def _operands(arrays: Iterable[Tensor]) -> tuple[Tensor, ...]:
 
 @public
 def vstack(arrays: Iterable[Tensor], /) -> Tensor:
-    """Join the tensors along their first axis; vectors become rows.
+    """Join the tensors along the first axis; vectors become rows.
 
     The tensors: shape [n] for all, or [..., *rest]; the result: [k, n] for k vectors, else [...,
     *rest]. Raises `ShapeError` if the shapes do not fit, or there are no tensors; `DTypeError` if
@@ -383,7 +383,7 @@ def vstack(arrays: Iterable[Tensor], /) -> Tensor:
 
 @public
 def hstack(arrays: Iterable[Tensor], /) -> Tensor:
-    """Join the tensors along their second axis; vectors are joined along their only axis.
+    """Join the tensors along the second axis; vectors are joined along the only axis.
 
     The tensors have the same shape except along that axis, and so does the result. Raises
     `ShapeError` if the shapes do not fit, or there are no tensors; `DTypeError` if the dtypes do
@@ -429,7 +429,7 @@ def split(x: Tensor, indices_or_sections: Ints, axis: int = 0) -> list[Tensor]:
 
 @public
 def unstack(x: Tensor, /, axis: int = 0) -> tuple[Tensor, ...]:
-    """Split x into its slices along `axis`, without that axis.
+    """Split x into slices along `axis`, without that axis.
 
     x: [n, ...] -> n tensors [...] along axis 0. Raises `AxisError` if x has no such axis.
 
@@ -483,7 +483,7 @@ def tile(x: Tensor, repetitions: Ints, /) -> Tensor:
 def repeat(x: Tensor, repeats: Ints | Tensor, /, axis: int | None = None) -> Tensor:
     """Repeat each element `repeats` times consecutively along `axis` (None: flattened first).
 
-    `repeats` may be a vector of integers, one per position along the axis. Its values are read,
+    `repeats` may be a vector of integers, one per position along the axis. The values are read,
     because they determine the shape.
 
     x: [n, ...] -> [n repeats, ...] along axis 0. Raises `ShapeError` if `repeats` is a vector of a
@@ -620,7 +620,7 @@ def _one_integer(x: Tensor, what: str) -> Tensor:
 
 
 def _triangle(x: Tensor, k: Tensor, *, below: bool) -> Tensor:
-    """Keep the elements on and below, or on and above, a diagonal whose number is a tensor."""
+    """Keep the elements on and below, or on and above, a diagonal with a tensor as its number."""
     last = _one_integer(k, "k")
     if x.ndim < 2:
         raise ShapeError(f"expected matrices, in 2 dimensions or more, got {x.ndim}")
@@ -667,7 +667,7 @@ Border: TypeAlias = Literal["constant", "edge", "reflect", "symmetric", "wrap"]
 def pad(
     x: Tensor, /, widths: int | Sequence[Any], value: complex = 0.0, *, mode: Border = "constant"
 ) -> Tensor:
-    """Pad x with `value`, or with its own elements.
+    """Pad x with `value`, or with elements of x.
 
     `widths` is one int for all sides, a pair (before, after) for all axes, or one pair per axis. A
     negative width removes elements from that side.
@@ -724,7 +724,7 @@ def _cropped(x: Tensor, pairs: tuple[Pair, ...]) -> Tensor:
 
 
 def _bordered(x: Tensor, pairs: tuple[Pair, ...], mode: Border) -> Tensor:
-    """Pad x with its own elements, by a pattern of positions along each axis."""
+    """Pad x with elements of x, by a pattern of positions along each axis."""
     if mode not in get_args(Border):
         raise ArgumentError(f"expected mode {', '.join(get_args(Border))}, got {brief(mode)}")
     inferred(one_op("pad", widths=pairs), x)  # rejects invalid widths

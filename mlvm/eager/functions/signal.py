@@ -1,4 +1,4 @@
-"""Short-time Fourier transforms, their inverse, and windows.
+"""Short-time Fourier transforms, the inverse transform, and windows.
 
 `stft` and `istft` have the semantics and arguments of PyTorch: a frame consists of `n_fft` samples
 times the window, and starts `hop_length` samples after the previous frame. The windows have numpy's
@@ -137,7 +137,7 @@ def istft(
     normalized: bool = False,
     length: int | None = None,
 ) -> Tensor:
-    """Reconstruct the signal whose frames have these spectra, or the nearest such signal.
+    """Reconstruct the signal from the spectra of frames, or the nearest signal if none matches.
 
     The nearest signal has the smallest mean squared difference (Griffin and Lim, Signal estimation
     from modified short-time Fourier transform, 1984). The frames times the window are added and
@@ -268,7 +268,7 @@ def correlate(x: Tensor, y: Tensor, /, mode: Mode = "valid") -> Tensor:
 def _sums_of_products(x: Tensor, y: Tensor, mode: Mode, first: int) -> Tensor:
     """Convolve vectors; `first` is the index at which "same" begins.
 
-    The products are arranged as a matrix whose columns are summed; floats use a convolution of
+    The products are arranged as a matrix, and the columns are summed; floats use a convolution of
     sequences."""
     require("numeric", type_of(x), type_of(y))
     if mode not in get_args(Mode):

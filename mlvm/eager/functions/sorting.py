@@ -74,7 +74,7 @@ def argsort(
 ) -> Tensor:
     """Return the positions (i64) along `axis` of the elements in the order of `sort`.
 
-    Equal elements keep their order, so the sort is always stable.
+    The sort is always stable: equal elements are not reordered.
 
     x: [...] -> i64[...]. Raises what `sort` raises.
 
@@ -87,10 +87,10 @@ def argsort(
 
 @public
 def topk(x: Tensor, /, k: int, axis: int = -1, *, largest: bool = True) -> tuple[Tensor, Tensor]:
-    """Return the k largest elements along `axis`, the largest first, and their positions (i64).
+    """Return the k largest elements along `axis`, the largest first, and the positions (i64).
 
-    Without `largest`, return the k smallest elements, the smallest first. Equal elements keep their
-    order, and nan counts as the largest, as in `jax.lax.top_k`.
+    Without `largest`, return the k smallest elements, the smallest first. Equal elements are not
+    reordered, and nan counts as the largest, as in `jax.lax.top_k`.
 
     x: [..., n] -> [..., k] each. Raises `ArgumentError` unless 0 <= k <= n; `AxisError` if x
     has no such axis; `DTypeError` if an operand is complex.
@@ -112,7 +112,7 @@ def topk(x: Tensor, /, k: int, axis: int = -1, *, largest: bool = True) -> tuple
 
 @public
 def partition(x: Tensor, /, kth: Ints, axis: int = -1) -> Tensor:
-    """Move the element of each rank `kth` to its sorted position along `axis`.
+    """Move the element of each rank `kth` to the sorted position along `axis`.
 
     No larger element precedes it, and no smaller element follows it. This function sorts all
     elements, which numpy's specification permits.
@@ -243,7 +243,7 @@ class _Sorted:
         return op.boolean_index(x, self.starts)
 
     def inverse(self) -> Tensor:
-        """Return for each element of x the index of its value among the distinct values."""
+        """Return for each element of x the index of the value among the distinct values."""
         groups = cumulative_sum(astype(self.starts, "i64")) - 1
         return reshape(take(groups, op.argsort(self.order)), self.shape)
 
@@ -264,7 +264,7 @@ def _differ(x: Tensor, y: Tensor, equal_nan: bool) -> Tensor:
 
 
 def _any_order(flat: Tensor) -> Tensor:
-    """Return an order of a vector in which equal elements are adjacent, in their original order."""
+    """Return an order of a vector in which equal elements are adjacent, in the original order."""
     if flat.dtype.kind != "complex":
         return argsort(flat)
     by_imag = op.argsort(op.imag(flat))
@@ -273,11 +273,11 @@ def _any_order(flat: Tensor) -> Tensor:
 
 @public
 def unique_all(x: Tensor, /) -> UniqueAllResult:
-    """Return the sorted distinct values in x, with their first positions, inverse and counts.
+    """Return the sorted distinct values in x, with first positions, inverse and counts.
 
     The results are the distinct values, and the position (i64) of the first occurrence of each in
-    the flattened x. Then, for each element of x, the index of its value, and finally the count
-    (i64) of each value. Nans are distinct, and 0.0 and -0.0 are equal. Gradients flow into
+    the flattened x. Then, for each element of x, the index of the element's value, and finally the
+    count (i64) of each value. Nans are distinct, and 0.0 and -0.0 are equal. Gradients flow into
     `values`.
 
     x: [...], any dtype -> values [n], indices and counts i64[n], inverse_indices i64[...].
@@ -292,7 +292,7 @@ def unique_all(x: Tensor, /) -> UniqueAllResult:
 
 @public
 def unique_counts(x: Tensor, /) -> UniqueCountsResult:
-    """Return the sorted distinct values in x, and their counts (i64), as in `unique_all`.
+    """Return the sorted distinct values in x, and the counts (i64), as in `unique_all`.
 
     x: [...], any dtype -> values [n] and counts i64[n].
 
@@ -305,7 +305,7 @@ def unique_counts(x: Tensor, /) -> UniqueCountsResult:
 
 @public
 def unique_inverse(x: Tensor, /) -> UniqueInverseResult:
-    """Return the sorted distinct values in x, and for each element of x the index of its value.
+    """Return the sorted distinct values in x, and for each element of x the index of the value.
 
     See `unique_all`.
 
@@ -364,7 +364,7 @@ def unique(
     """Return the sorted distinct values in x, or the sorted distinct slices along `axis`.
 
     Slices are sorted in lexicographic order. Optional further results are the positions of the
-    first occurrences, for each element the index of its value, and the counts, all i64, as in
+    first occurrences, for each element the index of the value, and the counts, all i64, as in
     `unique_all`. With `equal_nan`, nans are equal. Gradients flow into the values.
 
     x: [...], any dtype, but not complex with an `axis` -> [n], or the shape of x with n along the
@@ -413,7 +413,7 @@ def _ranks(x: Tensor, equal_nan: bool) -> Tensor:
 
 
 def _dense(x: Tensor, equal_nan: bool) -> Tensor:
-    """For each element of x[n, m], count the smaller distinct elements in its column, as i64."""
+    """For each element of x[n, m], count the smaller distinct elements in the column, as i64."""
     order = op.argsort(x, axis=0)
     values = op.take_along_axis(x, order, axis=0)
     changes = astype(_differ(*neighbours(values, 0), equal_nan), i64)

@@ -238,7 +238,7 @@ def gamma(x: Tensor, /) -> Tensor:
 
 
 def _gamma_sign(x: Tensor) -> Tensor:
-    """Return the sign of the gamma function; nan at its poles, but at 0 the sign of x."""
+    """Return the sign of the gamma function; nan at the poles, but at 0 the sign of x."""
     x = stop_gradient(x)
     floor = op.floor(x)
     is_pole = op.logical_and(op.less(x, 0.0), op.equal(x, floor))
@@ -334,10 +334,10 @@ def i0(x: Tensor, /) -> Tensor:
     inner = op.where(near, x, zero)
     outer = op.where(op.logical_or(near, beyond), constant(8.0, x.dtype), size)
     series = polynomial(_I0_FAR, 16.0 / outer - 1.0)
-    root = op.exp(outer * 0.5)  # its square overflows exactly where the result does
+    root = op.exp(outer * 0.5)  # the square overflows exactly where the result does
     far = stop_gradient(root * (series * (op.rsqrt(outer) * _I0_SCALE)) * root)
     logarithm = outer + op.log(series) - 0.5 * op.log(outer)
-    # a factor of 1 whose slopes do not overflow
+    # a factor of 1 with slopes that do not overflow
     far = far * op.exp(logarithm - stop_gradient(logarithm))
     far = op.where(beyond, op.exp(op.where(beyond, size, zero)), far)
     return op.where(near, polynomial(_I0_NEAR, op.square(inner) * 0.25), far)

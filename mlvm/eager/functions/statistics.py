@@ -52,7 +52,7 @@ def quantile(
     """Compute quantiles along `axis`: the element at position q (n - 1) of the sorted elements.
 
     Between two elements, `method` selects a weighted mean ("linear"), the "lower" or the "higher"
-    element, their "midpoint", or the "nearest". If an element is nan, the result is nan.
+    element, the "midpoint", or the "nearest" element. If an element is nan, the result is nan.
 
     `x`: [...], any dtype but complex, integers and bools as f32; q: a number, or f[...] of any
         shape
@@ -144,7 +144,7 @@ def median(x: Tensor, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
     """Return the middle of the sorted elements along `axis`, or the mean of the two in the middle.
 
     x: [...], any dtype but complex, integers and bools as f32 -> f, the shape of x without the
-    axes, or with 1 in their place if `keepdims`. Raises `ShapeError` if there are no elements;
+    axes, or with axes of length 1 if `keepdims`. Raises `ShapeError` if there are no elements;
     `AxisError` if x has no such axis; `DTypeError` if an operand is complex.
 
         >>> ml.median(ml.asarray([3.0, 1.0, 2.0, 9.0]))
@@ -183,8 +183,8 @@ def nansum(
 def nanmean(x: Tensor, /, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
     """Average the elements that are not nan; nan if all are nan.
 
-    x: [...], any dtype but bool, integers as f32 -> the shape of x without the axes, or with 1 in
-    their place if `keepdims`. Raises what `nansum` raises.
+    x: [...], any dtype but bool, integers as f32 -> the shape of x without the axes, or with axes
+    of length 1 if `keepdims`. Raises what `nansum` raises.
 
         >>> ml.nanmean(ml.asarray([1.0, ml.nan, 3.0]))
         Tensor(2., f32[])
@@ -208,10 +208,10 @@ def nanvar(
 ) -> Tensor:
     """Compute the variance of the elements that are not nan.
 
-    The result is nan unless their number is greater than `correction`.
+    The result is nan unless the number of these is greater than `correction`.
 
-    x: [...], integers or floats, integers as f32 -> f, the shape of x without the axes, or with 1
-    in their place if `keepdims`. Raises `AxisError` if x has no such axis; `DTypeError` if an
+    x: [...], integers or floats, integers as f32 -> f, the shape of x without the axes, or with
+    axes of length 1 if `keepdims`. Raises `AxisError` if x has no such axis; `DTypeError` if an
     operand is bool or complex.
 
         >>> ml.nanvar(ml.asarray([1.0, ml.nan, 3.0]))
@@ -232,8 +232,8 @@ def nanstd(
 ) -> Tensor:
     """Return the square root of `nanvar`.
 
-    x: [...], integers or floats, integers as f32 -> f, the shape of x without the axes, or with 1
-    in their place if `keepdims`. Raises what `nanvar` raises.
+    x: [...], integers or floats, integers as f32 -> f, the shape of x without the axes, or with
+    axes of length 1 if `keepdims`. Raises what `nanvar` raises.
 
         >>> ml.nanstd(ml.asarray([1.0, ml.nan, 3.0]))
         Tensor(1., f32[])
@@ -246,7 +246,7 @@ def nanmax(x: Tensor, /, axis: Axis = None, *, keepdims: bool = False) -> Tensor
     """Return the largest element that is not nan; nan if all are nan.
 
     x: [...], integers or floats, and so is the result, of the shape of x without the axes, or with
-    1 in their place if `keepdims`. Raises `AxisError` if x has no such axis; `DTypeError` if an
+    axes of length 1 if `keepdims`. Raises `AxisError` if x has no such axis; `DTypeError` if an
     operand is bool or complex; `ShapeError` if there are no elements.
 
         >>> ml.nanmax(ml.asarray([1.0, ml.nan, 3.0]))
@@ -260,7 +260,7 @@ def nanmin(x: Tensor, /, axis: Axis = None, *, keepdims: bool = False) -> Tensor
     """Return the smallest element that is not nan; nan if all are nan.
 
     x: [...], integers or floats, and so is the result, of the shape of x without the axes, or with
-    1 in their place if `keepdims`. Raises what `nanmax` raises.
+    axes of length 1 if `keepdims`. Raises what `nanmax` raises.
 
         >>> ml.nanmin(ml.asarray([1.0, ml.nan, 3.0]))
         Tensor(1., f32[])
@@ -320,7 +320,7 @@ def nanmedian(x: Tensor, axis: Axis = None, *, keepdims: bool = False) -> Tensor
     """Compute the `median` of the elements that are not nan; nan if all are nan.
 
     x: [...], any dtype but complex, integers and bools as f32 -> f, the shape of x without the
-    axes, or with 1 in their place if `keepdims`. Raises what `median` raises.
+    axes, or with axes of length 1 if `keepdims`. Raises what `median` raises.
 
         >>> ml.nanmedian(ml.asarray([3.0, ml.nan, 1.0, 2.0]))
         Tensor(2., f32[])
@@ -333,7 +333,7 @@ def _nanquantile(
 ) -> Tensor:
     """Compute `nanquantile` for q in 0 .. most.
 
-    Sorting puts nan last, so the numbers of a row are its first elements."""
+    Sorting puts nan last, so the numbers of a row are the first elements."""
     if method not in _METHODS:
         raise ArgumentError(f"expected method as one of {', '.join(_METHODS)}, got {brief(method)}")
     x = floating(x)
@@ -381,7 +381,7 @@ def average(
     """Compute sum(weights x) / sum(weights) along `axis`; without weights, the mean.
 
     x: [..., n], any dtype but bool, integers as f32; weights: as x, or [n] along the axis. The
-    result: the shape of x without the axis, or with 1 in its place if `keepdims`. Raises
+    result: the shape of x without the axis, or with an axis of length 1 if `keepdims`. Raises
     `ShapeError` if the weights have a different shape; `AxisError` if x has no such axis;
     `DTypeError` if an operand is bool.
 
@@ -408,7 +408,7 @@ def ptp(x: Tensor, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
     """Return max - min along `axis` (peak to peak).
 
     x: [...], integers or floats, and so is the result, of the shape of x without the axes, or with
-    1 in their place if `keepdims`. Raises `AxisError` if x has no such axis; `DTypeError` if an
+    axes of length 1 if `keepdims`. Raises `AxisError` if x has no such axis; `DTypeError` if an
     operand is bool or complex; `ShapeError` if there are no elements.
 
         >>> ml.ptp(ml.asarray([3.0, 1.0, 2.0]))
@@ -486,7 +486,7 @@ def corrcoef(x: Tensor, y: Tensor | None = None, *, rowvar: bool = True) -> Tens
 def bincount(
     x: Tensor, weights: Tensor | None = None, minlength: int = 0, *, length: int | None = None
 ) -> Tensor:
-    """Count each of 0, 1, 2, ... among the elements (i64), or sum their weights.
+    """Count each of 0, 1, 2, ... among the elements (i64), or sum weights.
 
     Without `length`, the result extends to the largest element, and has at least `minlength`
     counts. The largest element is then read, so pass `length` in a captured function.
@@ -557,10 +557,10 @@ def histogram(
     weights: Tensor | None = None,
     density: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Count the elements in each bin (i64), or sum their weights; also return the bin edges.
+    """Count the elements in each bin (i64), or sum weights; also return the bin edges.
 
-    A bin extends from its left edge to the next edge, which only the last bin includes. With
-    `density`, counts are divided by their sum and by the widths.
+    A bin extends from the left edge to the next edge, which only the last bin includes. With
+    `density`, counts are divided by the total count and by the widths.
 
     `bins` are sorted edges, or the number of equal bins in `range`. The default
     range is from the least to the largest element, widened by 0.5 if they are equal. Elements
@@ -588,7 +588,7 @@ def histogram(
     if edges.ndim != 1 or edges.size < 2:
         raise ShapeError(f"expected edges as a vector of 2 or more, got {edges.type}")
     count = edges.size - 1
-    # Index i belongs to bin i - 1. The last bin includes its right edge.
+    # Index i belongs to bin i - 1. The last bin includes the right edge.
     place = searchsorted(edges, flat, side="right")
     place = place - astype(op.equal(flat, _run(edges, count, count + 1)), i64)
     amounts = full(flat.shape, 1, dtype=i64) if weights is None else reshape(weights, -1)

@@ -38,7 +38,7 @@ def std(
 ) -> Tensor:
     """Compute the standard deviation along `axis`: the square root of `var`.
 
-    If all elements are equal, its gradient is 0, like the gradient of `sqrt` at 0.
+    If all elements are equal, the gradient is 0, like the gradient of `sqrt` at 0.
 
     x: [...], any dtype. The result: the shape and dtype of `var`. Raises what `var` raises.
 
@@ -61,11 +61,11 @@ def var(
 ) -> Tensor:
     """Compute the variance along `axis`: the sum of |x - mean(x)|^2, divided by n - `correction`.
 
-    For complex numbers it is the sum of the variances of their real and imaginary parts. With a
+    For complex numbers it is the sum of the variances of the real and imaginary parts. With a
     bool tensor `where`, only the elements where it is True are used.
 
-    x: [...], any dtype, integers and bools as f32 -> f, the shape of x without the axes, or with 1
-    in their place if `keepdims`. Raises `AxisError` if x has no such axis; `ShapeError` if
+    x: [...], any dtype, integers and bools as f32 -> f, the shape of x without the axes, or with
+    axes of length 1 if `keepdims`. Raises `AxisError` if x has no such axis; `ShapeError` if
     `where` does not broadcast to x; `DTypeError` if `where` is not bool.
 
         >>> ml.var(ml.asarray([1.0, 3.0]))
@@ -117,9 +117,9 @@ def gradient(
     coordinates. One axis returns a tensor, several axes return a tuple.
 
     f: [..., n, ...], any dtype but bool, integers as f32 -> the shape of f. Raises `ShapeError` if
-    an axis is shorter than edge_order + 1 or the number of coordinates differs from its length;
-    `ArgumentError` if the numbers of spacings and axes differ, or `edge_order` is unknown;
-    `AxisError` if f has no such axis; `DTypeError` if f is bool.
+    an axis is shorter than edge_order + 1 or the number of coordinates differs from the length of
+    the axis; `ArgumentError` if the numbers of spacings and axes differ, or `edge_order` is
+    unknown; `AxisError` if f has no such axis; `DTypeError` if f is bool.
 
         >>> ml.gradient(ml.asarray([1.0, 2.0, 4.0, 7.0]))
         Tensor([1. , 1.5, 2.5, 3. ], f32[4])
@@ -272,7 +272,7 @@ def cumulative_sum(
     result is the sum of the elements before the position.
 
     x: [...], any dtype -> [...] in `dtype`. By default, unsigned integers become u64, other
-    integers and bools i64, and floats and complex numbers keep their dtype. Raises `ShapeError` if
+    integers and bools i64, and floats and complex numbers keep the dtype. Raises `ShapeError` if
     `axis` is None and x is not a vector; `AxisError` if x has no such axis; `DTypeError` if
     `dtype` is bool.
 
@@ -325,7 +325,7 @@ def cumulative_prod(
     where a product of other elements overflows.
 
     x: [...], any dtype -> [...] in `dtype`. By default, unsigned integers become u64, other
-    integers and bools i64, and floats and complex numbers keep their dtype. Raises `ShapeError` if
+    integers and bools i64, and floats and complex numbers keep the dtype. Raises `ShapeError` if
     `axis` is None and x is not a vector; `AxisError` if x has no such axis; `DTypeError` if
     `dtype` is bool.
 
@@ -492,7 +492,7 @@ def _neutral(name: str, dtype: DType) -> Any:
 
 @in_f32
 def _masked_mean(x: Tensor, mask: Tensor, **attributes: Any) -> Tensor:
-    """Divide the sum of the elements at which the mask is True by their number."""
+    """Divide the sum of the elements at which the mask is True by the number of these elements."""
     x = x if x.dtype.is_inexact else astype(x, default_float())
     total = op.sum(op.where(mask, x, constant(0, x.dtype)), **attributes)
     counted = broadcast_to(astype(mask, x.dtype.real), x.shape)

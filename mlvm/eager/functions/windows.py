@@ -34,7 +34,7 @@ KINDS: Final = {
         "((front, back), (top, bottom), (left, right))",
     ),
 }
-"""For each number of axes: the name of the input, its axes, and the form of the padding."""
+"""For each number of axes: the name of the input, the axis names, and the form of the padding."""
 
 
 def require_places(x: Tensor, axes: int) -> Shape:
@@ -155,7 +155,7 @@ def fold(
     padding: Sides = "VALID",
     dilation: Window = 1,
 ) -> Tensor:
-    """Add up windows at their positions in images: f[N, OH, OW, KH, KW, C] -> f[N, H, W, C].
+    """Add up windows at the window positions in images: f[N, OH, OW, KH, KW, C] -> f[N, H, W, C].
 
     `size` is (H, W). The windows have the layout of `unfold`; as a linear map, `fold` is the
     transpose of `unfold`.

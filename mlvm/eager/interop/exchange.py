@@ -1,8 +1,8 @@
 """Exchange of tensors with other libraries: DLPack, arrays, copies and pickles.
 
 A VM of this process lends the memory of a tensor: numpy or PyTorch gets a read-only array over the
-same bytes. The array counts as a view: an update of the tensor moves it, and the array keeps its
-values. The array may outlive the tensor, a reset of its arena, and the arena. Values from other
+same bytes. The array counts as a view: an update of the tensor moves it, and the array keeps the
+old values. The array may outlive the tensor, a reset of its arena, and the arena. Values from other
 libraries are copied, because they may be written to.
 
 DLPack: https://dmlc.github.io/dlpack/latest/python_spec.html
@@ -46,7 +46,7 @@ _MOST_SHOWN: Final = 16  # maximum number of rows or columns of a table
 
 
 class _Lent:
-    """Base object of an array over a tensor's memory and of its views; it owns the loan."""
+    """Base object of arrays over a tensor's memory, and of views of these; it owns the loan."""
 
     def __init__(self, memory: Array, view: Tensor, loan: Loan) -> None:
         address, _ = memory.__array_interface__["data"]
@@ -89,7 +89,7 @@ def _refuse_copy(x: Tensor, why: str) -> CopyError:
 def _require_untracked(x: Tensor) -> None:
     """Raise `GradientError` if a gradient flows through x.
 
-    Another library would compute with its values, and the gradient would be incomplete."""
+    A different library would compute with the values, and the gradient would be incomplete."""
     if is_tracked(x):
         raise GradientError(
             f"another library cannot compute gradients, and a gradient flows through this "
@@ -131,7 +131,7 @@ def dlpack(
 ) -> Any:
     """Return a DLPack capsule in host memory.
 
-    It refers to the bytes of x, read-only, if its VM lends them and the consumer's `max_version`
+    It refers to the bytes of x, read-only, if the VM lends them and the consumer's `max_version`
     supports it; otherwise to a copy.
 
     Raises `CopyError` if `copy` is False and a copy is needed; `ExchangeError` if a stream or
@@ -220,7 +220,7 @@ def from_dlpack(
 
 
 def _copy(x: Tensor, memo: object = None, /) -> Any:
-    """Copy x on its VM, into the arena that `arena_on` returns; in a template it becomes a leaf."""
+    """Copy x on the same VM, into the arena from `arena_on`; in a template it becomes a leaf."""
     if isinstance(memo, LeafMemo):
         return memo.leaf(x)
     with arena_on(x.arena.vm).hosting():
@@ -262,7 +262,7 @@ OURS: Final = {
     "rint": "round",
     **{f"arc{name}": f"a{name}" for name in ("sin", "cos", "tan", "tan2", "sinh", "cosh", "tanh")},
 }
-"""Our names of those ufuncs of numpy and SciPy whose names differ."""
+"""Names in mlvm of the ufuncs of numpy and SciPy that have a different name there."""
 
 
 def array_ufunc(x: Tensor, ufunc: Any, method: str, /, *inputs: Any, **options: Any) -> Tensor:

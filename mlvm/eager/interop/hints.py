@@ -98,7 +98,7 @@ _UNUSED: Final = {"requires_grad", "trainable"}
 def hint_at(owner: type, texts: Mapping[str, Hint], listing: Callable[..., list[str]]) -> None:
     """Add a hint to the class for each of these names that it lacks.
 
-    `listing` becomes the `dir` of its instances."""
+    `listing` becomes the `dir` of instances."""
     own = set(dir(owner))
     for name, text in texts.items():
         if name not in own or isinstance(getattr_static(owner, name), Elsewhere):
@@ -163,7 +163,7 @@ def hint(
 
 
 def _listed(parameters: Iterable[Parameter]) -> str:
-    """List arguments by their names: positional arguments first."""
+    """List arguments by name: positional arguments first."""
     named = [each for each in parameters if each.name != "self"]
     by_name = [each.name for each in named if each.kind is each.KEYWORD_ONLY]
     by_place = [each.name for each in named if each.kind < each.KEYWORD_ONLY]
@@ -280,7 +280,7 @@ def _alike(x: str, y: str) -> int:
 def missing(module: str, names: Iterable[str]) -> Callable[[str], NoReturn]:
     """Return a module's `__getattr__` that raises a remedy for names that the module lacks.
 
-    `names` are its existing names."""
+    `names` are the existing names."""
     names = list(names)
 
     @memoized(1024)  # libraries request the same names repeatedly

@@ -1,9 +1,9 @@
 """Registration of mlvm with einops and opt_einsum.
 
-These libraries select the functions for an array from their own lists, by the library of the array.
+These libraries select the functions for an array from internal lists, by the library of the array.
 When one of them is imported, before mlvm or after, this module registers mlvm. Neither is required:
-this module only uses libraries that the program imports itself. Libraries that ask an array for
-its namespace, as in the Python Array API standard, need no registration.
+this module only uses libraries that the program imports itself. Libraries that get the namespace
+from an array, as in the Python Array API standard, need no registration.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mlvm.eager.tensor.tensor import Tensor
 def _enter_in_einops(backends: Any) -> None:
     """Define a subclass of einops' `AbstractBackend` for mlvm.
 
-    einops selects the backend whose framework is imported and whose arrays it gets."""
+    einops selects the backend by the class of the array, among imported frameworks."""
 
     class Backend(backends.AbstractBackend):  # type: ignore[misc]
         """Backend that reshapes, transposes and reduces by the methods of a tensor."""
@@ -61,11 +61,11 @@ def _enter_in_einops(backends: Any) -> None:
         def einsum(self, pattern: str, *x: Tensor) -> Tensor:
             return einsum(pattern, *x)
 
-    backends.MlvmBackend = Backend  # a base class holds no strong reference to its subclasses
+    backends.MlvmBackend = Backend  # a base class holds no strong reference to subclasses
 
 
 def _enter_in_opt_einsum(dispatch: Any) -> None:
-    """Register the functions of "mlvm", the package of Tensor, whose names differ from numpy's."""
+    """Register the functions of "mlvm", the package of Tensor, with names other than numpy's."""
     dispatch._aliases["mlvm"] = "mlvm.eager"
     dispatch._cached_funcs["transpose", "mlvm"] = permute_dims
 

@@ -1,4 +1,4 @@
-"""Namespace of the Python Array API standard: its version and capabilities.
+"""Namespace of the Python Array API standard: version and capabilities.
 
 `x.__array_namespace__()` returns the namespace of a tensor, `mlvm.eager`. A device is a VM.
 """

@@ -127,13 +127,13 @@ class MultiHeadAttention(Module):
         Arguments:
 
         - `mask`: a bool tensor that broadcasts to [batch, num_heads, time, length], True where a
-          query may attend to a key. With a cache the length is its `max_length`.
+          query may attend to a key. With a cache the length is the cache's `max_length`.
 
         - `is_causal`: query i attends only to keys 0 .. i.
 
         - `cache`: a cache of `init_cache`. x is then at the positions `position` .. `position +
-          time - 1`; its keys and values are written there, and attention is causal. The result is
-          (y, cache) with a new cache; the old cache does not change.
+          time - 1`; the keys and values of x are written there, and attention is causal. The result
+          is (y, cache) with a new cache; the old cache does not change.
 
         - `position`: an int or an i64[], >= 0.
 

@@ -111,8 +111,8 @@ class Conv2d(_Convolution):
 
     - `padding`: "SAME", "VALID" or ((top, bottom), (left, right)) zeros.
 
-    - `groups`: each group of output channels depends only on its group of the channels of x. If
-      `groups` equals the number of channels, the convolution is depthwise.
+    - `groups`: each group of output channels depends only on the corresponding group of channels of
+      x. If `groups` equals the number of channels, the convolution is depthwise.
 
     - `kernel_init`, `bias_init`: initialisers, see `ml.nn.init`. Default: LeCun normal for the
       kernel, zeros for the bias.

@@ -42,7 +42,7 @@ def ctc_loss(
 
     For each sequence, only the first `lengths` steps and `label_lengths` labels are used. The loss
     is inf if there are too few steps; where(isinf(loss), 0, loss) removes these. "mean" averages
-    the losses; PyTorch first divides each loss by its number of labels.
+    the losses; PyTorch first divides each loss by the number of labels.
 
     log_predictions: f[time, batch, K], such as the result of `log_softmax`; labels: i[batch, S];
     lengths and label_lengths: i[batch] -> f[batch], or f[] with "mean" or "sum". Raises

@@ -5,8 +5,8 @@ An initialiser is a function of a shape, `init(shape, key=..., dtype=...)`, such
 module returns an initialiser with the given options: `kernel_init=ml.nn.init.normal(std=0.02)`. The
 same key results in the same values.
 
-A kernel is [*window, channels in, channels out]. Its fan in is the product of the window and the
-channels in, its fan out the product of the window and the channels out. The names are those that
+A kernel is [*window, channels in, channels out]. The fan in is the product of the window and the
+channels in, the fan out the product of the window and the channels out. The names are those that
 JAX and PyTorch share. As in PyTorch, normal distributions are not truncated, except
 `truncated_normal`.
 """
@@ -34,7 +34,7 @@ Fan: TypeAlias = Literal["fan_in", "fan_out"]
 
 
 def _initialiser(fn: Callable[..., Tensor]) -> Callable[..., Any]:
-    """Wrap a function so that without a shape it returns an initialiser with its options."""
+    """Wrap a function so that without a shape it returns an initialiser with the given options."""
     fn = public(fn)
     place = [*signature(fn).parameters].index("shape")
 
@@ -338,7 +338,7 @@ def orthogonal(
 ) -> Tensor:
     """Draw `gain` times a uniformly distributed orthogonal matrix.
 
-    The matrix is [window and channels in, channels out]; its columns, or its rows if there are
+    The matrix is [window and channels in, channels out]; the columns, or the rows if there are
     fewer, are orthonormal (Saxe et al., arXiv 1312.6120).
 
     The result: f[*shape]. Raises `ShapeError` if a length is negative or `key` is not a u64[2];

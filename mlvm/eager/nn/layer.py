@@ -30,8 +30,8 @@ Reading the variables of a frame and hashing a code object are slow."""
 def layer_here() -> str | None:
     """Return the path of the innermost running Module in the outermost Module that contains it.
 
-    Return None if the innermost Module is itself the outermost. If it is not a part of its caller,
-    for example a copy in a different dtype, the path begins with its class."""
+    Return None if the innermost Module is itself the outermost. If it is not a part of the calling
+    Module, for example a copy in a different dtype, the path begins with the class."""
     frame: FrameType | None = sys._getframe(1)
     at_work: list[Module] = []
     while frame is not None:
@@ -63,7 +63,7 @@ def _path_of(inner: Module, outer: Module, paths: Paths) -> str | None:
 
 
 def _owner_of(frame: FrameType) -> Any:
-    """Return the `self` of a method's frame, if its first parameter has that name."""
+    """Return the `self` of a method's frame, if the first parameter has that name."""
     code = frame.f_code
     if not (code.co_argcount and code.co_varnames[0] == "self" and code.co_flags & CO_OPTIMIZED):
         _pass_over(code)

@@ -105,7 +105,7 @@ class Module(Node):
     def train(self, mode: bool = True) -> Self:
         """Set `training` to `mode` in this Module and all Modules in it; return self.
 
-        A Module in a buffer is not trained and keeps its mode.
+        A Module in a buffer is not trained, and the mode of the Module does not change.
         """
         for part in containers(self, buffers=not mode):
             if isinstance(part, Module) and (part._buffer_of is None or not mode):
@@ -254,7 +254,7 @@ class Module(Node):
         return copied
 
     def _alone(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Return the fields of a copy, in which buffers of other Modules become its own buffers."""
+        """Return the fields of a copy: buffers of other Modules become buffers of the copy."""
         return state if self._buffer_of is None else {**state, BUFFER_OF: self}
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -288,7 +288,7 @@ class Module(Node):
 def buffer(x: T) -> T:
     """Mark state of a Module that is saved but not trained; assign the result to a field.
 
-    x is a tensor of any dtype, a container of tensors, or a Module whose parameters are constant. A
+    x is a tensor of any dtype, a container of tensors, or a Module with constant parameters. A
     numpy array is copied into a tensor. A Module may also be an item of a list or dict: `blocks[0]
     = ml.nn.buffer(blocks[0])`. `Module.freeze` makes parameters constant temporarily.
 
@@ -332,7 +332,7 @@ def _a(module: Module) -> str:
 
 
 def _describe(part: Tree, above: tuple[Tree, ...], *, counted: bool) -> Iterator[str]:
-    """Yield one line for a part of a Module, and one indented line for each of its parts.
+    """Yield one line for a part of a Module, and one indented line for each part inside it.
 
     The parameters are `counted`, except in buffers."""
     if isinstance(part, Tensor):

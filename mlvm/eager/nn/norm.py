@@ -204,7 +204,7 @@ def _group_norm(x: Tensor, scale: Tensor, bias: Tensor, groups: int, eps: float)
 
 
 def _over_groups(means: Tensor, groups: int) -> Tensor:
-    """Replace means of channels, f[N, 1, channels], by the mean of their group.
+    """Replace means of channels, f[N, 1, channels], by group means.
 
     Reducing the positions first, and then the channels, is much faster than reducing both
     together."""
@@ -251,7 +251,7 @@ def _rms_norm(x: Tensor, scale: Tensor, eps: float) -> Tensor:
 def _checked(
     layer: str, features: int, eps: float, dtype: object, name: str = "features"
 ) -> tuple[tuple[int, ...], float, DType]:
-    """Check the arguments of a layer; return the shape of its scale, eps and dtype.
+    """Check the arguments of a layer; return the shape of the scale, eps and dtype.
 
     Raises `ArgumentError` or `DTypeError`."""
     shape = sizes(layer, **{name: features})

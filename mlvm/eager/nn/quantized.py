@@ -30,9 +30,9 @@ class QuantizedLinear(Module):
     f32[..., in_features] -> f32[..., out_features], by `quantized_matmul`. All tensors are buffers;
     gradients flow to x. A half-precision x is converted to f32.
 
-    If `dynamic`, each row of x is also quantized to i8, with a scale from its largest absolute
-    value, and the layer computes an integer matrix product (`integer_matmul`). This requires i8
-    weights with one scale per row.
+    If `dynamic`, each row of x is also quantized to i8, with a scale from the largest absolute
+    value in the row, and the layer computes an integer matrix product (`integer_matmul`). This
+    requires i8 weights with one scale per row.
 
     Raises `DTypeError` and `ShapeError` for tensors that do not fit together.
 
@@ -210,7 +210,7 @@ class Row(NamedTuple):
 
 
 class Left(NamedTuple):
-    """Layer that was not quantized: its path, class, bytes of floats, and the reason."""
+    """Layer that was not quantized: path, class, bytes of floats, and the reason."""
 
     path: str
     layer: str
@@ -269,11 +269,11 @@ class _Compared(Module):
 
 @hinted
 def quantization_errors(model: Module, quantized: Module, *inputs: Any) -> QuantizationErrors:
-    """Measure the error of each quantized layer compared with its Linear.
+    """Measure the error of each quantized layer compared with the original Linear.
 
     The error of the weights is always measured; with `inputs`, also the error of the outputs in a
-    call of the model. Each layer gets its inputs from the unquantized model, so that no error is
-    counted twice. The table also lists the layers that were not quantized, their bytes, and the
+    call of the model. Each layer gets inputs from the unquantized model, so that no error is
+    counted twice. The table also lists the layers that were not quantized, with bytes and the
     reason.
 
     Raises `ArgumentError` if `quantized` is not a result of `quantize` for the model.

@@ -9,8 +9,8 @@ product, or block by block up to the longest of `lengths`. Each step then needs 
 of the state with the kernel of all gates. With a batch of 1, reading that kernel dominates the time
 of a step.
 
-All steps are one call, `recurrence`, and its gradient is another. Under other transformations, on a
-device, in ONNX files, and for other cells, a loop runs step by step.
+All steps are one call, `recurrence`, and the gradient is a second call. Under other
+transformations, on a device, in ONNX files, and for other cells, a loop runs step by step.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ step_by_step: Final = ContextVar("step_by_step", default=False)
 """True while loops replace the op `recurrence`."""
 
 _BLOCK: Final = 8
-"""Number of steps whose inputs are projected together if there are `lengths`."""
+"""Number of steps for which inputs are projected together if `lengths` is given."""
 
 
 class _Cell(Module):
@@ -285,8 +285,8 @@ class _Recurrent(Module):
     """Base class of layers of cells.
 
     Each of the `num_layers` layers reads the outputs of the previous layer. With `bidirectional`, a
-    layer has a forward and a backward cell, whose outputs are concatenated. `dropout` is the rate
-    between layers while `training`.
+    layer has a forward and a backward cell, and concatenates the outputs of both. `dropout` is the
+    rate between layers while `training`.
     """
 
     CELL: Callable[..., Any]
@@ -379,8 +379,8 @@ class RNN(_Recurrent):
     `nn.RNNCell` documents the equations (Elman, Cognitive Science 14, 1990).
 
     Each of the `num_layers` layers reads the outputs of the previous layer. With `bidirectional`, a
-    layer has a forward and a backward cell, whose outputs are concatenated: directions is 2, else
-    1. `dropout` is the rate between layers while `training`.
+    layer has a forward and a backward cell, and concatenates the outputs of both: directions is 2,
+    else 1. `dropout` is the rate between layers while `training`.
 
     f[time, batch, input_size] -> f[time, batch, directions * hidden_size], and the last state,
     f[num_layers * directions, batch, hidden_size]. Raises `ShapeError` if an operand has the wrong
@@ -434,8 +434,8 @@ class LSTM(_Recurrent):
     `nn.LSTMCell` documents the equations (Hochreiter and Schmidhuber, Neural Computation 9, 1997).
 
     Each of the `num_layers` layers reads the outputs of the previous layer. With `bidirectional`, a
-    layer has a forward and a backward cell, whose outputs are concatenated: directions is 2, else
-    1. `dropout` is the rate between layers while `training`.
+    layer has a forward and a backward cell, and concatenates the outputs of both: directions is 2,
+    else 1. `dropout` is the rate between layers while `training`.
 
     f[time, batch, input_size] -> f[time, batch, directions * hidden_size], and the last state,
     f[num_layers * directions, batch, hidden_size]. Raises `ShapeError` if an operand has the wrong
@@ -459,8 +459,8 @@ class GRU(_Recurrent):
     `nn.GRUCell` documents the equations (Cho et al., arXiv 1406.1078).
 
     Each of the `num_layers` layers reads the outputs of the previous layer. With `bidirectional`, a
-    layer has a forward and a backward cell, whose outputs are concatenated: directions is 2, else
-    1. `dropout` is the rate between layers while `training`.
+    layer has a forward and a backward cell, and concatenates the outputs of both: directions is 2,
+    else 1. `dropout` is the rate between layers while `training`.
 
     f[time, batch, input_size] -> f[time, batch, directions * hidden_size], and the last state,
     f[num_layers * directions, batch, hidden_size]. Raises `ShapeError` if an operand has the wrong
@@ -488,7 +488,7 @@ def _passed(
     *,
     reverse: bool,
 ) -> tuple[Tensor, Any]:
-    """Run one cell over a sequence; return its outputs and last state.
+    """Run one cell over a sequence; return the outputs and the last state.
 
     Steps after the `longest` sequence are skipped."""
 
@@ -544,9 +544,9 @@ def recurrence(
     *,
     reverse: bool = False,
 ) -> tuple[Tensor, list[Tensor]]:
-    """Run a cell over a sequence; return its outputs and the parts of its last state.
+    """Run a cell over a sequence; return the outputs and the parts of the last state.
 
-    See `mlvm.core.ops.recurrent`. After the end of a sequence its last output is repeated."""
+    See `mlvm.core.ops.recurrent`. After the end of a sequence, the last output is repeated."""
     time, batch, _ = projected.shape
     if lengths is None:
         lengths = creation.full((batch,), time, dtype=i64)
@@ -576,7 +576,7 @@ def _run(
 def _back(
     kind: Cell, reverse: bool, residuals: list[Tensor], gs: Sequence[Tensor | None]
 ) -> list[Tensor | None]:
-    """Return the cotangents of `recurrence`'s operands, computed by its loop if differentiated."""
+    """Return the cotangents of `recurrence`'s operands, computed by the loop if differentiated."""
     *operands, lengths, states = residuals
     projected, begin, kernel, _ = operands
     g, g_last = gs

@@ -78,7 +78,7 @@ class PixelUnshuffle(PixelShuffle):
 
     See `pixel_unshuffle`.
 
-    Raises `ShapeError` if x does not have 4 axes, or its height or width is not a multiple of r;
+    Raises `ShapeError` if x does not have 4 axes, or the height or width is not a multiple of r;
     `ArgumentError` if the factor is below 1.
 
         >>> ml.nn.PixelUnshuffle(2)(ml.ones((1, 8, 8, 3))).type

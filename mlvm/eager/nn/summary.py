@@ -25,7 +25,7 @@ Outputs: TypeAlias = dict[str, list[tuple[TensorType, ...]]]
 
 
 class Row(NamedTuple):
-    """A layer: path, class, number of parameters, bytes, and the output types of its calls.
+    """A layer: path, class, number of parameters, bytes, and the output types of calls.
 
     The bytes include parameters and buffers."""
 
@@ -121,7 +121,7 @@ def summary(model: Module, *inputs: Any, **named: Any) -> Summary:
 
 
 def _run(model: Module, inputs: Any, named: Any, outputs: Outputs) -> int:
-    """Trace a call of a copy of the model on a dry VM, and collect the types of its outputs."""
+    """Trace a call of a copy of the model on a dry VM, and collect the output types."""
     vm = DryVM("summary")
     with Arena(vm, "given").allocating():
         leaves, structure = flatten(model, None, ends=among_others, buffers=True)
@@ -141,7 +141,7 @@ def _dry(x: Any) -> Tensor:
 
 
 def _noting(kind: Any, outputs: list[tuple[TensorType, ...]]) -> Any:
-    """Return a subclass whose calls append the types of their results to `outputs`."""
+    """Return a subclass: calls of instances append the result types to `outputs`."""
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = kind.__call__(self, *args, **kwargs)

@@ -99,7 +99,7 @@ class TransformerEncoderLayer(_TransformerLayer):
 
     Both are residual branches, and the sum is normalised: norm(x + attention(x)) (Vaswani et al.,
     arXiv 1706.03762, section 3.1). With `pre_norm`, it is x + attention(norm(x)) (Xiong et al.,
-    arXiv 2002.04745); a model then needs a norm after its last layer. The default `hidden_dim` is 4
+    arXiv 2002.04745); a model then needs a norm after the last layer. The default `hidden_dim` is 4
     embed_dim.
 
     `dropout` is the rate for softmax weights, the hidden layer and the outputs of the branches,

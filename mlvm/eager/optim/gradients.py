@@ -47,7 +47,7 @@ class Parts(dict[str, Any]):
 
     @staticmethod
     def _all_reduce(tree: Tree, op: Any = "sum") -> None:
-        """Combine shards over all members: `ml.parallel` assigns its own function."""
+        """Combine shards over all members: `ml.parallel` assigns a function."""
         raise NotImplementedError
 
 
@@ -68,8 +68,7 @@ def is_in_parts(tree: Tree) -> bool:
 def global_norm(tree: Tree) -> Tensor:
     """Return the square root of the sum of all squares in a tree of float tensors: f[].
 
-    The result is f32 for half precision. For complex numbers it uses the squares of their
-    magnitudes.
+    The result is f32 for half precision. For complex numbers it uses the squared magnitudes.
 
     A tensor that occurs twice, such as the gradient of a shared parameter, is counted once. For
     sharded gradients (`ml.parallel.Parts`) it is the norm of the whole gradients, and all members

@@ -1,4 +1,4 @@
-"""Optimizers whose rules use a whole parameter: its norm, its rows, its singular values.
+"""Optimizers with rules that use a whole parameter: the norm, rows or singular values.
 
 They follow the interface of `rules`. They cannot be used if the members of a group store only
 shards of parameters.
@@ -304,7 +304,7 @@ class LBFGS(Optimizer):
         Nocedal and Wright, algorithms 3.5 and 3.6; PyTorch's `line_search_fn="strong_wolfe"`.
         Return the loss after the step, f[].
 
-        `loss_and_grads` returns the loss at the current parameters, f[], and its gradients; it is
+        `loss_and_grads` returns the loss at the current parameters, f[], and the gradients; it is
         called once, and then at most `max_calls` times. The losses are read, so this method cannot
         be captured. Raises what `update` raises; `ArgumentError` if `max_calls` is below 1, or
         `loss_and_grads` returns a different value; `NonFiniteError` if the loss or a gradient is

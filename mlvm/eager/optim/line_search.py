@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple, TypeAlias
 
 Phi: TypeAlias = Callable[[float], tuple[float, float]]
-"""Function from a step t to the loss there and its derivative with respect to t."""
+"""Function from a step t to the loss there and the derivative with respect to t."""
 
 _DECREASE: Final = 1e-4  # c1 and c2 in Nocedal and Wright, and in PyTorch
 _CURVATURE: Final = 0.9
@@ -22,7 +22,7 @@ class _Point(NamedTuple):
 def strong_wolfe(phi: Phi, loss: float, slope: float, most: int) -> float:
     """Return a step t > 0 that satisfies the strong Wolfe conditions.
 
-    There the loss has decreased enough, and its slope is flat enough (Nocedal and Wright,
+    There the loss has decreased enough, and the slope is flat enough (Nocedal and Wright,
     "Numerical Optimization", algorithm 3.5). `loss` and `slope` are the values at 0. After `most`
     calls of `phi` it returns the best step so far, which may be 0."""
     best = previous = _Point(0.0, loss, slope)
@@ -57,9 +57,9 @@ def _zoom(phi: Phi, loss: float, slope: float, low: _Point, high: _Point, most: 
 
 
 def _between(x: _Point, y: _Point) -> float:
-    """Return the minimum of the cubic through two points with their slopes (equation 3.59).
+    """Return the minimum of the cubic through two points with given slopes (equation 3.59).
 
-    It is kept away from both points. Return their midpoint if there is no minimum."""
+    It is kept away from both points. Return the midpoint if the cubic has no minimum."""
     a = x.slope + y.slope - 3 * (x.loss - y.loss) / (x.t - y.t)
     square = a * a - x.slope * y.slope
     t = math.nan

@@ -1,6 +1,6 @@
 """Base class of optimizers: hyperparameters as fields, groups, state, and the steps of an update.
 
-Hyperparameters are fields of a class: the constructor, its signature, the ranges and the options of
+Hyperparameters are fields of a class: the constructor, the signature, the ranges and the options of
 groups are derived from them. `rules` defines the classes.
 """
 
@@ -56,12 +56,12 @@ from mlvm.renamed import OldAttribute
 from mlvm.show import html
 
 Groups: TypeAlias = Sequence[tuple[Where, Mapping[str, Any]]]
-"""Pairs of parameters (a pattern or function) and their hyperparameters."""
+"""Pairs of parameters (a pattern or function) and hyperparameters."""
 
 Tensors: TypeAlias = Sequence[Tensor]
 
 Update: TypeAlias = tuple[Tensor, Tensor, Tensors, Tensors]
-"""A parameter, its gradient, its state and the scalars of its group."""
+"""A parameter, with the gradient, the state and the scalars of the parameter's group."""
 
 _SCALAR = TensorType(f32)
 _ADD = one_op("add")
@@ -109,11 +109,11 @@ class Whole:
         return types
 
     def pieces(self, tree: Tree, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return by path the tensors, or their shards, that an update on this member reads."""
+        """Return by path the tensors, or shards of tensors, that an update on this member reads."""
         return tensors
 
     def gather(self, tensors: Mapping[str, Tensor], pieces: Mapping[str, Tensor]) -> None:
-        """Restore whole tensors after their shards were updated."""
+        """Restore whole tensors after shards were updated."""
 
     def state(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the whole tensors of state."""
@@ -129,7 +129,7 @@ def _argument(**how: Any) -> Any:
 
 
 _OF_ALL: Mapping[str, Any] = {"maximize": bool}
-"""Hyperparameters of all optimizers, which come last in their signatures."""
+"""Hyperparameters of all optimizers, which are last in signatures."""
 
 
 class LearningRate:
@@ -149,9 +149,9 @@ class LearningRate:
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(_argument,))
 class _OfFields:
-    """Base of classes whose fields are hyperparameters.
+    """Base of classes with hyperparameters as fields.
 
-    Each field is a keyword argument of the constructor. Its annotation contains its range, which
+    Each field is a keyword argument of the constructor. The annotation contains the range, which
     `ranges.checked` reads. A subclass without an update rule adds no hyperparameters."""
 
     count: Tensor
@@ -207,7 +207,7 @@ class Optimizer(_OfFields):
 
     - `params`: a Module or another tree of f32 or f64 tensors.
 
-    - `groups`: pairs of parameters and their hyperparameters, as in `groups=[("*/bias",
+    - `groups`: pairs of parameters and hyperparameters, as in `groups=[("*/bias",
       {"weight_decay": 0.0})]`. The first item is a pattern for the paths of `named_parameters`, in
       which `*` also matches "/", or a function of path and parameter, as in `Module.freeze`.
       Default: none. The attribute `groups` contains these groups, and finally a group with all
@@ -219,7 +219,7 @@ class Optimizer(_OfFields):
     - `maximize`: update in the direction of the gradient instead of against it. Default: False.
 
     `count`, f32[], is the number of completed updates. All state is allocated at construction, each
-    tensor in the arena of its parameter. An update allocates no permanent memory in the current
+    tensor in the arena of the parameter. An update allocates no permanent memory in the current
     arena.
 
     Hyperparameters may be assigned, to the optimizer or to a group; a captured function retraces at
@@ -227,9 +227,9 @@ class Optimizer(_OfFields):
     `ArgumentError`. `optimizer.learning_rate` is assigned a number, a tensor f32[] or a schedule,
     and returns the learning rate of the next update.
 
-    In a step of `ml.parallel.data_parallel(..., shard=...)` each member's optimizer stores only the
-    state of its shard of the parameters. With "all" the member also stores only this shard of the
-    parameters.
+    In a step of `ml.parallel.data_parallel(..., shard=...)` the optimizer of each member stores
+    only the state of the member's shard of the parameters. With "all" the member also stores only
+    this shard of the parameters.
 
     Raises `ArgumentError` if a hyperparameter is unknown or out of range, or a group has no
     parameters; `DTypeError` if there are no parameters, or some are not f32 or f64; `HandleError`
@@ -320,7 +320,7 @@ class Optimizer(_OfFields):
     def _hold(params: Tree, whole_needed_by: str | None) -> Whole:
         """Return the layout of the parameters: whole, unless `ml.parallel` replaces this function.
 
-        Its sharded layout raises `ArgumentError` if an optimizer of that name needs whole
+        The sharded layout raises `ArgumentError` if an optimizer of that name needs whole
         parameters."""
         return Whole()
 
@@ -382,7 +382,7 @@ class Optimizer(_OfFields):
 
     @hinted
     def update(self, grads: Tree) -> None:
-        """Update every parameter from its gradient; `grads` is a tree like the tree of parameters.
+        """Update every parameter from the gradients; `grads` is a tree like the tree of parameters.
 
         Everything is checked before the first write. Raises `PathError` if the gradients have a
         different structure; `DTypeError` or `ShapeError` if a gradient has a different type, or a
@@ -432,7 +432,7 @@ class Optimizer(_OfFields):
         return dict(zip(kinds, scalars, strict=True))
 
     def _states(self, hypers: Sequence[Any]) -> dict[str, Tensors]:
-        """Return for each parameter the state that its hyperparameters need.
+        """Return for each parameter the state that the hyperparameters need.
 
         Raises `ArgumentError` if some state was not created."""
         states: dict[str, Tensors] = {}
@@ -503,8 +503,10 @@ class Optimizer(_OfFields):
         """Raise `ArgumentError` for hyperparameters that cannot be combined."""
 
     _by_element: ClassVar[bool] = True
-    """True if the update of an element depends only on its own gradient and state, so that
-    parameters may be sharded."""
+    """True if the update of an element depends only on the element's gradient and state.
+
+    Parameters may then be sharded.
+    """
 
     _couples_decay: ClassVar[bool] = False
     """True if `weight_decay` p is added to the gradient."""
@@ -523,17 +525,17 @@ class Optimizer(_OfFields):
     def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:
         """Return the scalars of this update that depend on the rate or the count, in rate's dtype.
 
-        `_step` reads all other numbers from the hyperparameters; a template uses none of their
+        `_step` reads all other numbers from the hyperparameters; a template uses no hyperparameter
         tensors.
         """
         raise NotImplementedError
 
     def _step(self, hyper: Any, p: Tensor, g: Tensor, state: Tensors, scalars: Tensors) -> None:
-        """Update one parameter and its state in place."""
+        """Update one parameter and the parameter's state in place."""
         raise NotImplementedError
 
     def _step_all(self, hyper: Any, updates: Sequence[Update]) -> None:
-        """Update the parameters of one group and their state, by default one by one.
+        """Update the parameters and the state of one group, by default one by one.
 
         A rule that uses all parameters together overrides this method."""
         if not self._is_cached():
@@ -548,7 +550,7 @@ class Optimizer(_OfFields):
                 call(steps, (values, of_dtype[0][3], some), {})
 
     def _is_cached(self) -> bool:
-        """Return whether updates run the functions of `_rule_of` by their templates.
+        """Return whether updates run the functions of `_rule_of` by templates.
 
         A captured call, and a user's rule, run the methods instead."""
         return current().recorder is None and type(self).__module__.startswith("mlvm.")
@@ -564,7 +566,7 @@ class Optimizer(_OfFields):
     def _effective_gradient(self, hyper: Any, p: Tensor, g: Tensor) -> Tensor:
         """Return the gradient for the rule.
 
-        With `maximize` its sign is inverted. `weight_decay` p is added if the rule couples weight
+        With `maximize` the sign is inverted. `weight_decay` p is added if the rule couples weight
         decay."""
         if hyper.maximize:
             g = -g
@@ -646,15 +648,15 @@ class Optimizer(_OfFields):
 
 
 _snapshots: WeakKeyDictionary[Optimizer, Snapshot] = WeakKeyDictionary()
-"""The trees of optimizers at their last update. They are not fields, which captured calls guard."""
+"""The trees of optimizers at the last update. They are not fields, which captured calls guard."""
 
 
 @cache
 def _rule_of(kind: Any, names: tuple[str, ...]) -> tuple[Callable[..., Any], ...]:
     """Return the scalars and the steps of an optimizer's rule as pure functions.
 
-    Their arguments are the values of the named hyperparameters, and tensors. A rule of mlvm reads
-    only `count` from its optimizer."""
+    The arguments are the values of the named hyperparameters, and tensors. A rule of mlvm reads
+    only `count` from the optimizer."""
 
     def hyper_of(values: tuple[Any, ...]) -> SimpleNamespace:
         return SimpleNamespace(**dict(zip(names, values, strict=True)))
@@ -695,7 +697,7 @@ def _assigned(where: str, name: str, value: Any, kind: Any) -> Any:
     """Check an assigned hyperparameter.
 
     Schedules and traced numbers are not checked, and a learning rate that is a tensor is checked
-    only by its type in a captured function, because that must not read their values."""
+    only by its type in a captured function, because a captured function must not read values."""
     is_rate = name == "learning_rate"
     if type(value) is Number or (is_rate and callable(value)):
         return value

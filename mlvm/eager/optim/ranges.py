@@ -79,7 +79,7 @@ def checked_field(where: str, name: str, value: Any, kind: Any) -> Any:
 
 
 class CheckedFields:
-    """Base of classes whose fields in `_kinds` are checked whenever they are assigned."""
+    """Base of classes that check the fields in `_kinds` whenever these are assigned."""
 
     _kinds: ClassVar[Mapping[str, Any]]
 

@@ -1,8 +1,8 @@
-"""Optimizers: one update rule per class, as defined in its paper.
+"""Optimizers: one update rule per class, as defined in the cited paper.
 
-The fields of a class are the hyperparameters, with their defaults. `_state_names` are the names of
+The fields of a class are the hyperparameters, with defaults. `_state_names` are the names of
 the state of a parameter p, `_scalars` returns the values that all parameters share, and `_step`
-updates one parameter from its gradient g.
+updates one parameter from the gradient g.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class _PicklableSchedule:
 
 
 def _schedule(fn: Callable[P, Schedule]) -> Callable[P, Callable[[Count], Tensor]]:
-    """Wrap a schedule's constructor: its schedules accept any count, and can be pickled."""
+    """Wrap a schedule's constructor: the schedules accept any count, and can be pickled."""
 
     hinted_fn = hinted(fn)
 
@@ -335,7 +335,7 @@ def one_cycle(
 ) -> Schedule:
     """Return a schedule that rises to `peak` and falls again, in half a cosine wave each.
 
-    The rate starts at initial = peak / initial_divisor. Its final value is initial / final_divisor
+    The rate starts at initial = peak / initial_divisor. The final value is initial / final_divisor
     (Smith and Topin, arXiv 1708.07120). It rises during the first `warmup_fraction` of
     `total_steps`. The end is reached after `total_steps` updates, as in optax's
     `cosine_onecycle_schedule`; in PyTorch's `OneCycleLR` the last update reaches it. The defaults

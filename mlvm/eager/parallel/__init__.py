@@ -1,6 +1,6 @@
 """Several VMs from eager code: `ml.parallel`.
 
-Each member of a group runs the same code on its own VM; collectives exchange data between the
+Each member of a group runs the same code on a separate VM; collectives exchange data between the
 members. `data_parallel` splits the batches of a training loop between them:
 
     with ml.parallel.Group(2) as group:

@@ -57,7 +57,7 @@ def rank() -> int: ...
 def rank(axis_name: str) -> Tensor: ...
 @hinted
 def rank(axis_name: str | None = None) -> int | Tensor:
-    """Return the current VM's rank in its group, from 0; 0 on a VM without a group.
+    """Return the current VM's rank in the group, from 0; 0 on a VM without a group.
 
     With an `axis_name`, return the index along the `vmap` with that name, i64[].
 
@@ -471,7 +471,7 @@ def _begun(name: str, x: Tensor, **attributes: Any) -> Tensor:
 
 
 def _own(x: Tensor) -> None:
-    """Copy an aliased x in a captured function, because a collective may overwrite its operands."""
+    """Copy an aliased x in a captured function, because a collective may overwrite operands."""
     if current().recorder is not None:
         make_exclusive(x)
 

@@ -65,7 +65,7 @@ def value_and_grad(
     `all_reduce(ml.value_and_grad(fn)(...), "mean")`. `aux` is not averaged.
 
     In a step of `data_parallel(..., shard=...)`, the gradient of a Module or dict is a `Parts`:
-    each member gets its shard of every gradient, as its optimizer needs.
+    each member gets one shard of every gradient, as the member's optimizer needs.
 
     Raises what `ml.value_and_grad` raises, and `GradientError` inside a differentiated function.
 
@@ -99,8 +99,8 @@ def value_and_grad(
 class _Buckets:
     """The value and the gradients of a differentiation, averaged in buckets.
 
-    Gradients with respect to sharded tensors are averaged during the backward pass, so nothing is
-    left to do for them. Under `shard="optimizer"` each member keeps only its shard of all other
+    Gradients with respect to sharded tensors are averaged during the backward pass, and are
+    returned unchanged. Under `shard="optimizer"` each member keeps only one shard of all other
     gradients, except those in a list or tuple.
     """
 
@@ -161,12 +161,12 @@ class _Buckets:
 def data_parallel(
     make_step: Callable[[LocalVM], Callable[..., R]], group: AnyGroup, *, shard: Shard | None = None
 ) -> Callable[..., R]:
-    """Return a training step that all members of a group run, each on its part of the batch.
+    """Return a training step that all members of a group run, each on a part of the batch.
 
     `make_step(vm)` is called once on each member. It creates the model and the optimizer there, and
     returns the member's step. Each member must create the same model, for instance from the same
     random key. The returned function accepts arrays or tensors of N rows. It calls each member's
-    step with the N / size rows of its rank, as numpy arrays, and returns the result of rank 0.
+    step with the N / size rows of that rank, as numpy arrays, and returns the result of rank 0.
     Keyword arguments are passed to all steps unchanged. The step averages the gradients:
 
         loss_and_grads = ml.parallel.value_and_grad(loss_of)
@@ -185,15 +185,15 @@ def data_parallel(
 
             return step
 
-    All parts have equal length, so the mean of their means is the mean of the batch. Except for
+    All parts have equal length, so the mean of the means is the mean of the batch. Except for
     rounding, a step equals a step of one VM on the whole batch; the replicas stay equal bit for
-    bit. Each member may capture its step, on its own VM.
+    bit. Each member may capture the step, on the member's VM.
 
     With `shard="optimizer"`, an optimizer of `make_step` stores only the state for this member's
     shard of the parameters, 1 / size of it. With `shard="all"` a Module also stores only this shard
-    of its parameters, which are gathered whenever a field is read (Rajbhandari et al., ZeRO, arXiv
-    1910.02054). The code of a step does not change. Its bits equal the bits of an unsharded step,
-    except for norms of all gradients, which are summed in a different order.
+    of the parameters, which are gathered whenever a field is read (Rajbhandari et al., ZeRO, arXiv
+    1910.02054). The code of a step does not change. The results equal the results of an unsharded
+    step bit for bit, except for norms of all gradients, which are summed in a different order.
 
     Raises `ArgumentError` if `shard` is unknown, `group` is not a group, or `make_step` does not
     accept exactly the VM and return a function; `ShapeError` unless all arguments are arrays with

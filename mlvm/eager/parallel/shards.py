@@ -46,8 +46,7 @@ from mlvm.parallel.membership import Shard, sharding_here
 BUCKET_NBYTES: Final = 1 << 20
 """Bytes of a bucket: large enough to hide latency.
 
-It is small enough that the last bucket, whose communication overlaps no computation, needs little
-time."""
+It is small, because the communication of the last bucket overlaps no computation."""
 
 _GATHER_INTO: Final = Program.of_op("all_gather.out", 2, {}, 0)
 
@@ -236,7 +235,7 @@ def _exchanged(pieces: Mapping[int, Tensor], wholes: list[TensorType | None], x:
 def _class_in_parts(
     kind: type[Node], wholes: dict[str, TensorType], properties: dict[str, Any]
 ) -> Any:
-    """Return a class for one Module whose parameters are sharded; the types are given by path."""
+    """Return a class for one Module with sharded parameters; the types are given by path."""
     home = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
     marks = {"_as_dict": Parts, "_wholes": wholes}
     methods = {
@@ -274,7 +273,7 @@ def _whole(piece: Tensor, type: TensorType) -> Tensor:
 def _scattered_alone(g: Tensor) -> Tensor:
     """Return this member's shard of the mean, in f32 for half precision.
 
-    Its gradient flows to f32 weights that `Module.astype` has cast, and must not be rounded."""
+    The gradient flows to f32 weights that `Module.astype` has cast, and must not be rounded."""
     return scattered([op.astype(g, dtype=f32) if g.dtype.is_half else g])[0]
 
 
@@ -295,7 +294,7 @@ def _refuse_field(name: str, node: Node, value: Any) -> None:
 def gathered_by_path(
     tensors: Mapping[str, Tensor], wholes: Mapping[str, TensorType]
 ) -> dict[str, Tensor]:
-    """Return the tensors with whole tensors instead of shards; `wholes` are their types by path."""
+    """Return the tensors with whole tensors instead of shards; `wholes` are the types by path."""
     result = dict(tensors)
     paths = [path for path in tensors if path in wholes]
     for bucket in buckets([wholes[path] for path in paths]):
@@ -325,7 +324,7 @@ def load_parts(
 
 
 class _AllInParts(Whole):
-    """Layout in which a member stores shards of the parameters and their state.
+    """Layout in which a member stores shards of the parameters and of the state.
 
     `wholes` are the types of the whole parameters by path."""
 
@@ -346,7 +345,7 @@ class _AllInParts(Whole):
 
 
 class _StateInParts(_AllInParts):
-    """Layout in which a member stores whole parameters, and the state of its shard of each."""
+    """Layout in which a member stores whole parameters, but only a shard of the state."""
 
     def state_type(self, type: TensorType) -> TensorType:
         return piece_type(type)

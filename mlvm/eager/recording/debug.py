@@ -45,7 +45,7 @@ from mlvm.step.saved import LoadedStep, SavedStep
 __all__ = ["caches", "context", "nans"]
 
 watched: Final[dict[VMProtocol, LocalVM | None]] = {}
-"""The VMs inside `nans`, each with its rehearsing VM if it is remote."""
+"""The VMs inside `nans`, each with the rehearsing VM if it is remote."""
 
 
 class nans(ContextDecorator):
@@ -56,12 +56,12 @@ class nans(ContextDecorator):
     The block checks these VMs, or the current VM. An integer that is divided by 0 also raises;
     outside of the block the quotient is 0. An op that only copies never raises, and neither does an
     infinity that an operand already contains, such as a mask of -inf. A tensor that the launch
-    would have overwritten keeps its old value.
+    would have overwritten keeps the old value.
 
     A captured function runs call by call inside the block, by a separate program without fusion. If
-    it raises, all tensors that it updates get their values from before the step; an element that it
-    took from a queue is lost. On a remote VM, programs with functions that the server registered
-    are not checked. Outside of the block there is no cost.
+    it raises, all tensors that it updates are restored to the values before the step; an element
+    that it took from a queue is lost. On a remote VM, programs with functions that the server
+    registered are not checked. Outside of the block there is no cost.
 
     Raises `MachineError` for a VM that has another instrument, such as a trace, and for any
     argument that is not a VM; `CaptureError` inside a captured function.
@@ -101,9 +101,9 @@ class nans(ContextDecorator):
 def caches() -> None:
     """Print the caches of this process that have been used.
 
-    Each name has the number of caches, and the sums of their entries, limits, hits and misses.
+    Each name has the number of caches, and the total entries, limits, hits and misses.
 
-    A full cache evicts its least recently used entry. Lookups at each eager call are not counted as
+    A full cache evicts the least recently used entry. Lookups at each eager call are not counted as
     hits.
 
         >>> ml.debug.caches()  # doctest: +ELLIPSIS
@@ -116,8 +116,10 @@ def caches() -> None:
 
 
 def context() -> None:
-    """Print the context of calls in this thread or task: everything that they depend on, apart from
-    their arguments, such as the arena of their results, the tape and the default dtype.
+    """Print the context of calls in this thread or task.
+
+    The context is everything other than arguments that calls depend on, such as the arena for
+    results, the tape and the default dtype.
 
         >>> ml.debug.context()  # doctest: +ELLIPSIS
         arena            None
@@ -160,8 +162,8 @@ def launch_watched(
 ) -> None:
     """Launch the program of a step that updates these tensors, and check it.
 
-    If it raises `NonFiniteError`, restore the tensors. `saved` returns the step with its present
-    state, and its inputs."""
+    If it raises `NonFiniteError`, restore the tensors. `saved` returns the step with the present
+    state, and the inputs."""
     rehearsal = watched[vm]
     if rehearsal is not None:
         step, inputs = saved()
@@ -214,8 +216,8 @@ def _rehearsing(vm: VMProtocol, local: LocalVM) -> Callable[..., list[Array]]:
 class _Bad(NamedTuple):
     """Tensor with nans or infinities.
 
-    value: the first nan or infinity. place: its index. is_nan: whether it is nan. is_infinite:
-    whether any element is infinite.
+    value: the first nan or infinity. place: the index of this element. is_nan: whether it is nan.
+    is_infinite: whether any element is infinite.
     """
 
     value: complex

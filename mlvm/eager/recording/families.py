@@ -1,6 +1,6 @@
 """Recorded steps of calls that differ only in numbers: lengths of operands, and arguments.
 
-In: a call whose steps were just recorded, and which of its numbers differ from an earlier call.
+In: a call with steps that were just recorded, and the numbers that differ from an earlier call.
 Out: an open template, with which C runs such calls for other numbers (`language/families.c`): the
 types of results and the integers of kernels are formulas of the numbers. The call is traced with
 placeholders for the numbers; each value that the trace or a planner needs becomes a guard.
@@ -34,7 +34,7 @@ def open_template_of(
 ) -> Any:
     """Return the open template of a call, or None if it has none.
 
-    inputs: for each number of the call's key, in order, the index of its input, or -1 if it is
+    inputs: for each number of the call's key, in order, the index of the input, or -1 for a
     constant.
     """
     assert EXTENSION is not None
@@ -146,7 +146,8 @@ def open_call(
 ) -> Any:
     """Plan the native kernel of a function for frozen types and attributes.
 
-    Its integers are formulas of the placeholders. Return None if the function has no such kernel.
+    The integers of the kernel are formulas of the placeholders. Return None if the function has no
+    such kernel.
     """
     callee = functions.binding(name).callee
     plan = getattr(getattr(callee, "kernel", None), "plan", None)
@@ -162,7 +163,7 @@ def open_call(
 
 
 def _changed(change: Callable[[Any], Any], part: Any) -> Any:
-    """Return a part of the arguments with its tensors and numbers changed, in order."""
+    """Return a part of the arguments with changed tensors and numbers, in order."""
     kind = type(part)
     if kind is Tensor or kind is int or kind is float:
         return change(part)

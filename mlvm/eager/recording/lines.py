@@ -24,7 +24,7 @@ layer_here: Callable[[], str | None] = _no_layer
 class Line(str):
     """Location of a call: `file:line`, and the path of the running `layer`.
 
-    `call`: the operation at the line with its operands, if the recorded op has different operands.
+    `call`: the operation at the line and the operands, if the recorded op has different operands.
     Indices into these operands are preceded by the indices of `naxes` lanes. `reword` changes the
     error for an index out of range."""
 

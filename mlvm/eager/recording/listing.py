@@ -18,12 +18,12 @@ from mlvm.step.concatenate import Launch, concatenate
 
 @hinted
 def program_of(fn: Callable[..., Any], *args: Any) -> Program:
-    """Call `fn(*args)` on the current VM, and return its launches as one program.
+    """Call `fn(*args)` on the current VM, and return the launches as one program.
 
-    The program refers to tensors by their handles. Tensors that `fn` allocates are stored in an
+    The program refers to tensors by handle. Tensors that `fn` allocates are stored in an
     arena of the program, and live as long as the program. Another launch therefore repeats the
     computation as long as the arguments live. Values that Python copied in are the values of this
-    call. Raises `ProgramError` for a call whose result's shape depends on values.
+    call. Raises `ProgramError` for a call if the result shape depends on values.
 
         >>> "sin.out" in ml.disassemble(ml.program_of(ml.sin, ml.zeros(2)))
         True

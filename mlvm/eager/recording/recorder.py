@@ -5,10 +5,10 @@ Out: `calls`, a list of `step.flow.Call` on `Value`s; each block and function ha
 value is the content of a tensor between two writes; a home is memory that the tensor keeps across
 writes.
 
-Results are allocated in the recorder's arena, which has types but no bytes. A tensor from outside
-keeps its bytes: an update of it is recorded as a write to its home. A launch that a later call
-could not repeat raises `CaptureError` with the user's line. An update that needs an old value
-elsewhere raises `RetryAfterCopy`, and the caller records again.
+Results are allocated in the recorder's arena, which has types but no bytes. The bytes of a tensor
+from outside do not move: an update is recorded as a write to the tensor's home. A launch that a
+later call could not repeat raises `CaptureError` with the user's line. An update that needs an old
+value elsewhere raises `RetryAfterCopy`, and the caller records again.
 
 Callers: `capture`, `control`, `transform`, `measure` and `summary`, by `recording_of`. No lock is
 held: a recorder is active in one thread or task; other threads may record at the same time.
@@ -70,10 +70,10 @@ def current_recorder() -> Recorder | None:
 
 Reference: TypeAlias = weakref.ref[Allocation]
 _Operand: TypeAlias = tuple[Reference, TensorType]
-_Views: TypeAlias = dict[int, Reference]  # by their ids
+_Views: TypeAlias = dict[int, Reference]  # by id
 
 Reader: TypeAlias = Callable[[Tensor], list[Tensor]]
-"""Function that reads a record of residuals by its number."""
+"""Function that reads a record of residuals by number."""
 
 _ENDED: Final = Value(0)
 """Marks the value of a block's tensor after the block has finished."""
@@ -84,7 +84,7 @@ _REPLACED: Final = ("launch", "read", "write", "alloc_tensor", "swap")
 
 
 class RetryAfterCopy(BaseException):
-    """Raised for an update of a tensor whose old value is needed outside.
+    """Raised for an update of a tensor if the old value is needed outside.
 
     The recording is discarded; the tensor is moved, and the function or block is recorded again.
 
@@ -101,8 +101,8 @@ class RetryAfterCopy(BaseException):
 class RetryWithCarry(BaseException):
     """Raised for an update, in a block, of an outer tensor through which a gradient flows.
 
-    The block is recorded again and carries the tensor: it receives its value, and returns a new
-    one.
+    The block is recorded again and carries the tensor: it receives the value, and returns a new
+    value.
 
     x: the tensor. depth: the number of blocks around the block to record again.
     """
@@ -197,7 +197,7 @@ class _Values:
 
 
 class _Memory:
-    """Values of tensors, by the id of the reference to the holder of their region.
+    """Values of tensors, by the id of the reference to the holder of the region.
 
     Attributes:
         regions: the regions of the VM, by handle.
@@ -219,7 +219,7 @@ class _Outside:
     """Tensors and queues from before the recording, and objects that must live as long as it.
 
     Attributes:
-        holders: references to all tensors, by their ids.
+        holders: references to all tensors, by id.
         views: all views.
         states: tensors that the function uses and that are not arguments.
         state_views: references to views by which the function may have reached a state, with the
@@ -246,16 +246,16 @@ class _Outside:
 
 
 class _Placeholders:
-    """Abstract tensors that the function gets instead of its arguments.
+    """Abstract tensors that the function gets instead of arguments.
 
     Attributes:
         by_original: placeholders by the id of the tensor.
         originals: tensors by the id of the placeholder.
-        inputs: the number of each input by the id of its tensor.
+        inputs: the number of each input by the id of the tensor.
         aliases: references to placeholders, by the id of the reference to an input that the
-            function also reads from its environment.
+            function also reads from the environment.
         aliased_inputs: the numbers of these inputs.
-        aliased: ids of the references to their placeholders.
+        aliased: ids of the references to the placeholders of these inputs.
         narguments: number of arguments.
         nelements: number of elements of queues.
     """
@@ -390,7 +390,7 @@ class Recorder:
             ins = [Use(value, type) for value, type in before if value is not None]
             values = {id(r): self._new_value(r, type) for r, type in params}
             outs = [Use(values[id(r)], type) for r, type in params]
-        again = self.recomputing and not self.scopes.open  # a block runs at its position
+        again = self.recomputing and not self.scopes.open  # the position of a block is fixed
         self.calls.append(Call(name, op, attributes, outs, ins, line, again=again))
         return []
 
@@ -520,10 +520,10 @@ class Recorder:
     def update(
         self, call: OneOp, operands: Tensors, types: Types, out: Tensor, tapes: Sequence[Tape]
     ) -> None:
-        """Assign a result to `out`, whose old value views or tapes need.
+        """Assign a result to `out`, while views or tapes need the old value.
 
-        A view moves to new memory. Any other tensor keeps its memory, because it may be an argument
-        or a state that the caller reads; its views move to memory with the old value. Raises
+        A view moves to new memory. Any other tensor stays in place, because it may be an argument
+        or a state that the caller reads; views of it move to memory with the old value. Raises
         `RetryAfterCopy` if the old value is needed outside of the function or a block.
         """
         views = out.views() if out.base is None else [out]
@@ -570,7 +570,7 @@ class Recorder:
     def _give(
         self, old: Tensor, x: Tensor, views: Sequence[Allocation], tapes: Sequence[Tape]
     ) -> None:
-        """Replace x by `old`, a tensor with its old value, in views and tapes."""
+        """Replace x by `old`, a tensor with the old value, in views and tapes."""
         old.tape, old.node = x.tape, getattr(x, "node", 0)
         for view in views:
             rebase(view, old)
@@ -578,7 +578,7 @@ class Recorder:
             tape.exchange({id(x): old}, old)
 
     def _require_inside(self, view: Allocation, updated: Tensor) -> None:
-        """Raise `RetryAfterCopy` for a view from outside or its placeholder."""
+        """Raise `RetryAfterCopy` for a view from outside or a placeholder of the view."""
         if _is_among(view, self.outside.views) or id(view) in self.placeholders.originals:
             raise RetryAfterCopy(self.placeholders.originals.get(id(updated), updated))
 
@@ -703,7 +703,7 @@ class Recorder:
         self.calls.append(Call(name, None, NO_ATTRIBUTES, outs, ins, line, blocks=tuple(blocks)))
 
     def parameter(self, type: TensorType) -> Tensor:
-        """Return a tensor for an operand of the open function: memory of its caller."""
+        """Return a tensor for an operand of the open function: memory of the caller."""
         x, reference = self._new_tensor(type)
         home = self.memory.homes[id(reference)] = Home("outer", next(outer_index), type)
         self.scopes.open[-1].block.homes.add(home)
@@ -713,7 +713,7 @@ class Recorder:
     def call(
         self, callee: Procedure, results: Sequence[TensorType], args: Sequence[Tensor]
     ) -> list[Tensor]:
-        """Call a function from within its own block, or from a function that it calls."""
+        """Call a function from within the function itself, or from a function that it calls."""
         outputs = self._called("call", results, args)
         call = self.calls[-1]
         call.callee, call.passed = callee, [*call.outs, *call.ins]
@@ -748,11 +748,11 @@ class Recorder:
         return x
 
     def use(self, x: Tensor) -> Use:
-        """Return the use of the tensor's present value with its type."""
+        """Return the use of the tensor's present value with the tensor's type."""
         return Use(self.value_of(x), x.type)
 
     def push(self, xs: Sequence[Tensor]) -> Tensor:
-        """Save copies of the tensors in a record of residuals, and return its number."""
+        """Save copies of the tensors in a record of residuals, and return the record's number."""
         [number] = self._called(residuals.PUSH, [TensorType(i64)], xs)
         return number
 
@@ -767,7 +767,7 @@ class Recorder:
         return self._called(name, types, [number])
 
     def summed(self, x: Tensor, y: Tensor) -> Tensor:
-        """Add records of cotangents, given by their numbers; return the numbers of the sums."""
+        """Add records of cotangents, given by number; return the numbers of the sums."""
         [number] = self._called(residuals.ADD, [x.type], [x, y])
         return number
 
@@ -878,8 +878,8 @@ class Recorder:
     def escaped_tensors(self) -> list[Tensor]:
         """Return the function's tensors and placeholders that are still alive.
 
-        The recorder first drops its own references to placeholders, so only those to which user
-        code refers remain.
+        The recorder first drops all references to placeholders, so only those to which user code
+        refers remain.
         """
         self.placeholders.clear()
         alive: list[Allocation] = []
@@ -905,7 +905,7 @@ class Recorder:
         self.placeholders.clear()
         self.arena.close()
         self.arguments.close()
-        del self.arena, self.arguments  # their VM is the recorder: this breaks the cycle
+        del self.arena, self.arguments  # these refer to the recorder: break the cycle
 
     def drop_flow(self) -> None:
         """Drop the recorded calls and values, and thereby the types of the trace."""
@@ -949,7 +949,7 @@ class Recorder:
         return self._operand(handle)[0]
 
     def _operand(self, handle: TensorHandle) -> _Operand:
-        """Return the reference to the tensor that holds the handle's region, and its type."""
+        """Return the reference to the tensor that holds the handle's region, and the type."""
         self._require_live(handle)
         weak = self.memory.regions.data.get(handle)
         region = weak() if weak is not None else None
@@ -993,7 +993,7 @@ class Recorder:
 
     def _require_live(self, handle: TensorHandle) -> None:
         if handle == STALE:
-            raise HandleError("a tensor was freed")  # `explain` adds its type and the reason
+            raise HandleError("a tensor was freed")  # `explain` adds the type and the reason
 
     def _settle(self, x: Allocation, role: Role, index: int) -> None:
         """Set the tensor's home outside, given by a role and an index."""
@@ -1049,7 +1049,7 @@ def _reference_to(x: Allocation) -> Reference:
 
 
 def _all_views(vm: VMProtocol) -> _Views:
-    """Return all views on a VM by weak references, since other threads may free their views."""
+    """Return all views on a VM by weak references, since other threads may free views."""
     views: _Views = {}
     for region in regions(vm).once():
         views.update((id(view), weakref.ref(view)) for view in region.views)
@@ -1144,7 +1144,7 @@ def _layer(recorder: Recorder, name: str) -> Layer:
 def _refusal(recorder: Recorder, other: VMProtocol) -> Layer:
     """Return a layer that rejects tensors of a different VM in recorded threads.
 
-    Handles that the VM has for tensors of a remote VM are not its own tensors."""
+    Handles that the VM has for tensors of a remote VM are not tensors of this VM."""
 
     def refuse(proceed: Callable[..., Any], first: Any, *args: Any, **options: Any) -> Any:
         handles = (first,) if isinstance(first, int) else args[0] if args else ()

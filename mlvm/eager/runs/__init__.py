@@ -1,1 +1,1 @@
-"""Runs as data: recordings of steps, their comparison and replay, and a debugger."""
+"""Runs as data: recording, comparison and replay of steps, and a debugger."""

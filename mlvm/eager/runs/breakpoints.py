@@ -94,7 +94,7 @@ def parse_breakpoint(text: str, file: str) -> Breakpoint:
 
 
 def require_known(point: Breakpoint, program: OpProgram) -> None:
-    """Raise `ArgumentError` for a breakpoint whose line or names the program does not have."""
+    """Raise `ArgumentError` for a breakpoint with a line or name that the program does not have."""
     if point.kind == "line":
         if not any(point.is_line(line) for line in program.lines.values()):
             raise ArgumentError(f"no op has the line {point.text}:{point.number}; l shows lines")

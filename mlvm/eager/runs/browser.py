@@ -57,7 +57,7 @@ class DebuggerServer(ThreadingHTTPServer):
         return plain_page(self._title, body, policy=_POLICY)
 
     def command(self, line: str) -> dict[str, Any]:
-        """Run a command; return its output and the panes."""
+        """Run a command; return the output and the panes."""
 
         def run(line: str) -> None:
             self.has_ended |= self._debugger.onecmd(line)

@@ -1,4 +1,4 @@
-"""Methods of captured functions that need their programs as ops: `save_repro` and `debug`."""
+"""Methods of captured functions that need programs as ops: `save_repro` and `debug`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def save_repro(
     results.
 
     `python -m mlvm run FILE` runs the call without further arguments, and reports whether the
-    results have the recorded digests. `python -m mlvm debug FILE` steps over its ops. The state
+    results have the recorded digests. `python -m mlvm debug FILE` steps over the ops. The state
     does not change, and `ml.debug.print` and `watch` show nothing here.
 
     Raises the errors of a call, `CaptureError` for a function that reads a queue,
@@ -45,15 +45,15 @@ def save_repro(
 def debug(
     step: Captured[..., Any], /, *args: Any, commands: Sequence[str] | None = None, **kwargs: Any
 ) -> None:
-    """Debug a call with these arguments: step over its ops and print tensors.
+    """Debug a call with these arguments: step over ops and print tensors.
 
-    The debugger steps forwards and backwards. Its commands are similar to pdb's; `h` lists them.
+    The debugger steps forwards and backwards. The commands are similar to pdb's; `h` lists them.
     See docs/runs.md.
 
     The call runs on the current VM's functions with the current state, which does not change.
     `commands` replace the commands that a user types.
 
-    Raises the errors that a call raises before its launch, and `CaptureError` for a function that
+    Raises the errors that a call raises before the launch, and `CaptureError` for a function that
     reads a queue.
 
     Refuses:

@@ -1,6 +1,6 @@
-"""State of a run: the tensors that its steps read from outside and update, as numbered cells.
+"""State of a run: the tensors that steps read from outside and update, as numbered cells.
 
-A cell is a tensor that a function reads from its environment, or a Module's field that a function
+A cell is a tensor that a function reads from the environment, or a Module's field that a function
 rebinds. For each cell the digests of all contents that a replay can compute are known. Any other
 content was written outside of the steps, and the recording stores it.
 """
@@ -22,7 +22,7 @@ from mlvm.machines.digest import digest
 
 
 def array_of(x: Allocation) -> Array:
-    """Return the values of a tensor: its own memory on a VM of this process, otherwise a copy."""
+    """Return the values of a tensor, on a VM of this process without a copy."""
     vm = x.arena.vm
     if isinstance(vm, VM) and vm.on_host and x.handle != STALE:
         return vm.array_of(x.handle)
@@ -38,7 +38,7 @@ class Cell(NamedTuple):
 
 
 class Cells:
-    """The cells of a run that is being recorded, with the digests of their contents."""
+    """The cells of a run that is being recorded, with digests of the contents."""
 
     def __init__(self) -> None:
         self.rows: list[Cell] = []
@@ -46,7 +46,7 @@ class Cells:
         self._sources: list[Callable[[], Allocation]] = []
         self._keys: dict[object, int] = {}
         self._names: set[str] = set()
-        self._owners: list[object] = []  # kept alive: cells are identified by their ids
+        self._owners: list[object] = []  # kept alive: cells are identified by id
         self._watch: tuple[Watch, int] | None = None
         self._watches: dict[int, Watch] = {}  # by the id of the VM, which a watch keeps alive
         self._watched: list[Allocation | None] = []  # by cell
@@ -87,7 +87,7 @@ class Cells:
         return self._keys[key]
 
     def live(self) -> list[int]:
-        """Return the cells whose tensors still have memory."""
+        """Return the cells with tensors that still have memory."""
         return [number for number, *_ in self.rows if self._source(number) is not None]
 
     def array(self, number: int) -> Array:
@@ -148,7 +148,7 @@ def storable(array: Array) -> Array:
 
 
 def digest_of_cells(digests: Mapping[int, bytes], numbers: Iterable[int]) -> list[bytes]:
-    """Return a digest of these cells in an order that depends only on their contents.
+    """Return a digest of these cells in an order that depends only on the contents.
 
     Names and the order of first use therefore do not change the result.
     """

@@ -114,7 +114,7 @@ def run_replay(options: argparse.Namespace) -> int:
 
 
 def _save(replay: Replay, number: int, folder: Path) -> None:
-    """Write the state before a step, and its inputs."""
+    """Write the inputs of a step and the state before it."""
     moment = replay.at(number)
     folder.mkdir(parents=True, exist_ok=True)
     arrays = {name: storable(array) for name, array in moment.state.items()}
@@ -156,7 +156,7 @@ def _show_line(replay: Replay, number: int, place: str, folder: Path | None) -> 
 
 
 def summary(array: Array) -> str:
-    """Describe a tensor: its type, range and mean, and the first elements."""
+    """Describe a tensor: type, range and mean, and the first elements."""
     values = shown(array)
     text = f"{TensorType.of(array)}"
     if values.size > 1 and values.dtype.kind in "fiu":
@@ -167,7 +167,7 @@ def summary(array: Array) -> str:
 
 
 def _show_nan(replay: Replay, numbers: Sequence[int]) -> int:
-    """Print the first op of these steps whose result contains nan or infinity."""
+    """Print the first op of these steps with a result that contains nan or infinity."""
     is_one = len(numbers) == 1
     for number in numbers:
         step = replay.run.step(number)
@@ -205,7 +205,7 @@ def _first_nan(
 ) -> tuple[Executed, str, tuple[int, ...], Any] | None:
     """Return the first op that computes a nan or an infinity.
 
-    Its operands are finite, or were not finite from the beginning. Also return a text about the
+    The operands are finite, or were not finite from the beginning. Also return a text about the
     operands, the index and the value of the element.
     """
     for op in _ops(execution):

@@ -106,7 +106,7 @@ def _operands(what: str, values: Sequence[Any]) -> list[Tensor]:
 
 
 def _sample(x: Tensor) -> Any:
-    """Return a numpy dtype whose elements are formatted like the elements of x."""
+    """Return a numpy dtype with elements that are formatted like the elements of x."""
     return {"bool": bool, "float": float, "complex": complex}.get(x.dtype.kind, int)
 
 

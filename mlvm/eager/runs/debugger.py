@@ -211,7 +211,7 @@ class Debugger(cmd.Cmd):
     def do_summary(self, argument: str) -> None:
         """summary NAME | REF: print the type, extrema, mean and number of nans of a tensor.
 
-        Also print its location in the plan, the op that wrote it and the op that reads it next."""
+        Also print the location in the plan, the op that wrote it and the op that reads it next."""
         ref = self.values.find(argument)
         if ref is None:
             raise ArgumentError(f"summary: expected a name or reference, got {argument!r}")
@@ -228,7 +228,7 @@ class Debugger(cmd.Cmd):
     # --- the source and the plan -------------------------------------------------------------
 
     def do_bt(self, _: str) -> None:
-        """bt: print the functions, loops and branches around the next op, and its line."""
+        """bt: print the functions, loops and branches around the next op, and the line."""
         op = self.execution.op_at(self.execution.position)
         if op is None:
             self._say("at the end")

@@ -1,8 +1,8 @@
 """Comparison of two recordings: the first step that differs, and by replaying it, the first op.
 
 Two steps are equal if their results and the state after them are equal. Runs that differ only in
-threads, members, workers or execution are therefore equal, although their inputs (parts of a batch)
-and their programs (with collectives) may differ. If results differ, the cause is the first of: the
+threads, members, workers or execution are therefore equal, although the inputs (parts of a batch)
+and the programs (with collectives) may differ. If results differ, the cause is the first of: the
 state before the step, an input, an op. The op is found by computing the step op by op in both runs.
 """
 
@@ -48,7 +48,7 @@ class Elements(NamedTuple):
 
 
 class OperandOrigin(NamedTuple):
-    """Operand of an op, with its origin.
+    """Operand of an op, with the origin of the value.
 
     Attributes:
         origin, type: the origin and the type of the operand.
@@ -66,8 +66,8 @@ class OperandOrigin(NamedTuple):
 class OpReport(NamedTuple):
     """The first differing op in one run.
 
-    op: the op. operands: the operands of the op. line: the line of Python that called it, and its
-    text as recorded.
+    op: the op. operands: the operands of the op. line: the line of Python that called the op, and
+    the text of the line as recorded.
     """
 
     op: Executed
@@ -86,7 +86,7 @@ class Difference(NamedTuple):
         names: the names of differing state, inputs or results.
         ops: for an op, the first differing op of each run.
         elements: the differing elements of the result of corresponding ops, an input or a state.
-        programs: the first op of each run in which the programs differ, if its line is different:
+        programs: the first op of each run in which the programs differ, if the lines are different:
             ops of the backward pass have the line of `value_and_grad`, and the cause is often a
             forward op.
     """
@@ -148,8 +148,8 @@ def _are_equal(a: Replay, b: Replay, x: RecordedStep, y: RecordedStep) -> bool:
     """Return whether the results, updated inputs and later states of two steps are equal.
 
     Updated inputs are compared only if they have the same types in both runs: a member of a group
-    may update a part of a batch. If the states have different types, as for a member that shards
-    its state, the tensors with equal names and types are compared.
+    may update a part of a batch. If the states have different types, as for a member with sharded
+    state, the tensors with equal names and types are compared.
     """
     nresults = [len(step.results) - len(step.table.updated) for step in (x, y)]
     results = [step.results[:n] for step, n in zip((x, y), nresults, strict=True)]
@@ -220,7 +220,7 @@ def _difference(left: Replay, right: Replay, x: RecordedStep, y: RecordedStep) -
 
 
 def _with_types(x: RecordedStep, y: RecordedStep, i: int) -> str:
-    """Return the name of an input, with its types in both runs if they differ."""
+    """Return the name of an input, with the types in both runs if these differ."""
     types = x.table.types[i], y.table.types[i]
     name = x.table.names[i]
     return name if types[0] == types[1] else f"{name} ({types[0]} in A, {types[1]} in B)"
@@ -336,7 +336,7 @@ class _Trace:
 
 
 def _differing_op(left: Replay, right: Replay, x: RecordedStep, y: RecordedStep) -> Difference:
-    """Compute a step op by op in both runs, and return the first op whose result differs."""
+    """Compute a step op by op in both runs, and return the first op with a differing result."""
     traces = _Trace(left, x), _Trace(right, y)
     same = x.table.content == y.table.content
     pair, is_first = (_lockstep(*traces), True) if same else _sources(*traces)
@@ -381,7 +381,7 @@ def _differing_op(left: Replay, right: Replay, x: RecordedStep, y: RecordedStep)
 def _correspond(a: Executed, b: Executed, p: Sequence[bytes], q: Sequence[bytes]) -> bool:
     """Return whether two ops with these operands are the same op of two programs.
 
-    They have the same kind and type. Their positions and operands are equal, or at most one operand
+    They have the same kind and type. The positions and operands are equal, or at most one operand
     differs."""
     if a.name != b.name or a.types != b.types or a.operand_types != b.operand_types:
         return False
@@ -426,8 +426,8 @@ def _lockstep(a: _Trace, b: _Trace) -> tuple[Executed | None, Executed | None]:
 def _sources(a: _Trace, b: _Trace) -> tuple[tuple[Executed | None, Executed | None], bool]:
     """Return the ops that cause the difference of two programs, and whether no earlier op differs.
 
-    The operands of such an op are also computed in the other run, but its result is not, and a
-    differing result depends on it.
+    The other run also computes the operands of such an op, but not the result, and a differing
+    result depends on it.
     """
     for trace in (a, b):
         while trace.advance() is not None:

@@ -59,7 +59,7 @@ class Executed(NamedTuple):
 
     Attributes:
         position: the number of ops executed before it.
-        place: the function and pc of its instruction.
+        place: the function and pc of the instruction.
         name, attributes: the name and the attributes of the op.
         operands: the values that it reads, in order.
         results: the values that it writes.

@@ -90,7 +90,7 @@ class Execution:
 
     @property
     def length(self) -> int:
-        """The number of ops of the execution; if it is not known, the execution runs to its end."""
+        """The number of ops of the execution; if it is not known, the execution runs to the end."""
         if self._end is None:
             with self._restored():
                 self.run()
@@ -147,7 +147,7 @@ class Execution:
     def next_op(self) -> Executed | None:
         """Return the op that `step` will execute, without executing it; None at the end.
 
-        Its results have no content yet.
+        The results have no content yet.
         """
         return self._machine.described() if self._machine.advance() else None
 
@@ -190,7 +190,7 @@ class Execution:
         return self._find(ref) is not None
 
     def at(self, location: Location) -> tuple[Ref, Array]:
-        """Return the present value at a location of the plan, and its origin."""
+        """Return the present value at a location of the plan, and the origin of the value."""
         content = self._machine.content(address_of(location))
         return content.ref, content.value.read(location.type)
 

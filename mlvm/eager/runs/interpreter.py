@@ -36,7 +36,7 @@ _MOST_BETWEEN: Final = 1_000_000
 """Maximum number of successive instructions without an op."""
 
 _MACHINERY: Final = frozenset({"zeros", "reshape", residuals.BEGIN, residuals.END})
-"""Functions that a program calls for its frames and stacks, which are not treated as ops.
+"""Functions that a program calls for frames and stacks, which are not treated as ops.
 
 The forms of `zeros` and `reshape` that leave results on the stack are not recorded for a user's
 call."""
@@ -69,7 +69,7 @@ class StoredValue:
 
 
 class Content(NamedTuple):
-    """Content of an address: a value, and its origin."""
+    """Content of an address: a value and the origin of the value."""
 
     value: StoredValue
     ref: Ref
@@ -98,7 +98,7 @@ class Snapshot:
 
     Attributes:
         memory: the contents of addresses.
-        turns: the iteration of each running loop, by depth of frames and pc of its head.
+        turns: the iteration of each running loop, by depth of frames and pc of the loop head.
         created: the number of frames' tensors so far.
         latest: the results of the op that was executed last.
     """
@@ -124,7 +124,7 @@ class Snapshot:
 class Interpreter:
     """Interpreter of a program on a VM.
 
-    state: its state, which may be replaced by a copy from a different position.
+    state: the state, which may be replaced by a copy from a different position.
     """
 
     def __init__(self, program: OpProgram, vm: VM) -> None:
@@ -280,7 +280,7 @@ class Interpreter:
         if not all(isinstance(x, Address) for x in params):
             raise ProgramError(f"execution: expected tensors as operands of {name}, got {params}")
         written, is_update = self._written(name, len(params), attributes)
-        if nresults != 0:  # a user's function, which pushes its results
+        if nresults != 0:  # a user's function, which pushes results
             written, is_update = (), False
         return _Call(name, params, nresults, attributes, written, is_update)
 
@@ -326,7 +326,7 @@ class Interpreter:
     def _names(self) -> tuple[str, ...]:
         """Return the names of the results of the present op.
 
-        The result of a function gets the name of its call.
+        The result of a function gets the name of the call.
         """
         state = self.state
         function, pc = state.function, state.pc
@@ -382,8 +382,8 @@ class Interpreter:
         """Launch a call; return the results written into operands and the pushed results.
 
         All results are in new memory. An op that saves residuals is launched once per position,
-        since its stack only grows. A function of the user, which may have effects, is also launched
-        once.
+        since the stack of residuals only grows. A function of the user, which may have effects, is
+        also launched once.
         """
         is_once = call.name in _LAUNCHED_ONCE or call.nresults != 0
         if is_once and op.position in self._launched:

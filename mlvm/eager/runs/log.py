@@ -1,8 +1,9 @@
 """The log of a recording: an append-only list of frames, each chained to the previous frames.
 
-A frame consists of its length and a checksum of the length, a payload, and a digest. The digest is
-BLAKE2b of the previous frame's digest and the payload, so changing a frame invalidates all later
-frames. A process that is killed leaves at most a partial frame at the end, which readers drop.
+A frame consists of the length of the payload, a checksum of the length, the payload, and a digest.
+The digest is BLAKE2b of the previous frame's digest and the payload, so changing a frame
+invalidates all later frames. A process that is killed leaves at most a partial frame at the end,
+which readers drop.
 """
 
 from __future__ import annotations

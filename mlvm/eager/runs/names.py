@@ -22,8 +22,8 @@ def names_of_tensors(
 ) -> dict[int, str]:
     """Return a path such as `model.blocks[0].kernel` for each tensor that the function reaches.
 
-    The function reaches tensors from its arguments, variables and globals. The keys are the ids of
-    their roots. If there are several paths, the shortest is used.
+    The function reaches tensors from arguments, variables and globals. The keys are the ids of the
+    tensors' roots. For several paths to a tensor, the shortest is used.
     """
     names: dict[int, str] = {}
     for path, x in tensors_below(_roots(fn, args, kwargs)):
@@ -32,7 +32,7 @@ def names_of_tensors(
 
 
 def tensors_below(roots: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Allocation]]:
-    """Yield the tensors that these objects reach with their paths, the shortest paths first."""
+    """Yield the tensors that these objects reach, with paths, the shortest paths first."""
     visited: set[int] = set()
     queue = deque(roots)
     while queue and len(visited) < _MOST:
@@ -79,7 +79,7 @@ def _names_in(code: CodeType) -> Iterator[str]:
 
 
 def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the items or fields of an object with their paths."""
+    """Yield the items or fields of an object with paths."""
     if isinstance(value, dict):
         yield from ((f"{path}[{key!r}]", each) for key, each in [*value.items()])
     elif isinstance(value, list | tuple):
@@ -95,7 +95,7 @@ def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _is_internal(kind: type) -> bool:
-    """Return whether a class belongs to mlvm, so that users do not read its fields."""
+    """Return whether a class belongs to mlvm, so that users do not read fields of the class."""
     ours = kind.__module__.startswith("mlvm.")
     return ours and not kind.__module__.startswith(("mlvm.eager.nn.", "mlvm.eager.optim."))
 

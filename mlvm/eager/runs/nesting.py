@@ -1,4 +1,4 @@
-"""Spans of a function's code: its loops and the sides of its branches, derived from jumps."""
+"""Spans of a function's code: loops and the sides of branches, derived from jumps."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Program of a captured call op by op: the calls as they were recorded, with names and lines.
 
-In: a captured function and the arguments of a call. Out: an `OpProgram`, whose step has one
-instruction for each recorded call, before fusion, reordering, recomputation and layouts; and the
-arrays that are the inputs of the call's program. The results have the bits of the captured call.
-No program is launched: the function is traced once more.
+In: a captured function and the arguments of a call. Out: an `OpProgram` and the arrays that are the
+inputs of the call's program. The step of an `OpProgram` has one instruction for each recorded call,
+before fusion, reordering, recomputation and layouts. The results have the bits of the captured
+call. No program is launched: the function is traced once more.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class OpProgram(NamedTuple):
 
     @staticmethod
     def of_step(step: SavedStep) -> OpProgram:
-        """Return the program of a saved step, whose instructions may be chains of ops.
+        """Return the program of a saved step. An instruction may be a chain of ops.
 
         Lines are read from the files that the step names, if they exist.
         """
@@ -73,7 +73,7 @@ class OpProgram(NamedTuple):
         return {str(code[pc - 1].immediates[0]).removesuffix(OUT) for code, pc in calls}
 
     def with_states(self, states: Sequence[Array]) -> OpProgram:
-        """Return the program with other values of its states, of the same types."""
+        """Return the program with other state values of the same types."""
         return self._replace(step=self.step._replace(states=tuple(states)))
 
     def write(self, writer: Writer) -> None:
@@ -137,7 +137,7 @@ def op_program(
     kwargs: Mapping[str, Any],
     free: Sequence[int] = (),
 ) -> tuple[OpProgram, list[Array]]:
-    """Trace a call of a captured function; return its program and the arrays of its inputs.
+    """Trace a call of a captured function; return the program and the input arrays.
 
     The program has the present state. Python numbers at the positions `free` of the signature
     become states; all other numbers are constants of the program.
@@ -153,7 +153,7 @@ def op_program(
 
 
 def names_in_call(fn: Any, args: Any, kwargs: Any, call: TracedCall) -> dict[int, str]:
-    """Return the names of the tensors that a traced call reaches, by their ids."""
+    """Return the names of the tensors that a traced call reaches, by id."""
     names = names_of_tensors(fn, args, kwargs)
     names[id(random.prepare(call.record.vm).state.root)] = KEYS
     return names
@@ -194,7 +194,7 @@ def program_of_call(call: TracedCall, signature: Signature, names: Mapping[int, 
 def _traced(
     fn: Callable[..., Any], args: Any, kwargs: Any, free: Sequence[int]
 ) -> tuple[TracedCall, Signature, Any, Any]:
-    """Return a traced call, its signature, and its arguments with tensors in place of arrays."""
+    """Return a traced call, the signature, and the arguments with tensors in place of arrays."""
     signatures, arena = Signatures(fn), current_arena()
     args, kwargs = as_tensors(signatures, arena.vm, args, kwargs)
     while True:
@@ -218,7 +218,7 @@ def names_of_values(program: Program, lines: Mapping[Place, Line]) -> dict[Place
     assigns.
 
     If the last call of a statement is a loop or branch, this is the value that it returns: each
-    write to its only variable gets the name. If it has several variables, there is no name. The
+    write to the only variable gets the name. If it has several variables, there is no name. The
     condition of a loop also has no name. For a call of a function with one result, the call itself
     gets the name.
     """
@@ -242,7 +242,7 @@ class _Part(NamedTuple):
 class _Namer:
     """Namer of the values that a function computes.
 
-    results: the copies at the end of the function, to its results, by pc.
+    results: the copies at the end of the function, to the results, by pc.
     """
 
     def __init__(
@@ -340,7 +340,7 @@ class _Namer:
         return copies
 
     def _is_update(self, pc: int, op: str) -> bool:
-        """Return whether a call of the op writes its first operand in place."""
+        """Return whether a call of the op writes the first operand in place."""
         code = self.function.code
         first = pc - 1 - code[pc].immediates[0]
         return bool(self._callee(pc) == f"{op}{OUT}" and code[first] == code[first + 1])

@@ -1,4 +1,4 @@
-"""Page of two recordings: their losses, the digests of their steps, and the first difference.
+"""Page of two recordings: losses, digests of steps, and the first difference.
 
 `python -m mlvm show A B` writes it.
 """
@@ -46,7 +46,7 @@ def _loss(step: RecordedStep) -> float:
 
 
 def _row(x: RecordedStep | None, y: RecordedStep | None) -> list[str]:
-    """Return the cells of a step in both runs: whether its digests are equal, and the digests."""
+    """Return the cells of a step in both runs: whether the digests are equal, and the digests."""
     steps = x, y
     digests = [[""] * 3 if each is None else _digests(each) for each in steps]
     is_equal = digests[0][1:] == digests[1][1:]

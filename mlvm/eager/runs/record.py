@@ -61,8 +61,8 @@ class record(ContextDecorator):
     - `every`: the number of steps between checkpoints of the complete state.
 
     - `inputs`: the number of bytes of inputs that may be stored, such as "1 GiB", or "all" or
-      "none". Equal arrays are stored once. A step whose inputs are not stored is replayed only from
-      an earlier checkpoint, with inputs from the caller.
+      "none". Equal arrays are stored once. A step without stored inputs is replayed only from an
+      earlier checkpoint, with inputs from the caller.
 
     The recording contains digests of the state, inputs and results of each step. All members of a
     group compute the same steps, so only the first member records. Steps of different threads wait
@@ -112,11 +112,11 @@ class record(ContextDecorator):
 def step(fn: Callable[P, R]) -> Callable[P, R]:
     """Mark a function that is not captured as a step of recordings; this is a decorator.
 
-    Inside `ml.runs.record`, its calls are recorded like calls of a captured function. The function
-    is traced once for its program, as by `ml.capture`, and then runs eagerly. The results have the
-    same digests as in a captured run. If the function cannot be traced, for example because it
-    reads a tensor's value, only inputs and results are recorded, and no replay can compute it.
-    Outside of `ml.runs.record`, and inside another step, calls are not recorded.
+    Inside `ml.runs.record`, calls are recorded like calls of a captured function. The function is
+    traced once, as by `ml.capture`, for a program to record, and then runs eagerly. The results
+    have the same digests as in a captured run. If the function cannot be traced, for example
+    because it reads a tensor's value, only inputs and results are recorded, and no replay can
+    compute it. Outside of `ml.runs.record`, and inside another step, calls are not recorded.
 
     Raises `CaptureError` if `fn` is not a function.
 
@@ -142,11 +142,11 @@ def step(fn: Callable[P, R]) -> Callable[P, R]:
 
 
 class _Recorded(NamedTuple):
-    """Program of recorded steps, with its table.
+    """Program of recorded steps, with a table of operands and results.
 
-    number: its number in the log.
-    table: its operands and results.
-    numbers: computes the arrays of its Python numbers from the numbers of a signature.
+    number: the number of the program in the log.
+    table: operands and results.
+    numbers: computes the arrays of Python numbers from the numbers of a signature.
     """
 
     number: int
@@ -157,8 +157,8 @@ class _Recorded(NamedTuple):
 class _Inputs(NamedTuple):
     """Values that a call receives.
 
-    `program` is the program, `arrays` are the arrays of its external inputs, and `tensors` are
-    their tensors, if they have any.
+    `program` is the program, `arrays` are the arrays of external inputs, and `tensors` are the
+    tensors of these, if any.
     """
 
     program: _Recorded
@@ -269,7 +269,7 @@ class _Session:
         return result
 
     def _match(self, captured: Captured[..., Any], args: Any, kwargs: Any) -> _Inputs:
-        """Return the program of a call, which is traced once more for its first call."""
+        """Return the program of a call. The first call is traced once more."""
         if captured in self._untraceable:
             return self._without_program(captured, args, kwargs)
         try:
@@ -286,7 +286,7 @@ class _Session:
         return _Inputs(program, arrays, [*tensors, *[None] * (len(arrays) - len(tensors))])
 
     def _without_program(self, captured: Captured[..., Any], args: Any, kwargs: Any) -> _Inputs:
-        """Return the inputs of a call that has no program: its tensors and numbers."""
+        """Return the inputs of a call that has no program: tensors and numbers."""
         named = [*leaves_of(args), *leaves_of(kwargs)]
         tensors = [x.root if isinstance(x, Tensor) else None for _, x in named]
         arrays = [array_of(x) if isinstance(x, Tensor) else number_array(x) for _, x in named]
@@ -300,7 +300,7 @@ class _Session:
         return _Inputs(self._programs[key], arrays, tensors)
 
     def _added(self, captured: Captured[..., Any], match: Match) -> _Recorded:
-        """Trace a call once more, and store its program."""
+        """Trace a call once more, and store the program."""
         traced = traced_step(captured, match, self._cells)
         table = traced.table
         if traced.program is not None:
@@ -325,7 +325,7 @@ class _Session:
         return _Recorded(number, table, numbers)
 
     def _store_sources(self, files: Iterable[str]) -> dict[str, str]:
-        """Store the source files that can be read; return their digests by path."""
+        """Store the source files that can be read; return the digests by path."""
         sources = {}
         for file in sorted(files):
             data = "".join(linecache.getlines(file)).encode("utf-8", "surrogatepass")
@@ -339,7 +339,7 @@ class _Session:
             write_file(self._folder / name, data)
 
     def _store_cells(self, cells: Sequence[int]) -> list[tuple[int, int, int]]:
-        """Store the cells of a step that no step has computed; return their offsets in the data.
+        """Store the cells of a step that no step has computed; return the offsets in the data.
 
         The cells are stored in a checkpoint if one is due or a cell is new, otherwise in the data.
         """
@@ -373,7 +373,7 @@ class _Session:
     ) -> list[tuple[int, int, int]]:
         """Store the inputs of a step that no step since the last checkpoint has computed.
 
-        Store them only up to the limit. Return their numbers with the offsets in the data.
+        Store them only up to the limit. Return the numbers with the offsets in the data.
         """
         places = []
         for i, (array, key) in enumerate(zip(arrays, digests, strict=True)):
@@ -393,7 +393,7 @@ class _Session:
         return places
 
     def _store(self, array: Array) -> tuple[int, int]:
-        """Append an array to the data; return its offset and length there."""
+        """Append an array to the data; return the offset and the length there."""
         writer = Writer()
         writer.array(array)
         data = writer.message(Kind.call)[HEADER.size :]
@@ -411,7 +411,7 @@ class _Session:
     def close(self, *, finished: bool) -> None:
         """Close the recording, so that no data is lost if the process is killed later.
 
-        A forked child returns immediately, because its parent closes the recording."""
+        A forked child returns immediately, because the parent closes the recording."""
         if self._process != os.getpid():
             return
         self._log.append(("end", self._steps, finished))
@@ -424,7 +424,7 @@ class _Session:
 def _results_of(result: Any) -> tuple[list[bytes], list[tuple[int, float]]]:
     """Return the digests of the tensors and numbers that a call returns.
 
-    Also return the values of the scalars, each with its number.
+    Also return the values of the scalars, each with the number of the scalar.
     """
     digests, values = [], []
     for i, (_, x) in enumerate(leaves_of(result)):

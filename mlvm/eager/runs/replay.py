@@ -49,7 +49,7 @@ class Moment(NamedTuple):
     inputs: Mapping[str, Array]
 
     def load(self, **objects: Any) -> None:
-        """Write the state into objects by their names in the recorded function.
+        """Write the state to objects by the names in the recorded function.
 
         An example is `run.at(7).load(model=model, optimizer=optimizer)`. The random keys are also
         restored.
@@ -155,7 +155,7 @@ class Replay:
         ]
 
     def execution(self, number: int) -> Execution:
-        """Return the execution of a step, before its first op. Raises the errors of `at`."""
+        """Return the execution of a step, before the first op. Raises the errors of `at`."""
         operands = self.operands(number)
         return Execution(self.run.program(self.run.step(number).table), operands, vm=_machine())
 
@@ -196,7 +196,7 @@ class Replay:
     # --- steps ------------------------------------------------------------------------------
 
     def _go_to(self, step: RecordedStep) -> None:
-        """Move to the state before a step, and check its digest."""
+        """Move to the state before a step, and check the digest of the state."""
         start = self._checkpoint_before(step)
         if self._next is None or not start.step <= self._next <= step.number:
             self._values.clear()
@@ -229,7 +229,7 @@ class Replay:
         raise EncodingError(f"{self.run.folder}: no checkpoint has the state of step {step.number}")
 
     def _write(self, step: RecordedStep) -> None:
-        """Apply the recorded writes to the state before a step, and compare its digest."""
+        """Apply the recorded writes to the state before a step, and compare the digest."""
         for checkpoint in self.run.checkpoints:
             if checkpoint.step == step.number:  # some of it may have been written since
                 self._cells.update(self.run.contents(checkpoint))
@@ -359,7 +359,7 @@ def open_run(folder: str | os.PathLike[str]) -> Run:
 
 
 def _at(self: Run, number: int, *, inputs: Inputs | None = None) -> Moment:
-    """Return the state before a step and its inputs. See `Replay.at`."""
+    """Return the state before a step and the inputs of the step. See `Replay.at`."""
     return Replay(self, inputs=inputs).at(number)
 
 

@@ -1,7 +1,7 @@
-"""Repro: a captured call as one file, with its program, state, inputs and digests of its results.
+"""Repro: a captured call as one file, with program, state, inputs and digests of the results.
 
 `step.save_repro(path, *args)` writes it; `python -m mlvm run` runs and verifies it, and
-`python -m mlvm debug` steps over its ops.
+`python -m mlvm debug` steps over the ops.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _DIGEST: int = 16
 
 
 class Repro(NamedTuple):
-    """Program of a call op by op, its inputs, and the digests of its results."""
+    """Program of a call op by op, with the inputs and the digests of the results."""
 
     program: OpProgram
     inputs: tuple[Array, ...]
@@ -55,7 +55,7 @@ class Repro(NamedTuple):
         return Repro(program, inputs, digests)
 
     def run(self, vm: VMProtocol, *, max_steps: int | None = None) -> list[Array]:
-        """Run the program on a VM, and return its results."""
+        """Run the program on a VM, and return the results."""
         step = LoadedStep(self.program.step, vm)
         try:
             return step(*self.inputs, max_steps=max_steps)
@@ -63,7 +63,7 @@ class Repro(NamedTuple):
             step.close()
 
     def differing(self, results: Sequence[Array]) -> list[int]:
-        """Return the numbers of the results whose digests differ from the recorded ones."""
+        """Return the numbers of the results that differ from the recorded digests."""
         pairs = zip(results, self.digests, strict=True)
         return [i for i, (array, recorded) in enumerate(pairs) if digest(array) != recorded]
 

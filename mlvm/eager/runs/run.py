@@ -1,6 +1,6 @@
-"""A recording that was read from a folder: its steps, programs, checkpoints and stored contents.
+"""A recording that was read from a folder: steps, programs, checkpoints and stored contents.
 
-All data that is read is compared with the digests in the log, and the log with its own chain. A
+All data that is read is compared with the digests in the log, and the log with the digest chain. A
 mismatch raises `EncodingError` with the name of the file.
 """
 
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class Stored(NamedTuple):
-    """Content in the data file: the number of the cell or input, its offset and its length."""
+    """Content in the data file: the number of the cell or input, the offset and the length."""
 
     number: int
     place: int
@@ -46,8 +46,8 @@ class RecordedStep(NamedTuple):
 
     Attributes:
         number: the number of the step, from 0.
-        program: the number of the table of its program.
-        table: the operands and results of its program.
+        program: the number of the program's table.
+        table: the operands and results of the program.
         before, after: the digests of the state that it reads and updates.
         inputs, results: the digests of the inputs and results; updated inputs are the last results.
         values: the numbers without axes among the results, by number.
@@ -68,7 +68,7 @@ class RecordedStep(NamedTuple):
 
 
 class Checkpoint(NamedTuple):
-    """All state before a step: the file, its digest, and the cells with their digests."""
+    """All state before a step: the file and the digest of the file, and the cells with digests."""
 
     step: int
     name: str
@@ -279,13 +279,13 @@ class Run:
         return self._decoded(DATA, decode)
 
     def input(self, step: RecordedStep, each: Stored) -> Array:
-        """Return a stored input of a step, after checking its digest."""
+        """Return a stored input of a step, after checking the digest."""
         return self.confirmed(step, each.number, self.stored(each))
 
     def confirmed(self, step: RecordedStep, number: int, array: Array) -> Array:
         """Return an input of a step.
 
-        Raises `EncodingError` if its digest is not the recorded one."""
+        Raises `EncodingError` if the digest differs from the recorded digest."""
         if number_of(digest(array)) != step.inputs[number]:
             name = step.table.names[number]
             raise EncodingError(
@@ -328,7 +328,7 @@ def _stored(row: Any, is_valid: Callable[[int], bool]) -> Stored:
 
 
 def _cell_in(file: WeightsFile, cell: Cell) -> Array:
-    """Return the content of a cell in a checkpoint, with its type."""
+    """Return the content of a cell in a checkpoint, with the type."""
     array, type = file.read(cell.name, keep_halves=True), cell.type
     if type.dtype.name == "c128":
         array = array.view(np.complex128).reshape(type.shape)

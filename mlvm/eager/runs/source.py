@@ -34,7 +34,7 @@ class Line(NamedTuple):
 
 
 def line_at(place: str, layer: str | None = None) -> Line:
-    """Return the line at `file:number`, with its text if the file can be read."""
+    """Return the line at `file:number`, with the text if the file can be read."""
     file, _, number = place.rpartition(":")
     if not number.isdecimal():
         return Line(place, 0, layer=layer or "")

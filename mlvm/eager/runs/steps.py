@@ -1,7 +1,7 @@
 """The operands and results of a program, in terms of a run.
 
 Operands of a program are cells (state) or external inputs: arguments and Python numbers. The table
-that describes them is stored once per program; a step then contains only the digests of its values.
+that describes them is stored once per program; a step then contains only the digests of values.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CELL: Final = "cell"
 INPUT: Final = "input"
 
 Operand: TypeAlias = tuple[str, int]
-"""`CELL` or `INPUT`, and its number."""
+"""`CELL` or `INPUT`, and a number."""
 
 
 @dataclass(frozen=True)
@@ -32,14 +32,14 @@ class StepTable:
         function: the name of the function.
         content: the digest of the program without names and lines; "" without a program.
         file: the digest of the program's file, "" without one.
-        operands: the operands of the program, in its own numbering.
+        operands: the operands of the program, in the program's numbering.
         names, types: the names and types of the external inputs.
         results: the names of the tensors and Python numbers that a call returns.
         returns: the number of the program's result for each of them; -1 for a Python number.
         writes: the cells that a call updates, each with the number of the program's result.
         updated: the external inputs that a call updates in place, each with the number of the
             result.
-        sources: the digest of each source file that the program names, by its path.
+        sources: the digest of each source file that the program names, by path.
         reason: why the program could not be recorded, "" with a program.
     """
 
@@ -98,7 +98,7 @@ class StepTable:
 
 
 def leaves_of(tree: Any, path: str = "") -> Iterator[tuple[str, Tensor | float]]:
-    """Yield the tensors and Python numbers of a result with their paths, in order."""
+    """Yield the tensors and Python numbers of a result with paths, in order."""
     if isinstance(tree, Tensor) or type(tree) in (int, float):
         yield path, tree
     elif isinstance(tree, (dict, list, tuple)):

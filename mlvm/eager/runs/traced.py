@@ -1,7 +1,7 @@
 """Program of a step in a recording: op by op, with all state and inputs as operands.
 
-In: a captured function and the match of a call. Out: its `OpProgram` as a function without state,
-and the table that maps its operands to the cells and the external inputs of the run.
+In: a captured function and the match of a call. Out: the `OpProgram` as a function without state,
+and the table that maps operands to the cells and the external inputs of the run.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from mlvm.step.flow import Location, Role
 
 
 class TracedStep(NamedTuple):
-    """Program of a step, None if it has none, with its table.
+    """Program of a step, None if it has none, with the table.
 
-    A function computes the arrays of its Python numbers from the numbers of a signature.
+    A function computes the arrays of Python numbers from the numbers of a signature.
     """
 
     program: OpProgram | None
@@ -139,7 +139,7 @@ def _operand_at(
 def without_state(
     program: OpProgram, is_constant: Sequence[bool], updated: Sequence[tuple[Role, int]]
 ) -> OpProgram:
-    """Return the program with its states as additional inputs, except for constants.
+    """Return the program with the states as additional inputs, except for constants.
 
     The new contents of updated operands are additional results.
     """

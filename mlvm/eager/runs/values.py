@@ -26,7 +26,7 @@ _OUTSIDE: Final = re.compile(r"(input|state|constant) ?(\d{1,9})")
 
 
 class Values:
-    """Values of an execution at a position, by default its present one."""
+    """Values of an execution at a position, by default the present position."""
 
     def __init__(self, execution: Execution, position: int | None = None) -> None:
         self.execution = execution
@@ -50,7 +50,7 @@ class Values:
         A name refers to the latest value before the position, preferably in the current function,
         or to an input or state.
 
-        Raises `ArgumentError` for a name whose value is not computed yet.
+        Raises `ArgumentError` for a name with a value that is not computed yet.
         """
         text = text.strip()
         if (match := _REFERENCE.fullmatch(text)) is not None:
@@ -124,7 +124,7 @@ class Values:
         return op.text(self.name)
 
     def name(self, ref: Ref) -> str:
-        """Return the name of an input or state; without a name, its number or its reference."""
+        """Return the name of an input or state; without a name, the number or the reference."""
         program = self.execution.program
         names = {"input": program.inputs, "state": program.states}.get(ref.kind, ())
         if ref.number < len(names) and names[ref.number]:

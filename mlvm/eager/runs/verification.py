@@ -1,4 +1,4 @@
-"""Verification of a recording: its files, its digests, and steps that are computed again."""
+"""Verification of a recording: files, digests, and steps that are computed again."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Verified(NamedTuple):
     Attributes:
         steps: the steps that were computed again.
         mismatches: the differences from the recording.
-        skipped: the reason why a step could not be computed, by step: its inputs were not stored,
-            or this machine does not have one of its functions.
+        skipped: the reason why a step could not be computed, by step: the inputs were not stored,
+            or this machine does not have a function that the step calls.
         problems: missing or damaged files.
         unchecked: the number of steps without a program, which no replay computes.
-        is_closed: whether the recording was closed, so that no step is missing at its end.
+        is_closed: whether the recording was closed, so that no step is missing at the end.
     """
 
     steps: list[int]
@@ -50,7 +50,7 @@ class Verified(NamedTuple):
 def verify(replay: Replay | Run, *, steps: int = 3, seed: int = 0) -> Verified:
     """Check all files of a recording, and compute steps again that the seed selects.
 
-    A recording is accepted only if it was closed, so that no step is missing at its end, and if all
+    A recording is accepted only if it was closed, so that no step is missing at the end, and if all
     selected steps were computed.
 
     Raises `ArgumentError` for an invalid argument.

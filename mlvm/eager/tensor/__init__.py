@@ -1,1 +1,1 @@
-"""Tensors, and the path of a call from its operands to a launch."""
+"""Tensors, and the path of a call from operands to a launch."""

@@ -1,4 +1,4 @@
-"""One call: an op on tensors becomes a launch of its one-op program, and an entry of the tape.
+"""One call: an op on tensors becomes a launch of a one-op program, and an entry of the tape.
 
 One `a + b` runs through `Tensor.__add__`, `apply`, `VM.launch`, `machine.run` and the kernel.
 """
@@ -36,7 +36,7 @@ Types: TypeAlias = tuple[TensorType, ...]
 
 
 class OneOp(CallFields):
-    """An op with its attributes: the programs to launch, and the result types seen so far."""
+    """An op with attributes: the programs to launch, and the result types seen so far."""
 
     __slots__ = ("attributes", "op", "programs", "templates", "types")
 
@@ -50,7 +50,7 @@ class OneOp(CallFields):
     def infer(self, types: tuple[TensorType, ...]) -> TensorType | None:
         """Return the result's type; None if it depends on values.
 
-        Raises an `OpError` without the caller's failed lookup as its context.
+        Raises an `OpError` without the caller's failed lookup as exception context.
         """
         try:
             result = self.op.infer(types, self.attributes)
@@ -68,8 +68,11 @@ class OneOp(CallFields):
         return result
 
     def program(self, noperands: int) -> Program:
-        """Return the program that runs the op on this number of operands: it writes to its first
-        argument, or pushes a result whose type depends on values. Calls that C runs need none."""
+        """Return the program that runs the op on this number of operands.
+
+        It writes to the first argument, or pushes a result with a type that depends on values.
+        Calls that C runs need no program.
+        """
         program = self.programs.get(noperands)
         if program is None:
             name, written = self.op.name, int(not self.op.dynamic)
@@ -160,7 +163,7 @@ def apply_in_python(call: OneOp, *operands: Tensor) -> Tensor:
     except KeyError:
         type = call.infer(types)
     if follows_default(call.attributes, types, type) and default_float() is not f32:
-        opaque()  # the casts are calls of their own
+        opaque()  # the casts are separate calls
         cast = one_op("astype", dtype=default_float().name)
         return apply(call, *[apply(cast, x) for x in operands])
     arena = scope() or current_arena()
@@ -219,8 +222,10 @@ _DYNAMIC_IN_C: Final[dict[str, Callable[..., Tensor | None]]] = (
 def _apply_dynamic(
     call: OneOp, arena: Arena, operands: tuple[Tensor, ...], types: tuple[TensorType, ...]
 ) -> Tensor:
-    """Run an op whose result's shape depends on values: the result comes back by value, unless C
-    can compute it."""
+    """Run an op with a result shape that depends on values.
+
+    The result is returned by value, unless C can compute it.
+    """
     in_c = _DYNAMIC_IN_C.get(call.op.name)
     out = None if in_c is None else in_c(*operands)
     if out is None:

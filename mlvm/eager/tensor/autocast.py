@@ -1,8 +1,8 @@
 """Mixed precision: matrix products in half precision, sums and exponentials in f32.
 
-Weights keep their dtype. The dtype in which an op computes is a property of the op (`precision` in
-`mlvm.core.op`). A cast is an ordinary call: a tape records it, so the gradient of a product in half
-precision is also such a product.
+The dtype of weights does not change. The dtype in which an op computes is a property of the op
+(`precision` in `mlvm.core.op`). A cast is an ordinary call: a tape records it, so the gradient of a
+product in half precision is also such a product.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class autocast(ContextBlock):
     for `out=`. The backward pass computes in the dtypes of the forward pass, even outside of the
     block; the gradient of an f32 tensor is f32. With float16 use an `ml.optim.LossScale`.
 
-    Tasks of a group run in the blocks of their caller. Any other thread that starts inside a block
+    Tasks of a group run in the blocks of the caller. Any other thread that starts inside a block
     starts outside of all blocks. A captured function compiles one program for each dtype under
     which it is called. As a decorator, `@ml.autocast("bfloat16")` also accepts generators and
     `async def`; a block inside a generator also applies to the code that iterates over it. Raises

@@ -35,7 +35,8 @@ _KIND_ORDER: Final = {"bool": 0, "unsigned": 1, "signed": 2, "float": 3, "comple
 def is_same_kind(source: DType, target: DType) -> bool:
     """Return whether values of `source` may be assigned to elements of `target`.
 
-    The rule is numpy's casting="same_kind": values may lose range or precision, but not their kind.
+    The rule is numpy's casting="same_kind": values may lose range or precision, but the kind does
+    not change.
     """
     if source.is_storage or target.is_storage:
         return source is target
@@ -43,7 +44,7 @@ def is_same_kind(source: DType, target: DType) -> bool:
 
 
 class Constants:
-    """Python scalars used with tensors of one VM, each written once from its second use on.
+    """Python scalars used with tensors of one VM, each written once, at the second use.
 
     used_once: the keys of scalars that were used once.
     """

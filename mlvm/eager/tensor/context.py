@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 @contextmanager
 def bound(variable: ContextVar[T], value: T) -> Iterator[None]:
-    """Set the variable inside the block, and restore its previous value afterwards."""
+    """Set the variable inside the block, and restore the previous value afterwards."""
     before = variable.get()
     try:  # an interrupt may occur immediately after this
         variable.set(value)
@@ -38,7 +38,7 @@ def bound(variable: ContextVar[T], value: T) -> Iterator[None]:
 
 @contextmanager
 def overriding(owner: object, name: str, value: object) -> Iterator[None]:
-    """Set an attribute inside the block, and restore its previous value afterwards."""
+    """Set an attribute inside the block, and restore the previous value afterwards."""
     before = getattr(owner, name)
     try:
         setattr(owner, name, value)
@@ -144,7 +144,7 @@ class _OwnArenas(threading.local):
         self.key = _ThreadKey()
 
     def forget(self) -> None:
-        """Remove the reference to the arena, which would keep its VM alive."""
+        """Remove the reference to the arena, which would keep the VM alive."""
         self.latest = None, None
 
 
@@ -156,7 +156,7 @@ class _Arenas:
     """A VM's arenas of interactive use, one per thread.
 
     They are freed with the thread or the VM. A `threading.local` of arenas would keep the VM alive,
-    because arenas refer to their VM."""
+    because arenas refer to the VM."""
 
     def __init__(self, vm: VMProtocol) -> None:
         self._vm = vm
@@ -175,7 +175,7 @@ own_arenas = _OwnArenas()
 
 
 def default_arena() -> Arena:
-    """Return the arena of interactive use, on the default VM; each thread has its own.
+    """Return the arena of interactive use, on the default VM; each thread has a separate arena.
 
     >>> ml.default_arena().name
     'default'

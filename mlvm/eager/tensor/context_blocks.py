@@ -15,7 +15,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
 Blocks: TypeAlias = tuple[tuple[object, T], ...]
-"""Open blocks and their values, the innermost last."""
+"""Open blocks with the values that they set, the innermost last."""
 
 
 def without_block(blocks: Blocks[T], block: object) -> Blocks[T]:
@@ -29,11 +29,11 @@ def without_block(blocks: Blocks[T], block: object) -> Blocks[T]:
 class OpenBlocks:
     """Base of context managers that add a value to a list of open blocks in the context.
 
-    Each thread and task has its own open blocks. They may be left in any order, because a generator
-    may leave its block late. An object can be entered several times. An interrupt while a block is
-    entered or left leaves no block behind.
+    Each thread and task has a separate list of open blocks. They may be left in any order, because
+    a generator may leave a block late. An object can be entered several times. An interrupt while a
+    block is entered or left leaves no block behind.
 
-    _blocks: the field of the context that contains the open blocks with their values.
+    _blocks: the field of the context that contains the open blocks with values.
     """
 
     _blocks: ClassVar[str]
@@ -68,8 +68,8 @@ class OpenBlocks:
 class ContextBlock(OpenBlocks, ContextDecorator):
     """Context manager and decorator that sets a field of the context to `dtype`.
 
-    _field: the field. The field `<_field>s` contains the open blocks. Its first entry is the value
-        outside of all blocks.
+    _field: the field. The field `<_field>s` contains the open blocks. The first entry is the value
+    outside of all blocks.
     """
 
     _field: ClassVar[str]

@@ -1,6 +1,6 @@
 """Templates: copies of objects with leaves instead of tensors and numbers.
 
-A captured function creates the object that each call returns from its template."""
+A captured function creates the object that each call returns from a template."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 class LeafMemo(dict[Any, Any]):
     """Memo of `copy.deepcopy` that replaces tensors, number placeholders and leaves by `leaf(x)`.
 
-    `outside` maps the ids of other objects to their replacements."""
+    `outside` maps the ids of other objects to replacements."""
 
     def __init__(
         self, leaf: Callable[[Any], Any], outside: Mapping[int, Any] = MappingProxyType({})

@@ -1,7 +1,7 @@
-"""Default float dtype, for all results whose dtype neither an argument nor an operand determines.
+"""Default float dtype, for results for which neither an argument nor an operand sets the dtype.
 
 These results are Python floats, float results of integers, and created tensors. Each thread and
-task has its own default. Explicit dtypes and float operands are not affected.
+task has a separate default. Explicit dtypes and float operands are not affected.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ def set_default_dtype(dtype: object, /) -> None:
     """Set the default float dtype of this thread or task, initially f32.
 
     It applies to creation functions, Python floats that are not combined with a tensor, float
-    results of integer tensors (such as their mean), random draws and layers. The default complex
+    results of integer tensors (such as the mean), random draws and layers. The default complex
     dtype follows: c128 for f64, else c64.
 
     Inside a `with ml.default_dtype(...)` block it applies to the rest of the block. Threads that
-    start later begin with f32. Tasks of asyncio or of a group inherit the dtype of their creator.
+    start later begin with f32. Tasks of asyncio or of a group inherit the dtype of the creator.
     Raises `DTypeError` if the dtype is not a float, and `CaptureError` in a captured function,
     because later calls would not set it.
 
@@ -127,7 +127,8 @@ def follows_default(
 ) -> bool:
     """Return whether the result of a call has the default dtype, and that may differ from f32.
 
-    Such a result is a float computed from integers or bools, whose dtype no attribute specifies."""
+    Such a result is a float computed from integers or bools, with a dtype that no attribute
+    specifies."""
     return (
         bool(_others)
         and result is not None

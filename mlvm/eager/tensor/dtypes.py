@@ -30,7 +30,7 @@ _KINDS: Final = {
 
 
 class FloatInfo(NamedTuple):
-    """Limits of a float dtype, as Python floats; for a complex dtype, the limits of its parts."""
+    """Limits of a float dtype, as Python floats; for a complex dtype, the limits of the parts."""
 
     bits: int
     eps: float
@@ -138,8 +138,8 @@ def can_cast(source: object, to: object, /) -> bool:
 def finfo(type: object, /) -> FloatInfo:
     """Return the limits of a float dtype or the dtype of a tensor.
 
-    For a complex dtype they are the limits of its parts, whose dtype is `dtype`. Raises
-    `DTypeError` for an integer dtype or bool.
+    For a complex dtype they are the limits of the real and imaginary parts, and `dtype` is the
+    dtype of these. Raises `DTypeError` for an integer dtype or bool.
 
         >>> ml.finfo(ml.float32).eps
         1.1920928955078125e-07

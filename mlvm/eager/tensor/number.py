@@ -73,12 +73,12 @@ class Numbers:
         inputs: the number of inputs.
         first_length: the index of the first length among the inputs.
         steps: the computation: the index of a result, the function, the indices of its operands.
-        guarded: the indices of values that Python code needed, with its lines in a trace with
-            lengths.
+        guarded: the indices of values that Python code needed, with the lines of code in a trace
+            with lengths.
         tensors: scalar tensors that ops used for a value, by index and dtype.
         vm: the VM of these tensors.
         types: dynamic types, by dtype and shape.
-        pins: the lines of Python that needed the value of a length, by its index.
+        pins: the lines of Python that needed the value of a length, by length index.
         present: the lengths of a call, in `at`.
         largest: the values at the bounds, while types are planned.
         closed: whether the trace has finished.
@@ -106,7 +106,7 @@ class Numbers:
         self.formulas: Any = None  # formulas of the native machine, in a fork
         self._numbers_of: dict[int, int] = {}  # formula numbers by index
         self._constants: set[int] = set()
-        # index of each constant by its value, and of each result by its computation
+        # index of each constant by value, and of each result by computation
         self._places: dict[Any, int] = {}
         self._placeholders: list[weakref.ref[Number]] = []
 
@@ -116,9 +116,9 @@ class Numbers:
 
     @contextmanager
     def recording(self) -> Iterator[list[Number]]:
-        """Record computation on the inputs inside the block, and yield their placeholders.
+        """Record computation on the inputs inside the block, and yield placeholders.
 
-        After the block a placeholder behaves like its number."""
+        After the block a placeholder behaves like the number."""
         try:
             with context(numbers=self):
                 yield [self._number(place) for place in range(self.inputs)]
@@ -213,7 +213,7 @@ class Numbers:
         return self.values[place]
 
     def _add_step(self, fn: Callable[..., Any], places: tuple[int, ...]) -> int:
-        """Record a computation; return the index of its result."""
+        """Record a computation; return the index of the result."""
         self.values.append(fn(*[self.values[each] for each in places]))
         self.steps.append((len(self.values) - 1, fn, places))
         return len(self.values) - 1
@@ -221,7 +221,7 @@ class Numbers:
     def _by_algebra(self, fn: Callable[..., Any], places: tuple[int, ...]) -> tuple[bool, Any]:
         """Return whether the polynomials of the operands determine the result, and the result.
 
-        The result is a constant, or the number of its polynomial."""
+        The result is a constant, or the number of the result's polynomial."""
         terms = [self.polynomial_of(place) for place in places]
         p, q = terms if len(terms) == 2 else (terms[0], None)
         if p is None or (q is None and len(terms) == 2):
@@ -267,7 +267,7 @@ class Numbers:
         return p
 
     def type_of(self, dtype: DType, shape: Sequence[Any]) -> TensorType:
-        """Return the unique type with that dtype and shape, some of whose lengths are dynamic.
+        """Return the unique type with that dtype and shape, which has dynamic lengths.
 
         Raises `ShapeError` for a negative length."""
         lengths: list[Any] = []
@@ -295,7 +295,7 @@ class Numbers:
 
         The byte sizes of types are those at these bounds of all lengths. Yields placeholders of the
         values and, at the end of the block, the guards by index. Raises `Pinned` after a block that
-        needed the value of a length; its computation is then discarded."""
+        needed the value of a length; the recorded computation is then discarded."""
         before = len(self.values), len(self.steps), dict(self.guarded), dict(self.pins)
         guards: dict[int, Any] = {}
         self.values = [*present]
@@ -392,7 +392,7 @@ class Numbers:
         return number
 
     def guards(self) -> list[tuple[int, Any]]:
-        """Return the guarded values: for each its formula number and the value."""
+        """Return the guarded values: pairs of formula number and value."""
         return [(self.formula(place), self.values[place]) for place in self.guarded]
 
     def at_bounds(self) -> list[Any]:
@@ -454,7 +454,7 @@ def is_length(value: Any) -> bool:
 
 
 def is_free(value: Any) -> bool:
-    """Return whether a value is the placeholder of a Python number, in its trace."""
+    """Return whether a value is the placeholder of a Python number in a trace."""
     return type(value) is Number and value.recorded is not None
 
 
@@ -498,7 +498,7 @@ def plain(tree: Any) -> Any:
 
 
 def _binary(fn: Callable[[Any, Any], Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Return an operator and its reflected variant.
+    """Return an operator and the reflected variant.
 
     For an operand that is not a Python number, such as a Tensor, they return NotImplemented, so
     that Python asks the operand."""
@@ -533,7 +533,7 @@ class Number(Length):
     """Placeholder of a Python number in a trace.
 
     `isinstance` treats it as an instance of the number's class, and it has all methods of the
-    number. `place` is its index among the values."""
+    number. `place` is the placeholder's index among the values."""
 
     __slots__ = ("__weakref__", "_numbers", "_value", "place")
 
@@ -550,7 +550,7 @@ class Number(Length):
     def recorded(self) -> Numbers | None:
         """The computation to which it belongs, while it is recorded in this thread.
 
-        Afterwards, and on another thread, it behaves like its value, which is guarded."""
+        Afterwards, and on a different thread, it behaves like the value, which is guarded."""
         own = self._numbers
         return own if current().numbers is own and not own.closed else None
 

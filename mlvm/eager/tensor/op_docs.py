@@ -45,7 +45,7 @@ _WHERE: Final = "With `where`, only elements count at which that bool tensor is 
 
 
 def described(op: Op) -> str:
-    """Return the op's docstring with the shapes, dtypes and errors of its type rule."""
+    """Return the op's docstring with the shapes, dtypes and errors of the type rule."""
     if any(each.default is REQUIRED for each in op.attributes.values()):
         return op.doc
     if op.reduces and "keepdims" in op.attributes:
@@ -99,7 +99,7 @@ def _dtypes(op: Op, its: str) -> tuple[str, str]:
     """Return a text for the dtypes that the op accepts, and a text for the result's dtype.
 
     The second text follows a comma; it is empty if the dtype has no simple description. `its` names
-    the operand whose dtype the result may have."""
+    the operand that the result dtype may come from."""
     results = {}
     attributes = op.bind({})
     for kind, type in _TYPES.items():

@@ -43,10 +43,10 @@ def as_operand(value: object, like: Tensor | None = None, *, or_index: bool = Fa
     1. A tensor is itself.
     2. An array has the dtype that `asarray` gives it. But f64, numpy's default, becomes the float
        of `like`, where that is narrower (`array_beside`).
-    3. A Python number is weak: it has the dtype of `like`. One of a higher kind has the dtype in
-       which the two compute (`dtype_beside`). Without `like` it is as in `asarray`.
-    4. A list of numbers is as weak as its number of the highest kind. Where it may also be a list
-       of indices (`or_index`), only its floats are. Without `like` it is as in `asarray`.
+    3. A Python number is weak: it has the dtype of `like`. A number of a higher kind has the dtype
+       in which the two compute (`dtype_beside`). Without `like` it is as in `asarray`.
+    4. A list of numbers is as weak as the number of the highest kind. If it may also be a list of
+       indices (`or_index`), only a list of floats is weak. Without `like` it is as in `asarray`.
 
     Arrays and lists are copied, as by `asarray`, also to a remote VM. In a captured function they
     become constants.
@@ -190,10 +190,10 @@ def tensor_of(values: object, dtype: DType | None = None) -> Tensor:
 
 
 def _listed_dtype(values: object, array: Array) -> DType:
-    """Return the dtype of nested lists, whose numbers are in `array`.
+    """Return the dtype of nested lists; `array` contains the numbers.
 
-    Numpy scalars and arrays keep their dtypes, and Python numbers adapt to them. Without both, it
-    is the default dtype of the array's kind."""
+    The dtypes of numpy scalars and arrays do not change, and Python numbers adapt to them. Without
+    both, it is the default dtype of the array's kind."""
     kinds = dict.fromkeys(getattr(leaf, "dtype", leaf.__class__) for leaf in leaves(values))
     own = [DType.of(kind) for kind in kinds if not isinstance(kind, type)]
     if not own:
@@ -225,7 +225,7 @@ def listed_beside(values: object, dtype: DType) -> DType | None:
 
     It is the dtype that `dtype_beside` returns for the number of the highest kind. An empty list
     has the tensor's dtype. Return None for anything except a list, and for a list with arrays or
-    tensors, which keep their dtypes."""
+    tensors, because these are not converted."""
     if not isinstance(values, (list, tuple)):
         return None
     kinds = set()

@@ -1,4 +1,4 @@
-"""Operators of tensors: Python's name of each operator, and its op."""
+"""Operators of tensors: Python's name of each operator, and the op."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _over(self: Tensor, other: Operand) -> Tensor:
 
 
 def _of_function(op: str, *, reflected: bool = False) -> Binary:
-    """Return the operator of an op whose function casts operands under `autocast`."""
+    """Return the operator of an op if the op's function casts operands under `autocast`."""
     function: Callable[..., Tensor] = getattr(primitives, op)
 
     def operator(self: Tensor, other: Operand) -> Tensor:

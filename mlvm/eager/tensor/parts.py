@@ -24,7 +24,7 @@ _VIEWS: Final = frozenset(
 ).union(
     ("moveaxis", "matrix_transpose", "squeeze", "expand_dims", "broadcast_to", "diagonal", "flip")
 )
-"""Attributes and functions whose result shares its elements with the operand in NumPy."""
+"""Attributes and functions with a result that shares elements with the operand in NumPy."""
 
 _INNER: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 
@@ -32,14 +32,12 @@ _parsing: Final = new_lock()
 """Held while a source is parsed: in CPython 3.11 two threads cannot parse simultaneously."""
 
 _sites: Final = Memo[tuple[int, int], tuple[CodeType, str | None]](4096, "eager.tensor.parts sites")
-"""By the id of a code object and the offset of an instruction: the code, and the part whose update
-is lost, or None."""
+"""The code, and the part for which an update is lost or None, by code id and instruction offset."""
 
 _unpacked: Final = Memo[int, tuple[weakref.ref[Any], weakref.ref[Any]]](
     256, "eager.tensor.parts unpacked"
 )
-"""The most recent rows that `a, b = x` has unpacked, by their ids, each with the owner of the bytes
-of x."""
+"""The latest rows that `a, b = x` has unpacked, by id, each with the owner of the bytes of x."""
 
 
 def unpacks(frame: FrameType) -> bool:
@@ -79,7 +77,7 @@ def warn_of_part(frame: FrameType, x: Any) -> None:
 
 
 def _lost(frame: FrameType, tensor: type) -> str | None:
-    """Describe the part whose update at the frame's instruction has no effect.
+    """Describe the part for which the update at the frame's instruction has no effect.
 
     Return None if the update has an effect, as far as the source shows."""
     code = frame.f_code
@@ -157,7 +155,7 @@ def _names(node: ast.AST | None, but: tuple[type[ast.AST], ...] = ()) -> set[str
 
 
 _BELOW: Final = (ast.Subscript, ast.Attribute, ast.BinOp, ast.Call)
-"""Expressions whose value is not one of their operands."""
+"""Expressions with a value that is not an operand."""
 
 
 def _part_read_later(

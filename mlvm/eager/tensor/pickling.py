@@ -14,7 +14,7 @@ _LANGUAGE: Final = __name__.rpartition(".tensor.")[0]
 
 
 class Public:
-    """Reference in a pickle to a public object by its path, such as "mlvm.eager:asarray".
+    """Reference in a pickle to a public object by path, such as "mlvm.eager:asarray".
 
     Loading resolves it."""
 
@@ -30,7 +30,7 @@ class Public:
 
 @memoized(1024)
 def public_name(x: Any) -> Any:
-    """Return a reference to a function or class by its public name; without one, the object."""
+    """Return a reference to a function or class by public name; without one, the object."""
     home, name = str(x.__module__), x.__qualname__
     if home.startswith(f"{_LANGUAGE}."):
         for room in (".".join(home.split(".")[:3]), _LANGUAGE):
@@ -40,7 +40,7 @@ def public_name(x: Any) -> Any:
 
 
 def with_public_names(fields: Any) -> Any:
-    """Return an object's fields for its pickle, with public names for functions of mlvm."""
+    """Return an object's fields for a pickle, with public names for functions of mlvm."""
     if isinstance(fields, FunctionType):
         return public_name(fields)
     if type(fields) not in (list, tuple, dict):
@@ -53,6 +53,6 @@ def with_public_names(fields: Any) -> Any:
 
 
 def reduced(x: Any) -> tuple[Any, ...]:
-    """Return the value of `__reduce__` for an object whose state is its fields."""
+    """Return the value of `__reduce__` for an object with state only in fields."""
     kind: Any = type(x)
     return object.__new__, (public_name(kind),), with_public_names(x.__getstate__())

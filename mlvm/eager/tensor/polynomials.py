@@ -12,7 +12,7 @@ Monomial: TypeAlias = tuple[int, ...]
 """The numbers of the atoms in a product, in order."""
 
 Polynomial: TypeAlias = tuple[tuple[Monomial, int], ...]
-"""The terms of a sum, in order: a product of atoms, and its nonzero factor."""
+"""The terms of a sum, in order: a product of atoms, and a nonzero factor."""
 
 _MOST_TERMS: Final = 16
 

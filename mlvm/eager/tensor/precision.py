@@ -12,7 +12,7 @@ from mlvm.eager.tensor.default import default_float
 from mlvm.eager.tensor.warn import warn_at
 
 _WALK: Final = "cotangents"
-"""Method of a tape that runs the backward pass, whose products repeat those of the forward pass."""
+"""Method of a tape that runs the backward pass with the precision of the forward products."""
 
 _warned: set[str | None] = set()  # lines that have been reported
 

@@ -154,7 +154,7 @@ __all__ = sorted(name for name, op in OPS.items() if op.public)
 
 
 def __getattr__(name: str) -> Callable[..., Tensor]:
-    """Return the function of an op, created at its first use."""
+    """Return the function of an op, created at the first use."""
     if name not in OPS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
     function = globals()[name] = _derive(OPS[name])

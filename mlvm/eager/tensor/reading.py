@@ -15,7 +15,7 @@ from mlvm.eager.tensor.templates import opaque
 
 
 def note_read(x: Any) -> None:
-    """Record on the tape of x the line that reads its values, for a `NoEffectWarning`.
+    """Record on the tape of x the line that reads values of x, for a `NoEffectWarning`.
 
     If a tensor without a gradient is read, the program may depend on it, so the gradient is not
     considered lost."""
@@ -58,7 +58,7 @@ def write(x: Allocation, array: Array) -> None:
 def launch_for_values(
     program: Program, vm: VMProtocol, operands: Sequence[Allocation]
 ) -> list[Array]:
-    """Launch a program on operands and return its outputs.
+    """Launch a program on operands and return the outputs.
 
     Raises `StaleTensorError` for an operand that was freed."""
     opaque()

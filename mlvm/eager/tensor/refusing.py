@@ -1,6 +1,6 @@
 """Typed errors that replace errors of Python and numpy, for arguments of public functions.
 
-Functions convert their arguments where they use them. If such a conversion fails in mlvm's own code
+Functions convert arguments where they use them. If such a conversion fails in mlvm's own code
 with a `TypeError` or a similar error, the wrappers of public functions call `refusal`. It compares
 the arguments with the annotations, and names the first argument that does not fit. A call that
 succeeds costs nothing. Errors raised by a user's function are not changed.
@@ -85,7 +85,7 @@ def refusal(
 def _misfit(
     parameter: inspect.Parameter, arguments: Mapping[str, Any], hint: Any, strict: bool
 ) -> OpError | None:
-    """Return the error for the arguments of a parameter, or None if they fit its annotation.
+    """Return the error for the arguments of a parameter, or None if they fit the annotation.
 
     With `strict`, a number is not a tensor."""
     if parameter.name not in arguments or parameter.name == "self":

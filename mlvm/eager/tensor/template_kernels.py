@@ -1,8 +1,8 @@
 """Chains of a template: successive elementwise steps that one kernel computes.
 
-In: the steps of a template, in order, and the types of its operands. Out: the kernels with which C
-runs some of these steps together (`run_chain` in `language/templates.c`). A chain has the same bits
-as its steps, but no launch and no tensor for a result that only the chain reads.
+In: the steps of a template, in order, and the operand types. Out: the kernels with which C
+runs some of these steps together (`run_chain` in `language/templates.c`). A chain computes the same
+bits as the steps, but needs no launch, and no tensor for a result that only the chain reads.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MOST: Final = 12
 
 
 class Step(NamedTuple):
-    """Step of a template; `last` is the last step that reads its result."""
+    """Step of a template; `last` is the last step that reads the result."""
 
     kind: int
     call: Any
@@ -33,8 +33,10 @@ class Step(NamedTuple):
 
 
 class Row(NamedTuple):
-    """Chain of the steps from `first` up to `end`: its kernel, the types of its results, and the
-    numbers of its results and operands."""
+    """Chain of the steps from `first` up to `end`.
+
+    It has a kernel, the result types, and the numbers of results and operands.
+    """
 
     first: int
     end: int
@@ -44,8 +46,10 @@ class Row(NamedTuple):
 
 
 def chains_of(types: Sequence[TensorType], steps: Sequence[Any], noperands: int) -> list[Row]:
-    """Return the chains of a template. The types are those of its operands, then of its constants
-    in reverse order."""
+    """Return the chains of a template.
+
+    The types are those of the operands, then of the constants in reverse order.
+    """
     vm: Any = current_arena().vm
     fused = vm.functions.binding(Fused.name).callee
     plan = getattr(getattr(fused, "kernel", None), "plan", None)

@@ -2,9 +2,9 @@
 
 The first call of a public function on known types runs the function; later calls run the list in C
 (`language/templates.c`). The function is the definition. `MLVM_TEMPLATES=0` disables the lists, as
-does `with disabled():`. A function whose result depends on more than its arguments and the context
-calls `opaque`, so that no list is made. All lists are in a table of 4,096 entries; a new list
-replaces an entry with the same hash.
+does `with disabled():`. If the result of a function depends on more than arguments and context, the
+function calls `opaque`, so that no list is made. All lists are in a table of 4,096 entries; a new
+list replaces an entry with the same hash.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ call: Final[Callable[..., Any]] = _call if EXTENSION is None else EXTENSION.call
 """Return `function(*args, **keywords)`, by a template if there is one."""
 
 opaque: Final[Callable[[], None]] = _opaque if EXTENSION is None else EXTENSION.opaque
-"""Note that the composed call that runs in this thread depends on more than its key."""
+"""Note that the composed call that runs in this thread depends on more than the key."""
 
 next_key_of: Final[Callable[[Callable[[], Any]], Any]] = (
     _next_key_of if EXTENSION is None else EXTENSION.next_key_of

@@ -59,10 +59,10 @@ class Tensor(Methods, Allocation):
     They are freed when Python drops the last reference, or when the arena is reset; using the
     tensor after a reset raises `StaleTensorError`.
 
-    `x[i] = v`, `x += y` and `out=x` update x in place and never another value. If a gradient, a
-    view or a capture still needs the old value, the old value keeps its memory and x moves to new
-    memory (copy on write). Functions that change only the shape, or nothing, therefore copy
-    nothing: their result shares the bytes of x until one of the two is updated.
+    `x[i] = v`, `x += y` and `out=x` update x in place and never a different value. If a gradient, a
+    view or a capture still needs the old value, the old value stays in place and x moves to new
+    memory (copy on write). Functions that change only the shape therefore copy no bytes: the result
+    shares the bytes of x until one of the two is updated.
 
     Properties: `shape dtype type ndim size nbytes itemsize device`. Memory: `arena handle base
     views`. Values: `item tolist numpy`. Copies and views: `T mT real imag`, `to_device astype copy
@@ -103,7 +103,7 @@ class Tensor(Methods, Allocation):
 
     @property
     def dtype(self) -> DType:
-        """The dtype of its elements, such as `ml.float32`."""
+        """The dtype of the elements, such as `ml.float32`."""
         return self.type.dtype
 
     @property
@@ -124,7 +124,7 @@ class Tensor(Methods, Allocation):
 
     @property
     def nbytes(self) -> int:
-        """The total size of its elements in bytes."""
+        """The total size of the elements in bytes."""
         type = self.type
         return type.size * type.dtype.itemsize if type.is_open else type.nbytes
 
@@ -336,7 +336,7 @@ def untracked(x: Tensor) -> Tensor:
 
 
 def described(x: object) -> str:
-    """Describe an argument in a message: a tensor by its type, any other object by its value."""
+    """Describe an argument in a message: a tensor by type, any other object by value."""
     return str(x.type) if isinstance(x, Tensor) else brief(x)
 
 

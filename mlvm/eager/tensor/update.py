@@ -1,7 +1,7 @@
-"""Updates in place: calls whose result is the new value of a tensor, `x += y`, `x[i] = v`, `out=x`.
+"""Updates in place: calls that assign a new value to a tensor, `x += y`, `x[i] = v`, `out=x`.
 
-In: the tensor, an op and operands. Out: the tensor with its new value; no other value changes. The
-result is written to the tensor's bytes if nothing else needs them. Otherwise the tensor moves to
+In: the tensor, an op and operands. Out: the tensor with the new value; no other value changes. The
+result is written to the tensor's bytes if no other object needs them. Otherwise the tensor moves to
 new memory, and views, tapes and recorders keep the old memory with the old value (copy on write).
 
 Callers: operators, indexing, `out=`, optimizers. No lock is held: a tensor belongs to one thread at
@@ -31,14 +31,14 @@ An update in place asks each whether it has saved the value."""
 
 
 def apply_into_in_python(out: Tensor, call: OneOp, *operands: Tensor) -> Tensor:
-    """Run one op and assign its result to the tensor `out`.
+    """Run one op and assign the result to the tensor `out`.
 
     A result of the same kind with a different dtype is cast, as in numpy: f64 to f32, i64 to i32,
     but neither f32 to i32 nor i8 to u8. With the C extension, `apply_into` does this in C for the
     common case, and calls this function for all other cases.
 
-    If a view or a tape needs the old value, or the op cannot overwrite its operand, `out` moves to
-    new memory in its arena. Otherwise the result is written to its bytes.
+    If a view or a tape needs the old value, or the op cannot overwrite the operand, `out` moves to
+    new memory in the same arena. Otherwise the result is written to the bytes of `out`.
 
     Raises `ShapeError` or `DTypeError` for a result of a different shape or kind, and what `apply`
     raises.
@@ -103,9 +103,9 @@ def _update(
 
 
 def _is_shared(x: Tensor, tapes: Iterable[Tape]) -> bool:
-    """Return whether x shares its bytes.
+    """Return whether x shares bytes.
 
-    It does if it is a view, if it has views, or if one of the tapes has saved its value."""
+    It does if it is a view, if it has views, or if a tape has saved the value."""
     region = x.region
     return region is None or bool(region.views) or any(tape.keeps(x) for tape in tapes)
 
@@ -116,7 +116,7 @@ def _reads(call: OneOp, operands: tuple[Tensor, ...], out: Tensor) -> bool:
 
 
 def make_exclusive(x: Allocation) -> None:
-    """Move x to new memory if it shares its bytes, so that a launch may write to its handle.
+    """Move x to new memory if it shares bytes, so that a launch may write to the handle of x.
 
     Raises `StaleTensorError` if x was freed."""
     if x.handle == STALE:
@@ -129,7 +129,7 @@ def make_exclusive(x: Allocation) -> None:
 
 
 def overwrite(out: Tensor, call: OneOp, *operands: Tensor) -> None:
-    """Write the result of an op to the bytes of `out`, which has its type and shares no bytes."""
+    """Write the result of an op to the bytes of `out`, which has this type and shares no bytes."""
     operands = lifted(operands)
     used = (out, *operands)
     try:

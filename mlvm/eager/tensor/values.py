@@ -43,7 +43,7 @@ def array_of(obj: Any) -> Array:
 
 
 def zeros_and_ones(array: Array) -> Array:
-    """Return a bool array whose bytes are 0 or 1, as kernels expect; other arrays are unchanged.
+    """Return a bool array with bytes 0 or 1, as kernels expect; other arrays are unchanged.
 
     A view of integers as bool, or a different library, may have other bytes, which mean True."""
     if array.dtype != np.bool_:
@@ -53,14 +53,14 @@ def zeros_and_ones(array: Array) -> Array:
 
 
 def _require_no_mask(obj: object) -> None:
-    """Raise `DTypeError` for a masked array of numpy, which would lose its mask."""
+    """Raise `DTypeError` for a masked array of numpy, which would lose the mask."""
     masked = sys.modules.get("numpy.ma")
     if masked is not None and isinstance(obj, masked.MaskedArray):
         raise DTypeError("a masked array would lose its mask; fill it: x.filled(0)")
 
 
 def _readable(obj: Any) -> Any:
-    """Convert a PyTorch tensor for numpy: without its gradient, and bfloat16 as raw bits."""
+    """Convert a PyTorch tensor for numpy: without the gradient, and bfloat16 as raw bits."""
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(obj, torch.Tensor):
         return obj
@@ -107,7 +107,7 @@ def of_numbers(obj: object) -> Array:
 
 
 def _ragged(values: object) -> str:
-    """Describe the first level of nested lists whose items have different lengths."""
+    """Describe the first level of nested lists with items of different lengths."""
     level: list[Any] = [values]
     for depth in range(MAX_NDIM):
         lengths = [

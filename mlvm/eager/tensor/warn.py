@@ -14,7 +14,7 @@ from mlvm.core.errors import user_line, with_article
 from mlvm.eager.tensor.templates import opaque
 
 _registries: Final[dict[str, dict[Any, Any]]] = {}
-"""For each file, the registry of `warnings` for its lines."""
+"""For each file, the registry of `warnings` for the lines of the file."""
 
 
 class NoEffectWarning(UserWarning):
@@ -33,7 +33,7 @@ class NoEffectWarning(UserWarning):
 
 
 class _Probe:
-    """Object that counts the references to itself in its `__setitem__`."""
+    """Object that counts the references to itself in `__setitem__`."""
 
     count = 0
 
@@ -63,9 +63,9 @@ _STORES: Final = {opmap.get(name) for name in ("STORE_SUBSCR", "STORE_SLICE")}
 
 
 def has_temporary_count(references: int) -> bool:
-    """Return whether a tensor with this reference count in its `__setitem__` is a temporary.
+    """Return whether a tensor with this reference count in `__setitem__` is a temporary.
 
-    A call of the method by its name has fewer references."""
+    A call of the method by name has fewer references."""
     return references <= _TEMPORARY < LOCAL
 
 
@@ -81,7 +81,7 @@ def warn_of_temporary(frame: FrameType, type: object) -> None:
 
 
 def warn_of_row(frame: FrameType, type: object) -> None:
-    """Warn if a loop at the frame's line updates its variable in place and never reads it."""
+    """Warn if a loop at the frame's line updates the loop variable in place and never reads it."""
     file, number = frame.f_code.co_filename, frame.f_lineno
     try:
         tree = ast.parse("".join(linecache.getlines(file, frame.f_globals)))

@@ -1,6 +1,6 @@
 """Wrapper of every public function of tensors.
 
-It converts arrays and lists to tensors. Errors get the name of the function and its operands, and
+It converts arrays and lists to tensors. Errors get the name of the function and the operands, and
 tracebacks end at the caller's line. A keyword of a different library raises an error with mlvm's
 name.
 """
@@ -34,12 +34,15 @@ def _no_hint(*_: object) -> None:
 hint: Callable[[str, Sequence[object], Mapping[str, object], Mapping[str, object]], str | None] = (
     _no_hint
 )
-"""Return a remedy for the arguments of a failed call, or None. Its arguments: the function's name,
-the arguments by position and by keyword, the parameters. `mlvm.eager.interop.hints` sets it."""
+"""Return a remedy for the arguments of a failed call, or None.
+
+The arguments are the function's name, the arguments by position and by keyword, and the parameters.
+`mlvm.eager.interop.hints` sets it.
+"""
 
 
 def annotate_error(error: MlvmError, function: str, operands: Iterable[object]) -> None:
-    """Name the function and its operands in an error that names none, and drop the inner frames.
+    """Name the function and the operands in an error that names none, and drop the inner frames.
 
     The innermost frame of the traceback is then the caller's line: a bare `raise` after this adds
     no frame for the function that raises. A call without an error costs nothing.
@@ -60,10 +63,10 @@ def _text(x: object) -> object:
 def public(fn: Callable[P, R]) -> Callable[P, R]:
     """Wrap a function for users.
 
-    Its operands are the parameters whose annotation begins with `Tensor` or `Operand`, except
-    `out`, which is written. A list that is passed for an `Operand` gets the dtype of the other
-    operands, or of the first tensor; a list for a `Tensor` may also contain indices. The first
-    operand may be a number if its annotation is exactly `Tensor`.
+    The operands are the parameters with an annotation that begins with `Tensor` or `Operand`,
+    except `out`, which is written. A list that is passed for an `Operand` gets the dtype of the
+    other operands, or of the first tensor; a list for a `Tensor` may also contain indices. The
+    first operand may be a number if the annotation is exactly `Tensor`.
     """
     signature = inspect.signature(fn)
     parameters = [*signature.parameters.values()]
@@ -125,8 +128,8 @@ def public(fn: Callable[P, R]) -> Callable[P, R]:
 def hinted(fn: Callable[P, R], *, names: bool = True) -> Callable[P, R]:
     """Wrap a function or constructor so that invalid arguments raise a typed error with a remedy.
 
-    Unless `names` is False, the function's name is added to its own errors, and inner frames are
-    removed from their tracebacks.
+    Unless `names` is False, the function's name is added to errors that the function raises, and
+    inner frames are removed from tracebacks.
     """
 
     @wraps(fn)

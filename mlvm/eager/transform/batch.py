@@ -114,13 +114,13 @@ def auto_batch(fn: Callable[[Any], Any]) -> Batch:
     """Return a function that applies `fn` to many inputs together.
 
     `fn` maps one tree of tensors to a result. It may be an `ml.subroutine`, and call itself. Each
-    input takes its own path through `cond`, `while_loop`, `scan` and recursion. All inputs that
-    wait at the same instruction run together, so weights are read once. A result has the same bits
-    as `fn` of only this input.
+    input follows a separate path through `cond`, `while_loop`, `scan` and recursion. All inputs
+    that wait at the same instruction run together, so weights are read once. A result has the same
+    bits as `fn` of only this input.
 
     If `inputs` is a list, `auto_batch(fn)(inputs)` returns the list of results. The items must have
     the same structure and types, except for the sizes of first axes. Shorter items are padded with
-    rows of zeros to the longest. `fn` therefore needs their length as a part of the input, for
+    rows of zeros to the longest. `fn` therefore needs the length as a part of the input, for
     `scan(..., length)` or a `cond`.
 
     Any other `inputs` is a tree of tensors [n, ...] of which each row is an input, as for `map`;
@@ -180,7 +180,7 @@ def _differ_in_length(x: TensorType, y: TensorType) -> bool:
 
 
 def _stacked(xs: Sequence[Tensor]) -> Tensor:
-    """Stack tensors whose first axes may differ, padding with zeros."""
+    """Stack tensors with first axes that may differ, padding with zeros."""
     if all(x.type is xs[0].type for x in xs):
         return stack(xs)
     lengths = [x.shape[0] for x in xs]
@@ -228,7 +228,7 @@ class _Code(NamedTuple):
 
 
 class _BatchVjp(NamedTuple):
-    """Vjp of a batch: a function of a lane's arguments and its results' cotangents."""
+    """Vjp of a batch: a function of a lane's arguments and the cotangents of the results."""
 
     code: _Code
     closures: Closures
@@ -250,7 +250,7 @@ def _run(name: str, number: Tensor, args: Tensors, run: _Body) -> Tensors:
 def _trace_code(
     name: str, types: list[TensorType], run: _Body, tape: Tape | None
 ) -> tuple[_Code, _BatchVjp | None]:
-    """Return the code of a function and, under a tape, of its backward pass."""
+    """Return the code of a function and, under a tape, the code of the backward pass."""
     if blocks.is_recorded():
         return _codes(name, types, run, tape)
     while True:

@@ -63,7 +63,7 @@ from mlvm.step.flow import Call, Procedure
 Values: TypeAlias = list[Batched]
 Flags: TypeAlias = list[bool]
 Branch: TypeAlias = Callable[..., Values]
-"""Branch of a condition; its optional argument is a function to apply to values from outside."""
+"""Branch of a condition; the optional argument is a function to apply to values from outside."""
 
 _NOTHING: Final = cast(Tensor, None)
 """Placeholder of a value during a dry run."""
@@ -150,7 +150,7 @@ class BatchingInterpreter:
         return Batched(_lane_by_lane(call, self.n, xs), True)
 
     def _collective(self, call: OneOp, v: Batched) -> Batched:
-        """Apply a collective along the batch axis; its result is the same for all elements."""
+        """Apply a collective along the batch axis; the result is the same for all elements."""
         if self.is_dry:
             return Batched(_NOTHING, False)
         if self.live is not None:
@@ -234,7 +234,7 @@ class BatchingInterpreter:
         return _batched(branches.cond(pred.x, *physical), flags)
 
     def _select_branches(self, pred: Tensor, branch_fns: Sequence[Branch]) -> Values:
-        """Run each branch for its elements, and select the results."""
+        """Run each branch for the elements that take it, and select the results."""
         masks = [self._live_subset(pred), self._live_subset(op.logical_not(pred))]
         results: list[Values] = []
         types: list[TensorType] = []
@@ -400,7 +400,7 @@ class BatchingInterpreter:
 
         if not blocks.is_recorded():
             runs = live is None or bool(op.any(live))
-            if runs:  # its gradients are summed separately, as in a captured function
+            if runs:  # the gradients are summed separately, as in a captured function
                 results = map(alias_of, run([alias_of(x) for x in operands]))
             return _batched([*results] if runs else skipped(), [True] * len(types))
         key = self, procedure, tuple(flags), live is None
@@ -515,7 +515,7 @@ class BatchingInterpreter:
         return _batched(loops.map(fn, batches), [True] * len(types))
 
     def _push(self, xs: Tensors) -> Tensor:
-        """Push a record of the values; return its number."""
+        """Push a record of the values; return the record's number."""
         if blocks.is_recorded():
             if any(map(is_tracked, xs)):
                 raise GradientError(
@@ -528,7 +528,7 @@ class BatchingInterpreter:
         return full((), len(self.records), dtype=i64)
 
     def _pull(self, number: Tensor, types: Sequence[TensorType]) -> Tensors:
-        """Return the tensors of a record, or for each element the tensors of its record."""
+        """Return the tensors of a record, or for each element those of the element's record."""
         if blocks.is_recorded():
             return blocks.recorder().pull(number, types)
         values = [zeros(type.shape, dtype=type.dtype) for type in types]

@@ -80,7 +80,7 @@ class CustomRule:
             if tracked and self.fwd is not None:
                 outs, res = self.fwd(operands)
             elif tracked and self.jvp is not None and isinstance(on, Tracer):
-                # transformed by its rule
+                # transformed by the rule
                 outs, res = self.jvp(operands, [None] * len(operands))[0], []
             elif tracked:
                 outs, res = self.fn(operands), []
@@ -197,7 +197,7 @@ class _Arguments:
         return [as_dicts(s, [next(rest) for _ in range(s.size)]) for s in self.structures]
 
     def result(self, out: Tree) -> Tensors:
-        """Return the tensors of a result; store its structure."""
+        """Return the tensors of a result; store the structure."""
         leaves, self.out = flatten(as_tree(out), ends=among_others)
         self.types = [y.type for _, y in leaves]
         return [y for _, y in leaves]
@@ -307,15 +307,15 @@ class _CustomFunction(Generic[P, R]):
 
 
 class custom_vjp(_CustomFunction[P, R]):
-    """Function whose gradient is defined by `defvjp`, like JAX's `custom_vjp`.
+    """Function with a gradient that `defvjp` defines, like JAX's `custom_vjp`.
 
-    `fwd` gets the arguments of the function, and returns its result and the residuals, a tree of
+    `fwd` gets the arguments of the function, and returns the result and the residuals, a tree of
     tensors. `bwd` gets the residuals and the cotangent of the result. It returns a tuple with a
     cotangent for each argument: a tree like the argument, or None for zeros. Arguments in
     `nondiff_argnums` may be any objects; they are not differentiated, and `bwd` gets them first.
 
     The function and the rule must not use a differentiated tensor from outside: that raises
-    `GradientError`. `jvp` of such a function also raises it; `jvp` of its gradient works. A rule is
+    `GradientError`. `jvp` of such a function also raises it; `jvp` of the gradient works. A rule is
     eager code, so it can be differentiated, and `vmap` runs it for the whole batch.
 
     The tensors: any shapes. Raises `GradientError` for a missing rule, and for cotangents of wrong
@@ -375,17 +375,17 @@ class custom_vjp(_CustomFunction[P, R]):
 
 
 class custom_jvp(_CustomFunction[P, R]):
-    """Function whose derivative is defined by `defjvp` or `defjvps`, like JAX's `custom_jvp`.
+    """Function with a derivative that `defjvp` or `defjvps` defines, like JAX's `custom_jvp`.
 
-    Its gradients are computed by transposing the rule. The rule gets a tuple of the arguments, and
-    a tuple of their tangents, with None for arguments that are not inexact. It returns the result
-    and its tangent, which must be linear in the tangents. Arguments in `nondiff_argnums` may be any
-    objects; the rule gets them first.
+    Gradients are computed by transposing the rule. The rule gets a tuple of the arguments, and a
+    tuple of tangents, with None for arguments that are not inexact. It returns the result and the
+    tangent of the result, which must be linear in the tangents. Arguments in `nondiff_argnums` may
+    be any objects; the rule gets them first.
 
     The function and the rule must not use a differentiated tensor from outside.
 
-    The tensors: any shapes. Raises `GradientError` for a missing rule, and for a tangent whose type
-    differs from the result's.
+    The tensors: any shapes. Raises `GradientError` for a missing rule, and for a tangent with a
+    type other than the result's.
 
         >>> @ml.custom_jvp
         ... def absolute(x):

@@ -38,7 +38,7 @@ def host_call(
     """Call the current VM's host function with that name, added by `vm.register`.
 
     `vm.register_library` adds C functions. The results are copied into the current arena: a tensor,
-    a tuple of several tensors, or None. The function decides their shapes.
+    a tuple of several tensors, or None. The function determines the shapes.
 
     Arguments:
 
@@ -62,8 +62,8 @@ def host_call(
     `CaptureError`.
 
     A function that was registered with a type rule, `vm.register(name, fn, result=rule)`, may be
-    called in captured functions and transformations. `vmap` calls it for each row. Results whose
-    types differ from the rule's types are rejected.
+    called in captured functions and transformations. `vmap` calls it for each row. Results with
+    types other than the rule's types are rejected.
 
         >>> import numpy as np
         >>> vm = ml.VM("mine")
@@ -103,7 +103,7 @@ def _call_traced(
     attributes: Attributes,
     types: tuple[TensorType, ...],
 ) -> tuple[Tensor, ...]:
-    """Call the function, and use its gradient rules like a `custom_vjp`."""
+    """Call the function, and use the gradient rules like those of a `custom_vjp`."""
     rules, count = rules_of(name, vjp, len(operands)), len(operands)
 
     def fn(xs: Tensors) -> Tensors:

@@ -202,11 +202,11 @@ def hvp(
 ) -> Any:
     """Return the product of the Hessian of `fn` with the tangents: `jvp(grad(fn), ...)[1]`.
 
-    It is the derivative of the gradient in their direction (Pearlmutter, Fast exact multiplication
-    by the Hessian, 1994).
+    It is the derivative of the gradient in the direction of the tangents (Pearlmutter, Fast exact
+    multiplication by the Hessian, 1994).
 
     `fn(*primals)` is a float scalar. The primals are trees of tensors of any shapes, such as
-    parameters and a batch. A tangent has the structure of its primal, or is None for a constant.
+    parameters and a batch. A tangent has the structure of the primal, or is None for a constant.
     The product has the structure of the gradient, with `argnums` as in `grad`.
 
     Raises what `grad` and `jvp` raise.

@@ -1,10 +1,10 @@
 """Forward mode: `jvp` and `linearize`.
 
-In: the trace of a function, primals and tangents. Out: values and their tangents, by `interpret`
-with pairs (`Dual`).
+In: the trace of a function, primals and tangents. Out: values and tangents, by `interpret` with
+pairs (`Dual`).
 
 Invariant: a zero tangent is None and costs nothing. A loop therefore has tangents only for the
-parts of its state that get one in some iteration; a dry run finds them first
+parts of the state that get a tangent in some iteration; a dry run finds them first
 (`_tangent_fixed_point`).
 
 Callers: users; `jacobians`.
@@ -83,7 +83,7 @@ Tangent: TypeAlias = "Tensor | Conditional | NoTangent | None"
 
 
 class Dual(NamedTuple):
-    """Pair of a value x and its tangent t.
+    """Pair of a value x and a tangent t.
 
     None means zero. After a captured branch a tangent may be `Conditional`: eager code has None in
     the other branch.
@@ -163,7 +163,7 @@ class JvpInterpreter:
         has_tangents: False if all tangents are zero.
         is_dry: True while it only determines which values have tangents.
         records: the records of residuals, in an eager interpretation.
-        record_kinds: for the types of a record, which of its tensors have tangents.
+        record_kinds: for the types of a record, which tensors have tangents.
     """
 
     def __init__(self, *, has_tangents: bool = True) -> None:
@@ -339,7 +339,7 @@ class JvpInterpreter:
         return kinds, (), ()
 
     def function(self, procedure: Procedure, body: Body[Dual], args: Duals, types: Types) -> Duals:
-        """Call the function, or record it with tangents for all its floats."""
+        """Call the function, or record it with tangents for all floats."""
         if not blocks.is_recorded():
             return body(args)
         kinds = _kinds(args)
@@ -385,7 +385,7 @@ class JvpInterpreter:
         if call.name == residuals.ADD:
             [number, other] = [x.x for x in xs]
             return [Dual(records.summed(number, other, self._sum), None)]
-        if call.pushes:  # called in the body of its custom rule, which defines the tangents
+        if call.pushes:  # called in the body of a custom rule, which defines the tangents
             types = tuple([use.type for use in call.outs])
             results = run(call.name, [x.x for x in xs], call.attributes, types)
             return [Dual(y, None) for y in results]
@@ -397,7 +397,7 @@ class JvpInterpreter:
     def _push(self, xs: Duals) -> Dual:
         """Push a record.
 
-        In a program each float is followed by its tangent. All records of one loop are read in the
+        In a program each float is followed by a tangent. All records of one loop are read in the
         same way, even before it is known which floats have a tangent.
         """
         types = tuple([x.x.type for x in xs])
@@ -451,7 +451,7 @@ class JvpInterpreter:
         return int(self._push(total).x)
 
     def _follows(self, type: TensorType) -> bool:
-        """Return whether a tensor of a record is followed by its tangent."""
+        """Return whether a tensor of a record is followed by a tangent."""
         return self.has_tangents and type.dtype.is_inexact
 
 
@@ -525,7 +525,7 @@ class TracedFunction:
         )
 
     def results(self, duals: Duals) -> tuple[Tree, Tree, Tree]:
-        """Return the value, its tangent, and aux; assign new values to buffers."""
+        """Return the value, the tangent, and aux; assign new values to buffers."""
         value, aux, buffers = self.trace.with_results([alias_of(each.x) for each in duals])
         for (module, name), each in zip(self._buffers, buffers, strict=True):
             setattr(module, name, Buffer(each))
@@ -558,17 +558,17 @@ def jvp(
     *,
     has_aux: bool = False,
 ) -> Any:
-    """Return `fn(*primals)` and its derivative in the direction of the tangents.
+    """Return `fn(*primals)` and the derivative in the direction of the tangents.
 
     The derivative is the product of the Jacobian with the tangents. The primals are trees of
     tensors, arrays and numbers of any shapes. Each tangent is a tree of the same structure and
     types, in which None stands for zeros, also for a whole tree. The tangent of integers and bools
-    is None. `fn` returns a tree of tensors; its tangent has floats where it has floats, and None
-    elsewhere. With `has_aux`, `fn` returns a pair of it and another tree of tensors, which is the
-    third result.
+    is None. `fn` returns a tree of tensors. The tangent of this tree has floats for floats, and
+    None elsewhere. With `has_aux`, `fn` returns a pair of this tree and a second tree of tensors,
+    which is the third result.
 
     An op without a gradient has no tangent: `GradientError` is raised where a float of the result
-    depends on one. A tangent costs what its op costs, and is computed in the same pass, without
+    depends on one. A tangent costs as much as the op, and is computed in the same pass, without
     saved activations (Griewank and Walther, Evaluating Derivatives, 2nd ed., 2008, section 3.1).
 
     Raises `DTypeError` or `ShapeError` for tangents of other structures, dtypes or shapes than the

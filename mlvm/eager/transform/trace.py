@@ -1,7 +1,7 @@
-"""Trace: a function of tensors as data flow, and its interpretation with other kinds of values.
+"""Trace: a function of tensors as data flow, to interpret with other kinds of values.
 
-In: a function and the types of its arguments. It is called once with placeholders, and its launches
-are recorded as for `capture` (`trace_function`). Out: a `Trace`, which `interpret` runs with an
+In: a function and the argument types. It is called once with placeholders, and the launches are
+recorded as for `capture` (`trace_function`). Out: a `Trace`, which `interpret` runs with an
 `Interpreter`: `batching` passes batched values, `jvp` passes values with tangents.
 
 Invariant: an interpreter is eager code. It may be taped, captured, or be a part of another trace,
@@ -52,7 +52,7 @@ STOP: Final = "stop_gradient"
 OUTSIDE: Final = "residuals.read_outside"
 """Name of the read of a record that an enclosing recorder has pushed.
 
-Its attribute `read` is the function that reads it."""
+The attribute `read` is the function that reads it."""
 
 _KEY: Final = TensorType(u64, (2,))
 
@@ -122,7 +122,7 @@ class Trace:
         tree: the returned tree, with invalidated placeholders for tensors.
         states: tensors from outside, by number.
         lifts: tensors from outside with nodes of an outer tape.
-        keys: the random key state from which it splits its global keys, if it draws any.
+        keys: the random key state from which it splits global keys, if it draws any.
     """
 
     def __init__(self, record: Tracer, params: list[Value], results: list[Use], tree: Tree) -> None:
@@ -147,8 +147,8 @@ def trace_function(fn: Callable[..., Tree], args: Sequence[Any], what: str) -> T
     """Record `fn(*args)` with placeholders for the types in trees of `TensorType`s.
 
     `what` describes the function in errors: "a function of vmap". Raises `CaptureError` if the
-    function reads a value, creates a tensor whose shape depends on values, or updates an outer
-    tensor.
+    function reads a value, creates a tensor with a shape that depends on values, or updates an
+    outer tensor.
     """
     vm = current_arena().vm
     while True:
@@ -241,7 +241,7 @@ class Interpreter(Protocol[V]):
         """
 
     def function(self, procedure: Procedure, body: Body[V], args: list[V], types: Types) -> list[V]:
-        """Call a function, possibly recursive, whose arguments have these types."""
+        """Call a function, possibly recursive, with arguments of these types."""
 
     def custom(self, rule: Any, body: Body[V], args: list[V], types: Types) -> list[V]:
         """Call a function with a user-defined derivative (`custom`)."""
@@ -251,7 +251,7 @@ class Interpreter(Protocol[V]):
 
 
 def interpret(trace: Trace, interpreter: Interpreter[V], args: Sequence[V]) -> list[V]:
-    """Run a trace with an interpreter, and return its results."""
+    """Run a trace with an interpreter, and return the results."""
     values = {**dict(zip(trace.params, args, strict=True)), **_outside_values(trace, interpreter)}
     frame = _Frame(trace, interpreter, values, {})
     frame.run(trace.calls, dying=trace.dying)
@@ -295,7 +295,7 @@ def partial_eval(trace: Trace, interpreter: Interpreter[V]) -> Callable[[Sequenc
 
 
 def _outside_values(trace: Trace, interpreter: Interpreter[V]) -> dict[Value, V]:
-    """Return the values of a trace that come from outside and are not its arguments."""
+    """Return the values of a trace that come from outside and are not arguments."""
     values = {value: interpreter.constant(x) for value, x in trace.lifts.items()}
     values.update({value: interpreter.key() for value in trace.keys})
     return values
@@ -349,7 +349,7 @@ class _Frame(Generic[V]):
         return self.interpreter.constant(zeros(home.type.shape, dtype=home.type.dtype))
 
     def assign(self, use: Use, x: V) -> None:
-        """Set the value, and the content of its home."""
+        """Set the value, and the content of the value's home."""
         self.values[use.value] = x
         if use.value.home is not None:
             self.homes[use.value.home] = x
@@ -414,7 +414,7 @@ class _Frame(Generic[V]):
     # --- control flow -----------------------------------------------------------------
 
     def _begin(self, call: Call) -> tuple[list[Home], list[V], list[Value]]:
-        """Return the homes that control flow writes, their contents, and its values for them."""
+        """Return the homes that control flow writes, the contents, and the new values."""
         homes = [use.value.home for use in call.outs if use.value.home is not None]
         if any(each.callee is not None for each in with_blocks([call])):
             homes += self.cells
@@ -428,7 +428,7 @@ class _Frame(Generic[V]):
     def _end(self, call: Call, homes: Sequence[Home], outputs: Sequence[V]) -> None:
         self.homes.update(zip(homes, outputs, strict=True))
         cells = [value for value in self.values if value.home in self.cells] if self.cells else []
-        for value in (*[use.value for use in call.outs], *cells):  # a call does not list its cells
+        for value in (*[use.value for use in call.outs], *cells):  # a call does not list cells
             if value.home is not None:
                 self.values[value] = self.homes[value.home]
 
@@ -466,7 +466,7 @@ class _Frame(Generic[V]):
         self._end(call, homes, self.interpreter.while_loop(more, body, before))
 
     def _scan(self, call: Call, loop: LoopInfo) -> None:
-        """Run a loop with a trip count, without its counter and its writes to stacks."""
+        """Run a loop with a trip count, without the counter and the writes to stacks."""
         homes, before, first = self._begin(call)
         if loop.total == 0:
             self._end(call, homes, before)
@@ -503,7 +503,7 @@ class _Frame(Generic[V]):
         self._end(call, [*carried, *stacks], [*after, *rows])
 
     def _call(self, call: Call, callee: Procedure) -> None:
-        """Call a function with its arguments and the cells; assign its results and the cells."""
+        """Call a function with the arguments and the cells; assign the results and the cells."""
         written = {use.value for use in call.outs}
         nresults = sum(use.value in written for use in call.passed)
         results, args = callee.params[:nresults], callee.params[nresults:]

@@ -1,7 +1,7 @@
 """`vmap`: apply a function of one example to a batch of examples.
 
-The function is traced with placeholders for one element of the batch, and interpreted for the whole
-batch by the batching rules of its ops (see `mlvm.eager.transform.batching`).
+The function is traced with placeholders for one element of the batch, and interpreted for the batch
+by the batching rules of ops (see `mlvm.eager.transform.batching`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def vmap(
     axis_size: int | None = None,
     axis_name: str | None = None,
 ) -> Callable[..., Tree]:
-    """Vectorize `fn` over an axis of its arguments: each op runs once for the whole batch.
+    """Vectorize `fn` over an axis of the arguments: each op runs once for the whole batch.
 
     Arguments:
 
@@ -132,7 +132,7 @@ def vmap(
 class _MappedArguments:
     """Arguments of a call.
 
-    leaves, structure: the flattened arguments. axes: for each leaf its batch axis, or None. n: the
+    leaves, structure: the flattened arguments. axes: for each leaf the batch axis, or None. n: the
     batch size.
     """
 
@@ -203,7 +203,7 @@ def _is_axis(part: Any) -> bool:
 
 
 def _axes_of(tree: Tree, axes: Axes, name: str, of: str) -> dict[str, int | None]:
-    """Return the axis of each leaf of a tree, by its path."""
+    """Return the axis of each leaf of a tree, by path."""
 
     def ends(part: Any) -> bool | None:
         return None if isinstance(part, _CONTAINERS) else True
@@ -240,7 +240,7 @@ def _count_of(part: Tree) -> str:
 
 
 def _names(fn: Callable[..., Tree], args: tuple[Tree, ...]) -> list[str]:
-    """Return the names of the function's parameters for its arguments."""
+    """Return the names of the function's parameters for the arguments."""
     try:
         bound = inspect.signature(fn).bind_partial(*args)
     except (TypeError, ValueError):
@@ -263,7 +263,7 @@ def _leaf_name(path: str, names: list[str]) -> str:
 
 
 def _with_axis(interpreter: BatchingInterpreter, v: Batched, axis: int | None, path: str) -> Tensor:
-    """Return a result with its batch along that axis."""
+    """Return a result with the batch along that axis."""
     where = f"result {path}" if path else "the result"
     if axis is None:
         if v.is_batched:

@@ -35,7 +35,7 @@ _TYPE: Final = re.compile(r"[a-z]+\d*\[[\d,]*\]")
 """The text of a tensor type."""
 
 Description: TypeAlias = dict[Any, tuple[str, str]]
-"""The values to which a trace is specialised, as text: by key, a name and its value."""
+"""The values to which a trace is specialised, as text: by key, a name and the value."""
 
 _REMEDIES: Final = {
     "type": "Open the axis by name, ml.capture(step, dynamic_axes={'x': ('n', None)}), or pad it "
@@ -45,7 +45,7 @@ _REMEDIES: Final = {
 }
 
 Words: TypeAlias = Iterator[tuple[Any, tuple[str, str]]]
-"""Pairs of a key and two texts: a name and its value."""
+"""Pairs of a key and two texts: a name and a value."""
 
 
 class RecompilationWarning(UserWarning):
@@ -63,7 +63,7 @@ class RecompilationWarning(UserWarning):
 
 
 class Retrace(NamedTuple):
-    """One trace after the first: its number, the line of the call, and what differed."""
+    """One trace after the first: the number, the line of the call, and the differences."""
 
     number: int
     line: str | None
@@ -140,7 +140,7 @@ class Changing:
 
 
 def _changes(descriptions: Iterable[Description]) -> list[tuple[str, list[str]]]:
-    """Return the names whose values differ between descriptions, with their values in order."""
+    """Return the names with values that differ between descriptions, and the values in order."""
     descriptions = [*descriptions]
     changes = []
     for key in dict.fromkeys(key for each in descriptions for key in each):
@@ -161,7 +161,7 @@ def _changes(descriptions: Iterable[Description]) -> list[tuple[str, list[str]]]
 
 
 def _kind_of(whats: Iterable[str]) -> str:
-    """Return the kind of difference: the `type` of tensors, their `identity`, or a `value`."""
+    """Return the kind of difference: the `type` or `identity` of tensors, or a `value`."""
     if all(map(_TYPE.fullmatch, whats)):
         return "type"
     return "identity" if all(_TYPE.match(what) and " at " in what for what in whats) else "value"
@@ -255,7 +255,7 @@ def _of_context(vm: VMProtocol) -> Words:
 
 
 def _of_tree(where: str, tree: Any, tensors: list[tuple[str, Tensor]], depth: int = 0) -> Words:
-    """Yield the values of a tree of arguments, and add its tensors to `tensors`."""
+    """Yield the values of a tree of arguments, and add the tensors of the tree to `tensors`."""
     key: Any = where if depth == 0 else (where, "part")  # an omitted part is not mentioned
     if isinstance(tree, Tensor):
         tensors.append((where, tree))

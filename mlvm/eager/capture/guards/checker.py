@@ -32,7 +32,7 @@ class Guard(NamedTuple):
     The kinds in `_FOLLOW` and `_VIEWS` compare by identity. The other kinds are:
 
     Attributes:
-        equal: the name is a function, whose result for the owner is compared by value.
+        equal: the name is a function; the result for the owner is compared by value.
         number, tensor: an item of a dict; only its class is compared.
         plain, unread: a field of a Module. An unread field is compared once it contains tensors, a
             plain field once it is replaced.
@@ -65,8 +65,8 @@ _FOLLOW: Final[dict[str, Callable[[Sequence[Any], Sequence[Any]], Iterator[Any]]
     "context": lambda _, names: map(getattr, repeat(current()), names),
 }
 """Functions that read the present value of a name, by kind: items of dicts and of class dicts,
-attributes of objects of builtin classes, the class of an object, its dict, its slots (the
-name is the descriptor), and fields of the present context."""
+attributes of objects of builtin classes, the class, the dict and the slots of an object (the name
+of a slot is the descriptor), and fields of the present context."""
 
 _VIEWS: Final[dict[str, Callable[[Any], Any]]] = {
     "keys": lambda owner: dict.keys(owner) if isinstance(owner, dict) else owner.keys(),

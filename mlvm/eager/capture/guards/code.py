@@ -1,4 +1,4 @@
-"""Names that code may read, determined from its instructions: globals and attributes.
+"""Names that code may read, determined from instructions: globals and attributes.
 
 Code that reads fields without naming them, such as `vars(x)`, gets the name `ALL`. Code that may
 read any variable, such as `eval`, is `unbounded`.
@@ -48,7 +48,7 @@ __parameters__ __type_params__ __abstractmethods__ __dataclass_fields__ __datacl
 __reduce__ __reduce_ex__ __getstate__ __setstate__ __copy__ __deepcopy__ __replace__ __getnewargs__
 __slotnames__
 """
-"""Special names that a running step reads only if its code names them."""
+"""Special names that a running step reads only if the code names them."""
 
 _NEVER_IMPLICIT: Final = frozenset(_NEVER_IMPLICIT_NAMES.split())
 
@@ -68,8 +68,7 @@ class CodeNames(NamedTuple):
     `fields`: names of attributes, and all strings that may be an attribute's name.
     `imports`: modules as (level, name).
     `unbounded`: the names that make the code unbounded.
-    `formats`: variables on which the code calls `format`; it reads the fields that their text
-        names.
+    `formats`: variables on which the code calls `format`; it reads the fields that the text names.
     """
 
     globals: tuple[str, ...]
@@ -91,7 +90,7 @@ def names_in(code: types.CodeType) -> CodeNames:
 
 
 def names_in_builtin(name: str) -> CodeNames:
-    """Return the names that the builtin function with this name may read from its arguments."""
+    """Return the names that the builtin function with this name may read from the arguments."""
     fields = frozenset({ALL}) if name in _GETTERS else _OF_BUILTIN.get(name, frozenset())
     return CodeNames((), fields, (), _UNBOUNDED & {name})
 

@@ -66,8 +66,8 @@ _warned: set[tuple[str, str]] = set()  # lines that were reported, each with the
 class FrozenWarning(UserWarning):
     """Warning for a captured function that reads a clock, numpy's random generators or user input.
 
-    The function does so only once, in its trace, so all later calls use the same value. The text
-    contains the remedy.
+    The function does so only once, while it is traced, so all later calls use the same value. The
+    text contains the remedy.
 
         >>> import time, warnings
         >>> with warnings.catch_warnings(record=True, action="always") as caught:
@@ -83,7 +83,7 @@ class Reading(NamedTuple):
     `path`: the name, and the attributes that are read from it.
     `imported`: the module, and a name in it, if the code imports the name itself.
     `line`: the line in the file.
-    `args`: the arguments of its call, if they are constants and names; otherwise None.
+    `args`: the arguments of the call, if they are constants and names; otherwise None.
     """
 
     path: tuple[str, ...]
@@ -133,7 +133,7 @@ def _warn(name: str, where: str, what: str, remedy: str | None) -> None:
 
 
 def _remedy(value: Any, args: tuple[Any, ...] | None) -> str | None:
-    """Return the remedy for a call of a function whose value a trace freezes, or None."""
+    """Return the remedy for a call of a function with a value that a trace freezes, or None."""
     if value is np.datetime64:
         return _AS_ARGUMENT if args and args[0] in ("now", "today") else None
     if any(value is each for each in _SEEDED):

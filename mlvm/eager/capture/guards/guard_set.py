@@ -1,15 +1,15 @@
 """Guards on all state that a captured function reaches: a flat list, and a key by value.
 
-In: the function, and objects among its arguments. Out: a `GuardSet`.
+In: the function, and objects among the arguments. Out: a `GuardSet`.
 
-A program is specialised to the state that the function reached in its trace. The walk therefore
-visits all of this state, as deeply as the reached code may read (`code`), and calls no user code.
-`checker` determines fast whether a new walk would have the same result. `key` compares two walks:
-by value where possible, otherwise by identity. An object with hidden state raises `CaptureError`,
-unless it cannot change (`layout`).
+A program is specialised to the state that the function reached while it was traced. The walk
+therefore visits all of this state, as deeply as the reached code may read (`code`), and calls no
+user code. `checker` determines fast whether a new walk would have the same result. `key` compares
+two walks: by value where possible, otherwise by identity. An object with hidden state raises
+`CaptureError`, unless it cannot change (`layout`).
 
 Callers: `Signatures`, for the first call with given objects, and after a guard has failed. No lock
-is held: two threads may walk simultaneously, and each builds its own set.
+is held: two threads may walk simultaneously, and each builds a separate set.
 """
 
 from __future__ import annotations
@@ -85,13 +85,12 @@ class Field(NamedTuple):
 
 
 class GuardSet:
-    """Guards on the state that a function, and `objects` among its arguments, reach.
+    """Guards on the state that a function, and `objects` among the arguments, reach.
 
     The walk starts at the variables of the enclosing scopes, the defaults and the globals of the
     function, and continues from each of them, but not from library functions. Containers and arrays
-    are compared by their contents; objects, classes and modules by identity and by the fields in
-    `names`. Children of a Module are also compared, unless the id of the Module is in
-    `read_by_name`.
+    are compared by contents; objects, classes and modules by identity and by the fields in `names`.
+    Children of a Module are also compared, unless the id of the Module is in `read_by_name`.
 
     Attributes:
         names: the fields that any reached code may read.
@@ -143,7 +142,7 @@ class GuardSet:
                 self._add_part(None, value)
                 self._walk()
         self.numbers += self._in_tuples
-        self.key = frozenset([tuple(self._parts)])  # a frozenset computes its hash only once
+        self.key = frozenset([tuple(self._parts)])  # a frozenset computes the hash only once
         self.checker = GuardChecker(self.guards)
 
     def identities(self) -> list[Any]:
@@ -191,8 +190,8 @@ class GuardSet:
     def _add_part(self, name: Any, value: Any) -> None:
         """Add the value of a name to the key.
 
-        Its contents are added when the walk visits it. For a value that was visited before, the
-        part is its ordinal."""
+        The contents are added when the walk visits the value. For a value that was visited before,
+        the part is its ordinal."""
         kind, key = type(value), id(value)
         part: Any
         if kind in layout.PLAIN:
@@ -232,7 +231,7 @@ class GuardSet:
             (visitor or _VISITORS.get(kind, other))(self, value)
 
     def _guard_only(self, kind: str, owner: Any, name: Any, value: Any) -> None:
-        """Add a guard whose value is not a part of the key."""
+        """Add a guard with a value that is not a part of the key."""
         self.guards.append(Guard(kind, owner, name, value))
 
     def _guard(self, kind: str, owner: Any, name: Any, value: Any) -> None:
@@ -252,7 +251,7 @@ class GuardSet:
             self._refuse(f"{name}, which may read any variable", remedy)
 
     def _library(self, name: str) -> None:
-        """Compare all fields from now on, if the library may read any field of its arguments."""
+        """Compare all fields from now on, if the library may read any field of the arguments."""
         if not layout.reads_special_only(name):
             self.names |= {ALL}
 
@@ -267,7 +266,7 @@ class GuardSet:
         raise CaptureError(f"a captured function reaches {what}, by {' of '.join(path)}: {remedy}")
 
     def _function(self, fn: types.FunctionType) -> None:
-        """Visit a function: its code, enclosing variables, defaults and globals."""
+        """Visit a function: code, enclosing variables, defaults and globals."""
         code, variables = fn.__code__, fn.__globals__
         for name, cell in zip(code.co_freevars, fn.__closure__ or (), strict=True):
             value = content_of_slot(cell, CELL)
@@ -396,7 +395,7 @@ class GuardSet:
                     self._add_part(None, each)
 
     def _lazy_module(self, module: types.ModuleType) -> None:
-        """Visit an instance of a subclass of module, for example a lazy module, and its class.
+        """Visit an instance of a subclass of module, for example a lazy module, and the subclass.
 
         The methods of the class determine how names are found."""
         self._module(module)
@@ -409,7 +408,7 @@ class GuardSet:
             self._guard("item", vars(os), "environ", os.environ)
 
     def _class(self, kind: type, *, may_construct: bool = True) -> None:
-        """Visit a class: its fields and its bases.
+        """Visit a class: the fields and the bases.
 
         A constructor is visited if reached code `may_construct` an object. A method that overrides
         a library's method is visited, because the library may call it."""
@@ -453,7 +452,7 @@ class GuardSet:
         self._parts.append(self._enqueue(key, None, kind, visitor) or id(kind))
 
     def _object(self, value: Any) -> None:
-        """Visit an object: its fields, its class, and its contents as an instance of its base."""
+        """Visit an object: the fields, the class, and the contents defined by the base class."""
         kind = type(value)
         # Only the names of a dtype's fields can change.
         plain = kind is np.dtypes.VoidDType and value.fields is value.subdtype is None
@@ -528,8 +527,8 @@ class GuardSet:
     def _fields(self, owner: Any, fields: dict[str, Any], shown: Layout = _NAMED_FIELDS) -> None:
         """Visit the fields that code names.
 
-        For a Module, also visit the fields that are part of its tree. For an optimizer, visit all
-        fields except its own dicts, which contain only tensors that it updates."""
+        For a Module, also visit the fields that are part of the tree. For an optimizer, visit all
+        fields except the state dicts, which contain only tensors that the optimizer updates."""
         but, how = frozenset[str](), shown.how
         is_tree = how == "node" and id(owner) not in self._read_by_name
         rebound = self._rebound.get(id(owner), ()) if how == "node" else ()
@@ -585,7 +584,7 @@ def is_mutable(value: Any) -> bool:
 
 
 def dict_of(value: Any) -> dict[str, Any]:
-    """Return the dict of an object's fields, without running its code."""
+    """Return the dict of an object's fields, without running user code."""
     try:
         fields = object.__getattribute__(value, "__dict__")
     except AttributeError:
@@ -601,7 +600,7 @@ def _builtins_of(fn: Any) -> dict[str, Any]:
 def reads_environment(value: Any) -> bool:
     """Return whether a standard-library function reads the environment variables.
 
-    It may do so in its own code, or in the code of functions that it names."""
+    It may do so itself, or call functions that do."""
     kind = type(value)
     fn = value.__func__ if kind in (classmethod, staticmethod, types.MethodType) else value
     if type(fn) is types.FunctionType and fn.__name__ in ("home", "expanduser"):
@@ -659,7 +658,7 @@ def _variables(fn: types.FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def _described(value: Any, name: Any) -> str:
-    """Describe a value on the path to a rejected object, by its name or its kind."""
+    """Describe a value on the path to a rejected object, by name or kind."""
     kind = type(value)
     if kind is types.FunctionType:
         file, line = value.__code__.co_filename, value.__code__.co_firstlineno

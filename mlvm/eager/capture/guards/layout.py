@@ -35,7 +35,7 @@ BASES: Final[tuple[type, ...]] = (
     *(*MAPPINGS, *ARRAYS, list, tuple, set, frozenset, collections.deque),
     *(int, float, complex, str, bytes, property),
 )
-"""Builtin classes whose objects, and objects of whose subclasses, expose all of their state."""
+"""Builtin classes with objects that expose all state, also in subclasses."""
 BY_VALUE: Final = frozenset(
     {*BASES, *np.sctypeDict.values(), slice, range, types.MethodType, functools.partial}
 )
@@ -64,8 +64,10 @@ _LANGUAGE: Final = tuple(
     f"{_SELF}.eager.{part}"
     for part in ("control.", "nn.", "optim.", "transform.", "tensor.autocast")
 )
-"""Packages of mlvm whose objects contain what users pass to them: hyperparameters, rules,
-functions. Such an object is treated like a user's object, and all of its fields are compared."""
+"""Packages of mlvm with objects that contain users' hyperparameters, rules or functions.
+
+Such an object is treated like a user's object, and all fields are compared.
+"""
 _LAYERS: Final = f"{_SELF}.eager.nn."
 _OF_ARRAYS: Final = frozenset({"einops", "opt_einsum", "array_api_compat", "array_api_extra"})
 _ASSUMED: Final = frozenset({_SELF, "numpy", *_OF_ARRAYS})
@@ -79,12 +81,12 @@ heapq itertools logging math numbers os pathlib posix posixpath random re statis
 threading time types typing warnings _abc _bisect _collections _collections_abc _datetime
 _decimal _functools _heapq _operator _random _statistics _struct _thread _warnings
 """
-"""Libraries other than mlvm that read no fields of their arguments, and call only special methods.
+"""Libraries other than mlvm that read no fields of arguments, and call only special methods.
 """
 
 _READING_SPECIAL_ONLY: Final = frozenset({_SELF, *_OF_ARRAYS, *_SPECIAL_ONLY.split()})
 _MIXINS: Final = frozenset({"abc", "typing", "collections.abc", "typing_extensions"})
-"""Modules other than those of mlvm whose classes read no fields of their subclasses."""
+"""Modules other than those of mlvm with classes that read no fields of subclasses."""
 _PATHS: Final = "stdlib", "platstdlib"
 
 
@@ -96,7 +98,7 @@ class Layout(NamedTuple):
             also the fields that mlvm reads. `identical`: only the identity. `hidden`: a part cannot
             be read.
         open: whether all fields are compared, because library code reads them.
-        base: the builtin class whose contents the object has.
+        base: the builtin class that defines the contents of the object.
         slots: fields in slots, as the index of a class in the method resolution order, and the
             name.
         overrides: names of library classes that the class overrides.
@@ -185,7 +187,7 @@ def _home(kind: type) -> str:
 
 
 def _is_of_machine(kind: type) -> bool:
-    """Return whether a class belongs to mlvm and its objects contain no state of the user."""
+    """Return whether a class belongs to mlvm and instances contain no state of the user."""
     return _home(kind) == _SELF and not kind.__module__.startswith(_LANGUAGE)
 
 
@@ -194,7 +196,7 @@ def _is_immutable(kind: type) -> bool:
 
 
 def _hides(kind: type, base: type, slots: int) -> bool:
-    """Return whether an object has memory other than its base, slots, dict and weak references."""
+    """Return whether an object has memory other than base, slots, dict and weak references."""
     pointers = slots
     # -1: stored outside the object
     pointers += kind.__dictoffset__ not in (0, -1) and base.__dictoffset__ == 0
@@ -207,7 +209,7 @@ def _hides(kind: type, base: type, slots: int) -> bool:
 def is_library(part: str | type) -> bool:
     """Return whether a class, or the module with this name, belongs to a library.
 
-    Libraries are assumed not to change. A class created by `types.new_class` belongs to its caller.
+    Libraries are assumed not to change. A class created by `types.new_class` belongs to the caller.
     """
     if isinstance(part, str):
         return part.partition(".")[0] in _ASSUMED or is_standard(part)
@@ -240,7 +242,7 @@ def _comes_with_python(module: Any) -> bool:
 
 
 def reads_special_only(module: str) -> bool:
-    """Return whether a library module calls only special methods of its arguments."""
+    """Return whether a library module calls only special methods of arguments."""
     return module.partition(".")[0] in _READING_SPECIAL_ONLY and is_library(module)
 
 
@@ -262,7 +264,7 @@ def stateful_names(module: str) -> tuple[str, ...]:
 
 
 def content_of(value: Any) -> tuple[Any, ...]:
-    """Return the dtype, the shape, and the bytes of an array; above `SMALL` bytes their digest."""
+    """Return the dtype, the shape, and the bytes of an array; above `SMALL` bytes a digest."""
     array = np.asarray(value)
     dtype, data = array.dtype, array.tobytes()
     named = str(dtype) if dtype.kind == "V" else dtype.str  # `dtype.str` is faster

@@ -1,4 +1,4 @@
-"""Detection of names that a captured function rebinds in its trace.
+"""Detection of names that a captured function rebinds while it is traced.
 
 The function may rebind a field of a Module from one tensor to another of the same type; a replay
 repeats this. A replay rebinds no other name, so no other name may refer to a tensor of the trace.
@@ -23,7 +23,7 @@ from mlvm.eager.tree import Node, items_of, like
 
 
 class NamespaceSnapshot:
-    """Snapshot of the guarded fields, variables and items, with their present values."""
+    """Snapshot of the guarded fields, variables and items, with the present values."""
 
     def __init__(self, guards: GuardSet) -> None:
         nodes = [each for each in guards.keepalive if issubclass(type(each), Node)]
@@ -34,7 +34,7 @@ class NamespaceSnapshot:
         self._cached = [each for each in guards.keepalive if type(each) is CACHED]
 
     def lend(self, places: Sequence[Field], numbers: Sequence[Any]) -> None:
-        """Set fields to the placeholders of their numbers, until `restore`."""
+        """Replace numbers in fields by placeholders, until `restore`."""
         pairs = [(place, x) for place, x in zip(places, numbers, strict=False) if type(x) is Number]
         before = {(id(each.owner), each.name): (each, each.value) for each, _ in pairs}
         for place, number in pairs:
@@ -42,17 +42,17 @@ class NamespaceSnapshot:
         self._lent = [(place, was, place.value) for place, was in before.values()]
 
     def rebound(self) -> Iterator[tuple[Field, Tensor]]:
-        """Yield the fields whose tensor was replaced by one of the same type, with the new one."""
+        """Yield the fields that got a new tensor of the same type, each with the new tensor."""
         for field, x in self._fields:
             now = field.value
             if now is not x and isinstance(now, Tensor) and now.type is x.type:
                 yield field, now
 
     def settle_numbers(self) -> None:
-        """Replace placeholders by their numbers in variables, fields and containers.
+        """Replace placeholders by numbers in variables, fields and containers.
 
-        The function has stored these placeholders there. Each value of such a number gets its own
-        program."""
+        The function has stored these placeholders there. Each value of such a number gets a
+        separate program."""
         visited: set[int] = set()
         lent = {(id(dict_of(field.owner)), field.name): value for field, _, value in self._lent}
         for place, _, before in self._places:
@@ -140,7 +140,7 @@ def _put(place: Any, name: Any, value: Any) -> None:
 
 
 def settled(value: Any, visited: set[int]) -> Any:
-    """Return the value with placeholders replaced by their numbers.
+    """Return the value with placeholders replaced by numbers.
 
     Lists, dicts, variables and fields are changed in place; tuples, sets and slices are replaced.
     """
@@ -199,7 +199,7 @@ def _tensors_of_cache(fn: Any) -> Iterator[Tensor]:
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors in a value, and in its containers and fields."""
+    """Yield the tensors in a value, and in containers and fields of the value."""
     visited: set[int] = set()
     stack = [value]
     while stack:

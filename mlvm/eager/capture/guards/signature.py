@@ -34,7 +34,7 @@ class Arguments:
     """Arguments of a call, decomposed.
 
     structure: the tree of arguments, with all plain values except numbers. tensors, numbers: the
-    tensors and numbers in order. objects: all other objects by id, each once, with its ordinal.
+    tensors and numbers in order. objects: all other objects by id, each once, with the ordinal.
     """
 
     def __init__(self, arguments: Iterable[Any]) -> None:
@@ -73,19 +73,19 @@ class Arguments:
 
 
 class Signature:
-    """Signature of a call: all properties of its arguments and state that select a program.
+    """Signature of a call: all properties of arguments and state that select a program.
 
     It consists of the structure of the arguments, the types of tensors, and all other objects, by
     value where they can be compared, otherwise by identity.
 
     Attributes:
-        guards: guards on all state that the function reads in addition to its arguments.
+        guards: guards on all state that the function reads in addition to the arguments.
         arguments: the arguments, decomposed.
         in_fields: tensors of fields that are treated as arguments; they precede the tensors of
         arguments.
-        tensors: each tensor once, except those that the function also reads from its environment.
-        inputs: the first tensor in each memory region; their order numbers the inputs of a program.
-        numbers: Python numbers, those in fields first; the key contains only their class.
+        tensors: each tensor once, except those that the function also reads from the environment.
+        inputs: the first tensor in each memory region, in the order of the inputs of a program.
+        numbers: Python numbers, those in fields first; the key contains only the class of a number.
         key: a hashable value; calls that can share a program have equal keys.
 
     Raises `CaptureError` for a tensor of a scratch pad.
@@ -106,15 +106,15 @@ class Signature:
 
     @property
     def fields(self) -> list[tuple[Field, Tensor]]:
-        """Fields that are treated as arguments, with their tensors."""
+        """Fields that are treated as arguments, with the tensors."""
         return list(zip(self.guards.fields, self.in_fields, strict=True))
 
     def is_reached(self, x: object) -> bool:
-        """Return whether the function reads this very tensor from its environment."""
+        """Return whether the function reads this very tensor from the environment."""
         return id(x) in self.guards.tensors
 
     def place_of(self, x: Tensor) -> tuple[TensorType, int, int, bool]:
-        """Return a tensor's type, its ordinal, the index of its memory, and whether it is a root.
+        """Return the type, the ordinal and the memory index of a tensor, and whether it is a root.
 
         A root is a tensor that is not a view."""
         root = x if x.base is None else x.base
@@ -176,7 +176,7 @@ class Signatures:
     def of(
         self, vm: VMProtocol, args: Any, kwargs: Any, *, reduced: bool = True
     ) -> tuple[Signature, Any]:
-        """Return a call's signature, and the key of its programs in the cache.
+        """Return a call's signature, and the key of the programs in the cache.
 
         Unless it is `reduced`, it contains all children of Modules that it contained before the
         last trace."""
