@@ -1,7 +1,7 @@
 """Uses of deprecated public names in Python code: positions and replacements.
 
 In: the syntax tree of a file. Out: an `Edit` for each use of a known object, such as `ml.nll` after
-`import mlvm.eager as ml`, and a `Doubt` for each use of an unknown object, such as `x.rate` for a
+`import mlvm.eager as ml`. Also a `Doubt` for each use of an unknown object, such as `x.rate` for a
 parameter x. Names are looked up in the scopes of Python. A name that is bound to objects of
 different kinds is unknown.
 """
@@ -131,7 +131,7 @@ class _Scope:
         return []
 
     def ancestors(self) -> list[_Scope]:
-        """Return the scopes of a class and of the bases in the file."""
+        """Return the scopes of a class and the bases in the file."""
         return _closure(self, lambda each: each.bases_here)
 
     def relatives(self) -> list[_Scope]:
@@ -171,7 +171,7 @@ def _new_name(path: str | None) -> str | None:
 
 @cache
 def _classes(path: str) -> frozenset[str] | None:
-    """Return the names of the class with this path and of the bases; None unless it is a class."""
+    """Return the names of the class with this path and the bases; None unless it is a class."""
     root, _, names = path.partition(".")
     if root != "ml" or not names or not names.rpartition(".")[2][0].isupper():
         return None
@@ -426,7 +426,7 @@ class OldUses:
     def _kinds(
         self, node: ast.AST | None, scope: _Scope | None, depth: int = 0
     ) -> frozenset[str] | None:
-        """Return the names of the class of an expression's value, and of the bases."""
+        """Return the names of the class of an expression's value and the bases."""
         if scope is None or depth > 20:
             return None
         if isinstance(node, ast.Call):

@@ -1,4 +1,4 @@
-"""Entry point of `python -m models.train`, and of `train` in Python; see `models.training`."""
+"""Entry point of `python -m models.train`, and `train` in Python; see `models.training`."""
 
 import sys
 

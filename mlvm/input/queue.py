@@ -82,9 +82,9 @@ class QueueTensor:
 
     Any number of threads may put and get. Elements are returned in the order in which `put` or
     `commit` completed. `get` returns tensors over the slot itself, to which the consumer may write.
-    The slot is free again when all these tensors are freed. A tensor is freed by `arena.free`, when
-    the last reference to the tensor or a view is dropped, or, if `get` was called inside `with
-    batch:`, when this arena is reset.
+    The slot is free again when all these tensors are freed. A tensor is freed by `arena.free`, or
+    when the last reference to the tensor or a view is dropped. If `get` was called inside `with
+    batch:`, a reset of this arena also frees the tensor.
 
     `arena` contains the slots as memory of the VM; `memory.slots` are the arrays that producers
     fill. With `shared` other processes can use them (see `SlotMemory`). `handle` names the queue in
@@ -256,7 +256,7 @@ class QueueTensor:
         return self.arena.lend(self.next_slot(timeout), kind)
 
     def get_nowait(self, kind: type[A] = Allocation) -> tuple[A, ...]:  # type: ignore[assignment]
-        """Get without waiting; raise `QueueEmptyError` if no element waits.
+        """Get without waiting; raise `QueueEmptyError` if no element is ready.
 
         Refuses:
             queue.get_nowait()  # QueueEmptyError
@@ -293,7 +293,7 @@ class QueueTensor:
         return max(self._waiting.qsize() - (not self._end), 0)
 
     def empty(self) -> bool:
-        """Return whether no element waits."""
+        """Return whether no element is ready."""
         return self.qsize() == 0
 
     def full(self) -> bool:

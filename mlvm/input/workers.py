@@ -28,7 +28,7 @@ from mlvm.input.queue import QueueTensor, Reservation
 from mlvm.input.slot_memory import SlotMemory
 from mlvm.machines.failure import Failure
 
-_POLL: Final = 0.05  # seconds between checks of `closing` and of a silent process
+_POLL: Final = 0.05  # seconds between checks of `closing` and for a silent process
 _GRACE: Final = 1.0  # seconds that a process may need to exit
 _PATIENCE: Final = 10.0  # seconds that `close` waits for threads in a dataset's code
 

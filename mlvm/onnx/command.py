@@ -92,7 +92,7 @@ def _zeros(model: Model, count: int) -> list[Array]:
 
 
 def _print_times(captured: Any, arrays: Sequence[Array]) -> None:
-    """Print the time of a call and of each op, the longest first."""
+    """Print the time of a call and each op, the longest first."""
     seconds: list[float] = []
     tensors = [ml.asarray(x) if x.ndim else x for x in arrays]
     while sum(seconds) < _SECONDS and len(seconds) < _MOST:

@@ -40,7 +40,7 @@ def _load_part(folder: Path, part: str) -> LabelledImages:
 
 
 def _find(folder: Path, name: str) -> Path:
-    """Return the path of the file, or of the compressed file if only that exists."""
+    """Return the path of the file, or the compressed file if only that exists."""
     plain, compressed = folder / name, folder / f"{name}.gz"
     return compressed if compressed.exists() and not plain.exists() else plain
 

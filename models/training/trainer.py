@@ -217,7 +217,7 @@ class Replica:
             return int(total)
 
     def memory(self) -> list[ArenaReport]:
-        """Return a report of this member's arenas and of the step's plan."""
+        """Return a report of this member's arenas and the step's plan."""
         planned = self.train_step.plan.nbytes if self.train_step.signatures else 0
         return [
             *[

@@ -232,7 +232,7 @@ def test_a_loop_after_get_or_a_whole_epoch_goes_on() -> None:
 
 
 def test_one_loop_over_several_epochs_is_told() -> None:
-    text = r"1 of 3 epochs .* `for epoch in range\(3\)`"
+    text = r"1 of 3 epochs, .* `for epoch in range\(3\)`"
     with pytest.warns(UserWarning, match=text) as records, pipeline(epochs=3) as batches:
         indices(batches)
     assert records[0].filename == __file__

@@ -353,7 +353,7 @@ def test_a_thread_does_not_wait_for_itself(vm: VM) -> None:
         q.put(pair(i))
         elements.append(q.get())
     refuses(QueueEmptyError, "2 lent as tensors to this thread", q.get)
-    refuses(QueueFullError, "by this thread", q.put, pair(2))
+    refuses(QueueFullError, "to this thread", q.put, pair(2))
     elements.clear()
     q.put(pair(3))
     assert values(vm, q.get()) == {3}

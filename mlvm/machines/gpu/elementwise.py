@@ -1,4 +1,4 @@
-"""Kernels of elementwise ops and of chains; a chain is one kernel.
+"""Kernels of elementwise ops and chains; a chain is one kernel.
 
 A work item computes one element. On a processor it computes a vector of LANES elements if the ops
 support this. Lengths and strides of broadcast operands are arguments, so one source supports all

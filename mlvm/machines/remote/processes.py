@@ -38,7 +38,7 @@ _ROOM: Final = 1 << 18
 
 
 class Process:
-    """Process of one client or of a shared VM.
+    """Process of one client or one shared VM.
 
     `name`: name of the VM.
     `channel`: the server's end of the channel.

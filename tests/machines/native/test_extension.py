@@ -97,7 +97,8 @@ def test_without_the_extension_what_needs_it_is_refused(
     not_built: None, monkeypatch: Patch
 ) -> None:
     message = (
-        "^functions in C need the native machine, which is not installed: it was not built; it is "
+        "^functions in C need the native machine, which is not installed: it was not built; "
+        "installing mlvm compiles it"
     )
     refuses(MissingExtraError, message, LocalVM().register_library, "any.so")
     refuses(

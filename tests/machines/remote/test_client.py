@@ -375,7 +375,7 @@ with arena.allocating():
             try:
                 call()
             except ConnectionLostError as error:
-                refused += "its parent's" in str(error)
+                refused += "parent" in str(error)
         vm.close()
         del x, y, arena
         os._exit(refused)

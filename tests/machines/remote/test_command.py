@@ -118,7 +118,7 @@ def test_ping_says_what_a_server_is(tmp_path: Path, capsys: Capsys) -> None:
         printed, errors = capsys.readouterr()
         assert errors == ""
         assert printed.startswith("server: mlvm 1.2.3, format ")
-        assert re.search(r"^round trip: median \d+ us, least \d+ us, 99 % \d+ us$", printed, re.M)
+        assert re.search(r"^round trip: median \d+ us, minimum \d+ us, 99 % \d+ us$", printed, re.M)
         assert main(["ping", *options]) == 1
         assert "requires TLS" in capsys.readouterr().err
 

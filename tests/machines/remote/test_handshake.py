@@ -311,8 +311,8 @@ def test_what_is_no_private_file_has_no_secret(tmp_path: Path, monkeypatch: Patc
         )
     path.write_text(make_secret())
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    refuses(AccessDeniedError, "is yours", read_secret, path)
-    refuses(AccessDeniedError, "is yours", Served, certificate=CERTIFICATE)
+    refuses(AccessDeniedError, "must belong to you", read_secret, path)
+    refuses(AccessDeniedError, "must belong to you", Served, certificate=CERTIFICATE)
     monkeypatch.undo()
     copy = tmp_path / "key.pem"
     copy.write_bytes(Path(CERTIFICATE).read_bytes())

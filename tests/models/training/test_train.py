@@ -223,7 +223,11 @@ def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path) -> None:
             "belongs to a different training: .* expected a state with",
         ),
         ({"losses": tensors["losses"]}, metadata, "missing or unknown: model/"),
-        (tensors | {"random": np.zeros(3)}, metadata, r"random is uint64 \(2,\), not float64"),
+        (
+            tensors | {"random": np.zeros(3)},
+            metadata,
+            r"random: expected uint64 \(2,\), got float64",
+        ),
         ({k: v for k, v in tensors.items() if k != "losses"}, metadata, "not written by"),
         *(
             (tensors | {"losses": losses}, metadata, "losses are not those of 44 steps")

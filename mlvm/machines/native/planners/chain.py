@@ -223,8 +223,7 @@ class _Steps:
         self.steps = [step for step in remaining if step is not None]
 
     def _is_slope(self, link: Link, before: Link, sources: Sequence[int]) -> bool:
-        """Return whether one row function computes both the link, a slope, and the previous
-        link."""
+        """Return whether one row function computes the link, a slope, and the previous link."""
         if before.op.slope != link.op.name or before.attributes != link.attributes:
             return False
         value = self.steps[-1]

@@ -1,5 +1,5 @@
 /* The innermost loop of a matrix product: a tile of C in registers. Included once for each dtype,
- * with the C type T, and OF(name) the name with the dtype's suffix.
+ * with the C type T, and the macro OF(name) the name with the dtype's suffix.
  *
  * BLIS (Van Zee and van de Geijn, TOMS 2015) calls this the micro-kernel. Each element is summed in
  * the order of k with one accumulator, for any tile size, so tiles may be cut anywhere. */
