@@ -87,7 +87,8 @@ def save(
     function is traced as by `capture(dynamic_axes=)`, at sizes slightly above the sizes of `args`.
     The file computes the formulas of lengths, and has no guards. Therefore a decision that depends
     on a length must have the same outcome at these sizes and at slightly larger sizes. For each
-    name, the same is true at a size that is larger by a thousand. At other sizes the outcome does not change.
+    name, the outcome must also be the same at a size that is larger by a thousand. At other sizes
+    the outcome does not change.
 
     The ops belong to opset 20. Low-bit weights need a later opset: the first that can cast them. An
     op that needs several nodes of ONNX is a function of the file, in the domain "mlvm". With
