@@ -42,7 +42,7 @@ def train(layers, rows, steps, memory=None):
 
     captured = ml.capture(step, memory=memory)
     losses = [float(captured(x)) for _ in range(steps)]
-    return losses, captured.plan.nbytes + captured.plan.ahead
+    return losses, captured.plan.nbytes + captured.plan.hoisted_nbytes
 
 
 def main(layers=40, rows=8192, steps=3):

@@ -44,9 +44,12 @@ NAMES: Final[Mapping[str, Mapping[str, str]]] = {
 """Old and new names of functions and classes, by the module in which users find them."""
 
 ATTRIBUTES: Final[Mapping[str, Mapping[str, str]]] = {
+    "Model": {"asked": "static_inputs"},
     "MultiSteps": {"rate": "learning_rate"},
     "Optimizer": {"rate": "learning_rate"},
+    "Plan": {"ahead": "hoisted_nbytes"},
     "Plateau": {"least": "min_rate"},
+    "QuantizationErrors": {"left": "unquantized"},
     "VM": {"trace": "profile"},
 }
 """Old and new names of attributes and methods, by class."""

@@ -47,7 +47,9 @@ REFUSES = re.compile(r"^ *Refuses:\n(?:^ +\S.*\n?)+", re.MULTILINE)
 CALL = re.compile(r"(\S.*?)  # (\w+)$", re.MULTILINE | re.DOTALL)
 PARSER = doctest.DocTestParser()
 EXAMPLE = re.compile(r"^ *>>> .*\n?(?:^.*\S.*\n?)*", re.MULTILINE)
-AS = re.compile(r"what `([\w.]+)`(?:(?:, `([\w.]+)`)? and `([\w.]+)`)? raises?")
+AS = re.compile(
+    r"(?:what|the errors of) `([\w.]+)`(?:(?:, `([\w.]+)`)? and `([\w.]+)`)?(?: raises?)?"
+)
 
 BASES = {"nn.Module", "optim.Group"}
 """Classes of tensors of any shapes."""

@@ -259,7 +259,7 @@ LARGE = """
     ("run nosuch.mlasm", "nosuch.mlasm: No such file or directory"),
     ("run .", ".: Is a directory"),
     ("disasm nosuch", "nosuch: No such file or directory"),
-    ("check label.mlasm", "label.mlasm: line 2, column 10: no label 'nowhere' in function"),
+    ("check label.mlasm", "label.mlasm: line 2, column 10: main: expected a label"),
     ("run long.mlasm", "long.mlasm: line 1, column 10: a length of f32[...] has too many"),
     ("run latin.mlasm", "latin.mlasm: line 2: not UTF-8 text"),
     ("disasm cut.mlvm", "cut.mlvm: the header announces"),

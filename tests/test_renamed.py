@@ -247,7 +247,19 @@ def test_a_profile_of_a_vm(tmp_path: Any) -> None:
     with warned("VM.trace", "VM.profile"), vm.trace(tmp_path / "trace.json"):
         ml.ones(2, device=vm)
     assert "full" in (tmp_path / "trace.json").read_text()
-    assert {*ATTRIBUTES} == {"MultiSteps", "Optimizer", "Plateau", "VM"}
+    assert {*ATTRIBUTES} == {
+        "Model", "MultiSteps", "Optimizer", "Plan", "Plateau", "QuantizationErrors", "VM"
+    }  # fmt: skip
+
+
+def test_the_plan_and_the_table_of_quantization() -> None:
+    plan: Any = ml.measure(lambda x: x + 1.0, ml.ones(2)).plan._replace(hoisted_nbytes=8)
+    with warned("Plan.ahead", "Plan.hoisted_nbytes"):
+        assert plan.ahead == 8
+    model = ml.nn.Sequential(ml.nn.Linear(32, 2), ml.nn.LayerNorm(2))
+    errors: Any = ml.quantization_errors(model, ml.quantize(model, "i8"))
+    with warned("QuantizationErrors.left", "QuantizationErrors.unquantized"):
+        assert errors.left == errors.unquantized != []
 
 
 def test_memory_used_is_in_bytes() -> None:

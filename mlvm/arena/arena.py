@@ -188,7 +188,7 @@ def exchange(x: Allocation, new: Allocation) -> None:
 
 
 def rebase(view: Allocation, base: Allocation) -> None:
-    """Make a view one of another base, with the bytes of that base. Raises `StaleTensorError`."""
+    """Move a view to a different base and the bytes of that base. Raises `StaleTensorError`."""
     twin = base.arena.view(base, view.type)
     old = view.root.region
     view.base, view.arena, view.handle = twin.base, twin.arena, twin.handle
@@ -552,8 +552,8 @@ class Arena(ArenaFields):
             best = weights.keep(loss)  # survives the reset of the arena that `loss` is in
 
         No gradient flows through the copy. Raises `StaleTensorError`, `ArenaError` for a tensor of
-        a different VM, `ArenaBusyError` while another thread is inside this arena, and what `alloc`
-        raises.
+        a different VM, `ArenaBusyError` while another thread is inside this arena, and the errors
+        of `alloc`.
 
         Refuses:
             vm_arena.keep(v)  # ArenaError
@@ -587,7 +587,7 @@ class Arena(ArenaFields):
     def free(self, tensor: Allocation) -> None:
         """Free the tensor's bytes immediately; the tensor becomes stale.
 
-        Raises `StaleTensorError`, or `ArenaError` for a view or a tensor of another arena.
+        Raises `StaleTensorError`, or `ArenaError` for a view or a tensor of a different arena.
 
         Refuses:
             vm_arena.free(v)  # ArenaError
@@ -637,8 +637,8 @@ class Arena(ArenaFields):
     def rewind(self, mark: Mark) -> None:
         """Free every tensor allocated since the mark, and invalidate all later marks.
 
-        Raises `ArenaError` for a mark of another arena, and for a mark that a reset or a rewind to
-        an earlier mark has invalidated; `ArenaBusyError` while another thread is inside.
+        Raises `ArenaError` for a mark of a different arena, and for a mark that a reset or a rewind
+        to an earlier mark has invalidated; `ArenaBusyError` while another thread is inside.
 
         Refuses:
             busy.rewind(begun)  # ArenaBusyError
@@ -940,7 +940,7 @@ class Arena(ArenaFields):
         tensor.handle = STALE
         for view in views:
             view.handle = STALE
-        region.bin.append(region)  # now another tensor may use it
+        region.bin.append(region)  # a new tensor may now use the region
         return True
 
     def _dealloc(self, handle: TensorHandle) -> None:
@@ -1009,7 +1009,7 @@ class Arena(ArenaFields):
 
     def _add_chunk(self, nbytes: int) -> None:
         nbytes = rounded(nbytes)
-        if self.capacity + nbytes > MAX_SIZE:  # only a VM without bytes has so many
+        if self.capacity + nbytes > MAX_SIZE:  # only a dry VM accepts this size
             raise errors.OutOfMemoryError(
                 f"arena {self.name!r}: expected at most 2**63 - 1 bytes, got {self.capacity:,} and "
                 f"{nbytes:,} more"

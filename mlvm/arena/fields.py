@@ -28,7 +28,7 @@ class _AllocationSlots:
         """Free the tensor if this thread removes its region, as in `language/dispatch.c`."""
         try:
             region, self.region = self.region, None  # atomic
-        except AttributeError:  # not created by an arena
+        except AttributeError:  # the object was not created by an arena
             return
         if region is not None:
             self.arena.used -= region.nbytes  # atomic

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,7 @@ from mlvm.core.errors import ArenaError, ArgumentError, brief
 from mlvm.core.tables import table
 from mlvm.core.types import ALIGNMENT
 from mlvm.machines.native.extension import EXTENSION
+from mlvm.renamed import OldAttribute
 
 _LARGEST: Final = 2**62
 _PLAIN: Final = 2**48
@@ -92,7 +93,7 @@ class Plan(NamedTuple):
     `lower_bound`: maximum number of simultaneously live bytes; no plan is smaller.
     `order`: the order of placement that gave this plan.
     `unfused`: for a captured step, the lower bound of its recorded calls, or None.
-    `ahead`: for a captured step, bytes of precomputed values, which are not in `nbytes`.
+    `hoisted_nbytes`: for a captured step, bytes of hoisted values, which are not in `nbytes`.
     `used`: for a step with dynamic lengths, the peak use in bytes at the lengths of the last call,
         or None.
     `peak`: for a captured step, the values in memory at the peak, the largest first.
@@ -109,7 +110,7 @@ class Plan(NamedTuple):
     lower_bound: int
     order: str
     unfused: int | None = None
-    ahead: int = 0
+    hoisted_nbytes: int = 0
     used: int | None = None
     peak: tuple[PeakValue, ...] = ()
 
@@ -119,7 +120,7 @@ class Plan(NamedTuple):
         count: maximum number of values, 1 or more
 
         Each value has the lines that compute it and use it last. A value that is not used at the
-        peak could be computed again after it: `again` is the estimated time. Precomputed values are
+        peak could be computed again after it: `again` is the estimated time. Hoisted values are
         always in memory; the name of their op has the suffix " (hoisted)".
 
         A plan of blocks and the plan of a saved step have no such values. Raises `ArgumentError`
@@ -136,12 +137,17 @@ class Plan(NamedTuple):
         ratio = self.nbytes / self.lower_bound if self.lower_bound else 1.0
         bound = f"lower bound {self.lower_bound:,} ({ratio:.2f})"
         unfused = "" if self.unfused is None else f", unfused {self.unfused:,}"
-        hoisted = f"; {self.ahead:,} bytes are computed ahead" if self.ahead else ""
+        n = self.hoisted_nbytes
+        hoisted = f"; {n:,} bytes are computed before the first launch" if n else ""
         used = "" if self.used is None else f"; at most {self.used:,} in use at a call's lengths"
         return f"{self.nbytes:,} bytes, {bound}{unfused}, by {self.order}{hoisted}{used}"
 
     def __repr__(self) -> str:
         return f"<Plan of {len(self.offsets):,} blocks: {self}>"
+
+
+if not TYPE_CHECKING:
+    Plan.ahead = OldAttribute("Plan", "ahead")
 
 
 class SearchedPlan(NamedTuple):

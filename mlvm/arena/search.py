@@ -3,8 +3,8 @@
 The algorithm follows Moffitt, "MiniMalloc: A Lightweight Memory Allocator for Hardware-Accelerated
 Machine Learning" (ASPLOS 2023, doi 10.1145/3623278.3624752):
 
-- **Canonical positions.** Every placement can be pushed down until each block is at 0 or on another
-  block. The search visits only such placements.
+- **Canonical positions.** Every placement can be pushed down until each block is at 0 or on top of
+  a block. The search visits only such placements.
 - **Sections.** Only the times at which the set of live blocks is locally largest matter: one for
   each run of starts before an end. A lifetime becomes a range of these sections.
 - **Parts.** Groups of blocks that share no section are solved separately, at the start and after

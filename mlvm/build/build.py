@@ -421,7 +421,7 @@ class _StepLayout:
 _WRITTEN: Final = (
     "# Written by `python -m mlvm build`: `make` makes libstep.a and a program, `step`."
 )
-_TOO_LARGE: Final = "the step needs more memory than there are addresses"
+_TOO_LARGE: Final = "the step needs more memory than the address space"
 _ENTRY: Final = 128  # bytes; larger than a value, a frame, a pointer or a tensor of the loop
 _RUNTIME: Final = "mlvm/build/src"
 PLAN: Final = ("loop", "bound", "lanes", "records", "processor")
@@ -468,10 +468,7 @@ def _depth(steps: Steps, most: int) -> int:
 def _sources(
     folder: Path, files: Sequence[str], threads: int, has_lengths: bool
 ) -> dict[Path, str | bytes]:
-    """Return the sources that the build compiles, in folders like those of the package.
-
-    The folders are created.
-    """
+    """Create the folders of the package in `folder`, and return the sources to compile."""
     plan = NATIVE / "src" / "plan"
     if not plan.is_dir():
         raise CannotBuild(f"the C sources are missing in {plan}; reinstall mlvm")

@@ -1,4 +1,4 @@
-"""Formulas of lengths of a built step, evaluated at all lengths within the bounds at once.
+"""Formulas of lengths of a built step, evaluated simultaneously at all lengths within the bounds.
 
 In: a step with types and attributes that are formulas. Out: tables of formulas in C, the largest
 value of each, and the lengths at which guards hold. The functions of a step are planned at some
@@ -214,8 +214,8 @@ def variants(
     for dtype in dtypes.values():
         if dtype not in (f32, f64, i32, i64):
             raise CannotBuild(
-                f"lengths: expected numbers of f32, f64, i32 or i64, got one of {dtype.name} "
-                f"that is computed of a length; convert the tensor after the computation"
+                f"lengths: expected numbers of f32, f64, i32 or i64, got {dtype.name}, "
+                f"computed from a length; convert the tensor after the computation"
             )
     all_sizes = [tuple(map(int, sizes)) for sizes in formulas.sizes]
     sizes = tuple([opened.values[each.place] for each in opened.lengths])
@@ -240,7 +240,7 @@ def variants(
                 scalars = {i: formulas.number_of(symbols[place]) for i, place in opened.scalars}
         except OverflowError:
             raise CannotBuild(
-                "lengths: expected numbers below 2**62, got a larger one that is computed of "
+                "lengths: expected numbers below 2**62, got a larger number, computed from "
                 "lengths; compute it with tensors"
             ) from None
         masks = [formulas.holds(guard) for guard in guards]
@@ -255,7 +255,7 @@ def variants(
         yield BuiltVariant(functions, used, scalars)
         remaining &= ~holds
     raise CannotBuild(
-        f"lengths: expected at most {_MOST_VARIANTS} ways to compute, got more; capture the step "
+        f"lengths: expected at most {_MOST_VARIANTS} variants, got more; capture the step "
         f"with lower bounds, max_sizes="
     )
 
@@ -281,7 +281,7 @@ def axes_of(opened: OpenStep) -> dict[tuple[int, int], int]:
         for place in each.axes:
             if axes.setdefault(place, k) != k:
                 raise CannotBuild(
-                    f"lengths: {names[axes[place]]!r} and {each.name!r} are of one axis of one "
-                    f"tensor; give them one name"
+                    f"lengths: {names[axes[place]]!r} and {each.name!r} name the same axis of one "
+                    f"tensor; use one name"
                 )
     return axes

@@ -47,7 +47,8 @@ class LaneCode:
     at, nbytes: the range in the step's memory.
     places: of the calls' parameters: (number of a shared operand or -1, offset).
 
-    Raises `MachineError`, `ProgramError`, `KeyError` and the like for text that is no such program.
+    Raises `MachineError`, `ProgramError`, `KeyError` and similar errors for text that is no such
+    program.
     """
 
     def __init__(

@@ -91,7 +91,7 @@ class LoopFunction:
     """Function of a step.
 
     `begins`: for each step of the linker, the index of the first step here.
-    `height`: most values on the stack, without those of functions that it calls.
+    `height`: maximum number of values on the stack, without called functions.
     `nbytes`: of the tensors that it allocates.
     `calls`: numbers of the functions that it calls.
     """
@@ -189,7 +189,7 @@ class Steps:
             raise self._refuse(op, line, _OPEN)
         name = _NAMES.get(kind)
         if name is None:
-            raise self._refuse(op, line, "its function is known only at run time")
+            raise self._refuse(op, line, "the called function is known only at run time")
         step = LoopStep(name, op, line, count if isinstance(count, int) else 0)
         if kind == linker.CALL and isinstance(value.callee, UserFunction):
             if value.name == lanes.RUN:
@@ -197,9 +197,11 @@ class Steps:
             elif value.name in RECORDS:
                 step.records = RECORDS[value.name][0]
             else:
-                raise self._refuse(op, line, "it is a host function, which runs in Python")
+                raise self._refuse(op, line, "a host function runs in Python")
         elif kind == linker.PUSH and not isinstance(value, int):
-            raise self._refuse(op, line, f"it pushes {with_article(type(value).__name__)}")
+            raise self._refuse(
+                op, line, f"the step pushes {with_article(type(value).__name__)}, expected an int"
+            )
         elif kind == linker.PUSH:
             step.number = value
         elif kind == linker.CALL_FUNCTION:
@@ -207,7 +209,7 @@ class Steps:
         elif kind == linker.LOAD_ARG:
             step.number = self.pushed.setdefault(count, len(self.pushed))
         elif kind in (linker.LOAD_GLOBAL, linker.STORE_GLOBAL):
-            raise self._refuse(op, line, "it reaches into a VM's free store")
+            raise self._refuse(op, line, "the step uses global tensors of a VM")
         return [step]
 
     def _lanes(self, attribute: object, op: str, line: str) -> LaneCode:
@@ -220,7 +222,7 @@ class Steps:
             }
             inner = Steps(code, types, places, self._scratch_of).functions[0].steps
             if any(step.code not in ("RUN", "HALT") for step in inner):
-                raise self._refuse(op, line, "a lane calls a function that is no kernel in C")
+                raise self._refuse(op, line, "a lane calls a function without a kernel in C")
             return [(step.run.call, step.run.parameters) for step in inner if step.run is not None]
 
         if attribute not in self.lanes:
@@ -230,7 +232,9 @@ class Steps:
             except CannotBuild:
                 raise
             except (MlvmError, AttributeError, LookupError, ValueError, TypeError) as error:
-                raise self._refuse(op, line, f"this is no program for rows: {error!r}") from error
+                raise self._refuse(
+                    op, line, f"expected a valid program for rows: {error!r}"
+                ) from error
         return self.lanes[attribute]
 
     def _on_arguments(self, code: Code, number: int, op: str, line: str) -> list[LoopStep]:
@@ -247,7 +251,7 @@ class Steps:
             runs = lowered(callee, types, numbers, opened or attributes, self._bound)
         if runs is None:
             spelled = ", ".join(map(str, types))
-            raise self._refuse(op, line, f"there is no kernel in C for ({spelled})")
+            raise self._refuse(op, line, f"expected an op with a kernel in C for ({spelled})")
         return [LoopStep("RUN", op, line, run=KernelRun(*each)) for each in runs]
 
     def runs(self) -> Iterator[tuple[int, list[LoopStep]]]:
@@ -367,16 +371,18 @@ class _Walk:
         code = self._own(number).lanes
         if code is not None:
             if not code.takes(types):
-                raise self.all._refuse(*place, "its operands are not those of its code")
+                raise self.all._refuse(
+                    *place, "the operand types do not match the code of the lanes"
+                )
             self._write(params[: len(code.returned) + code.nsums])
             return []
         tensors = [type for type in types if type is not None]
         if len(tensors) < len(types):
-            raise self.all._refuse(*place, "it takes an Int")
+            raise self.all._refuse(*place, "an operand is an Int, expected tensors")
         call, out, over = Site(binding, details).resolve([native_type(type) for type in tensors])
         if call is None:
             spelled = ", ".join(map(str, tensors))
-            raise self.all._refuse(*place, f"there is no kernel in C for ({spelled})")
+            raise self.all._refuse(*place, f"expected an op with a kernel in C for ({spelled})")
         self._write(params[: len(over)])
         fresh = None if out is None else out.tensor_type
         self._own(number).cases[tuple(tensors)] = Case(tuple(tensors), call, fresh, over)

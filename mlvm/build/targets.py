@@ -58,7 +58,7 @@ TARGETS: Final = {
 def sets_for(target: str, simd: str) -> tuple[str, ...]:
     """Return the instruction sets of a build. Raises `CannotBuild`."""
     if target not in TARGETS:
-        raise CannotBuild(f"no target {target}; there are {', '.join(TARGETS)}")
+        raise CannotBuild(f"expected a target of {', '.join(TARGETS)}, got {target}")
     sets = TARGETS[target].sets
     if target == "host":
         machine = platform.machine().lower().replace("amd64", "x86_64").replace("arm64", "aarch64")
@@ -66,5 +66,5 @@ def sets_for(target: str, simd: str) -> tuple[str, ...]:
     if simd == "auto":
         return tuple([name for name in sets if name != "plain" or "neon" not in sets])
     if simd not in sets:
-        raise CannotBuild(f"{target} has no {simd}; there are {', '.join(sets)}")
+        raise CannotBuild(f"{target}: expected instruction sets of {', '.join(sets)}, got {simd}")
     return (simd,)

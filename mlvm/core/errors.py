@@ -146,7 +146,7 @@ class TransposeError(ShapeError, AttributeError):
 
     >>> try: ml.ones(3).T
     ... except ml.errors.TransposeError as error: print(error)
-    T(f32[3]): T is for 2 dimensions; mT swaps the last two
+    T(f32[3]): expected 2 dimensions for T; use mT to swap the last two axes
     """
 
 
@@ -191,7 +191,7 @@ class ArgumentError(OpError, TypeError, ValueError):
 
     >>> try: ml.sum(ml.ones(2), dim=0)
     ... except ml.errors.ArgumentError as error: print(error)
-    sum(): there is no dim=; use axis=
+    sum(): dim= is not supported; use axis=
     """
 
 
@@ -346,7 +346,7 @@ class OutOfMemoryError(MlvmError, MemoryError):
 
 
 class HandleError(MlvmError, LookupError):
-    """Error of a handle that was never created, or of a tensor or storage that was freed.
+    """Error of a handle that was never created, or that was freed with a tensor or storage.
 
     >>> try: ml.VM().read(99)
     ... except ml.errors.HandleError as error: print(error)
@@ -462,7 +462,7 @@ class WeightsError(MlvmError, ValueError):
     >>> with open('damaged', 'wb') as file: _ = file.write(b'none')
     >>> try: ml.load('damaged')
     ... except ml.errors.WeightsError as error: print(str(error).rpartition(': ')[2])
-    its 4 bytes end in the header
+    it ends after 4 bytes, inside the header
     """
 
 
@@ -624,7 +624,7 @@ class WorkerDiedError(MlvmError, RuntimeError):
 
 
 class MissingExtraError(MlvmError, ImportError):
-    """Error of an optional package that is missing or incomplete; the text says what to install.
+    """Error of a missing or incomplete optional package; the text states how to install it.
 
     >>> from mlvm.core.extras import extra
     >>> try: extra('fortune', 'luck')
@@ -790,5 +790,5 @@ def notes_of(error: BaseException) -> list[str]:
     return [note for note in notes if not note.startswith(_CALLED_FROM)]
 
 
-if not TYPE_CHECKING:  # else a type checker would allow any name
+if not TYPE_CHECKING:  # otherwise type checkers would allow any name
     __getattr__ = old_names(__name__, "ml.errors", globals())

@@ -160,7 +160,7 @@ class Op:
         if unknown:
             names = ", ".join(map(str, self.attributes.values())) or "none"
             meant = did_you_mean(unknown[0], self.attributes)
-            refused = ArgumentError(f"no attribute {unknown[0]!r}{meant}; there are: {names}")
+            refused = ArgumentError(f"no attribute {unknown[0]!r}{meant}; expected: {names}")
             raise refused.at(self.name, ())
         bound = {}
         for name, attribute in self.attributes.items():
@@ -170,7 +170,7 @@ class Op:
                 continue
             value = canonical(value)
             if value is REQUIRED:
-                raise ArgumentError(f"attribute {name!r} is missing").at(self.name, ())
+                raise ArgumentError(f"missing attribute {name!r}").at(self.name, ())
             if not _matches(value, attribute.hint):
                 refused = ArgumentError(f"expected attribute {attribute}, got {brief(value)}")
                 raise refused.at(self.name, ())
@@ -200,7 +200,7 @@ class Op:
         try:
             if len(operands) < least or (len(operands) > least and not self.variadic):
                 more = " or more" if self.variadic else ""
-                raise ShapeError(f"takes {least}{more} tensors, got {len(operands)}")
+                raise ShapeError(f"expected {least}{more} tensors, got {len(operands)}")
             out = self._infer(*operands, **attributes)
             if not self.takes_storage:
                 for type in operands if out is None else (out, *operands):

@@ -41,8 +41,7 @@ class Identity:
         return self._attached.setdefault(kind, kind(self)) if attachment is None else attachment  # type: ignore[arg-type]
 
     def _close_attached(self, why: str) -> None:
-        """Call `vm_closed(why)` of the attached objects that define it. The caller holds no lock
-        of the VM."""
+        """Call `vm_closed(why)` of attached objects. The caller must not hold a lock of the VM."""
         for attachment in list(self._attached.values()):
             vm_closed = getattr(attachment, "vm_closed", None)
             if vm_closed is not None:

@@ -96,7 +96,7 @@ def elementwise(allowed: str = "numeric", result: DType | None = None) -> Callab
     """Return the type rule of elementwise ops.
 
     The operands promote to one dtype, which must be of the allowed class, and broadcast to one
-    shape. The result has this dtype unless `result` names another.
+    shape. The result has this dtype unless `result` names a different dtype.
     """
 
     def infer(*operands: TensorType) -> TensorType:

@@ -84,8 +84,8 @@ class FreeStore:
 
     consumed: exact sum of the bytes of all storages.
     limit: maximum of `consumed`, or None.
-    caches: caches of arrays by handle. All are cleared when a handle may refer to another array or
-        to none, so they keep no freed array alive.
+    caches: caches of arrays by handle. All are cleared when a handle may refer to a different array
+        or to none, so they keep no freed array alive.
     """
 
     def __init__(self, memory: Memory = HOST) -> None:
@@ -207,7 +207,7 @@ class FreeStore:
         return self._name(Entry(type, home.view(type, offset), home, owner=False))
 
     def adopt(self, entry: Entry) -> Handle:
-        """Create a handle for a tensor of another store's entry, without a copy.
+        """Create a handle for a tensor in an entry of a different store, without a copy.
 
         This store counts the whole storage, once for all tensors adopted from it.
         """
@@ -217,7 +217,7 @@ class FreeStore:
         return self._name(self._entry_in(copy, entry.array))
 
     def replace(self, handle: Handle, array: Array) -> None:
-        """Make a handle refer to another array, of any type. Only a read-only array is copied."""
+        """Make a handle refer to a different array of any type. Copy only a read-only array."""
         old = self.entry(handle)
         if not self.memory.writable(array):
             array = self.memory.copy(array)
@@ -246,7 +246,7 @@ class FreeStore:
         except (KeyError, TypeError):
             raise HandleError(f"tensor handle {brief(handle)} {self._fate(handle)}") from None
 
-    # --- who holds what ---
+    # --- handles and storages ---
 
     def _entry_in(self, storage: Storage, array: Array) -> Entry:
         """Return an entry for an array in that storage, or in the storage that contains it."""
@@ -299,10 +299,9 @@ class FreeStore:
     # --- limits ---
 
     def hold_stack(self, values: int, frames: int) -> None:
-        """Raise `OutOfMemoryError` if a store with limits cannot hold a launch's values and
-        frames."""
+        """Raise `OutOfMemoryError` if the stack of a launch exceeds the limits of the store."""
 
-    # --- what errors say ---
+    # --- texts of errors ---
 
     def _storage(self, handle: Handle) -> Storage:
         try:

@@ -156,7 +156,7 @@ class DType:
 
 
 def _unknown(name: str) -> DTypeError:
-    return DTypeError(f"no dtype {name}; there are {', '.join([*DType.all, *DType.storage])}")
+    return DTypeError(f"no dtype {name}; expected one of {', '.join([*DType.all, *DType.storage])}")
 
 
 bool_ = DType("bool", "bool", np.bool_)
@@ -276,8 +276,10 @@ _interned: Final[dict[tuple[DType, Shape], _Reference]] = {}
 def _forget(
     reference: _Reference, *, types: Any = _interned, remove: Any = _remove_dead_weakref
 ) -> None:
-    """Remove the type, as a `WeakValueDictionary` does: nothing if another thread has created it
-    again. The defaults exist even while the interpreter exits."""
+    """Remove the type, unless another thread has created it again.
+
+    A `WeakValueDictionary` does the same. The defaults exist even while the interpreter exits.
+    """
     remove(types, reference.key)
 
 
@@ -291,8 +293,8 @@ class TensorType:
     784))`, the result is a `NamedType`, which `ml.measure` accepts.
 
     Raises `DTypeError` for an unknown dtype. Raises `ShapeError` for a negative or non-integer
-    length, for more than 64 dimensions, for more than 2**62 bytes (lengths of 0 are ignored), and
-    if rows of a packed dtype do not fill the last byte.
+    length and for more than 64 dimensions. Also raises `ShapeError` for more than 2**62 bytes
+    (lengths of 0 are ignored), and if rows of a packed dtype do not fill the last byte.
 
         >>> type = ml.TensorType("f32", (2, 3))
         >>> type, type.size, type.nbytes
@@ -328,7 +330,7 @@ class TensorType:
         if shape and min(shape) < 0:
             _as_shape(shape)
         if len(shape) > MAX_NDIM:
-            raise ShapeError(f"a tensor has at most {MAX_NDIM} dimensions, not {len(shape)}")
+            raise ShapeError(f"expected at most {MAX_NDIM} dimensions, got {len(shape)}")
         size = math.prod(shape)
         if (size or math.prod([n or 1 for n in shape])) * dtype.itemsize > MAX_NBYTES:
             raise ShapeError(f"{dtype.name} of shape {shape} is larger than {MAX_NBYTES} bytes")
@@ -382,7 +384,7 @@ class TensorType:
     @property
     def is_open(self) -> bool:
         """True if a length of the shape is dynamic; such a type belongs to a trace."""
-        # not by `size`, which may be 0 regardless of the dynamic lengths
+        # `size` may be 0 regardless of the dynamic lengths
         return not _INT.issuperset(map(type, self.shape))
 
     @staticmethod
@@ -420,7 +422,7 @@ class TensorType:
         return TensorType(DType.named(name), shape)
 
     def __call__(self, *_: object) -> NoReturn:
-        raise TypeError("x.type is a value, and converts nothing; write x.astype(dtype)")
+        raise TypeError("x.type is not a function; write x.astype(dtype) to convert x")
 
     def with_shape(self, shape: Sequence[int]) -> TensorType:
         """Return the type with that shape and this dtype. Raises `ShapeError`.
@@ -452,7 +454,7 @@ def _as_shape(lengths: Sequence[int]) -> Shape:
     except TypeError:
         shape = (-1,)
     if shape and min(shape) < 0:
-        raise ShapeError(f"a shape is a tuple of integers >= 0, not {lengths!r}")
+        raise ShapeError(f"expected a shape as a tuple of integers >= 0, got {lengths!r}")
     return shape
 
 

@@ -328,7 +328,7 @@ class VM(Identity):
         if not isinstance(name, str):
             raise MachineError(f"register: expected a name as str, got {brief(name)}")
         if name.removesuffix(OUT) in OPS or name == Fused.name:
-            raise MachineError(f"register: {name!r} is an op of mlvm; choose another name")
+            raise MachineError(f"register: {name!r} is an op of mlvm; choose a different name")
         if isinstance(fn, np.ufunc):
             raise MachineError(
                 f"{name}: expected a function of a frame, got numpy's {fn.__name__}; write "
@@ -384,7 +384,8 @@ class VM(Identity):
     def instrumented(self, instrument: Instrument) -> Iterator[None]:
         """Call the instrument before and after each function inside the block.
 
-        The instrument may replace results. Raises `MachineError` inside another such block.
+        The instrument may replace results. Raises `MachineError` inside an outer block of this
+        kind.
 
         Refuses:
             within(vm.instrumented(v), lambda: within(vm.instrumented(v), v.item))  # MachineError
@@ -467,7 +468,7 @@ class VM(Identity):
                         code, operands = self._bind(program, handles)
                     except MlvmError as error:
                         raise error.with_traceback(None) from None
-                except TypeError:  # not iterable, or not hashable
+                except TypeError:  # `args` are not iterable, or not hashable
                     raise HandleError(
                         f"launch: expected tensor handles, got {brief(args)}"
                     ) from None
@@ -493,8 +494,8 @@ class VM(Identity):
         """Estimate the cost of a launch on arguments of these types, without running it.
 
         A loop counts as one iteration, and both branches of a jump count. A function counts for
-        each call that is not recursive. Costs that depend on values are not counted. Raises what
-        `verify` raises.
+        each call that is not recursive. Costs that depend on values are not counted. Raises the
+        errors of `verify`.
         """
         types = tuple(arg_types) if isinstance(arg_types, Sequence) else (arg_types,)
         if not isinstance(program, Program) or not all(isinstance(t, TensorType) for t in types):
@@ -610,7 +611,7 @@ class _Linked:
     `nargs`: number of arguments that it uses; a `Variant` uses neither.
     `program`: weak reference to the program.
     `codes`: linked code by argument types.
-    `bound`: code and operands by handles, until a handle may refer to another array.
+    `bound`: code and operands by handles, until a handle may refer to a different array.
     """
 
     size: int

@@ -1,7 +1,7 @@
 """Stub files for editors and type checkers: `python -m mlvm.eager.stub` writes them.
 
-They describe what is not visible in the code: the functions of ops, the methods of a tensor and the
-modules that define the public names. `setup.py` and `make lint` run this module.
+They describe names that are not visible in the code: the functions of ops, the methods of a tensor
+and the modules that define the public names. `setup.py` and `make lint` run this module.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _definition(function: Callable[..., Tensor], method: str | None = None) -> s
 
 
 def write(folder: Path) -> None:
-    """Write the files to the folder of the project or of the build."""
+    """Write the files to the project folder or the build folder."""
     texts = {"tensor/primitives": functions(), "tensor/methods": methods(), "names": names()}
     for name, text in texts.items():
         file = folder / "mlvm" / "eager" / f"{name}.pyi"

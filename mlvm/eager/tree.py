@@ -263,12 +263,12 @@ def children(tree: Tree, path: str = "", *, buffers: bool = False) -> dict[str, 
         kind = type(tree).__name__
         hint = ""
         if isinstance(tree, Buffer):
-            hint = "; a field is one, or a Module in a list; a tensor in a list is kept by freeze"
+            hint = "; buffers are fields, or Modules in a list; use freeze for a tensor in a list"
         elif isinstance(tree, str):
-            hint = "; the names are those of model.parameters(), and a model is a tree itself"
+            hint = "; pass the model itself, which is a tree, not names of model.parameters()"
         elif isinstance(tree, (float, int)) or hasattr(tree, "__array__"):
-            hint = "; make a tensor of it, ml.asarray(...)"
-        raise DTypeError(f"a tree has tensors as leaves, not {with_article(kind)}{_at(path)}{hint}")
+            hint = "; convert it with ml.asarray(...)"
+        raise DTypeError(f"expected a tensor as leaf, got {with_article(kind)}{_at(path)}{hint}")
     pairs = [*_items(tree, buffers)]
     named = {str(name): child for name, child in pairs}
     if len(named) != len(pairs):
@@ -380,7 +380,9 @@ def _flatten(
         for each in above:
             if each is tree:
                 kind = type(tree).__name__
-                raise DTypeError(f"a tree ends in tensors; this {kind} contains itself{_at(here)}")
+                raise DTypeError(
+                    f"expected a finite tree, but this {kind} contains itself{_at(here)}"
+                )
         before = len(pairs)
         below = (
             dict(_items(tree, buffers)) if path is None else children(tree, here, buffers=buffers)
@@ -467,7 +469,7 @@ def _fill(copied: Any, container: Any, base: Any, items: list[Any]) -> None:
     for each in type(container).__mro__:
         for slot in vars(each).values() if each not in _BASES else ():
             if isinstance(slot, MemberDescriptorType):
-                with suppress(AttributeError):  # it has no value
+                with suppress(AttributeError):  # the field has no value
                     slot.__set__(copied, slot.__get__(container))
 
 
@@ -479,7 +481,7 @@ def partners(
     *,
     buffers: bool = False,
 ) -> list[Any]:
-    """Return the parts of another tree at the positions of the leaves.
+    """Return the subtrees of `other` at the positions of the leaves.
 
     `differ` is called with a path and both nodes if they are not `alike`, or the children have
     different names."""
@@ -527,7 +529,7 @@ def named_nodes(tree: Tree) -> Iterator[tuple[str, Node]]:
 def warn_of_hidden(tree: Tree) -> None:
     """Warn of Modules with parameters in a field with a value that is not a tree.
 
-    Such a value is another object, a dataclass, a deque, a function, or a generator."""
+    Such a value is a dataclass, a deque, a function, a generator, or any other object."""
     nodes = list(named_nodes(tree)) if isinstance(tree, _CONTAINERS) else []
     visited = {id(node) for _, node in nodes}
     for path, node in nodes:
@@ -605,8 +607,7 @@ def fits(where: object, path: str, x: Any) -> bool:
         return bool(where(path, x))
     if not isinstance(where, str):
         raise ArgumentError(
-            f"tensors are named by a pattern of paths, or a function of path and tensor, not "
-            f"{brief(where)}"
+            f"expected a pattern of paths, or a function of path and tensor, got {brief(where)}"
         )
     ends = [i for i, letter in enumerate(path) if letter == "/"]
     return any(fnmatchcase(path[:end], where) for end in (*ends, len(path)))
@@ -620,16 +621,16 @@ def selected(leaves: Leaves, where: Where | None) -> set[int]:
         return {id(x) for _, x in leaves}
     ids = {id(x) for path, x in leaves if fits(where, path, x)}
     if not ids:
-        raise nothing_meant(where, [path for path, _ in leaves])
+        raise no_match(where, [path for path, _ in leaves])
     return ids
 
 
-def nothing_meant(where: Where, paths: Iterable[str], what: str = "tensor") -> ArgumentError:
+def no_match(where: Where, paths: Iterable[str], what: str = "tensor") -> ArgumentError:
     """Return the error if `where` matches none of the paths."""
     name = repr(where) if isinstance(where, str) else "this function"
     hint = ", with / between names" if isinstance(where, str) and "." in where else ""
     there = ", ".join(paths) or "none"
-    return ArgumentError(f"no {what} is meant by {name}; there are{hint}: {there}")
+    return ArgumentError(f"no {what} matches {name}; expected{hint}: {there}")
 
 
 def pruned(structure: Structure, flags: Iterable[bool]) -> Structure:
@@ -703,12 +704,12 @@ def _at_tensors_and_nodes(part: Any) -> bool | None:
 
 @hinted
 def map(f: Callable[..., Any], tree: Tree, /, *rest: Tree) -> Tree:
-    """Map each leaf to `f(leaf, *others)`, with the parts of `rest` at the same position.
+    """Map each leaf to `f(leaf, *others)`, with the subtrees of `rest` at the same position.
 
     It corresponds to `jax.tree.map`. Each tree in `rest` has the tree's structure, with any objects
     at the leaves. It may contain a dict instead of a Module, as gradients and `Module.parameters`
     do. Modules become copies, which share buffers with the originals. Positions with the same
-    tensor and the same other parts share one result.
+    tensor and the same subtrees share one result.
 
     The leaves: tensors of any shapes, and any other objects. Raises `DTypeError` if the structures
     differ, or a node contains itself.
@@ -804,7 +805,7 @@ def with_leaves(tree: Tree, tensors: Iterable[Tensor]) -> Tree:
 
 
 def replace(fn: Callable[[Any], Any], tree: Any, kinds: type | tuple[type, ...] = Tensor) -> Any:
-    """Map each part of these kinds in nested dicts, lists and tuples; other parts do not change."""
+    """Map each value of these kinds in nested dicts, lists and tuples; keep other values."""
 
     def ends(part: Any) -> bool | None:
         if isinstance(part, kinds):
@@ -852,7 +853,7 @@ class Snapshot:
     tensors: a container may refer to the owner of the snapshot."""
 
     def __init__(self, tree: Tree) -> None:
-        self._tensors: list[Tensor] = []  # so that no other object gets the ids
+        self._tensors: list[Tensor] = []  # kept alive: no other object may get the ids
         self._rows: list[Any] = []
         _add_rows(self._rows, tree, set(), self._tensors)
 
@@ -959,12 +960,12 @@ def load(tensors: Mapping[str, Tensor], arrays: Mapping[str, Any], what: str) ->
     parameters. float16 and bfloat16 are converted from and to f32 if the values are exact.
 
     Everything is checked before the first write. Raises `DTypeError` if `arrays` is not a mapping
-    to arrays; what `require_types` raises; `StaleTensorError` if a tensor was freed;
+    to arrays; the errors of `require_types`; `StaleTensorError` if a tensor was freed;
     `GradientError` if a tape needs the old values.
     """
     if not isinstance(arrays, Mapping):
         raise DTypeError(
-            f"arrays come by path, in a mapping, not in {with_article(type(arrays).__name__)}"
+            f"expected a mapping of arrays by path, got {with_article(type(arrays).__name__)}"
         )
     others = {path: array for path, array in arrays.items() if array is not tensors.get(path)}
     copied = {path: array_for(path, array, what) for path, array in others.items()}
@@ -990,7 +991,7 @@ def array_for(path: str, array: Any, what: str) -> Array:
     Raises `DTypeError`, with the path, if it is not an array."""
     if not hasattr(array, "__array__") and not hasattr(array, "__dlpack__"):
         raise DTypeError(
-            f"{what} {path!r} must be an array, not {with_article(type(array).__name__)}"
+            f"{what} {path!r}: expected an array, got {with_article(type(array).__name__)}"
         )
     try:
         if isinstance(array, Tensor) and array.dtype.is_storage:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -37,6 +37,7 @@ from mlvm.onnx.limits import Limit
 from mlvm.onnx.table import Pack
 from mlvm.onnx.values import Value, Weight, tensor
 from mlvm.onnx.wire import decode
+from mlvm.renamed import OldAttribute
 
 _FEW: Final = 64  # maximum elements of a potential shape
 _LEAST: Final = 1 << 28, 1 << 32  # minimum limits of bytes for folding and for a call
@@ -73,12 +74,15 @@ class Model(ml.nn.Module):
         self.constants: Any = ml.nn.buffer(constants) if constants else {}
 
     @property
-    def asked(self) -> frozenset[str]:
+    def static_inputs(self) -> frozenset[str]:
         """Inputs on which a shape, a length or a branch may depend.
 
         Pass them as numbers to a captured function.
         """
         return self.graph.static_names & {*self.graph.inputs}
+
+    if not TYPE_CHECKING:
+        asked = OldAttribute("Model", "asked")
 
     @property
     def inputs(self) -> dict[str, str]:

@@ -61,7 +61,7 @@ def show_step(
     print(f"{name}: {plan}")
     show_peak(plan, budget)
     write_file(f"{step}.svg", timeline(recording, title=f"Memory plan of {name}"))
-    write_file(f"{step}.curve.svg", front(points, plan.nbytes + plan.ahead))
+    write_file(f"{step}.curve.svg", front(points, plan.nbytes + plan.hoisted_nbytes))
     fitting = [each for each in points if each[0] <= budget]
     smallest = f"the smallest plan found has {points[-1][0]:,} bytes"
     if fitting:
@@ -77,7 +77,7 @@ def show_peak(memory_plan: Plan, budget: int, recording: Recording | None = None
 
     They come from the recording if the plan has none.
     """
-    nbytes = memory_plan.nbytes + memory_plan.ahead
+    nbytes = memory_plan.nbytes + memory_plan.hoisted_nbytes
     text = f"the plan fits the budget of {budget:,} bytes"
     if nbytes > budget:
         text = f"the plan exceeds the budget of {budget:,} bytes by {nbytes - budget:,} bytes"

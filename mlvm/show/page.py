@@ -455,5 +455,5 @@ def _lines_of(file: str, before: float | None) -> list[str]:
         if about.st_size > _LARGEST_SOURCE or (before is not None and about.st_mtime > before):
             return []
         return path.read_text("utf-8").splitlines()
-    except (OSError, ValueError):  # also if it is not text
+    except (OSError, ValueError):  # ValueError: the file is not text
         return []

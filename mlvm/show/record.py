@@ -196,7 +196,7 @@ class _Watcher:
         return weakref.ref(tensor, lambda _: self._end(region, lifetime))
 
     def _end(self, region: Region, lifetime: Lifetime | None = None) -> None:
-        """End the lifetime in a region, but not that of a later tensor there."""
+        """End the lifetime in a region, but not the lifetime of a later tensor there."""
         with self._lock:
             entry = self._living.get(region)
             if entry is None or (lifetime is not None and lifetime is not entry[0]):
@@ -247,7 +247,7 @@ def snapshot(arena: Arena) -> Recording:
     return recording
 
 
-# --- who writes what -----------------------------------------------------------------
+# --- writers of tensors --------------------------------------------------------------
 
 Written: TypeAlias = Callable[[TensorHandle, str, Program | None, int | None], None]
 """Listener to writes: takes the handle, the op, and the program and pc of the call."""

@@ -17,7 +17,8 @@ from mlvm.show import html
 def report(arena: Arena, *, holders: int = 8) -> str:
     """Return a table of an arena's sizes and the `holders` largest tensors.
 
-    For a recorded arena, another table lists the tensors at the moment when most bytes were in use.
+    For a recorded arena, a second table lists the tensors at the moment when most bytes were in
+    use.
 
     Tensors of one type made on one line share a row. Lines are known in arenas of fixed capacity,
     and while an arena is recorded.
@@ -109,7 +110,7 @@ def plan_table(plan: Plan, *others: tuple[str, str]) -> str:
         (f"{plan.nbytes:,}", f"captured, in a plan of {len(plan.offsets):,} blocks"),
         (f"{plan.lower_bound:,}", "lower bound of the plan"),
         (f"{plan.unfused or plan.lower_bound:,}", "unfused"),
-        (f"{plan.ahead:,}", "hoisted values"),
+        (f"{plan.hoisted_nbytes:,}", "hoisted values"),
     ]
     return html.table(("bytes", ""), (*others, *rows), right=1)
 

@@ -169,7 +169,7 @@ def _append(file: FileIO, data: bytes) -> None:
 
 
 def _purge(file: Path, step: int) -> None:
-    """Delete the rows from that step on. A file without steps is another program's and stays."""
+    """Delete the rows from that step on. Files without steps belong to other programs."""
     header, *rows = _rows(file) or [[]]
     if header[:1] == ["step"]:
         earlier = [row for row in rows if row[0].isdecimal() and int(row[0]) < step]

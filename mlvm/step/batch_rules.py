@@ -414,11 +414,11 @@ def _mask_set(call: BatchedCall, x: Batched, values: Batched, mask: Batched) -> 
     return call(call.as_batch(x), call.merge(source), _checked_mask(call, mask.x, count))
 
 
-# --- collectives of another vmap, and neural ops ---------------------------------------
+# --- collectives of outer vmaps, and neural ops ---------------------------------------
 
 
 def _gather_lanes(call: BatchedCall, x: Batched, rank: Batched) -> Value:
-    number = call.emit.constant(0, i64) if rank.is_batched else rank.x  # only the vjp uses it
+    number = call.emit.constant(0, i64) if rank.is_batched else rank.x  # for the vjp only
     return call.move(call(call.as_batch(x), number), 1, 1, 0)
 
 

@@ -112,7 +112,7 @@ def without_moves(flow: Flow) -> Flow:
     """Return the flow without copies that only move a value.
 
     A value that is copied to a home is computed there, if the home's old value is not needed. A
-    copy of an input or state that nothing writes to is replaced by the input or state.
+    copy of an input or state that no call writes to is replaced by the input or state.
     """
     uses = [use for call in with_blocks(flow.calls) for use in call.ins]
     written = {use.value.home for call in with_blocks(flow.calls) for use in call.outs}
@@ -156,7 +156,29 @@ def _settled(flow: Flow, renamed: dict[Value, Value], steady: Container[Home | N
             continue
         renamed[source.value] = out.value
         removed.add(at)
-    return [call for i, call in enumerate(calls) if i not in removed]
+    calls = [call for i, call in enumerate(calls) if i not in removed]
+    return _updated_in_place(renewed(calls, renamed), flow.results)
+
+
+def _updated_in_place(calls: list[Call], results: Container[Value]) -> list[Call]:
+    """Compute a value in the home to which a later update writes it: `x[0] = a; x[1:] = b`."""
+    producers = {use.value: i for i, call in enumerate(calls) for use in call.outs}
+    for at in reversed(range(len(calls))):
+        call = calls[at]
+        if call.op is None or not (call.op.copies_only and call.op.in_place == 1):
+            continue
+        [out], [source, *rest] = call.outs, call.ins
+        home, value, producer = out.value.home, source.value, producers.get(source.value)
+        if home is None or home.role in VISIBLE or producer is None or value.home is not None:
+            continue
+        later = {use.value for each in calls[at + 1 :] for use in (*each.ins, *each.passed)}
+        if value in later or value in results or out.type is not source.type:
+            continue
+        if any(use.value is value or use.value.home is home for use in rest):
+            continue
+        if _may_lie(calls, producer, at, source, home, is_result=False):
+            calls = renewed(calls, {value: Value(value.nbytes, home)})
+    return calls
 
 
 def _may_lie(

@@ -16,6 +16,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 from mlvm.core.lengths import Length
@@ -59,12 +60,13 @@ class Row(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """Schedule of the step, with the estimated time in seconds.
+    """Schedule of the step, with the estimated seconds and a lower bound of the simulated bytes.
 
     It is built from rows on demand, because many schedules need much memory.
     """
 
     seconds: float
+    nbytes: int
     step: _Step
     rows: Sequence[Row]
 
@@ -72,7 +74,6 @@ class Candidate(NamedTuple):
         """Build the schedule."""
         named: dict[Value, Value] = {}
         units: list[Unit] = []
-        copies: list[Unit] = []
         for moment, again in self.rows:
             unit = self.step.runs[moment].unit
             if again is not None or not unit.reads.isdisjoint(named):
@@ -80,14 +81,10 @@ class Candidate(NamedTuple):
                 if again is not None:
                     renamed = {value: Value(value.nbytes) for value in unit.makes}
                 unit = _renamed(unit, {**named, **renamed}, again=again is not None)
-                copies.append(unit)
                 if again is not None:
                     named[again] = renamed[again]
             units.append(unit)
-        schedule = Schedule(units, self.step.live_out)
-        for unit in copies:
-            unit.run = None  # no reference cycle: a rejected schedule is freed immediately
-        return schedule
+        return Schedule(units, self.step.live_out)
 
 
 def _renamed(unit: Unit, names: Mapping[Value, Value], *, again: bool) -> Unit:
@@ -138,19 +135,23 @@ def present(value: Any) -> Any:
     return value.present if issubclass(type(value), Length) else value
 
 
-def candidates(schedule: Schedule, live_out: set[Value]) -> list[Candidate]:
-    """Return other schedules of the step, which need less memory, the fastest first."""
+def candidates(schedule: Schedule, live_out: set[Value], limit: float) -> list[Candidate]:
+    """Return other schedules of the step, which need less memory, the fastest first.
+
+    Schedules whose simulated runs need more than `limit` bytes are omitted. This saves time.
+    """
     step = _Step(schedule, live_out)
     candidates: dict[tuple[Row, ...], Candidate] = {}
     least, most = step.least(), schedule.most_alive
     count = max(8, min(TARGETS, _UNITS // (len(schedule.runs) or 1)))
-    for i in range(1, count + 1):
-        run = _SimulatedRun(step, most - (most - least) * i // count)
-        if run.finish():
+    targets = [most - (most - least) * i // count for i in range(1, count + 2)]
+    for target, lower in pairwise(targets):
+        # A run that needs no more than the next target has the same rows as the next run.
+        run = _SimulatedRun(step, target)
+        if lower <= limit and run.finish():
             rows = tuple(step.without_dead(run.rows))
-            if rows not in candidates:
-                time = sum([step.costs[row.moment] for row in rows])
-                candidates[rows] = Candidate(time, step, rows)
+            time = sum([step.costs[row.moment] for row in rows])
+            candidates[rows] = Candidate(time, lower, step, rows)
     return sorted(candidates.values(), key=lambda each: each.seconds)
 
 

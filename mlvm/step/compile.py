@@ -63,6 +63,12 @@ from mlvm.step.windows import with_windows
 ROLES: Final[tuple[Role, ...]] = ("input", "output", "state", "scratch")
 """Order of a planned program's arguments, by role."""
 
+_MINOR: Final = 256
+"""Hoisted values of fewer bytes than this fraction of the plan are not computed in the step."""
+
+_SLACK: Final = 1.125
+"""Limit of a simulated run relative to the budget: plans may reuse more memory than simulated."""
+
 _AT_START: Final = 2
 """pc of a queue's call at the start, after the queue's handle and the function's name."""
 
@@ -216,7 +222,7 @@ def compile_flow(
         saved, and hoisted values are computed in the step. The fastest program by the estimate of
         `mlvm.step.budget` is chosen.
     `effort`: limit of the planner's search for smaller plans.
-    `reserved`: bytes of the budget that values of another program need.
+    `reserved`: bytes of the budget that values of a different program need.
 
     Raises `BudgetError` if no program is found that fits.
     """
@@ -236,12 +242,12 @@ def curve_of(
 ) -> list[tuple[int, float]]:
     """Return (bytes, estimated seconds) of programs of the step, the largest first.
 
-    A program is omitted if another needs fewer bytes and less time.
+    A program is omitted if a different program needs fewer bytes and less time.
     """
     options = _Options(fuse=True, recompute=True, policy=policy, effort=1)
     variants = _with_unhoisted(_variant(flow, hoist, options), flow, options)
     points: list[tuple[int, float]] = []
-    for offer in _offers(variants):
+    for offer in _offers(variants, math.inf):
         below = points[-1][0] if points else MAX_SIZE
         variant = offer.within(below - 1, options.effort)
         if variant is not None:
@@ -276,11 +282,15 @@ class _Variant(NamedTuple):
             return nbytes
         return max(nbytes, hoisted.planned.plan.nbytes) + hoisted.nbytes
 
+    def simulated_limit(self, budget: float) -> float:
+        """Return the limit in bytes of simulated runs of the step within a budget."""
+        return _SLACK * (budget - (0 if self.hoisted is None else self.hoisted.nbytes))
+
     def planned(self) -> Planned:
         planned = _written(self.level)
         if self.hoisted is None:
             return planned
-        plan = planned.plan._replace(ahead=self.hoisted.nbytes, peak=self.peak)
+        plan = planned.plan._replace(hoisted_nbytes=self.hoisted.nbytes, peak=self.peak)
         return replace(planned, plan=plan, hoisted=self.hoisted)
 
     @property
@@ -309,14 +319,16 @@ def _variant(flow: Flow, hoist: Hoist | None, options: _Options) -> _Variant:
 
 
 def _with_unhoisted(variant: _Variant, flow: Flow, options: _Options) -> list[_Variant]:
-    """Return the variant and, if it has a hoisted part, the step without one."""
-    return [variant] if variant.hoisted is None else [variant, _variant(flow, None, options)]
+    """Return the variant and, if it has a hoisted part that matters, the step without one."""
+    if variant.hoisted is None or variant.hoisted.nbytes < variant.level.plan.nbytes // _MINOR:
+        return [variant]
+    return [variant, _variant(flow, None, options)]
 
 
 class _Offer(NamedTuple):
     """Program of the step that is not planned yet, with the estimated seconds.
 
-    candidate: another schedule for the variant, or None.
+    candidate: alternative schedule for the variant, or None.
     """
 
     seconds: float
@@ -324,7 +336,11 @@ class _Offer(NamedTuple):
     candidate: Candidate | None
 
     def within(self, budget: int, effort: int) -> _Variant | None:
-        """Return the planned program, or None if it exceeds the budget."""
+        """Return the planned program, or None if it exceeds the budget.
+
+        A program whose simulated run exceeds the limit for its own size is never returned.
+        Otherwise whether it is chosen would depend on the limit of `candidates`.
+        """
         variant = self.variant
         if self.candidate is not None:
             schedule = self.candidate.schedule()
@@ -333,32 +349,38 @@ class _Offer(NamedTuple):
             level, hoisted = variant
             own_plan = plan(schedule.blocks, effort=effort)._replace(unfused=level.plan.unfused)
             variant = _Variant(_placed_level(level, schedule, own_plan), hoisted)
+            if self.candidate.nbytes > variant.simulated_limit(variant.nbytes):
+                return None
         return variant if variant.nbytes <= budget else None
 
 
-def _offers(variants: Sequence[_Variant]) -> list[_Offer]:
-    """Return programs of the step that need less and less memory, the fastest first."""
+def _offers(variants: Sequence[_Variant], budget: float) -> list[_Offer]:
+    """Return programs of the step that need less and less memory, the fastest first.
+
+    Programs whose simulated runs need much more than the budget are omitted, because they do not
+    fit.
+    """
     offers = []
     for variant in variants:
         schedule, live_out = variant.level.schedule, variant.level.live_out
         offers.append(_Offer(total_seconds(schedule), variant, None))
-        offers += [_Offer(x.seconds, variant, x) for x in candidates(schedule, live_out)]
+        others = candidates(schedule, live_out, variant.simulated_limit(budget))
+        offers += [_Offer(each.seconds, variant, each) for each in others]
     return sorted(offers, key=lambda each: each.seconds)
 
 
 def _within(variants: Sequence[_Variant], budget: int, effort: int) -> _Variant:
     """Return the fastest program within the budget. Raises `BudgetError` if there is none."""
-    offers = _offers(variants)
-    for offer in offers:
+    for offer in _offers(variants, budget):
         variant = offer.within(budget, effort)
         if variant is not None:
             return variant
     smallest = variants[0]
-    for offer in reversed(offers):  # the slowest programs need least memory
+    for offer in reversed(_offers(variants, math.inf)):  # the slowest programs need least memory
         smallest = offer.within(smallest.nbytes - 1, effort) or smallest
     raise BudgetError(
-        f"capture: expected a plan of at most {budget:,} bytes (memory=), and the smallest that "
-        f"was found has {smallest.nbytes:,}: use memory={smallest.nbytes} or a smaller batch. "
+        f"capture: expected a plan of at most {budget:,} bytes (memory=), got {smallest.nbytes:,} "
+        f"for the smallest plan: use memory={smallest.nbytes} or a smaller batch. "
         f"{peak_text(smallest.peak)}",
         smallest.nbytes,
     )
@@ -527,7 +549,7 @@ class _ProgramWriter:
         main = Function("main", 0, STAR, (*renumbered(self.code), Instruction.of("halt")))
         program = Program([main, *functions])
         scratch = [i for i, each in enumerate(arguments) if each.role == "scratch"]
-        leave_out(program, scratch)  # no other program reads it
+        leave_out(program, scratch)  # no other program reads the scratch memory
         lifetimes = tuple(sorted(self.lifetimes, key=lambda each: each.start))
         lines = {("main", pc): line for pc, line in self.lines.items()} | self.inner_lines
         takes, moments = tuple(self.takes), tuple(self.moments)
@@ -807,7 +829,8 @@ def _schedules(flow: Flow, live_out: set[Value], options: _Options) -> list[Sche
             schedules.append(in_order(chains, most))
             if schedules[-1].most_alive <= most:
                 return schedules
-        calls = [call for run in plain.runs for call in run.unit.calls]  # it may need less memory
+        # Merging the units of the unfused order may need less memory.
+        calls = [call for run in plain.runs for call in run.unit.calls]
         return [*schedules, Schedule(fused(calls, most, policy, units), live_out)]
 
     plain = one_by_one(calls)

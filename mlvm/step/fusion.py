@@ -117,12 +117,12 @@ def joined(
         partners = _partners(unit.calls[0], producers, row.place)
         shape = domains[unit.calls[0]]
         is_element = policy.elements and shape is not None and _is_one_element(shape)
-        # a slice alone computes nothing: it joins the chain of the call that reads it
+        # a single slice does not compute: it joins the chain of the call that reads it
         is_element = is_element and not all(call.window for call in unit.calls)
         if is_element and shape in of_elements and not unit.calls[0].again:
             partners.append(of_elements[shape])
         for partner in partners:
-            if partner not in row.place:  # it has been merged
+            if partner not in row.place:  # the partner has been merged
                 continue
             if len(partner.calls) + len(unit.calls) > policy.longest:
                 continue
@@ -384,7 +384,7 @@ def _takes(unit: Unit, calls: Sequence[Call], domains: _Domains) -> bool:
             if home is None:
                 continue
             if is_head and any(use.value.home is home for use in first.ins):
-                return False  # it must not overwrite operands of a later row
+                return False  # the chain must not overwrite operands of a later row
             if home in unit.reads_from or home in unit.writes_to:
                 uses = [use for each in unit.calls for use in each.ins if use.value.home is home]
                 if any(use.type is not out.type for use in uses):
@@ -424,7 +424,7 @@ def _makes_whole(unit: Unit, use: Use, policy: FusionPolicy) -> bool:
 
 
 def _domain_of(call: Call, policy: FusionPolicy) -> Shape | None:
-    """Return the shape over which the call iterates, if it may follow another call in a chain."""
+    """Return the shape over which the call iterates, if it may follow a call in a chain."""
     op = call.op
     if op is None:
         return None

@@ -62,7 +62,7 @@ def in_halves(flow: Flow) -> list[Call]:
             ins, outs = [narrow if use == wide else use for use in user.ins], user.outs
             if user.op is not None and user.op.name == _ROUNDED:
                 cast = cast_of(user)
-                assert cast is not None  # it reads half precision only after a cast
+                assert cast is not None  # half precision is read only after a cast
                 changed[cast], outs = None, cast.outs
             changed[user] = replace(user, ins=ins, outs=outs)
     return [new for call in flow.calls if (new := changed.get(call, call)) is not None]

@@ -1,8 +1,8 @@
 """Hoisting: calls of a step that depend only on states become a separate program.
 
-Such calls have the same results at each launch until a write to the states: a weight that is
-converted, transposed or dequantized, the scale of a batch norm, a mask. The step reads the results
-as additional states. The same ops run on the same operands, so no bit changes.
+Such calls have the same results at each launch until a write to the states. Examples are a weight
+that is converted, transposed or dequantized, the scale of a batch norm, and a mask. The step reads
+the results as additional states. The same ops run on the same operands, so no bit changes.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ def _read_by(call: Call) -> Iterable[Use]:
 def _closure(
     values: Iterable[Value], producers: dict[Value, _Producer], ends: Container[Value] = ()
 ) -> set[Value]:
-    """Return the produced values among these and all dependences, except those of `ends`."""
+    """Return the produced values among these and all dependences, except values in `ends`."""
     needed: set[Value] = set()
     stack = list(values)
     while stack:
@@ -225,18 +225,29 @@ def _without(
     """Return the calls without producers of hoisted values, and without dependences of these."""
     hoisted = set(values)
     removed = producers.keys() - (_read_by_rest(calls, producers, hoisted) - hoisted)
+    return _remaining(calls, producers, removed, removed - hoisted)
 
-    def remaining(row: Sequence[Call]) -> list[Call]:
-        calls = [
-            call
-            for call in row
-            if not _is_producer(call, producers) or call.outs[0].value not in removed
-        ]
-        return [remaining_in(call) if call.blocks else call for call in calls]
 
-    def remaining_in(call: Call) -> Call:
-        blocks = tuple([replace(block, calls=remaining(block.calls)) for block in call.blocks])
-        ins = [use for use in call.ins if use.value not in removed - hoisted]
-        return replace(call, blocks=blocks, ins=ins)
+def _remaining(
+    calls: Sequence[Call],
+    producers: dict[Value, _Producer],
+    removed: Container[Value],
+    dropped: Container[Value],
+) -> list[Call]:
+    """Return the calls, and those of their blocks, without producers of removed values.
 
-    return remaining(calls)
+    Calls with blocks lose their dropped operands.
+    """
+    remaining = []
+    for call in calls:
+        if _is_producer(call, producers) and call.outs[0].value in removed:
+            continue
+        if call.blocks:
+            blocks = [
+                replace(block, calls=_remaining(block.calls, producers, removed, dropped))
+                for block in call.blocks
+            ]
+            ins = [use for use in call.ins if use.value not in dropped]
+            call = replace(call, blocks=tuple(blocks), ins=ins)
+        remaining.append(call)
+    return remaining

@@ -1,4 +1,4 @@
-"""Lanes: code generation of a recorded function for many inputs at once (`mlvm.machines.lanes`).
+"""Lanes: code generation for many inputs of a recorded function (`mlvm.machines.lanes`).
 
 Each value has a slot of a frame. The calls between two branches or function calls are a segment, a
 function of the program, which is also compiled for certain numbers of rows. Copies, reshapes, saved
@@ -188,7 +188,7 @@ class _SegmentCalls:
             op = OPS[name]
             type_ = op.infer(types, attributes)
             if type_ is None or type_.nbytes != count * out_type.nbytes:
-                raise CaptureError(f"{line or 'here'}: {name} has no rows in lanes")
+                raise CaptureError(f"{line or 'here'}: {name} does not support lanes")
             value = now[number] = Value(type_.nbytes)
             if number in self.outs and last[number] == i:
                 value.home = Home("output", self.outs.index(number), type_)
@@ -249,9 +249,9 @@ class _Writer:
     def procedure(
         self, procedure: Procedure, calls: Sequence[Call], results: Sequence[Use] | None = None
     ) -> None:
-        """Generate a function: `main`, which returns `results`, or another.
+        """Generate a function: `main`, which returns `results`, or any other function.
 
-        The results of another function are the first parameters of that function.
+        The results of any other function are the first parameters of that function.
         """
         everything = list(with_blocks(calls))
         params = procedure.params
@@ -357,7 +357,7 @@ class _Writer:
             self.as_type(self.shared_types[at], use.type)
             return
         if key not in self.slots:
-            raise CaptureError("a lane reads a value before it writes it")
+            raise CaptureError("a lane reads a value before the first write")
         self.emit("get", self.slots[key] - self.nparams)
         if key in self.owned and not alias:
             self.op("copy", 1, 1)
@@ -367,7 +367,7 @@ class _Writer:
         """Reshape the topmost value to a different type of the same dtype."""
         if type is not target:
             if type.dtype is not target.dtype:
-                raise CaptureError(f"a lane sees {type} as {target}")
+                raise CaptureError(f"expected {target} in a lane, got {type}")
             self.op("reshape", 1, 1, shape=target.shape)
 
     def write(self, use: Use) -> None:
@@ -454,7 +454,7 @@ class _Writer:
         )
 
     def to(self, out: Use, source: Use) -> None:
-        """Move a value to the slot of another."""
+        """Move a value to the slot of a different value."""
         self.read(source, alias=True)
         if self.key(out) in self.owned or self.key(source) in self.owned:
             self.op("copy", 1, 1)
@@ -588,7 +588,7 @@ class _Writer:
         return over_lanes(call.op, call.attributes, types, which, 2) is not None
 
     def segment(self, calls: list[Call], counts: Sequence[int] = COUNTS) -> None:
-        """Generate calls that run for many rows at once."""
+        """Generate calls that run for many rows simultaneously."""
         if not calls:
             return
         mine = {id(call) for call in calls}

@@ -143,7 +143,7 @@ class OpenStep(NamedTuple):
             )
             raise ShapeError(
                 f"step: at {self.sizes(values)} the function takes other branches than at "
-                f"{self.sizes(self.values)}{line and f', in {line}'}; save another step, {how}"
+                f"{self.sizes(self.values)}{line and f', in {line}'}; save a second step, {how}"
             )
         return values
 

@@ -40,7 +40,7 @@ class Packed(NamedTuple):
 def packing(call: Call) -> tuple[Call, Call] | None:
     """Return the call that packs the weights of a product, and the product that uses them.
 
-    Return None if that gains nothing, and for other calls.
+    Return None if packing gains no time, and for other calls.
     """
     rule = _RULES.get(call.op.name) if call.op is not None else None
     if rule is None:

@@ -281,7 +281,7 @@ def _replace_in(matcher: Matcher, pattern: Any, name: str, instances: Any) -> It
 
 
 def _blocks(flow: Flow) -> Iterator[list[Call]]:
-    """Yield the calls of the step, and those of each block inside."""
+    """Yield the calls of the step and of each block inside."""
     visited: set[int] = set()
 
     def inside(calls: list[Call]) -> Iterator[list[Call]]:

@@ -41,7 +41,7 @@ class SavedStep(NamedTuple):
     """Saved step.
 
     `planned`: the program and the plan.
-    `inputs`, `outputs`: the types of the inputs, and of the outputs that the step allocates.
+    `inputs`, `outputs`: the types of the inputs and the allocated outputs.
     `results`: the locations of the results.
     `states`: the state tensors, by number.
     `open`: the dynamic lengths, if any; the other fields describe the call before saving.
@@ -76,15 +76,14 @@ class SavedStep(NamedTuple):
             except OverflowError:
                 at_sizes = self.open.sizes(values)
                 raise ShapeError(
-                    f"step: at {at_sizes}, {values[place]} is no {dtype.name}"
+                    f"step: at {at_sizes}, {values[place]} is out of range for {dtype.name}"
                 ) from None
         step = self.at_values(values)._replace(states=tuple(states))
         self._require(types, step.inputs)
         return step
 
     def _require(self, types: Sequence[TensorType], inputs: Sequence[TensorType]) -> None:
-        """Raise `ShapeError` or `DTypeError` for an input of a different type; f64 becomes
-        narrower."""
+        """Raise `ShapeError` or `DTypeError` for inputs of other types, except f64 for floats."""
         for i, (got, type) in enumerate(zip(types, inputs, strict=True)):
             narrower = got.dtype is f64 and type.dtype.is_float
             if got.shape != type.shape or not (got.dtype is type.dtype or narrower):
@@ -165,12 +164,12 @@ class SavedStep(NamedTuple):
             TypeError,
             ValueError,
         ) as e:
-            raise EncodingError(f"the lengths are not those of the step: {e}") from None
+            raise EncodingError(f"the lengths do not match the step: {e}") from None
         program = Program.from_bytes(step.planned.program.to_bytes())  # as read from a file
         planned = replace(step.planned, program=program, lines=self.planned.lines)
         is_same = self.open is None or exact_repr(values) == exact_repr([*self.open.values])
         if not is_same or (planned, *step[1:4]) != (self.planned, *self[1:4]):
-            raise EncodingError(f"the lengths ({self.open}) are not those of the step")
+            raise EncodingError(f"the lengths ({self.open}) do not match the step")
 
     def _check(self) -> None:
         """Raise `EncodingError` unless all locations exist and are inside the scratch memory."""
@@ -186,7 +185,9 @@ class SavedStep(NamedTuple):
                 homes = types[role]
                 fits = 0 <= place < len(homes) and homes[place].nbytes == type.nbytes
             if not fits:
-                raise EncodingError(f"there is no {role} {place} for {with_article(type)}")
+                raise EncodingError(
+                    f"expected the number of {with_article(role)} of {type}, got {place}"
+                )
         size = len(self.planned.program.main.code)
         moments = self.planned.moments or range(size)  # each has at least one instruction
         for pc in moments:

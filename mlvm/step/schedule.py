@@ -7,6 +7,7 @@ all values in them (`Placed`).
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Container, Iterable, Sequence
 from functools import cached_property
 from typing import TypeAlias
@@ -34,7 +35,7 @@ class Run:
     hosts: for each value that may reuse an operand's memory, the operands.
     """
 
-    __slots__ = ("hosts", "ins", "outs", "places", "unit")
+    __slots__ = ("__weakref__", "hosts", "ins", "outs", "places", "unit")
 
     def __init__(self, unit: Unit, outs: Sequence[Use], ins: Sequence[Use]) -> None:
         self.unit, self.outs, self.ins = unit, outs, ins
@@ -51,9 +52,11 @@ class Run:
 
 def _run_of(unit: Unit, stored: Container[object]) -> Run:
     """Return the run of a unit; the run of a single call does not depend on `stored`."""
-    if unit.run is None or len(unit.calls) > 1:
-        unit.run = Run(unit, *unit.operands(stored))
-    return unit.run  # type: ignore[no-any-return]
+    run: Run | None = unit.run and unit.run()
+    if run is None or len(unit.calls) > 1:
+        run = Run(unit, *unit.operands(stored))
+        unit.run = weakref.ref(run)  # not a cycle: a rejected schedule is freed immediately
+    return run
 
 
 class Schedule:

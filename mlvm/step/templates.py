@@ -12,7 +12,7 @@ import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -81,7 +81,7 @@ def at(part: Any, values: Sequence[Any]) -> Any:
 
 
 def mapped(change: Callable[[Any], Any], part: Any) -> Any:
-    """Return a tuple, list or mapping with changed items.
+    """Return a tuple, list, mapping or partial function with changed items.
 
     If no item changes, and for other objects, return the same object.
     """
@@ -89,6 +89,10 @@ def mapped(change: Callable[[Any], Any], part: Any) -> Any:
     if kind is tuple or kind is list:
         items = list(map(change, part))
         return part if all(map(_is, items, part)) else kind(items)
+    if kind is partial:
+        args, keywords = mapped(change, part.args), mapped(change, part.keywords)
+        is_same = args is part.args and keywords is part.keywords
+        return part if is_same else partial(part.func, *args, **keywords)
     if isinstance(part, Mapping):
         entries = {name: change(each) for name, each in part.items()}
         return part if all(map(_is, entries.values(), part.values())) else entries
@@ -103,6 +107,8 @@ def places(part: Any) -> set[int]:
         return places(part.shape)
     if isinstance(part, OpenPart):
         return part.places
+    if type(part) is partial:
+        return places(part.args) | places(part.keywords)
     if isinstance(part, (tuple, list)):
         return set().union(*map(places, part))
     return set().union(*map(places, part.values())) if isinstance(part, Mapping) else set()
@@ -227,7 +233,7 @@ class Freeze(Substitution):
     def __init__(self) -> None:
         numbers = self.places = set[int]()
 
-        # not a method, because a reference cycle would keep the numbers alive
+        # a method would create a reference cycle that keeps the numbers alive
         def freeze_part(part: Any) -> Any:
             part = frozen(part)
             numbers.update(places(part))
@@ -351,7 +357,7 @@ class PlannedTemplate:
     def fix(self, largest: Sequence[Any]) -> None:
         """Replace the trace's types: make the program at the largest values."""
         planned = self.at(largest)
-        assert planned is not None  # it has exactly the bytes of the plan
+        assert planned is not None  # the sizes are equal to the sizes of the plan
         self.planned = planned
 
     def type_of(self, argument: int) -> Any:

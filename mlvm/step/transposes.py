@@ -63,8 +63,7 @@ class _Order:
         return self._readers.get(use.value, ())
 
     def stay(self, ins: Sequence[Use], first: Call, last: Call) -> bool:
-        """Return whether `last` could read the operands of `first`, because they are not
-        overwritten."""
+        """Return whether no call overwrites the operands of `first` before `last`."""
         homes = [use.value.home for use in ins if use.value.home is not None]
         begin, end = self._place[first], self._place[last]
         return not any(begin < i <= end for home in homes for i in self._writes.get(home, ()))

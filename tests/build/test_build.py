@@ -225,9 +225,9 @@ def test_a_program_of_the_callers(folder: Path) -> None:
     done = subprocess.run([folder / "caller"], capture_output=True, text=True)
     here = line_with("x[:4]))(table)", __file__)
     assert done.stdout.splitlines() == [
-        "-1 the memory does not lie at a multiple of 64 bytes",
-        "-1 these are no weights: they do not begin with MLVMSTEP",
-        "-1 it was not built for this processor and mmx", "3 runs, 0 allocations", "the same",
+        "-1 expected memory at a multiple of 64 bytes",
+        "-1 expected weights that begin with MLVMSTEP",
+        "-1 the step was not built for this processor and mmx", "3 runs, 0 allocations", "the same",
         f"-1 take: the op refuses the values that it is given, at build/{here}",
         "-1 input 0 is NULL", "0 ",
     ]  # fmt: skip
@@ -271,18 +271,22 @@ def test_the_command_line(folder: Path) -> None:
     assert (folder / "state").read_bytes() == before
     for arguments, status, message in (
         (["--help"], 0, "INPUT is a .npy file"),
-        ([], 1, "wanted are f32[8], i64[]"),
-        (["columns.npy", "zero"], 1, "save a C-ordered array"),
+        ([], 1, "expected f32[8], i64[]"),
+        (["columns.npy", "zero"], 1, "expected C order, got Fortran order"),
         (["wide.npy", "zero"], 1, "wide.npy: expected f32[8], got elements of <f8"),
-        (["short", "zero"], 1, "not as many bytes"),
+        (["short", "zero"], 1, "not a multiple of the input's size"),
         (["absent", "zero"], 1, "absent: No such file"),
-        (["--steps", "none", "x.npy"], 2, "--steps: not known, or no such number"),
+        (["--steps", "none", "x.npy"], 2, "--steps: expected a known option with a valid number"),
         (["--weights", "short", "x.npy", "zero"], 1, "too few bytes"),
         (["--threads", "2", "x.npy"], 2, "--threads"),
         (["turned.npy", "zero"], 1, "turned.npy: expected f32[8] or several stacked"),
         (["deep.npy", "zero"], 1, "got shape (1, 2, 8)"),
         (["x.npy", "x.npy"], 1, "x.npy: expected i64[], got elements of <f4"),
-        (["--steps", "9" * 20, "x.npy", "zero"], 2, "--steps: not known, or no such number"),
+        (
+            ["--steps", "9" * 20, "x.npy", "zero"],
+            2,
+            "--steps: expected a known option with a valid number",
+        ),
         (["--save", "absent/state", "--steps", "99999999999", "x.npy", "zero"], 1, "absent/state"),
         (["--save", ".", "--steps", "99999999999", "x.npy", "zero"], 1, ".: Is a directory"),
         (["--out", "x.npy", "x.npy", "zero"], 1, "x.npy/0.npy: Not a directory"),
@@ -302,11 +306,15 @@ def test_what_needs_python_is_refused(tmp_path: Path, capsys: Capsys) -> None:
     out = ["-o", str(tmp_path / "out")]
     of_arm = "--target=aarch64 --simd=avx2"
     for file, message, options in (
-        ("drawn.mlvm", f"gamma, at {here}, cannot be built: there is no kernel in C for", ""),
-        ("lanes.mlvm", "aarch64 has no avx2; there are neon, plain", of_arm),
+        (
+            "drawn.mlvm",
+            f"gamma, at {here}, cannot be built: expected an op with a kernel in C for",
+            "",
+        ),
+        ("lanes.mlvm", "aarch64: expected instruction sets of neon, plain, got avx2", of_arm),
         ("lanes.mlvm", "expected threads from 1 to 1024, got 1025", "--threads=1025"),
         ("lanes.mlvm", "expected depth from 0 to 1048576, got", f"--depth={1 << 70}"),
-        ("lanes.mlvm", "no target vax; there are host, x86_64", "--target=vax"),
+        ("lanes.mlvm", "expected a target of host, x86_64", "--target=vax"),
         ("program.mlasm", "is a program; expected a captured step: ", ""),
         ("x.onnx", "not UTF-8 text; expected a captured step", ""),
         ("cut.mlvm", "84 follow it; expected a captured step", ""),
@@ -350,7 +358,7 @@ def test_a_host_function_is_refused(tmp_path: Path, capsys: Capsys, monkeypatch:
     written(tmp_path / "step.mlvm", ml.value_and_grad(doubled), ml.asarray(np.ones(3)))
     monkeypatch.delitem(steps.RECORDS, "residuals.push")
     assert main(["build", str(tmp_path / "step.mlvm"), "-o", str(tmp_path / "out")]) == 1
-    assert "it is a host function, which runs in Python" in capsys.readouterr().err
+    assert "a host function runs in Python" in capsys.readouterr().err
 
 
 @compiled

@@ -92,7 +92,7 @@ def test_training_on_sentences(tmp_path: Path, program_of: Builder) -> None:
         assert text in run(program, arrays)[1]
     (tmp_path / "in0.raw").write_bytes(x[0].tobytes())
     done = subprocess.run([program, "in0.raw", "in1.npy"], cwd=tmp_path, capture_output=True)
-    assert b"is no .npy file" in done.stderr
+    assert b"expected a .npy file" in done.stderr
 
 
 @compiled

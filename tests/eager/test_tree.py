@@ -203,7 +203,7 @@ def test_a_buffer_in_a_container_is_refused() -> None:
     node = Leaf()
     vars(node).update(parts=[Buffer(tensor())])
     for tree in (node, {"parts_0": Buffer(tensor())}):
-        refuses(DTypeError, "tensors as leaves, not a Buffer at parts_0", named_leaves, tree)
+        refuses(DTypeError, "leaf, got a Buffer at parts_0", named_leaves, tree)
 
 
 class TestLoad:

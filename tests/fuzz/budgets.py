@@ -252,7 +252,7 @@ def attempt(seed: int) -> str:
     for before, after in itertools.pairwise(points):
         if not (before.nbytes or 0) > (after.nbytes or 0) or before.seconds > after.seconds:
             raise Wrong(f"the curve is not monotonic: {before}, {after}")
-    whole = measured.plan.nbytes + measured.plan.ahead
+    whole = measured.plan.nbytes + measured.plan.hoisted_nbytes
     smallest = points[-1].nbytes or 0
     budget = int(draw.uniform(0.9 * smallest, whole)) + 1
     if draw.random() < 0.5:
@@ -262,7 +262,7 @@ def attempt(seed: int) -> str:
         def run(training: Training) -> list[Tensor]:
             step = ml.capture(training.step, memory=budget)
             results = [step(training.x), step(training.x)]
-            if step.plan.nbytes + step.plan.ahead > budget:
+            if step.plan.nbytes + step.plan.hoisted_nbytes > budget:
                 raise Wrong(f"a plan of {step.plan} for a budget of {budget:,} bytes")
             return results
 

@@ -68,7 +68,7 @@ def written() -> dict[str, tuple[str, str]]:
     """Return the code of the recipes by the names that they replace, and what comes before it."""
     recipes = {}
     for owner, name, text in rows():
-        if owner == "mlvm.eager" and "there is none;" in text and "write `" in text:
+        if owner == "mlvm.eager" and "write `" in text:
             code, *more = re.findall("`(.+?)`", text)
             recipes[name] = code, more[0] if ", with `" in text else ""
     return recipes

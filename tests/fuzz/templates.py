@@ -68,7 +68,7 @@ ARRAYS: Final[dict[str, Any]] = {
         [
             ("a", "f4", (4, 6)), ("b", "f4", (4, 6)), ("c", "f4", (6,)), ("d", "f8", (4, 6)),
             ("e", "f4", (2, 3, 4)), ("g", "f4", (3, 3)), ("s", "f4", ()), ("z", "c8", (4, 6)),
-            ("u", "f4", (4, 5)), ("n", "f4", (0, 6)),
+            ("u", "f4", (4, 5)), ("n", "f4", (0, 6)), ("w", "f4", (50, 6)),
         ]
     )
 } | {
@@ -80,7 +80,7 @@ ARRAYS: Final[dict[str, Any]] = {
 HALVES: Final = {"h": "a", "hc": "c"}
 """Tensors in bf16, and whose values they have."""
 
-TENSORS: Final = [*("a", "b", "c", "d", "e", "g", "s", "u", "n", "h", "hc") * 3, *"zikmo"]
+TENSORS: Final = [*("a", "b", "c", "d", "e", "g", "s", "u", "n", "h", "hc", "w") * 3, *"zikmo"]
 """Names to draw from; `o` is a tensor of the second VM."""
 
 
@@ -147,7 +147,8 @@ STATEMENTS: Final[list[str]] = [
 ]  # fmt: skip
 
 WRAPPERS: Final[list[str]] = [
-    *("graded({f}, {v})",) * 4, "pushed({f}, {v})", "mapped({f}, {v})", "captured({f}, {v})",
+    *("graded({f}, {v})",) * 4, *("swept({f}, {v})",) * 3, "pushed({f}, {v})", "mapped({f}, {v})",
+    "captured({f}, {v})",
     *("listed({f}, {v})", "within(ml.autocast('bfloat16'), {e})"),
     "within(ml.autocast('float16'), {e})",
     *("within(arena, {e})",) * 2, *("within(arena.allocating(), {e}, kept=True)",) * 2,
@@ -260,7 +261,10 @@ class Drawing:
         names = ", ".join(dict.fromkeys(_NAME.findall(code)))
         if wrapper is not None and (names or "{v}" not in wrapper):
             number = self.rng.choice([2, 5, 10, 20, 50, 150])
+            if "swept" in wrapper:
+                names, code = f"{names}, q", self.swept(code)
             function = f"lambda {names}: {code}" if names else f"lambda: {code}"
+            names = names.removesuffix(", q")
             code = wrapper.format(f=function, v=names, e=f"lambda: {code}", n=number)
         elif not is_statement and self.rng.random() < 0.4:
             self.results = (self.results + 1) % 4
@@ -272,9 +276,10 @@ class Drawing:
         shapes."""
         row = self.rng.choice(FUNCTIONS)
         dtype = self.rng.choice(["f32", "f32", "f64", "bf16"])
-        longer = self.rng.random() < 0.15
+        longer, constants = self.rng.random() < 0.15, tables._CONSTANTS
         names = [
-            re.sub("[2-8]", lambda d: str(int(d[0]) + 1), n) if longer else n for n in row.operands
+            re.sub("[2-8]", lambda d: str(int(d[0]) + 1), n) if longer and n not in constants else n
+            for n in row.operands
         ]
         operands = [f"operand({n!r}, {dtype!r})" for n in names]
         braced = row.call.replace("{", "{{").replace("}", "}}")
@@ -323,6 +328,14 @@ class Drawing:
         if rng.random() < 0.8:
             return str(rng.choice([0, 1, 2, 3, 4, -1, -2, rng.randrange(7, 40)]))
         return rng.choice(["True", "None", "np.int64(1)", "2**63", "-2**63", "1.0", "(1,)"])
+
+    def swept(self, code: str) -> str:
+        """Add `q` to one number of the code, wherever it occurs."""
+        places = [match for match in _NUMBER.finditer(code) if len(match[0]) < 3]
+        if not places:
+            return code
+        number = self.rng.choice(places)[0]
+        return _NUMBER.sub(lambda m: f"({number} + q)" if m[0] == number else m[0], code)
 
     def renumbered(self, code: str) -> str:
         """Change one number of the code by one."""
@@ -406,6 +419,11 @@ def graded(function: Callable[..., Any], *xs: ml.Tensor) -> Any:
     places = inexact(*xs)
     _, gradients = ml.value_and_grad(loss)([xs[i] for i in places])
     return values, gradients
+
+
+def swept(function: Callable[..., Any], *xs: ml.Tensor) -> Any:
+    """Return the values and gradients of all calls for the last argument 0 to 9."""
+    return graded(lambda *xs: [function(*xs, q) for q in range(10)], *xs)
 
 
 def pushed(function: Callable[..., Any], *xs: ml.Tensor) -> Any:
@@ -542,8 +560,8 @@ class World:
 
 
 _HELPERS: Final = types.SimpleNamespace(
-    operand=operand, graded=graded, pushed=pushed, mapped=mapped, captured=captured, listed=listed,
-    within=within, slopes_of=slopes_of, shown=shown,
+    operand=operand, graded=graded, swept=swept, pushed=pushed, mapped=mapped, captured=captured,
+    listed=listed, within=within, slopes_of=slopes_of, shown=shown,
 )  # fmt: skip
 
 
@@ -685,7 +703,8 @@ class Player:
 
     def close(self) -> None:
         self.connection.close()
-        self.wait()
+        with suppress(ChildProcessError):  # it has crashed, and `answered` has waited for it
+            self.wait()
 
 
 class Players:

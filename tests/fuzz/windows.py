@@ -275,6 +275,11 @@ def fuzz(
             with np.errstate(all="ignore"), warnings.catch_warnings(action="ignore"):
                 return check(seed + number, counts, build)
 
-        outcomes, failure = outcomes_of(range(first, first + programs), attempt)
+        after = _native.code_after(1) if LocalVM().native else 0  # of every chain
+        try:
+            outcomes, failure = outcomes_of(range(first, first + programs), attempt)
+        finally:
+            if after:
+                _native.code_after(after)
     outcomes.update(counts)
     return outcomes, failure

@@ -138,7 +138,7 @@ def _input(model: Any, name: str, value: Any, captured: bool) -> Any:
         return None
     if isinstance(value, list):
         return [_input(model, name, each, captured) for each in value]
-    if captured and name in model.asked and value.dtype.names is None:
+    if captured and name in model.static_inputs and value.dtype.names is None:
         return value.tolist()
     return ml.asarray(value)
 

@@ -8,6 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import mlvm.eager as ml
 from mlvm.core.op import OPS
 from mlvm.core.program.program import Opcode
 from mlvm.core.types import Array, TensorType, bool_, f32
@@ -262,6 +263,31 @@ def test_calls_that_nothing_renames_stay() -> None:
     assert first is calls[0]
     assert second.ins == [Use(y, type)]
     assert second.outs == [Use(new, type)]
+
+
+@cases("old_is_read", False, True)
+def test_updates_of_one_result_are_done_in_its_memory(*, old_is_read: bool) -> None:
+    """A copy of the value between two updates is a second result, with its own memory."""
+    x = ml.asarray(np.arange(12.0))
+
+    def updated(x: Any) -> Any:
+        x = ml.copy(x)
+        x[0] = 5.0
+        first = x * 1.0 if not old_is_read else ml.copy(x)
+        x[1:3] = ml.sum(first)
+        x[5] = 7.0
+        return x, first if old_is_read else ml.sum(first)
+
+    step = ml.capture(updated, fuse=False)
+    expected = updated(x)
+    for _ in range(2):
+        for a, b in zip(step(x), expected, strict=True):
+            np.testing.assert_array_equal(a.numpy(), b.numpy())
+    code = step.program.main.code
+    updates = [i for i, each in enumerate(code) if "slice_set.out" in map(str, each.immediates)]
+    outs = {str(code[i - 3]) for i in updates}
+    assert len(updates) == 3
+    assert len(outs) == (2 if old_is_read else 1)
 
 
 test_rows = claims("step_blocks", globals())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from typing import Any
 
 import pytest
@@ -78,6 +79,27 @@ def test_values_that_need_many_others_first_are_not_computed_again(
     assert (points[-1].nbytes or 0) < share * (points[0].nbytes or 0)
 
 
+def test_a_limit_of_the_simulated_runs_omits_no_program_that_fits() -> None:
+    """Each point of the curve is computed without a limit, each budget with one."""
+    for point in ml.measure(chain(16), X, W).curve():
+        assert point.nbytes is not None
+        for nbytes in (point.nbytes, point.nbytes + 64):
+            step = ml.measure(chain(16), X, W, budgets=[nbytes])
+            [within] = step.curve()
+            assert within == point
+
+
+def test_compilation_leaves_no_garbage() -> None:
+    """Otherwise the memory of schedules would be in use while the step runs."""
+    gc.collect()
+    gc.disable()
+    try:
+        ml.measure(chain(6), X, W, memory="500 KiB")
+        assert gc.collect() < 100
+    finally:
+        gc.enable()
+
+
 def test_no_target_is_reached_by_computing_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(budget, "_SLOWEST", 0.1)
     points = ml.measure(chain(16), X, W).curve()
@@ -103,7 +125,7 @@ def test_values_that_blocks_read_stay(kept: Any) -> None:
     assert smallest is not None
     step = ml.capture(ml.grad(loss, argnums=(0, 1)), memory=smallest)
     assert [each.numpy().tobytes() for each in step(x, w)] == expected
-    assert step.plan.nbytes + step.plan.ahead <= smallest
+    assert step.plan.nbytes + step.plan.hoisted_nbytes <= smallest
 
 
 def test_an_operand_that_was_overwritten_is_not_read_again() -> None:

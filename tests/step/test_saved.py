@@ -158,10 +158,10 @@ def test_mutations_of_lengths(open_data: bytes) -> None:
         "expected the lengths of a step: expected the number of a state among the values",
     ),
     ({"lengths": ()}, "expected the lengths of a step: expected at least one length"),
-    ({"inputs": ()}, "the lengths are not those of the step: "),
-    ({"outputs": ()}, r"the lengths \(n = 2, at most 9\) are not those of the step"),
-    ({"steps": ((3, "__import__", (0, 0)),)}, "the lengths are not those of the step: "),
-    ({"scalars": ((99, 0),)}, "the lengths are not those of the step: "),
+    ({"inputs": ()}, "the lengths do not match the step: "),
+    ({"outputs": ()}, r"the lengths \(n = 2, at most 9\) do not match the step"),
+    ({"steps": ((3, "__import__", (0, 0)),)}, "the lengths do not match the step: "),
+    ({"scalars": ((99, 0),)}, "the lengths do not match the step: "),
 )
 def test_lengths_are_those_of_the_step(open_data: bytes, change: Any, message: str) -> None:
     step = SavedStep.from_bytes(open_data)

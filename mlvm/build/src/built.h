@@ -9,7 +9,7 @@
 
 #include <stddef.h>
 
-/* A call with the offsets of its scratch memory: one block per thread, followed by the shared memory. */
+/* A call with the offsets of scratch memory: one block per thread, followed by the shared memory. */
 typedef struct {
     KernelCall call;
     size_t scratch;
@@ -43,18 +43,18 @@ typedef struct {
     const Type *type;
 } Pushed;
 
-/* Source of a step of the loop: numbers of its op and its line of Python. */
+/* Source of a step of the loop: numbers of the op and the line of Python. */
 typedef struct {
     uint16_t op, line;
 } Place;
 
-/* Length of a step: its name and bound, and its value in the call before saving. */
+/* Length of a step: name, bound, and value in the call before saving. */
 typedef struct {
     const char *name;
     int64_t most, saved;
 } Length;
 
-/* Field of an image that depends on lengths: an integer or a real, and the number of its
+/* Field of an image that depends on lengths: an integer or a real, and the number of a
  * formula. */
 typedef struct {
     size_t at;
@@ -92,7 +92,7 @@ typedef struct {
     uint32_t formula;
 } Scalar;
 
-/* The functions of the step for one instruction set; with lengths, the images of its variants. */
+/* The functions of the step for one instruction set; with lengths, the images of the variants. */
 typedef struct {
     const char *name;
     const Function *functions;
@@ -113,7 +113,7 @@ typedef struct {
     const Address *outputs;
     const State *states;
     size_t memory; /* total bytes; the step's tensors start at 0 */
-    size_t ours;   /* offset of the machine's own memory */
+    size_t ours;   /* offset of the machine's private memory */
     int threads;   /* maximum number */
     uint32_t values, frames;
     size_t heap;    /* bytes for tensors that functions allocate */
@@ -122,7 +122,7 @@ typedef struct {
     /* lanes_run of lanes.h, or NULL if the program does not contain it. */
     const char *(*run_lanes)(const LaneCode *code, Pool *pool, char *memory, char *room, size_t nbytes,
                              const Value *params, int64_t count, char why[128]);
-    size_t weights; /* bytes including their header */
+    size_t weights; /* bytes including the header */
     uint64_t fingerprint;
     const void *embedded; /* the weights, or NULL */
     /* Only for a step with lengths: */

@@ -1,4 +1,4 @@
-/* Command line of a step: reads its inputs, runs it, and writes its outputs. */
+/* Command line of a step: reads inputs, runs the step, and writes outputs. */
 #define _POSIX_C_SOURCE 200809L
 #include "built.h"
 #include "described.h"
@@ -13,7 +13,7 @@
 #include <string.h>
 #include <time.h>
 
-#ifdef _WIN32 /* Windows has _aligned_malloc, with its own `free` */
+#ifdef _WIN32 /* Windows has _aligned_malloc and _aligned_free */
 #include <malloc.h>
 #define aligned_alloc(alignment, nbytes) _aligned_malloc(nbytes, alignment)
 #define free _aligned_free
@@ -28,18 +28,18 @@ static const char HELP[] =
     "usage: step [OPTION ...] INPUT ...\n"
     "\n"
     "Runs the step. INPUT is a .npy file, or the packed elements of one: " STEP_TAKES ".\n"
-    "A file with several inputs one behind the other gives each run the next, and begins again.\n"
+    "If a file contains several inputs, each run uses the next input, and then starts again.\n"
 #ifdef STEP_LENGTHS
-    "The shapes of .npy files give the lengths: " STEP_TAKES_LENGTHS ".\n"
+    "The shapes of .npy files determine the lengths: " STEP_TAKES_LENGTHS ".\n"
 #endif
     "\n"
-    "  --weights FILE  start from these: what the build or --save wrote\n"
-    "  --save FILE     write the state behind the last run\n"
-    "  --out DIR       make DIR and write DIR/0.npy, ...: with --steps, of all runs\n"
+    "  --weights FILE  initial weights, a file written by the build or by --save\n"
+    "  --save FILE     write the state after the last run\n"
+    "  --out DIR       create DIR and write DIR/0.npy, ...; with --steps, of all runs\n"
     "  --steps N       run N times\n"
-    "  --simd SET      an instruction set: " STEP_SETS "\n"
-    "  --threads N     threads that share the work of a run\n"
-    "  --time          tell the seconds of a run: the best, and on the average\n"
+    "  --simd SET      instruction set: " STEP_SETS "\n"
+    "  --threads N     number of threads\n"
+    "  --time          print the best and the mean time of a run in seconds\n"
     "  --help\n";
 
 typedef struct {
@@ -67,7 +67,7 @@ static int read_file(const char *name, Data *data)
         if (!more) {
             fclose(file);
             free(data->bytes);
-            return complain(name, "no memory");
+            return complain(name, "memory cannot be allocated");
         }
         if (data->nbytes)
             memcpy(more, data->bytes, data->nbytes);
@@ -135,17 +135,17 @@ static const char *unpack(Data *data, const TensorSpec *spec, unsigned long long
     static char reason[2048];
     static const unsigned char magic[] = {0x93, 'N', 'U', 'M', 'P', 'Y'};
     if (data->nbytes < 12 || memcmp(data->bytes, magic, sizeof magic))
-        return spec->lengths ? "it is no .npy file, and its shape is to give lengths" : NULL;
+        return spec->lengths ? "expected a .npy file, because its shape determines the lengths" : NULL;
     size_t begin = data->bytes[6] > 1 ? 12 : 10, length = data->bytes[8] | (size_t)data->bytes[9] << 8;
     if (begin == 12)
         length |= (size_t)data->bytes[10] << 16 | (size_t)data->bytes[11] << 24;
     char header[1024];
     if (length >= sizeof header || begin + length > data->nbytes)
-        return "its header is cut off or too long";
+        return "the header is truncated or too long";
     memcpy(header, data->bytes + begin, length);
     header[length] = 0;
     if (strstr(header, "'fortran_order': True"))
-        return "its columns come first: save a C-ordered array";
+        return "expected C order, got Fortran order; save numpy.ascontiguousarray(x)";
     const char *descr = strstr(header, "'descr':");
     descr = descr ? strchr(descr + 8, '\'') : NULL;
     size_t name = strlen(spec->dtype);
@@ -187,7 +187,7 @@ static FILE *open_output(const char *folder, int number, const char *dtype, cons
 {
     char name[4096], header[1024];
     if (snprintf(name, sizeof name, "%s/%d.npy", folder, number) >= (int)sizeof name)
-        return complain(folder, "too long a name"), NULL;
+        return complain(folder, "the name is too long"), NULL;
     FILE *file = fopen(name, "wb");
     if (!file)
         return complain(name, strerror(errno)), NULL;
@@ -223,7 +223,7 @@ static int run(const Options *options, char **names, int count)
     static void *memory;
     unsigned long long sizes[STEP_NLENGTHS + 1] = {0};
     if (count != STEP_NINPUTS)
-        return complain("inputs", "wanted are " STEP_TAKES);
+        return complain("inputs", "expected " STEP_TAKES);
     for (int i = 0; i < count; i++) {
         if (read_file(names[i], &inputs[i]))
             return 1;
@@ -231,7 +231,7 @@ static int run(const Options *options, char **names, int count)
         const char *wrong = unpack(&inputs[i], spec, sizes);
         size_t nbytes = nbytes_of(spec, sizes);
         if (!wrong && (inputs[i].nbytes < nbytes || (nbytes && inputs[i].nbytes % nbytes)))
-            wrong = "not as many bytes as the input has, or several of them";
+            wrong = "the number of bytes is not a multiple of the input's size";
         if (wrong)
             return complain(names[i], wrong);
     }
@@ -245,7 +245,7 @@ static int run(const Options *options, char **names, int count)
     struct step step;
     memory = aligned_alloc(64, (step_memory() + 63) / 64 * 64);
     if (!memory)
-        return complain("memory", "there is too little");
+        return complain("memory", "cannot be allocated");
     if (step_init_for(&step, memory, weights.bytes, weights.nbytes, options->simd))
         return complain("weights", step_error(&step));
 #ifdef STEP_LENGTHS
@@ -280,7 +280,9 @@ static int run(const Options *options, char **names, int count)
 #ifdef STEP_THREADS
         step_use_threads(&step, step_threads((int)options->threads));
 #else
-        return complain("--threads", "it was built for one: see `python -m mlvm build --help`");
+        return complain(
+            "--threads",
+            "expected 1, the number of threads of the build; see `python -m mlvm build --help`");
 #endif
     }
     double best = 1e30, begun = now();
@@ -351,7 +353,7 @@ int main(int argc, char **argv)
         long number = value ? strtol(value, &end, 10) : 0;
         int counts = value && end != value && !*end && number > 0 && !errno;
         if (!value)
-            return complain(name, "an option that is not known, or without its value; see --help"), 2;
+            return complain(name, "expected a known option with a value; see --help"), 2;
         if (!strcmp(name, "--weights"))
             options.weights = value;
         else if (!strcmp(name, "--save"))
@@ -365,7 +367,7 @@ int main(int argc, char **argv)
         else if (!strcmp(name, "--threads") && counts && number <= STEP_MOST_THREADS)
             options.threads = number;
         else
-            return complain(name, "not known, or no such number; see --help"), 2;
+            return complain(name, "expected a known option with a valid number; see --help"), 2;
     }
     return run(&options, argv + i, argc - i);
 }

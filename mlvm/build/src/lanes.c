@@ -11,7 +11,7 @@ typedef struct {
     const LaneCode *code;
     Pool *pool;
     char *memory;     /* memory of the code */
-    char **addresses; /* addresses of its places */
+    char **addresses; /* addresses of the places */
     char *room, *top, *end, *last;
     char *why;
 } Running;
@@ -91,7 +91,7 @@ static int run_calls(Running *r, const LanePart *part)
 {
     for (int i = 0; i < part->count; i++)
         if (run_one(r->pool, r->addresses, &part->calls[i]))
-            return fail(r, "an op of a lane refuses the values that it is given");
+            return fail(r, "an op of a lane rejects the operand values");
     return 0;
 }
 
@@ -119,7 +119,7 @@ static int refuse(Lanes *lanes, const char *what, int64_t a, int64_t b)
     else if (!strcmp(what, "depth"))
         snprintf(r->why, 128, "call depth exceeds the limit of %lld", (long long)a);
     else
-        return fail(r, "no such record is there");
+        return fail(r, "the record does not exist");
     return -1;
 }
 
@@ -203,7 +203,7 @@ static int run(Running *r, const LaneCode *code, const Value *results)
     for (int64_t i = 0; i < code->nresults + code->nargs; i++) {
         const Type *type = (i < code->nresults ? &results[i] : &args[i - code->nresults])->as.tensor->type;
         if (count < 0 || count > type->shape[0])
-            return fail(r, "there are not as many lanes as that");
+            return fail(r, "the number of lanes exceeds the number of rows");
     }
     char **addresses = zeros(r, nparams, sizeof *addresses);
     if (!addresses)
@@ -227,7 +227,7 @@ const char *lanes_run(const LaneCode *code, Pool *pool, char *memory, char *room
     if (nbytes < rounded(sizeof(Running)))
         return FULL;
     if (count != code->nresults + code->nsums + 1 + code->nargs + code->nshared)
-        return "it is called with other parameters than it was built for";
+        return "the parameters differ from the parameters at build time";
     Running *r = (Running *)(void *)room;
     *r = (Running){.code = code,
                    .pool = pool,
@@ -238,6 +238,6 @@ const char *lanes_run(const LaneCode *code, Pool *pool, char *memory, char *room
                    .end = room + nbytes};
     if (!run(r, code, params))
         return NULL;
-    fail(r, "its code is not as it was built");
+    fail(r, "the code was changed after the build");
     return why;
 }

@@ -5,9 +5,9 @@
 #include "../../machines/native/src/plan/lanes.h"
 #include "../../machines/native/src/plan/loop.h"
 
-/* Location of a part's tensor: in the code's own memory, or in an operand shared by all rows. */
+/* Location of a part's tensor: in the code's memory, or in an operand shared by all rows. */
 typedef struct {
-    int shared; /* its number, or -1 */
+    int shared; /* number of the operand, or -1 */
     size_t at;
 } LanePlace;
 
@@ -41,7 +41,7 @@ typedef struct {
     const LanePart *first; /* computes hoisted values; NULL if there are none */
     const size_t *hoisted;
     const LanePlace *places; /* of the calls in all parts */
-    size_t memory;           /* offset of its own memory in the step's memory */
+    size_t memory;           /* offset of the code's memory in the step's memory */
 } LaneCode;
 
 /* Run lanes on the tensors of these parameters. `room` is memory for rows and frames. Return

@@ -13,7 +13,7 @@
 #include <string.h>
 
 enum { ALIGNMENT = 64, HEADER = 64 };
-static const double WORTH_SHARING = 4000; /* in nanoseconds; waking the others costs about 500 */
+static const double WORTH_SHARING = 4000; /* in nanoseconds; waking other threads needs about 500 */
 
 /* --- the caller's threads --- */
 
@@ -80,7 +80,7 @@ typedef struct {
     Pool pool;
     struct step *step;
     Records records;
-    char *residuals; /* records from the start, their table from the end */
+    char *residuals; /* records from the start, a table of records from the end */
     int64_t residuals_used;
     char *heap, *heap_end, *heap_top;
     Block *top;
@@ -89,7 +89,7 @@ typedef struct {
     const Set *set;
     const Variant *variant; /* NULL without lengths */
     Number *numbers;        /* values of formulas for the lengths */
-    char *image;            /* addresses of the arguments, then the rest of its memory */
+    char *image;            /* addresses of the arguments, then other private memory */
     char *addresses[];      /* of the arguments; the remaining memory follows */
 } Running;
 
@@ -112,7 +112,7 @@ static Tensor *make_tensor(Machine *m, const Type *type)
     Running *r = (Running *)m;
     size_t nbytes = rounded(sizeof(Block)) + rounded((size_t)type->nbytes);
     if (nbytes > (size_t)(r->heap_end - r->heap_top)) {
-        fail(r->step, "%s", "no memory is left for what functions make: build with a greater --depth");
+        fail(r->step, "%s", "the memory for tensors of functions is full: build with a larger --depth");
         return NULL;
     }
     Block *block = (Block *)(void *)r->heap_top;
@@ -142,7 +142,8 @@ static void drop_tensor(Machine *m, Value value)
 static int more_values(Machine *m, int64_t count)
 {
     (void)count;
-    return fail(((Running *)m)->step, "%s", "calls lie deeper in each other than --depth says");
+    return fail(((Running *)m)->step, "%s",
+                "call depth exceeds the limit of the build: build with a larger --depth");
 }
 
 static int more_frames(Machine *m)
@@ -211,7 +212,7 @@ static int back(Machine *m, const Step *step)
 static const Case *resolve(Machine *m, const Step *step, const Value *params, int count)
 {
     (void)step, (void)params, (void)count;
-    fail(((Running *)m)->step, "%s", "it is called with types that no call had when it was built");
+    fail(((Running *)m)->step, "%s", "a function is called with types that were unknown at build time");
     return NULL;
 }
 
@@ -260,7 +261,7 @@ size_t step_memory(void)
     return built.ours + parts(NULL, NULL);
 }
 
-/* Lay out the machine's own memory from `at` on. Return its bytes. */
+/* Lay out the machine's private memory from offset `at`. Return the number of bytes. */
 static size_t parts(Running *r, char *at)
 {
     size_t used = rounded(sizeof(Running) + built.narguments * sizeof(char *));
@@ -399,16 +400,16 @@ static const char *checked_weights(const unsigned char *weights, size_t nbytes)
 {
     uint64_t header[3];
     if ((uintptr_t)weights % 16)
-        return "the weights do not lie at a multiple of 16 bytes";
+        return "expected weights at a multiple of 16 bytes";
     if (nbytes < HEADER)
-        return "these are no weights: too few bytes";
+        return "expected weights, got too few bytes";
     memcpy(header, weights, sizeof header);
     if (memcmp(weights, "MLVMSTEP", 8))
-        return "these are no weights: they do not begin with MLVMSTEP";
+        return "expected weights that begin with MLVMSTEP";
     if (header[1] != built.fingerprint)
-        return "these are the weights of another step";
+        return "the weights belong to a different step";
     if (header[2] != built.weights || nbytes != built.weights)
-        return "these weights are not whole";
+        return "the weights are incomplete";
     return NULL;
 }
 
@@ -416,14 +417,15 @@ int step_init_for(struct step *step, void *memory, const void *weights, size_t n
 {
     *step = (struct step){.memory = memory};
     if (!memory || (uintptr_t)memory % ALIGNMENT)
-        return fail(step, "the memory does not lie at a multiple of %d bytes", ALIGNMENT);
+        return fail(step, "expected memory at a multiple of %d bytes", ALIGNMENT);
     if (!weights) {
         weights = built.embedded;
         nbytes = built.weights;
     }
     if (!weights)
-        return fail(step, "%s",
-                    "it was built without weights: give those that the build wrote (--weights FILE)");
+        return fail(
+            step, "%s",
+            "expected weights: the step was built without; pass the file of the build (--weights FILE)");
     const char *wrong = checked_weights(weights, nbytes);
     if (wrong)
         return fail(step, "%s", wrong);
@@ -431,7 +433,8 @@ int step_init_for(struct step *step, void *memory, const void *weights, size_t n
     while (set->name && (!processor_has(set->name) || (simd && strcmp(simd, set->name))))
         set++;
     if (!set->name)
-        return fail(step, "it was not built for this processor%s%s", simd ? " and " : "", simd ? simd : "");
+        return fail(step, "the step was not built for this processor%s%s", simd ? " and " : "",
+                    simd ? simd : "");
     step->simd = set->name;
     Running *r = running_of(step);
     memset(r, 0, sizeof *r);
@@ -466,7 +469,7 @@ int step_init_for(struct step *step, void *memory, const void *weights, size_t n
         saved[i] = built.lengths[i].saved;
     const Variant *variant = variant_for(r, saved);
     if (!variant)
-        return fail(step, "%s", "it was built for no lengths of the call before saving");
+        return fail(step, "%s", "the build does not support the lengths of the call before saving");
     use_variant(r, variant);
 #endif
     return 0;

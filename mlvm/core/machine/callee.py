@@ -100,7 +100,7 @@ class WritesInto:
         raise NotImplementedError
 
     def check_aliasing(self, params: Sequence[Array], attributes: Attributes) -> None:
-        """Raise `MachineError` if a result would overwrite an operand in use, or another result."""
+        """Raise `MachineError` if a result would overwrite an operand in use or a result."""
         raise NotImplementedError
 
 

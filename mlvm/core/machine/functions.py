@@ -64,7 +64,7 @@ class Binding:
         self.fill(callee)
 
     def fill(self, callee: Callee) -> None:
-        """Bind another function to the name, also for programs that are already linked."""
+        """Bind a different function to the name, also for programs that are already linked."""
         self.callee = callee
         self.kernel: Kernel = (
             self._call_without_results if callee.kernel is None else self.watched(callee.kernel)
@@ -160,7 +160,7 @@ class FunctionTable:
         self.memory = memory
         self.version = np.zeros((), np.int64)
         self.instrument: Instrument | None = None
-        self._bindings: dict[str, Binding] = {}  # only of names that were looked up
+        self._bindings: dict[str, Binding] = {}  # bindings of names that were looked up
         for name in kernels:
             if name not in OPS and name != Fused.name:
                 raise _unknown("op", name, OPS)

@@ -407,7 +407,7 @@ def parse(attributes: Attributes, kernels: Mapping[str, Kernel] | None = None) -
         raise
     except (KeyError, TypeError, ValueError) as error:
         raise ArgumentError(
-            'takes {"chain": [[op, target, source, ..., {attributes}], ...], "outputs": n}'
+            'expected {"chain": [[op, target, source, ..., {attributes}], ...], "outputs": n}'
         ) from error
 
 
@@ -416,10 +416,10 @@ def _parse(attributes: Attributes, kernels: Mapping[str, Kernel] | None) -> Chai
     for name, target, *rest in attributes["chain"]:
         link_attributes = rest.pop() if rest and isinstance(rest[-1], Mapping) else NO_ATTRIBUTES
         if name not in OPS:
-            raise ArgumentError(f"no op {name!r}")
+            raise ArgumentError(f"expected the name of an op, got {name!r}")
         numbers = [target, *rest]
         if not all(isinstance(n, int) and not isinstance(n, bool) for n in numbers):
-            raise ArgumentError(f"{name}: parameters are numbered, not {numbers}")
+            raise ArgumentError(f"{name}: expected numbers of parameters, got {numbers}")
         links.append(Link(OPS[name], target, tuple(rest), OPS[name].bind(link_attributes)))
     outputs = attributes["outputs"]
     if not links or type(outputs) is not int or outputs < 1 or len(attributes) > 2:

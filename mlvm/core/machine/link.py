@@ -45,7 +45,7 @@ POP: Final = 11  # ( v1..vn -- )
 LOAD_GLOBAL: Final = 12  # ( h -- t )
 STORE_GLOBAL: Final = 13  # ( t h -- )
 CALL_NAMED: Final = 14  # ( p1..pn name -- r1..rm )  a name that the program computed
-CALL_DEFERRED: Final = 15  # ( p1..pn -- r1..rm )    by the scheduler, beside the program
+CALL_DEFERRED: Final = 15  # ( p1..pn -- r1..rm )    by the scheduler, in parallel with the program
 UNREACHED: Final = 16  # ( -- )                      proven unreachable by the verifier
 
 ALL: Final = -1
@@ -114,7 +114,7 @@ def link(
     """Link `main` and all functions that it calls.
 
     A call that the verifier left unproven checks the parameters at run time. Unreachable
-    instructions are left out. Without a verdict, as on a raw VM, nothing is checked. With
+    instructions are left out. Without a verdict, as on a raw VM, no check is made. With
     `deferred`, calls go to the VM's scheduler. Raises `UnknownFunctionError` and `ArgumentError`.
     """
     codes = {f.name: Code(f, [], [], []) for f in program.functions.values()}
@@ -127,7 +127,7 @@ def link(
 def recheck_calls(main: Code) -> None:
     """Make every call of a linked program check the parameters.
 
-    A change of the function table during a launch invalidates what was proven of the types.
+    A change of the function table during a launch invalidates the proven types.
     """
     todo, visited = [main.steps], set()
     while todo:
@@ -225,7 +225,7 @@ class _Linker:
             # read-only, because the user function receives them
             bound = MappingProxyType(dict(bound))
         if nresults == STAR and callee.nresults is not None:
-            nresults = callee.nresults  # also checked for a function that replaces it
+            nresults = callee.nresults  # the same is checked for replacements
         numbers = each.arguments if self.folds and callee.kernel is not None else None
         if numbers is not None and not unproven and nresults in (STAR, 0):
             first = pc - 1 - len(numbers)

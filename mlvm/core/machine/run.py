@@ -1,8 +1,8 @@
 """Interpreter loop of the reference machine, which runs linked programs on a stack of frames.
 
 The stack is a Python list. A Tensor is an array, an Int an int, a Str a str. A frame is the part of
-the stack from base - nparams on: first the parameters, then the locals. The loop checks only what
-the verifier could not prove.
+the stack from base - nparams on: first the parameters, then the locals. The loop checks only
+properties that the verifier could not prove.
 """
 
 from __future__ import annotations
@@ -82,10 +82,10 @@ def run(
 ) -> list[Value]:
     """Run a linked program to `halt` and return the values above base, in order.
 
-    With a `state`, continue from where another loop stopped. Raises the errors of functions,
-    `OutOfMemoryError`, and `LimitExceededError` after `max_steps` instructions or for calls nested
-    too deep. The error has a note of the location: function, pc, instruction, call stack, and the
-    stack by types. An `OpError` names the function and operand types.
+    With a `state`, continue at the position where a previous loop stopped. Raises the errors of
+    functions, `OutOfMemoryError`, and `LimitExceededError` after `max_steps` instructions or for
+    calls nested too deep. The error has a note of the location: function, pc, instruction, call
+    stack, and the stack by types. An `OpError` names the function and operand types.
     """
     stack, frames, current, pc, base, nparams, steps_left, since = state or State(
         [], [], main, steps_left=max_steps
@@ -183,7 +183,7 @@ def explain(
     A `MemoryError` becomes `OutOfMemoryError`. `binding` is the called function, if the step does
     not contain it. `line` is the user's line, if it is not the line that led here.
     """
-    if getattr(error, "late", False):  # it already has the location of an earlier call
+    if getattr(error, "late", False):  # the error has the location of an earlier call
         return error
     stack, frames, current, pc, base = state[:5]
     code, value, number, _ = current.steps[pc]
@@ -199,7 +199,7 @@ def explain(
 def call(
     binding: Binding, params: list[Value], details: link.CallDetails, proceed: Call
 ) -> Sequence[Value]:
-    """Call the function of the binding by `proceed`, and check what the verifier did not prove."""
+    """Call the function of the binding by `proceed`; check properties that are not verified."""
     if details.unproven or details.may_alias:
         binding.check(params, details.attributes, types=details.unproven)
     results = proceed(params, details.attributes)

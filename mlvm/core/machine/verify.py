@@ -374,7 +374,7 @@ class _Verifier:
             self.unproven.add((self.context.function.name, self.pc))
         return value
 
-    # --- what each instruction does ---
+    # --- effects of instructions ---
 
     def halt(self, each: Decoded) -> None:
         """Do nothing; the end of the block handles a halt."""

@@ -441,8 +441,7 @@ def strange(x: Array) -> Any:
 
 
 def finite(x: Array) -> Array:
-    """Return x with zeros in all matrices that contain inf or nan, for which numpy raises; x itself
-    if there are none."""
+    """Return x with zeros in all matrices that contain inf or nan, for which numpy raises."""
     if np.isfinite(x).all():
         return x
     return np.where(strange(x)[..., np.newaxis, np.newaxis], x.dtype.type(0), x)

@@ -125,8 +125,8 @@ def floor_divide(out: Array, x: Array, y: Array) -> None:
     """The floor of x / y, elementwise. An integer divided by zero gives 0.
 
     A tensor of divisors is not checked, except inside `ml.debug.nans()` or by `ml.check(y != 0,
-    "y")`. The operator x // 0 raises. Infinities are those of x / y, as in the Python Array API
-    standard: inf // 1.0 is inf, and -1.0 // inf is -0.0.
+    "y")`. The operator x // 0 raises. Infinities are the same as for x / y, as in the Python Array
+    API standard: inf // 1.0 is inf, and -1.0 // inf is -0.0.
 
         >>> ml.floor_divide([7, -7], 2)
         Tensor([ 3, -4], i64[2])

@@ -87,7 +87,7 @@ def takes_halves(kernel: Kernel) -> Kernel:
 def run(op: Op, kernel: Kernel, convert: Convert, /, *arrays: Array, **attributes: Any) -> Any:
     """Run an op on arrays with half precision, by a kernel for f32.
 
-    `convert` converts arrays from one dtype to another.
+    `convert` converts arrays between dtypes.
     """
     if op.name == "astype":
         return convert(*arrays)

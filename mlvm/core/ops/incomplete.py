@@ -112,7 +112,7 @@ def _gamma_parts(a: Array, x: Array) -> tuple[Array, Array]:
     q = density * x * h
     if integrated.any():
         area = _integral(np.where(integrated, a, _LARGE), np.where(integrated, x, _LARGE), False)
-        left = integrated & (x <= a - 1.0)  # also if the area is 0
+        left = integrated & (x <= a - 1.0)  # True also for an area of 0
         right = integrated & ~left
         p, q = np.where(left, 0.0 - area, p), np.where(right, area, q)
         lower = np.where(integrated, left, lower)
@@ -345,7 +345,7 @@ def _beta_edge(a: Array, b: Array, x: Array) -> Array:
     """Return I(a, b, x) at the ends of x, and the limits for a parameter of 0 or infinity.
 
     In a limit, the whole distribution is at one end. The result is nan where there is no limit."""
-    low, high = (a == 0.0) | np.isinf(b), (b == 0.0) | np.isinf(a)  # all of it is at 0, at 1
+    low, high = (a == 0.0) | np.isinf(b), (b == 0.0) | np.isinf(a)  # all mass at 0, at 1
     valid = (a >= 0.0) & (b >= 0.0) & (x >= 0.0) & (x <= 1.0) & ~(low & high)
     value = np.where(low, x > 0.0, np.where(high, x == 1.0, x > 0.0))
     return np.where(valid, value, np.nan)

@@ -145,9 +145,7 @@ def _dynamic_update(x: TensorType, update: TensorType, start: TensorType, axis: 
     axis = normalize_axis(axis, x.ndim)
     fits = update.ndim == x.ndim and update.shape[axis] <= x.shape[axis]
     if not fits or _without(update.shape, axis) != _without(x.shape, axis):
-        raise ShapeError(
-            f"expected an update with x's shape, but at most its rows along axis {axis}"
-        )
+        raise ShapeError(f"expected an update of x's shape, or shorter along axis {axis}")
     if update.dtype is not x.dtype:
         raise DTypeError(f"expected an update of x's dtype {x.dtype.name}")
     if start.shape != ():
@@ -405,7 +403,7 @@ def nonzero_indices(x: Array) -> Array:
 def boolean_index(x: Array, mask: Array) -> Array:
     """The slices of x where the mask is True: [count, ...], in row-major order.
 
-    The mask has the lengths of the first axes of x; an axis of length 0 selects nothing.
+    The mask has the lengths of the first axes of x; an axis of length 0 selects no elements.
     """
     return x[mask.copy()]
 

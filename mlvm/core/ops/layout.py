@@ -299,7 +299,7 @@ def _view(x: TensorType, dtype: str) -> TensorType:
     if target.itemsize == x.dtype.itemsize:
         return x.with_dtype(target)
     if not x.ndim:
-        raise ShapeError(f"cannot view a scalar of {x.dtype} as {target}, which has another size")
+        raise ShapeError(f"cannot view a scalar of {x.dtype} as {target} of a different size")
     nbytes = x.shape[-1] * x.dtype.itemsize
     if nbytes % target.itemsize:
         raise ShapeError(

@@ -268,7 +268,7 @@ def multinomial(
     p = p.astype(np.float64)
     largest = p.max(-1, keepdims=True)
     _require_all(largest, largest > 0, "is the sum of all p, which must be > 0")
-    p /= largest  # now the sum cannot overflow
+    p /= largest  # avoids an overflow of the sum
     p /= p.sum(-1, keepdims=True)
     _write_counts(out, generator(key).multinomial(trials, np.broadcast_to(p, out.shape)))
 

@@ -37,7 +37,7 @@ class CellKind(NamedTuple):
         n of a gru.
     `cotangents`: number of cotangents in the backward pass: for p + b + q; for a gru first for p of
         n, then for q.
-    `step`, `pull`: one step of the op, and of the vjp.
+    `step`, `pull`: one step of the op and one step of the vjp.
     """
 
     gates: int
@@ -54,7 +54,7 @@ class CellKind(NamedTuple):
 def _lengths(lengths: TensorType, batch: int) -> None:
     require("integer", lengths)
     if lengths.shape != (batch,):
-        raise ShapeError(f"expected lengths as [{batch}], one a sequence, got {lengths}")
+        raise ShapeError(f"expected lengths as [{batch}], one per sequence, got {lengths}")
 
 
 def _recurrence(
@@ -72,7 +72,8 @@ def _recurrence(
         kernel.dtype.is_half and projected.dtype is f32
     ):
         raise DTypeError(
-            f"expected a kernel of {projected.dtype.name}, as the rest, got {kernel.dtype.name}"
+            f"expected a kernel of {projected.dtype.name}, like the other operands, "
+            f"got {kernel.dtype.name}"
         )
     gates, parts, saved_sums, *_ = CELLS[cell]
     if projected.ndim != 3 or state.ndim != 3:

@@ -74,7 +74,7 @@ def _decide(x: TensorType, axis: Axis, keepdims: bool) -> TensorType:
 
 def _cumulate(x: TensorType, axis: int | None, dtype: str | None) -> TensorType:
     if x.ndim == 0 or (axis is None and x.ndim > 1):
-        raise ShapeError(f"axis None is for 1 dimension; x has {x.ndim}, name the axis to go along")
+        raise ShapeError(f"expected an axis for x of {x.ndim} dimensions, got None")
     normalize_axis(0 if axis is None else axis, x.ndim)
     return x.with_dtype(_accumulator(x, dtype))
 

@@ -62,7 +62,7 @@ def span_of(window: Shape, dilation: Shape) -> Shape:
 
 def _require_stride(stride: Shape) -> None:
     if min(stride) < 1:
-        raise ArgumentError(f"expected stride >= 1 both ways, got {stride}")
+        raise ArgumentError(f"expected stride >= 1 along each axis, got {stride}")
 
 
 def _times(lengths: Shape) -> str:
@@ -87,7 +87,7 @@ def _grid(image: Shape, window: Shape, stride: Shape, padding: Sides, dilation: 
         raise ShapeError(f"expected a window >= {_times((1,) * axes)}, got {_times(window)}")
     _require_stride(stride)
     if min(dilation) < 1:
-        raise ArgumentError(f"expected dilation >= 1 both ways, got {dilation}")
+        raise ArgumentError(f"expected dilation >= 1 along each axis, got {dilation}")
     if min(min(side) for side in padding) < 0:
         raise ArgumentError(f"expected padding >= 0 on every side, got {padding}")
     padded = tuple(n + sum(side) for n, side in zip(image[1:-1], padding, strict=True))
@@ -232,7 +232,7 @@ def _require_channels(x: TensorType, kernel: TensorType, groups: int) -> None:
             f"expected a kernel of shape [{window}, {channels} / {groups}, a multiple of {groups}] "
             f"for {groups} groups of {channels} channels, got {list(kernel.shape)}"
         )
-    text = f"x has {channels} channels, but the kernel takes {inputs}"
+    text = f"x has {channels} channels, but the kernel has {inputs} input channels"
     if x.shape[1] == inputs:
         text += "; the axis of channels is the last: moveaxis(x, 1, -1)"
     raise ShapeError(text)

@@ -155,7 +155,7 @@ def _tokens(text: str, line: int) -> Iterator[_Token]:
         elif text[at] in '"{':
             try:
                 value, end = _DECODER.raw_decode(text, at)
-            # also for too many digits or too deep nesting
+            # raised also for too many digits and deep nesting
             except (ValueError, RecursionError) as error:
                 text, column = getattr(error, "msg", str(error)), getattr(error, "colno", at + 1)
                 raise AssemblyError(f"invalid JSON: {text}", line, column) from None
@@ -221,7 +221,7 @@ class _Body(Body):
             self.code.append(self._instruction(first, rest))
             return
         if rest:
-            raise rest[0].error("expected a label alone on its line")
+            raise rest[0].error("expected a label on a separate line")
         with _at(first):
             self.label(first.text[:-1])
 
@@ -331,4 +331,4 @@ def _read_element(word: _Token, dtype: DType) -> Any:
             raise ValueError
         return read_as.numpy.type(number)
     except (KeyError, ValueError, OverflowError):
-        raise word.error(f"{word.text} is no {dtype.name}") from None
+        raise word.error(f"expected {dtype.name}, got {word.text}") from None

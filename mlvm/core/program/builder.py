@@ -47,7 +47,7 @@ class Body:
         """Return the pc of the label. Raises `ProgramError` if it is missing."""
         if label not in self.labels:
             names = ", ".join(self.labels) or "none"
-            raise ProgramError(f"no label {label!r} in function {self.name!r}; there are: {names}")
+            raise ProgramError(f"{self.name}: expected a label ({names}), got {label!r}")
         return self.labels[label]
 
     def function(self) -> Function:
@@ -105,7 +105,8 @@ class ProgramBuilder:
             raise ProgramError(f"constant {name!r} is defined twice")
         if not isinstance(value, (np.ndarray, np.generic)):
             raise ProgramError(
-                f"constant {name!r} must be an array, not {with_article(value.__class__.__name__)}"
+                f"constant {name!r}: expected an array, "
+                f"got {with_article(value.__class__.__name__)}"
             )
         self._constants[name] = np.array(value)
         return self

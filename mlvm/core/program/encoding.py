@@ -201,7 +201,7 @@ class Writer:
 
 
 class Reader:
-    """Decoder of fields; each method reads what the `Writer` method of the same name wrote.
+    """Decoder of fields; each method reads a field written by the `Writer` method of the same name.
 
     Raises `EncodingError` with the position of the invalid byte.
     """

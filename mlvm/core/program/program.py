@@ -219,7 +219,7 @@ class Program:
 
 
 class Variant(Program):
-    """Program that differs from another program only in integers.
+    """Program that differs from an existing program only in integers.
 
     patched: prepared form on VMs with a loop in C, which needs no program.
     values: the integers, in the order of `patched`.
@@ -263,7 +263,8 @@ def is_whole(value: object) -> bool:
 def _check_name(kind: str, name: str) -> None:
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise ProgramError(
-            f"a {kind}'s name is letters, digits, _ and ., no digit or . first, not {name!r}"
+            f"expected a {kind} name of letters, digits, _ and . that starts with a letter or _, "
+            f"got {name!r}"
         )
 
 
@@ -309,10 +310,10 @@ def _write_function(writer: Writer, function: Function) -> None:
 def _read_function(reader: Reader) -> Function:
     name, nparams, nresults = reader.text(), reader.integer(), reader.value()
     if nparams < 0:
-        raise reader.error(f"a function has 0 or more parameters, not {nparams}")
+        raise reader.error(f"expected 0 or more parameters, got {nparams}")
     whole = isinstance(nresults, int) and not isinstance(nresults, bool)
     if nresults != STAR and not (whole and nresults >= 0):
-        raise reader.error(f"a function has 0 or more results, or *, not {nresults!r}")
+        raise reader.error(f"expected 0 or more results, or *, got {nresults!r}")
     return Function(name, nparams, nresults, tuple(reader.sequence(_read_instruction)))
 
 

@@ -468,7 +468,7 @@ def grad(
 
     With `has_aux` it returns `(gradient, aux)`.
 
-    Raises what `value_and_grad` raises.
+    Raises the errors of `value_and_grad`.
 
         >>> ml.grad(lambda x: ml.sum(x**3))(ml.asarray([1.0, 2.0]))
         Tensor([ 3., 12.], f32[2])
@@ -505,7 +505,7 @@ def vjp(fn: Callable[..., Any], *primals: Tree, has_aux: bool = False) -> Any:
 
     The value: [...], floats, or a tree of tensors. The cotangent has the same structure and types;
     a number, a list or an array may replace a tensor. The cotangent of a result that is not a float
-    is None. Raises what `value_and_grad` raises, and `GradientError` if the value contains no
+    is None. Raises the errors of `value_and_grad`, and `GradientError` if the value contains no
     float, or a cotangent has a different type than the value.
 
         >>> y, pull = ml.vjp(ml.sin, ml.asarray([0.0]))

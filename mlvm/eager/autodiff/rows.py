@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Final, NamedTuple, TypeAlias
 
-from mlvm.eager.tensor.apply import OneOp, apply
+from mlvm.core.op import OPS
+from mlvm.eager.tensor.apply import one_op
+from mlvm.eager.tensor.templates import call_into
 from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.update import overwrite
 
 
 class Sparse(NamedTuple):
     """Cotangent that is zero except for some elements.
 
-    alone: op that computes it from the operands.
-    added: op that adds it to a tensor, which precedes
-    the operands.
+    alone: function of an op, with its attributes, that computes it from the operands.
+    added: function of an op that adds it to a tensor, which precedes the operands.
     """
 
     operands: tuple[Tensor, ...]
-    alone: OneOp
-    added: OneOp
+    alone: partial[Tensor]
+    added: partial[Tensor]
+
+    def add_to(self, total: Tensor) -> None:
+        """Add it to a tensor in place; no other value may need the tensor's bytes."""
+        name, attributes, operands = self.added.func.__name__, self.added.keywords, self.operands
+        if not call_into(total, OPS[name], (total, *operands), attributes):
+            overwrite(total, one_op(name, **attributes), total, *operands)
 
 
 def dense(part: Tensor | Sparse) -> Tensor:
     """Return a cotangent as a tensor."""
-    return apply(part.alone, *part.operands) if isinstance(part, Sparse) else part
+    return part.alone(*part.operands) if isinstance(part, Sparse) else part
 
 
 Rule: TypeAlias = Callable[..., "Tensor | Sparse"]
@@ -51,7 +60,7 @@ class Row(dict[str, Rule]):
 
 
 def forward(rules: Rules, /, **others: Rule) -> Row:
-    """Return a row of reverse rules and of forward rules, which get the tangent `t` first."""
+    """Return a row of reverse rules and forward rules; forward rules get the tangent `t` first."""
     return Row(rules, others)
 
 

@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from inspect import signature
 from typing import Final
 
@@ -62,7 +63,6 @@ from mlvm.eager.functions.shapes import neighbours, part, reshape
 from mlvm.eager.functions.special import i0
 from mlvm.eager.functions.sums import cumulative_prod, finite_along, product
 from mlvm.eager.tensor import primitives as op
-from mlvm.eager.tensor.apply import one_op
 from mlvm.eager.tensor.constants import constant
 from mlvm.eager.tensor.dtypes import finfo
 from mlvm.eager.tensor.tensor import Tensor
@@ -393,7 +393,7 @@ def _matmul_x(
 ) -> Tensor:
     """Return g y^T.
 
-    If x was multiplied with a whole batch of y, the batch is summed."""
+    If x was multiplied with a batch of y, the batch is summed."""
     if y.ndim == 1:
         y, g = reshape(y, (y.size, 1)), reshape(g, (*g.shape, 1))
     if x_type.ndim == 1:
@@ -409,7 +409,7 @@ def _matmul_y(
 ) -> Tensor:
     """Return x^T g.
 
-    If y was multiplied with a whole batch of x, the batch is summed."""
+    If y was multiplied with a batch of x, the batch is summed."""
     if y_type.ndim == 1:
         g = reshape(g, (*g.shape, 1))
     if x.ndim == 1:
@@ -472,7 +472,7 @@ def _window(g: Tensor, start: Shape, length: Shape) -> Tensor:
 
 
 def _part(g: Tensor, types: tuple[TensorType, ...], position: int, axis: int) -> Tensor:
-    """Return the part of the cotangent that belongs to one operand of a concatenation."""
+    """Return the slice of the cotangent that belongs to an operand of a concatenation."""
     axis = normalize_axis(axis, g.ndim)
     start = [0] * g.ndim
     start[axis] = sum(type.shape[axis] for type in types[:position])
@@ -482,8 +482,8 @@ def _part(g: Tensor, types: tuple[TensorType, ...], position: int, axis: int) ->
 def _slice(g: Tensor, x_type: TensorType, start: Shape, step: tuple[int, ...]) -> Sparse:
     return Sparse(
         (g,),
-        one_op("embed", shape=x_type.shape, start=start, step=step),
-        one_op("slice_add", start=start, step=step),
+        partial(op.embed, shape=x_type.shape, start=start, step=step),
+        partial(op.slice_add, start=start, step=step),
     )
 
 
@@ -499,8 +499,8 @@ def _slice_set_x(g: Tensor, start: Shape, length: Shape, step: tuple[int, ...]) 
 def _take(g: Tensor, indices: Tensor, x_type: TensorType, axis: int) -> Sparse:
     return Sparse(
         (g, indices),
-        one_op("scatter_add", axis=axis, length=x_type.shape[axis]),
-        one_op("index_add", axis=axis),
+        partial(op.scatter_add, axis=axis, length=x_type.shape[axis]),
+        partial(op.index_add, axis=axis),
     )
 
 
@@ -568,7 +568,7 @@ def _sort(g: Tensor, x: Tensor, axis: int, descending: bool) -> Tensor:
 
 
 def _index_set_values(g: Tensor, indices: Tensor, axis: int, axes: int) -> Tensor:
-    """Return g where the values were written, and 0 for a value that another has overwritten."""
+    """Return g where the values were written, and 0 for values that were overwritten."""
     axis = normalize_axis(axis, max(g.ndim, 1))
     lengths = g.shape[axis : axis + axes]
     merged = reshape(g, (*g.shape[:axis], math.prod(lengths), *g.shape[axis + axes :]))

@@ -1,7 +1,7 @@
 """Gradient rules of `core.ops.decompositions` and `core.ops.fft`, which are parts of `rules`.
 
 Matrix derivatives follow Giles, Collected matrix derivative results for forward and reverse mode
-algorithmic differentiation, 2008, unless a rule names another source. For a complex matrix, a
+algorithmic differentiation, 2008, unless a rule names a different source. For a complex matrix, a
 cotangent is dL/dx + i dL/dy, and transposes in the formulas are conjugate.
 
 Eigenvectors and singular vectors have a gradient if the eigenvalues or singular values are distinct

@@ -34,7 +34,6 @@ from mlvm.eager.tensor.apply import (
     Types,
     alias_in_python,
     alias_of,
-    apply,
     apply_in_python,
     plan_for,
     raise_stale,
@@ -44,7 +43,7 @@ from mlvm.eager.tensor.constants import is_constant
 from mlvm.eager.tensor.context import default_arena, own_arenas
 from mlvm.eager.tensor.template_kernels import chains_of
 from mlvm.eager.tensor.tensor import Tensor
-from mlvm.eager.tensor.update import apply_into_in_python, live_tapes, overwrite
+from mlvm.eager.tensor.update import apply_into_in_python, live_tapes
 from mlvm.machines.native.extension import EXTENSION
 
 RESULT: Final = -1
@@ -200,7 +199,7 @@ class CotangentAccumulator(dict[int, Any]):
             total = self.get(origin)
             if isinstance(part, Sparse):
                 if total is None:
-                    self[origin] = apply(part.alone, *part.operands)
+                    self[origin] = dense(part)
                 elif not isinstance(total, Tensor):
                     self[origin] = added(total, part)
                 elif (
@@ -208,9 +207,9 @@ class CotangentAccumulator(dict[int, Any]):
                     or origin not in self._owned
                     or total.type.nbytes < _WORTH_UPDATING
                 ):
-                    self[origin] = apply(part.added, total, *part.operands)
+                    self[origin] = part.added(total, *part.operands)
                 else:  # an outer tape, which has no node for the update, would reject it
-                    overwrite(total, part.added, total, *part.operands)
+                    part.add_to(total)
                 self._owned.add(origin)
             else:
                 if part.type is not type:
@@ -288,26 +287,30 @@ class Tape:
         If the call has overwritten an operand with `out`, the operand's node refers to the old
         value.
         """
-        tracked, vjps, saves = self._template(call, operands, types, out)
+        mask = tuple([x.tape is self for x in operands])
+        tracked, vjps, saves = self.template(call, types, out.type, mask)
         origins = tuple([operands[i].node for i in tracked])
         out.tape = None
         if tracked:
             saved = tuple([out if i == RESULT else operands[i] for i in saves])
             self.add_node(out, vjps, origins, saved)
-        elif any(x.tape is self for x in operands):
+        elif True in mask:
             self.has_lost = True
 
     def needs_operand(self, call: OneOp, operands: Tensors, types: Types, out: Tensor) -> bool:
         """Return whether the node of a call would save an operand that `out` overwrites."""
-        saves = self._template(call, operands, types, out).saves
+        mask = tuple([x.tape is self for x in operands])
+        saves = self.template(call, types, out.type, mask).saves
         return any(i != RESULT and operands[i].root is out.root for i in saves)
 
-    def _template(self, call: OneOp, operands: Tensors, types: Types, out: Tensor) -> Template:
-        mask = tuple([x.tape is self for x in operands])
+    def template(
+        self, call: OneOp, types: Types, out: TensorType, mask: tuple[bool, ...]
+    ) -> Template:
+        """Return the node template of a call for the tracked operands in the mask."""
         template = call.templates.get((types, mask))
         if template is None:
-            template = template_of(call, types, out.type, mask)
-            if not (out.type.is_open or any(type.is_open for type in types)):
+            template = template_of(call, types, out, mask)
+            if not (out.is_open or any(type.is_open for type in types)):
                 call.templates[types, mask] = template
         return template
 
@@ -347,7 +350,7 @@ class Tape:
                 saved = tuple([others.get(id(y), y) for y in node[2]])
                 new = (node[0], node[1], saved)
                 if i < len(nodes) and nodes[i] is node:
-                    nodes[i] = new  # one assignment
+                    nodes[i] = new  # a single assignment is atomic
 
     def _first_use(self, x: Tensor) -> int:
         """Return a node number such that no earlier node has saved the value of x."""
@@ -513,11 +516,11 @@ def _conjugated(rule: Callable[..., Any], g: Tensor, *saved: Tensor) -> Tensor:
 
 def refusal(call: OneOp, types: Types, operand: str) -> Rule:
     """Return a rule that raises `GradientError`, for an operand without a gradient."""
+    return partial(_refuse, call.op.name, types, operand)
 
-    def refuse(g: Tensor) -> NoReturn:
-        raise GradientError(
-            f"{call.op.name}({', '.join(map(str, types))}) has no gradient for {operand}; "
-            f"use stop_gradient(x) for a constant"
-        )
 
-    return refuse
+def _refuse(name: str, types: Types, operand: str, g: Tensor) -> NoReturn:
+    raise GradientError(
+        f"{name}({', '.join(map(str, types))}) has no gradient for {operand}; "
+        f"use stop_gradient(x) for a constant"
+    )

@@ -61,7 +61,7 @@ def check_gradients(
     the quotients are not gradients.
 
     Raises `ArgumentError` unless `order` is an int from 1 to 8 and `tolerance` a number >= 0,
-    `GradientError` if there is nothing to differentiate, and what `fn` and `grad` raise.
+    `GradientError` if there is nothing to differentiate, and the errors of `fn` and `grad`.
 
         >>> ml.testing.check_gradients(lambda x: ml.sum(ml.sin(x)), ml.asarray([1.0, 2.0]))
 
@@ -97,7 +97,7 @@ def replacement(
     and absolute if that is below 1.
 
     Raises `ArgumentError` for an operand that is not a `TensorType`, `UnknownFunctionError`, and
-    what the pattern and the function raise.
+    errors of the pattern and the function.
 
         >>> import numpy as np
         >>> vm = ml.VM("mine")
@@ -244,7 +244,7 @@ def _compare(gradient: Array, quotients: Array, tolerance: float, where: str) ->
     """Raise `GradientMismatchError` with the element that differs most, unless they agree."""
     bound = tolerance * max(1.0, float(np.max(np.abs(quotients), initial=0.0)))
     distances = np.abs(gradient - quotients)
-    wrong = ~(distances <= bound)  # also true for nan
+    wrong = ~(distances <= bound)  # True for nan
     if np.any(wrong):
         most = np.unravel_index(np.argmax(np.where(wrong, distances, -1.0)), distances.shape)
         index = f"[{','.join(map(str, most))}]" if most else ""

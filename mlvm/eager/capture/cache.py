@@ -227,7 +227,7 @@ class CacheEntry:
         """Return the value of a launched call, and rebind fields."""
         outcome = self.outcome
         if outcome.rebound:
-            vm.synchronize()  # so a launch that fails rebinds no field
+            vm.synchronize()  # a failing launch must not rebind fields
         by_role = {"input": inputs, "output": outputs, "state": self.launch.states}
         return outcome.materialize(tensors, by_role, scalars.values)
 
@@ -320,7 +320,7 @@ class CacheEntries(Generic[K]):
         self.matchers = [matcher, *others[: _MOST_KNOWN - 1]]  # at once
 
     def release_known(self) -> None:
-        """Let C match no entry, since each keeps alive what it read. All may be known again."""
+        """Let C match no entry, because entries keep objects alive. All may become known again."""
         for each in self.matchers:
             each.entry.times_known -= 1
         self.matchers = []
@@ -353,7 +353,7 @@ class CacheEntries(Generic[K]):
     def _touch(self, entries: Iterable[CacheEntry]) -> None:
         with self.lock:
             for entry in entries:
-                if entry in self._keys:  # it may have been evicted meanwhile
+                if entry in self._keys:  # the entry may have been evicted meanwhile
                     self._keys[entry] = self._keys.pop(entry)
 
     def _forget(self, entry: CacheEntry) -> None:

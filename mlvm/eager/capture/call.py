@@ -67,8 +67,7 @@ class KnownCall:
         self.pattern = EXTENSION.Pattern(Tensor, Arena, parts, (*reached, *launch.states))
 
     def _numbers_of(self, scalars: ScalarInputs) -> Any:
-        """Return a C check that the numbers that the function reads have not changed since the
-        call."""
+        """Return a C check that numbers read by the function have not changed since the call."""
         numbers = self._numbers
         if numbers is None or numbers[0] is not scalars:
             numbers = self._numbers = scalars, self._guards.numbers_check(scalars.args)
@@ -94,8 +93,10 @@ class KnownCall:
 def known_call(
     entry: CacheEntry, signature: Signature, args: Any, kwargs: Any, scratch: Scratch
 ) -> KnownCall | None:
-    """Return the entry with the call as a pattern for C; None if C cannot match such a call, or the
-    entry became known too often."""
+    """Return the entry with the call as a pattern for C.
+
+    Return None if C cannot match such a call, or if the entry became known too often.
+    """
     is_plain = not (
         entry.aliased_inputs
         or entry.state_views

@@ -139,7 +139,7 @@ class Captured(Generic[P, R]):
     `signatures` is the number of programs. `program` and `plan` describe the last call. Several
     threads may share a captured function: launches on one VM, and `close`, run one after the other.
 
-    A call raises what `capture` raises.
+    A call raises the errors of `capture`.
 
         >>> step = ml.capture(lambda x: x * x)
         >>> step(ml.ones(3)), step
@@ -200,7 +200,7 @@ class Captured(Generic[P, R]):
         update_wrapper(self, fn, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        if current().recorder is not None:  # called inside another captured function
+        if current().recorder is not None:  # called inside an outer captured function
             return self._fn(*args, **kwargs)
         if step_observers:
             return step_observers[-1](self, self._call, args, kwargs)  # type: ignore[no-any-return]
@@ -310,7 +310,7 @@ class Captured(Generic[P, R]):
             outputs = [output.alloc(arena) for output in outcome.outputs]
             learning = None if types is None else arena
             launch.run(scratch, scalars, arena.vm, inputs, outputs, arena=learning)
-        if single is not None:  # same as the value below, but faster
+        if single is not None:  # a faster way to the value below
             return outputs[single]
         return entry.value_of_call(arena.vm, scalars, tensors, inputs, outputs)
 
@@ -728,7 +728,7 @@ class Captured(Generic[P, R]):
 
     def _compiler(self, call: TracedCall) -> tuple[Callable[..., Planned], Hoist | None]:
         """Return the function that compiles flows for the call's VM, and the limits of hoisting."""
-        is_plain = debug.is_watched(call.record.vm)  # such a VM checks each call
+        is_plain = debug.is_watched(call.record.vm)  # a watched VM checks each call
         compiler = partial(
             compile_flow,
             fuse=self.fuse and not is_plain,
@@ -884,10 +884,10 @@ def capture(
       True.
 
     - `hoist`: compute values only once that depend only on tensors which the step does not update,
-      such as a weight in a different dtype. They are kept in an arena and computed again after any
-      write to such a tensor. If one is written before each call, a second program computes them in
-      the step. `plan.ahead` is their size in bytes, at most four times the size of the tensors that
-      they depend on. Default: True.
+      such as a weight in a different dtype. These hoisted values are kept in an arena and computed
+      again after any write to such a tensor. If such a tensor is written before each call, a second
+      program computes the values in the step. `plan.hoisted_nbytes` is the size of the values in
+      bytes, at most four times the size of the tensors that they depend on. Default: True.
 
     - `replace`: a dict `{pattern: name}`. Where the function computes the pattern, a Python
       function of tensors such as `lambda x, w, b: ml.gelu(x @ w + b)`, the program calls the host
@@ -911,10 +911,10 @@ def capture(
       that no guard compares, at the cost of one trace per call. Default: None, at no cost.
 
     - `memory`: a budget such as `"64 MiB"`, or a number of bytes, for `step.plan.nbytes +
-      step.plan.ahead`. To meet it, the compiler recomputes the values that it estimates to be
-      fastest to recompute. A larger budget never results in a program with a longer estimated time.
-      With dynamic lengths the budget applies to the bounds. Code inside loops and branches is not
-      changed. See docs/budgets.md.
+      step.plan.hoisted_nbytes`. To meet the budget, the compiler recomputes values, beginning with
+      those that it estimates to be fastest to recompute. A larger budget never results in a program
+      with a longer estimated time. With dynamic lengths the budget applies to the bounds. Code
+      inside loops and branches is not changed. See docs/budgets.md.
 
     - `effort`: with `effort=n`, the planner of scratch memory may visit n times the number of nodes
       to find a smaller plan, which needs up to n times the planning time. It stops when
@@ -931,10 +931,10 @@ def capture(
 
     Raises:
 
-    - `CaptureError`: if the function reads an object with hidden state, such as an iterator, reads
-      the value of a tensor, computes on a different VM, calls an op with a result shape that
-      depends on values, or stores a tensor of the trace anywhere other than in the result or such a
-      field.
+    - `CaptureError`: if the function cannot be captured. It may read neither objects with hidden
+      state, such as iterators, nor tensor values. It may not compute on a different VM, or call an
+      op with a result shape that depends on values. It may store tensors only in the result and in
+      such fields.
 
     - `GradientError`: if it is called inside a differentiated function.
 

@@ -42,10 +42,10 @@ class HoistedValues:
     ) -> None:
         self.vm, self.part, self.note_line = vm, part, part.planned.note_line
         read = {place for role, place, _ in part.planned.arguments if role == "state"}
-        # it may outlive the other states
+        # the hoisted values may outlive the other states
         self._states = {place: states[place] for place in sorted(read)}
         self.sources = [*self._states.values()]
-        self._arena = Arena(vm, f"ahead of {name.lstrip('_')}", capacity=part.nbytes)
+        self._arena = Arena(vm, f"hoisted values of {name.lstrip('_')}", capacity=part.nbytes)
         self.values = [self._arena.alloc(type, Tensor) for type in part.types]
         for x in self.values:
             x.tape = None

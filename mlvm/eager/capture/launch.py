@@ -72,7 +72,7 @@ class Scratch:
     """Scratch memory of a captured function on one VM, as large as the largest plan.
 
     The `lock` is held while a program uses the memory. is_nested: True for the memory of a launch
-    inside another launch.
+    inside an outer launch.
     """
 
     def __init__(self, *, is_nested: bool = False) -> None:
@@ -231,7 +231,7 @@ class Launch:
         return EXTENSION.Replay(tuple(self.operands), self.states, check)
 
     def with_program(self, planned: Planned) -> Launch:
-        """Return a launch of another program without hoisted values, with the same operands."""
+        """Return a launch of a second program without hoisted values, with the same operands."""
         other = copy.copy(self)
         other.hoisted = other.owner = None
         other._use(planned)
@@ -298,7 +298,7 @@ class Launch:
         program = program or self.program
         if self.queues:
             inputs = [*inputs, *[x for queue in self.queues for x in queue.get(kind=Tensor)]]
-        tensors = inputs, outputs, self.states  # as _ROLES
+        tensors = inputs, outputs, self.states  # in the order of _ROLES
         used: Sequence[Allocation] = ()
         hoisted = self.hoisted
         explains: Callable[[Exception], None] = self.note_line
@@ -362,7 +362,7 @@ def operands_of(planned: Planned, types: Sequence[Any]) -> list[tuple[int, int, 
 def _run_nested(
     launch: Launch, scalars: ScalarInputs, vm: VMProtocol, *call: Any, **options: Any
 ) -> None:
-    """Run a launch inside another launch of this thread, possibly of the same function.
+    """Run a launch inside an outer launch of this thread, possibly of the same function.
 
     It uses separate scratch memory, and restores the numbers of the outer launch."""
     # other launches read the handles of the original
@@ -388,7 +388,7 @@ class Variants:
     def __init__(self, launch: Launch, compile_unhoisted: Callable[..., Planned]) -> None:
         self.hoisting = self.last = launch
         may_change = launch.hoisted is not None and launch.hoisted.may_change
-        self._compile = compile_unhoisted if may_change else None  # it keeps all recorded calls
+        self._compile = compile_unhoisted if may_change else None  # keeps all calls alive
         self._unhoisted: Launch | None = None
         self._writes = -1  # the write count at the last call with stale hoisted values
         self._stale_calls = 0  # successive calls before which weights had changed
@@ -433,5 +433,5 @@ class Variants:
                 planned = self._compile(reserved=hoisted.part.nbytes)
         except BudgetError:
             return None
-        plan = planned.plan._replace(ahead=hoisted.part.nbytes)
+        plan = planned.plan._replace(hoisted_nbytes=hoisted.part.nbytes)
         return self.hoisting.with_program(dataclasses.replace(planned, plan=plan))

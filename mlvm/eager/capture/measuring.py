@@ -1,7 +1,7 @@
 """`ml.measure`: the memory that a function needs, computed without running it.
 
 In: a function, and types instead of tensors. Out: the bytes of an eager call, the plan of the
-captured function, and the bytes of alternative programs. Nothing is allocated on the VM.
+captured function, and the bytes of alternative programs. No memory is allocated on the VM.
 
 Callers: users, and `python -m mlvm`.
 """
@@ -146,12 +146,12 @@ class Measured:
             ml.measure(ml.tanh, v).plot("curve.png")  # ArgumentError
         """
         require_suffix(path, ".svg", "plot")
-        write_file(path, front(self._facts.curve(), self.plan.nbytes + self.plan.ahead))
+        write_file(path, front(self._facts.curve(), self.plan.nbytes + self.plan.hoisted_nbytes))
 
     def at(self, /, **sizes: int) -> Measured:
         """Measure at these sizes, given by name.
 
-        Raises what `measure` raises, and `ArgumentError` for unknown names and invalid sizes.
+        Raises the errors of `measure`, and `ArgumentError` for unknown names and invalid sizes.
 
         Refuses:
             ml.measure(ml.tanh, ml.TensorType("f32", ("n",))).at()  # ArgumentError
@@ -209,7 +209,7 @@ class Measured:
     def _fits(self, sizes: Mapping[str, int]) -> bool:
         try:
             self._measured(sizes)
-        except (BudgetError, OutOfMemoryError, ArenaError):  # or more than 2**62 bytes
+        except (BudgetError, OutOfMemoryError, ArenaError):  # ArenaError: more than 2**62 bytes
             return False
         return True
 
@@ -287,7 +287,7 @@ def measure(
     - `fuse`, `recompute`, `hoist`: as in `capture`. For a captured function, the options of
       `capture` apply.
 
-    Raises what `capture` raises, `ArgumentError` for an option that is not a bool and an invalid
+    Raises the errors of `capture`, `ArgumentError` for an option that is not a bool and an invalid
     size, and `CaptureError` for a type given as text.
 
         >>> ml.measure(lambda x: ml.sum(ml.sort(x)), ml.zeros(1000)).plan.nbytes
@@ -362,7 +362,7 @@ def _facts(
         call = trace(fn, args, kwargs, arena, signature, (), named)
 
         def compiled(flow: Flow) -> Planned:
-            # now, because the lengths of the flow have a value only during this call
+            # the lengths of the flow have values only during this call
             if points is not None:
                 points[:] = curve_of(flow, policy=policy, hoist=hoist)
             return compiler(flow)

@@ -118,7 +118,7 @@ class PatchedProgram:
         """Write the integers and array addresses of a variant; return the program in C.
 
         Returns None if no planner can plan one of the calls, or if a length exceeds 64 bits. The
-        caller holds the VM's lock, and is not inside another launch of this program (`busy`)."""
+        caller holds the VM's lock, and is not inside a launch of this program (`busy`)."""
         if version != self._version:
             return None
         if self._active is not None and self._active() is patched:

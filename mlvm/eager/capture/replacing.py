@@ -89,7 +89,7 @@ def _instance(pattern: Callable[..., Any], types: Types | None) -> Any:
 def _traced(pattern: Callable[..., Any], operands: Types) -> Pattern:
     """Trace a pattern for operands of these types.
 
-    Raises what `capture` raises."""
+    Raises the errors of `capture`."""
     call, _ = trace_once(pattern, operands, {})
     uses = [use for _, use in call.named_results()]
     return Pattern.of(call.flow, uses, operands, call.record.outside.states)

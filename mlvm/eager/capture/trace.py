@@ -9,8 +9,8 @@ tensor, and traces again with a new signature. An operation that a replay could 
 `CaptureError` with the user's line.
 
 Callers: `Captured` at a cache miss; `measure`, `ml.onnx.save` and `capture(replace=)` by
-`trace_once`. No lock is held: a recorder belongs to the thread that created it, and the VM runs
-nothing.
+`trace_once`. No lock is held: a recorder belongs to the thread that created it, and the VM runs no
+program.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Result(NamedTuple):
 
     @property
     def whole_output(self) -> int | None:
-        """The index of the output that is the result itself; None for a view or another tensor."""
+        """The index of the output that is the result itself; None for views and other tensors."""
         other = self.reached is not None or self.argument is not None or self.is_view
         return None if other or self.home.role != "output" else self.home.index
 
@@ -293,7 +293,7 @@ def trace_once(
 ) -> tuple[TracedCall, Signature]:
     """Trace a call with these lengths dynamic; types may replace tensors as arguments.
 
-    Raises what `capture` raises, and `CaptureError` for a type given as text."""
+    Raises the errors of `capture`, and `CaptureError` for a type given as text."""
     for _, x in flatten((args, kwargs), None, ends=_at(str))[0]:
         code = code_for_type(x)
         if code is not None:
@@ -365,7 +365,7 @@ def trace(
             del inputs, before
             replace(_refuse_deferred, tree, (Iterator, Awaitable))
             for field, x in signature.fields:
-                if field.value is placeholder(x):  # it was not rebound
+                if field.value is placeholder(x):  # the field was not rebound
                     field.set(x)
             tree = results.tree_of(tree)
             rebound = [(field, results.leaf(x, field).value) for field, x in snapshot.rebound()]

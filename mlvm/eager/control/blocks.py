@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import wraps
+from functools import partial, wraps
 from itertools import islice
 from typing import Any, Final, ParamSpec, TypeAlias, TypeVar
 
@@ -36,6 +36,7 @@ from mlvm.eager.recording.recorder import (
     entries_kept,
     recording_of,
 )
+from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import COPY, alias, one_op, untracked
 from mlvm.eager.tensor.context import current_arena
 from mlvm.eager.tensor.tensor import Tensor, is_tracked
@@ -48,7 +49,7 @@ Tensors: TypeAlias = list[Tensor]
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_ADD: Final = one_op("add")
+_ADD: Final = partial(op.add)
 
 
 class UnknownResults(Exception):
@@ -150,8 +151,8 @@ def retry_blocks(
 def carrying(carried: Tensors) -> Iterator[Block]:
     """Record a block with these outer tensors as additional state.
 
-    If the block updates another outer tensor through which a gradient flows, this tensor is added
-    to `carried`, and `RetryBlocks` is raised. Afterwards the tape entries of the tensors are
+    If the block updates a different outer tensor through which a gradient flows, this tensor is
+    added to `carried`, and `RetryBlocks` is raised. Afterwards the tape entries of the tensors are
     restored.
     """
     record = recorder()
@@ -302,7 +303,7 @@ class Cell:
                 vjp = MultiOutputVjp([part.type], self._vjp, effect=True)
                 tape.nodes.append((vjp, (part.node,), ()))
         sparse = part if isinstance(part, Sparse) else Sparse((part,), _ADD, _ADD)
-        overwrite(self.x, sparse.added, self.x, *sparse.operands)
+        sparse.add_to(self.x)
         return self
 
     def _vjp(self, _: object, saved: Saved, sums: Sums) -> Sums:

@@ -348,7 +348,7 @@ def present(g: Any, shape: Shape = ()) -> Tensor:
 
 def _added(total: Any, part: Any) -> Any:
     """Add two cotangents, at least one of which is conditional (see `Conditional`)."""
-    if not isinstance(total, (Tensor, Conditional)):  # it is a cell
+    if not isinstance(total, (Tensor, Conditional)):  # the total is a cell
         either(part.present, [lambda: [total + part.x][:0], list], [])
         return total
     part = dense(part)

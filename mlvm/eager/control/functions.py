@@ -6,8 +6,8 @@ as a procedure with a frame, so it may call itself.
 In: a function, operands, and a key that identifies a recursive call. Out: a `Procedure` of the
 flow, and a call of it.
 
-Backward pass: another procedure. The residuals of a call are saved in a record (`control.records`).
-The record's number is a hidden result of the call.
+Backward pass: a second procedure. The residuals of a call are saved in a record
+(`control.records`). The record's number is a hidden result of the call.
 
 Callers: `Function.__call__`, and `transform` for functions in traces.
 """
@@ -266,8 +266,8 @@ def _results_of(opened: _Open, tape: Tape | None) -> list[TensorType]:
 def _record_and_call(opened: _Open, args: Tensors, run: _Run) -> Tensors:
     """Record a function, and call it.
 
-    If the function calls itself before the results are known, the result types of another branch
-    are used, and the function is recorded a second time.
+    If the function calls itself before the results are known, the result types of a different
+    branch are used, and the function is recorded a second time.
     """
     record, tape, around = blocks.recorder(), taping(), current().functions
     before = len(record.scopes.callees)
@@ -414,5 +414,5 @@ def _vjp_operands(vjp: _FunctionVjp, backward: _Open, gs: Cotangents, number: Te
     return [*operands, number, *record_g]
 
 
-if not TYPE_CHECKING:  # else a type checker would allow any name
+if not TYPE_CHECKING:  # otherwise type checkers would allow any name
     __getattr__ = old_names(__name__, "ml", globals())

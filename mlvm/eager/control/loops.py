@@ -140,7 +140,7 @@ def fori_loop(
     The initial state is `init_val`; `i` is an i64[]. For `checkpoint` and for Python numbers in the
     state see `while_loop`.
 
-    Raises `DTypeError` for bounds that are not integers, and what `while_loop` raises.
+    Raises `DTypeError` for bounds that are not integers, and the errors of `while_loop`.
 
         >>> ml.fori_loop(0, 3, lambda i, x: x * 2.0, ml.ones(2))
         Tensor([8., 8.], f32[2])
@@ -219,7 +219,7 @@ def scan(
 
     Raises `ShapeError` if the numbers of rows differ from each other or from `length`, and
     `OperandValueError` for an invalid `length`. Raises `CaptureError` with zero iterations if `f`
-    cannot be traced, and what `while_loop` raises.
+    cannot be traced, and the errors of `while_loop`.
 
         >>> xs = ml.asarray([1.0, 2.0, 3.0])
         >>> ml.scan(lambda total, x: (total + x, total), ml.asarray(0.0), xs)
@@ -246,7 +246,7 @@ def scan(
             raise OperandValueError(
                 f"scan: expected a length of 0 to {total}, the number of rows, got {trip_count}"
             )
-    rows = aliased(rows)  # so that their gradients are summed separately, as in a captured function
+    rows = aliased(rows)  # to sum the gradients of the rows separately, as in a captured function
     loop = _EagerLoop(numbers)
     ys: list[Tree] = []
     for i in reversed(range(trip_count)) if reverse else range(trip_count):
@@ -290,7 +290,7 @@ def scan(
 def map(f: Body, xs: Tree) -> Tree:
     """Apply `f` to each row of `xs`, and stack the results: a `scan` without a state.
 
-    The rows: [n, ...] -> [n, ...]. Raises what `scan` raises.
+    The rows: [n, ...] -> [n, ...]. Raises the errors of `scan`.
 
         >>> ml.map(lambda row: ml.sum(row), ml.asarray([[1.0, 2.0], [3.0, 4.0]]))
         Tensor([3., 7.], f32[2])
@@ -310,7 +310,7 @@ def counted_loop(
     """Run `trip_count` iterations of a body; return the final state and stacks of `total` rows."""
     if blocks.is_recorded():
         stacked, continued = total is not None, len(xs)
-        # so that gradients of rows are summed separately, as outside a captured function
+        # to sum the gradients of the rows separately, as outside a captured function
         xs = tensors(aliased(xs))
         return _scan(
             body, init, xs, trip_count, total, reverse=reverse, stacked=stacked, continued=continued
@@ -371,7 +371,7 @@ class _WeakNumbers:
 
     def widen(self, result: Any) -> bool:
         """Record the dtypes that the body assigns to the numbers; return whether one changed."""
-        if not self._widenings:  # one number may depend on another, so any may change
+        if not self._widenings:  # numbers may depend on each other, so any may change
             return False
         try:
             after = as_like(self.state, as_tree(result), "a body", lambda *_: True)
@@ -779,7 +779,7 @@ def _backward(
     partly |= {k for k, h in enumerate(initial_sums[: len(active)]) if h is None and is_exact}
     outer = {k: h for k, h in enumerate(initial_sums) if isinstance(h, Begun)}
     still_begun = set[int]()
-    # not the number of a record
+    # the number of a record is excluded
     partly &= {k for k, type in enumerate(sum_types) if type.dtype.is_inexact}
     partly.difference_update(outer)
     conditional = sorted(partly)

@@ -27,7 +27,7 @@ from mlvm.eager.tree import (
     fits,
     flatten,
     named_nodes,
-    nothing_meant,
+    no_match,
     require_live,
     warn_of_hidden,
 )
@@ -78,7 +78,7 @@ def save(
     load("model.safetensors").keys()         # kernel, bias
     load("model.safetensors", into=model)    # the values are the model's again
 
-    A dict may contain the whole state of a training, which can then be resumed exactly: Modules,
+    A dict may contain all state of a training run, which can then be resumed exactly: Modules,
     optimizers, loss scales, pipelines, and other objects with `state()` and `load_state`; tensors
     and arrays; numbers, strings and None, and lists and dicts of these. `ml.random` represents the
     global keys of the current VM and all VMs of the dict's tensors. Hyperparameters of
@@ -267,7 +267,7 @@ def load(
             named = [*names, *plain]
             plain = {name: x for name, x in plain.items() if fits(where, name, x)}
             if not loaded and not plain:
-                raise nothing_meant(where, named)
+                raise no_match(where, named)
         return Loaded(loaded, metadata, plain)
     except (WeightsError, PathError, DTypeError, ShapeError) as error:
         raise type(error)(escaped(f"{path}: {error}")) from None

@@ -2,7 +2,7 @@
 
 https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. A tensor in blocks becomes two tensors.
 The name refers to the elements, in a low-bit or 8-bit dtype. Name + `.scale` refers to one scale
-per group, or pairs of scale and offset, as for `quantized_matmul`. Nothing is rounded.
+per group, or pairs of scale and offset, as for `quantized_matmul`. No value is rounded.
 """
 
 from __future__ import annotations
@@ -200,9 +200,10 @@ class GgufFile:
         parts = self.plain.get("split.count", 1)
         if parts != 1:
             number = self.plain.get("split.no", 0)
+            part = number + 1 if type(number) is int else number
             raise WeightsError(
-                f"it is part {number + 1 if type(number) is int else number} of {parts}; merge the "
-                "parts with `llama-gguf-split --merge FIRST_PART MERGED.gguf`"
+                f"expected a whole model, got part {part} of {parts}; run "
+                f"`llama-gguf-split --merge FIRST_PART MERGED.gguf`"
             )
         entries = [self._entry() for _ in range(self._count(tensors, 24))]
         alignment = self.plain.get(_ALIGNMENT, 32)
@@ -221,7 +222,7 @@ class GgufFile:
             own = [name, name + SCALE] if isinstance(form, Format) and form.unpack else [name]
             for each in own:
                 if each in self.entries:
-                    raise WeightsError(f"it contains {each} twice")
+                    raise WeightsError(f"the file contains {each} twice")
                 self.entries[each] = entry.type
             self._stored[name] = entry
 
@@ -285,7 +286,9 @@ class GgufFile:
 
     def _take(self, nbytes: int) -> memoryview:
         if nbytes > self._size - self._at:
-            raise WeightsError(f"the file is truncated: its {self._size} bytes end in the header")
+            raise WeightsError(
+                f"the file is truncated: it ends after {self._size} bytes, inside the header"
+            )
         self._at += nbytes
         return self._content[self._at - nbytes : self._at]
 

@@ -84,7 +84,9 @@ class WeightsFile:
         _require_no_other(content[:4096])
         start = 8 + int.from_bytes(content[:8], "little")
         if size < 8 or start > size:
-            raise WeightsError(f"the file is truncated: its {size} bytes end in the header")
+            raise WeightsError(
+                f"the file is truncated: it ends after {size} bytes, inside the header"
+            )
         if start > _MOST_HEADER:
             raise WeightsError(f"expected a header of at most {_MOST_HEADER} bytes")
         header = _parsed(content[8:start])
@@ -222,7 +224,7 @@ def _entry(name: str, entry: Any) -> Entry:
     if not all(type(n) is int and n >= 0 for n in (*shape, start, stop)):
         raise WeightsError(f"{name}: expected integers as shape and offsets")
     file_dtype = _DTYPES.get(dtype)
-    try:  # as what it would be read: the widest has the fewest elements
+    try:  # the dtype to read: the widest has the fewest elements
         size = TensorType(
             f32 if file_dtype and file_dtype.is_half else file_dtype or "u8", shape
         ).size

@@ -27,7 +27,7 @@ from mlvm.eager.tree import (
     fits,
     flatten,
     load,
-    nothing_meant,
+    no_match,
     require_live,
     require_types,
     unflatten,
@@ -51,7 +51,7 @@ class Structure:
     numeric hyperparameters and the state of schedules. `ml.random` represents the keys of each VM
     that has a tensor of the tree, in order, and then the current VM's keys.
 
-    Raises `DTypeError` if a part is none of these; `PathError` if two parts have the same path.
+    Raises `DTypeError` for any other value; `PathError` if two values have the same path.
     """
 
     def __init__(self, tree: Any, path: str = "") -> None:
@@ -64,7 +64,7 @@ class Structure:
         self.tensors: Values = {}
         self.plain: Values = {}
         self.objects: dict[str, tuple[Any, Structure]] = {}
-        for path, x in sorted(self._leaves, key=lambda leaf: _is_keys(leaf[1])):  # which come last
+        for path, x in sorted(self._leaves, key=lambda leaf: _is_keys(leaf[1])):  # keys last
             if isinstance(x, Tensor) or hasattr(x, "__array__"):
                 self._add(self.tensors, {path: x if isinstance(x, Tensor) else _array(path, x)})
             elif loader_of(x) is not None:
@@ -93,7 +93,7 @@ class Structure:
     def _add(self, values: Values, more: Values) -> None:
         twice = [path for path in more if path in self.tensors or path in self.plain]
         if twice:
-            raise PathError(f"two parts have the path {twice[0]!r}")
+            raise PathError(f"two values have the path {twice[0]!r}")
         values.update(more)
 
     def selected(self, where: Where | None) -> tuple[Values, Values]:
@@ -107,11 +107,11 @@ class Structure:
             for values in (self.tensors, self.plain)
         )
         if not tensors and not plain:
-            raise nothing_meant(where, [*self.tensors, *self.plain])
+            raise no_match(where, [*self.tensors, *self.plain])
         return tensors, plain
 
     def take(self, arrays: Mapping[str, Array], plain: Values, where: Where | None) -> Any:
-        """Write these values to the tree, and return it; `where` selects a part of them.
+        """Write these values to the tree, and return it; `where` selects some of them.
 
         With `where`, additional values are allowed. Lists and dicts are changed in place; a tuple
         is replaced.
@@ -160,7 +160,7 @@ class Structure:
         done: list[tuple[Any, Structure]] = []
         try:
             for x, inner in sorted(objects, key=lambda each: bool(each[1].tensors)):
-                views = isinstance(x, (Node, Optimizer, MultiSteps))  # which copy it themselves
+                views = isinstance(x, (Node, Optimizer, MultiSteps))  # x copies the values
                 _load_state(x, inner._with(tensors, plain, in_place=False, views=views))
                 done.append((x, inner))
         except Exception:
@@ -198,7 +198,7 @@ def loader_of(part: Any) -> Callable[[Any], object] | None:
 
 
 def _is_keys(part: Any) -> bool:
-    """Return whether the part is `ml.random`: that state belongs to the VMs."""
+    """Return whether the value is `ml.random`: that state belongs to the VMs."""
     return loader_of(part) is set_state
 
 
@@ -261,7 +261,7 @@ def _own(holder: Any, optimizer: Optimizer) -> Values:
 
 
 def _options_of(holder: Any, optimizer: Optimizer) -> Values:
-    """Return the hyperparameters of the optimizer itself or of a group."""
+    """Return the hyperparameters of an optimizer or a group."""
     return {name: x for name, x in vars(holder).items() if name in optimizer._options}
 
 
@@ -287,7 +287,7 @@ def _is_container(part: Any) -> bool:
 def _ends(part: Any) -> bool | None:
     try:
         return None if _is_container(part) and not _is_plain(part) else True
-    except RecursionError:  # `flatten` says what contains itself
+    except RecursionError:  # `flatten` names the object that contains itself
         return None
 
 

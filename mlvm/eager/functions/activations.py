@@ -284,5 +284,5 @@ def _floats(x: Tensor) -> Tensor:
     return x
 
 
-if not TYPE_CHECKING:  # else a type checker would allow any name
+if not TYPE_CHECKING:  # otherwise type checkers would allow any name
     __getattr__ = old_names(__name__, "ml", globals())

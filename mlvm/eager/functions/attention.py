@@ -39,7 +39,7 @@ def scaled_dot_product_attention(
     f[..., T, D], f[..., S, D] and f[..., S, E] -> f[..., T, E] (arXiv 1706.03762, equation 1). The
     default scale is 1 / sqrt(D). The axis before T and S is the head axis. H query heads may share
     G key and value heads if G divides H (grouped-query attention, Ainslie et al., arXiv
-    2305.13245); query head i then attends to key head i // (H / G).
+    2305.13245). Query head i then attends to key head i // (H / G).
 
     `mask`, a bool tensor that broadcasts to [..., T, S], is True where a query may attend to a key.
     With `is_causal`, query i attends only to keys 0 .. i. The result for a query that may not

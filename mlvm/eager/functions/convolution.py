@@ -221,7 +221,7 @@ def conv_transpose3d(
 def _geometry(
     x: Tensor, kernel: Tensor, axes: int, stride: Ints, padding: object, dilation: Ints
 ) -> Geometry:
-    """Return the geometry of the kernel's windows. Raises what the convolutions raise."""
+    """Return the geometry of the kernel's windows. Raises the errors of convolutions."""
     size = require_places(x, axes)
     _require_kernel(kernel, axes)
     return geometry_of(size, kernel.shape[:axes], stride, padding, dilation)[0]

@@ -51,7 +51,7 @@ Device: TypeAlias = VMProtocol | None
 def placed(device: Device) -> AbstractContextManager[object]:
     """Allocate results on that VM inside the block, in the arena that `arena_on` returns.
 
-    None changes nothing. Raises `ArgumentError` if the device is not a VM."""
+    None has no effect. Raises `ArgumentError` if the device is not a VM."""
     if device is None:
         return nullcontext()
     if not callable(getattr(device, "launch", None)):
@@ -260,7 +260,7 @@ def ones(shape: Ints, dtype: object = None, *, device: Device = None) -> Tensor:
 def empty(shape: Ints, dtype: object = None, *, device: Device = None) -> Tensor:
     """Return zeros, like `zeros`, because uninitialised values would differ between runs.
 
-    The result: [*shape]. Raises what `zeros` raises.
+    The result: [*shape]. Raises the errors of `zeros`.
 
         >>> ml.empty((2, 3)).shape
         (2, 3)
@@ -291,8 +291,7 @@ def full_like(
 ) -> Tensor:
     """Return a tensor with the shape of x, filled with `fill_value`.
 
-    The defaults are x's dtype and VM. x: [...], and so is the result. Raises what `full`
-    raises.
+    The defaults are x's dtype and VM. x: [...], and so is the result. Raises the errors of `full`.
 
         >>> ml.full_like(ml.zeros(2), 7.0)
         Tensor([7., 7.], f32[2])

@@ -145,7 +145,7 @@ def fmin(x: Operand, y: Operand, /) -> Tensor:
     """Return the smaller of x and y, elementwise, with broadcasting; a nan is ignored.
 
     x and y: shapes that broadcast to [...], integers or floats. The result: [...], the dtype that
-    they promote to. Raises what `fmax` raises.
+    they promote to. Raises the errors of `fmax`.
 
         >>> ml.fmin(ml.asarray([1.0, ml.nan]), 0.5)
         Tensor([0.5, 0.5], f32[2])

@@ -71,7 +71,7 @@ def astype(x: Tensor, dtype: object, /, *, copy: bool = True, device: Device = N
 
     Floats are truncated to integers. Floats out of range become the nearest integer, and nan
     becomes 0. Nonzero elements become True in bool. A tensor that already has the dtype is never
-    copied, regardless of `copy`: an update of one tensor does not change the other.
+    copied, regardless of `copy`: an update of the result does not change x.
 
     x: [...], and so is the result. Raises `DTypeError` if the dtype is unknown, or complex numbers
     would lose the imaginary parts.

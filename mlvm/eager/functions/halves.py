@@ -37,7 +37,7 @@ checkpoint: Callable[..., Callable[..., Any]] = _as_it_is
 def in_f32(fn: Callable[P, R]) -> Callable[P, R]:
     """Wrap a function so that half-precision operands are converted to f32.
 
-    The f32 result is rounded to the operands' dtype. It stays f32 if another operand is a wider
+    The f32 result is rounded to the operands' dtype. It stays f32 if a different operand is a wider
     float, or under `autocast`. Use this wrapper for functions that sum, or contain `exp`.
 
     The f32 intermediates are recomputed in the backward pass, not saved."""

@@ -43,7 +43,7 @@ def interpolate(
     mode: Mode = "nearest",
     align_corners: bool = False,
 ) -> Tensor:
-    """Resize sequences, images or volumes to another `size` or by `scale`.
+    """Resize sequences, images or volumes to a `size` or by a `scale`.
 
     Both are one number for all axes, or one number per axis. The function corresponds to PyTorch's
     function of that name, but expects channels last.

@@ -282,8 +282,8 @@ def setitem(x: Tensor, key: Any, values: Any) -> None:
     row-major order is kept, and the other values get no gradient. A mask that selects n elements
     accepts n values, or 1.
 
-    Raises what `x[key]` raises; `DTypeError` if the values are of a different kind; `ShapeError` if
-    they do not broadcast; `OperandValueError` if a mask selects a different number of elements.
+    Raises the errors of `x[key]`; `DTypeError` if the values are of a different kind; `ShapeError`
+    if they do not broadcast; `OperandValueError` if a mask selects a different number of elements.
     """
     keys = key if isinstance(key, tuple) else (key,)
     try:
@@ -298,7 +298,7 @@ def setitem(x: Tensor, key: Any, values: Any) -> None:
 def _warn_of_lost(x: Tensor, is_temporary: bool) -> None:
     """Warn if the update of x in the caller's line has no effect.
 
-    x is then a temporary, or a part of another tensor to which only one name refers."""
+    x is then a temporary, or a part of a tensor to which only one name refers."""
     frame = sys._getframe(1)
     if is_temporary:
         warn_of_temporary(frame, x.type)

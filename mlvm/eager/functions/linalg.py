@@ -458,7 +458,7 @@ def cholesky_solve(x1: Tensor, x2: Tensor, /, *, upper: bool = False) -> Tensor:
     """Solve L L^H z = x2 for the L of `cholesky`, or with `upper` U^H U z = x2.
 
     x1: [..., n, n], x2: [..., n, k] or [n], any dtype, integers and bools as f32 -> [..., n, k] or
-    [..., n]. Raises what `linalg.solve_triangular` raises.
+    [..., n]. Raises the errors of `linalg.solve_triangular`.
 
         >>> factor = ml.linalg.cholesky(ml.asarray([[4.0, 0.0], [0.0, 9.0]]))
         >>> ml.linalg.cholesky_solve(factor, ml.asarray([4.0, 18.0]))
@@ -693,8 +693,8 @@ def eigh(x: Tensor, /) -> EighResult:
 def eigvalsh(x: Tensor, /) -> Tensor:
     """Return only the eigenvalues of `eigh`; the gradient exists even where they are equal.
 
-    x: [..., n, n], any dtype, integers and bools as f32 -> f[..., n]. Raises what `linalg.eigh`
-    raises.
+    x: [..., n, n], any dtype, integers and bools as f32 -> f[..., n]. Raises the errors of
+    `linalg.eigh`.
 
         >>> ml.linalg.eigvalsh(ml.asarray([[4.0, 0.0], [0.0, 9.0]]))
         Tensor([4., 9.], f32[2])
@@ -762,8 +762,8 @@ def svd(x: Tensor, /, full_matrices: bool = True) -> SVDResult:
 def svdvals(x: Tensor, /) -> Tensor:
     """Return only the singular values of `svd`; the gradient exists even where they are equal.
 
-    x: [..., m, n], any dtype, integers and bools as f32 -> f[..., min(m, n)]. Raises what
-    `linalg.svd` raises.
+    x: [..., m, n], any dtype, integers and bools as f32 -> f[..., min(m, n)]. Raises the errors of
+    `linalg.svd`.
 
         >>> ml.linalg.svdvals(ml.asarray([[4.0, 0.0], [0.0, 9.0]]))
         Tensor([9., 4.], f32[2])

@@ -38,8 +38,7 @@ def _loss(fn: Callable[P, Tensor]) -> Callable[P, Tensor]:
 def mean_squared_error(
     predictions: Tensor, targets: Tensor, /, *, reduction: Reduction = "mean"
 ) -> Tensor:
-    """Compute the mean of (predictions - targets)^2, or another reduction, for floats of the same
-    shape.
+    """Compute the mean of (predictions - targets)^2, or a different reduction, for floats.
 
     Predictions and targets: f[...] -> f[], or f[...] with "none". Raises `ShapeError` unless both
     have the same shape: operands do not broadcast; `DTypeError` if an operand is not of floats;
@@ -615,5 +614,5 @@ def reduced(losses: Tensor, reduction: Reduction) -> Tensor:
     raise ArgumentError(f"expected reduction as one of {choices}, got {reduction!r}")
 
 
-if not TYPE_CHECKING:  # else a type checker would allow any name
+if not TYPE_CHECKING:  # otherwise type checkers would allow any name
     __getattr__ = old_names(__name__, "ml", globals())

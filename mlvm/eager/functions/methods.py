@@ -1,4 +1,4 @@
-"""The functions that are methods of a tensor too.
+"""The functions that are also methods of a tensor.
 
 A method is here if numpy's ndarray has it, or PyTorch's or JAX's, and it means the same there; the
 name is theirs. Most are the functions themselves, so that a call costs no more. Methods with
@@ -202,7 +202,9 @@ def _transposed(x: Tensor) -> Tensor:
         v.T  # TransposeError
     """
     if x.ndim != 2:
-        raise TransposeError("T is for 2 dimensions; mT swaps the last two").at("T", (x.type,))
+        raise TransposeError("expected 2 dimensions for T; use mT to swap the last two axes").at(
+            "T", (x.type,)
+        )
     return transposed(x)
 
 

@@ -70,7 +70,7 @@ def vdot(x: Tensor, y: Tensor, /) -> Tensor:
 
 @public
 def kron(x: Tensor, y: Tensor, /) -> Tensor:
-    """Compute the Kronecker product: each element of x is replaced by itself times y.
+    """Compute the Kronecker product: each element x[i, j] is replaced by x[i, j] * y.
 
     x: [m, n], y: [p, q], or any other number of dimensions, any dtype but bool -> [m p, n q].
     Raises `DTypeError` if an operand is bool or the dtypes do not promote.

@@ -324,7 +324,7 @@ def seed(seed: int) -> None:
     Refuses:
         ml.random.seed(-1)  # OperandValueError
     """
-    set_state(_words(seed, 1))  # first, because a captured function rejects it
+    set_state(_words(seed, 1))  # called first, because captured functions reject it
     if is_vm_chosen():
         process.alone = current_arena().vm.name
         _draw_in_c()
@@ -815,8 +815,8 @@ def beta(
     Each value is computed from the logarithms of two `gamma` draws, which is accurate also for
     small parameters.
 
-    The result: f[*shape]; without `shape`, the shape that the parameters broadcast to. Raises what
-    `gamma` raises.
+    The result: f[*shape]; without `shape`, the shape that the parameters broadcast to. Raises the
+    errors of `gamma`.
 
         >>> ml.random.beta(2.0, 3.0, (2, 3), key=ml.random.key(0)).type
         f32[2,3]
@@ -843,7 +843,7 @@ def dirichlet(
     `alpha` contains the parameters along the last axis, and broadcasts to [*shape, n]. It has no
     gradient.
 
-    alpha: f[..., n] -> f[*shape, n], without a shape [..., n]. Raises what `gamma` raises.
+    alpha: f[..., n] -> f[*shape, n], without a shape [..., n]. Raises the errors of `gamma`.
 
         >>> ml.random.dirichlet(ml.asarray([1.0, 2.0, 3.0]), 2, key=ml.random.key(0)).type
         f32[2,3]
@@ -871,7 +871,7 @@ def student_t(
 
     `df` is a number or a float tensor that broadcasts to `shape`. It has no gradient.
 
-    The result: f[*shape]; without `shape`, the shape of `df`. Raises what `gamma` raises.
+    The result: f[*shape]; without `shape`, the shape of `df`. Raises the errors of `gamma`.
 
         >>> ml.random.student_t(3.0, (2, 3), key=ml.random.key(0)).type
         f32[2,3]

@@ -54,7 +54,7 @@ def segment_mean(data: Tensor, segment_ids: Tensor, num_segments: int | None = N
     """Average the rows of each segment; 0 for a segment without rows.
 
     data: [k, ...], floats and complex numbers; segment_ids: i[k] -> [num_segments, ...]. Raises
-    what `segment_sum` raises.
+    the errors of `segment_sum`.
 
         >>> ml.segment_mean(ml.asarray([1.0, 2.0, 4.0]), ml.asarray([1, 0, 1]), 3)
         Tensor([2. , 2.5, 0. ], f32[3])
@@ -73,8 +73,8 @@ def segment_max(data: Tensor, segment_ids: Tensor, num_segments: int | None = No
 
     A segment without rows gets the smallest number of the dtype.
 
-    data: [k, ...], integers or floats; segment_ids: i[k] -> [num_segments, ...]. Raises what
-    `segment_sum` raises.
+    data: [k, ...], integers or floats; segment_ids: i[k] -> [num_segments, ...]. Raises the errors
+    of `segment_sum`.
 
         >>> ml.segment_max(ml.asarray([1.0, 2.0, 4.0]), ml.asarray([1, 0, 1]))
         Tensor([2., 4.], f32[2])
@@ -89,8 +89,8 @@ def segment_min(data: Tensor, segment_ids: Tensor, num_segments: int | None = No
 
     A segment without rows gets the largest number of the dtype.
 
-    data: [k, ...], integers or floats; segment_ids: i[k] -> [num_segments, ...]. Raises what
-    `segment_sum` raises.
+    data: [k, ...], integers or floats; segment_ids: i[k] -> [num_segments, ...]. Raises the errors
+    of `segment_sum`.
 
         >>> ml.segment_min(ml.asarray([1.0, 2.0, 4.0]), ml.asarray([1, 0, 1]))
         Tensor([2., 1.], f32[2])
@@ -104,8 +104,8 @@ def segment_min(data: Tensor, segment_ids: Tensor, num_segments: int | None = No
 def segment_prod(data: Tensor, segment_ids: Tensor, num_segments: int | None = None) -> Tensor:
     """Multiply the rows of each segment; 1 for a segment without rows.
 
-    data: [k, ...], any dtype but bool; segment_ids: i[k] -> [num_segments, ...]. Raises what
-    `segment_sum` raises.
+    data: [k, ...], any dtype but bool; segment_ids: i[k] -> [num_segments, ...]. Raises the errors
+    of `segment_sum`.
 
         >>> ml.segment_prod(ml.asarray([1.0, 2.0, 4.0]), ml.asarray([1, 0, 1]))
         Tensor([2., 4.], f32[2])

@@ -148,7 +148,7 @@ def transposed(x: Tensor) -> Tensor:
     """
     shape, ndim = x.type.shape, x.type.ndim
     if ndim < 2:
-        raise TransposeError("mT is for 2 dimensions or more").at("mT", (x.type,))
+        raise TransposeError("expected 2 dimensions or more for mT").at("mT", (x.type,))
     if shape[-1] == 1 and shape[-2] == 1:
         return alias_of(x)
     *rest, rows, columns = shape
@@ -350,7 +350,7 @@ def stack(arrays: Iterable[Tensor], /, axis: int = 0) -> Tensor:
     is_same = all(isinstance(x, Tensor) and x.type is xs[0].type for x in xs)
     if is_same and len(xs) > 1 and type(axis) is int and not xs[0].dtype.is_storage:
         along, shape = rules.normalize_axis(axis, xs[0].ndim + 1), xs[0].shape
-        if along < len(shape):  # one view, instead of one per operand
+        if along < len(shape):  # a single view, instead of a view per operand
             return _shaped(op.concat(*xs, axis=along), [*shape[:along], len(xs), *shape[along:]])
     return concat([expand_dims(x, axis=axis) for x in xs], axis=axis)
 

@@ -251,7 +251,7 @@ def correlate(x: Tensor, y: Tensor, /, mode: Mode = "valid") -> Tensor:
 
     Element k of all sums is the sum of x[i + k - n + 1] conj(y[i]).
 
-    x: [m], y: [n], any dtype but bool -> as in `convolve`. Raises what `convolve` raises.
+    x: [m], y: [n], any dtype but bool -> as in `convolve`. Raises the errors of `convolve`.
 
         >>> ml.correlate(ml.asarray([1.0, 2.0, 3.0]), ml.asarray([0.0, 1.0]))
         Tensor([2., 3.], f32[2])

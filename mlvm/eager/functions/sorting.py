@@ -76,7 +76,7 @@ def argsort(
 
     The sort is always stable: equal elements are not reordered.
 
-    x: [...] -> i64[...]. Raises what `sort` raises.
+    x: [...] -> i64[...]. Raises the errors of `sort`.
 
         >>> ml.argsort([3.0, 1.0, 2.0])
         Tensor([1, 2, 0], i64[3])
@@ -134,7 +134,7 @@ def partition(x: Tensor, /, kth: Ints, axis: int = -1) -> Tensor:
 def argpartition(x: Tensor, /, kth: Ints, axis: int = -1) -> Tensor:
     """Return the positions (i64) along `axis` of the elements in the order of `partition`.
 
-    x: [..., n] -> i64[..., n]. Raises what `partition` raises.
+    x: [..., n] -> i64[..., n]. Raises the errors of `partition`.
 
         >>> ml.argpartition(ml.asarray([3.0, 1.0, 2.0]), 1)
         Tensor([1, 2, 0], i64[3])
@@ -528,12 +528,14 @@ def isin(x1: Operand, x2: Operand, /, *, invert: bool = False) -> Tensor:
     """
     if not isinstance(x1, Tensor):
         if not isinstance(x2, Tensor):
-            raise DTypeError("one of the two is a tensor").at("isin", (brief(x1), brief(x2)))
+            raise DTypeError("expected at least one tensor, got two numbers").at(
+                "isin", (brief(x1), brief(x2))
+            )
         x1 = as_operand(x1, x2)
     values = reshape(as_operand(x2, x1), -1)
     if values.size == 0:
         return full(x1.shape, invert)
-    if "complex" in (x1.dtype.kind, values.dtype.kind):  # no order: all with all
+    if "complex" in (x1.dtype.kind, values.dtype.kind):  # unordered: compare all pairs
         matches = op.any(op.equal(reshape(x1, (*x1.shape, 1)), values), axis=-1)
     else:
         values = sort(values)

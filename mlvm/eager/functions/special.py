@@ -60,7 +60,7 @@ def allclose(
 ) -> Tensor:
     """Test whether all elements are close, as in `isclose`.
 
-    x and y: shapes [...] that broadcast, any dtype -> bool[]. Raises what `isclose` raises.
+    x and y: shapes [...] that broadcast, any dtype -> bool[]. Raises the errors of `isclose`.
 
         >>> ml.allclose(ml.asarray([1.0, 2.0]), ml.asarray([1.000001, 2.0]))
         Tensor(True, bool[])
@@ -169,7 +169,7 @@ def fmod(x: Tensor, y: Operand, /) -> Tensor:
     if dtype.is_float:
         side = op.copysign(constant(1.0, dtype), stop_gradient(astype(x, dtype)))
         return op.remainder(x * side, op.abs(y)) * side
-    rest = op.remainder(x, y)  # it has the sign of y
+    rest = op.remainder(x, y)  # the remainder has the sign of y
     differ = op.not_equal(op.less(x, 0), op.less(y, 0))
     return op.where(op.logical_and(differ, op.not_equal(rest, 0)), rest - y, rest)
 

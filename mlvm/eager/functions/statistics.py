@@ -128,7 +128,7 @@ def percentile(
     """Compute `quantile` for q in 0 .. 100.
 
     x: [...], any dtype but complex, integers and bools as f32; q: a number, or f[...] of any shape
-    -> f[*q.shape, ...]. Raises what `quantile` raises.
+    -> f[*q.shape, ...]. Raises the errors of `quantile`.
 
         >>> ml.percentile(ml.asarray([3.0, 1.0, 2.0]), 25.0)
         Tensor(1.5, f32[])
@@ -184,7 +184,7 @@ def nanmean(x: Tensor, /, axis: Axis = None, *, keepdims: bool = False) -> Tenso
     """Average the elements that are not nan; nan if all are nan.
 
     x: [...], any dtype but bool, integers as f32 -> the shape of x without the axes, or with axes
-    of length 1 if `keepdims`. Raises what `nansum` raises.
+    of length 1 if `keepdims`. Raises the errors of `nansum`.
 
         >>> ml.nanmean(ml.asarray([1.0, ml.nan, 3.0]))
         Tensor(2., f32[])
@@ -233,7 +233,7 @@ def nanstd(
     """Return the square root of `nanvar`.
 
     x: [...], integers or floats, integers as f32 -> f, the shape of x without the axes, or with
-    axes of length 1 if `keepdims`. Raises what `nanvar` raises.
+    axes of length 1 if `keepdims`. Raises the errors of `nanvar`.
 
         >>> ml.nanstd(ml.asarray([1.0, ml.nan, 3.0]))
         Tensor(1., f32[])
@@ -260,7 +260,7 @@ def nanmin(x: Tensor, /, axis: Axis = None, *, keepdims: bool = False) -> Tensor
     """Return the smallest element that is not nan; nan if all are nan.
 
     x: [...], integers or floats, and so is the result, of the shape of x without the axes, or with
-    axes of length 1 if `keepdims`. Raises what `nanmax` raises.
+    axes of length 1 if `keepdims`. Raises the errors of `nanmax`.
 
         >>> ml.nanmin(ml.asarray([1.0, ml.nan, 3.0]))
         Tensor(1., f32[])
@@ -286,7 +286,7 @@ def nanquantile(
     """Compute `quantile` of the elements that are not nan; nan if all are nan.
 
     x: [...], any dtype but complex, integers and bools as f32; q: a number, or f[...] of any shape
-    -> f[*q.shape, ...]. Raises what `quantile` raises.
+    -> f[*q.shape, ...]. Raises the errors of `quantile`.
 
         >>> ml.nanquantile(ml.asarray([3.0, ml.nan, 2.0]), 0.5)
         Tensor(2.5, f32[])
@@ -304,7 +304,7 @@ def nanpercentile(
     """Compute `nanquantile` for q in 0 .. 100.
 
     x: [...], any dtype but complex, integers and bools as f32; q: a number, or f[...] of any shape
-    -> f[*q.shape, ...]. Raises what `quantile` raises.
+    -> f[*q.shape, ...]. Raises the errors of `quantile`.
 
         >>> ml.nanpercentile(ml.asarray([3.0, ml.nan, 2.0]), 50.0)
         Tensor(2.5, f32[])
@@ -320,7 +320,7 @@ def nanmedian(x: Tensor, axis: Axis = None, *, keepdims: bool = False) -> Tensor
     """Compute the `median` of the elements that are not nan; nan if all are nan.
 
     x: [...], any dtype but complex, integers and bools as f32 -> f, the shape of x without the
-    axes, or with axes of length 1 if `keepdims`. Raises what `median` raises.
+    axes, or with axes of length 1 if `keepdims`. Raises the errors of `median`.
 
         >>> ml.nanmedian(ml.asarray([3.0, ml.nan, 1.0, 2.0]))
         Tensor(2., f32[])
@@ -465,7 +465,7 @@ def corrcoef(x: Tensor, y: Tensor | None = None, *, rowvar: bool = True) -> Tens
     """Compute Pearson's correlation coefficients: `cov`, divided by both standard deviations.
 
     x and y: [d, n] or [n], any dtype but bool, integers as f32 -> [d, d], or [] of one vector.
-    Raises what `cov` raises.
+    Raises the errors of `cov`.
 
         >>> ml.corrcoef(ml.asarray([[1.0, 2.0, 3.0], [3.0, 2.0, 1.0]]))
         Tensor([[ 1., -1.],

@@ -40,7 +40,7 @@ def std(
 
     If all elements are equal, the gradient is 0, like the gradient of `sqrt` at 0.
 
-    x: [...], any dtype. The result: the shape and dtype of `var`. Raises what `var` raises.
+    x: [...], any dtype. The result: the shape and dtype of `var`. Raises the errors of `var`.
 
         >>> ml.std(ml.asarray([1.0, 3.0]))
         Tensor(1., f32[])
@@ -406,7 +406,7 @@ def cummax(x: Tensor, /, axis: int | None = None) -> Tensor:
 def cummin(x: Tensor, /, axis: int | None = None) -> Tensor:
     """Compute the cumulative minimum along `axis` (None: the only axis); nan from the first nan on.
 
-    x: [...], integers or floats, and so is the result. Raises what `cummax` raises.
+    x: [...], integers or floats, and so is the result. Raises the errors of `cummax`.
 
         >>> ml.cummin(ml.asarray([3.0, 1.0, 2.0]))
         Tensor([3., 1., 1.], f32[3])

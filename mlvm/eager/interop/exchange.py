@@ -46,7 +46,7 @@ _MOST_SHOWN: Final = 16  # maximum number of rows or columns of a table
 
 
 class _Lent:
-    """Base object of arrays over a tensor's memory, and of views of these; it owns the loan."""
+    """Base object of arrays over a tensor's memory and their views; it owns the loan."""
 
     def __init__(self, memory: Array, view: Tensor, loan: Loan) -> None:
         address, _ = memory.__array_interface__["data"]
@@ -135,8 +135,8 @@ def dlpack(
     supports it; otherwise to a copy.
 
     Raises `CopyError` if `copy` is False and a copy is needed; `ExchangeError` if a stream or
-    another device is given, or x is bf16 or has no values (on a dry VM, or in a captured function);
-    `GradientError` if a gradient flows through x; `StaleTensorError` if x was freed.
+    a different device is given, or x is bf16 or has no values (on a dry VM, or in a captured
+    function); `GradientError` if a gradient flows through x; `StaleTensorError` if x was freed.
     """
     _require_untracked(x)
     if x.dtype is bf16:
@@ -186,7 +186,7 @@ def from_dlpack(
 
     The result: [...], the shape of x. Raises `DLPackError` if x does not support DLPack;
     `CopyError` if `copy` is False and a copy is needed; `DTypeError` if the dtype is not
-    supported; and what the exporter raises.
+    supported; and errors of the exporter.
 
         >>> import numpy as np
         >>> ml.from_dlpack(np.ones(2))

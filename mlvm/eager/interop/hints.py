@@ -133,8 +133,8 @@ def hint(
     """Return the remedy for arguments of a different library's function with that name.
 
     These are arguments with a different meaning by position, and replacements of unknown keywords.
-    If the arguments do not fit the parameters for another reason, list the parameters. Return None
-    if they fit."""
+    If the arguments do not fit the parameters for a different reason, list the parameters. Return
+    None if they fit."""
     if function == "__call__":
         function = type(args[0]).__name__
     text = _of_places(function, args, keywords, names)
@@ -145,12 +145,12 @@ def hint(
             continue
         here = hints()["keyword"].get(name)
         if name in none:
-            remedies.append(f"there is no {name}=; {none[name]}")
+            remedies.append(f"{name}= is not supported; {none[name]}")
         elif here in names:
             also = ", 1 for True" if name == "unbiased" else ""
-            remedies.append(f"there is no {name}=; use {here}={also}")
+            remedies.append(f"{name}= is not supported; use {here}={also}")
     parameters = [x for x in names.values() if isinstance(x, Parameter)]
-    if not remedies and (parameters or isinstance(names, MappingProxyType)):  # not an op
+    if not remedies and (parameters or isinstance(names, MappingProxyType)):  # except ops
         try:
             Signature(parameters).bind_partial(*args, **keywords)  # report too many arguments first
             Signature(parameters).bind(*args, **keywords)
@@ -158,7 +158,7 @@ def hint(
             named = [x.name for x in parameters if x.kind is not x.POSITIONAL_ONLY]
             unknown = [name for name in keywords if name not in named]
             meant = did_you_mean(unknown[0], named) if unknown else ""
-            remedies = [f"{error}{meant}; it takes {_listed(parameters)}"]
+            remedies = [f"{error}{meant}; expected {_listed(parameters)}"]
     return f"{function}(): {'; '.join(remedies)}" if remedies else None
 
 
@@ -253,7 +253,7 @@ def of_users(instance: object) -> list[str]:
 
 
 def is_slip(name: str, candidate: str) -> bool:
-    """Return whether a name is a misspelling of another name.
+    """Return whether a name is a misspelling of the other name.
 
     It differs in case, or by one missing, additional or changed letter, or by two swapped letters.
     The difference is inside a name of five letters or more, or it doubles a letter: `glu` is not a

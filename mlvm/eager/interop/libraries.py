@@ -77,9 +77,9 @@ _THEN: Final[dict[str, Callable[[Any], None]]] = {
 
 
 class _AfterImport:
-    """Import hook that runs a function on a module after another finder has loaded it.
+    """Import hook that runs a function on a module after a different finder has loaded it.
 
-    If a version of the library has no such lists, the hook does nothing."""
+    If a version of the library has no such lists, the hook has no effect."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None

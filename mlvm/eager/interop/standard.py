@@ -76,7 +76,7 @@ def array_namespace(x: Tensor, /, *, api_version: str | None = None) -> ModuleTy
     Raises `ArgumentError` if it does not implement that version of the standard."""
     if api_version is not None and api_version not in _VERSIONS:
         raise ArgumentError(
-            f"versions of the standard are {', '.join(_VERSIONS)}, not {brief(api_version)}"
+            f"expected api_version as one of {', '.join(_VERSIONS)}, got {brief(api_version)}"
         ).at("__array_namespace__", (x.type,))
     return sys.modules["mlvm.eager"]
 

@@ -410,5 +410,5 @@ class Hardshrink(Module):
 
 def _number(what: str, value: float) -> float:
     if not is_real(value):
-        raise ArgumentError(f"{what} is a number, not {brief(value)}")
+        raise ArgumentError(f"expected {what} as a number, got {brief(value)}")
     return float(value)

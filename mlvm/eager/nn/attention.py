@@ -47,7 +47,7 @@ class MultiHeadAttention(Module):
     f[batch, time, embed_dim] -> the same. Raises `ShapeError` if the features or axes do not fit;
     `DTypeError` if an operand is complex; `ArgumentError` if a size is below 1, if `embed_dim` is
     not a multiple of `num_heads`, or if `num_heads` is not a multiple of `num_kv_heads`. Each of
-    the four Linears may be replaced by another Module with the same number of output features, such
+    the four Linears may be replaced by Modules with the same number of output features, such
     as one with an adapter.
 
         >>> ml.nn.MultiHeadAttention(16, 4)(ml.ones((2, 5, 16)), is_causal=True).type
@@ -93,7 +93,7 @@ class MultiHeadAttention(Module):
             )
         if rotary_base is not None and width // heads % 2:
             raise ArgumentError(
-                f"{name}: expected an even number of features in turned heads, got {width // heads}"
+                f"{name}: rotary_base: expected an even head size, got {width // heads}"
             )
         self.num_heads, self.num_kv_heads, self.head_dim = heads, shared, width // heads
         self.memory_dim = memory_width
@@ -209,13 +209,15 @@ class MultiHeadAttention(Module):
             )
         if memory is not None and (cache is not None or self.rotary_base is not None):
             what = "a cache" if cache is not None else "a rotary_base"
-            raise ArgumentError(f"{name}: {what} is for self-attention, not for a memory")
+            raise ArgumentError(
+                f"{name}: {what} is only supported without memory, for self-attention"
+            )
         if (cache is None) != (position is None):
-            raise ArgumentError(f"{name}: a cache and a position go together")
+            raise ArgumentError(f"{name}: expected both cache and position, got only one of them")
         if position is not None and not isinstance(position, (int, Tensor)):
             raise DTypeError(f"{name}: expected position as an integer, got {brief(position)}")
         if isinstance(position, int) and position < 0:
             raise ArgumentError(f"{name}: expected position >= 0, got {position}")
         size = 2 if self.rotary_base is None else 4
         if cache is not None and (not isinstance(cache, (list, tuple)) or len(cache) != size):
-            raise DTypeError(f"{name}: expected a cache by init_cache, got {brief(cache)}")
+            raise DTypeError(f"{name}: expected a cache from init_cache, got {brief(cache)}")

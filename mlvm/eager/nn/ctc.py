@@ -77,7 +77,7 @@ def ctc_loss(
     # rejected below, like a number that is too large
     counts = where(op.less(counts, 0), size + 1, counts)
     labels = where(op.less(arange(size, dtype=labels.dtype), counts), labels, number)
-    # also rejected; -1 does not mean the last class
+    # -1 does not select the last class, and is rejected
     labels = where(op.less(labels, 0), classes, labels)
     states = reshape(stack([full_like(labels, number), labels], axis=-1), (n, count - 1))
     states = pad(states, ((0, 0), (0, 1)), number)
@@ -107,5 +107,5 @@ def ctc_loss(
     return reduced(-reshape(op.logaddexp(ends, with_label), (n,)), reduction)
 
 
-if not TYPE_CHECKING:  # else a type checker would allow any name
+if not TYPE_CHECKING:  # otherwise type checkers would allow any name
     __getattr__ = old_names(__name__, "ml", globals())

@@ -30,8 +30,8 @@ Reading the variables of a frame and hashing a code object are slow."""
 def layer_here() -> str | None:
     """Return the path of the innermost running Module in the outermost Module that contains it.
 
-    Return None if the innermost Module is itself the outermost. If it is not a part of the calling
-    Module, for example a copy in a different dtype, the path begins with the class."""
+    Return None if the innermost Module is itself the outermost. If it is not a submodule of the
+    calling Module, for example a copy in a different dtype, the path begins with the class."""
     frame: FrameType | None = sys._getframe(1)
     at_work: list[Module] = []
     while frame is not None:
@@ -50,7 +50,7 @@ def layer_here() -> str | None:
 
 
 def _path_of(inner: Module, outer: Module, paths: Paths) -> str | None:
-    """Return the path of a Module within another, which is searched once per recording."""
+    """Return the path of a Module within an outer Module, which is searched once per recording."""
     key = id(inner), id(outer)
     modules, path = paths.get(key, (None, None))
     if modules is None or modules[0]() is not inner or modules[1]() is not outer:

@@ -69,7 +69,7 @@ class Linear(Module):
             if not isinstance(x, Tensor) or x.ndim < -axis or x.shape[axis] == features:
                 raise  # the weights do not fit, or x is not a tensor
             actual = f"x has {x.shape[axis]} ({x.type}, axis {axis})"
-            raise ShapeError(f"Linear takes {features} features, {actual}") from None
+            raise ShapeError(f"Linear: expected {features} features, {actual}") from None
 
 
 class Bilinear(Module):

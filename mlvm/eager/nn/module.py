@@ -81,8 +81,8 @@ class Module(Node):
         (f32[5,2], 706, 'hidden/kernel')
 
     `training` is True while the Module is trained; Dropout and BatchNorm read it. It is initially
-    True, as in PyTorch. `train` and `eval` set it for all parts of a model; a captured function
-    compiles one program for each mode. Gradients and copies keep the value.
+    True, as in PyTorch. `train` and `eval` set it for all submodules of a model; a captured
+    function compiles one program for each mode. Gradients and copies keep the value.
     """
 
     training: bool
@@ -113,7 +113,7 @@ class Module(Node):
         return self
 
     def eval(self) -> Self:
-        """Set `training` to False in all parts, including parts in buffers; return self."""
+        """Set `training` to False in all submodules, including those in buffers; return self."""
         return self.train(False)
 
     @hinted
@@ -124,9 +124,9 @@ class Module(Node):
 
         `where` selects the parameters: a pattern for the paths of `named_parameters`, in which `*`
         also matches "/", or a function of path and tensor; None selects all. A pattern that matches
-        the path of a part selects all parameters in it: "blocks_*/mlp". A tensor that occurs twice
-        in the model is frozen in both positions. `training` does not change. Create an optimizer
-        after this call, not before.
+        the path of a submodule selects all parameters in it: "blocks_*/mlp". A tensor that occurs
+        twice in the model is frozen in both positions. `training` does not change. Create an
+        optimizer after this call, not before.
 
         Raises `ArgumentError` if `where` selects nothing, or only some tensors of a dict.
 
@@ -236,7 +236,7 @@ class Module(Node):
     """Types of the parameters of which this process stores only a shard, by path."""
 
     def _whole(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the whole tensors.
+        """Return the unsharded tensors.
 
         Classes of `ml.parallel` gather and load shards here."""
         return tensors
@@ -332,7 +332,7 @@ def _a(module: Module) -> str:
 
 
 def _describe(part: Tree, above: tuple[Tree, ...], *, counted: bool) -> Iterator[str]:
-    """Yield one line for a part of a Module, and one indented line for each part inside it.
+    """Yield one line for a submodule, and one indented line for each submodule inside it.
 
     The parameters are `counted`, except in buffers."""
     if isinstance(part, Tensor):

@@ -145,10 +145,10 @@ class BatchNorm(Module):
     BatchNorm1d and BatchNorm2d, but expects channels last. The scale is initialised to one, the
     bias to zero.
 
-    While `training`, mean and variance are computed from x over all axes except the last, and the
-    running values are updated as in PyTorch: running += momentum (new - running), with the unbiased
-    variance. Otherwise the running values are used. They are buffers, updated in place, and f32 for
-    half-precision weights.
+    While `training`, mean and variance are computed from x over all axes except the last. The
+    running values are then updated as in PyTorch: running += momentum (new - running), with the
+    unbiased variance. In other modes the running values are used. They are buffers, updated in
+    place, and f32 for half-precision weights.
 
     Raises `ShapeError` if x has a different number of channels or a channel has only one value
     while `training`; `DTypeError` if an operand is complex; `ArgumentError` if `channels` is below
@@ -223,8 +223,7 @@ def _batch_norm(
     momentum: float | None,
     eps: float,
 ) -> Tensor:
-    """Normalise by the running values; with a momentum, by x's values, and update the running
-    values.
+    """Normalise by running values; with a momentum, by values of x, and update running values.
 
     It is a function of tensors and numbers, so that a template may run it."""
     dtype, x, scale, bias = x.dtype, widened(x), widened(scale), widened(bias)

@@ -46,9 +46,11 @@ def kernel_of(
     parameter: Any = init(shape, key=key, dtype=kind)
     expected = TensorType(kind, shape)
     if not isinstance(parameter, Tensor) or parameter.dtype is not kind:
-        raise DTypeError(f"{layer}: expected {name} to make {expected}, got {described(parameter)}")
+        raise DTypeError(
+            f"{layer}: expected {name} to return {expected}, got {described(parameter)}"
+        )
     if parameter.type is not expected:
-        raise ShapeError(f"{layer}: expected {name} to make {expected}, got {parameter.type}")
+        raise ShapeError(f"{layer}: expected {name} to return {expected}, got {parameter.type}")
     return parameter
 
 
@@ -85,7 +87,7 @@ def matched(layer: str, x: Tensor, weight: Tensor) -> Tensor:
     own, target = x.dtype, weight.dtype
     if own is target or not (own.is_half or (target.is_half and own.is_inexact)):
         return x
-    if autocast_dtype() is not None:  # it casts both, or neither
+    if autocast_dtype() is not None:  # autocast casts both operands, or neither
         return x
     if target.is_half:
         raise DTypeError(

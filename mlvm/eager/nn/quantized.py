@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from mlvm.core.errors import ArgumentError, DTypeError, ShapeError, brief
 from mlvm.core.tables import table
@@ -17,7 +17,8 @@ from mlvm.eager.nn.module import Module, buffer
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import hinted, public
-from mlvm.eager.tree import Where, fits, holds_tensors, named_leaves, named_nodes, nothing_meant
+from mlvm.eager.tree import Where, fits, holds_tensors, named_leaves, named_nodes, no_match
+from mlvm.renamed import OldAttribute
 
 M = TypeVar("M", bound=Module)
 
@@ -30,9 +31,9 @@ class QuantizedLinear(Module):
     f32[..., in_features] -> f32[..., out_features], by `quantized_matmul`. All tensors are buffers;
     gradients flow to x. A half-precision x is converted to f32.
 
-    If `dynamic`, each row of x is also quantized to i8, with a scale from the largest absolute
-    value in the row, and the layer computes an integer matrix product (`integer_matmul`). This
-    requires i8 weights with one scale per row.
+    If `dynamic`, each row of x is also quantized to i8. The scale follows from the largest absolute
+    value in the row. The layer computes an integer matrix product (`integer_matmul`). This requires
+    i8 weights with one scale per row.
 
     Raises `DTypeError` and `ShapeError` for tensors that do not fit together.
 
@@ -62,7 +63,7 @@ class QuantizedLinear(Module):
             raise ShapeError(f"QuantizedLinear: expected a bias {[*shape]}, got {bias.type}")
         if dynamic and (weight.dtype is not i8 or scale.type.shape[1:] != (1,)):
             raise DTypeError(
-                "QuantizedLinear: dynamic: expected weights of i8 with one scale a row, got "
+                "QuantizedLinear: dynamic: expected weights of i8 with one scale per row, got "
                 f"{weight.type} with {scale.type}: quantize(model, 'i8', dynamic=True)"
             )
         self.weight, self.scale, self.dynamic = buffer(weight), buffer(scale), dynamic
@@ -164,7 +165,7 @@ def quantize(
         if where is None or fits(where, path, layer.kernel)
     }
     if not chosen:
-        raise nothing_meant("*" if where is None else where, layers, "Linear layer")
+        raise no_match("*" if where is None else where, layers, "Linear layer")
 
     @cache
     def quantized(layer: Linear) -> QuantizedLinear:
@@ -181,7 +182,7 @@ def quantize(
 
 def _no_linear(classes: list[str]) -> str:
     """Return the reason why a tree of such layers contains nothing to quantize, and a remedy."""
-    there = f"only Linear layers are made smaller, and there are {', '.join(classes) or 'none'}"
+    there = f"expected a model with Linear layers, got {', '.join(classes) or 'no layers'}"
     if "Embedding" in classes:
         remedy = "ml.nn.QuantizedEmbedding(*ml.quantize_groups(layer.embedding))"
         return f"{there}; for an Embedding write {remedy}"
@@ -209,7 +210,7 @@ class Row(NamedTuple):
     output_error: float | None
 
 
-class Left(NamedTuple):
+class UnquantizedLayer(NamedTuple):
     """Layer that was not quantized: path, class, bytes of floats, and the reason."""
 
     path: str
@@ -221,11 +222,14 @@ class Left(NamedTuple):
 class QuantizationErrors:
     """Table of the layers that `quantize` has replaced; `rows` contains the numbers.
 
-    `left` lists the layers that were not quantized."""
+    `unquantized` lists the layers that were not quantized."""
 
-    def __init__(self, rows: list[Row], left: list[Left]) -> None:
+    def __init__(self, rows: list[Row], unquantized: list[UnquantizedLayer]) -> None:
         self.rows = rows
-        self.left = left
+        self.unquantized = unquantized
+
+    if not TYPE_CHECKING:
+        left = OldAttribute("QuantizationErrors", "left")
 
     def __repr__(self) -> str:
         head = ("bytes", "before", "weight error", "output error", "weight", "layer")
@@ -245,11 +249,11 @@ class QuantizationErrors:
     def _stays(self) -> list[str]:
         """Return one line for each class of unquantized layers and reason."""
         nbytes: dict[tuple[str, str], int] = {}
-        for each in self.left:
+        for each in self.unquantized:
             kind = each.layer, each.why
             nbytes[kind] = nbytes.get(kind, 0) + each.nbytes
         largest = sorted(nbytes.items(), key=lambda item: -item[1])
-        return [f"stays: {n:,} bytes of {layer}, {why}" for (layer, why), n in largest]
+        return [f"not quantized: {n:,} bytes of {layer}, {why}" for (layer, why), n in largest]
 
 
 class _Compared(Module):
@@ -290,7 +294,9 @@ def quantization_errors(model: Module, quantized: Module, *inputs: Any) -> Quant
         if isinstance(layer, QuantizedLinear) and path in before:
             pairs[path] = (before[path], layer)
     if not pairs:
-        raise ArgumentError("quantization_errors: expected a model and what quantize made of it")
+        raise ArgumentError(
+            "quantization_errors: expected a model and the result of quantize(model)"
+        )
     compared = {id(layer): _Compared(layer, other) for layer, other in pairs.values()}
     if inputs:
         chosen = {id(layer): path for path, (layer, _) in pairs.items()}
@@ -311,7 +317,7 @@ def quantization_errors(model: Module, quantized: Module, *inputs: Any) -> Quant
     )
 
 
-def _unquantized(tree: Any) -> Iterator[Left]:
+def _unquantized(tree: Any) -> Iterator[UnquantizedLayer]:
     """Yield the layers with float tensors that are not quantized."""
     layers = dict(named_nodes(tree))
     nbytes = dict.fromkeys(layers, 0)
@@ -322,13 +328,13 @@ def _unquantized(tree: Any) -> Iterator[Left]:
             nbytes[owner] += x.nbytes
     for path, layer in layers.items():
         if nbytes[path] and not isinstance(layer, (QuantizedLinear, QuantizedEmbedding)):
-            yield Left(path, type(layer).__name__, nbytes[path], _why(layer))
+            yield UnquantizedLayer(path, type(layer).__name__, nbytes[path], _why(layer))
 
 
 def _why(layer: object) -> str:
     if type(layer) is Linear:
-        return "where= does not mean it" if layer.axis == -1 else "along another axis than the last"
-    return _A_LOOKUP if isinstance(layer, Embedding) else "no Linear"
+        return "not selected by where=" if layer.axis == -1 else "axis other than -1"
+    return _A_LOOKUP if isinstance(layer, Embedding) else "not a Linear"
 
 
 def _share(x: Tensor, y: Tensor) -> float:

@@ -658,7 +658,9 @@ def _valid(name: str, lengths: Tensor, time: int, batch: int) -> Tensor:
         expected = f"{name}: expected lengths as integers, i64[{batch}]"
         raise DTypeError(f"{expected}, got {described(lengths)}")
     if lengths.shape != (batch,):
-        raise ShapeError(f"{name}: expected lengths [{batch}], one a sequence, got {lengths.type}")
+        raise ShapeError(
+            f"{name}: expected lengths [{batch}], one per sequence, got {lengths.type}"
+        )
     steps = creation.arange(time, dtype=lengths.dtype)
     return shapes.reshape(steps, (time, 1, 1)) < shapes.reshape(lengths, (batch, 1))
 

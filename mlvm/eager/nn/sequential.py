@@ -14,8 +14,8 @@ from mlvm.eager.tensor.tensor import Tensor
 class Sequential(Module):
     """Layers in sequence, as arguments or in one list: Modules or functions of one tensor.
 
-    x: the shape that the first layer expects. Returns the result of the last layer. Raises what the
-    layers raise.
+    x: the shape that the first layer expects. Returns the result of the last layer. Raises the
+    errors of the layers.
 
         >>> model = ml.nn.Sequential(ml.nn.Linear(3, 8), ml.gelu, ml.nn.Linear(8, 2))
         >>> model(ml.ones((5, 3))).type
@@ -78,4 +78,4 @@ class Sequential(Module):
             return range(len(self.layers))[index]
         except (IndexError, TypeError):
             n = len(self.layers)
-            raise IndexingError(f"Sequential: there is no layer {index!r} among {n}") from None
+            raise IndexingError(f"Sequential: expected an index below {n}, got {index!r}") from None

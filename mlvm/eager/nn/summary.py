@@ -87,7 +87,7 @@ def summary(model: Module, *inputs: Any, **named: Any) -> Summary:
 
     The inputs are tensors, arrays or `TensorType`s, possibly in lists and dicts; a single tuple of
     ints is the shape of an f32 tensor. No value is computed and no memory is allocated: the call of
-    a copy of the model is traced, as by `ml.measure`. Raises what the call raises, and
+    a copy of the model is traced, as by `ml.measure`. Raises the errors of the call, and
     `CaptureError` if it reads values.
 
         >>> model = ml.nn.Sequential(ml.nn.Linear(3, 8), ml.gelu, ml.nn.Linear(8, 2))

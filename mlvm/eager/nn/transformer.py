@@ -20,7 +20,7 @@ from mlvm.eager.tensor.wrapper import public
 class _TransformerLayer(Module):
     """Base class of encoder and decoder layers.
 
-    Each part is a residual branch. The sum is normalised, or with `pre_norm` the input of the
+    Each sublayer is a residual branch. The sum is normalised, or with `pre_norm` the input of the
     branch."""
 
     _parts: int
@@ -28,7 +28,7 @@ class _TransformerLayer(Module):
     attention: MultiHeadAttention
     hidden: Linear
     out: Linear
-    norm: list[LayerNorm]  # one per part
+    norm: list[LayerNorm]  # one per sublayer
 
     def __init__(
         self,
@@ -83,12 +83,12 @@ class _TransformerLayer(Module):
         return y if self.pre_norm else self.norm[part](y)
 
     def _perceived(self, part: int, x: Tensor) -> Tensor:
-        """Apply the last part, a perceptron."""
+        """Apply the last sublayer, a perceptron."""
         inner = self.activation(self.hidden(self._branch_input(part, x)))
         return self._added(part, x, self.out(self.dropout(inner)))
 
     def _attended(self, x: Tensor, cache: Cache | None, **options: Any) -> tuple[Tensor, Any]:
-        """Apply the first part, self-attention; also return the new cache."""
+        """Apply the first sublayer, self-attention; also return the new cache."""
         y = self.attention(self._branch_input(0, x), cache=cache, **options)
         y, cache = (y, None) if cache is None else y
         return self._added(0, x, y), cache

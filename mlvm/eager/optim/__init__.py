@@ -5,7 +5,7 @@
     optimizer.update(clip_by_global_norm(grads, 1.0))
 
 A schedule is a function from the number of completed updates, f32[], to the learning rate, f32[].
-It consists of ops, so that it can be captured. A float is a constant learning rate, until another
+It consists of ops, so that it can be captured. A float is a constant learning rate, until a new
 is assigned.
 
 Groups assign different hyperparameters to some parameters; each parameter belongs to the first

@@ -35,7 +35,7 @@ from mlvm.renamed import OldAttribute
 
 
 class EMA(CheckedFields):
-    """Exponential moving averages of the parameters of a model or another tree.
+    """Exponential moving averages of the parameters of a model or other tree.
 
     Each update sets average = decay * average + (1 - decay) * parameter (Polyak and Juditsky,
     1992). The averages are initialised with the parameters.
@@ -77,11 +77,9 @@ class EMA(CheckedFields):
         self._is_swapped = False
         parameters = self._params()
         if not parameters:
-            raise ArgumentError("EMA: there are no parameters to average")
+            raise ArgumentError("EMA: expected parameters to average, got none")
         if is_in_parts(params):
-            raise ArgumentError(
-                "EMA: the weights are kept in parts; average them with shard='optimizer'"
-            )
+            raise ArgumentError("EMA: cannot average sharded weights; use shard='optimizer'")
         self._types = {path: x.type for path, x in parameters.items()}
         self._averages = {path: zeros_beside(x, _wide(x.type)) for path, x in parameters.items()}
         self.count = zeros_beside(next(iter(parameters.values())), TensorType(f32))
@@ -111,7 +109,7 @@ class EMA(CheckedFields):
     def swapped(self) -> Iterator[None]:
         """Swap the averages into the parameters inside the block, and restore them afterwards.
 
-        Raises what `update` raises."""
+        Raises the errors of `update`."""
         params = self._checked("swapped")
         own = {path: zeros_beside(x, x.type) for path, x in params.items()}
         for path, x in params.items():
@@ -201,7 +199,7 @@ class MultiSteps:
     def update(self, grads: Tree) -> Tensor:
         """Add gradients to the sums; after every `every` calls, update the parameters.
 
-        Return whether they were updated: bool[]. Raises what `Optimizer.update` raises."""
+        Return whether they were updated: bool[]. Raises the errors of `Optimizer.update`."""
         sums = self._sums_of(grads)
         for total, g in {id(total): (total, g) for total, g in sums.values()}.values():
             total += g * (1.0 / self.every)

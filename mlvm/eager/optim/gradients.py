@@ -1,6 +1,6 @@
 """Norms and clipping of gradients, and loss scaling.
 
-The norm of a sharded tree is the norm of the whole tree: see `Parts`.
+The norm of a sharded tree is the norm of the unsharded tree: see `Parts`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Parts(dict[str, Any]):
 
 
 def parted(tree: Tree) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the whole and the sharded tensors of a tree, each once."""
+    """Return the unsharded and the sharded tensors of a tree, each once."""
     holders = [each for each in containers(tree) if isinstance(each, Parts) or is_in_parts(each)]
     pieces = {id(x) for each in holders for x in named_tensors(each).values()}
     tensors = named_tensors(tree).values()
@@ -71,8 +71,8 @@ def global_norm(tree: Tree) -> Tensor:
     The result is f32 for half precision. For complex numbers it uses the squared magnitudes.
 
     A tensor that occurs twice, such as the gradient of a shared parameter, is counted once. For
-    sharded gradients (`ml.parallel.Parts`) it is the norm of the whole gradients, and all members
-    must call this function.
+    sharded gradients (`ml.parallel.Parts`) it is the norm of the unsharded gradients, and all
+    members must call this function.
 
     Raises `DTypeError` if a leaf is not a tensor of floats or complex numbers.
 

@@ -1,4 +1,4 @@
-"""Optimizers with rules that use a whole parameter: the norm, rows or singular values.
+"""Optimizers with rules that use the norm, rows or singular values of a parameter.
 
 They follow the interface of `rules`. They cannot be used if the members of a group store only
 shards of parameters.
@@ -43,9 +43,9 @@ class Lamb(Adam):
 
     u = m / (sqrt(v) + eps) + weight_decay p
 
-    If |p| or |u| is 0, p -= rate * u. The norms are computed over the whole parameter.
+    If |p| or |u| is 0, p -= rate * u. The norms are computed over all elements of the parameter.
 
-    Parameters and gradients: f32 or f64, of any shapes. Raises what `optim.Optimizer` raises.
+    Parameters and gradients: f32 or f64, of any shapes. Raises the errors of `optim.Optimizer`.
 
         >>> w = ml.ones(2)
         >>> optimizer = ml.optim.Lamb({"w": w}, 0.5)
@@ -96,7 +96,7 @@ class Adafactor(Optimizer):
     The paper's rate is 0.01. The last two axes are rows and columns; the second moment of a vector
     is not factored. `weight_decay` is decoupled: p -= rate * weight_decay * p is applied first.
 
-    Parameters and gradients: f32 or f64, of any shapes. Raises what `optim.Optimizer` raises.
+    Parameters and gradients: f32 or f64, of any shapes. Raises the errors of `optim.Optimizer`.
 
         >>> w = ml.ones((3, 4))
         >>> optimizer = ml.optim.Adafactor({"w": w}, 0.5)
@@ -173,7 +173,7 @@ class Muon(AdamW):
     Use it for the matrices of hidden layers. An embedding or a head is also a matrix; use AdamW for
     it in a group with `orthogonal` off: `groups=[("head/*", {"orthogonal": False})]`.
 
-    Parameters and gradients: f32 or f64, of any shapes. Raises what `optim.Optimizer` raises.
+    Parameters and gradients: f32 or f64, of any shapes. Raises the errors of `optim.Optimizer`.
 
         >>> w = ml.zeros((2, 2))
         >>> optimizer = ml.optim.Muon({"w": w}, 0.5)
@@ -243,7 +243,7 @@ class LBFGS(Optimizer):
             loss, grads = loss_and_grads(model)
             optimizer.update(grads)
 
-    Parameters and gradients: f32 or f64, of any shapes. Raises what `optim.Optimizer` raises.
+    Parameters and gradients: f32 or f64, of any shapes. Raises the errors of `optim.Optimizer`.
 
         >>> w = ml.asarray([3.0, -2.0])
         >>> optimizer = ml.optim.LBFGS({"w": w}, 1.0)
@@ -306,7 +306,7 @@ class LBFGS(Optimizer):
 
         `loss_and_grads` returns the loss at the current parameters, f[], and the gradients; it is
         called once, and then at most `max_calls` times. The losses are read, so this method cannot
-        be captured. Raises what `update` raises; `ArgumentError` if `max_calls` is below 1, or
+        be captured. Raises the errors of `update`; `ArgumentError` if `max_calls` is below 1, or
         `loss_and_grads` returns a different value; `NonFiniteError` if the loss or a gradient is
         nan or infinite at the current parameters. The parameters do not change if anything is
         raised.

@@ -95,7 +95,7 @@ class Group(SimpleNamespace):
 
 
 class Whole:
-    """Layout of an optimizer that is not sharded: whole parameters, states and gradients.
+    """Layout of an optimizer without sharding: parameters, states and gradients are unsharded.
 
     `ml.parallel` defines the sharded layouts, for members of a group.
     """
@@ -113,14 +113,14 @@ class Whole:
         return tensors
 
     def gather(self, tensors: Mapping[str, Tensor], pieces: Mapping[str, Tensor]) -> None:
-        """Restore whole tensors after shards were updated."""
+        """Restore unsharded tensors after shards were updated."""
 
     def state(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the whole tensors of state."""
+        """Return the unsharded tensors of state."""
         return state
 
     def load_state(self, state: Mapping[str, Tensor], arrays: Mapping[str, Any]) -> None:
-        """Write whole arrays to the state."""
+        """Write unsharded arrays to the state."""
         load(state, arrays, "state")
 
 
@@ -205,7 +205,7 @@ class Optimizer(_OfFields):
 
     Arguments:
 
-    - `params`: a Module or another tree of f32 or f64 tensors.
+    - `params`: a Module or other tree of f32 or f64 tensors.
 
     - `groups`: pairs of parameters and hyperparameters, as in `groups=[("*/bias",
       {"weight_decay": 0.0})]`. The first item is a pattern for the paths of `named_parameters`, in
@@ -261,8 +261,8 @@ class Optimizer(_OfFields):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         if cls is Optimizer:
-            raise TypeError("an Optimizer has no rule of its own; make one such as ml.optim.SGD")
-        if args or kwargs:  # not when a pickle is loaded
+            raise TypeError("Optimizer has no update rule; create a subclass such as ml.optim.SGD")
+        if args or kwargs:  # unpickling passes no arguments
             require_arguments(cls, args, kwargs)
         return super().__new__(cls)
 
@@ -290,15 +290,15 @@ class Optimizer(_OfFields):
                 raise DTypeError(f"{self._name}: expected a float parameter {path!r}, got {x.type}")
             if x.dtype.is_half:
                 raise DTypeError(
-                    f"{self._name}: parameter {path!r} is {x.type}, where small updates get lost; "
+                    f"{self._name}: parameter {path!r} is {x.type}, too narrow for small updates; "
                     f"keep it in f32, and compute with model.astype({x.dtype.name!r})"
                 )
         if not self._params:
-            raise DTypeError(f"{self._name}: there are no parameters to update")
+            raise DTypeError(f"{self._name}: expected parameters to update, got none")
         arenas = [x.arena for x in self._params.values()]
         if len({id(arena.vm) for arena in arenas}) > 1:
             names = ", ".join(sorted({arena.vm.name for arena in arenas}))
-            raise HandleError(f"{self._name}: all parameters must live on one VM, not on {names}")
+            raise HandleError(f"{self._name}: expected all parameters on one VM, got {names}")
         warn_of_hidden(params)
         self.groups = self._grouped(groups, options)
         with arenas[0].hosting():
@@ -318,7 +318,7 @@ class Optimizer(_OfFields):
 
     @staticmethod
     def _hold(params: Tree, whole_needed_by: str | None) -> Whole:
-        """Return the layout of the parameters: whole, unless `ml.parallel` replaces this function.
+        """Return the layout of the parameters: unsharded unless `ml.parallel` replaces this method.
 
         The sharded layout raises `ArgumentError` if an optimizer of that name needs whole
         parameters."""
@@ -343,8 +343,8 @@ class Optimizer(_OfFields):
             paths = tuple([path for path, x in rest.items() if fits(which, path, x)])
             if not paths:
                 raise ArgumentError(
-                    f"{self._name}: no parameter is in the group {which!r}; "
-                    f"left to be in one are: {', '.join(rest) or 'none'}"
+                    f"{self._name}: no parameter matches the group {which!r}; "
+                    f"parameters without a group: {', '.join(rest) or 'none'}"
                 )
             for path in paths:
                 del rest[path]
@@ -419,8 +419,7 @@ class Optimizer(_OfFields):
     def _begin_update(
         self, hypers: Sequence[Any], rates: Sequence[float | Tensor]
     ) -> Mapping[tuple[int, DType], Tensors]:
-        """Return the scalars of this update, by the number of the group and the dtype of its
-        parameters, and increment the count."""
+        """Return the scalars of this update by group number and dtype, and increment the count."""
         dtypes = {path: x.dtype for path, x in self._params.items()}
         kinds = [*dict.fromkeys((i, dtypes[p]) for i, g in enumerate(self.groups) for p in g.paths)]
         if self._is_cached():
@@ -445,8 +444,9 @@ class Optimizer(_OfFields):
                 for name in names[type]:
                     if path not in self._state.get(name, ()):
                         raise ArgumentError(
-                            f"{self._name}: {path!r} has no state {name!r}: its hyperparameters "
-                            f"did not need it when the optimizer was created; create a new one"
+                            f"{self._name}: {path!r} has no state {name!r}, because the "
+                            f"hyperparameters at construction did not need it; "
+                            f"create a new optimizer"
                         )
                 states[path] = [self._state[name][path] for name in names[type]]
         return states
@@ -492,8 +492,8 @@ class Optimizer(_OfFields):
             actual = rate.type if isinstance(rate, Tensor) else type(rate).__name__
             raise DTypeError(
                 f"{self._name}: expected a schedule that returns {with_article(_SCALAR)}, "
-                f"got {actual}; where "
-                "the rate depends on the number n of updates: where(n < 1000, 1e-3, 1e-4)"
+                f"got {actual}; compute the rate "
+                "from the update count n, for example where(n < 1000, 1e-3, 1e-4)"
             )
         return rate
 
@@ -606,7 +606,7 @@ class Optimizer(_OfFields):
             if not arena.vm.is_same(vm):
                 raise HandleError(
                     f"{self._name}: arena {arena.name!r} is on {arena.vm.name}, the parameters "
-                    f"are on {vm.name}; update inside `with` an arena of theirs"
+                    f"are on {vm.name}; update inside `with arena:`, with an arena of that VM"
                 )
         return gradients
 
@@ -621,11 +621,11 @@ class Optimizer(_OfFields):
                 if path not in present and path in dict(named_leaves(self._tree, buffers=True)):
                     raise DTypeError(
                         f"{self._name}: parameter {path!r} was frozen after the optimizer was "
-                        f"made; make another one, with where= for a part of the parameters"
+                        f"created; create a new optimizer, with where= to select parameters"
                     )
                 raise DTypeError(
-                    f"{self._name}: parameter {path!r} is not the tensor it was when the optimizer "
-                    f"was made; change it in place, as p *= 2 does, or make another optimizer"
+                    f"{self._name}: parameter {path!r} was replaced after the optimizer was "
+                    f"created; update it in place, for example p *= 2, or create a new optimizer"
                 )
         if current().recorder is None:
             _snapshots[self] = Snapshot(self._tree)
@@ -690,14 +690,14 @@ def zeros_beside(x: Tensor, type: TensorType) -> Tensor:
 
 
 def _unknown(where: str, name: str, names: Iterable[str]) -> ArgumentError:
-    return ArgumentError(f"{where} has no hyperparameter {name!r}; there are: {', '.join(names)}")
+    return ArgumentError(f"{where} has no hyperparameter {name!r}; expected: {', '.join(names)}")
 
 
 def _assigned(where: str, name: str, value: Any, kind: Any) -> Any:
     """Check an assigned hyperparameter.
 
-    Schedules and traced numbers are not checked, and a learning rate that is a tensor is checked
-    only by its type in a captured function, because a captured function must not read values."""
+    Schedules and traced numbers are not checked. In a captured function, only the type of a tensor
+    learning rate is checked, because a captured function must not read values."""
     is_rate = name == "learning_rate"
     if type(value) is Number or (is_rate and callable(value)):
         return value

@@ -37,7 +37,7 @@ class SGD(Optimizer):
     `dampening` multiplies the gradient in v by 1 - dampening, from the second update on, as in
     PyTorch.
 
-    Parameters and gradients: f32 or f64, of any shapes. Raises what `optim.Optimizer` raises.
+    Parameters and gradients: f32 or f64, of any shapes. Raises the errors of `optim.Optimizer`.
 
         >>> w = ml.ones(2)
         >>> optimizer = ml.optim.SGD({"w": w}, 0.5)
@@ -93,7 +93,7 @@ class RMSProp(Optimizer):
 
     `weight_decay` p is first added to g.
 
-    Parameters and gradients: f32 or f64, of any shapes. Raises what `optim.Optimizer` raises.
+    Parameters and gradients: f32 or f64, of any shapes. Raises the errors of `optim.Optimizer`.
 
         >>> w = ml.ones(2)
         >>> optimizer = ml.optim.RMSProp({"w": w}, 0.05)
@@ -146,7 +146,7 @@ class Adagrad(Optimizer):
 
     Duchi et al., JMLR 12, 2011; `eps` as in PyTorch. `weight_decay` p is first added to g.
 
-    Parameters and gradients: f32 or f64, of any shapes. Raises what `optim.Optimizer` raises.
+    Parameters and gradients: f32 or f64, of any shapes. Raises the errors of `optim.Optimizer`.
 
         >>> w = ml.ones(2)
         >>> optimizer = ml.optim.Adagrad({"w": w}, 0.5)
@@ -183,7 +183,7 @@ class Adadelta(Optimizer):
 
     `weight_decay` p is first added to g.
 
-    Parameters and gradients: f32 or f64, of any shapes. Raises what `optim.Optimizer` raises.
+    Parameters and gradients: f32 or f64, of any shapes. Raises the errors of `optim.Optimizer`.
 
         >>> w = ml.ones(2)
         >>> optimizer = ml.optim.Adadelta({"w": w}, 1.0, rho=0.0, eps=1.0)
@@ -228,7 +228,7 @@ class Lion(Optimizer):
     The paper recommends a rate 3 to 10 times smaller than AdamW's, and a weight decay larger by the
     same factor.
 
-    Parameters and gradients: f32 or f64, of any shapes. Raises what `optim.Optimizer` raises.
+    Parameters and gradients: f32 or f64, of any shapes. Raises the errors of `optim.Optimizer`.
 
         >>> w = ml.ones(2)
         >>> optimizer = ml.optim.Lion({"w": w}, 0.5, weight_decay=0.0)
@@ -272,7 +272,7 @@ class Adam(Optimizer):
     `weight_decay` p is first added to g; `AdamW` decouples it. With `amsgrad`, v is the largest
     exponential mean so far (Reddi et al., arXiv 1904.09237; corrected as in PyTorch).
 
-    Parameters and gradients: f32 or f64, of any shapes. Raises what `optim.Optimizer` raises.
+    Parameters and gradients: f32 or f64, of any shapes. Raises the errors of `optim.Optimizer`.
 
         >>> w = ml.ones(2)
         >>> optimizer = ml.optim.Adam({"w": w}, 0.5)
@@ -312,7 +312,7 @@ class AdamW(Adam):
 
     Loshchilov and Hutter, arXiv 1711.05101.
 
-    Parameters and gradients: f32 or f64, of any shapes. Raises what `optim.Optimizer` raises.
+    Parameters and gradients: f32 or f64, of any shapes. Raises the errors of `optim.Optimizer`.
 
         >>> w = ml.ones(2)
         >>> optimizer = ml.optim.AdamW({"w": w}, 0.5, weight_decay=0.0)
@@ -343,7 +343,7 @@ class Adamax(Optimizer):
     m is the unbiased exponential mean of gradients (Kingma and Ba, arXiv 1412.6980, algorithm 2;
     `eps` as in PyTorch). `weight_decay` p is first added to g.
 
-    Parameters and gradients: f32 or f64, of any shapes. Raises what `optim.Optimizer` raises.
+    Parameters and gradients: f32 or f64, of any shapes. Raises the errors of `optim.Optimizer`.
 
         >>> w = ml.ones(2)
         >>> optimizer = ml.optim.Adamax({"w": w}, 0.5)
@@ -382,7 +382,7 @@ class NAdam(Adam):
     m is replaced by beta1 times the m that the next step would have without a gradient, plus (1 -
     beta1) g / (1 - beta1^t). As in optax, beta1 is constant; in PyTorch it grows.
 
-    Parameters and gradients: f32 or f64, of any shapes. Raises what `optim.Optimizer` raises.
+    Parameters and gradients: f32 or f64, of any shapes. Raises the errors of `optim.Optimizer`.
 
         >>> w = ml.ones(2)
         >>> optimizer = ml.optim.NAdam({"w": w}, 0.5, betas=(0.0, 0.999))
@@ -419,7 +419,7 @@ class RAdam(Adam):
     = (n - 4) (n - 2) n_max / ((n_max - 4) (n_max - 2) n). PyTorch and optax also use the threshold
     5.
 
-    Parameters and gradients: f32 or f64, of any shapes. Raises what `optim.Optimizer` raises.
+    Parameters and gradients: f32 or f64, of any shapes. Raises the errors of `optim.Optimizer`.
 
         >>> w = ml.ones(2)
         >>> optimizer = ml.optim.RAdam({"w": w}, 0.5)
@@ -460,17 +460,17 @@ class RAdam(Adam):
 
 
 class Rprop(Optimizer):
-    """Resilient propagation, for gradients of the whole data set.
+    """Resilient propagation, for gradients of the full data set.
 
     Riedmiller and Braun, "A direct adaptive method for faster backpropagation learning", 1993; as
     in PyTorch:
 
-    step = clip(step * etas[1 or 0], *step_sizes)     where g has the sign of the one before or not
-    p -= step * sign(g)                               but 0 where the sign has changed
+    step = clip(step * etas[1 or 0], *step_sizes) where g has the same sign as the previous g or not
+    p -= step * sign(g) but 0 where the sign has changed
 
     The initial step is the learning rate.
 
-    Parameters and gradients: f32 or f64, of any shapes. Raises what `optim.Optimizer` raises.
+    Parameters and gradients: f32 or f64, of any shapes. Raises the errors of `optim.Optimizer`.
 
         >>> w = ml.ones(2)
         >>> optimizer = ml.optim.Rprop({"w": w}, 0.5)
@@ -517,7 +517,7 @@ class ASGD(Optimizer):
     `weight_decay` p is first added to g. `state()` contains each average under the path `average/`
     and the path of the parameter.
 
-    Parameters and gradients: f32 or f64, of any shapes. Raises what `optim.Optimizer` raises.
+    Parameters and gradients: f32 or f64, of any shapes. Raises the errors of `optim.Optimizer`.
 
         >>> w = ml.ones(2)
         >>> optimizer = ml.optim.ASGD({"w": w}, 0.5, lambd=0.0)

@@ -7,8 +7,8 @@ as in a group of size 1. The functions have no gradients: apply `all_reduce` to 
 With an `axis_name`, the collective runs over the lanes of the `vmap` with that name instead of
 members. This is an ordinary op with gradients.
 
-No member waits for another for more than `timeout` seconds; None means the timeout of the group.
-After that all members raise `GroupTimeoutError`, which names the missing members. A group of
+No member waits for other members for more than `timeout` seconds; None means the timeout of the
+group. After that all members raise `GroupTimeoutError`, which names the missing members. A group of
 processes is then closed, unless the missing member exits within a second.
 """
 
@@ -137,7 +137,7 @@ def all_reduce_start(tree: Tree, op: Reduction = "sum", *, timeout: float | None
 
     No tensor of the tree may be used until `all_reduce_wait` returns for the same tree.
 
-    The tensors: any shapes. Raises what `all_reduce` raises.
+    The tensors: any shapes. Raises the errors of `all_reduce`.
 
         >>> def member(rank, vm):
         ...     x = ml.ones(2) * (rank + 1.0)
@@ -198,7 +198,9 @@ def broadcast(
     else:
         lanes = size(axis_name)
         if not 0 <= root < lanes:
-            raise ArgumentError(f"root is the number of one of {lanes} lanes, not {root}")
+            raise ArgumentError(
+                f"expected root from 0 to {lanes - 1}, the number of a lane, got {root}"
+            )
         _over_lanes(tree, lambda x: getitem(_gathered(x, axis_name), root))
 
 
@@ -236,7 +238,8 @@ def reduce_scatter(
 
     With an `axis_name`, return the shard of this index along the `vmap` with that name.
 
-    Raises `ShapeError` if axis 0 is not a multiple of the group size, and what `all_reduce` raises.
+    Raises `ShapeError` if axis 0 is not a multiple of the group size, and the errors of
+    `all_reduce`.
 
         >>> def member(rank, vm):
         ...     return ml.parallel.reduce_scatter(ml.arange(4.0)).tolist()
@@ -250,7 +253,9 @@ def reduce_scatter(
     if axis_name is not None:
         lanes, number = axis_of(axis_name)
         if not x.ndim or not lanes or x.shape[0] % lanes:
-            raise ShapeError(f"{x.type} has no axis 0 that {lanes} lanes share")
+            raise ShapeError(
+                f"expected a multiple of {lanes} rows, one slice per lane, got {x.type}"
+            )
         pieces = shapes.reshape(_reduced(x, op, axis_name), (lanes, -1, *x.shape[1:]))
         return take(pieces, number, axis=0)
     _require_untracked("reduce_scatter", x)
@@ -263,7 +268,7 @@ def all_gather_start(x: Tensor, *, timeout: float | None = None) -> Tensor:
 
     The result and x must not be used until `all_gather_wait` returns for them.
 
-    x: [k, ...] -> [size * k, ...], the same dtype. Raises what `all_gather` raises.
+    x: [k, ...] -> [size * k, ...], the same dtype. Raises the errors of `all_gather`.
 
         >>> def member(rank, vm):
         ...     x = ml.ones(1) * (rank + 1.0)
@@ -306,7 +311,7 @@ def reduce_scatter_start(
 
     The result and x must not be used until `reduce_scatter_wait` returns for them.
 
-    x: [size * k, ...] -> [k, ...], the same dtype. Raises what `reduce_scatter` raises.
+    x: [size * k, ...] -> [k, ...], the same dtype. Raises the errors of `reduce_scatter`.
 
         >>> def member(rank, vm):
         ...     x = ml.arange(4.0)
@@ -416,13 +421,13 @@ def _reduced(x: Tensor, op: Reduction, axis_name: str) -> Tensor:
         rows = _gathered(x, axis_name)
         return primitives.max(rows, axis=0) if op == "max" else primitives.min(rows, axis=0)
     if op not in ("sum", "mean"):
-        raise ArgumentError(f"lanes are combined by sum, mean, max or min, not {brief(op)}")
+        raise ArgumentError(f"expected op as 'sum', 'mean', 'max' or 'min', got {brief(op)}")
     lanes, _ = axis_of(axis_name)
     total = apply(one_op("sum_lanes", axis_name=axis_name, size=lanes), x)
     if op == "sum":
         return total
     if not x.dtype.is_inexact:
-        raise DTypeError(f"a mean is one of floats, not of {x.type}")
+        raise DTypeError(f"expected floats for a mean, got {x.type}")
     return total / lanes
 
 
@@ -434,12 +439,12 @@ def _require_untracked(name: str, x: Tensor) -> None:
 
     Raise `GradientError` if a gradient flows through it, and `DTypeError` if it is not a tensor."""
     if not isinstance(x, Tensor):
-        raise DTypeError(f"takes a tensor, not {with_article(type(x).__name__)}; see asarray").at(
-            name, ()
-        )
+        raise DTypeError(
+            f"expected a tensor, got {with_article(type(x).__name__)}; see asarray"
+        ).at(name, ())
     if is_tracked(x):
         raise GradientError(
-            f"{name} has no gradient; call it on what value_and_grad returns, or on "
+            f"{name} has no gradient; call it on the result of value_and_grad, or on "
             f"stop_gradient(x)"
         )
 
@@ -449,7 +454,7 @@ def _in_place(name: str, tree: Tree, **attributes: Any) -> None:
     require_live(tensors)
     for x in tensors:
         _require_untracked(name, x)
-    if name != "all_reduce.wait":  # that op accepts the bytes of `all_reduce.start`
+    if name != "all_reduce.wait":  # `all_reduce.wait` accepts the bytes of `all_reduce.start`
         for x in tensors:
             make_exclusive(x)
     _effect(name, tensors, **attributes)

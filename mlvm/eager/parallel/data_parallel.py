@@ -67,7 +67,7 @@ def value_and_grad(
     In a step of `data_parallel(..., shard=...)`, the gradient of a Module or dict is a `Parts`:
     each member gets one shard of every gradient, as the member's optimizer needs.
 
-    Raises what `ml.value_and_grad` raises, and `GradientError` inside a differentiated function.
+    Raises the errors of `ml.value_and_grad`, and `GradientError` inside a differentiated function.
 
         >>> loss_and_grad = ml.parallel.value_and_grad(lambda x: ml.sum(x * x))
         >>> def member(rank, vm):
@@ -161,7 +161,7 @@ class _Buckets:
 def data_parallel(
     make_step: Callable[[LocalVM], Callable[..., R]], group: AnyGroup, *, shard: Shard | None = None
 ) -> Callable[..., R]:
-    """Return a training step that all members of a group run, each on a part of the batch.
+    """Return a training step that all members of a group run, each on a slice of the batch.
 
     `make_step(vm)` is called once on each member. It creates the model and the optimizer there, and
     returns the member's step. Each member must create the same model, for instance from the same
@@ -185,9 +185,9 @@ def data_parallel(
 
             return step
 
-    All parts have equal length, so the mean of the means is the mean of the batch. Except for
-    rounding, a step equals a step of one VM on the whole batch; the replicas stay equal bit for
-    bit. Each member may capture the step, on the member's VM.
+    All slices have equal length, so the mean of the means is the mean of the batch. Except for
+    rounding, a step equals a step of one VM on the full batch; the replicas stay equal bit for bit.
+    Each member may capture the step, on the member's VM.
 
     With `shard="optimizer"`, an optimizer of `make_step` stores only the state for this member's
     shard of the parameters, 1 / size of it. With `shard="all"` a Module also stores only this shard
@@ -197,7 +197,7 @@ def data_parallel(
 
     Raises `ArgumentError` if `shard` is unknown, `group` is not a group, or `make_step` does not
     accept exactly the VM and return a function; `ShapeError` unless all arguments are arrays with
-    the same number of rows, a multiple of the group's size; and what `Group.run` raises.
+    the same number of rows, a multiple of the group's size; and the errors of `Group.run`.
 
         >>> def make_step(vm): return lambda x: float(ml.sum(ml.asarray(x)))
         >>> with ml.parallel.Group(2) as group:
@@ -212,12 +212,12 @@ def data_parallel(
     """
     if shard not in (None, "optimizer", "all"):
         raise ArgumentError(
-            f"data_parallel: shard is None, 'optimizer' or 'all', not {brief(shard)}"
+            f"data_parallel: expected shard as None, 'optimizer' or 'all', got {brief(shard)}"
         )
 
     if not isinstance(group, AnyGroup):
         raise ArgumentError(
-            f"data_parallel: group is a Group, such as ml.parallel.Group(2), not {brief(group)}"
+            f"data_parallel: expected a Group, such as ml.parallel.Group(2), got {brief(group)}"
         )
     if not takes(make_step, 1):
         raise ArgumentError(
@@ -261,8 +261,8 @@ def _rows(batch: Sequence[Any], members: int) -> list[list[Array]]:
     if len(lengths) > 1 or None in lengths or any(n % members for n in lengths if n is not None):
         types = ", ".join(brief(array.shape) for array in arrays)
         raise ShapeError(
-            f"a batch for {members} members is of arrays with one number of rows, a multiple "
-            f"of {members}, not of shapes {types}"
+            f"expected arrays with equal numbers of rows, a multiple of {members} for the "
+            f"{members} members, got shapes {types}"
         )
     return [np.split(array, members) for array in arrays]
 

@@ -1,4 +1,4 @@
-"""Sharded tensors: each member of a group stores a part of gradients, optimizer state and weights.
+"""Sharded tensors: each member of a group stores a shard of gradients, optimizer state and weights.
 
 Rajbhandari et al., ZeRO, arXiv 1910.02054. A tensor of s elements is split in row-major order into
 n shards of ceil(s / n) elements; the last shards are padded with zeros. All shards of a tensor
@@ -159,7 +159,7 @@ def buckets(types: Sequence[TensorType]) -> list[list[int]]:
 
 
 def _own(part: Tensor, x: Tensor) -> Tensor:
-    """Copy a part of x."""
+    """Copy a slice of x."""
     return op.copy(part) if part is x or part.base is not None else part
 
 
@@ -182,24 +182,24 @@ def _ranges(wholes: Sequence[TensorType]) -> Iterator[tuple[int, int]]:
     return pairwise(ends)
 
 
-# --- weights in parts ----------------------------------------------------------------
+# --- sharded weights ----------------------------------------------------------------
 
 
 def keep_parts(model: Tree) -> dict[str, TensorType]:
     """Shard the parameters of a Module, unless they are sharded already.
 
-    Return the types of the whole parameters by path.
+    Return the types of the unsharded parameters by path.
 
-    A field with parameters is gathered whenever it is read; the whole tensor lives as long as it is
-    referenced, for example by a tape. Gradients flow through it to the shards, as the mean over all
-    members. The Module's `state`, `load_state` and `load_parameters` accept whole tensors, and are
-    collective calls. As a tree, the Module contains the shards.
+    A field with parameters is gathered whenever it is read; the gathered tensor lives as long as it
+    is referenced, for example by a tape. Gradients flow through it to the shards, as the mean over
+    all members. The Module's `state`, `load_state` and `load_parameters` accept unsharded tensors,
+    and are collective calls. As a tree, the Module contains the shards.
 
     Raises `ArgumentError` if the tree is not a Module.
     """
     if not isinstance(model, Node):
         raise ArgumentError(
-            f"shard='all' needs a Module, which gathers its fields when they are read, got "
+            f"shard='all': expected a Module, which gathers fields when they are read, got "
             f"{with_article(type(model).__name__)}: use shard='optimizer'"
         )
     if is_in_parts(model):
@@ -227,7 +227,7 @@ def keep_parts(model: Tree) -> dict[str, TensorType]:
 
 
 def _exchanged(pieces: Mapping[int, Tensor], wholes: list[TensorType | None], x: Tensor) -> Tensor:
-    """Return the shard of a tensor; frozen tensors stay whole."""
+    """Return the shard of a tensor; frozen tensors are not sharded."""
     wholes.append(x.type if id(x) in pieces else None)
     return pieces.get(id(x), x)
 
@@ -246,7 +246,7 @@ def _class_in_parts(
 
 
 def _whole_field(name: str, types: tuple[TensorType | None, ...], node: Node) -> Any:
-    """Return a field's value with whole tensors instead of shards."""
+    """Return a field's value with gathered tensors instead of shards."""
     rest = iter(types)
 
     def whole(piece: Tensor) -> Tensor:
@@ -257,7 +257,7 @@ def _whole_field(name: str, types: tuple[TensorType | None, ...], node: Node) ->
 
 
 def _whole(piece: Tensor, type: TensorType) -> Tensor:
-    """Gather the whole tensor of a shard, and record this on the tape."""
+    """Gather the tensor of a shard, and record this on the tape."""
     [whole] = gathered([stop_gradient(piece)], [type])
     tape = taping()
     if tape is None:
@@ -283,7 +283,7 @@ def _refuse_field(name: str, node: Node, value: Any) -> None:
         vars(node)[name] = value
         return
     raise ArgumentError(
-        f"{type(node).__name__}.{name} is kept in parts; change it by an optimizer, or by "
+        f"{type(node).__name__}.{name} is sharded; change it with an optimizer, or with "
         f"load_parameters"
     )
 
@@ -294,7 +294,7 @@ def _refuse_field(name: str, node: Node, value: Any) -> None:
 def gathered_by_path(
     tensors: Mapping[str, Tensor], wholes: Mapping[str, TensorType]
 ) -> dict[str, Tensor]:
-    """Return the tensors with whole tensors instead of shards; `wholes` are the types by path."""
+    """Return the tensors with gathered tensors instead of shards; `wholes` has types by path."""
     result = dict(tensors)
     paths = [path for path in tensors if path in wholes]
     for bucket in buckets([wholes[path] for path in paths]):
@@ -310,7 +310,7 @@ def load_parts(
     arrays: Mapping[str, Any],
     what: str,
 ) -> None:
-    """Load whole arrays into tensors by path; the paths in `wholes` are sharded."""
+    """Load unsharded arrays into tensors by path; the paths in `wholes` are sharded."""
     if isinstance(arrays, Mapping):
         arrays = {path: array_for(path, array, what) for path, array in arrays.items()}
         expected = {path: wholes.get(path, x.type) for path, x in tensors.items()}
@@ -324,9 +324,9 @@ def load_parts(
 
 
 class _AllInParts(Whole):
-    """Layout in which a member stores shards of the parameters and of the state.
+    """Layout in which a member stores shards of parameters and state.
 
-    `wholes` are the types of the whole parameters by path."""
+    `wholes` are the types of the unsharded parameters by path."""
 
     def __init__(self, wholes: Mapping[str, TensorType]) -> None:
         self.wholes = wholes
@@ -338,14 +338,14 @@ class _AllInParts(Whole):
         load_parts(state, self._whole_state(state), arrays, "state")
 
     def _whole_state(self, paths: Iterable[str]) -> dict[str, TensorType]:
-        """Return the types of the whole tensors of sharded state."""
+        """Return the unsharded types of sharded state."""
         # the state momentum/w belongs to the parameter w
         of = {path: path.partition("/")[2] for path in paths}
         return {path: self.wholes[of[path]] for path in of if of[path] in self.wholes}
 
 
 class _StateInParts(_AllInParts):
-    """Layout in which a member stores whole parameters, but only a shard of the state."""
+    """Layout in which a member stores all parameters, but only a shard of the state."""
 
     def state_type(self, type: TensorType) -> TensorType:
         return piece_type(type)

@@ -49,8 +49,7 @@ watched: Final[dict[VMProtocol, LocalVM | None]] = {}
 
 
 class nans(ContextDecorator):
-    """Raise `NonFiniteError` inside the block at the first launch whose result contains nan or
-    infinity.
+    """Raise `NonFiniteError` at the first launch inside the block that computes a nan or infinity.
 
     The error contains the op, the operand types, the index of the first such element, and the line.
     The block checks these VMs, or the current VM. An integer that is divided by 0 also raises;
@@ -63,7 +62,7 @@ class nans(ContextDecorator):
     that it took from a queue is lost. On a remote VM, programs with functions that the server
     registered are not checked. Outside of the block there is no cost.
 
-    Raises `MachineError` for a VM that has another instrument, such as a trace, and for any
+    Raises `MachineError` for a VM that already has an instrument, such as a trace, and for any
     argument that is not a VM; `CaptureError` inside a captured function.
 
         >>> with ml.debug.nans():

@@ -10,24 +10,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
+from mlvm.arena.context import context, current
 from mlvm.core.lengths import Length
 from mlvm.core.machine.callee import Fused, OpInto
 from mlvm.core.machine.functions import FunctionTable
 from mlvm.core.machine.fused import parse
+from mlvm.core.op import Op
 from mlvm.core.types import TensorType
 from mlvm.eager.recording.recorder import recording_of
-from mlvm.eager.tensor.apply import OneOp, apply
+from mlvm.eager.tensor.apply import OneOp, apply, one_op
 from mlvm.eager.tensor.context import current_arena
 from mlvm.eager.tensor.number import Numbers
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.machines.native.extension import EXTENSION
-from mlvm.step.templates import at, frozen, mapped
+from mlvm.step.templates import OpenType, Place, at, frozen, mapped, places
 
 
 def open_template_of(
-    function: Callable[..., Any] | OneOp,
+    function: Callable[..., Any] | Op,
     args: tuple[Any, ...],
     keywords: Mapping[str, Any] | None,
     inputs: Sequence[int],
@@ -38,9 +41,9 @@ def open_template_of(
     constant.
     """
     assert EXTENSION is not None
-    if isinstance(function, OneOp):
-        function = partial(apply, function)
-    vm = current_arena().vm
+    if isinstance(function, Op):
+        function = partial(_applied, function.name)
+    vm, tape = current_arena().vm, current().tape
     tensors: dict[int, Tensor] = {}
     key: list[float] = []  # the numbers of the key, in the order of `numbers_of` in families.c
 
@@ -77,7 +80,7 @@ def open_template_of(
 
         call = _changed(opened, call)
         placeholders.clear()
-        with recording_of(vm, [*tensors.values()], types) as record:
+        with context(tape=None), recording_of(vm, [*tensors.values()], types) as record:
             stand_ins = {key: record.placeholder(x) for key, x in tensors.items()}
             own, named = _changed(lambda x: stand_ins.get(id(x), x), call)
             traced = EXTENSION.traced_steps(function, own, named, tuple(stand_ins.values()))
@@ -88,12 +91,18 @@ def open_template_of(
             scalars = [places.get(id(x), -1) for x in constants]
             if not places.keys() <= {id(x) for x in constants}:
                 return None
+            tracked = {
+                id(stand_ins[key])
+                for key, x in tensors.items()
+                if tape is not None and x.tape is tape
+            }
             rows = [
                 (
                     frozen(out.type),
                     None if out.base is not None else f"{call.op.name}.out",
                     frozen(call.attributes),
                     [frozen(x.type) for x in xs],
+                    _node_of(tape, tracked, call, xs, out),
                 )
                 for call, xs, out in steps
             ]
@@ -101,6 +110,23 @@ def open_template_of(
     if not numbers.guarded.keys().isdisjoint(range(numbers.inputs)):
         return None  # the function needs the value itself
     return _planned(numbers, vm, rows, scalars, [*floats, *lengths])
+
+
+def _applied(name: str, *operands: Tensor, **attributes: Any) -> Tensor:
+    return apply(one_op(name, **attributes), *operands)
+
+
+def _node_of(tape: Any, tracked: set[int], call: OneOp, xs: Sequence[Tensor], out: Tensor) -> Any:
+    """Return the frozen node template of a step; None without an operand among the tracked ones.
+
+    A result with a node is added to the ids of tracked tensors."""
+    mask = tuple([id(x) in tracked for x in xs])
+    if True not in mask:
+        return None
+    template = tape.template(call, tuple([x.type for x in xs]), out.type, mask)
+    if template.tracked:
+        tracked.add(id(out))
+    return template.tracked, frozen(tuple(map(tuple, template.vjps))), template.saves
 
 
 def _planned(
@@ -117,7 +143,7 @@ def _planned(
     guards = {place: numbers.values[place] for place in numbers.guarded}
     steps = []
     with fork.planning_kernels() as placeholders:
-        for open_type, name, attributes, operands in rows:
+        for open_type, name, attributes, operands, node in rows:
             type = at(open_type, placeholders)
             call = None
             if name is not None:
@@ -129,12 +155,41 @@ def _planned(
             lengths = [
                 n.formula() if isinstance(n, Length) else formulas.constant(n) for n in type.shape
             ]
-            steps.append((call, type.dtype, tuple(lengths)))
+            numbers_at = None
+            if places(node):
+                parts: list[Any] = [*operands]
+                node = _maker(node, parts)
+                numbers_at = tuple([fork.formula(each.number) for each in parts[len(operands) :]])
+            steps.append((call, type.dtype, tuple(lengths), node, numbers_at))
         conditions = [(fork.formula(place), value) for place, value in guards.items()]
         conditions += fork.guards()
         values = [place if place < 0 else fork.formula(place) for place in scalars]
     flat = tuple([x for pair in conditions for x in pair])
     return EXTENSION.open_template(formulas, flat, steps, values)
+
+
+def _maker(part: Any, order: list[Any]) -> Callable[[Sequence[Any]], Any]:
+    """Return a function that returns a frozen part for the values of the types and places in order.
+
+    Places that are not in the order are added to it."""
+    kind = type(part)
+    if kind is Place and part not in order:
+        order.append(part)
+    if (kind is Place or kind is OpenType) and part in order:
+        return itemgetter(order.index(part))
+    if not places(part):
+        return lambda _: part
+    if kind is OpenType:
+        shape = _maker(part.shape, order)
+        return lambda values: TensorType(part.dtype, shape(values))
+    if kind is partial:
+        args, named = _maker(part.args, order), _maker(part.keywords, order)
+        return lambda values: partial(part.func, *args(values), **named(values))
+    if isinstance(part, Mapping):
+        entries = {name: _maker(each, order) for name, each in part.items()}
+        return lambda values: {name: entry(values) for name, entry in entries.items()}
+    items = [_maker(each, order) for each in part]
+    return lambda values: tuple([item(values) for item in items])
 
 
 def open_call(

@@ -553,7 +553,7 @@ class Recorder:
                 tape.record(call, operands, types, out)
 
     def make_exclusive(self, x: Tensor) -> None:
-        """Give a tensor memory that it does not share with a view, a tape or another tensor."""
+        """Give a tensor memory that it does not share with views, tapes or other tensors."""
         tapes = [each for each in live_tapes.copy() if each.within is self]
         if x.base is None:
             self._give(self._copied(x), x, x.views(), tapes)
@@ -561,7 +561,7 @@ class Recorder:
         new = self._copied(x)
         self._give(x.arena.view(x, x.type, Tensor), x, (), tapes)
         value = self.memory.values.at(id(_reference_to(new)))
-        assert value is not None  # it has just been copied
+        assert value is not None  # the value has just been copied
         exchange(x, new)
         reference = _reference_to(x)
         self.memory.references[id(reference)] = reference
@@ -694,7 +694,7 @@ class Recorder:
         ):
             home = self.memory.homes[key]
             before, after = self.memory.values.at(key), Value(home.type.nbytes, home)
-            assert before is not None  # it is from outside of the blocks
+            assert before is not None  # the value is from outside of the blocks
             ins.append(Use(before, home.type))
             self.memory.values.set(key, after)
             outs.append(Use(after, home.type))
@@ -761,7 +761,8 @@ class Recorder:
     ) -> list[Tensor]:
         """Return the tensors of a record; for an array of numbers, row i is from record i.
 
-        A record of another recorder belongs to the same program; a trace reads it with `outside`.
+        A record of a different recorder belongs to the same program; a trace reads it with
+        `outside`.
         """
         name = residuals.READ_ROWS if number.ndim else residuals.READ
         return self._called(name, types, [number])
@@ -968,14 +969,14 @@ class Recorder:
         for type, each in region.handles.items():
             if each == handle:
                 return reference, type
-        raise HandleError(f"there is no handle {handle}")
+        raise HandleError(f"tensor handle {handle} does not exist")
 
     def _note_outside(self, reference: Reference, holder: Allocation) -> None:
         """Record the first use of a tensor from outside."""
         if isinstance(holder.arena, ScratchPad):
             raise _refused("use a tensor of a scratch pad, which may overlap other tensors,")
         self.memory.references[id(reference)] = reference
-        if holder.arena is prepare_constants(self.vm).arena:  # it may be a new one
+        if holder.arena is prepare_constants(self.vm).arena:  # the tensor may be a new constant
             self.outside.holders[id(reference)] = reference
         if self.outside.holders.get(id(reference)) is reference:
             for view in holder.views():

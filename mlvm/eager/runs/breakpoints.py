@@ -110,7 +110,7 @@ def require_known(point: Breakpoint, program: OpProgram) -> None:
         names = [x for x in names if not any(each.startswith(f"{x}[") for each in whole)]
     for name in names:
         if name not in allowed:
-            from difflib import get_close_matches  # only errors need it
+            from difflib import get_close_matches  # imported only for an error
 
             close = get_close_matches(name, allowed - {""}, n=1)
             hint = f"; did you mean {close[0]}?" if close else "; info and l show names"

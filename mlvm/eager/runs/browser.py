@@ -84,7 +84,7 @@ class DebuggerServer(ThreadingHTTPServer):
             return self._debugger.picture()
 
     def _output_of(self, do: Callable[[str], object], argument: str = "") -> str:
-        """Return what a method of the debugger prints."""
+        """Return the text that a method of the debugger prints."""
         self._debugger.stdout = out = io.StringIO()
         with suppress(MlvmError):  # a pane is empty, for example if the op has no line
             do(argument)
@@ -122,7 +122,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             self._send("application/json", json.dumps(answer))
         finally:
-            if self.server.has_ended:  # this is not the thread of `serve_forever`
+            if self.server.has_ended:  # a different thread runs `serve_forever`
                 self.server.shutdown()
 
     def _name(self) -> str | None:

@@ -137,7 +137,7 @@ class Cells:
         """Return the tensor of a cell; None if it no longer has memory."""
         try:
             x = self._sources[number]()
-        except (AttributeError, IndexError, TypeError):  # another value is in the field
+        except (AttributeError, IndexError, TypeError):  # the field contains a different value
             return None
         return None if x.handle == STALE else x
 

@@ -30,7 +30,7 @@ def add_commands(commands: Any) -> None:
     text = "find the first step, op and line in which two recorded runs differ"
     add = commands.add_parser("diff", help=text).add_argument
     add("a", metavar="A", help="the folder of a recording, of `ml.runs.record`")
-    add("b", metavar="B", help="the folder of another one")
+    add("b", metavar="B", help="the folder of the second recording")
 
     text = "compute a recorded step again, and show its values"
     add = commands.add_parser("replay", help=text).add_argument

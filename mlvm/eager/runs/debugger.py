@@ -105,7 +105,7 @@ class Debugger(cmd.Cmd):
         names = [name] if name else [x[3:] for x in dir(self) if x[:3] == "do_"]
         for each in names:
             text = getattr(self, f"do_{each}").__doc__
-            if text and each != "help":  # which is h
+            if text and each != "help":  # the short name of help is h
                 self._say("\n".join(line.strip() for line in text.strip().splitlines()))
 
     def do_help(self, arg: str) -> None:

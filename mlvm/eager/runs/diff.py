@@ -417,7 +417,7 @@ def _lockstep(a: _Trace, b: _Trace) -> tuple[Executed | None, Executed | None]:
         p, q = a.advance(), b.advance()
         if p is None or q is None:
             return p, q
-        if p.place != q.place:  # a loop or branch went another way
+        if p.place != q.place:  # a loop or branch took a different path
             return p, q
         if [a.digests[ref] for ref in p.results] != [b.digests[ref] for ref in q.results]:
             return p, q
@@ -433,7 +433,7 @@ def _sources(a: _Trace, b: _Trace) -> tuple[tuple[Executed | None, Executed | No
         while trace.advance() is not None:
             pass
     alike = [[(op.name, _from_ops(op), op.types) for op in trace.ops] for trace in (a, b)]
-    if alike[0] == alike[1]:  # they differ only in constants, inputs, states or attributes
+    if alike[0] == alike[1]:  # differences only in constants, inputs, states or attributes
         computed = {*a.digests.values()}, {*b.digests.values()}
         for p, q in zip(a.ops, b.ops, strict=True):
             mine, theirs = [{t.digests[ref] for ref in op.results} for t, op in ((a, p), (b, q))]

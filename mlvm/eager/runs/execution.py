@@ -176,7 +176,7 @@ class Execution:
             with self._restored():
                 self.run(ref.number + 1 if ref.kind == "result" else 0)
                 content = self._find(ref)
-        assert content is not None  # it was just computed
+        assert content is not None  # the content was just computed
         return content.value.read(self._types[ref] if type is None else type)
 
     def _find(self, ref: Ref) -> Content | None:

@@ -99,7 +99,7 @@ class Expression:
                 pass
             case ast.Call(ast.Name(function)):
                 names = ", ".join(_FUNCTIONS)
-                raise ArgumentError(f"no function {function}; there are {names}, without keywords")
+                raise ArgumentError(f"expected one of {names} without keywords, got {function}")
             case ast.Subscript(value, index):
                 parts = [value]
                 _index_of(index)

@@ -128,7 +128,7 @@ class LogReader:
             payload = data[start : start + length]
             self.chain = digest_of(self.chain, payload)
             if self.chain != data[start + length : end]:
-                raise EncodingError(f"byte {at}: the frame is not the one that was recorded")
+                raise EncodingError(f"byte {at}: the frame differs from the recorded frame")
             yield decoded(payload)
             at = end
         self.torn = len(data) - at

@@ -63,7 +63,7 @@ def _roots(
     for name, cell in zip(code.co_freevars, fn.__closure__ or (), strict=True):
         try:
             yield name, cell.cell_contents
-        except ValueError:  # it is empty
+        except ValueError:  # the cell is empty
             continue
     for name in _names_in(code):
         if name in fn.__globals__:

@@ -147,7 +147,7 @@ def op_program(
     fn: Callable[..., Any] = captured.fn
     call, signature, args, kwargs = _traced(fn, args, kwargs, free)
     if takes_from_queue(call):
-        raise CaptureError(f"{captured!r} takes from a queue, which no file can hold")
+        raise CaptureError(f"{captured!r} reads from a queue, which cannot be saved")
     inputs = [values_of(x.root) for x in signature.inputs]
     return program_of_call(call, signature, names_in_call(fn, args, kwargs, call)), inputs
 

@@ -21,7 +21,7 @@ _DIGITS: Final = 12  # of a digest
 
 
 def comparison_page(a: Run, b: Run, difference: Difference | None) -> str:
-    """Return the page of two recordings and of the difference that `diff` has found."""
+    """Return the page of two recordings and the difference that `diff` has found."""
     mark = difference.step if difference is not None else None
     count = min(len(a.steps), len(b.steps))
     summary = str(difference) if difference is not None else f"equal: {count} steps"
@@ -57,6 +57,6 @@ def _row(x: RecordedStep | None, y: RecordedStep | None) -> list[str]:
 
 
 def _digests(step: RecordedStep) -> list[str]:
-    """Return short digests of the inputs, of the results and of the state after a step."""
+    """Return short digests of the inputs, the results and the state after a step."""
     texts = [repr([*step.inputs]), repr([*step.results]), repr(step.after)]
     return [digest_of(text.encode()).hex()[:_DIGITS] for text in texts]

@@ -70,7 +70,7 @@ class record(ContextDecorator):
     step that was running.
 
     Raises `ArgumentError` for an invalid option, `FileExistsError` and other `OSError` for the
-    folder, and `CaptureError` inside a captured function or another recording.
+    folder, and `CaptureError` inside a captured function or a recording.
 
         >>> step = ml.capture(lambda x: ml.sum(x * x))
         >>> with ml.runs.record("run"):
@@ -116,7 +116,7 @@ def step(fn: Callable[P, R]) -> Callable[P, R]:
     traced once, as by `ml.capture`, for a program to record, and then runs eagerly. The results
     have the same digests as in a captured run. If the function cannot be traced, for example
     because it reads a tensor's value, only inputs and results are recorded, and no replay can
-    compute it. Outside of `ml.runs.record`, and inside another step, calls are not recorded.
+    compute it. Outside of `ml.runs.record`, and inside an outer step, calls are not recorded.
 
     Raises `CaptureError` if `fn` is not a function.
 

@@ -62,7 +62,7 @@ class Moment(NamedTuple):
             if not any(each.startswith((f"{name}.", f"{name}[")) for each in self.state):
                 names = ", ".join(sorted({re.split(r"[.[]", each)[0] for each in self.state}))
                 raise ArgumentError(
-                    f"load: there is no state of {name!r}; there is that of {names}"
+                    f"load: expected names in the recorded state ({names}), got {name!r}"
                 )
         tensors: dict[str, Tensor] = {}
         for name, value in objects.items():
@@ -231,13 +231,14 @@ class Replay:
     def _write(self, step: RecordedStep) -> None:
         """Apply the recorded writes to the state before a step, and compare the digest."""
         for checkpoint in self.run.checkpoints:
-            if checkpoint.step == step.number:  # some of it may have been written since
+            if checkpoint.step == step.number:  # some state may have been written since
                 self._cells.update(self.run.contents(checkpoint))
         for each in step.stored_cells:
             self._cells[each.number] = self.run.stored(each)
         if step.table.cells() and self._digest(step) != step.before:
             raise EncodingError(
-                f"{self.run.folder}: the state before step {step.number} is not the recorded one"
+                f"{self.run.folder}: the state before step {step.number} differs from the "
+                f"recorded state"
             )
 
     def _digest(self, step: RecordedStep) -> int:

@@ -126,7 +126,7 @@ class Run:
 
     def _add(self, i: int, frame: Any) -> None:
         if self.is_closed or (i == 0) != (isinstance(frame, tuple) and frame[:1] == ("run",)):
-            raise EncodingError("the frame is at a wrong place")
+            raise EncodingError("expected the frame 'run' first and no frame after 'end'")
         match frame:
             case ("run", {"mlvm": str() as version, "every": int() as every}):
                 self.version, self.every = version, every
@@ -156,7 +156,7 @@ class Run:
                 )
             case ("end", int() as count, bool() as finished):
                 if count != len(self.steps):
-                    raise EncodingError(f"{count} steps were recorded, there are {len(self.steps)}")
+                    raise EncodingError(f"expected {count} steps, got {len(self.steps)}")
                 self.is_closed, self.has_failed = True, not finished
             case _:
                 raise EncodingError(f"expected a frame of a recording, got {brief(frame)}")
@@ -173,7 +173,9 @@ class Run:
         stored: list[Any],
     ) -> RecordedStep:
         if not 0 <= program < len(self.tables):
-            raise EncodingError(f"there is no program {program}")
+            raise EncodingError(
+                f"expected a program number below {len(self.tables)}, got {program}"
+            )
         table = self.tables[program]
         if len(inputs) != len(table.names) or len(results) < len(table.updated):
             raise EncodingError("expected the digests of all inputs and results")
@@ -204,7 +206,7 @@ class Run:
 
     def _checked(self, table: StepTable) -> StepTable:
         if not all(map(self._is_cell, table.cells())):
-            raise EncodingError("the table of a program names a cell that there is not")
+            raise EncodingError("the table of a program contains a cell that does not exist")
         for text in table.types:
             TensorType.parse(text)
         return table
@@ -220,7 +222,11 @@ class Run:
         """Return a step. Raises `ArgumentError` if the step does not exist."""
         if type(number) is not int or not 0 <= number < len(self.steps):
             last = len(self.steps) - 1
-            expected = f"expected a step from 0 to {last}" if self.steps else "there are no steps"
+            expected = (
+                f"expected a step from 0 to {last}"
+                if self.steps
+                else "expected a recording with steps"
+            )
             raise ArgumentError(f"run: {expected}, got {brief(number)}")
         return self.steps[number]
 
@@ -251,7 +257,7 @@ class Run:
         name = f"{CHECKPOINTS}/{checkpoint.name}"
         data = self._bytes(name)
         if number_of(digest_of(data)) != checkpoint.content:
-            raise EncodingError(f"{self.folder / name}: it is not the file that was recorded")
+            raise EncodingError(f"{self.folder / name}: the file has changed since the recording")
         file = self._decoded(name, lambda: WeightsFile(self.folder / name))
         contents = {}
         for number, expected in checkpoint.cells.items():
@@ -289,14 +295,15 @@ class Run:
         if number_of(digest(array)) != step.inputs[number]:
             name = step.table.names[number]
             raise EncodingError(
-                f"{self.folder}: input {name!r} of step {step.number} is not the recorded one"
+                f"{self.folder}: input {name!r} of step {step.number} differs from the recorded "
+                f"input"
             )
         return array
 
     def _read(self, name: str, expected: str) -> bytes:
         data = self._bytes(name)
         if digest_of(data).hex() != expected:
-            raise EncodingError(f"{self.folder / name}: it is not the file that was recorded")
+            raise EncodingError(f"{self.folder / name}: the file has changed since the recording")
         return data
 
     def _bytes(self, name: str) -> bytes:

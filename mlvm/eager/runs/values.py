@@ -106,13 +106,13 @@ class Values:
             lines.append(f"true {np.count_nonzero(x)} of {x.size}")
         if ref.kind == "result":
             op = self.execution.op_at(ref.number)
-            assert op is not None  # it was read
+            assert op is not None  # the op has read the value
             location = op.locations[ref.output]
             place = "a tensor of a function's frame"
             if location is not None:
                 where = f"at byte {location.place:,}" if location.role == "scratch" else ""
                 place = f"{location.role} {where or location.place}, {location.type.nbytes:,} bytes"
-            remark = "" if self.execution.is_held(ref) else "; its memory has another value now"
+            remark = "" if self.execution.is_held(ref) else "; the memory has a different value now"
             lines += [f"memory: {place}{remark}", f"written by {self._with_line(op)}"]
         return [*lines, self._next_read(ref)]
 

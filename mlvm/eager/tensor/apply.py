@@ -29,7 +29,7 @@ from mlvm.eager.tensor.tensor import Tensor, from_array
 from mlvm.eager.tensor.tensor import untracked as untracked
 from mlvm.machines.native.extension import EXTENSION
 
-_REMEMBERED: Final = 4096  # limit of calls and of types per call; x[i] is one call per i
+_REMEMBERED: Final = 4096  # limit of calls, and types per call; each x[i] is a separate call
 
 Tensors: TypeAlias = tuple[Tensor, ...]
 Types: TypeAlias = tuple[TensorType, ...]
@@ -63,7 +63,7 @@ class OneOp(CallFields):
             self.types.clear()
             self.templates.clear()
         if result is not None and (result.is_open or any(x.is_open for x in types)):
-            return result  # of one trace alone
+            return result  # valid only in one trace
         self.types[types] = result
         return result
 
@@ -126,7 +126,7 @@ def one_op(name: str, **attributes: Any) -> OneOp:
     except KeyError:
         pass
     except TypeError:  # a list is not hashable, but `bind` may take it
-        if _has_open(attributes.values()):  # of one trace alone
+        if _has_open(attributes.values()):  # valid only in one trace
             return OneOp(OPS[name], OPS[name].bind(attributes))
         spelling = None
     bound = values = OPS[name].bind(attributes)
@@ -181,7 +181,7 @@ def apply_in_python(call: OneOp, *operands: Tensor) -> Tensor:
     except HandleError as error:
         raise explain(error, arena.vm, (*operands, out)) from None
     ended = not (x.handle and y.handle) if pair else STALE in [x.handle for x in operands]
-    if ended:  # maybe before the launch, which then read another tensor of the same handle
+    if ended:  # if freed before the launch, a different tensor with this handle was read
         raise next(x.stale() for x in operands if x.handle == STALE)
     out.tape = None
     tape = current().tape

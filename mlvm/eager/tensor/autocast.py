@@ -41,7 +41,7 @@ class autocast(ContextBlock):
     attention. They cast f32 and half-precision operands to that dtype, which is the dtype of the
     result. Sums, such as `mean`, `softmax`, norms and losses, and exponentials, logarithms and
     powers, such as `x ** 2`, cast half precision to f32, which is the dtype of the result. All
-    other functions, such as activations, cast nothing. f64 is never cast, and neither is a result
+    other functions, such as activations, do not cast. f64 is never cast, and neither is a result
     for `out=`. The backward pass computes in the dtypes of the forward pass, even outside of the
     block; the gradient of an f32 tensor is f32. With float16 use an `ml.optim.LossScale`.
 
@@ -77,8 +77,8 @@ class autocast(ContextBlock):
                 half = DType.of(dtype)
             if half is None or not half.is_half:
                 raise DTypeError(
-                    'autocast: products are computed in "float16" or "bfloat16", on any device; '
-                    f"None leaves a block; got {brief(dtype)}"
+                    'autocast: expected "float16", "bfloat16" or None as the dtype of matrix '
+                    f"products, got {brief(dtype)}"
                     + ("; write @ml.autocast('bfloat16')" if inspect.isfunction(dtype) else "")
                 )
         self.dtype: DType | None = half if enabled else None
@@ -90,7 +90,7 @@ class autocast(ContextBlock):
         return f"autocast({self.dtype and self.dtype.long_name!r})"
 
     def __enter__(self) -> None:
-        if len(current().autocast_dtypes) > 1 or self.dtype is not None:  # else it changes nothing
+        if len(current().autocast_dtypes) > 1 or self.dtype is not None:  # otherwise no change
             super().__enter__()
 
 
@@ -110,7 +110,7 @@ def in_precision(
     if op.precision == "half":
         operands = in_half(operands)
     elif any(x.dtype.is_half for x in operands):
-        if "dtype" in op.attributes:  # it reads half precision, and sums in f32
+        if "dtype" in op.attributes:  # the op reads half precision, and sums in f32
             attributes = {**attributes, "dtype": attributes.get("dtype") or f32.name}
         else:
             operands = [in_single(x) for x in operands]

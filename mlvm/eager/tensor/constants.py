@@ -81,7 +81,7 @@ def constant(value: Scalar | Number, dtype: DType) -> Tensor:
         return tensor
     if EXTENSION is not None:
         number: Tensor | None = EXTENSION.number(pool.arena, TensorType(dtype), value)
-        if number is not None and key not in pool.used_once.entries:  # it may never be used again
+        if number is not None and key not in pool.used_once.entries:  # first use: keep no tensor
             pool.used_once[key] = None
             return number
         tensor = number

@@ -122,7 +122,7 @@ class use(OpenBlocks):
 
     def __enter__(self) -> VMProtocol:
         if self._is_entered or all(block is not self for block, _ in self._open()):
-            self._enter(self.vm)  # again, or in a different thread than the constructor
+            self._enter(self.vm)  # entered again, or in a different thread
         self._is_entered = True
         return self.vm
 

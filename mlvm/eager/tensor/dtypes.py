@@ -77,9 +77,9 @@ def isdtype(dtype: object, kind: object) -> bool:
     try:
         return source is DType.of(kind)
     except DTypeError:
-        raise ArgumentError(f"no kind {kind!r}; there are a dtype, {', '.join(_KINDS)}").at(
-            "isdtype", ()
-        ) from None
+        raise ArgumentError(
+            f"expected kind as a dtype or one of {', '.join(_KINDS)}, got {kind!r}"
+        ).at("isdtype", ()) from None
 
 
 @hinted
@@ -98,7 +98,7 @@ def result_type(*arrays_and_dtypes: object) -> DType:
         ml.result_type(ml.uint64, ml.int64)  # DTypeError
     """
     if not arrays_and_dtypes:
-        raise DTypeError("result_type takes 1 tensor or dtype, or more")
+        raise DTypeError("result_type: expected at least 1 tensor or dtype, got none")
     kinds = [scalar_kind(x.__class__) for x in arrays_and_dtypes]
     numbers = [kind for kind in kinds if kind]
     widest = widest_of(arrays_and_dtypes)
@@ -149,7 +149,7 @@ def finfo(type: object, /) -> FloatInfo:
     """
     dtype = _dtype_of(type)
     if not dtype.is_inexact:
-        raise DTypeError(f"finfo is for float and complex dtypes, not {dtype.name}")
+        raise DTypeError(f"finfo: expected a float or complex dtype, got {dtype.name}")
     if dtype is bf16:  # f32 without the lower half
         most = 2.0**128 - 2.0**120
         return FloatInfo(16, 2.0**-7, most, -most, 2.0**-126, bf16)
@@ -172,7 +172,7 @@ def iinfo(type: object, /) -> IntInfo:
     """
     dtype = _dtype_of(type)
     if not dtype.is_integer:
-        raise DTypeError(f"iinfo is for integer dtypes, not {dtype.name}")
+        raise DTypeError(f"iinfo: expected an integer dtype, got {dtype.name}")
     info = np.iinfo(dtype.numpy)  # type: ignore[type-var]
     return IntInfo(info.bits, int(info.max), int(info.min), dtype)
 

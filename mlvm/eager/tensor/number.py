@@ -1,10 +1,10 @@
 """Python numbers and dynamic lengths as inputs of a captured program.
 
 In a trace, a `Number` is the placeholder of a Python number. Python's arithmetic on it is recorded
-(`steps`), and repeated at each call with the number of that call: by Python, in double precision,
-so the result has the bits of the eager call. Values that Python code needs become guards
+(`steps`), and repeated at each call with the number of that call. Python repeats it in double
+precision, so the result has the bits of the eager call. Values that Python code needs become guards
 (`guarded`): the truth of `x > 0`, the value in a text or as an index. A call with other values
-there needs a different program. Numbers belong to one trace, and so to one thread.
+needs a different program. Numbers belong to one trace, and so to one thread.
 """
 
 from __future__ import annotations
@@ -275,7 +275,9 @@ class Numbers:
         for n in shape:
             n = n if type(n) is Number and n.is_open() else operator.index(n)
             if n < 0:
-                raise ShapeError(f"a shape is a tuple of integers >= 0, not {plain(tuple(shape))}")
+                raise ShapeError(
+                    f"expected a shape as a tuple of integers >= 0, got {plain(tuple(shape))}"
+                )
             lengths.append(n)
             key.append((n.place,) if type(n) is Number else n)
         opened = self.types.get(tuple(key))

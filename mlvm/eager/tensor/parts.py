@@ -61,7 +61,7 @@ def _is_row_of_another(x: Any) -> bool:
 def warn_of_part(frame: FrameType, x: Any) -> None:
     """Warn if the update of x at the frame's instruction has no effect.
 
-    x is then an argument without another reference, a row of a tensor that is still referenced, or
+    x is then an argument without other references, a row of a tensor that is still referenced, or
     a part of a tensor that is read later."""
     code, place = frame.f_code, frame.f_lasti
     _, text = _sites.get((id(code), place), lambda: (code, _lost(frame, type(x))))

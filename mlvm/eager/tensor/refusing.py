@@ -3,7 +3,7 @@
 Functions convert arguments where they use them. If such a conversion fails in mlvm's own code
 with a `TypeError` or a similar error, the wrappers of public functions call `refusal`. It compares
 the arguments with the annotations, and names the first argument that does not fit. A call that
-succeeds costs nothing. Errors raised by a user's function are not changed.
+succeeds has no overhead. Errors raised by a user's function are not changed.
 """
 
 from __future__ import annotations

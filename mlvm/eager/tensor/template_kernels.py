@@ -73,8 +73,7 @@ def chains_of(types: Sequence[TensorType], steps: Sequence[Any], noperands: int)
 
 
 class _Planner:
-    """Steps of a template, and the types of values by number: operands, results of steps, and
-    constants from -1 down; None if a type is not known."""
+    """Steps of a template, and the types of values by number; None for an unknown type."""
 
     def __init__(self, types: Sequence[TensorType], steps: list[Step], noperands: int) -> None:
         self.steps, self.noperands = steps, noperands

@@ -21,6 +21,10 @@ def _call(function: Callable[..., Any], args: tuple[Any, ...], keywords: Mapping
     return function(*args, **keywords)
 
 
+def _call_into(*_: object) -> bool:
+    return False
+
+
 def _opaque() -> None:
     """Without the extension there are no templates."""
 
@@ -35,6 +39,10 @@ def _pause(paused: bool) -> bool:
 
 call: Final[Callable[..., Any]] = _call if EXTENSION is None else EXTENSION.call
 """Return `function(*args, **keywords)`, by a template if there is one."""
+
+call_into: Final[Callable[..., bool]] = _call_into if EXTENSION is None else EXTENSION.call_into
+"""`call_into(out, op, operands, attributes)`: write the result of an op to the bytes of `out` by an
+open template. Return False, without an effect, if there is none."""
 
 opaque: Final[Callable[[], None]] = _opaque if EXTENSION is None else EXTENSION.opaque
 """Note that the composed call that runs in this thread depends on more than the key."""

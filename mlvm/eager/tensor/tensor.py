@@ -91,7 +91,7 @@ class Tensor(Methods, Allocation):
     node: int
 
     def __init__(self, *_: object, **__: object) -> None:  # an arena creates tensors with __new__
-        raise TypeError("a Tensor is made by ml.asarray, ml.zeros and the like, not by Tensor()")
+        raise TypeError("Tensor() cannot be called; create a tensor with ml.asarray or ml.zeros")
 
     def prepare(self) -> None:
         self.tape = None
@@ -268,7 +268,7 @@ class Tensor(Methods, Allocation):
 
     def __index__(self) -> int:
         if not self.dtype.is_integer:
-            raise DTypeError("only an integer tensor is an index").at("index", (self.type,))
+            raise DTypeError("expected an integer tensor as an index").at("index", (self.type,))
         return int(self._number("index"))
 
     def __len__(self) -> int:
@@ -293,8 +293,8 @@ class Tensor(Methods, Allocation):
             closed = closed_vm_of(self)
             if closed is not None:
                 return f"<{self.type}{where}: {closed}>"
-            return f"<dry {self.type}{where}>"  # it is alive, but on a VM without bytes
-        except CaptureError:  # it has no value before the recorded program is launched
+            return f"<dry {self.type}{where}>"  # the tensor is alive, but a dry VM has no values
+        except CaptureError:  # no value exists before the launch of the program
             return f"<captured {self.type}>"
         body = np.array2string(values, prefix="Tensor(", separator=", ", threshold=200)
         return f"Tensor({body}, {self.type}{where})"

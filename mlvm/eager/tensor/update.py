@@ -21,6 +21,7 @@ from mlvm.eager.tensor.apply import COPY, OneOp, apply, one_op
 from mlvm.eager.tensor.constants import is_same_kind
 from mlvm.eager.tensor.context import current_arena, lifted
 from mlvm.eager.tensor.reading import explain
+from mlvm.eager.tensor.templates import call_into
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.machines.native.extension import EXTENSION
 
@@ -40,8 +41,8 @@ def apply_into_in_python(out: Tensor, call: OneOp, *operands: Tensor) -> Tensor:
     If a view or a tape needs the old value, or the op cannot overwrite the operand, `out` moves to
     new memory in the same arena. Otherwise the result is written to the bytes of `out`.
 
-    Raises `ShapeError` or `DTypeError` for a result of a different shape or kind, and what `apply`
-    raises.
+    Raises `ShapeError` or `DTypeError` for a result of a different shape or kind, and the errors of
+    `apply`.
     """
     operands = lifted(operands)
     types = tuple([x.type for x in operands])
@@ -131,6 +132,8 @@ def make_exclusive(x: Allocation) -> None:
 def overwrite(out: Tensor, call: OneOp, *operands: Tensor) -> None:
     """Write the result of an op to the bytes of `out`, which has this type and shares no bytes."""
     operands = lifted(operands)
+    if call_into(out, call.op, operands, call.attributes):
+        return
     used = (out, *operands)
     try:
         out.arena.vm.launch(call.program(len(operands)), [x.handle for x in used])

@@ -81,7 +81,7 @@ def of_numbers(obj: object) -> Array:
         raise ShapeError(f"expected nested lists of equal lengths, got {_ragged(obj)}") from None
     except (TypeError, RuntimeError) as error:  # an object that PyTorch does not convert
         raise DTypeError(
-            f"the values of this {kind_of(obj)} cannot be read: {error}; join its tensors first, "
+            f"the values of this {kind_of(obj)} cannot be read: {error}; join the tensors first, "
             f"as torch.stack does"
         ) from None
     if array.dtype.kind == "O" and all(isinstance(x, int) for x in leaves(obj)):
@@ -94,7 +94,7 @@ def of_numbers(obj: object) -> Array:
         of_list = next((x for x in leaves(obj) if not isinstance(x, (int, float, complex))), obj)
         raise DTypeError(
             f"expected numbers, arrays, or nested lists of them, got {brief(of_list)}"
-            + (f"; of the items of this {kind_of(obj)} make a list: list(x)" if many else "")
+            + (f"; convert the {kind_of(obj)} with list(x)" if many else "")
         )
     if array.size and array.dtype.kind == "f" and all(isinstance(x, int) for x in leaves(obj)):
         try:

@@ -95,7 +95,7 @@ def warn_of_row(frame: FrameType, type: object) -> None:
             and not any(isinstance(part, ast.comprehension) for part in ast.walk(loop.iter))
         ):
             names = {*frame.f_code.co_varnames} - {*frame.f_code.co_cellvars}
-            is_local = loop.target.id in names  # no other function reads it
+            is_local = loop.target.id in names  # no other function reads a local variable
             parts: list[Any] = [
                 part for line in (loop.body if is_local else [tree]) for part in ast.walk(line)
             ]

@@ -45,7 +45,7 @@ def annotate_error(error: MlvmError, function: str, operands: Iterable[object]) 
     """Name the function and the operands in an error that names none, and drop the inner frames.
 
     The innermost frame of the traceback is then the caller's line: a bare `raise` after this adds
-    no frame for the function that raises. A call without an error costs nothing.
+    no frame for the function that raises. A call without an error has no overhead.
     """
     if isinstance(error, OpError):
         values = [*operands]
@@ -92,7 +92,7 @@ def public(fn: Callable[P, R]) -> Callable[P, R]:
             bound = None
             with suppress(TypeError):
                 bound = signature.bind(*args, **keywords)
-            if bound is not None:  # else the call below raises Python's error
+            if bound is not None:  # otherwise the call below raises Python's error
                 _convert_arrays(bound.arguments, operands)
                 args, keywords = bound.args, bound.kwargs  # type: ignore[assignment]
             return fn(*args, **keywords)

@@ -350,5 +350,5 @@ def _vjp(
     return [*parts, *lane_sums]
 
 
-if not TYPE_CHECKING:  # else a type checker would allow any name
+if not TYPE_CHECKING:  # otherwise type checkers would allow any name
     __getattr__ = old_names(__name__, "ml", globals())

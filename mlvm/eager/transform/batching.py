@@ -83,7 +83,7 @@ def axis_of(axis_name: str) -> tuple[int, Tensor]:
     if axis_name not in current().axes:
         names = ", ".join(map(repr, current().axes)) or "none"
         raise ArgumentError(
-            f"no enclosing vmap has axis_name {brief(axis_name)}; there are: {names}"
+            f"expected the axis_name of an enclosing vmap ({names}), got {brief(axis_name)}"
         )
     return current().axes[axis_name]
 
@@ -91,7 +91,7 @@ def axis_of(axis_name: str) -> tuple[int, Tensor]:
 class BatchingInterpreter:
     """Interpreter of values with a batch of n elements (see `trace.Interpreter`).
 
-    live: mask of the elements that take part, None for all. is_dry: True in a dry run, which
+    live: mask of the active elements, None for all. is_dry: True in a dry run, which
     computes only which values are batched. records: the records of residuals, in an eager
     interpretation.
     """
@@ -384,7 +384,7 @@ class BatchingInterpreter:
     def function(
         self, procedure: Procedure, body: Body[Batched], args: Values, types: Types
     ) -> Values:
-        """Call the function if any element takes part, so that the recursion terminates."""
+        """Call the function if any element is active, so that the recursion terminates."""
         if self.is_dry:
             return _dry_values([True] * len(types))
         flags, live = [v.is_batched for v in args], self.live
@@ -409,7 +409,7 @@ class BatchingInterpreter:
         return _batched(outputs, [True] * len(types))
 
     def custom(self, rule: CustomRule, body: Body[Batched], args: Values, types: Types) -> Values:
-        """Call a function with a rule for the whole batch, applying the rule to each element.
+        """Call a function with a rule for the batch, applying the rule to each element.
 
         Cotangents of an unbatched argument are summed.
         """
@@ -417,7 +417,7 @@ class BatchingInterpreter:
         if self.is_dry:
             return _dry_values([True] * len(types))
         n, what = self.n, f"the rule of {rule.name}"
-        own: Any = rule  # it has fwd and bwd, or jvp
+        own: Any = rule  # the rule has fwd and bwd, or jvp
 
         def for_batch(fn: Callable[..., Any], xs: Sequence[Tensor | None], flags: Flags) -> Any:
             there = [x is not None for x in xs]

@@ -89,11 +89,11 @@ class CustomRule:
             else:
                 outputs: Tensors = functions.called(object(), self.name, operands, self.fn)
                 callee = on.calls[-1].callee
-                assert callee is not None  # it was called
+                assert callee is not None  # the function was called
                 callee.rule = self
                 return outputs
         outs = [untracked(y) for y in outs]
-        assert tape is not None  # it follows an argument
+        assert tape is not None  # the tape follows an argument
         add_node(tape, outs, args, {}, [*args, *res], partial(self._vjp, outs, len(args)))
         return outs
 
@@ -126,7 +126,7 @@ class CustomRule:
                 res = self.fwd(args)[1]
             return self.bwd(res, gs)
         jvp = self.jvp
-        assert jvp is not None  # it has a rule
+        assert jvp is not None  # the function has a rule
         floats = [i for i, x in enumerate(args) if x.dtype.is_inexact]
 
         def linear(*ts: Tensor) -> Tensors:
@@ -141,7 +141,7 @@ class CustomRule:
 
 
 class _RefusingTape:
-    """Tape that raises for tensors of another tape, while a function with a rule runs."""
+    """Tape that raises for tensors of other tapes, while a function with a rule runs."""
 
     within: object = None
     has_lost: bool = False
@@ -226,7 +226,7 @@ class _Arguments:
             if x is not None and (not isinstance(x, Tensor) or x.type is not type_):
                 raise GradientError(f"{what}: expected {type_}, got {described(x)}")
             if x is not None and not type_.dtype.is_inexact:
-                raise GradientError(f"{what}: expected None for {type_}, which is no float")
+                raise GradientError(f"{what}: expected None for {type_}, which is not a float")
         return leaves
 
 
@@ -316,7 +316,7 @@ class custom_vjp(_CustomFunction[P, R]):
 
     The function and the rule must not use a differentiated tensor from outside: that raises
     `GradientError`. `jvp` of such a function also raises it; `jvp` of the gradient works. A rule is
-    eager code, so it can be differentiated, and `vmap` runs it for the whole batch.
+    eager code, so it can be differentiated, and `vmap` runs it once for the batch.
 
     The tensors: any shapes. Raises `GradientError` for a missing rule, and for cotangents of wrong
     types.
@@ -359,7 +359,7 @@ class custom_vjp(_CustomFunction[P, R]):
             count = len(arguments.structures)
             if not isinstance(result, (tuple, list)) or len(result) != count:
                 raise GradientError(
-                    f"{name}: expected a tuple of {counted(count, 'cotangent')} from bwd, one an "
+                    f"{name}: expected a tuple of {counted(count, 'cotangent')} from bwd, one per "
                     f"argument, got {brief(result)}"
                 )
             parts: Maybe = []
@@ -421,7 +421,7 @@ class custom_jvp(_CustomFunction[P, R]):
         def jvp(primals: Sequence[Tree], tangents: Sequence[Tree]) -> tuple[Tree, Tree]:
             out: Any = self(*primals)  # type: ignore[call-arg]
             if len(jvps) != len(primals):
-                counts = f"{len(primals)}, one an argument, got {len(jvps)}"
+                counts = f"{len(primals)}, one per argument, got {len(jvps)}"
                 raise GradientError(f"{self.__name__}: defjvps: expected {counts}")
             parts = [
                 self._run(rule, t, out, *primals)

@@ -57,7 +57,7 @@ def host_call(
         ml.host_call("softclip", x, vjp=lambda g, x, out: g * (1.0 - out * out))
 
     Raises `UnknownFunctionError`, `ArgumentError`, `DTypeError` for an operand that is not a
-    tensor, `StaleTensorError`, and what the function raises. A gradient through a call without a
+    tensor, `StaleTensorError`, and errors of the function. A gradient through a call without a
     rule raises `GradientError`, and a captured call of a function without a type rule raises
     `CaptureError`.
 
@@ -154,5 +154,5 @@ def _aliased(xs: Tensors) -> Tensors:
     return [alias_of(x) for x in xs]
 
 
-if not TYPE_CHECKING:  # else a type checker would allow any name
+if not TYPE_CHECKING:  # otherwise type checkers would allow any name
     __getattr__ = old_names(__name__, "ml", globals())

@@ -56,7 +56,7 @@ def jacfwd(
     that is not a float has None. With `has_aux` the function returns `(jacobian, aux)`. Arguments
     are real; with `holomorphic` arguments, results and derivatives are complex.
 
-    Raises `DTypeError` for arguments of other dtypes, and what `jvp` and `grad` raise.
+    Raises `DTypeError` for arguments of other dtypes, and the errors of `jvp` and `grad`.
 
         >>> ml.jacfwd(lambda x: x * x)(ml.asarray([1.0, 2.0]))
         Tensor([[2., 0.],
@@ -115,8 +115,8 @@ def jacrev(
     with fewer outputs than inputs. Otherwise it is like `jacfwd`. Results are real; with
     `holomorphic` results and arguments are complex.
 
-    The result: [...] of any shape. Raises `DTypeError` for results of other dtypes, and what `vjp`
-    and `grad` raise.
+    The result: [...] of any shape. Raises `DTypeError` for results of other dtypes, and the errors
+    of `vjp` and `grad`.
 
         >>> ml.jacrev(lambda x: ml.sum(x * x, axis=1))(ml.asarray([[1.0, 2.0]]))
         Tensor([[[2., 4.]]], f32[1,1,2])
@@ -180,7 +180,7 @@ def hessian(
     one argument, *shape of the other]. The options are the same as for `jacfwd`. `hvp`, the product
     with a vector, costs only about two gradients.
 
-    The result: [...] of any shape, usually a scalar. Raises what `jacfwd` and `jacrev` raise.
+    The result: [...] of any shape, usually a scalar. Raises the errors of `jacfwd` and `jacrev`.
 
         >>> ml.hessian(lambda x: ml.sum(x**3))(ml.asarray([1.0, 2.0]))
         Tensor([[ 6.,  0.],
@@ -209,7 +209,7 @@ def hvp(
     parameters and a batch. A tangent has the structure of the primal, or is None for a constant.
     The product has the structure of the gradient, with `argnums` as in `grad`.
 
-    Raises what `grad` and `jvp` raise.
+    Raises the errors of `grad` and `jvp`.
 
         >>> x, v = ml.asarray([1.0, 2.0]), ml.asarray([1.0, 0.0])
         >>> ml.hvp(lambda x: ml.sum(x**3), (x,), (v,))

@@ -3,7 +3,7 @@
 In: the trace of a function, primals and tangents. Out: values and tangents, by `interpret` with
 pairs (`Dual`).
 
-Invariant: a zero tangent is None and costs nothing. A loop therefore has tangents only for the
+Invariant: a zero tangent is None and has no cost. A loop therefore has tangents only for the
 parts of the state that get a tangent in some iteration; a dry run finds them first
 (`_tangent_fixed_point`).
 
@@ -317,7 +317,7 @@ class JvpInterpreter:
     ) -> tuple[Kinds, Kinds, Sequence[TensorType]]:
         """Return which parts of a loop's state, and which rows, may have a tangent.
 
-        Also return the types of a row. A dry run computes nothing else of the loop, because nested
+        Also return the types of a row. A dry run skips the rest of the loop, because nested
         loops would need quadratic work."""
         kinds = _kinds(state)
         while self.has_tangents or self.is_dry:
@@ -508,7 +508,8 @@ class TracedFunction:
         where = f" at {path}" if path else ""
         if not x.dtype.is_inexact:
             raise DTypeError(
-                f"{self.what}: expected None as the tangent of {x.type}{where}, which is no float"
+                f"{self.what}: expected None as the tangent of {x.type}{where}, which is not a "
+                f"float"
             )
         if not isinstance(t, (Tensor, dict, tuple)):
             t = asarray(t, dtype=x.dtype)
@@ -520,7 +521,7 @@ class TracedFunction:
     def _differ(self, path: str, tree: Tree, other: Tree) -> NoReturn:
         where = f" at {path}" if path else ""
         raise DTypeError(
-            f"{self.what}: expected a tangent with the structure of its primal, "
+            f"{self.what}: expected a tangent with the structure of the primal, "
             f"{with_article(type(tree).__name__)}{where}, got {with_article(type(other).__name__)}"
         )
 
@@ -562,7 +563,7 @@ def jvp(
 
     The derivative is the product of the Jacobian with the tangents. The primals are trees of
     tensors, arrays and numbers of any shapes. Each tangent is a tree of the same structure and
-    types, in which None stands for zeros, also for a whole tree. The tangent of integers and bools
+    types, in which None represents zeros, also for a subtree. The tangent of integers and bools
     is None. `fn` returns a tree of tensors. The tangent of this tree has floats for floats, and
     None elsewhere. With `has_aux`, `fn` returns a pair of this tree and a second tree of tensors,
     which is the third result.
@@ -572,7 +573,7 @@ def jvp(
     saved activations (Griewank and Walther, Evaluating Derivatives, 2nd ed., 2008, section 3.1).
 
     Raises `DTypeError` or `ShapeError` for tangents of other structures, dtypes or shapes than the
-    primals, `CaptureError` where `fn` reads a value, and what `fn` raises.
+    primals, `CaptureError` where `fn` reads a value, and the errors of `fn`.
 
         >>> ml.jvp(ml.sin, (ml.asarray([0.0]),), (ml.asarray([2.0]),))
         (Tensor([0.], f32[1]), Tensor([2.], f32[1]))
@@ -590,7 +591,7 @@ def jvp(
             raise DTypeError(f"jvp: expected a tuple of {name}, got {brief(trees)}")
     if len(primals) != len(tangents):
         raise DTypeError(
-            f"jvp: expected one tangent a primal, got {len(primals)} primals and "
+            f"jvp: expected one tangent per primal, got {len(primals)} primals and "
             f"{len(tangents)} tangents"
         )
     traced_fn = TracedFunction(fn, primals, "jvp", has_aux)
@@ -607,8 +608,8 @@ def linearize(fn: Callable[..., Any], *primals: Tree, has_aux: bool = False) -> 
     Values that do not depend on tangents are computed once, here. A loop or branch that tangents go
     through is run again by each call.
 
-    The primals are trees of tensors of any shapes; the tangents have the same. Raises what `jvp`
-    raises.
+    The primals are trees of tensors of any shapes; the tangents have the same. Raises the errors of
+    `jvp`.
 
         >>> y, forward = ml.linearize(ml.sin, ml.asarray([0.0]))
         >>> forward(ml.asarray([2.0]))
@@ -623,7 +624,8 @@ def linearize(fn: Callable[..., Any], *primals: Tree, has_aux: bool = False) -> 
     def forward(*tangents: Tree) -> Tree:
         if len(tangents) != len(primals):
             raise DTypeError(
-                f"linearize: expected one tangent a primal, got {len(tangents)} for {len(primals)}"
+                f"linearize: expected one tangent per primal, got {len(tangents)} "
+                f"for {len(primals)}"
             )
         pairs = zip(traced_fn.xs, traced_fn.tangents(tangents), strict=True)
         return as_dicts(structure, linear([_tangent(Dual(x, t)) for x, t in pairs if _is_float(x)]))

@@ -4,7 +4,7 @@ In: a function and the argument types. It is called once with placeholders, and 
 recorded as for `capture` (`trace_function`). Out: a `Trace`, which `interpret` runs with an
 `Interpreter`: `batching` passes batched values, `jvp` passes values with tangents.
 
-Invariant: an interpreter is eager code. It may be taped, captured, or be a part of another trace,
+Invariant: an interpreter is eager code. It may be taped, captured, or be a part of an outer trace,
 so transformations compose in any order.
 
 Source: Frostig et al., Compiling machine learning programs via high-level tracing, SysML 2018.

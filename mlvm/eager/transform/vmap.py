@@ -13,7 +13,7 @@ from typing import Any, Final, NoReturn, TypeAlias
 
 import numpy as np
 
-from mlvm.core.errors import ArgumentError, AxisError, DTypeError, ShapeError, brief
+from mlvm.core.errors import ArgumentError, AxisError, DTypeError, ShapeError, brief, counted
 from mlvm.core.rules import normalize_axis
 from mlvm.core.types import TensorType
 from mlvm.eager.functions.creation import arange, asarray
@@ -43,7 +43,7 @@ def vmap(
     axis_size: int | None = None,
     axis_name: str | None = None,
 ) -> Callable[..., Tree]:
-    """Vectorize `fn` over an axis of the arguments: each op runs once for the whole batch.
+    """Vectorize `fn` over an axis of the arguments: each op runs once for the batch.
 
     Arguments:
 
@@ -213,8 +213,7 @@ def _axes_of(tree: Tree, axes: Axes, name: str, of: str) -> dict[str, int | None
 
     def differ(path: str, part: Tree, other: Tree) -> NoReturn:
         raise ArgumentError(
-            f"vmap: {name} does not fit {of}: it has {_count_of(part)} where there "
-            f"{'are' if isinstance(other, _CONTAINERS) else 'is'} {_count_of(other)}"
+            f"vmap: {name} does not fit {of}: expected {_count_of(other)}, got {_count_of(part)}"
         )
 
     axis_leaves, structure = flatten(axes, ends=ends)
@@ -235,7 +234,7 @@ def _count_of(part: Tree) -> str:
     if isinstance(part, dict):
         return f"a dict of {', '.join(map(str, part)) or 'nothing'}"
     if isinstance(part, (list, tuple)):
-        return f"{len(part)} items"
+        return counted(len(part), "item")
     return described(part)
 
 

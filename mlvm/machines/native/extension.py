@@ -4,7 +4,8 @@ MLVM_NATIVE is the default of `native=`: `0` selects the numpy kernels, and `1` 
 or an error. Otherwise the native kernels are used if they were built. MLVM_SIMD selects an
 instruction set of the processor: `amx`, `avx512_bf16`, `avx512`, `avx2`, `plain`; and for tests
 `amx_emulated`. If a checkout lacks the set, it is compiled. MLVM_THREADS is the number of threads
-of the default VM.
+of the default VM. MLVM_MACHINE_CODE is `0` to generate no machine code for chains, or `1`, for
+tests, to generate the code before the first run of a chain.
 """
 
 from __future__ import annotations
@@ -63,6 +64,9 @@ def _load() -> tuple[ModuleType | None, str]:
         return None, f"it cannot be loaded: {error}"
     if simd and not module.choose_simd(simd):
         return module, f"no {simd} kernels"
+    after = {"0": 0, "1": 1}.get(os.environ.get("MLVM_MACHINE_CODE", ""))
+    if after is not None:
+        module.code_after(after)
     return module, f"{module.simd()} kernels"
 
 

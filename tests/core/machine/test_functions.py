@@ -63,7 +63,7 @@ def test_the_form_that_writes_wants_a_tensor_of_the_results_type() -> None:
         slot.infer([TensorType(f32), VECTOR, VECTOR], {})
     with pytest.raises(DTypeError, match="does not fit into f64"):
         slot.infer([TensorType("f64", (2,)), VECTOR, VECTOR], {})
-    refuses(ShapeError, r"takes 2 tensors, got 1", slot.infer, [VECTOR, VECTOR], {})
+    refuses(ShapeError, r"expected 2 tensors, got 1", slot.infer, [VECTOR, VECTOR], {})
 
 
 def test_the_form_that_makes_its_result_refuses_operands_when_called() -> None:

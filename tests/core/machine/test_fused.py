@@ -352,7 +352,7 @@ def test_equal_attributes_are_one_chain_and_those_that_are_only_equal_in_python_
 
     chain = bind(attributes(0))["chain"]
     assert bind(attributes(0))["chain"] is chain
-    refuses(errors.ArgumentError, "parameters are numbered", bind, attributes(False))
+    refuses(errors.ArgumentError, "expected numbers of parameters", bind, attributes(False))
 
 
 def test_a_call_with_too_few_tensors_to_write_or_with_values_is_refused() -> None:

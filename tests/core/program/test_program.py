@@ -54,9 +54,9 @@ def test_of_op_pushes_the_arguments_calls_and_halts() -> None:
 @cases("name", "", "a b", "1st", ".x", "f;", 'f"', "main\n", 5, None)
 def test_a_name_is_one_that_assembly_can_write(name: Any) -> None:
     body = straight("halt").main
-    with pytest.raises(ProgramError, match="a function's name is letters, digits, _ and"):
+    with pytest.raises(ProgramError, match="expected a function name of letters, digits, _ and"):
         Program([body, body._replace(name=name)])
-    with pytest.raises(ProgramError, match="a constant's name is letters, digits, _ and"):
+    with pytest.raises(ProgramError, match="expected a constant name of letters, digits, _ and"):
         with_constants({name: f32s(1)})
 
 

@@ -386,7 +386,7 @@ def test_wrong_functions_and_rules_name_the_mistake(typed: ml.VM) -> None:
     copy = lambda f: f.push(param(f, 0))  # noqa: E731
     one = ml.TensorType("f32", (2,))
     for name in ("add", "add.out", "fused"):
-        text = f"register: '{name}' is an op of mlvm; choose another name"
+        text = f"register: '{name}' is an op of mlvm; choose a different name"
         refuses(MachineError, text, register, name, copy)
     refuses(MachineError, "register: expected a name as str, got 3", register, 3, copy)
     text = r"g: expected a function of types as result, got .*; write result=lambda x"

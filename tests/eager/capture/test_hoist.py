@@ -128,8 +128,10 @@ def test_the_next_call_uses_what_was_written(kind: str) -> None:
             write(model)
             assert np.array_equal(step(x), model(x)), name
         assert calls(step) < calls(plain)
-        assert step.plan.ahead > 0 == plain.plan.ahead
-        assert f"{step.plan.ahead:,} bytes are computed ahead" in str(step.plan)
+        assert step.plan.hoisted_nbytes > 0 == plain.plan.hoisted_nbytes
+        assert f"{step.plan.hoisted_nbytes:,} bytes are computed before the first launch" in str(
+            step.plan
+        )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -151,7 +153,7 @@ def test_weights_that_change_before_each_call_are_used_as_they_are(
             assert np.array_equal(result, model(x))
             assert np.array_equal(result, plain(x))
         assert hits == [True, True, False, False, True, False, True, True, False]
-        assert step.plan.ahead == step._last_entry().launch.planned.plan.ahead > 0
+        assert step.plan.hoisted_nbytes == step._last_entry().launch.planned.plan.hoisted_nbytes > 0
         assert step.plan.nbytes == plain.plan.nbytes
         assert step.signatures == 1
         step.save(tmp_path / "step.mlvm")  # with what is computed ahead
@@ -255,8 +257,8 @@ def test_programs_of_one_function_share_it_and_close_gives_it_back() -> None:
         assert step.signatures == 4
         assert vm.consumed_size_in_mib() > before
         [hoisted] = vm.attached(HoistCache).values
-        assert hoisted._arena.capacity == hoisted._arena.used == step.plan.ahead
-        assert "ahead of <lambda>" in hoisted._arena.report()
+        assert hoisted._arena.capacity == hoisted._arena.used == step.plan.hoisted_nbytes
+        assert "hoisted values of <lambda>" in hoisted._arena.report()
         del outs, hoisted
         step.close()
         assert vm.consumed_size_in_mib() == before
@@ -302,7 +304,7 @@ def test_functions_that_differ_in_the_sign_of_a_zero_share_nothing() -> None:
     ]
     for step, end in zip(steps, (np.inf, -np.inf), strict=True):
         assert step(ml.ones(5)).numpy().tolist() == [end, 0.5, 0.5, 0.5, end]
-        assert step.plan.ahead > 0
+        assert step.plan.hoisted_nbytes > 0
 
 
 def test_what_takes_far_more_than_it_is_made_of_stays() -> None:
@@ -313,13 +315,13 @@ def test_what_takes_far_more_than_it_is_made_of_stays() -> None:
 
     step = ml.capture(wide)
     assert np.array_equal(step(row), wide(row))
-    assert step.plan.ahead == 12032
+    assert step.plan.hoisted_nbytes == 12032
     step = ml.capture(lambda x: x * ml.astype(mask, "f64"))
     step(row.astype("f64"))
-    assert step.plan.ahead == 0  # eight times as much
+    assert step.plan.hoisted_nbytes == 0  # eight times as much
     step = ml.capture(lambda x: x * ml.astype(mask, "f32"))
     step(row)
-    assert step.plan.ahead == 12032
+    assert step.plan.hoisted_nbytes == 12032
 
 
 def test_inside_loops_and_branches() -> None:
@@ -339,7 +341,7 @@ def test_inside_loops_and_branches() -> None:
         assert np.array_equal(step(x), looped(x))
         assert np.array_equal(plain(x), looped(x))
         w *= 1.5
-    assert step.plan.ahead == 2 * 128 + 64
+    assert step.plan.hoisted_nbytes == 2 * 128 + 64
     assert calls(step) < calls(plain)
 
 
@@ -418,7 +420,7 @@ def test_weights_are_packed_once_and_no_bit_changes(case: str, tmp_path: Path) -
         step(x)
         result = vm.read(step(x).handle)  # its weights have stayed
         assert "packed_" in ml.disassemble(step.program)
-        assert w.nbytes <= step.plan.ahead <= 1.4 * w.nbytes
+        assert w.nbytes <= step.plan.hoisted_nbytes <= 1.4 * w.nbytes
         step.save(tmp_path / "step.mlvm")
         saved = SavedStep.from_bytes((tmp_path / "step.mlvm").read_bytes())
         argument = vm.read(x.handle)

@@ -68,7 +68,7 @@ def test_a_budget_drops_a_write_that_nothing_reads() -> None:
     step = ml.capture(gradient)
     expected = [g.numpy() for g in step(x, a)]
     for percent in range(98, 40, -4):
-        nbytes = (step.plan.nbytes + step.plan.ahead) * percent // 100
+        nbytes = (step.plan.nbytes + step.plan.hoisted_nbytes) * percent // 100
         try:
             got = ml.capture(gradient, memory=nbytes)(x, a)
         except ml.errors.BudgetError:

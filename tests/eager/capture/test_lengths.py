@@ -513,7 +513,7 @@ def test_a_saved_step_refuses_other_lengths(shapes: Any, message: str, tmp_path:
     def fn(x: Any, y: Any) -> Any:
         return ml.sum(x * y[:, None]) if x.shape[0] > 4 else ml.sum(x)
 
-    line = f"{__file__}:{fn.__code__.co_firstlineno + 1}; save another step"
+    line = f"{__file__}:{fn.__code__.co_firstlineno + 1}; save a second step"
     step = ml.capture(fn, dynamic_axes={"x": ("n", None), "y": ("n",)}, max_sizes={"n": 8})
     step(matrix(7), ml.ones(7))
     saved = loaded(step, tmp_path)
@@ -729,7 +729,7 @@ def test_a_number_of_a_length_that_does_not_fit_names_the_length(tmp_path: Path)
     for n in (3, 4, 5):
         step(ml.ones((n, 2), dtype="int8"))
     saved = loaded(step, tmp_path)
-    refuses(ShapeError, "at n = 128, 128 is no i8", saved, np.ones((128, 2), "i1"))
+    refuses(ShapeError, "at n = 128, 128 is out of range for i8", saved, np.ones((128, 2), "i1"))
     assert saved(np.ones((5, 2), "i1"))[0].tolist() == [[5, 5]] * 5
 
 

@@ -119,6 +119,6 @@ def test_what_is_measured_suffices_exactly(name: str) -> None:
     growth = run.vm.consumed_size_in_mib() - before - run.batch.capacity / 2**20
     plan = captured.plan
     assert plan == needed.plan
-    assert round(growth * 2**20) == plan.nbytes + plan.ahead
+    assert round(growth * 2**20) == plan.nbytes + plan.hoisted_nbytes
     captured.close()
     assert run.vm.consumed_size_in_mib() == before + run.batch.capacity / 2**20

@@ -234,7 +234,7 @@ def test_names_that_are_refused(tmp_path: Path) -> None:
     ),
     ({"a": {"b": b"x"}}, None, ml.errors.DTypeError, "as a/b, got"),
     ({"c": ml.nn.Linear}, None, ml.errors.DTypeError, "as c, got"),
-    ({"a/b": 1, "a": {"b": 2, "c": np.ones(1)}}, None, ml.errors.PathError, "two parts have the p"),
+    ({"a/b": 1, "a": {"b": 2, "c": np.ones(1)}}, None, ml.errors.PathError, "two values have"),
 )
 def test_what_cannot_be_saved(
     tmp_path: Path, tensors: Any, metadata: Any, error: type[Exception], reason: str
@@ -400,7 +400,7 @@ def test_a_file_whose_header_is_as_long_as_a_pickle_begins_is_loaded(file: Path)
     ({"x": entry("F16", [0, 2**31, 2**30], 0, 0)}, "x: f32 of shape .* is larger than"),
     ({"x": entry("F8_E5M2", [2**63], 0, 0)}, "x: f8e5m2 of shape .* is larger than"),
     ('{"\\u001b[31m\\n": 3}', r"\\x1b\[31m\\n: expected dtype"),
-    ({"x": entry("U8", [1] * 70, 0, 1)}, "x: a tensor has at most 64 dimensions, not 70"),
+    ({"x": entry("U8", [1] * 70, 0, 1)}, "x: expected at most 64 dimensions, got 70"),
     ({"x": entry("F32", [1], 4, 8)}, "x: expected an offset of 0 .*, got bytes 4 to 8"),
     ({"x": entry("U8", [9], 0, 9)}, "expected 9 bytes of data, got 8"),
     ({"x": entry("U8", [4], 0, 4)}, "expected 4 bytes of data, got 8"),

@@ -187,7 +187,7 @@ _KEY = struct.pack("<Q1sI", 1, b"k", 9)
 
 _BAD = {
     "version 77": _file(version=77),
-    "end in the header": _file(name=b"x" * 99)[:80],
+    "inside the header": _file(name=b"x" * 99)[:80],
     "header announces": _file(tensors=2**60),
     "metadata contains k twice": _file(values=2, metadata=2 * struct.pack("<Q1sII", 1, b"k", 4, 1)),
     "format 99": _file(code=99),

@@ -110,10 +110,10 @@ def test_a_frozen_tensor_that_is_assigned_stays_frozen_until_the_field_is_delete
 
 @cases(
     "where, text",
-    ("head", "no tensor is meant by 'head'; there are: .*blocks_1/kernel"),
-    ("blocks.0.*", "there are, with / between names: "),
-    (lambda path, x: False, "no tensor is meant by this function"),
-    (3, "a pattern of paths, or a function of path and tensor, not 3"),
+    ("head", "no tensor matches 'head'; expected: .*blocks_1/kernel"),
+    ("blocks.0.*", "expected, with / between names: "),
+    (lambda path, x: False, "no tensor matches this function"),
+    (3, "a pattern of paths, or a function of path and tensor, got 3"),
     ("scales/a", "Net.scales: what a dict .* is frozen together, and alone: scales/a, scales/b"),
 )
 def test_what_cannot_be_frozen(model: Net, where: Any, text: str) -> None:
@@ -231,7 +231,7 @@ def test_what_a_buffer_in_a_list_assigns_is_kept() -> None:
 
 def test_a_tensor_in_a_list_is_no_buffer(model: Net) -> None:
     model.offsets[0] = nn.buffer(model.offsets[0])
-    refuses(DTypeError, "not a Buffer at offsets_0; a field is one", model.state)
+    refuses(DTypeError, "got a Buffer at offsets_0; buffers are fields", model.state)
 
 
 # --- where= --------------------------------------------------------------------------
@@ -275,10 +275,10 @@ def test_two_optimizers_share_a_gradient() -> None:
     for path, x in both.named_parameters().items():
         other = (model if path.startswith("blocks") else reference).named_parameters()[path]
         np.testing.assert_array_equal(x.numpy(), other.numpy())
-    refuses(ArgumentError, "no tensor is meant by 'x'", ml.optim.SGD, model, 0.1, where="x")
+    refuses(ArgumentError, "no tensor matches 'x'", ml.optim.SGD, model, 0.1, where="x")
     refuses(
         ArgumentError,
-        "no parameter is in the group 'offsets_0'",
+        "no parameter matches the group 'offsets_0'",
         ml.optim.SGD,
         model,
         0.1,

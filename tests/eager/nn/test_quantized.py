@@ -62,16 +62,18 @@ def test_what_stays_as_it_is_is_told_with_the_reason() -> None:
     model[6].axis = -2
     small = ml.quantize(model, "i8", where="layers_1")
     report = ml.quantization_errors(model, small)
-    owners = [(row.path, row.layer, row.nbytes) for row in report.left if row.layer != "GRUCell"]
+    owners = [
+        (row.path, row.layer, row.nbytes) for row in report.unquantized if row.layer != "GRUCell"
+    ]
     assert owners[:2] == [("layers_0", "Embedding", 128), ("layers_2", "LayerNorm", 32)]
-    assert sum(each.nbytes for each in report.left) == sum(
+    assert sum(each.nbytes for each in report.unquantized) == sum(
         x.nbytes for path, x in model.state().items() if not path.startswith("layers_1/")
     )
     lines = repr(report).splitlines()[2:]
-    assert "stays: 128 bytes of Embedding, a lookup, see nn.QuantizedEmbedding" in lines
-    assert "stays: 64 bytes of LayerNorm, no Linear" in lines
-    assert "stays: 40 bytes of Linear, where= does not mean it" in lines
-    assert "stays: 24 bytes of Linear, along another axis than the last" in lines
+    assert "not quantized: 128 bytes of Embedding, a lookup, see nn.QuantizedEmbedding" in lines
+    assert "not quantized: 64 bytes of LayerNorm, not a Linear" in lines
+    assert "not quantized: 40 bytes of Linear, not selected by where=" in lines
+    assert "not quantized: 24 bytes of Linear, axis other than -1" in lines
 
 
 def test_rows_are_quantised_as_they_come(model: ml.nn.Sequential, x: ml.Tensor) -> None:
@@ -111,8 +113,8 @@ def test_what_is_refused(model: ml.nn.Sequential, x: ml.Tensor) -> None:
         "i4",
         dynamic=True,
     )
-    refuses(ArgumentError, "no Linear layer is meant", ml.quantize, model, where="head")
-    refuses(ArgumentError, "and there are LayerNorm; see ml.q", ml.quantize, ml.nn.LayerNorm(2))
+    refuses(ArgumentError, "no Linear layer matches", ml.quantize, model, where="head")
+    refuses(ArgumentError, "got LayerNorm; see ml.q", ml.quantize, ml.nn.LayerNorm(2))
     lookup, text = ml.nn.Embedding(4, 2), r"Embedding write (ml\.nn.*\))$"
     error = refuses(ArgumentError, text, ml.quantize, lookup)
     match = re.search(text, str(error))
@@ -125,7 +127,7 @@ def test_what_is_refused(model: ml.nn.Sequential, x: ml.Tensor) -> None:
     for group in ("a", 32.0, 0):
         refuses(ArgumentError, "group as an int", ml.quantize, model, group=cast(Any, group))
     refuses(ArgumentError, "group as an int", ml.quantize_groups, x, group=cast(Any, "a"))
-    refuses(ArgumentError, "what quantize made", ml.quantization_errors, model, model)
+    refuses(ArgumentError, "the result of quantize", ml.quantization_errors, model, model)
     x = ml.astype(ml.zeros((2, 4)), "i4")
     for wrong in (lambda: x + x, lambda: x[0], lambda: ml.sum(x), lambda: x @ x.numpy()):
         refuses(DTypeError, "astype", wrong)

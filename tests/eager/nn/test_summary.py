@@ -111,7 +111,7 @@ def test_what_a_summary_takes_and_refuses() -> None:
     large = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
     assert "f32[1000000000,2]" in repr(large.summary(ml.TensorType("f32", [10**9, 2])))
     assert repr(linear.summary((4, 2))) == repr(linear.summary(ml.ones((4, 2))))
-    text = r"^Linear takes 2 features, x has 3 \(f32\[1,3\], axis -1\)$"
+    text = r"^Linear: expected 2 features, x has 3 \(f32\[1,3\], axis -1\)$"
     refuses(ShapeError, text, linear.summary, ml.ones((1, 3)))
 
     class Reading(nn.Module):

@@ -662,11 +662,11 @@ def test_a_constructor_takes_the_fields_of_its_class() -> None:
     for name, message in [
         ("rate", "got an unexpected keyword argument 'rate'"),
         ("betas", "got an unexpected keyword argument 'betas'"),
-        ("lr", "there is no lr=; use learning_rate="),
+        ("lr", "lr= is not supported; use learning_rate="),
     ]:
         refuses(TypeError, rf"SGD(\.__init__)?\(\):? {message}", make, PARAMS, 0.1, **{name: 0.5})
-    refuses(TypeError, r"SGD\(\): missing .*'learning_rate'; it takes params, l", make, PARAMS)
-    with pytest.raises(TypeError, match="too many positional arguments; it takes params, learn"):
+    refuses(TypeError, r"SGD\(\): missing .*'learning_rate'; expected params, l", make, PARAMS)
+    with pytest.raises(TypeError, match="too many positional arguments; expected params, learn"):
         make(PARAMS, 0.1, 0.9)
 
 
@@ -694,7 +694,7 @@ def test_a_class_without_a_rule_of_its_own_has_the_hyperparameters_of_its_base()
         "learning_rate=0.5, momentum=0.0, nesterov=False, weight_decay=0.0, "
         "dampening=0.0, maximize=False>"
     )
-    with pytest.raises(TypeError, match="an Optimizer has no rule of its own"):
+    with pytest.raises(TypeError, match="Optimizer has no update rule"):
         optim.Optimizer({"w": asarray([1.0])}, 0.5)
 
 
@@ -708,7 +708,7 @@ def test_a_parameter_that_is_a_view_moves() -> None:
 def test_parameters_on_several_vms() -> None:
     with Arena(VM("elsewhere"), "weights").allocating():
         far = from_array(np.ones(3))
-    with pytest.raises(HandleError, match="must live on one VM, not on default, elsewhere"):
+    with pytest.raises(HandleError, match="on one VM, got default, elsewhere"):
         optim.SGD({"near": from_array(np.ones(3)), "far": far}, 0.1)
 
 
@@ -721,7 +721,7 @@ def stale(shape: tuple[int, ...]) -> Tensor:
     "rate, change, error, message",
     (0.1, {"gain": None}, PathError, "missing gradient 'gain'"),
     (0.1, {"other": from_array(np.ones(1))}, PathError, "unknown gradient 'other'"),
-    (0.1, {"gain": 1.0}, DTypeError, "a tree has tensors as leaves, not a float at gain"),
+    (0.1, {"gain": 1.0}, DTypeError, "expected a tensor as leaf, got a float at gain"),
     (
         0.1,
         {"gain": asarray(np.float32(1))},
@@ -758,7 +758,9 @@ def test_a_parameter_that_was_replaced_is_not_left_behind(path: str) -> None:
         vars(model).update(extra=asarray(1.0))
     else:
         model[0].bias = asarray(np.zeros(8, np.float32))
-    with pytest.raises(DTypeError, match=f"SGD: parameter '{path}' is not the tensor it was"):
+    with pytest.raises(
+        DTypeError, match=f"SGD: parameter '{path}' was replaced after the optimizer was created"
+    ):
         optimizer.update(grads)
     np.testing.assert_array_equal(model[2].bias.numpy(), before)
     assert float(optimizer.count) == 0
@@ -853,7 +855,7 @@ def test_an_unknown_hyperparameter_is_not_assigned() -> None:
         {"w": asarray([1.0, 2.0]), "b": asarray([3.0])}, 0.1, groups=[("b", {})]
     )
     for owner, name in ((optimizer, "SGD"), (optimizer.groups[0], "a group")):
-        with pytest.raises(ArgumentError, match=f"{name} has no hyperparameter 'lr'; there are"):
+        with pytest.raises(ArgumentError, match=f"{name} has no hyperparameter 'lr'; expected"):
             owner.lr = 0.2
         owner.learning_rate = 0.3
 
@@ -974,7 +976,7 @@ def test_state_that_was_not_made_is_missed_before_anything_is_written() -> None:
     params = tensors(START)
     optimizer = optim.SGD(params, 0.1)
     optimizer.momentum = 0.9
-    with pytest.raises(ArgumentError, match=r"'kernel' has no state 'momentum'.* create a new one"):
+    with pytest.raises(ArgumentError, match=r"'kernel' has no state 'momentum'.* a new optimizer"):
         optimizer.update(tensors(GRADIENTS[0]))
     assert params["kernel"].numpy().tolist() == START["kernel"].tolist()
     assert optimizer.count.item() == 0

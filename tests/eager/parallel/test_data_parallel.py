@@ -45,7 +45,7 @@ def test_rows_are_shared_out_in_order_and_keywords_go_to_all() -> None:
 def test_a_batch_that_does_not_divide_is_refused(batch: tuple[Any, ...]) -> None:
     with ml.parallel.Group(2) as group:
         step = ml.parallel.data_parallel(lambda vm: lambda *batch: None, group)
-        refuses(ShapeError, "a batch for 2 members is of arrays with one number", step, *batch)
+        refuses(ShapeError, "expected arrays with equal numbers of rows", step, *batch)
 
 
 def test_an_error_of_one_replica_reaches_the_caller() -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from mlvm.core.errors import MlvmError
+from mlvm.core.errors import GradientError, MlvmError
 from mlvm.eager.functions import shapes
 from mlvm.eager.tensor import templates
 from mlvm.eager.tensor.reading import values_of
@@ -68,11 +68,36 @@ class Renumbered:
     def function(self, call: int, dtype: str) -> Callable[[], Any]:
         """Return the call, with operands of that dtype."""
         code = self.code(call)
-        space = {**tables._SPACE, "f": ml, **tables._CONSTANTS}
+        space = {**tables._SPACE, "f": ml, **tables._CONSTANTS, **self.operands(code, dtype)}
+        return eval(compile(f"lambda: ({code})", code, "eval"), space)  # type: ignore[no-any-return]
+
+    def gradient(self, call: int, dtype: str) -> Callable[[], Any]:
+        """Return a function of the value and the gradients of a sum over all results."""
+        code = self.code(call)
+        compiled = compile(f"({code})", code, "eval")
+        operands = self.operands(code, dtype)
+        space = {**tables._SPACE, "f": ml, **tables._CONSTANTS, **operands}
+
+        def loss(xs: dict[str, ml.Tensor]) -> ml.Tensor:
+            leaves = ml.tree.leaves(eval(compiled, space | xs))
+            parts = [ml.sum(ml.cos(x)) for x in leaves if x.dtype.is_float]
+            return sum(parts, ml.asarray(0.0)).astype("f32")
+
+        floats = {name: x for name, x in operands.items() if x.dtype.is_float}
+
+        def gradient() -> list[ml.Tensor]:
+            value, slopes = ml.value_and_grad(loss)(floats)
+            return [value, *slopes.values()]
+
+        return gradient
+
+    def operands(self, code: str, dtype: str) -> dict[str, ml.Tensor]:
+        """Return the operands that the code names, floats in that dtype."""
+        operands = {}
         for match in _OPERAND.finditer(code):
             x = ml.asarray(tables._operand(match[1], match[2]))
-            space[match[0]] = x.astype(dtype) if x.dtype.is_float else x
-        return eval(compile(f"lambda: ({code})", code, "eval"), space)  # type: ignore[no-any-return]
+            operands[match[0]] = x.astype(dtype) if x.dtype.is_float else x
+        return operands
 
 
 def outcome(function: Callable[[], Any]) -> Any:
@@ -92,6 +117,7 @@ def words(x: Any) -> Any:
 
 
 ROWS: Final = [row for row in FUNCTIONS if row.first and "random" not in row.call]
+SOME: Final = with_long(ROWS[::5], ROWS)
 
 
 @pytest.mark.parametrize("dtype", with_long(["f32"], ["f32", "f16", "f64", "i32"]))
@@ -107,6 +133,54 @@ def test_calls_of_other_numbers_are_as_the_function_makes_them(
         with templates.disabled():
             expected = outcome(function)
         assert actual == expected, calls.code(call)
+
+
+@pytest.mark.parametrize("dtype", with_long(["f32"], ["f32", "f16", "f64"]))
+@pytest.mark.parametrize("row", SOME, ids=[row.call for row in SOME])
+def test_gradients_of_other_numbers_are_as_the_function_makes_them(row: Row, dtype: str) -> None:
+    calls = Renumbered(row, True)
+    for call in range(CALLS):
+        gradient = calls.gradient(call, dtype)
+        actual = outcome(gradient)
+        with templates.disabled():
+            expected = outcome(gradient)
+        assert actual == expected, calls.code(call)
+
+
+LOOPS: Final[dict[str, Callable[[ml.Tensor, int], ml.Tensor]]] = {
+    "x[i]": lambda x, i: x[i],
+    "x[-i]": lambda x, i: x[-i],
+    "x[i:i + 3]": lambda x, i: x[i : i + 3],
+    "concat": lambda x, i: ml.concat([x[:i], x[:2]]),
+    "roll": lambda x, i: ml.roll(x, i, axis=0),
+    "set": lambda x, i: x.at[i].set(2.0),
+}
+
+
+@pytest.mark.parametrize("rows", [200, 9000])  # the cotangent of the longer one is added in place
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_loop_within_a_loss_runs_by_open_templates(name: str, rows: int) -> None:
+    assert EXTENSION is not None
+    x = ml.asarray(np.random.default_rng(0).standard_normal((rows, 4)), dtype="f32")
+
+    def loss(x: ml.Tensor) -> ml.Tensor:
+        total = ml.sum(x)
+        for i in range(2, 40):
+            total += ml.sum(LOOPS[name](x, i) * (1.0 + i))
+        return total
+
+    gradient = ml.value_and_grad(loss)
+    before = EXTENSION.open_calls()
+    actual = outcome(lambda: gradient(x))
+    assert EXTENSION.open_calls() - before > 38
+    with templates.disabled():
+        assert outcome(lambda: gradient(x)) == actual
+
+
+def test_an_operand_without_a_gradient_is_named_with_the_numbers_of_the_call() -> None:
+    for n in range(10, 20):
+        with pytest.raises(GradientError, match=rf"nextafter\(f32\[{n}\], f32\[{n}\]\)"):
+            ml.grad(lambda x: ml.sum(ml.nextafter(x, x)))(ml.ones(n))
 
 
 def test_the_default_dtype_is_a_part_of_the_key() -> None:

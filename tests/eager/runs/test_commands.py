@@ -109,7 +109,7 @@ def test_verify_names_what_is_wrong(folder: Path, capsys: Capsys) -> None:
     data.write_bytes(bytes([*data.read_bytes()[:-1], 99]))
     status, text = output(capsys, "verify", "a", "--steps", 0)
     assert status == 1
-    assert "input 'y' of step 9 is not the recorded one" in text
+    assert "input 'y' of step 9 differs from the recorded input" in text
 
 
 def test_an_incomplete_recording_is_no_mismatch(folder: Path, capsys: Capsys) -> None:

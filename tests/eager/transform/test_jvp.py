@@ -183,7 +183,7 @@ def test_errors_of_the_function_itself() -> None:
     message = "cannot read a tensor's value inside a function of jvp"
     refuses(CaptureError, message, ml.jvp, lambda x: x * float(x[0]), (X,), (V,))
     refuses(CheckError, "x is positive", ml.jvp, _checked, (-X,), (V,))
-    refuses(DTypeError, "expected one tangent a primal, got 2", ml.linearize(ml.sin, X)[1], V, V)
+    refuses(DTypeError, "expected one tangent per primal, got 2", ml.linearize(ml.sin, X)[1], V, V)
     _, pull = ml.vjp(lambda x: (x, x), X)
     refuses(GradientError, "expected a cotangent with the structure of the value", pull, [X, X])
     refuses(GradientError, r"expected f64\[3\] as the cotangent, got f64\[2\]", pull, (X, X[:2]))

@@ -67,7 +67,13 @@ OF_C: Final = {
         "fast_path_address_of",
     ),
     *("fast_path_is_running", "replay_handles", "replay_learn"),
-    *("install_families", "open_template", "traced_steps", "open_after", "count_open_calls"),
+    *(
+        "install_families",
+        "open_template",
+        "traced_steps",
+        "open_after",
+        "count_open_calls",
+    ),
 }
 """Functions for Python that fill, change or ask caches of C, which Python does not have."""
 
@@ -85,6 +91,8 @@ ELSEWHERE: Final = {
         "eager/recording/test_families.py: "
         "test_calls_of_other_numbers_are_as_the_function_makes_them",
     ),
+    "call_into": "eager/recording/test_families.py: "
+    "test_a_loop_within_a_loss_runs_by_open_templates",
     "run_machine": "machines/native/test_programs.py: "
     "test_the_tests_of_the_reference_machine_pass_on_the_native_one",
     "lanes_run": "eager/transform/test_batch.py: test_no_schedule_changes_a_bit",

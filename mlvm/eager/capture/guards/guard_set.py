@@ -483,7 +483,7 @@ class GuardSet:
                 fields = dict_of(value)
                 self._needs_rescan |= dict_of(value) is not fields
                 self._guard_only("fields", value, None, fields)
-                if kind is types.SimpleNamespace:  # two of them may be compared
+                if kind is types.SimpleNamespace:  # code may compare two namespaces
                     self._namespaces.append(value)
                     if len(self._namespaces) > 1 or "__repr__" in self.names:
                         self.names |= {name for each in self._namespaces for name in vars(each)}

@@ -229,7 +229,7 @@ _by_module: weakref.WeakKeyDictionary[types.ModuleType, bool] = weakref.WeakKeyD
 
 def _comes_with_python(module: Any) -> bool:
     if type(module) is not types.ModuleType:
-        return True  # it is not imported
+        return True  # the module is not imported
     if module not in _by_module:
         file = getattr(module, "__file__", None)
         if isinstance(file, str):

@@ -281,7 +281,7 @@ def _parts(
     numbers: Iterator[int],
     objects: list[Any],
 ) -> Iterator[_Part]:
-    """Yield a part of a structure and what it holds, depth first. Raises `_NoPattern`."""
+    """Yield a part of a structure and the parts inside it, depth first. Raises `_NoPattern`."""
     if part is Tensor:
         x = next(tensors)
         if type(x) is not Tensor or signature.is_reached(x):

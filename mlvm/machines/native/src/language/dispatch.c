@@ -55,7 +55,7 @@ static PyObject *view_name; /* _view */
 /* clang-format off */
 #define NAMES(EACH) \
     EACH(op) EACH(in_place) EACH(alloc) EACH(provide) EACH(nbytes) EACH(latest) EACH(record) EACH(nodes) \
-    EACH(saved_roots) EACH(templates) EACH(has_lost)
+    EACH(saved_roots) EACH(template) EACH(has_lost)
 /* clang-format on */
 NAMES(DECLARE_NAME)
 
@@ -270,8 +270,7 @@ static int allocation_set_handle(Allocation *self, PyObject *handle, void *unuse
 {
     (void)unused;
     PyObject *old = self->handle;
-    Py_XINCREF(handle);
-    self->handle = handle;
+    self->handle = Py_XNewRef(handle);
     Py_XDECREF(old);
     return 0;
 }
@@ -488,10 +487,8 @@ static Entry *entry_to_fill(Call *call, const FastPath *fast_path, Allocation *c
 static PyObject *tuple_of(PyObject *const *objects, Py_ssize_t count)
 {
     PyObject *tuple = PyTuple_New(count);
-    for (Py_ssize_t i = 0; tuple && i < count; i++) {
-        Py_INCREF(objects[i]);
-        PyTuple_SetItem(tuple, i, objects[i]);
-    }
+    for (Py_ssize_t i = 0; tuple && i < count; i++)
+        PyTuple_SetItem(tuple, i, Py_NewRef(objects[i]));
     return tuple;
 }
 
@@ -535,18 +532,13 @@ static void fill_cache(Call *call, FastPath *fast_path, Allocation *const *opera
                              : NULL;
     PyObject *run = NULL, *out = NULL;
     if (answer && PyArg_ParseTuple(answer, "OO", &run, &out)) {
-        for (int i = 0; i < count; i++) {
-            fresh.types[i] = PyTuple_GetItem(types, i);
-            Py_INCREF(fresh.types[i]);
-        }
-        if (is_kernel_call(run)) {
-            Py_INCREF(run);
-            fresh.call = (KernelCallObject *)run;
-        } else if (PyLong_Check(run)) {
+        for (int i = 0; i < count; i++)
+            fresh.types[i] = Py_NewRef(PyTuple_GetItem(types, i));
+        if (is_kernel_call(run))
+            fresh.call = (KernelCallObject *)Py_NewRef(run);
+        else if (PyLong_Check(run))
             fresh.program = PyLong_AsLongLong(run);
-        }
-        Py_INCREF(out);
-        fresh.out = out;
+        fresh.out = Py_NewRef(out);
         call->count += !entry->out;
         replace_entry(entry, fresh);
     }
@@ -782,8 +774,7 @@ int call_without_result(PyObject *function)
 static void set(PyObject **field, PyObject *value)
 {
     PyObject *old = *field;
-    Py_INCREF(value);
-    *field = value;
+    *field = Py_NewRef(value);
     Py_XDECREF(old);
 }
 
@@ -850,66 +841,31 @@ Region *next_region(const Arena *arena, PyObject *type, PyObject **handle)
     return region && (*handle || region->address) ? region : NULL;
 }
 
-/* Add a node to the tape, as `Tape.record` does. Return 0, or -1 with an exception set. */
-static int record(PyObject *tape, Call *call, Entry *entry, const FastPath *fast_path,
-                  Allocation *const *operands, int count, Allocation *out)
+int is_tape(PyObject *object)
 {
-    int mask = 0;
-    for (int i = 0; i < count; i++)
-        mask |= (operands[i]->tape == tape) << i;
-    PyObject *template = Py_TYPE(tape) == tape_class && entry ? entry->templates[mask] : NULL;
-    if (!template) {
-        PyObject *types = types_of(operands, count);
-        PyObject *tuple = tuple_of((PyObject *const *)operands, count);
-        PyObject *done = types && tuple
-                             ? PyObject_CallMethodObjArgs(tape, record_name, call, tuple, types, out, NULL)
-                             : NULL;
-        /* Python has cached the template under (types, mask). */
-        PyObject *templates = done && entry && Py_TYPE(tape) == tape_class
-                                  ? PyObject_GetAttr((PyObject *)call, templates_name)
-                                  : NULL;
-        PyObject *flags = templates ? PyTuple_New(count) : NULL;
-        for (int i = 0; flags && i < count; i++)
-            PyTuple_SetItem(flags, i, PyBool_FromLong(mask >> i & 1));
-        PyObject *key = flags ? PyTuple_Pack(2, types, flags) : NULL;
-        PyObject *shared = key ? PyDict_GetItemWithError(templates, key) : NULL;
-        if (shared && entry_holds(entry, fast_path, operands, count))
-            set(&entry->templates[mask], shared);
-        Py_XDECREF(key);
-        Py_XDECREF(flags);
-        Py_XDECREF(templates);
-        Py_XDECREF(types);
-        Py_XDECREF(tuple);
-        Py_XDECREF(done);
-        if (done)
-            PyErr_Clear();
-        return done ? 0 : -1;
-    }
-    Py_INCREF(template); /* freeing an object may run Python, which may drop the entry */
+    return Py_TYPE(object) == tape_class;
+}
+
+int add_node(PyObject *tape, PyObject *template, Allocation *const *operands, Allocation *out)
+{
     PyObject *tracked = PyTuple_GetItem(template, 0), *pulls = PyTuple_GetItem(template, 1);
     PyObject *saves = PyTuple_GetItem(template, 2);
     Py_ssize_t ntracked = PyTuple_Size(tracked), nsaves = PyTuple_Size(saves);
-    if (!ntracked) {
-        Py_DECREF(template);
-        return mask ? PyObject_SetAttr(tape, has_lost_name, Py_True) : 0;
-    }
+    if (!ntracked)
+        return PyObject_SetAttr(tape, has_lost_name, Py_True);
     PyObject *nodes = PyObject_GetAttr(tape, nodes_name);
     PyObject *kept_ids = nsaves ? PyObject_GetAttr(tape, saved_roots_name) : NULL;
     PyObject *origins = PyTuple_New(ntracked), *saved = PyTuple_New(nsaves), *node = NULL;
     int failed = !nodes || !origins || !saved || (nsaves && !kept_ids);
     for (Py_ssize_t i = 0; !failed && i < ntracked; i++) {
         PyObject *origin = operands[PyLong_AsLong(PyTuple_GetItem(tracked, i))]->node;
-        failed = !origin;
-        Py_XINCREF(origin);
-        if (origin)
-            PyTuple_SetItem(origins, i, origin);
+        failed = !origin || PyTuple_SetItem(origins, i, Py_NewRef(origin));
     }
     for (Py_ssize_t i = 0; !failed && i < nsaves; i++) {
         long which = PyLong_AsLong(PyTuple_GetItem(saves, i));
         Allocation *value = which < 0 ? out : operands[which];
         PyObject *root = value->base && value->base != Py_None ? value->base : (PyObject *)value;
-        Py_INCREF((PyObject *)value);
-        PyTuple_SetItem(saved, i, (PyObject *)value);
+        PyTuple_SetItem(saved, i, Py_NewRef((PyObject *)value));
         PyObject *id = PyLong_FromVoidPtr(root);
         failed = !id || PySet_Add(kept_ids, id);
         Py_XDECREF(id);
@@ -925,12 +881,42 @@ static int record(PyObject *tape, Call *call, Entry *entry, const FastPath *fast
         }
         Py_XDECREF(number);
     }
-    Py_DECREF(template);
     Py_XDECREF(node);
     Py_XDECREF(origins);
     Py_XDECREF(saved);
     Py_XDECREF(nodes);
     Py_XDECREF(kept_ids);
+    return failed ? -1 : 0;
+}
+
+/* Add a node to the tape, as `Tape.record` does. Return 0, or -1 with an exception set. */
+static int record(PyObject *tape, Call *call, Entry *entry, const FastPath *fast_path,
+                  Allocation *const *operands, int count, Allocation *out)
+{
+    int mask = 0;
+    for (int i = 0; i < count; i++)
+        mask |= (operands[i]->tape == tape) << i;
+    PyObject *types = NULL, *others = NULL, *template = NULL;
+    if (is_tape(tape) && entry && entry->templates[mask]) {
+        template = Py_NewRef(
+            entry->templates[mask]); /* freeing an object may run Python, which may drop the entry */
+    } else if ((types = types_of(operands, count)) && is_tape(tape)) {
+        others = PyTuple_New(count); /* which operands are tracked */
+        for (int i = 0; others && i < count; i++)
+            PyTuple_SetItem(others, i, PyBool_FromLong(mask >> i & 1));
+        if (others)
+            template = PyObject_CallMethodObjArgs(tape, template_name, call, types, out->type, others,
+                                                  NULL);
+        if (template && entry && entry_holds(entry, fast_path, operands, count))
+            set(&entry->templates[mask], template);
+    } else if (types && (others = tuple_of((PyObject *const *)operands, count))) {
+        template = PyObject_CallMethodObjArgs(tape, record_name, call, others, types, out, NULL);
+        mask = 0;
+    }
+    int failed = !template || (mask && add_node(tape, template, operands, out));
+    Py_XDECREF(types);
+    Py_XDECREF(others);
+    Py_XDECREF(template);
     return failed ? -1 : 0;
 }
 
@@ -984,12 +970,10 @@ int provide_region(Arena *arena, PyObject *type)
 int take(Region *region, PyObject *handle, PyObject *type, Arena *arena, Allocation *out, PyObject *holder)
 {
     PyObject *bin = PyDict_GetItemWithError(arena->bins, type);
-    Py_INCREF((PyObject *)region);
-    if (PyList_SetSlice(bin, PyList_Size(bin) - 1, PyList_Size(bin), NULL)) {
-        Py_DECREF((PyObject *)region);
-        return -1;
-    }
-    out->region = (PyObject *)region;
+    PyObject *held = Py_NewRef((PyObject *)region);
+    if (PyList_SetSlice(bin, PyList_Size(bin) - 1, PyList_Size(bin), NULL))
+        return Py_DECREF(held), -1;
+    out->region = held;
     arena->used += region->nbytes;
     if (arena->used > arena->high_water)
         arena->high_water = arena->used;
@@ -1131,7 +1115,7 @@ static PyObject *applied(PyObject *const *args, Py_ssize_t nargs)
     int open = !fast_path->observed && !fast_path->instrumented, done = 0;
     int learns = open && !entry && fast_path->outbox, shows = 0;
     if (open && !entry && !learns) {
-        result = later.apply_in_family(args[0], fast_path, scope, operands, count, &shows);
+        result = later.apply_in_family(args[0], fast_path, scope, operands, count, &shows, 0);
         if (result || PyErr_Occurred())
             goto end;
 
@@ -1174,8 +1158,6 @@ static PyObject *applied(PyObject *const *args, Py_ssize_t nargs)
         result = long_way(args, nargs);
         if (result && learns)
             fill_cache(call, fast_path, operands, count);
-        if (result && PyErr_Occurred())
-            Py_CLEAR(result);
         goto end;
     }
     for (int i = 0; i < count; i++) /* check whether another thread freed it while the kernel ran */
@@ -1188,13 +1170,13 @@ static PyObject *applied(PyObject *const *args, Py_ssize_t nargs)
     PyObject *tape = PyTuple_GetItem(context, TAPE);
     if (!entry_holds(entry, fast_path, operands, count))
         entry = NULL; /* a different call uses the slot now */
-    if (tape && (tape == Py_None || !record(tape, call, entry, fast_path, operands, count, out))) {
-        Py_INCREF((PyObject *)out);
-        result = (PyObject *)out;
-    }
-    if (result && shows && later.generalize_apply(args[0], fast_path, scope, operands, count))
-        Py_CLEAR(result);
+    if (tape && (tape == Py_None || !record(tape, call, entry, fast_path, operands, count, out)))
+        result = Py_NewRef((PyObject *)out);
+    if (result && shows)
+        later.apply_in_family(args[0], fast_path, scope, operands, count, &shows, 1);
 end:
+    if (result && PyErr_Occurred())
+        Py_CLEAR(result);
     Py_XDECREF(holder);
     Py_XDECREF((PyObject *)out);
     Py_DECREF((PyObject *)fast_path);

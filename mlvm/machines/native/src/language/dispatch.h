@@ -27,6 +27,7 @@
  *     language/views.c       listed                -> mlvm/eager/tensor/operands.py: tensor_of
  *     language/views.c       next_key              -> mlvm/eager/functions/random.py: _draw
  *     language/templates.c   call_composed         -> mlvm/eager/tensor/templates.py: _call
+ *     language/families.c    call_into             -> mlvm/eager/tensor/templates.py: _call_into
  *     language/templates.c   next_key_of           -> mlvm/eager/tensor/templates.py: _next_key_of
  *     language/families.c    call_in_family        -> mlvm/eager/tensor/templates.py: _call
  *     language/families.c    apply_in_family       -> mlvm/eager/tensor/apply.py: apply_in_python
@@ -153,6 +154,13 @@ char *address_in(FastPath *fast_path, const Allocation *x, int ask);
 int record_call(PyObject *call, FastPath *fast_path, Allocation *const *operands, int count,
                 Allocation *out);
 
+/* Whether an object is a tape whose nodes C adds. */
+int is_tape(PyObject *object);
+
+/* Add a node to a tape that tracks an operand: `template` is (tracked operands, vjps, saved operands) as in
+ * mlvm/eager/autodiff/tape.py. Return 0, or -1 with an exception set. */
+int add_node(PyObject *tape, PyObject *template, Allocation *const *operands, Allocation *out);
+
 /* Functions of Python, which defines them: `apply_in_python` and `apply_into_in_python`. */
 PyObject *apply(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
 PyObject *apply_into(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
@@ -184,16 +192,14 @@ typedef struct {
     void (*note_opaque)(void);
     void (*note_step)(StepKind kind, PyObject *call, PyObject *extra, PyObject *const *operands, int count,
                       PyObject *out);
-    /* Run a call by the open template of calls with other numbers, given the key, or the op and
-     * operands; NULL without an exception if it must run differently. `*learns`: the call may help
-     * to create such a template; after it has run, pass it to one of the last two functions. These
-     * return 0, or -1 with an exception set. */
-    PyObject *(*call_in_family)(PyObject *function, const struct Key *key, int *learns);
+    /* Run a call as calls of other numbers have shown, with its key, or by its op and operands: NULL without an
+     * exception if it must run otherwise. The result of one op is written to `into`, unless it is NULL. `*learns`: it may
+     * show how to run others. Then, once it has run, `generalize` gets it, which returns 0, or -1 with an exception set,
+     * or `apply_in_family` with `has_run`. */
+    PyObject *(*call_in_family)(PyObject *function, const struct Key *key, int *learns, Allocation *into);
     PyObject *(*apply_in_family)(PyObject *call, FastPath *fast_path, PyObject *arena,
-                                 Allocation *const *operands, int count, int *learns);
+                                 Allocation *const *operands, int count, int *learns, int has_run);
     int (*generalize)(struct Template *template, PyObject *args, PyObject *keywords, const struct Key *key);
-    int (*generalize_apply)(PyObject *call, FastPath *fast_path, PyObject *arena,
-                            Allocation *const *operands, int count);
 } Later;
 extern Later later;
 

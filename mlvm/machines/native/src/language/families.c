@@ -3,33 +3,37 @@
  * In:        the key of a call without a template, from templates.c.
  * Out:       the call's result, computed by an open template: the steps of such calls, with formulas of the
  *            numbers for the types of results and for the integers of kernels.
- * Must hold: an open template is created from a trace with open numbers
- *            (mlvm/eager/recording/families.py). The guards contain everything that the trace and the
- *            planners have read of the numbers. Everything else in the key is compared. The steps equal
- *            the steps of a recorded template, one by one.
- *            Numbers below 2 are not open: the type rules treat 0 and 1 differently.
+ * Must hold: an open template is made of a trace in which the numbers are open
+ *            (mlvm/eager/recording/families.py); its guards are all that the trace and the planners have seen of
+ *            them. All else in the key is compared. Its steps are those of a recorded template, one by one.
+ *            The numbers from -1 to 1 are not open: for 0 and 1 the type rules make exceptions. Under a tape each
+ *            step with a tracked operand adds the node that `Tape.record` would add.
  * Callers:   `call_composed` in templates.c.
  * Locks:     the interpreter lock; the VM's lock while a kernel's integers are written and it runs.
  */
 #include "templates.h"
 #include "views.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 enum {
     MOST_NUMBERS = 32,
-    MOST_OPEN = 4,
+    MOST_OPEN = 8,
     MOST_FAILURES = 4,
     FAMILIES = 512,
     LEAST_OPEN = 2,
-    MOST_CALLS = 3, /* runs of one key by open templates before it gets a separate template */
+    RECENT = 4,
+    MOST_CALLS = 3, /* of one key by open templates, before it gets a template of its own */
     MOST_FORMULAS = 1024
 };
 
-/* A step: `call` is NULL for a view. The lengths of the result are formulas. */
+/* A step: `call` is NULL for a view. The lengths of its result are formulas. `node` is the template of its node on a
+ * tape, NULL without a tracked operand. With `places`, it is a function that returns the template for the types of the
+ * operands and the numbers at these places of formulas. */
 typedef struct {
     KernelCallObject *call;
-    PyObject *dtype;
+    PyObject *dtype, *node, *places;
     int ndim, dims[MOST_AXES];
 } OpenStep;
 
@@ -49,7 +53,7 @@ typedef struct {
 /* Calls that differ only by numbers. */
 typedef struct {
     uint64_t hash;
-    int64_t before[2][MOST_NUMBERS]; /* numbers of the last two calls */
+    int64_t before[RECENT][MOST_NUMBERS]; /* numbers of the last calls */
     int ncalls, nfailures, nopen;
     OpenTemplate *open[MOST_OPEN];
 } Family;
@@ -58,7 +62,8 @@ static long long open_calls; /* calls that open templates ran */
 static int calls_before = 6; /* calls with different numbers before a trace */
 static Family families[FAMILIES];
 static PyTypeObject *open_type;
-static PyObject *trace;             /* Python function that returns an open template */
+static PyObject *trace; /* of Python, which returns an open template */
+static PyObject *op_name, *attributes_name;
 static const Template *generalized; /* the template that the trace must repeat */
 
 /* --- numbers of a key --- */
@@ -72,9 +77,7 @@ static int numbers_of(const Key *key, PyObject *function, int64_t *numbers, char
     for (int i = 0; i < key->nitems; i++) {
         const Item *item = &key->items[i];
         uint64_t bits = item->bits;
-        if (item->kind == TRACKED_TYPE)
-            return -1;
-        if (item->kind == TYPE) {
+        if (item->kind == TYPE || item->kind == TRACKED_TYPE) {
             Layout layout;
             if (!layout_of(item->object, &layout) || count + layout.ndim > MOST_NUMBERS)
                 return -1;
@@ -104,14 +107,15 @@ static int is_of(const OpenTemplate *self, PyObject *function, const Key *key, c
         template->fast_path != key->fast_path->number || self->generation != key->fast_path->generation)
         return 0;
     for (int i = 0; i < count; i++)
-        if (self->inputs[i] < 0 ? numbers[i] != self->numbers[i] : !is_float[i] && numbers[i] < LEAST_OPEN)
+        if (self->inputs[i] < 0 ? numbers[i] != self->numbers[i]
+                                : !is_float[i] && llabs(numbers[i]) < LEAST_OPEN)
             return 0;
     for (int i = 0; i < key->nitems; i++) {
         const Item *ours = &template->items[i], *theirs = &key->items[i];
         Layout a, b;
         if (ours->kind != theirs->kind)
             return 0;
-        if (ours->kind == TYPE) {
+        if (ours->kind == TYPE || ours->kind == TRACKED_TYPE) {
             if (!layout_of(ours->object, &a) || !layout_of(theirs->object, &b) || a.dtype != b.dtype ||
                 a.ndim != b.ndim)
                 return 0;
@@ -187,12 +191,34 @@ static int has_lost_constants(const OpenTemplate *self)
     return 0;
 }
 
-/* Run the steps. NULL without an exception if Python must run the call. */
-static PyObject *run_open(OpenTemplate *self, const Key *key, const Number *values)
+/* Add the node of a step with `count` operands. Returns 1; 0 if Python must run the call. */
+static int note_node(const OpenStep *step, const Key *key, const Number *values,
+                     Allocation *const *operands, int count, Allocation *out)
+{
+    int nplaces = step->places ? (int)PyTuple_Size(step->places) : 0, done = 1;
+    PyObject *parts = PyTuple_New(count + nplaces), *node = NULL;
+    for (int i = 0; parts && i < count; i++)
+        PyTuple_SetItem(parts, i, Py_NewRef(operands[i]->type));
+    for (int i = 0; parts && done && i < nplaces; i++) {
+        const Number *value = &values[PyLong_AsLong(PyTuple_GetItem(step->places, i))];
+        done = value->kind == INTEGRAL &&
+               !PyTuple_SetItem(parts, count + i, PyLong_FromLongLong(value->integer));
+    }
+    if (parts && done)
+        node = step->places ? PyObject_CallFunctionObjArgs(step->node, parts, NULL) : Py_NewRef(step->node);
+    done = node && !add_node(key->tape, node, operands, out);
+    Py_XDECREF(parts);
+    Py_XDECREF(node);
+    return done;
+}
+
+/* Run the steps, or one step that writes to `into`. NULL without an exception if Python must run the call. */
+static PyObject *run_open(OpenTemplate *self, const Key *key, const Number *values, Allocation *into)
 {
     const Template *template = self->template;
     PyObject *tensors[MOST_VALUES] = {NULL}, *constants[MOST_STEPS] = {NULL}, *result = NULL;
-    int first = key->ntensors, done = find_constants(self, values, constants);
+    int first = key->ntensors,
+        done = (!into || self->nsteps == 1) && find_constants(self, values, constants);
     for (int i = 0; i < first; i++)
         tensors[i] = Py_NewRef((PyObject *)key->tensors[i]); /* a list may change meanwhile */
     for (int i = 0; i < self->nsteps && done > 0; i++) {
@@ -210,16 +236,20 @@ static PyObject *run_open(OpenTemplate *self, const Key *key, const Number *valu
             places[1 + j] = (Allocation *)(step->operands[j] < 0 ? constants[-1 - step->operands[j]]
                                                                  : tensors[step->operands[j]]);
         if (type && open->call) {
-            out = places[0] = tensor_in(key->arena, type);
-            done = out ? run_kernel(open->call, key->fast_path, places, 1 + step->count, values,
-                                    self->formulas->count)
-                       : 0;
-        } else if (type) {
+            out = into ? (Allocation *)(into->type == type ? Py_NewRef((PyObject *)into) : NULL)
+                       : tensor_in(key->arena, type);
+            places[0] = out;
+            if (out)
+                done = run_kernel(open->call, key->fast_path, places, 1 + step->count, values,
+                                  self->formulas->count);
+        } else if (type && !into) {
             out = (Allocation *)view_as(places[1], type);
         }
         Py_XDECREF(type);
         tensors[first + i] = (PyObject *)out;
         done = out ? done : 0;
+        if (done > 0 && open->node && !into) /* the caller records an update */
+            done = note_node(open, key, values, places + 1, step->count, out);
         for (int j = step->freed; done > 0 && j >= 0; j = template->steps[j].next)
             Py_CLEAR(tensors[first + j]);
     }
@@ -245,14 +275,15 @@ static void begin_family(Family *family, uint64_t hash)
         Py_DECREF((PyObject *)old.open[i]);
 }
 
-static PyObject *call_in_family(PyObject *function, const Key *key, int *learns)
+static PyObject *call_in_family(PyObject *function, const Key *key, int *learns, Allocation *into)
 {
     int64_t numbers[MOST_NUMBERS];
     char is_float[MOST_NUMBERS];
     Number values[MOST_FORMULAS];
     uint64_t hash;
-    /* A recorded outer call must record each step. */
-    if (key->tape != Py_None || is_recording() || *calls_of(key->hash) >= MOST_CALLS)
+    /* An outer call that is recorded must note each step. */
+    if (!templates_enabled || (key->tape != Py_None && !is_tape(key->tape)) || is_recording() ||
+        (!into && *calls_of(key->hash) >= MOST_CALLS))
         return NULL;
     int count = numbers_of(key, function, numbers, is_float, &hash);
     if (count <= 0)
@@ -265,7 +296,7 @@ static PyObject *call_in_family(PyObject *function, const Key *key, int *learns)
         OpenTemplate *open = (OpenTemplate *)Py_NewRef((PyObject *)family->open[i]);
         int fits = is_of(open, function, key, numbers, is_float, count) &&
                    holds(open, numbers, is_float, values);
-        PyObject *result = fits ? run_open(open, key, values) : NULL;
+        PyObject *result = fits ? run_open(open, key, values, into) : NULL;
         if (fits && !result && has_lost_constants(open))
             begin_family(family, hash);
         Py_DECREF((PyObject *)open);
@@ -273,13 +304,13 @@ static PyObject *call_in_family(PyObject *function, const Key *key, int *learns)
             continue;
         if (result) {
             open_calls++;
-            ++*calls_of(key->hash);
+            *calls_of(key->hash) += !into;
         }
         return result;
     }
     size_t nbytes = sizeof *numbers * (size_t)count;
     if (!family->ncalls || memcmp(numbers, family->before[0], nbytes)) {
-        memcpy(family->before[1], family->before[0], sizeof family->before[1]);
+        memmove(family->before[1], family->before[0], sizeof family->before - sizeof family->before[0]);
         memcpy(family->before[0], numbers, nbytes);
         family->ncalls++;
     }
@@ -288,29 +319,20 @@ static PyObject *call_in_family(PyObject *function, const Key *key, int *learns)
     return NULL;
 }
 
-/* The key of a call of an op. Returns 0 if it has none, as under a tape. */
-static int key_of(Key *key, PyObject *call, FastPath *fast_path, PyObject *arena,
+/* The key of a call of an op, whose keywords are the attributes. Returns 0 if it has none. */
+static int key_of(Key *key, PyObject *op, PyObject *attributes, FastPath *fast_path, PyObject *arena,
                   Allocation *const *operands, int count)
 {
     key->nitems = key->ntensors = 0;
-    key->hash = (uintptr_t)call;
+    key->hash = (uintptr_t)op;
     key->fast_path = fast_path;
     key->arena = arena;
     PyObject *context = present_context();
-    int fits = context && add_pointer(key, call) && add_context(key, context) && key->tape == Py_None;
-    Py_XDECREF(context); /* the thread or task keeps the tape alive */
+    int fits = context && add_context(key, context);
+    Py_XDECREF(context); /* the thread or task keeps its tape */
     for (int i = 0; fits && i < count; i++)
         fits = add_argument(key, (PyObject *)operands[i], 0);
-    return fits;
-}
-
-static PyObject *apply_in_family(PyObject *call, FastPath *fast_path, PyObject *arena,
-                                 Allocation *const *operands, int count, int *learns)
-{
-    Key key;
-    return is_quiet() && key_of(&key, call, fast_path, arena, operands, count)
-               ? call_in_family(call, &key, learns)
-               : NULL;
+    return fits && add_keywords(key, attributes);
 }
 
 /* Assign inputs to the numbers that differ from an earlier call; equal numbers share an input.
@@ -323,7 +345,7 @@ static int inputs_of(const int64_t *numbers, const int64_t *before, const char *
         inputs[i] = -1;
         if (numbers[i] == before[i])
             continue;
-        if (!is_float[i] && numbers[i] < LEAST_OPEN)
+        if (!is_float[i] && llabs(numbers[i]) < LEAST_OPEN)
             return 0;
         for (int j = 0; j < i && inputs[i] < 0; j++)
             if (inputs[j] >= 0 && is_float[j] == is_float[i] && numbers[j] == numbers[i] &&
@@ -348,7 +370,15 @@ static int generalize(Template *template, PyObject *args, PyObject *keywords, co
     Family *family = count > 0 ? &families[hash % FAMILIES] : NULL;
     if (!family || family->hash != hash || generalized)
         return 0;
-    int ninputs = inputs_of(numbers, family->before[1], is_float, count, inputs), fits = template->ncodes;
+    /* Calls of several kinds may alternate: this one is compared with the call with the most equal numbers. */
+    int ninputs = 0, fits = template->ncodes;
+    for (int i = 1; i < RECENT && i < family->ncalls; i++) {
+        int others[MOST_NUMBERS], nothers = inputs_of(numbers, family->before[i], is_float, count, others);
+        if (nothers && (!ninputs || nothers < ninputs)) {
+            memcpy(inputs, others, sizeof inputs);
+            ninputs = nothers;
+        }
+    }
     for (int i = 0; fits && i < template->nsteps; i++)
         fits = template->steps[i].kind == APPLY || template->steps[i].kind == ALIAS;
     PyObject *open = NULL, *list = fits && ninputs ? PyList_New(count) : NULL;
@@ -386,35 +416,72 @@ static int generalize(Template *template, PyObject *args, PyObject *keywords, co
     return clear_nonfatal_error() ? -1 : 0;
 }
 
-/* As `generalize`, for a template with a single step. */
-static int generalize_apply(PyObject *call, FastPath *fast_path, PyObject *arena,
-                            Allocation *const *operands, int count)
+/* As `generalize`, with the template of the one step. */
+static int generalize_op(PyObject *op, PyObject *attributes, const Key *key, Allocation *const *operands,
+                         int count)
 {
-    Key key;
-    if (!is_quiet() || !key_of(&key, call, fast_path, arena, operands, count))
-        return PyErr_Occurred() ? -1 : 0;
-    Template *template = new_template(call, &key, 1, 0, 1);
+    Template *template = new_template(op, key, 1, 0, 1);
     PyObject *args = template ? PyTuple_New(count) : NULL;
     int failed = 0;
     if (args) {
         TemplateStep *step = template->steps;
-        *step = (TemplateStep){.kind = APPLY,
-                               .call = Py_NewRef(call),
-                               .count = (short)count,
-                               .last = MOST_STEPS,
-                               .freed = -1,
-                               .next = -1};
-        template->codes[0] = (short)key.ntensors;
+        *step = (TemplateStep){
+            .kind = APPLY, .count = (short)count, .last = MOST_STEPS, .freed = -1, .next = -1};
+        template->codes[0] = (short)key->ntensors;
         for (int i = 0; i < count; i++) {
             PyTuple_SetItem(args, i, Py_NewRef((PyObject *)operands[i]));
-            while (key.tensors[step->operands[i]] != operands[i])
+            while (key->tensors[step->operands[i]] != operands[i])
                 step->operands[i]++;
         }
-        failed = generalize(template, args, NULL, &key);
+        failed = generalize(template, args, PyDict_CheckExact(attributes) ? attributes : NULL, key);
     }
     release_template(template);
     Py_XDECREF(args);
     return failed;
+}
+
+/* Run a call of an op by an open template, or learn from a call that has run. */
+static PyObject *apply_in_family(PyObject *call, FastPath *fast_path, PyObject *arena,
+                                 Allocation *const *operands, int count, int *learns, int has_run)
+{
+    Key key;
+    PyObject *op = PyObject_GetAttr(call, op_name), *result = NULL;
+    PyObject *attributes = op ? PyObject_GetAttr(call, attributes_name) : NULL;
+    if (attributes && is_quiet() && key_of(&key, op, attributes, fast_path, arena, operands, count)) {
+        if (has_run)
+            generalize_op(op, attributes, &key, operands, count);
+        else
+            result = call_in_family(op, &key, learns, NULL);
+    }
+    Py_XDECREF(op);
+    Py_XDECREF(attributes);
+    return result;
+}
+
+/* call_into(out, op, operands, attributes): write the result of an op to the bytes of `out`, which nothing else needs, by
+ * an open template. False if there is none: this call may show how to make one. */
+static PyObject *call_into(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)module;
+    if (nargs != 4 || Py_TYPE(args[0]) != tensor_class || !PyTuple_Check(args[2]))
+        return PyErr_Format(PyExc_TypeError, "call_into takes a tensor, an op, a tuple and a mapping");
+    Key key;
+    int count = (int)PyTuple_Size(args[2]), learns = 0;
+    Allocation *out = (Allocation *)args[0], *operands[MOST_OPERANDS];
+    Region *home = home_of(out);
+    FastPath *fast_path = out->arena && count <= MOST_OPERANDS && is_quiet() ? fast_path_of(out->arena)
+                                                                             : NULL;
+    PyObject *result = NULL;
+    for (int i = 0; fast_path && i < count; i++)
+        operands[i] = (Allocation *)PyTuple_GetItem(args[2], i);
+    if (fast_path && !fast_path->outbox && !fast_path->observed && !fast_path->instrumented && home &&
+        !home->watched && key_of(&key, args[1], args[3], fast_path, out->arena, operands, count)) {
+        result = call_in_family(args[1], &key, &learns, out);
+        if (learns && !PyErr_Occurred())
+            generalize_op(args[1], args[3], &key, operands, count);
+    }
+    Py_XDECREF(result);
+    return PyErr_Occurred() ? NULL : PyBool_FromLong(result != NULL);
 }
 
 /* --- open templates --- */
@@ -424,6 +491,8 @@ static void open_dealloc(OpenTemplate *self)
     for (int i = 0; i < self->nsteps; i++) {
         Py_XDECREF((PyObject *)self->steps[i].call);
         Py_XDECREF(self->steps[i].dtype);
+        Py_XDECREF(self->steps[i].node);
+        Py_XDECREF(self->steps[i].places);
     }
     release_template(self->template);
     Py_XDECREF((PyObject *)self->formulas);
@@ -436,8 +505,8 @@ static void open_dealloc(OpenTemplate *self)
 
 static int read_step(OpenStep *step, PyObject *entry, Py_ssize_t count)
 {
-    PyObject *call, *dtype, *dims;
-    if (!PyArg_ParseTuple(entry, "OOO!", &call, &dtype, &PyTuple_Type, &dims))
+    PyObject *call, *dtype, *dims, *node, *places;
+    if (!PyArg_ParseTuple(entry, "OOO!OO", &call, &dtype, &PyTuple_Type, &dims, &node, &places))
         return -1;
     step->ndim = (int)PyTuple_Size(dims);
     if ((call != Py_None && !is_kernel_call(call)) || step->ndim > MOST_AXES)
@@ -449,11 +518,14 @@ static int read_step(OpenStep *step, PyObject *entry, Py_ssize_t count)
     }
     step->call = call == Py_None ? NULL : (KernelCallObject *)Py_NewRef(call);
     step->dtype = Py_NewRef(dtype);
+    step->node = node == Py_None ? NULL : Py_NewRef(node);
+    step->places = places == Py_None ? NULL : Py_NewRef(places);
     return 0;
 }
 
 /* open_template(formulas, guards, steps, scalars): guards are (number, value, ...), a step is (kernel call or None,
- * dtype, numbers of the lengths of its result), scalars are the numbers of constants, -1 for those that are fixed. */
+ * dtype, numbers of the lengths of its result, node, places), scalars are the numbers of constants, -1 for those that
+ * are fixed. */
 static PyObject *open_template(PyObject *module, PyObject *args)
 {
     PyObject *formulas, *guards, *steps, *scalars;
@@ -539,6 +611,9 @@ static PyType_Spec open_spec = {"mlvm.machines.native._native.OpenTemplate", siz
                                 Py_TPFLAGS_DEFAULT, open_slots};
 
 static PyMethodDef families_functions[] = {
+    {"call_into", (PyCFunction)(void (*)(void))call_into, METH_FASTCALL,
+     "call_into(out, op, operands, attributes): write a result to `out` by an open template, or return "
+     "False."},
     {"open_template", open_template, METH_VARARGS,
      "open_template(formulas, guards, steps, scalars): the steps of calls that differ only by numbers."},
     {"traced_steps", traced_steps, METH_VARARGS,
@@ -556,7 +631,8 @@ int families_init(PyObject *module)
     later.call_in_family = call_in_family;
     later.generalize = generalize;
     later.apply_in_family = apply_in_family;
-    later.generalize_apply = generalize_apply;
     open_type = add_type(module, "OpenTemplate", &open_spec);
+    op_name = PyUnicode_InternFromString("op");
+    attributes_name = PyUnicode_InternFromString("attributes");
     return open_type ? PyModule_AddFunctions(module, families_functions) : -1;
 }

@@ -55,6 +55,8 @@ typedef struct Template {
 
 int templates_init(PyObject *module);
 
+extern int templates_enabled;
+
 int is_same_item(const Item *a, const Item *b);
 
 /* Add an argument to a key. Returns 0 for one that has no key. */
@@ -62,6 +64,9 @@ int add_argument(Key *key, PyObject *value, int depth);
 
 /* Add the tape and the settings of a context. Return 0 if there is no room. */
 int add_context(Key *key, PyObject *context);
+
+/* Add the names and values of a dict; NULL and other mappings are empty. Returns 0 if it has no key. */
+int add_keywords(Key *key, PyObject *keywords);
 
 /* Add a part that is compared by its address. Returns 0 if there is no room. */
 int add_pointer(Key *key, PyObject *object);

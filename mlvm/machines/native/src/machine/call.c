@@ -57,6 +57,8 @@ static int find_rows(KernelCallObject *self, PyObject *names)
             return -1;
     }
     self->call.rows = self->rows;
+    /* Code contains offsets, which patches would change. */
+    self->call.code = self->npatches || !strcmp(simd_name(), "plain") ? NULL : &self->code;
     return 0;
 }
 
@@ -182,6 +184,7 @@ static void kernel_call_dealloc(KernelCallObject *self)
     PyMem_Free(self->children);
     PyMem_Free(self->rows);
     PyMem_Free(self->patches);
+    code_free(&self->code);
     Py_XDECREF(self->parts);
     free_object((PyObject *)self);
 }
@@ -381,6 +384,14 @@ static PyObject *choose_simd(PyObject *module, PyObject *name)
     return text ? PyBool_FromLong(!simd_choose(text)) : NULL;
 }
 
+static PyObject *set_code_after(PyObject *module, PyObject *elements)
+{
+    (void)module;
+    int64_t before = code_after;
+    code_after = PyLong_AsLongLong(elements);
+    return PyErr_Occurred() ? NULL : PyLong_FromLongLong(before);
+}
+
 /* Return the names of a NULL-terminated list as a tuple. */
 static PyObject *tuple_of_names(const char *const *names)
 {
@@ -434,6 +445,8 @@ static PyMethodDef call_functions[] = {
      "Whether the processor supports an instruction set that the system denies to this process."},
     {"choose_simd", choose_simd, METH_O,
      "Use an instruction set for later calls; return False if it is not available."},
+    {"code_after", set_code_after, METH_O,
+     "Generate machine code for a chain after that many elements, for tests; return the number before."},
     {"kernel_call", (PyCFunction)(void (*)(void))kernel_call, METH_FASTCALL,
      "kernel_call(kernel, nparams, units, work, names, integers, floats, scratch, shared, parts, rest, "
      "rows): a call "

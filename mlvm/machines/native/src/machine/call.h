@@ -3,7 +3,7 @@
 #define MLVM_CALL_H
 
 #include "../limited_api.h"
-#include "../plan/plan.h"
+#include "../plan/machine_code.h"
 #include "../plan/pool.h"
 
 /* Estimated nanoseconds from which the interpreter lock is released during a call. */
@@ -16,6 +16,7 @@ typedef struct {
     PyObject *parts; /* tuple that keeps the children alive */
     const KernelCall **children;
     const RowEntry **rows;
+    MachineCode code;
     int64_t *patches; /* pairs of a slot and a formula number */
     Py_ssize_t nints, nfloats, nrows, npatches;
 } KernelCallObject;

@@ -55,6 +55,7 @@ struct KernelCall {
     const KernelCall *const *children; /* child calls that the kernel runs on parts of the work */
     int nchildren;
     const RowEntry *const *rows; /* row functions of a chain */
+    struct MachineCode *code;    /* of a chain's links, or NULL */
 };
 
 /* Each file in kernels/ is compiled once per instruction set, with a different TARGET. The last

@@ -8,7 +8,7 @@
  * once. Short rows of a window form a piece together with the elements between the rows, PITCH
  * apart; all other values then have the same pitch. A scalar is a block of copies, which row
  * functions with steps read repeatedly. */
-#include "../plan.h"
+#include "../machine_code.h"
 
 #include <string.h>
 
@@ -188,13 +188,23 @@ static void move_gaps(const int64_t *n, int64_t rows, int64_t size, char *at, ch
     }
 }
 
-static void run_links(const KernelCall *call, const int64_t *link, char *const *values, int64_t count)
+static void run_links(const KernelCall *call, const int64_t *link, char *const *values, int64_t count,
+                      const char *scratch)
 {
-    for (int64_t i = 0; i < call->ints[NLINKS]; i++) {
+    const CodeSegment *segments = code_of(call);
+    for (int64_t i = 0; i < call->ints[NLINKS];) {
+        const CodeSegment *code = segments ? segments + i : NULL;
+        if (code && code->run) {
+            int64_t nbytes = count * code->size;
+            code->run(values, nbytes - nbytes % CODE_VECTOR, scratch, nbytes);
+            link += code->nints;
+            i += code->nlinks;
+            continue;
+        }
         char *operands[CHAIN_MOST_OPERANDS];
         for (int64_t k = 0; k < link[0]; k++)
             operands[k] = values[link[1 + k]];
-        call->rows[i]->run(operands, count, link + 1 + link[0]);
+        call->rows[i++]->run(operands, count, link + 1 + link[0]);
         link += 1 + 2 * link[0];
     }
 }
@@ -204,6 +214,7 @@ static int short_chain(const KernelCall *call, char *const *p, int64_t begin, in
 {
     (void)begin, (void)end;
     const int64_t *n = call->ints, *value = n + REST + n[NAXES];
+    code_count(call, n[ELEMENTS]);
     char **values = (char **)scratch;
     for (int64_t i = 0; i < n[NVALUES]; i++, value += STRIDES + n[NAXES]) {
         values[i] = value[KIND] == WHOLE ? p[value[PARAMETER]] : scratch + value[PLACE];
@@ -212,7 +223,7 @@ static int short_chain(const KernelCall *call, char *const *p, int64_t begin, in
         else if (value[KIND] == SCALAR)
             copy(values[i], 1, p[value[PARAMETER]], 0, BLOCK_BYTES / value[SIZE], value[SIZE]);
     }
-    run_links(call, value, values, n[ELEMENTS]);
+    run_links(call, value, values, n[ELEMENTS], scratch);
     return 0;
 }
 
@@ -262,6 +273,7 @@ static int chain(const KernelCall *call, char *const *p, int64_t begin, int64_t 
         last = n[ELEMENTS];
     if (first >= last)
         return 0;
+    code_count(call, last - first);
     for (int64_t i = 0; i < n[NVALUES]; i++) {
         const int64_t *value = values + i * width;
         int64_t most = last - first < n[PIECE] ? last - first : n[PIECE];
@@ -301,7 +313,7 @@ static int chain(const KernelCall *call, char *const *p, int64_t begin, int64_t 
                     move_gaps(n, count / length, value[SIZE], now[i], space, 0);
             }
         }
-        run_links(call, links, now, span);
+        run_links(call, links, now, span, scratch);
         for (int64_t i = 0; scatters && i < n[NVALUES]; i++) {
             const int64_t *value = values + i * width;
             char *space = scratch + value[PLACE];

@@ -1,0 +1,45 @@
+/* Machine code for the links of a chain, on x86-64 with AVX2. */
+#ifndef MLVM_MACHINE_CODE_H
+#define MLVM_MACHINE_CODE_H
+
+#include "plan.h"
+
+#include <stdatomic.h>
+
+enum { CODE_VECTOR = 32 }; /* bytes of a vector */
+
+/* Code for `nlinks` links. It computes the first `nbytes` of each value, the first `vectors` of them, a multiple of
+ * CODE_VECTOR, in vectors. `values` has the addresses of a piece's values, `scratch` is the start of the scratch
+ * memory. */
+typedef struct {
+    void (*run)(char *const *values, int64_t vectors, const char *scratch, int64_t nbytes); /* NULL: none */
+    int64_t nlinks, nints, size; /* links, and their integers; bytes of an element */
+} CodeSegment;
+
+/* The code of a call. It is generated when the call has computed enough elements that it pays. */
+typedef struct MachineCode {
+    atomic_llong elements;           /* computed so far */
+    _Atomic(CodeSegment *) segments; /* one for each link, or NULL */
+    void *pages;
+    size_t nbytes;
+} MachineCode;
+
+#ifdef WANTED /* a step without Python has no code */
+static inline void code_count(const KernelCall *call, int64_t elements)
+{
+    (void)call, (void)elements;
+}
+#else
+/* Count elements that the call computes; generate the code when there are enough. */
+void code_count(const KernelCall *call, int64_t elements);
+extern int64_t code_after; /* elements */
+void code_free(MachineCode *code);
+#endif
+
+/* Return the segments of a call's links, one for each; NULL if there is no code. */
+static inline const CodeSegment *code_of(const KernelCall *call)
+{
+    return call->code ? atomic_load_explicit(&call->code->segments, memory_order_acquire) : NULL;
+}
+
+#endif
