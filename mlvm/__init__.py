@@ -18,7 +18,7 @@ def __getattr__(name: str) -> object:
 
 
 class _Finder:
-    """Last finder of modules, which says where the language is to `from mlvm import nn`."""
+    """Last module finder, whose error for `from mlvm import nn` names mlvm.eager."""
 
     @staticmethod
     def find_spec(path: str, *args: object) -> None:

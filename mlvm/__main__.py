@@ -91,7 +91,7 @@ A_STEP: Final = (
 
 
 class BadInput(MlvmError):
-    """A file or an argument that a command cannot take; the text names it."""
+    """Error for an invalid file or argument of a command; the text names it."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -112,7 +112,7 @@ def _run(argv: Sequence[str]) -> int | None:
         words, arguments = words[: words.index("--")], words[words.index("--") + 1 :]
     options, unknown = parser.parse_known_args(words)
     if options.command == "show" and options.other and options.file.endswith(".py"):
-        unknown = sorted([*unknown, options.other], key=words.index)  # as they were entered
+        unknown = sorted([*unknown, options.other], key=words.index)  # in command line order
     if unknown:
         hint = ""
         if options.command in ("show", "memory"):
@@ -130,13 +130,13 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m mlvm", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    add = commands.add_parser("run", help="run a program and show its outputs").add_argument
+    add = commands.add_parser("run", help="run a program and print the outputs").add_argument
     formats = "assembly, such as examples/newton.mlasm, or a captured step, such as step.mlvm"
     add("file", metavar="FILE", help=formats)
-    argument = "the next argument: a .npy file, or the tensor itself, such as 'f32[2] 1.5 2'"
+    argument = "next argument: a .npy file, or a tensor such as 'f32[2] 1.5 2'"
     add("--arg", **remote.REPEATED, metavar="X", help=argument)
     add("--out", type=Path, metavar="DIR", help="write DIR/0.npy, DIR/1.npy, ...")
-    add("--print", action="store_true", help="also print the outputs' elements")
+    add("--print", action="store_true", help="also print the elements of the outputs")
     steps = "fail after N instructions, for endless loops"
     add("--max-steps", type=_count, metavar="N", help=steps)
     add("--trace", metavar="JSON", help="write a trace of the run, for Perfetto")
@@ -146,7 +146,7 @@ def _parser() -> argparse.ArgumentParser:
     text = "a file of Captured.save_repro or Captured.save, or the folder of a recording"
     add("file", metavar="FILE", help=text)
     add("--step", type=_count, default=0, metavar="N", help="the step of a recording (default: 0)")
-    argument = "the next input of a saved step, as in run; a repro has its own"
+    argument = "next input of a saved step, as in run; not for a repro"
     add("--arg", **remote.REPEATED, metavar="X", help=argument)
     add("--browser", action="store_true", help="show a page in a browser, which reads commands")
     command = "run this command, such as 'b any(isnan(q))', instead of reading commands from stdin"
@@ -154,7 +154,9 @@ def _parser() -> argparse.ArgumentParser:
 
     add = commands.add_parser("check", help="verify a program without running it").add_argument
     add("file", metavar="FILE")
-    argument = "the next argument's type, such as f32[2,3]; without any, types are not checked"
+    argument = (
+        "type of the next argument, such as f32[2,3]; without types, operands are not checked"
+    )
     add("--type", **remote.REPEATED, metavar="T", help=argument)
 
     text = "write a captured step as C, which needs neither Python nor malloc"
@@ -164,9 +166,9 @@ def _parser() -> argparse.ArgumentParser:
     add("-o", dest="folder", type=Path, required=True, metavar="DIR", help="the folder to write")
     add("--target", default="host", metavar="T", help=f"{', '.join(TARGETS)} (default: host)")
     sets = ("auto", *OPTIONS)
-    text = "instruction sets of the kernels; auto: all of the target, of which a run uses the best"
+    text = "instruction sets of the kernels; auto: all sets of the target; a run uses the best set"
     add("--simd", choices=sets, default="auto", help=text)
-    where = "store weights in the program, or in DIR/weights.bin, which it reads"
+    where = "store weights in the program, or in DIR/weights.bin"
     add("--weights", choices=("embed", "file"), default="file", help=where)
     most = "maximum number of threads (default: 1)"
     add("--threads", type=whole_number, default=1, metavar="N", help=most)
@@ -187,10 +189,10 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Arguments after `--` are passed to the script: memory train.py -- --epochs 1",
     ).add_argument
     add("file", metavar="FILE", help="a .py file, which is run, or a program")
-    argument = "the program's next argument as in run, or its type for zeros, such as 'f32[2]'"
+    argument = "next argument of the program as in run, or a type such as 'f32[2]' for zeros"
     add("--arg", **remote.REPEATED, metavar="X", help=argument)
-    budget = "such as 64M: show the values of captured steps at their peaks, and which of their "
-    budget += "programs fit, and plot these by memory and time"
+    budget = "such as 64M: show the largest values at the peaks of captured steps, and alternative "
+    budget += "programs that fit, and plot them by memory and time"
     add("--budget", type=whole_number, metavar="SIZE", help=budget)
     add(
         "--out", type=Path, metavar="DIR", help="folder for the plots (default: the folder of FILE)"
@@ -212,23 +214,29 @@ def _parser() -> argparse.ArgumentParser:
     add("-o", dest="page", type=Path, metavar="HTML", help=page)
     add("--open", action="store_true", help="show the page in a browser")
 
-    text = "run an ONNX file: its inputs and outputs, its ops by time, its plan of memory"
+    text = "run an ONNX file; print inputs, outputs, times of ops and the memory plan"
     add = commands.add_parser("onnx", help=text).add_argument
     add("file", metavar="MODEL", help="an .onnx file")
-    text = "the next input: a .npy file, the tensor itself, or its type for zeros, as in memory"
+    text = "next input: a .npy file, a tensor, or a type for zeros, as in memory"
     add("--input", **remote.REPEATED, metavar="X", help=text)
-    add("--time", action="store_true", help="time calls, and the ops in one")
-    add("--plan", action="store_true", help="print and plot the plan of memory")
+    add("--time", action="store_true", help="measure calls, and the ops of a call")
+    add("--plan", action="store_true", help="print and plot the memory plan")
     add("--save", type=Path, metavar="STEP", help="write the planned step, for `run`")
     add("--out", type=Path, metavar="DIR", help="folder for results and plots")
 
     text = 'run a script in several processes, for ml.parallel.group("auto")'
     add = commands.add_parser("launch", help=text).add_argument
     add("--members", type=whole_number, required=True, metavar="N", help="processes on this host")
-    again = "how often all are restarted when one of them fails (default: 0)"
+    again = "maximum restarts of all processes after a failure (default: 0)"
     add("--restarts", type=_count, default=0, metavar="K", help=again)
-    add("--nodes", type=whole_number, default=1, metavar="N", help="hosts, each of which runs this")
-    add("--node", type=_count, default=0, metavar="I", help="which of them this is, from 0")
+    add(
+        "--nodes",
+        type=whole_number,
+        default=1,
+        metavar="N",
+        help="number of hosts; each host runs this command",
+    )
+    add("--node", type=_count, default=0, metavar="I", help="number of this host, from 0")
     add(
         "--address",
         metavar="HOST:PORT",
@@ -256,12 +264,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_script(add: Callable[..., object]) -> None:
-    """The rest of the command line is a script, or a module, with its arguments."""
+    """Add a script or a module with arguments as the rest of the command line."""
     rest: Any = {"nargs": argparse.REMAINDER}
-    add("-m", dest="module", **rest, metavar="MODULE", help="a module, with its arguments")
-    add(
-        "script", **rest, metavar="SCRIPT", help="a .py file, with its arguments; -- may precede it"
-    )
+    add("-m", dest="module", **rest, metavar="MODULE", help="a module and arguments")
+    add("script", **rest, metavar="SCRIPT", help="a .py file and arguments; -- may precede it")
 
 
 def _command(options: argparse.Namespace) -> list[str]:
@@ -303,11 +309,11 @@ _MESSAGES: Final[Mapping[bytes, Callable[[bytes], Program | SavedStep | OpProgra
     Kind.ops.value.to_bytes(2, "little"): OpProgram.from_bytes,
     Kind.repro.value.to_bytes(2, "little"): Repro.from_bytes,
 }
-"""Decoders of files that are no programs, by the bytes of their kind."""
+"""Decoders of files that are not programs, by the bytes of the kind."""
 
 
 def read_file(file: str) -> Program | SavedStep:
-    """Read a program, or the captured step of a file or repro. Raises the errors of `read_any`."""
+    """Read a program, or the captured step in a file or repro. Raises the errors of `read_any`."""
     loaded = read_any(file)
     if isinstance(loaded, Repro):
         loaded = loaded.program
@@ -335,7 +341,7 @@ def read_any(file: str) -> Program | SavedStep | OpProgram | Repro:
 
 
 def program_of(loaded: Program | SavedStep) -> Program:
-    """Return the program; for a saved step, its planned program."""
+    """Return the program, or the planned program of a saved step."""
     return loaded.planned.program if isinstance(loaded, SavedStep) else loaded
 
 
@@ -367,7 +373,7 @@ def read_argument(number: int, text: str) -> Array:
         remedy = "; write values, as in 'f32[2] 1.5 2'" if _TYPE_ALONE.fullmatch(text) else ""
         raise BadInput(f"argument {number}, {text}: {error}{remedy}") from None
     except Exception as error:  # numpy raises many classes for a broken header
-        raise BadInput(f"argument {number}, {text}: no .npy file: {error}") from None
+        raise BadInput(f"argument {number}, {text}: not a .npy file: {error}") from None
 
 
 def _read_npy(content: bytes) -> Array:
@@ -396,7 +402,7 @@ def read_argument_or_type(number: int, text: str) -> Array:
 
 
 def read_type(number: int, text: str) -> TensorType:
-    """The type of argument `number`. Raises `BadInput` for text that is none."""
+    """Parse the type of argument `number`. Raises `BadInput` for invalid text."""
     try:
         return TensorType.parse(text)
     except OpError as error:
@@ -407,7 +413,7 @@ def _check_count(
     expected: int, count: int, option: str, types: Sequence[object] | None = None
 ) -> None:
     if count != expected:
-        takes = f"; it takes {', '.join(map(str, types))}" if types else ""
+        takes = f"; expected {', '.join(map(str, types))}" if types else ""
         arguments = counted(expected, "argument")
         raise BadInput(f"the program loads {arguments}; got {count} {option}{takes}")
 
@@ -416,7 +422,7 @@ def _check_count(
 
 
 def run(options: argparse.Namespace) -> None:
-    """Launch the program on the arguments, then print and write its results.
+    """Launch the program on the arguments, then print and write the results.
 
     For a repro, verify the digests of the results.
     """
@@ -432,7 +438,7 @@ def run(options: argparse.Namespace) -> None:
     types = loaded.input_types if isinstance(loaded, SavedStep) else None
     expected = len(loaded.inputs) if isinstance(loaded, SavedStep) else nargs_of(loaded)
     if repro is not None and options.arg:
-        raise BadInput(f"{options.file}: a repro contains its inputs; omit --arg")
+        raise BadInput(f"{options.file}: a repro contains the inputs; omit --arg")
     if repro is None:
         _check_count(expected, len(options.arg), "--arg", types)
         arrays = [read_argument(number, text) for number, text in enumerate(options.arg)]
@@ -464,7 +470,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def debug(options: argparse.Namespace) -> int:
-    """Debug a captured call. Returns 1 if a command failed, else 0."""
+    """Debug a captured call. Returns 1 if a command failed, otherwise 0."""
     debugger = Debugger(_execution(options))
     if options.browser:
         from mlvm.eager.runs.browser import debug_in_browser  # imports an HTTP server
@@ -485,7 +491,7 @@ def _execution(options: argparse.Namespace) -> Execution:
         if read_bytes(options.file).startswith(MAGIC):
             raise
         raise BadInput(
-            f"{options.file}: expected what Captured.save_repro or Captured.save wrote, or the "
+            f"{options.file}: expected a file of Captured.save_repro or Captured.save, or the "
             f"folder of a recording"
         ) from error
     if isinstance(loaded, Program):
@@ -505,8 +511,8 @@ def _execution(options: argparse.Namespace) -> Execution:
 
 
 def build(options: argparse.Namespace) -> None:
-    """Write a step as C, and print its contents."""
-    extension.require("a step is built from the native kernels")
+    """Write a step as C, and print a summary."""
+    extension.require("a build needs the native kernels")
     from mlvm.build import build as builder  # requires the extension
 
     try:
@@ -539,7 +545,7 @@ def build(options: argparse.Namespace) -> None:
 
 
 def check(options: argparse.Namespace) -> None:
-    """Verify the program, and list the calls whose operands are checked only when they run."""
+    """Verify the program, and list the calls with operands that are checked only at run time."""
     loaded = read_file(options.file)
     program = program_of(loaded)
     types = (
@@ -621,7 +627,7 @@ def memory(options: argparse.Namespace) -> None:
 def show(options: argparse.Namespace) -> int:
     """Write a page that shows a captured step, the run of a script, or two recordings.
 
-    A script that fails is shown up to its failure. Returns the exit status.
+    If a script fails, the page shows the run until the failure. Returns the exit status.
     """
     file = Path(options.file)
     if not file.name:
@@ -663,14 +669,14 @@ def show(options: argparse.Namespace) -> int:
         if step.open is not None:
             print(f"lengths  {step.open}: {', '.join(step.open.input_types())}")
     write_file(page, html)
-    print(f"page  {page}" + (", of what the script did until it failed" if failed else ""))
+    print(f"page  {page}" + (", until the failure of the script" if failed else ""))
     if options.open:
         webbrowser.open(page.resolve().as_uri())
     return failed.status if failed is not None else 0
 
 
 def _read_step(file: Path) -> SavedStep:
-    """The captured step in a file. Raises `BadInput` for any other file, and `OSError`."""
+    """Read the captured step in a file. Raises `BadInput` for any other file, and `OSError`."""
     try:
         loaded = read_file(os.fspath(file))
     except BadInput as error:
@@ -688,7 +694,7 @@ def _read_step(file: Path) -> SavedStep:
 
 
 def _as_step(planned: Planned) -> Step:
-    """A planned program as a page shows it."""
+    """Return a planned program as text for a page."""
     arguments = [
         f"{role}{f' at {place:,}' if role == 'scratch' else f' {place}'}: {type}"
         for role, place, type in planned.arguments
@@ -699,7 +705,7 @@ def _as_step(planned: Planned) -> Step:
 
 def run_onnx(options: argparse.Namespace) -> None:
     """Describe an ONNX file; run, time, plan and save it."""
-    from mlvm.onnx.command import run  # imported late, as other commands do not need it
+    from mlvm.onnx.command import run  # imported here because other commands do not need it
 
     arrays = [read_argument_or_type(number, text) for number, text in enumerate(options.input)]
     named = {each: vars(options)[each] for each in ("plan", "save", "out")}
@@ -707,11 +713,13 @@ def run_onnx(options: argparse.Namespace) -> None:
 
 
 def print_ops(names: Sequence[str]) -> None:
-    """The signature and first line of every op by room, or all about the named ones."""
+    """Print the signature and first line of every op, or the documentation of named ops."""
     for name in names:
         if name not in OPS:
             FunctionTable().binding(name)  # raises an error with similar names
-            raise UnknownFunctionError(f"no op {name!r}: this is a variant of an op")
+            raise UnknownFunctionError(
+                f"{name!r} is a variant of an op; expected the name of an op"
+            )
         print(f"{OPS[name].signature}\n\n{OPS[name].doc}\n")
     if names:
         return
@@ -723,12 +731,12 @@ def print_ops(names: Sequence[str]) -> None:
 
 
 def print_tuning(device: str) -> None:
-    """Time products of a device with each candidate tile, and keep the fastest."""
-    from mlvm.machines.gpu.tune import tune  # imports the machine of devices
+    """Measure products on a device with each candidate tile, and store the fastest tiles."""
+    from mlvm.machines.gpu.tune import tune  # imports the GPU machine
 
     for dtype, tile, gflops in tune(device):
         print(f"{dtype.name}  {gflops:8.1f} GFLOP/s  {', '.join(map(str, tile))}", flush=True)
-    print(f"the fastest of each dtype are kept in {tiles.path()}")
+    print(f"the fastest tile per dtype is stored in {tiles.path()}")
 
 
 def print_info() -> None:
@@ -742,7 +750,7 @@ def print_info() -> None:
     print(f"instruction sets: {', '.join(sets) or 'those of numpy'}")
     print(f"digest of a fixed training step: {about_fixed_step()}")
     threads = extension.default_threads()
-    print(f"threads of the default VM: {threads} of {os.cpu_count()} (set MLVM_THREADS for others)")
+    print(f"threads of the default VM: {threads} of {os.cpu_count()} (set MLVM_THREADS to change)")
     available = [f"{x.name} {x.model}, {x.nbytes / 2**30:.0f} GiB" for x in devices()]
     missing = [f"no {kind} ({why})" for kind in ("opencl", "cuda") if (why := why_not(kind))]
     print(f"devices: {'; '.join([*available, *missing])}")
@@ -754,7 +762,7 @@ def print_info() -> None:
 
 
 def launch_members(options: argparse.Namespace) -> int:
-    """Run the members of a group. Returns the exit status of the first that failed."""
+    """Run the members of a group. Returns the exit status of the first failed member."""
     named = {each: vars(options)[each] for each in ("restarts", "nodes", "node", "address")}
     return launch(options.members, _command(options), **named)
 

@@ -1,4 +1,4 @@
-"""A fixed training step, whose digest shows whether two computers compute the same bits."""
+"""Fixed training step with a digest that shows whether two computers compute the same bits."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from mlvm.machines.digest import digest
 from mlvm.machines.native.extension import is_native
 
 EXPECTED: Final = "57ae46c828d2cd6ef32d4ab303f2e396"
-"""The digest with the native kernels of every instruction set."""
+"""Expected digest with the native kernels of every instruction set."""
 
 
 class _Net(ml.nn.Module):
-    """A small network with the kinds of layers that models have."""
+    """Small network with the usual kinds of layers."""
 
     def __init__(self, key: ml.Tensor) -> None:
         keys = ml.random.split(key, 4)
@@ -54,8 +54,8 @@ def fixed_step() -> str:
 
 
 def about_fixed_step() -> str:
-    """Return the digest, and for native kernels whether it is the expected one, for people."""
+    """Return the digest as text and, for native kernels, whether it is as expected."""
     value = fixed_step()
     if not is_native(None):
-        return f"{value} (numpy: the native kernels give {EXPECTED})"
+        return f"{value} (numpy; native kernels compute {EXPECTED})"
     return value if value == EXPECTED else f"{value} (WRONG: expected {EXPECTED})"

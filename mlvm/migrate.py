@@ -1,4 +1,4 @@
-"""The command `python -m mlvm migrate`, which rewrites old public names in files.
+"""Command `python -m mlvm migrate`, which rewrites deprecated public names in files.
 
 Only the names change: comments and formatting stay. In Markdown files the command rewrites the
 Python blocks, in notebooks the code cells, and in docstrings the doctests.
@@ -33,21 +33,21 @@ _FENCE: Final = re.compile(r"(\s*)(```+|~~~+)\s*(\w*)")
 _PROMPT: Final = re.compile(r"\s*(>>>|\.\.\.)( |$)")
 _MAGIC: Final = re.compile(r"(\s*)(?:[%!?].*|(\w[\w\s,.]*=\s*)[%!].*|[%\w.*]+\?\??\s*)")
 _CELL_MAGIC: Final = re.compile(r"\s*%%(?!time|capture|prun|memit|mprun)")
-"""The first line of a cell in another language, or of text for a file."""
+"""First line of a cell in a different language, or of text for a file."""
 _WORD: Final = re.compile(r"\w+")
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _KNOWN: Final = {"ml": "mlvm.eager", "mlvm": "mlvm"}
-"""What documentation and doctests use without an import."""
+"""Names that documentation and doctests use without an import."""
 _TABLES: Final = (*NAMES.values(), *ATTRIBUTES.values(), *KEYWORDS.values())
 _OLD: Final = re.compile(rf"\b({'|'.join({name for table in _TABLES for name in table})})\b")
 
 
 class MigrateError(MlvmError):
-    """A file cannot be read, parsed or backed up; the text names it."""
+    """Error for a file that cannot be read, parsed or backed up; the text names it."""
 
 
 class _Line(NamedTuple):
-    """A line of Python code: its number in the file, its code, and the offset of the code in it."""
+    """Line of Python code: line number in the file, code, and offset of the code in the line."""
 
     number: int
     code: str
@@ -55,7 +55,7 @@ class _Line(NamedTuple):
 
 
 class _Rewritten(NamedTuple):
-    """A text with new names, in pieces, the edits that made it, and the uses that are not clear."""
+    """Text with new names, in pieces, the applied edits, and the unclear uses."""
 
     pieces: list[str]
     edits: list[Edit]
@@ -70,17 +70,19 @@ def add_command(commands: Any) -> None:
     """Add the parser of the command."""
     text = "rewrite old names of mlvm in Python files, Markdown files and notebooks"
     add = commands.add_parser("migrate", help=text, description=text).add_argument
-    what = f"a file, or a folder, of which the {', '.join(_SUFFIXES)} files are rewritten"
+    what = f"a file, or a folder with {', '.join(_SUFFIXES)} files"
     add("files", nargs="+", type=Path, metavar="FILE", help=what)
     add(
-        "--check", action="store_true", help="only list the old names; exit with 1 if there are any"
+        "--check",
+        action="store_true",
+        help="only list old names; exit with status 1 if any are found",
     )
     add("--diff", action="store_true", help="only print the changes, as a unified diff")
     add("--no-backup", action="store_true", help="do not keep the old text as FILE.orig")
 
 
 def migrate(options: argparse.Namespace) -> int:
-    """Rewrite files, print what changes and what is not clear, and return the exit status.
+    """Rewrite files, print changes and unclear uses, and return the exit status.
 
     All files are read and parsed before the first one is written. Raises `MigrateError`, and
     `OSError`.
@@ -98,7 +100,7 @@ def migrate(options: argparse.Namespace) -> int:
             for edit in result.edits:
                 print(f"{file}:{edit.line}: {edit.old} -> {edit.new}")
         for doubt in result.doubts:
-            print(f"{file}:{doubt.line}: not changed, because it is not clear: {doubt.text}")
+            print(f"{file}:{doubt.line}: unclear, not changed: {doubt.text}")
         if result.edits:
             backup = file.with_name(f"{file.name}.orig")
             if not options.no_backup:
@@ -120,7 +122,7 @@ def _refuse_to_replace(backups: Iterable[Path]) -> None:
 
 
 def _files(paths: Iterable[Path]) -> Iterator[Path]:
-    """Yield the files, and the source files in the folders, without hidden ones."""
+    """Yield the files, and the source files in the folders, except hidden files."""
     for path in paths:
         if not path.is_dir():
             yield path
@@ -135,7 +137,7 @@ def _files(paths: Iterable[Path]) -> Iterator[Path]:
 
 
 def _read(file: Path) -> tuple[str, str]:
-    """Return the text of a file, with its own line endings, and its encoding."""
+    """Return the text of a file, with the original line endings, and the encoding."""
     data = file.read_bytes()
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
@@ -150,7 +152,7 @@ def _diff(name: str, old: str, new: str) -> str:
 
 
 def _lines(text: str) -> list[str]:
-    """Return the lines as Python counts them, with their line endings."""
+    """Return the lines as Python counts them, including line endings."""
     return [*io.StringIO(text, newline="")]
 
 
@@ -250,8 +252,8 @@ def _uses_in(
 ) -> OldUses:
     """Find the uses in blocks of code, which share their names.
 
-    What is not valid Python, and has an old name, is not clear. Imports continue to bind these
-    names and the names in `preserved`.
+    Invalid Python that contains an old name is unclear. Imports continue to bind these names and
+    the names in `preserved`.
     """
     code: dict[int, _Line] = {}
     doubts = []
@@ -276,8 +278,8 @@ def _uses_in(
 def _edited(pieces: list[str], edits: list[Edit], doubts: list[Doubt]) -> _Rewritten:
     """Apply the edits to the text that consists of the pieces.
 
-    An edit whose old name is not at its place becomes a doubt: Python 3.11 has no positions in
-    formatted strings.
+    If the old name is not at the expected position, the edit becomes a doubt: Python 3.11 has no
+    positions in formatted strings.
     """
     lines = _lines(_SURROGATE.sub("\ufffd", "".join(pieces)))
     starts = [0, *accumulate(map(len, lines))]
@@ -298,7 +300,7 @@ def _edited(pieces: list[str], edits: list[Edit], doubts: list[Doubt]) -> _Rewri
 
 
 class _Text(str):
-    """String of a JSON file. Its literal is between `start` and `end`."""
+    """String of a JSON file; the literal is between `start` and `end`."""
 
     start: int
     end: int
@@ -326,7 +328,7 @@ def _cells(file: Path, text: str) -> list[list[_Text]]:
 
 
 def _uses_in_cells(cells: list[list[_Text]]) -> OldUses:
-    """Find the uses in code cells. IPython commands that contain old names are not clear."""
+    """Find the uses in code cells. IPython commands that contain old names are unclear."""
     blocks, commands, doubts, count = [], set(), [], 0
     for cell in cells:
         source = _SURROGATE.sub("\ufffd", "".join(cell) + "\n")

@@ -1,9 +1,9 @@
-"""Uses of old public names in Python code: where they are, and what replaces them.
+"""Uses of deprecated public names in Python code: positions and replacements.
 
-In: the syntax tree of a file. Out: an `Edit` for each use whose object is known, such as `ml.nll`
-after `import mlvm.eager as ml`, and a `Doubt` for each use whose object is not known, such as
-`x.rate` for a parameter x. Names are looked up in the scopes of Python. A name that is bound to
-objects of different kinds is not known.
+In: the syntax tree of a file. Out: an `Edit` for each use of a known object, such as `ml.nll` after
+`import mlvm.eager as ml`. Also a `Doubt` for each use of an unknown object, such as `x.rate` for a
+parameter x. Names are looked up in the scopes of Python. A name that is bound to objects of
+different kinds is unknown.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _MODULES: Final = {
     **{room: f"ml.{name}" for name, room in public.SHOWN.items()},
     "mlvm.eager": "ml",
 }
-"""Modules as users write them. Longer names precede their parents."""
+"""Modules as users write them. Submodules precede their parents."""
 _CLASSES: Final = {"ml.capture": "Captured", "ml.default_vm": "VM", "ml.record": "Recording"}
-"""The classes of the results of functions."""
+"""Classes of function results."""
 _OLD_ATTRIBUTES: Final = {name for names in ATTRIBUTES.values() for name in names}
 _OLD_KEYWORDS: Final = {owner.rpartition(".")[2]: names for owner, names in KEYWORDS.items()}
 _WORD: Final = re.compile(r"\w+")
@@ -40,7 +40,7 @@ _PATH: Final = re.compile(r"\w+(\.\w+)+")
 
 
 class Edit(NamedTuple):
-    """Replacement of the text `old` at a line, from 1, and an offset in the bytes of the line."""
+    """Replacement of the text `old` at a line, counted from 1, and a byte offset in the line."""
 
     line: int
     offset: int
@@ -49,23 +49,23 @@ class Edit(NamedTuple):
 
 
 class Doubt(NamedTuple):
-    """A use of what may be an old name. It is left as it is."""
+    """Use of a name that may be old, which is not changed."""
 
     line: int
     text: str
 
 
 class _Assignment(NamedTuple):
-    """What a name is bound to: an object of mlvm, the value of an expression, or something else.
+    """Binding of a name: an object of mlvm, the value of an expression, or something else.
 
     Attributes:
         path: dotted path of an imported module, class or function.
         value, scope: an expression, and the scope that evaluates it.
-        is_type: whether the expression is the annotation of the name, and not its value.
-        owner: for `self`, the scope of its class.
+        is_type: whether the expression is the annotation of the name, not the value.
+        owner: for `self`, the scope of the class.
         alias: the part of an import statement that binds the name without `as`.
-        is_definition: whether the name is that of a function or class of the file.
-        body: for a class of the file, its scope.
+        is_definition: whether the name is a function or class of the file.
+        body: for a class of the file, the scope of the class.
     """
 
     path: str | None = None
@@ -79,10 +79,10 @@ class _Assignment(NamedTuple):
 
 
 class _Scope:
-    """A scope of Python, with the assignments of its names.
+    """Scope of Python, with all assignments to names.
 
-    The scope of a class also has its bases, and the assignments of fields of `self`, as "self.x".
-    Scopes within a class do not see the names of the class.
+    The scope of a class also contains the bases, and the assignments of fields of `self`, as
+    "self.x". Scopes within a class do not see the names of the class.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class _Scope:
         self.names: defaultdict[str, list[_Assignment]] = defaultdict(list)
         self.outer: dict[str, _Scope] = {}  # names that the scope declares global or nonlocal
         self.nonlocals: list[str] = []
-        self.bases_here: list[_Scope] = []  # the scopes of the bases that the file defines
+        self.bases_here: list[_Scope] = []  # the scopes of bases that the file defines
         self.subclasses: list[_Scope] = []
 
     def bind(self, name: str, assignment: _Assignment) -> None:
@@ -131,11 +131,11 @@ class _Scope:
         return []
 
     def ancestors(self) -> list[_Scope]:
-        """Return the scopes of a class and of its bases in the file."""
+        """Return the scopes of a class and the bases in the file."""
         return _closure(self, lambda each: each.bases_here)
 
     def relatives(self) -> list[_Scope]:
-        """Return the scopes of the classes whose instances may share a method with this class."""
+        """Return the scopes of classes with instances that may share a method with this class."""
         return _closure(self, lambda each: each.bases_here + each.subclasses)
 
 
@@ -171,7 +171,7 @@ def _new_name(path: str | None) -> str | None:
 
 @cache
 def _classes(path: str) -> frozenset[str] | None:
-    """Return the names of the class with this path and its bases; None unless it is a class."""
+    """Return the names of the class with this path and the bases; None unless it is a class."""
     root, _, names = path.partition(".")
     if root != "ml" or not names or not names.rpartition(".")[2][0].isupper():
         return None
@@ -189,26 +189,26 @@ def _classes(path: str) -> frozenset[str] | None:
 
 
 def _same(values: Iterator[T | None]) -> T | None:
-    """Return the one value, None if there are several or none."""
+    """Return the only value, or None if there is not exactly one."""
     first, *others = [*values] or [None]
     return first if all(each == first for each in others) else None
 
 
 class OldUses:
-    """The uses of old names in a file, which `find` fills in.
+    """Uses of old names in a file, which `find` collects.
 
-    `paths` has the paths of names that the file does not bind, as in documentation, where `ml`
+    `paths` contains the paths of names that the file does not bind, as in documentation, where `ml`
     needs no import. A file that imports nothing of mlvm, and has no such names, has no doubts.
     """
 
     def __init__(self, tree: ast.Module, paths: Mapping[str, str] | None = None) -> None:
         self._module = _Scope()
         self._scopes = [self._module]
-        self._anywhere = _Scope()  # the fields of objects whose class is not known
+        self._anywhere = _Scope()  # fields of objects of unknown class
         self._uses: list[_Use] = []
         self._words: set[str] = set()  # names, keywords and texts of the file
         self._texts: set[str] = set()  # words of texts, `global` and `nonlocal`
-        self._assigned: set[ast.expr] = set()  # the targets whose values are known
+        self._assigned: set[ast.expr] = set()  # targets with known values
         self._has_star = False
         self._has_mlvm = bool(paths)
         self._others: set[str] = set()
@@ -247,7 +247,7 @@ class OldUses:
 
     @property
     def from_other_files(self) -> set[str]:
-        """The names that the file imports from modules outside of mlvm, or reads from them."""
+        """Return the names that the file imports or reads from modules outside of mlvm."""
         names = self._others | (self._words if "*" in self._others else set())
         for node, scope in self._uses:
             path = self._path(node, scope) if isinstance(node, ast.Attribute) else None
@@ -258,7 +258,7 @@ class OldUses:
 
     @property
     def imported(self) -> dict[str, str]:
-        """The paths of the imports of the module, by name."""
+        """Return the paths of the module's imports, by name."""
         names = self._module.names
         return {name: each.path for name in names for each in names[name] if each.path}
 
@@ -426,7 +426,7 @@ class OldUses:
     def _kinds(
         self, node: ast.AST | None, scope: _Scope | None, depth: int = 0
     ) -> frozenset[str] | None:
-        """Return the class of an expression's value and its bases, by name."""
+        """Return the names of the class of an expression's value and the bases."""
         if scope is None or depth > 20:
             return None
         if isinstance(node, ast.Call):
@@ -449,7 +449,7 @@ class OldUses:
         return _same(self._kinds_of(each, depth) for each in assignments)
 
     def _kinds_of(self, assignment: _Assignment, depth: int) -> frozenset[str] | None:
-        if assignment.owner is not None:  # self: the bases that are known
+        if assignment.owner is not None:  # self: the known bases
             paths = [
                 self._path(base, each.around)
                 for each in assignment.owner.ancestors()
@@ -469,9 +469,9 @@ class OldUses:
     # --- uses ----------------------------------------------------------------------------
 
     def _renamed_imports(self, preserved: Set[str]) -> set[int]:
-        """Return the ids of the imported names that can change together with all their uses.
+        """Return the ids of imported names that can change together with all uses.
 
-        The new name must be free, and no use may also refer to another object.
+        The new name must be free, and no use may also refer to a different object.
         """
         bound = {name for scope in self._scopes for name in scope.names}
         renamed, others = set(), set()
@@ -518,7 +518,7 @@ class OldUses:
             is_defined = owner and any(name in each.names for each in owner.relatives())
             is_text = isinstance(node.value, (ast.Constant, ast.JoinedStr))
             if (kinds is None and not is_text) or (new and is_defined):
-                self._doubt(node, f".{name}, if it is that of {_of_classes(owners)}")
+                self._doubt(node, f".{name}, if it belongs to {_of_classes(owners)}")
                 new = None
         elif path is None and isinstance(node.value, ast.Name):
             paths = [_shown(each.path) for each in scope.find(node.value.id) if each.path]

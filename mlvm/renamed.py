@@ -1,4 +1,4 @@
-"""Old public names: the table, and the aliases that keep them working.
+"""Deprecated public names: the table, and aliases that continue to work.
 
 Each use of an old name warns once per name and line. `python -m mlvm migrate FILE` rewrites
 scripts by the same table.
@@ -74,8 +74,7 @@ _registries: Final[dict[str, dict[Any, Any]]] = {}
 
 
 def warn_of_old_name(old: str, new: str) -> None:
-    """Issue the `DeprecationWarning` for a use of an old name, at the innermost line that is
-    outside of mlvm.
+    """Issue the `DeprecationWarning` for an old name, at the innermost line outside of mlvm.
 
     An import statement reads a name twice: the first time, from `_handle_fromlist`, does not warn.
     """
@@ -115,7 +114,7 @@ def old_names(module: str, shown: str, space: Mapping[str, Any]) -> Callable[[st
 
 
 class OldAttribute:
-    """Descriptor of an old attribute or method of a class: it warns, and gives the new one."""
+    """Descriptor of an old attribute or method: issues a warning and returns the new one."""
 
     def __init__(self, owner: str, name: str) -> None:
         self.old = f"{owner}.{name}"
@@ -137,5 +136,5 @@ class OldAttribute:
 
 
 def with_new_names(owner: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a pickled instance by their new names."""
+    """Return the fields of a pickled instance by new name."""
     return {ATTRIBUTES[owner].get(name, name): value for name, value in values.items()}

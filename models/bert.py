@@ -1,7 +1,8 @@
-"""A BERT-like encoder (Devlin et al., arXiv 1810.04805), which guesses hidden symbols.
+"""A BERT-like encoder (Devlin et al., arXiv 1810.04805) that predicts masked symbols.
 
-BERT learns a vector for each position. Here queries and keys are rotated by theirs (RoFormer, Su et
-al., arXiv 2104.09864), so that the model finds neighbours within hundreds of steps.
+BERT learns a vector for each position. This model instead rotates queries and keys by position
+(RoFormer, Su et al., arXiv 2104.09864), so it learns to attend to neighbours within hundreds of
+steps.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class EncoderBlock(nn.Module):
 
 
 class Bert(nn.Module):
-    """Symbols i64[N, T] -> logits [N, T, num_classes] of what belongs at each place."""
+    """Symbols i64[N, T] -> logits [N, T, num_classes] of the symbol at each position."""
 
     def __init__(
         self,

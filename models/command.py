@@ -1,4 +1,4 @@
-"""Runner of the commands: an error is one line on the terminal, and an exit status."""
+"""Run the commands; an error is printed as one line and sets the exit status."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mlvm.machines.terminal import escaped, run_command
 
 
 class OptionError(ml.errors.MlvmError, ValueError):
-    """An option of a command, or of its function, is unknown or out of range."""
+    """Error for an option of a command or function that is unknown or out of range."""
 
 
 def run(
@@ -18,7 +18,7 @@ def run(
     work: Callable[[argparse.Namespace], int | None],
     arguments: Sequence[str] | None = None,
 ) -> int:
-    """Do the work with the options parsed; return the exit status of `run_command`.
+    """Parse the options, run the command, and return the exit status of `run_command`.
 
     For bad usage, including `OptionError`, the program exits with status 2.
     """

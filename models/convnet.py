@@ -9,8 +9,8 @@ from mlvm.eager import Tensor, nn
 class ConvNet(nn.Module):
     """Images [N, *image_shape] -> logits [N, num_classes]; image_shape is (H, W, channels).
 
-    Twice a 3 x 3 convolution, relu, and the maximum of each 2 x 2 pixels, where an odd last row
-    or column is dropped; then a dense layer. Raises `ShapeError` for images below 4 x 4.
+    Two blocks of a 3 x 3 convolution, relu and 2 x 2 max pooling are followed by a dense layer.
+    Pooling drops an odd last row or column. Raises `ShapeError` for images below 4 x 4.
     """
 
     Conv: list[nn.Conv2d]
@@ -27,7 +27,7 @@ class ConvNet(nn.Module):
         height, width, channels = image_shape
         if min(height, width) < 4:
             raise ml.errors.ShapeError(
-                f"ConvNet: images must have 4 x 4 pixels or more, not {height} x {width}"
+                f"ConvNet: images must have at least 4 x 4 pixels, got {height} x {width}"
             )
         keys = ml.random.split(ml.random.next_key() if key is None else key, 3)
         self.Conv = [

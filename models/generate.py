@@ -1,7 +1,7 @@
-"""Go on with a text as a trained transformer would: `python -m models.generate --help`.
+"""Continue a text with a trained transformer: `python -m models.generate --help`.
 
-All bytes of a transformer of `models.train` are made by one launch of one program, which loops
-until it is done. Those of a Llama from a GGUF file (`--weights`) come token by token.
+For a transformer of `models.train`, one launch of a program with a loop generates all bytes. A
+Llama from a GGUF file (`--weights`) generates one token per launch.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ from models.training import checkpoint
 from models.training.checkpoint import CheckpointError
 from models.transformer import Transformer, generate
 
-NO_END: Final = -1  # what no byte is
+NO_END: Final = -1  # not a byte
 
 
 class Generator:
     """A transformer of bytes, with weights from a checkpoint of `python -m models.train`.
 
-    Raises `CheckpointError` for a file of a different model, `OSError` for one that cannot be read.
+    Raises `CheckpointError` for a file of a different model, `OSError` for a file that cannot be
+    read.
     """
 
     def __init__(self, file: Path) -> None:
@@ -41,9 +42,9 @@ class Generator:
         try:
             model = json.loads(metadata[checkpoint.TRAINING])["model"]
         except (KeyError, ValueError, TypeError, RecursionError):
-            raise CheckpointError(f"{file} was not written by a training") from None
+            raise CheckpointError(f"{file} was not written by models.train") from None
         if model != "transformer":
-            raise CheckpointError(f"{file} is of a training of {model}, not of transformer")
+            raise CheckpointError(f"{file} contains a {model}; expected a transformer")
         self.vm = ml.VM("generate")
         self.weights, self.batch = ml.Arena(self.vm, "weights"), ml.Arena(self.vm, "batch")
         with self.weights.allocating():
@@ -56,7 +57,7 @@ class Generator:
         try:
             self.model.load_state(own)
         except ml.errors.MlvmError as error:
-            raise CheckpointError(f"{file} is of another transformer: {error}") from None
+            raise CheckpointError(f"{file} contains a different transformer: {error}") from None
         self.generate = ml.capture(self._generate)
 
     def _generate(
@@ -81,23 +82,23 @@ class Generator:
         top_k: int | None = None,
         end: bytes | None = None,
     ) -> bytes:
-        """Continue a prompt up to and with the byte `end`, or to the model's length.
+        """Continue a prompt up to and including the byte `end`, or to the model's length.
 
-        Return the prompt and its continuation. The same arguments give the same bytes.
+        Return the prompt and the continuation. The same arguments generate the same bytes.
 
-        Raises `OptionError` for a prompt that is empty or leaves no room, and for other options
-        that are out of range.
+        Raises `OptionError` for an empty prompt, for a prompt that fills the model's length, and
+        for other options that are out of range.
         """
         if not 0 < len(prompt) < self.model.length:
-            raise OptionError(f"a prompt has 1 to {self.model.length - 1} bytes, not {len(prompt)}")
+            raise OptionError(f"a prompt has 1 to {self.model.length - 1} bytes, got {len(prompt)}")
         if not 0 < temperature < math.inf:
-            raise OptionError(f"temperature must be positive, not {temperature}")
+            raise OptionError(f"temperature must be positive, got {temperature}")
         if top_k is not None and not 1 <= top_k <= NUM_BYTES:
-            raise OptionError(f"top_k must be 1 .. {NUM_BYTES}, not {top_k}")
+            raise OptionError(f"top_k must be 1 .. {NUM_BYTES}, got {top_k}")
         if end is not None and len(end) != 1:
-            raise OptionError(f"end is one byte, not {end!r}")
+            raise OptionError(f"end must be a single byte, got {end!r}")
         if not 0 <= seed < 2**64:
-            raise OptionError(f"seed must be in 0 .. 2**64 - 1, not {seed}")
+            raise OptionError(f"seed must be in 0 .. 2**64 - 1, got {seed}")
         padded = np.zeros(self.model.length, np.int64)
         padded[: len(prompt)] = list(prompt)
         with self.batch:
@@ -115,7 +116,7 @@ class Generator:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m models.generate",
-        description="Go on with a text as a trained transformer would.",
+        description="Continue a text with a trained transformer.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         argument_default=argparse.SUPPRESS,
     )
@@ -126,21 +127,21 @@ def _parser() -> argparse.ArgumentParser:
         nargs="?",
         default=None,
         metavar="FILE",
-        help="what models.train --save wrote",
+        help="file written by models.train --save",
     )
-    add("--weights", type=Path, metavar="FILE.gguf", help="a Llama instead, from a GGUF file")
-    add("--length", type=int, metavar="N", help="how many tokens a Llama makes at most")
-    add("--prompt", default="def ", metavar="TEXT", help="what to go on with")
+    add("--weights", type=Path, metavar="FILE.gguf", help="use a Llama from a GGUF file instead")
+    add("--length", type=int, metavar="N", help="maximum number of tokens from a Llama")
+    add("--prompt", default="def ", metavar="TEXT", help="text to continue")
     add(
         "--temperature",
         type=float,
         default=0.8,
         metavar="X",
-        help="below 1, likelier ones; 0: the likeliest of a Llama",
+        help="values below 1 favour likely tokens; 0 (Llama): always the most likely token",
     )
-    add("--top-k", type=int, metavar="N", help="draw among the N likeliest only")
-    add("--end", metavar="C", help="stop after that character")
-    add("--seed", type=int, default=0, metavar="N", help="what the draws derive from")
+    add("--top-k", type=int, metavar="N", help="draw only from the N most likely tokens")
+    add("--end", metavar="C", help="stop after this character")
+    add("--seed", type=int, default=0, metavar="N", help="seed of the random draws")
     return parser
 
 
@@ -151,7 +152,7 @@ def _run_llama(file: Path, prompt: str, *, seed: int, temperature: float, **opti
         times.append(time.perf_counter())
         print(escaped_but_lines(piece), end="", flush=True)
     print()
-    rest = len(times) - 2  # without the first, before which all is recorded, and the end
+    rest = len(times) - 2  # exclude the first token, which includes the trace, and the end token
     rate = f"; {rest / (times[-2] - times[0]):.1f} a second" if rest > 0 else ""
     say(f"{len(times) - 1} tokens{rate}")
 
@@ -165,21 +166,21 @@ def _run(arguments: argparse.Namespace) -> None:
     options = vars(arguments)
     file = options.pop("file")
     if (file is None) == ("weights" not in options):
-        raise OptionError("name a FILE of models.train, or --weights FILE.gguf")
+        raise OptionError("expected a FILE written by models.train, or --weights FILE.gguf")
     if "weights" in options:
         if "end" in options:
-            raise OptionError("--end is for a FILE of models.train; a Llama has a token for it")
+            raise OptionError("--end requires a FILE; a Llama stops at its end token")
         _run_llama(options.pop("weights"), options.pop("prompt"), **options)
         return
     if "length" in options:
-        raise OptionError("--length is for --weights")
+        raise OptionError("--length is only for --weights")
     prompt = options.pop("prompt").encode()
     if "end" in options:
         options["end"] = options["end"].encode()
     generator = Generator(file)
     text = generator(prompt, **options)
     began = time.perf_counter()
-    text = generator(prompt, **options)  # without the time of the recording
+    text = generator(prompt, **options)  # exclude the time of the trace
     seconds = time.perf_counter() - began
     print(text.decode(errors="replace"))
     count = len(text) - len(prompt)

@@ -2,7 +2,7 @@
 
 The cache is updated in place (Touvron et al., arXiv 2302.13971; grouped queries: arXiv 2305.13245).
 
-Weights have the names of GGUF files, and keep the files' low-bit blocks.
+Weights have the names of GGUF files and stay in the low-bit blocks of the files.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SCALE = ".scale"
 class LlamaConfig(NamedTuple):
     """The sizes of a model.
 
-    `rope_base` is that of the rotary positions, of which each head turns `rope_dim` features.
+    `rope_base` is the base of the rotary positions, which rotate `rope_dim` features of each head.
     """
 
     width: int
@@ -40,27 +40,26 @@ class LlamaConfig(NamedTuple):
     def of(cls, metadata: Mapping[str, Any]) -> LlamaConfig:
         """Read the configuration from a GGUF file's metadata.
 
-        Raises `WeightsError` for another architecture, and for sizes that are missing or
-        impossible.
+        Raises `WeightsError` for a different architecture, and for missing or invalid sizes.
         """
         kind = metadata.get("general.architecture")
         if kind != "llama":
-            raise ml.errors.WeightsError(f"the model is {kind!r}; models.llama reads 'llama'")
+            raise ml.errors.WeightsError(f"the architecture must be 'llama', got {kind!r}")
         older = (metadata.get(f"llama.rope.{key}", 1) for key in ("scale_linear", "scaling.factor"))
         kind = metadata.get("llama.rope.scaling.type")
         if kind not in (None, "none") or (kind is None and any(x not in (0, 1) for x in older)):
-            raise ml.errors.WeightsError("positions that are scaled are not read")
+            raise ml.errors.WeightsError("scaled rotary positions are not supported")
 
         def size(name: str, default: int | None = None) -> int:
             value = metadata.get(f"llama.{name}", default)
             if type(value) is not int or not 0 < value < 1 << 31:
-                raise ml.errors.WeightsError(f"llama.{name} must be an int above 0, not {value!r}")
+                raise ml.errors.WeightsError(f"llama.{name} must be an int above 0, got {value!r}")
             return value
 
         def number(name: str, default: float) -> float:
             value = metadata.get(f"llama.{name}", default)
             if type(value) not in (int, float) or not 0 < value < math.inf:
-                reason = f"llama.{name} must be a number above 0, not {value!r}"
+                reason = f"llama.{name} must be a number above 0, got {value!r}"
                 raise ml.errors.WeightsError(reason)
             return float(value)
 
@@ -70,7 +69,7 @@ class LlamaConfig(NamedTuple):
         rope_dim = size("rope.dimension_count", head_dim)
         if heads % kv_heads or rope_dim % 2 or rope_dim > head_dim:
             raise ml.errors.WeightsError(
-                f"{heads} heads do not share {kv_heads} of keys, or do not turn {rope_dim} features"
+                f"invalid sizes: {heads} heads, {kv_heads} key heads, {rope_dim} rotated features"
             )
         return cls(
             width,
@@ -87,9 +86,9 @@ class LlamaConfig(NamedTuple):
 
 
 class Weights:
-    """Builder of layers from tensors by their names in GGUF files.
+    """Builder of layers from tensors, by the names in GGUF files.
 
-    Raises `WeightsError` for a missing tensor, and for one of a wrong shape.
+    Raises `WeightsError` for a missing tensor, and for a tensor of a wrong shape.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
@@ -101,13 +100,13 @@ class Weights:
     def tensor(self, name: str, *shape: int | None) -> Tensor:
         x = self._tensors.get(name)
         if x is None:
-            raise ml.errors.WeightsError(f"there is no {name} among the weights")
+            raise ml.errors.WeightsError(f"the weights lack {name}")
         fits = len(x.shape) == len(shape) and all(
             n in (None, own) for n, own in zip(shape, x.shape, strict=True)
         )
         if not fits:
             expected = ", ".join("any" if n is None else str(n) for n in shape)
-            raise ml.errors.WeightsError(f"{name} must be [{expected}], not {x.type}")
+            raise ml.errors.WeightsError(f"{name} must be [{expected}], got {x.type}")
         return x
 
     def linear(self, name: str, inputs: int, outputs: int | None) -> Layer:
@@ -130,7 +129,7 @@ class Weights:
 
 
 class Dense(nn.Module):
-    """Linear layer y = x weight^T + bias, built from the files' weight [outputs, inputs]."""
+    """Linear layer y = x weight^T + bias, built from a weight [outputs, inputs] of the file."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self.kernel, self.bias = ml.copy(weight.mT), bias
@@ -151,7 +150,7 @@ class Rows(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal attention over [T, width] and the cache before it."""
+    """Causal attention of [T, width] to itself and to the cache."""
 
     def __init__(self, weights: Weights, name: str, config: LlamaConfig) -> None:
         self.config, dim = config, config.head_dim
@@ -183,9 +182,11 @@ class Attention(nn.Module):
         return self.out(ml.reshape(mixed, (length, config.num_heads * dim)))
 
     def _turned(self, x: Tensor, turns: Turns) -> Tensor:
-        """Rotate pairs of neighbouring features of x[T, ..., head_dim], the order of the files'
-        rows. The result has all first features, then all second ones: in queries and keys alike, so
-        their products stay the same."""
+        """Rotate pairs of adjacent features of x[T, ..., head_dim], as stored in GGUF files.
+
+        The result contains the first features of all pairs, then the second features. Queries and
+        keys have the same order, so the products do not change.
+        """
         turned, rest = x[..., : self.config.rope_dim], x[..., self.config.rope_dim :]
         pairs = ml.reshape(turned, (*turned.shape[:-1], self.config.rope_dim // 2, 2))
         first, second = pairs[..., 0], pairs[..., 1]
@@ -223,14 +224,15 @@ class Block(nn.Module):
 Turns = tuple[Tensor, Tensor]
 """Cosines and sines of positions."""
 Cache = list[tuple[Tensor, Tensor]]
-"""For each block keys f32[num_kv_heads, head_dim, length], and values f32[num_kv_heads, length,
-head_dim]."""
+"""Keys f32[num_kv_heads, head_dim, length] and values f32[num_kv_heads, length, head_dim] of each
+block."""
 
 
 class Llama(nn.Module):
-    """Tokens i64[T] at positions `at` .. at + T - 1 -> logits f32[num_tokens] of the next one.
+    """Tokens i64[T] at positions `at` .. at + T - 1 -> logits f32[num_tokens] of the next token.
 
-    The cache has keys and values of earlier positions; those of these tokens are added in place.
+    The cache contains keys and values of earlier positions; the keys and values of these tokens are
+    added in place.
     """
 
     def __init__(self, config: LlamaConfig, tensors: Mapping[str, Tensor]) -> None:
@@ -243,7 +245,7 @@ class Llama(nn.Module):
         self.head = weights.linear(head, config.width, None)
         rates = ml.arange(config.rope_dim // 2) * (-2 * math.log(config.rope_base))
         rates = ml.exp(ml.astype(rates, ml.float64) / config.rope_dim)
-        if "rope_freqs.weight" in weights:  # of Llama 3.1 and later
+        if "rope_freqs.weight" in weights:  # in Llama 3.1 and later
             rates = rates / weights.tensor("rope_freqs.weight", config.rope_dim // 2)
         self.rates = nn.buffer(rates)
 
@@ -258,7 +260,7 @@ class Llama(nn.Module):
         return self.head(self.norm(self._features(tokens, cache, at)[-1:]))[0]
 
     def all_logits(self, tokens: Tensor) -> Tensor:
-        """Compute logits f32[T, num_tokens] of the token after each of i64[T], as training does."""
+        """Compute logits f32[T, num_tokens] of the token after each token i64[T]."""
         cache = self.init_cache(tokens.shape[0])
         return self.head(self.norm(self._features(tokens, cache, ml.asarray(0))))
 

@@ -1,4 +1,4 @@
-"""Text by a Llama from a GGUF file, token by token."""
+"""Text generation with a Llama from a GGUF file, token by token."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from models.tokenizer import Decoder, Tokenizer
 from models.transformer import sample
 
 _ROOM: Final = 256
-"""Positions that the cache has room for at first; then it doubles."""
+"""Initial number of positions in the cache, which doubles when it is full."""
 
 
 class LlamaText:
@@ -34,7 +34,7 @@ class LlamaText:
         with self.weights.allocating():
             loaded = ml.load(file)
             if not loaded.plain:
-                raise ml.errors.WeightsError(f"{file} is no GGUF file, or has no metadata")
+                raise ml.errors.WeightsError(f"{file} is not a GGUF file, or lacks metadata")
             self.model = Llama(LlamaConfig.of(loaded.plain), loaded).eval()
         self.tokenizer = Tokenizer(loaded.plain)
         self.step = ml.capture(self._step)
@@ -64,21 +64,21 @@ class LlamaText:
         until_end: bool = True,
     ) -> Iterator[int]:
         """Generate the tokens after the prompt, until the end token (if `until_end`), `length`
-        tokens, or the model's context length. With a temperature of 0 each is the likeliest; else
-        the same seed gives the same tokens.
+        tokens, or the model's context length. With a temperature of 0, each token is the most
+        likely token. Otherwise the same seed generates the same tokens.
 
-        Raises `OptionError` for a prompt without tokens, or with too many, and for other options
-        that are out of range.
+        Raises `OptionError` for an empty or too long prompt, and for other options that are out of
+        range.
         """
         config = self.model.config
         if not 0 < len(prompt) < config.context:
-            raise OptionError(f"a prompt has 1 to {config.context - 1} tokens, not {len(prompt)}")
+            raise OptionError(f"a prompt has 1 to {config.context - 1} tokens, got {len(prompt)}")
         if not 0 <= temperature < math.inf:
-            raise OptionError(f"temperature must be 0 or more, not {temperature}")
+            raise OptionError(f"temperature must be 0 or more, got {temperature}")
         if top_k is not None and top_k < 1:
-            raise OptionError(f"top_k must be 1 or more, not {top_k}")
+            raise OptionError(f"top_k must be 1 or more, got {top_k}")
         if length is not None and length < 0:
-            raise OptionError(f"length must be 0 or more, not {length}")
+            raise OptionError(f"length must be 0 or more, got {length}")
         most = config.context - len(prompt)
         last = most if length is None else min(length, most)
         end = self.tokenizer.eos if until_end else None

@@ -1,4 +1,4 @@
-"""Classifier of sequences by the last state of an LSTM.
+"""Sequence classifier that uses the last state of an LSTM.
 
 It follows Hochreiter and Schmidhuber (Neural Computation 9, 1997), with the forget gate of Gers et
 al. (2000).

@@ -10,7 +10,7 @@ from mlvm.eager import Tensor, nn
 
 
 class Mlp(nn.Module):
-    """Images [N, *image_shape] -> logits [N, num_classes], by way of `hidden_dims` with relu."""
+    """Images [N, *image_shape] -> logits [N, num_classes], with relu after each hidden layer."""
 
     Dense: list[nn.Linear]
 

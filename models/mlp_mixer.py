@@ -1,4 +1,4 @@
-"""MLP-Mixer with the parameter names and layouts of its official checkpoints.
+"""MLP-Mixer with the parameter names and layouts of the official checkpoints.
 
 See Tolstikhin et al., arXiv 2105.01601. `python -m models.mlp_mixer` prints the paper's variants.
 """
@@ -24,7 +24,7 @@ VARIANTS = {
 
 
 class MlpBlock(nn.Module):
-    """Dense_1(gelu(Dense_0(x))) along the axis, which has length `features`."""
+    """Dense_1(gelu(Dense_0(x))) along the axis, which has the size `features`."""
 
     def __init__(
         self, features: int, mlp_dim: int, key: Tensor, *, axis: int = -1, approximate: bool = True
@@ -41,7 +41,7 @@ class MlpBlock(nn.Module):
 
 
 class MixerBlock(nn.Module):
-    """Mixes tokens, then channels: [N, tokens, hidden_dim] -> [N, tokens, hidden_dim]."""
+    """Token mixing, then channel mixing: [N, tokens, hidden_dim] -> [N, tokens, hidden_dim]."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class MixerBlock(nn.Module):
 class MlpMixer(nn.Module):
     """Images [N, *image_shape] -> logits [N, num_classes]; image_shape is (H, W, channels).
 
-    The GELU is `approximate`, by tanh, in the paper's code; timm's is exact.
+    The paper's code uses the GELU with tanh (`approximate`); timm uses the exact GELU.
 
     Raises `ShapeError` if patches do not tile the image, and for images of a different shape.
     """
@@ -90,7 +90,7 @@ class MlpMixer(nn.Module):
     ) -> None:
         (height, width, channels), patch = image_shape, patch_size
         if patch < 1 or height % patch or width % patch:
-            raise ml.errors.ShapeError(f"{patch} x {patch} patches do not tile {height} x {width}")
+            raise ml.errors.ShapeError(f"patch size {patch} must divide {height} x {width}")
         keys = ml.random.split(ml.random.next_key() if key is None else key, num_blocks + 1)
         dims = height * width // patch**2, hidden_dim, tokens_mlp_dim, channels_mlp_dim
         self.image_shape = image_shape
@@ -101,7 +101,7 @@ class MlpMixer(nn.Module):
             MixerBlock(*dims, keys[1 + i], approximate=approximate) for i in range(num_blocks)
         ]
         self.pre_head_layer_norm = nn.LayerNorm(hidden_dim, eps=1e-6)
-        # as the paper's code starts it
+        # initial values of the paper's code
         self.head = nn.Linear(hidden_dim, num_classes, kernel_init=nn.init.zeros)
 
     def __call__(self, images: Tensor) -> Tensor:
@@ -116,7 +116,7 @@ class MlpMixer(nn.Module):
 
 def _print_variants() -> None:
     print(HEADER)
-    with ml.Arena(ml.DryVM(), "weights").allocating():  # knows types, holds no bytes
+    with ml.Arena(ml.DryVM(), "weights").allocating():  # types without values
         for name, variant in VARIANTS.items():
             count = MlpMixer((224, 224, 3), 1000, *variant).num_parameters()
             print("{:7}{:11}{:11}{:11}{:15}{:17}{:12,}".format(name, *variant, count))

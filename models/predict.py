@@ -28,27 +28,27 @@ from models.data.folder import FORMATS, pillow_image, pixels
 from models.weights import Pretrained
 
 _GELUS: Final = {"tanh": True, "exact": False}
-_COLUMNS: Final = 40  # of a picture on a terminal
-_SIZE, _BOLD = 14, 16  # of letters in a drawing, and how wide bold ones are as if of that size
+_COLUMNS: Final = 40  # columns of a picture on a terminal
+_SIZE, _BOLD = 14, 16  # font size, and the font size that has the width of bold letters
 _STYLE: Final = " text { fill: #222 } .right { text-anchor: end }"
 
 
 class Guess(NamedTuple):
-    """Class with its probability, 0 to 1."""
+    """Class and probability, 0 to 1."""
 
     name: str
     probability: float
 
 
 class Classifier:
-    """Classifier of images in files by a model with these weights.
+    """Image classifier: a model with given weights that reads image files.
 
-    `classes` are names of its classes, by default those of the weights, or numbers. An image is
-    scaled and cut to the model's size. Its brightness x from 0 to 1 becomes (x - mean) / std, with
-    one number or one for each channel.
+    `classes` are the names of the classes, by default the names in the weights, or numbers. An
+    image is scaled and cropped to the model's size. The brightness x from 0 to 1 becomes (x - mean)
+    / std, with a single number or a number for each channel.
 
-    Raises `OptionError` for a wrong number of classes, means or deviations, and `WeightsError` as
-    `weights.Pretrained.build` does, and for weights whose results are NaN.
+    Raises `OptionError` for a wrong number of classes, means or deviations. Raises `WeightsError`
+    as `weights.Pretrained.build` does, and if the weights compute NaN.
     """
 
     def __init__(
@@ -61,14 +61,14 @@ class Classifier:
     ) -> None:
         channels = pretrained.image_shape[2]
         if channels not in (1, 3):
-            raise OptionError(f"{pretrained.file} is for images of {channels} channels, not 1 or 3")
+            raise OptionError(f"{pretrained.file} needs {channels} channels; expected 1 or 3")
         if len(mean) not in (1, channels) or len(std) not in (1, channels) or 0 in std:
-            raise OptionError(f"mean and std are 1 number or {channels}, and std is not 0")
+            raise OptionError(f"expected 1 or {channels} numbers as mean and std, std not 0")
         if not np.isfinite([*mean, *std]).all():
-            raise OptionError("mean and std are finite numbers")
+            raise OptionError("mean and std must be finite numbers")
         count = pretrained.num_classes
         if classes is not None and len(classes) != count:
-            raise OptionError(f"{len(classes)} classes are named, and {count} are told apart")
+            raise OptionError(f"expected {count} names of classes, got {len(classes)}")
         self.classes = classes or pretrained.classes or [str(i) for i in range(count)]
         self.file, self.image_shape = pretrained.file, pretrained.image_shape
         self._mean, self._std = (np.array(x, np.float32) for x in (mean, std))
@@ -84,7 +84,7 @@ class Classifier:
     def __call__(self, image: NDArray[np.uint8], top: int) -> list[Guess]:
         """Return at most `top` classes of u8[H,W,C], the most likely first.
 
-        The image has the model's size.
+        The image must have the model's size.
         """
         scaled = (image / np.float32(255) - self._mean) / self._std
         with self.batch:
@@ -93,16 +93,16 @@ class Classifier:
             ]
         if not np.isfinite(probabilities).all():
             raise ml.errors.WeightsError(
-                f"{self.file} makes no probabilities of an image: it has NaN, or numbers too large"
+                f"{self.file} computes NaN: it contains NaN or numbers that are too large"
             )
         best = np.argsort(-probabilities, kind="stable")[:top]
         return [Guess(self.classes[i], float(probabilities[i])) for i in best]
 
 
 def read_classes(file: Path) -> list[str]:
-    """Read names of classes, one a line, in UTF-8.
+    """Read the names of classes, one name per line, in UTF-8.
 
-    Raises `DataError` for a file that cannot be read, or is no text.
+    Raises `DataError` for a file that cannot be read or is not text.
     """
     with parsing(file) as stream:
         lines = stream.read().decode("utf-8-sig").split("\n")
@@ -113,7 +113,7 @@ def read_classes(file: Path) -> list[str]:
 
 
 def on_terminal(image: NDArray[np.uint8]) -> str:
-    """u8[2 n, m, 3] as n lines of m half blocks, each an upper and a lower pixel."""
+    """Draw u8[2 n, m, 3] as n lines of m half blocks, each with an upper and a lower pixel."""
     lines = []
     for upper, lower in zip(image[::2].tolist(), image[1::2].tolist(), strict=True):
         blocks = [
@@ -127,7 +127,7 @@ def on_terminal(image: NDArray[np.uint8]) -> str:
 def drawn(rows: Sequence[tuple[str, NDArray[np.uint8], Sequence[Guess]]]) -> str:
     """Return an SVG picture with a row for each image.
 
-    A row has the image, and a bar for each of its classes.
+    A row contains the image, and a bar for each class.
     """
     side, bar, line = 160, 26, 32
     height = max(side + 40, 60 + line * max(len(guesses) for _, _, guesses in rows))
@@ -145,7 +145,7 @@ def drawn(rows: Sequence[tuple[str, NDArray[np.uint8], Sequence[Guess]]]) -> str
         )
         end = fitted(escaped(name)[::-1], 500, _BOLD)[
             ::-1
-        ]  # of a path, which says more than its beginning
+        ]  # the end of a path is more informative than the beginning
         parts.append(text(200, top + 36, end, attributes='font-weight="bold"'))
         for j, guess in enumerate(guesses):
             y = top + 52 + line * j
@@ -165,42 +165,42 @@ def drawn(rows: Sequence[tuple[str, NDArray[np.uint8], Sequence[Guess]]]) -> str
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m models.predict",
-        description="Say what images show, with weights of an MLP-Mixer or a Vision Transformer.",
+        description="Classify images with the weights of an MLP-Mixer or a Vision Transformer.",
     )
     add = parser.add_argument
     add(
         "weights",
         type=Path,
         metavar="WEIGHTS",
-        help="google-research's .npz, timm's safetensors, or what models.train --save wrote",
+        help="google-research's .npz, timm's safetensors, or a file of models.train --save",
     )
     add("images", type=Path, metavar="IMAGE", nargs="+", help=", ".join(FORMATS))
-    add("--classes", type=Path, metavar="FILE", help="their names, one a line (default: numbers)")
-    add("--top", type=int, default=5, metavar="N", help="the likeliest N (default: 5)")
+    add("--classes", type=Path, metavar="FILE", help="class names, one per line (default: numbers)")
+    add("--top", type=int, default=5, metavar="N", help="number of classes (default: 5)")
     add(
         "--picture",
         action=argparse.BooleanOptionalAction,
         default=sys.stdout is not None and sys.stdout.isatty(),
-        help="draw each image here, in coloured blocks (default: on a terminal)",
+        help="draw each image in coloured blocks (default: if the output is a terminal)",
     )
-    add("--plot", type=Path, metavar="FILE", help="draw images and classes there, as SVG")
-    add("--gelu", choices=_GELUS, help="default: exact in timm's layout, else tanh")
+    add("--plot", type=Path, metavar="FILE", help="draw images and classes to this SVG file")
+    add("--gelu", choices=_GELUS, help="default: exact in timm's layout, otherwise tanh")
     add("--heads", type=int, metavar="N", help="of a ViT in timm's layout (default: by its width)")
     add(
         "--size",
         type=int,
         nargs=2,
         metavar=("HEIGHT", "WIDTH"),
-        help="of the images that the weights are for (default: what they say, or square)",
+        help="image size of the weights (default: from the file, or square)",
     )
-    for name, what in (("mean", "subtracted from brightness 0 .. 1"), ("std", "what divides it")):
+    for name, what in (("mean", "subtracted from brightness 0 .. 1"), ("std", "divisor")):
         add(
             f"--{name}",
             type=float,
             nargs="+",
             default=[0.5],
             metavar="X",
-            help=f"{what}, for all channels or for each (default: 0.5)",
+            help=f"{what}, one number or one per channel (default: 0.5)",
         )
     return parser
 

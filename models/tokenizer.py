@@ -1,10 +1,10 @@
-"""Tokenizers of GGUF files, of the kinds `llama` and `gpt2`.
+"""Tokenizers of GGUF files of the kinds `llama` and `gpt2`.
 
-`llama` is SentencePiece's merging by scores, `gpt2` byte-pair encoding by ranks (Sennrich et al.,
-arXiv 1508.07909).
+`llama` merges by scores, as SentencePiece does. `gpt2` is byte-pair encoding by ranks (Sennrich et
+al., arXiv 1508.07909).
 
-Their tokens are those of the original encoders, except for scripts whose letters Python's `re` and
-Unicode class differently.
+The tokens equal the tokens of the original encoders, except for scripts with letters that Python's
+`re` and Unicode classify differently.
 """
 
 from __future__ import annotations
@@ -34,18 +34,19 @@ _WORDS: Final = {
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), _LLAMA3),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _QWEN2),
 }
-"""Pieces within which byte-pair encoding merges, by the name of the split. llama.cpp has others."""
+"""Patterns of the pieces in which byte-pair encoding merges, by split name (a subset of
+llama.cpp)."""
 _LISTS: Final[Mapping[str, set[type]]] = {
     "tokens": {str},
     "token_type": {int},
     "merges": {str},
     "scores": {float, int},
 }
-"""Types of the elements of the metadata's lists."""
+"""Element types of the lists in the metadata."""
 
 
 def _letters_of_bytes() -> dict[int, str]:
-    """Return the letter that stands for each byte in GPT-2's vocabulary."""
+    """Return the letter that represents each byte in GPT-2's vocabulary."""
     shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [byte for byte in range(256) if byte not in shown]
     letters = {byte: chr(byte) for byte in shown}
@@ -53,9 +54,9 @@ def _letters_of_bytes() -> dict[int, str]:
 
 
 class Tokenizer:
-    """`encode` makes tokens of a text, `Decoder` a text of tokens.
+    """Tokenizer of a GGUF file: `encode` converts text to tokens, `Decoder` tokens to text.
 
-    Raises `WeightsError` for metadata of a different kind, and for such as contradicts itself.
+    Raises `WeightsError` for unsupported or inconsistent metadata.
     """
 
     def __init__(self, metadata: Mapping[str, Any]) -> None:
@@ -65,7 +66,9 @@ class Tokenizer:
         self.kind = value("model")
         self.tokens: Sequence[str] = value("tokens")
         if self.kind not in ("llama", "gpt2") or not isinstance(self.tokens, list):
-            raise ml.errors.WeightsError(f"the tokenizer is {self.kind!r}; llama and gpt2 are read")
+            raise ml.errors.WeightsError(
+                f"the tokenizer kind must be llama or gpt2, got {self.kind!r}"
+            )
         count = len(self.tokens)
         for name, kinds in _LISTS.items():
             entries = value(name, [])
@@ -73,21 +76,21 @@ class Tokenizer:
                 expected = " or ".join(sorted(kind.__name__ for kind in kinds))
                 raise ml.errors.WeightsError(f"the tokenizer's {name} must be a list of {expected}")
         if any(math.isnan(score) for score in value("scores", [])):
-            raise ml.errors.WeightsError("the tokenizer's scores must be numbers, not nan")
+            raise ml.errors.WeightsError("the tokenizer's scores must not be nan")
         self.kinds: Sequence[int] = value("token_type", [_NORMAL] * count)
         self.bos, self.eos = value("bos_token_id"), value("eos_token_id")
         for token in (self.bos, self.eos):
             if token is not None and not (type(token) is int and 0 <= token < count):
-                raise ml.errors.WeightsError(f"there is no token {token!r} among {count}")
+                raise ml.errors.WeightsError(f"the vocabulary of {count} tokens lacks {token!r}")
         split = value("pre", "") if self.kind == "gpt2" else ""
         if not isinstance(split, str) or split not in _WORDS:
             supported = ", ".join(filter(None, _WORDS))
             raise ml.errors.WeightsError(
-                f"the tokenizer splits texts as {split!r}; those that are read are {supported}"
+                f"the tokenizer's split of texts must be one of {supported}, got {split!r}"
             )
         self._words = re.compile(_WORDS[split])
         self._takes_words = _WORDS[split] is _LLAMA3
-        """Whether a word of the vocabulary is one token, whatever the merges are."""
+        """Whether a word of the vocabulary is always a single token, regardless of the merges."""
         adds_bos = self.kind == "llama" or self._takes_words
         self.adds_bos = value("add_bos_token", adds_bos) and self.bos is not None
         self._adds_space = value("add_space_prefix", True)
@@ -105,15 +108,14 @@ class Tokenizer:
         rest = len(self._ids) if self.kind == "gpt2" else len(value("scores", self.tokens))
         sizes = len(self.kinds), rest
         if not count or set(sizes) != {count}:
-            raise ml.errors.WeightsError(f"the tokenizer's lists contradict each other: {sizes}")
+            raise ml.errors.WeightsError(f"the tokenizer's lists have inconsistent sizes: {sizes}")
         defined = [i for i, kind in enumerate(self.kinds) if kind == _USER_DEFINED]
         self._user_defined = sorted(defined, key=lambda i: -len(self.tokens[i]))
 
     def encode(self, text: str) -> list[int]:
-        """Encode a text, after the token of a text's beginning if the file has the option.
+        """Encode a text, preceded by the begin-of-text token if the file requests it.
 
-        Tokens that the user of the file defined are found first, the longest ones before the
-        others.
+        User-defined tokens are matched first, the longest token first.
         """
         encode = self._of_text if self.kind == "llama" else self._of_words
         ids = [self.bos] if self.adds_bos else []
@@ -147,7 +149,7 @@ class Tokenizer:
                 yield from (self._ids[part] for part in parts if part in self._ids)
 
     def data(self, token: int) -> bytes:
-        """Return the bytes of a token; control tokens have none."""
+        """Return the bytes of a token; control tokens have no bytes."""
         if not 0 <= token < len(self.tokens) or self.kinds[token] == _CONTROL:
             return b""
         text = self.tokens[token]
@@ -160,16 +162,16 @@ class Tokenizer:
         return text.encode("utf-8", "surrogatepass")
 
     def _rank(self, left: str, right: str) -> float | None:
-        """Return the rank of a pair, lower ones being merged first; None if it is never merged."""
+        """Return the rank of a pair, or None if it is never merged; low ranks are merged first."""
         if self.kind == "llama":
             score = self._ranks.get(left + right)
             return None if score is None else -score
         return self._merges.get((left, right))
 
     def _merged(self, pieces: list[str]) -> Iterator[str]:
-        """Merge neighbours, the best pair first; return the pieces.
+        """Merge adjacent pieces, the best pair first; return the pieces.
 
-        Among equal pairs the leftmost is merged first.
+        Of several equal pairs, the leftmost pair is merged first.
         """
         before = [*range(-1, len(pieces) - 1)]
         after = [*range(1, len(pieces)), -1]
@@ -188,7 +190,7 @@ class Tokenizer:
             _, i, left, right = heapq.heappop(heap)
             j = after[i]
             if j < 0 or pieces[i] != left or pieces[j] != right:
-                continue  # one of the two is part of another by now
+                continue  # one of the two was already merged
             pieces[i], pieces[j] = left + right, ""
             after[i] = after[j]
             if after[j] >= 0:
@@ -199,7 +201,7 @@ class Tokenizer:
         return (piece for piece in pieces if piece)
 
     def _of_piece(self, piece: str) -> list[int]:
-        """Return the token of a piece, or those of its bytes."""
+        """Return the token of a piece, or the tokens of the bytes."""
         if piece in self._ids:
             return [self._ids[piece]]
         unknown = self.kinds.index(_UNKNOWN) if _UNKNOWN in self.kinds else 0
@@ -207,7 +209,7 @@ class Tokenizer:
 
 
 class Decoder:
-    """Incremental decoder of tokens: a letter of several tokens is returned when it is complete."""
+    """Incremental decoder: a letter that spans several tokens is returned when it is complete."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

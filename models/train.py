@@ -1,4 +1,4 @@
-"""`python -m models.train`, and `train` from Python: `models.training` does the work."""
+"""Entry point of `python -m models.train`, and `train` in Python; see `models.training`."""
 
 import sys
 

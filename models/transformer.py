@@ -1,4 +1,4 @@
-"""Decoder-only transformer like GPT-2, and generation as one program.
+"""Decoder-only transformer like GPT-2, and text generation as one program.
 
 See Radford et al., Language Models are Unsupervised Multitask Learners, 2019. The program runs
 until the generation is complete.
@@ -12,13 +12,13 @@ import mlvm.eager as ml
 from mlvm.eager import Tensor, nn
 
 Known: TypeAlias = tuple[Tensor, ...]
-"""What a cache of `nn.MultiHeadAttention` has: keys and values of all places, zeros at first."""
+"""Cache of `nn.MultiHeadAttention`: keys and values of all positions, initially zeros."""
 Cache: TypeAlias = list[Known]
-"""What each block knows."""
+"""Caches of all blocks."""
 
 
 class Block(nn.Module):
-    """Attention to what came before, and a perceptron: [N, T, width] -> [N, T, width]."""
+    """Causal attention and a perceptron: [N, T, width] -> [N, T, width]."""
 
     def __init__(self, width: int, num_heads: int, key: Tensor) -> None:
         keys = ml.random.split(key, 3)
@@ -33,7 +33,7 @@ class Block(nn.Module):
         return self.think(x + self.attention(self.norm[0](x), is_causal=True))
 
     def step(self, x: Tensor, cache: Known, position: Tensor) -> tuple[Tensor, Known]:
-        """Apply the block at one position [N, 1, width], with a cache of the positions before."""
+        """Apply the block at one position [N, 1, width], with a cache of the previous positions."""
         mixed, cache = self.attention(self.norm[0](x), cache=cache, position=position)
         return self.think(x + mixed), cache
 
@@ -42,7 +42,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Symbols i64[N, T] -> logits [N, T, num_symbols] of those that follow, with T <= `length`."""
+    """Symbols i64[N, T] -> logits [N, T, num_symbols] of the next symbols, with T <= `length`."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Transformer(nn.Module):
         return [block.attention.init_cache(batch, self.length) for block in self.block]
 
     def step(self, tokens: Tensor, cache: Cache, position: Tensor) -> tuple[Tensor, Cache]:
-        """Apply the model to one symbol i64[N] at that position -> logits [N, num_symbols].
+        """Apply the model to one symbol i64[N] at `position` -> logits [N, num_symbols].
 
         Also return the extended cache.
         """
@@ -97,11 +97,11 @@ def generate(
     end: Tensor,
     top_k: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Continue a prompt, symbol by symbol, until `end` is drawn or the model's length is reached.
+    """Continue a prompt until `end` is drawn or the model's length is reached.
 
-    `prompt` i64[length] has `prompt_length` symbols, one or more, and zeros after them. Returns all
-    symbols i64[length], and their number. A symbol is drawn with the probabilities softmax(logits /
-    temperature), f32[] above 0, or only among the `top_k` most likely symbols.
+    `prompt` i64[length] contains `prompt_length` >= 1 symbols, followed by zeros. Returns all
+    symbols i64[length], and the number of symbols. A symbol is drawn with the probabilities
+    softmax(logits / temperature), f32[] above 0, or only from the `top_k` most likely symbols.
     """
 
     def unfinished(state: tuple[Tensor, ...]) -> Tensor:

@@ -1,4 +1,4 @@
-"""Tree-LSTM for binary trees, written as a recursion whose depth depends on the tree.
+"""Tree-LSTM for binary trees, written as a recursion over the tree.
 
 See Tai, Socher and Manning, arXiv 1503.00075, section 3.2.
 """
@@ -11,16 +11,16 @@ import mlvm.eager as ml
 from mlvm.eager import Tensor, nn
 
 State: TypeAlias = tuple[Tensor, Tensor]
-"""h and c, f[hidden] each, or f[n, hidden] of n words."""
+"""h and c, each f[hidden], or f[n, hidden] for n words."""
 
 
 class TreeLstm(nn.Module):
-    """The state h, c f[hidden] at the root of a tree whose leaves are words: f[words, features].
+    """Tree-LSTM layer: words f[words, features] -> state h, c f[hidden] at the root.
 
     `nodes` i64[n,3] has a row (word, left, right) for each node, the root first; a leaf has
-    children below zero. A word counts as often as leaves refer to it, and is looked at once.
-    Equations 9 to 14 with N = 2; as in the paper's constituency trees, leaves have no children,
-    inner nodes no word. The biases of the forget gates begin at one.
+    negative children. The state of a word is computed once, even if several leaves refer to it. The
+    equations are 9 to 14 of the paper with N = 2. As in the paper's constituency trees, leaves have
+    no children, and inner nodes have no word. The biases of the forget gates are initially one.
     """
 
     leaf: nn.Linear  # gates input, output; new
@@ -37,7 +37,7 @@ class TreeLstm(nn.Module):
         return self.at_root(self.at_leaf(words), nodes)
 
     def at_root(self, leaves: State, nodes: Tensor) -> State:
-        """Compute the state at the root from those of all words."""
+        """Compute the state at the root from the states of all words."""
 
         @ml.subroutine
         def state(nodes: tuple[Tensor, ...], node: Tensor) -> State:
@@ -56,21 +56,21 @@ class TreeLstm(nn.Module):
         return state(ml.unstack(nodes, axis=1), ml.zeros((), dtype=ml.int64))
 
     def at_roots(self, leaves: State, trees: Tensor) -> State:
-        """Compute the states at the roots of trees i64[N,n,3], f[N, hidden] each.
+        """Compute the states at the roots of trees i64[N,n,3]: h and c, each f[N, hidden].
 
-        Nodes of all trees whose children are complete share one product.
+        All nodes with complete children, in all trees, share one product.
         """
         roots: State = ml.auto_batch(lambda nodes: self.at_root(leaves, nodes))(trees)
         return roots
 
     def at_leaf(self, words: Tensor) -> State:
-        """Compute the states of words: f[n, features] -> f[n, hidden] each."""
+        """Compute the states of words: f[n, features] -> h and c, each f[n, hidden]."""
         i, o, u = ml.split(self.leaf(words), 3, axis=-1)
         c = ml.sigmoid(i) * ml.tanh(u)
         return ml.sigmoid(o) * ml.tanh(c), c
 
     def at_node(self, left: State, right: State) -> State:
-        """Compute the state of a node from those of its two children."""
+        """Compute the state of a node from the states of the two children."""
         gates = self.node(ml.concat([left[0], right[0]]))
         i, f_left, f_right, o, u = ml.split(gates, 5)
         c = ml.sigmoid(i) * ml.tanh(u)
@@ -100,5 +100,5 @@ class TreeClassifier(nn.Module):
         self.head = nn.Linear(hidden, num_classes, key=keys[2])
 
     def __call__(self, trees: Tensor) -> Tensor:
-        leaves = self.encoder.at_leaf(self.embedding.embedding)  # of every symbol
+        leaves = self.encoder.at_leaf(self.embedding.embedding)  # for each symbol
         return self.head(self.encoder.at_roots(leaves, trees)[0])

@@ -1,4 +1,4 @@
-"""Vision Transformer with the parameter names and layouts of its official checkpoints.
+"""Vision Transformer with the parameter names and layouts of the official checkpoints.
 
 See Dosovitskiy et al., arXiv 2010.11929. `python -m models.vit` prints the published variants.
 """
@@ -30,7 +30,7 @@ VARIANTS = {
 
 
 class HeadsOf(nn.Module):
-    """A linear map to heads: [N, T, width] -> [N, num_heads, T, head_dim]."""
+    """Linear map to heads: [N, T, width] -> [N, num_heads, T, head_dim]."""
 
     def __init__(self, width: int, num_heads: int, key: Tensor) -> None:
         shape = width, num_heads, width // num_heads
@@ -43,7 +43,7 @@ class HeadsOf(nn.Module):
 
 
 class OfHeads(nn.Module):
-    """A linear map from heads: [N, num_heads, T, head_dim] -> [N, T, width]."""
+    """Linear map from heads: [N, num_heads, T, head_dim] -> [N, T, width]."""
 
     def __init__(self, width: int, num_heads: int, key: Tensor) -> None:
         shape = num_heads, width // num_heads, width
@@ -70,7 +70,7 @@ class Attention(nn.Module):
 
 
 class EncoderBlock(nn.Module):
-    """Attention, then a perceptron, each after a norm: [N, T, width] -> [N, T, width]."""
+    """Norm and attention, then norm and perceptron: [N, T, width] -> [N, T, width]."""
 
     def __init__(
         self, width: int, mlp_dim: int, num_heads: int, key: Tensor, *, approximate: bool = True
@@ -87,7 +87,7 @@ class EncoderBlock(nn.Module):
 
 
 class PositionEmbedding(nn.Module):
-    """A vector is added to each token: [N, T, width] -> [N, T, width]."""
+    """Learned vector per token, added to the input: [N, T, width] -> [N, T, width]."""
 
     def __init__(self, tokens: int, width: int, key: Tensor) -> None:
         self.pos_embedding = 0.02 * ml.random.normal((1, tokens, width), key=key)
@@ -97,7 +97,7 @@ class PositionEmbedding(nn.Module):
 
 
 class Encoder(nn.Module):
-    """The transformer: [N, tokens, width] -> [N, tokens, width]."""
+    """Transformer encoder: [N, tokens, width] -> [N, tokens, width]."""
 
     def __init__(
         self,
@@ -128,9 +128,9 @@ class Encoder(nn.Module):
 class VisionTransformer(nn.Module):
     """Images [N, *image_shape] -> logits [N, num_classes]; image_shape is (H, W, channels).
 
-    The class token is read out, through a layer of `representation_size` with tanh where there is
-    one. The GELU is `approximate`, by tanh, in the official code; timm's is exact. There is no
-    dropout.
+    The head reads the class token. With `representation_size`, a layer of this size with tanh
+    precedes the head. The official code uses the GELU with tanh (`approximate`); timm uses the
+    exact GELU. The model has no dropout.
 
     Raises `ShapeError` if patches do not tile the image, and for images of a different shape;
     `ArgumentError` if `num_heads` does not divide `hidden_size`.
@@ -152,10 +152,10 @@ class VisionTransformer(nn.Module):
     ) -> None:
         (height, width, channels), patch = image_shape, patch_size
         if patch < 1 or height % patch or width % patch:
-            raise ml.errors.ShapeError(f"{patch} x {patch} patches do not tile {height} x {width}")
+            raise ml.errors.ShapeError(f"patch size {patch} must divide {height} x {width}")
         if num_heads < 1 or hidden_size % num_heads:
             raise ml.errors.ArgumentError(
-                f"num_heads must divide hidden_size, got {num_heads} of {hidden_size}"
+                f"num_heads must divide hidden_size, got {num_heads} and {hidden_size}"
             )
         keys = ml.random.split(ml.random.next_key() if key is None else key, 3)
         self.image_shape = image_shape
@@ -177,7 +177,7 @@ class VisionTransformer(nn.Module):
         if representation_size is not None:
             features = representation_size
             self.pre_logits = nn.Linear(hidden_size, features, key=keys[2])
-        # as the paper's code starts it
+        # initial values of the paper's code
         self.head = nn.Linear(features, num_classes, kernel_init=nn.init.zeros)
 
     def __call__(self, images: Tensor) -> Tensor:
@@ -194,7 +194,7 @@ class VisionTransformer(nn.Module):
 
 def _print_variants() -> None:
     print(HEADER)
-    with ml.Arena(ml.DryVM(), "weights").allocating():  # knows types, holds no bytes
+    with ml.Arena(ml.DryVM(), "weights").allocating():  # types without values
         for name, variant in VARIANTS.items():
             count = VisionTransformer((224, 224, 3), 1000, *variant).num_parameters()
             print("{:7}{:11}{:12}{:11}{:8}{:10}{:15,}".format(name, *variant, count))

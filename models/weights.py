@@ -1,9 +1,9 @@
-"""Published weights of the Mixer and the Vision Transformer, and weights that we trained.
+"""Readers of published and trained weights of the Mixer and the Vision Transformer.
 
-The files are google-research's `.npz` (github.com/google-research/vision_transformer), timm's
+Supported files are google-research's `.npz` (github.com/google-research/vision_transformer), timm's
 safetensors (github.com/huggingface/pytorch-image-models), files of `ml.save` with one of these
-models, and checkpoints of `python -m models.train`. The model and its size are inferred from names
-and shapes.
+models, and checkpoints of `python -m models.train`. Names and shapes determine the model and the
+size.
 """
 
 from __future__ import annotations
@@ -39,8 +39,7 @@ Arrays: TypeAlias = dict[str, Array]
 Shape: TypeAlias = tuple[int, int, int]
 
 DESCRIPTION: Final = "mlvm.model"
-"""Key of a text in a file's metadata, JSON, with facts that names and shapes lack: see
-`described`."""
+"""Metadata key of a JSON text with properties that names and shapes lack: see `described`."""
 
 KINDS: Final[dict[str, Callable[..., nn.Module]]] = {
     "mlp_mixer": mlp_mixer.MlpMixer,
@@ -61,24 +60,24 @@ _LATER: Final = [
     (r"(/encoderblock_[0-9]+/)MultiHeadDotProductAttention_0/", rf"\1{_ATTENTION}/"),
     (r"(/encoderblock_[0-9]+/)MlpBlock_0/", r"\1MlpBlock_3/"),
 ]
-"""Names by later versions of flax, which count each kind of layer separately, and big_vision's:
-patterns, and the names in the published files."""
-_MOST_NAMED: Final = 8  # names in an error
-_BF16: Final = np.dtype("V2")  # numpy's text for it
+"""Patterns of the names of later flax versions, which number each kind of layer separately, and of
+big_vision, and the names in the published files."""
+_MOST_NAMED: Final = 8  # names per error
+_BF16: Final = np.dtype("V2")  # numpy's name of the dtype
 Named: TypeAlias = tuple[str, str, Array]
 """The name in a file, the official one, and the array."""
 
 
 @dataclass(frozen=True)
 class Pretrained:
-    """Weights, in the official names and layouts, and their model.
+    """Weights in the official names and layouts, and a description of the model.
 
     `layout`: layout of the file.
     `model`: name of the model in `models.train`.
     `options`: arguments of the model.
-    `variant`: its name in the paper, or None.
+    `variant`: the name in the paper, or None.
     `classes`: names of the classes, None if the file lacks them.
-    `heads_guessed`: True if neither the file nor a published variant has the number of heads.
+    `heads_guessed`: True if neither the file nor a published variant defines the number of heads.
     """
 
     file: Path
@@ -107,10 +106,10 @@ class Pretrained:
         num_classes: int,
         classes: Sequence[str] | None = None,
     ) -> list[str]:
-        """Describe the changes that `build` makes for such images and classes.
+        """Describe the changes that `build` makes for the given images and classes.
 
-        If a head stays but its classes have other names, their new meaning is described. Raises the
-        errors of `build` for images of unsuitable shape.
+        If a head stays but the class names change, the new names are described. Raises the errors
+        of `build` for images of an unsuitable shape.
         """
         _require_fitting(self, image_shape)
         texts = []
@@ -141,23 +140,23 @@ class Pretrained:
         different size are interpolated as in the official code.
 
         Raises `WeightsError`, which lists missing and unknown names and wrong shapes, and
-        `ShapeError` for an image whose shape is invalid, or is not tiled by the patches.
+        `ShapeError` for an image shape that is invalid or not a multiple of the patch size.
         """
         image_shape = self.image_shape if image_shape is None else image_shape
         height, width, channels = _require_fitting(self, image_shape)
         num_classes = num_classes or self.num_classes
         if not num_classes:
-            raise WeightsError(f"{self.file} has no head, and tells no classes apart")
+            raise WeightsError(f"{self.file} contains no head, so it cannot classify")
         make = partial(KINDS[self.model], (height, width, channels), num_classes, **self.options)
         try:
-            with ml.Arena(ml.DryVM(), "types").allocating():  # only the file determines its sizes
+            with ml.Arena(ml.DryVM(), "types").allocating():  # the file determines the sizes
                 shapes = {name: x.shape for name, x in make(key=ml.random.key(0)).state().items()}
         except ml.errors.OpError as error:
-            raise WeightsError(f"{self.file} is of no model that there is: {error}") from None
+            raise WeightsError(f"{self.file} does not match any supported model: {error}") from None
         arrays = dict(self.arrays)
         if num_classes != self.num_classes:
             for name in ("head/kernel", "head/bias"):
-                arrays[name] = np.zeros(shapes[name], np.float32)  # as the official code has it
+                arrays[name] = np.zeros(shapes[name], np.float32)  # as in the official code
         old, new = self._grid(self.image_shape), self._grid((height, width))
         if self.model == "vit" and old != new:
             arrays[_POSITIONS] = interpolated(arrays[_POSITIONS], old, new)
@@ -181,13 +180,13 @@ def read(
 ) -> Pretrained:
     """Read the weights of a file.
 
-    A ViT of timm does not contain its number of heads. The default is the published number for its
+    timm's ViT files do not contain the number of heads. The default is the published number for the
     width, or one head per 64 features. The GELU is by tanh in the official code and here, and exact
     in timm's; `approximate` overrides it. Images are square unless the file or `image_size`,
     (height, width), states a different size.
 
     Raises `OSError` for a file that cannot be read; `WeightsError` for a damaged file, a file of a
-    different model, and impossible heads and sizes. Wrong names raise when the model is built.
+    different model, and invalid heads and sizes. Building the model raises errors for wrong names.
     """
     file = Path(file)
     recognise = partial(
@@ -215,7 +214,7 @@ def _recognised(
     layout = "mlvm" if metadata.keys() & {DESCRIPTION, checkpoint.TRAINING} else "official"
     if num_heads is not None and ("patch_embed.proj.weight" not in arrays or num_heads < 1):
         raise WeightsError(
-            f"a number of heads, 1 or more, is for a ViT in timm's layout; got {num_heads}"
+            f"num_heads must be >= 1 and requires a ViT in timm's layout; got {num_heads}"
         )
     if "stem.proj.weight" in arrays or "patch_embed.proj.weight" in arrays:
         layout, arrays = "timm", _unique(_from_timm(arrays, num_heads))
@@ -225,7 +224,7 @@ def _recognised(
     elif "embedding/kernel" in arrays:
         model, guess = "vit", _vit
     else:
-        raise WeightsError(f"it is of no Mixer and no ViT; its names: {_listed([*arrays])}")
+        raise WeightsError(f"expected names of a Mixer or ViT, got {_listed([*arrays])}")
     _require_known(model, arrays)
     options, tokens, channels = guess(arrays)
     image_shape = description.get("image_shape")
@@ -237,7 +236,7 @@ def _recognised(
     classes = description.get("classes")
     num_classes = _shape(arrays, "head/bias", 1)[0] if "head/bias" in arrays else 0
     if classes is not None and len(classes) != num_classes:
-        raise WeightsError(f"it names {len(classes)} classes and tells {num_classes} apart")
+        raise WeightsError(f"it contains {len(classes)} names for {num_classes} classes")
     if approximate is None:
         approximate = description.get("approximate", layout != "timm")
     sizes = tuple(options.values())
@@ -264,7 +263,8 @@ def described(
 ) -> dict[str, str]:
     """Return metadata for `ml.save(file, model, metadata)` of a Mixer or ViT.
 
-    It has the shape (height, width, channels), the names of the classes, and the form of the GELU.
+    The metadata contains the shape (height, width, channels), the names of the classes, and the
+    form of the GELU.
     """
     description: dict[str, Any] = {"image_shape": [*image_shape], "classes": classes and [*classes]}
     description |= {} if approximate is None else {"approximate": approximate}
@@ -285,7 +285,7 @@ def interpolated(positions: Array, old: tuple[int, int], new: tuple[int, int]) -
 
 
 def _weights(old: int, new: int) -> Array:
-    """Return f64[new, old]: the weight of each old point in a new one."""
+    """Return f64[new, old]: the weight of each old point in each new point."""
     places = np.linspace(0, old - 1, new)
     weights: Array = np.maximum(0, 1 - np.abs(places[:, None] - np.arange(old)))
     return weights
@@ -297,7 +297,7 @@ def _weights(old: int, new: int) -> Array:
 def _arrays(
     file: Path, recognise: Callable[[Arrays, dict[str, str]], object]
 ) -> tuple[Arrays, dict[str, str]]:
-    """Read arrays and texts by name; from a checkpoint, read only the model's.
+    """Read arrays and texts by name; from a checkpoint, read only the arrays of the model.
 
     Packed arrays are unpacked only after `recognise` accepts their names and shapes.
     """
@@ -313,7 +313,7 @@ def _arrays(
     except CheckpointError as error:
         raise WeightsError(str(error).removeprefix(f"{file} ")) from None
     except WeightsError as error:
-        raise WeightsError(f"it is neither safetensors nor .npz: {error}") from None
+        raise WeightsError(f"expected a safetensors or .npz file: {error}") from None
     prefix = "model/"
     own = {name: array for name, array in tensors.items() if name.startswith(prefix)}
     return {name.removeprefix(prefix): array for name, array in own.items()}, metadata
@@ -325,7 +325,7 @@ def _of_npz(file: Path, recognise: Callable[[Arrays, dict[str, str]], object]) -
     unpacked = sum(x.nbytes for x in announced.values())
     if unpacked > max(file.stat().st_size, MOST_UNPACKED):
         raise WeightsError(
-            f"it unpacks to {unpacked} bytes, and may to {MOST_UNPACKED}; write it with np.savez"
+            f"it unpacks to {unpacked} bytes, limit {MOST_UNPACKED}; write it with np.savez"
         )
     return _unique(_members(file, _read))
 
@@ -347,26 +347,25 @@ def _members(
 
 
 def _announced(name: str, member: zipfile.ZipInfo, stream: IO[bytes]) -> Array:
-    """Return zeros without memory, in the shape that a `.npy` file announces."""
+    """Return zeros without memory, with the shape in the header of a `.npy` file."""
     if stream.read(len(format.MAGIC_PREFIX)) != format.MAGIC_PREFIX:
         raise DataError(
-            f"it is no .npz of arrays: {name!r} is none; save what PyTorch has pickled as "
-            f"safetensors"
+            f"expected a .npz of arrays, got {name!r}; save PyTorch's pickles as safetensors"
         )
     version = stream.read(2)
     read = format.read_array_header_1_0 if version == b"\1\0" else format.read_array_header_2_0
     shape, _, dtype = read(stream)
     if dtype.kind != "f" and dtype != _BF16:
-        raise DataError(f"{name} is {dtype}, and weights are floats")
+        raise DataError(f"weights must be floats, {name} is {dtype}")
     nbytes = member.file_size - stream.tell()
     if min(shape, default=0) < 0 or dtype.itemsize * math.prod(shape) != nbytes:
-        raise DataError(f"it is corrupt: {name} has no {dtype} of shape {shape}")
+        raise DataError(f"it is corrupt: {name} is not {dtype} of shape {shape}")
     return np.broadcast_to(np.zeros((), dtype), shape)
 
 
 def _read(name: str, member: zipfile.ZipInfo, stream: IO[bytes]) -> Array:
     array: Array = format.read_array(stream, allow_pickle=False)
-    stream.read()  # to the end, where damage is noticed
+    stream.read()  # read to the end, where zip checks the CRC
     if array.dtype != _BF16:
         return array
     return (array.view("<u2").astype(np.uint32) << 16).view(np.float32)
@@ -378,7 +377,7 @@ def _unique(named: Iterable[Named]) -> Arrays:
     owns: dict[str, str] = {}
     for own, name, array in named:
         if name in arrays:
-            raise WeightsError(f"{own!r} and {owns[name]!r} would both be {name!r}")
+            raise WeightsError(f"{own!r} and {owns[name]!r} both have the official name {name!r}")
         arrays[name], owns[name] = array, own
     return arrays
 
@@ -386,16 +385,16 @@ def _unique(named: Iterable[Named]) -> Arrays:
 def _f32(name: str, array: Array) -> Array:
     """Convert an array to f32.
 
-    Raises `WeightsError` for a dtype that is not a float, and for numbers outside of f32's range.
+    Raises `WeightsError` for a dtype that is not a float, and for numbers outside the f32 range.
     """
     if array.dtype.kind != "f":
-        raise WeightsError(f"{name} is {array.dtype}, and weights are floats")
+        raise WeightsError(f"weights must be floats, {name} is {array.dtype}")
     if array.dtype == np.float32:
         return np.asarray(array, np.float32)
     with np.errstate(over="ignore"):
         converted = array.astype(np.float32)
     if (np.isinf(converted) & np.isfinite(array)).any():
-        raise WeightsError(f"{name} is {array.dtype}, and has numbers that are too large for f32")
+        raise WeightsError(f"{name} ({array.dtype}) contains numbers that are too large for f32")
     return converted
 
 
@@ -414,7 +413,7 @@ def _description(metadata: Mapping[str, str]) -> dict[str, Any]:
         if not isinstance(description.get("approximate", True), bool):
             raise ValueError
     except (ValueError, TypeError, RecursionError):
-        raise WeightsError(f"its metadata {DESCRIPTION!r} is no description of a model") from None
+        raise WeightsError(f"the metadata {DESCRIPTION!r} does not describe a model") from None
     return description
 
 
@@ -453,7 +452,7 @@ _TIMM_VIT: Final = [
     (r"pre_logits\.fc", "pre_logits"),
     (r"head", "head"),
 ]
-"""Patterns of timm's modules, and the official ones."""
+"""Patterns of timm's module names, and the official names."""
 
 
 def _from_timm(arrays: Arrays, num_heads: int | None) -> Iterator[Named]:
@@ -486,7 +485,7 @@ def _official(rules: list[tuple[str, str]], module: str) -> str | None:
 def _plain(path: str, kind: str, array: Array) -> Arrays:
     """Convert a layer's array from PyTorch's layout.
 
-    PyTorch has [out, in] and [out, in, height, width], and the weight of a norm is a scale.
+    PyTorch uses [out, in] and [out, in, height, width], and calls the scale of a norm `weight`.
     """
     if kind == "bias":
         return {f"{path}/bias": array}
@@ -498,7 +497,7 @@ def _plain(path: str, kind: str, array: Array) -> Arrays:
 def _of_heads(path: str, kind: str, array: Array, heads: int) -> Arrays:
     """Split query, key and value, with the heads as a separate axis."""
     block, _, name = path.rpartition("/")
-    wrong = WeightsError(f"{path} of {array.shape} is not that of {heads} heads")
+    wrong = WeightsError(f"{path} of shape {array.shape} does not match {heads} heads")
     if array.ndim != (2 if kind == "weight" else 1) or 0 in array.shape:
         raise wrong
     if name == "out":
@@ -517,19 +516,19 @@ def _of_heads(path: str, kind: str, array: Array, heads: int) -> Arrays:
 
 
 def _heads(width: int) -> int:
-    """Return the number of heads of published models of that width."""
+    """Return the number of heads of published models with this width."""
     for _, hidden_size, _, _, num_heads in vit.VARIANTS.values():
         if hidden_size == width:
             return num_heads
     if width % 64:
-        raise WeightsError(f"it does not say how many heads of {width} features there are")
+        raise WeightsError(f"it does not define the number of heads of width {width}")
     return width // 64
 
 
 # --- inference from names and shapes --------------------------------------------------
 
 Guess: TypeAlias = tuple[dict[str, Any], int, int]
-"""Arguments of a model, the number of its patches, and the channels of its images."""
+"""Arguments of a model, number of patches, and channels of the images."""
 
 
 def _mixer(arrays: Arrays) -> Guess:
@@ -563,50 +562,50 @@ def _vit(arrays: Arrays) -> Guess:
 
 def _shape(arrays: Arrays, name: str, ndim: int) -> tuple[int, ...]:
     if name not in arrays:
-        raise WeightsError(f"it has no {name}")
+        raise WeightsError(f"it lacks {name}")
     shape = arrays[name].shape
     if len(shape) != ndim or 0 in shape:
-        raise WeightsError(f"{name} has {ndim} dimensions, not the shape {shape}")
+        raise WeightsError(f"{name} must have {ndim} dimensions, got the shape {shape}")
     return shape
 
 
 def _count(arrays: Arrays, pattern: str) -> int:
-    """Return the number of blocks: the highest number plus one."""
+    """Return the number of blocks: the highest block number plus one."""
     matches = (re.fullmatch(pattern, name) for name in arrays)
     numbers = {int(match[1]) for match in matches if match is not None}
     if not numbers:
-        raise WeightsError("it has no blocks")
+        raise WeightsError("it contains no blocks")
     if max(numbers) >= len(numbers):
-        raise WeightsError(f"of its blocks 0 .. {max(numbers)} some are missing")
+        raise WeightsError(f"some of the blocks 0 .. {max(numbers)} are missing")
     return len(numbers)
 
 
 def _square(model: str, tokens: int, patch: int, channels: int) -> Shape:
     side = math.isqrt(max(tokens, 0))
     if side < 1 or side**2 != tokens:
-        class_token = " beside its class token" if model == "vit" else ""
+        class_token = " (without the class token)" if model == "vit" else ""
         raise WeightsError(
-            f"its {tokens} patches{class_token} are those of no square image, and it names no other"
+            f"{tokens} patches{class_token} do not form a square image; give the image size"
         )
     return patch * side, patch * side, channels
 
 
 def _require_patches(image_shape: Shape, tokens: int, patch: int, channels: int) -> None:
-    """Raise for images whose patches do not match the weights."""
+    """Raise for images with a different number of patches than the weights."""
     height, width, image_channels = image_shape
     fits = height > 0 and width > 0 and not height % patch and not width % patch
     if not fits or height // patch * (width // patch) != tokens or image_channels != channels:
         raise WeightsError(
-            f"its {tokens} patches of {patch} x {patch} x {channels} are those of no image of "
+            f"its {tokens} patches of {patch} x {patch} x {channels} do not match an image of "
             f"{height} x {width} x {image_channels}"
         )
 
 
 def _require_known(model: str, arrays: Arrays) -> None:
-    """Raise for names that no model of this kind has, of any size."""
+    """Raise for names that do not occur in a model of this kind of any size."""
     unknown = [name for name in arrays if not re.fullmatch(_KNOWN[model], name)]
     if unknown:
-        raise WeightsError(f"it has what no {model} has: {_listed(unknown)}")
+        raise WeightsError(f"it contains names that are unknown in a {model}: {_listed(unknown)}")
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -617,21 +616,21 @@ def _listed(names: Sequence[str]) -> str:
 def _require_fitting(weights: Pretrained, image_shape: Sequence[int]) -> Shape:
     """Check an image's shape and return it, (height, width, channels).
 
-    Raises if it does not fit the weights.
+    Raises if the shape does not match the weights.
     """
     (height, width, channels), shape = weights.image_shape, tuple(image_shape)
     patch = weights.options["patch_size"]
     if len(shape) != 3 or not all(isinstance(n, int) and n > 0 for n in shape):
-        raise ml.errors.ShapeError(f"an image has (height, width, channels), not {shape}")
+        raise ml.errors.ShapeError(f"an image shape must be (height, width, channels), got {shape}")
     if shape[0] % patch or shape[1] % patch:
-        raise ml.errors.ShapeError(f"{patch} x {patch} patches do not tile {shape[0]} x {shape[1]}")
+        raise ml.errors.ShapeError(f"patch size {patch} must divide {shape[0]} x {shape[1]}")
     if shape[2] != channels:
         raise WeightsError(
-            f"{weights.file} is for images of {channels} channels, not of {shape[2]}"
+            f"{weights.file} expects images with {channels} channels, got {shape[2]}"
         )
     if weights.model == "mlp_mixer" and shape != weights.image_shape:
         raise WeightsError(
-            f"{weights.file} is for images of {height} x {width}, not of {shape[0]} x {shape[1]}: "
+            f"{weights.file} expects images of {height} x {width}, got {shape[0]} x {shape[1]}: "
             f"a Mixer has weights for each patch"
         )
     return shape
@@ -642,15 +641,15 @@ def _require_all(
 ) -> None:
     """Raise unless names and shapes are exactly the expected ones."""
     wrong = [
-        f"{name} is {arrays[name].shape}, not {shape}"
+        f"{name} must be {shape}, got {arrays[name].shape}"
         for name, shape in expected.items()
         if name in arrays and arrays[name].shape != shape
     ]
     differences = {
         "missing": [name for name in expected if name not in arrays],
         "unknown": [name for name in arrays if name not in expected],
-        "of another shape": wrong,
+        "with a wrong shape": wrong,
     }
     texts = [f"{what}: {_listed(names)}" for what, names in differences.items() if names]
     if texts:
-        raise WeightsError(escaped(f"{file} does not fit its model; {'; '.join(texts)}"))
+        raise WeightsError(escaped(f"{file} does not match the model; {'; '.join(texts)}"))

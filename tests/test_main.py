@@ -77,7 +77,7 @@ def test_ops_documents_the_named_ones(capsys: Capsys) -> None:
 @cases(
     "name, text",
     ("multiplt", "error: no function 'multiplt'; did you mean multiply"),
-    ("add.out", "error: no op 'add.out': this is a variant of an op"),
+    ("add.out", "error: 'add.out' is a variant of an op"),
 )
 def test_an_unknown_op_is_one_message_and_status_1(name: str, text: str, capsys: Capsys) -> None:
     assert fails(capsys, f"ops {name}").startswith(text)
@@ -110,7 +110,7 @@ def test_info_shows_the_instruction_sets(capsys: Capsys, monkeypatch: Patch) -> 
 def test_info_refuses_a_setting_that_says_nothing_known(capsys: Capsys, monkeypatch: Patch) -> None:
     monkeypatch.setenv("MLVM_THREADS", "2")
     assert main(["info"]) == 0
-    message = f"\nthreads of the default VM: 2 of {os.cpu_count()} (set MLVM_THREADS for others)\n"
+    message = f"\nthreads of the default VM: 2 of {os.cpu_count()} (set MLVM_THREADS to change)\n"
     assert message in capsys.readouterr().out
     monkeypatch.setenv("MLVM_THREADS", "all")
     assert main(["info"]) == 1
@@ -276,12 +276,12 @@ LARGE = """
     ("run add.mlasm --arg u64.npy --arg i64.npy", "add(u64[2], i64[2]): u64 and i64 do not"),
     ("run add.mlasm --arg x.npy --arg nosuch.npy", "nosuch.npy: No such file or directory"),
     ("run add.mlasm --arg x.npy --arg .", ".: Is a directory"),
-    ("run add.mlasm --arg x.npy --arg text.npy", "argument 1, text.npy: no .npy file"),
-    ("run add.mlasm --arg x.npy --arg empty.npy", "argument 1, empty.npy: no .npy file"),
-    ("run add.mlasm --arg x.npy --arg cut.npy", "argument 1, cut.npy: no .npy file"),
-    ("run add.mlasm --arg x.npy --arg header.npy", "argument 1, header.npy: no .npy file"),
-    ("run add.mlasm --arg x.npy --arg zip.npy", "argument 1, zip.npy: no .npy file"),
-    ("run add.mlasm --arg pickle.npy --arg x.npy", "argument 0, pickle.npy: no .npy file"),
+    ("run add.mlasm --arg x.npy --arg text.npy", "argument 1, text.npy: not a .npy file"),
+    ("run add.mlasm --arg x.npy --arg empty.npy", "argument 1, empty.npy: not a .npy file"),
+    ("run add.mlasm --arg x.npy --arg cut.npy", "argument 1, cut.npy: not a .npy file"),
+    ("run add.mlasm --arg x.npy --arg header.npy", "argument 1, header.npy: not a .npy file"),
+    ("run add.mlasm --arg x.npy --arg zip.npy", "argument 1, zip.npy: not a .npy file"),
+    ("run add.mlasm --arg pickle.npy --arg x.npy", "argument 0, pickle.npy: not a .npy file"),
     ("run add.mlasm --arg long.npy --arg x.npy", "long.npy: no dtype for"),
     ("run add.mlasm --arg x.npy --arg f32[1]", "f32[1]: line 1, column 1: f32[1] has 1 el"),
     ("run add.mlasm --arg x.npy --arg f8[0]", "line 1, column 1: no dtype 'f8'"),
@@ -562,7 +562,7 @@ def test_show_writes_what_a_script_did_until_it_failed(
     Path("bad.py").write_text(f"{MAKES_X}import os; os.chdir('in')\n{last}\n")
     assert command_line("show bad.py") == status
     output, errors = capsys.readouterr()
-    assert output == "page  bad.py.html, of what the script did until it failed\n"
+    assert output == "page  bad.py.html, until the failure of the script\n"
     if "Exit" not in last:
         head, place, errors = errors.split("\n", 2)
         assert (head, place) == (
@@ -692,7 +692,7 @@ def test_a_step_with_lengths(folder: Path, capsys: Capsys) -> None:
         np.save("x.npy", np.ones((n, 2), np.float32))
         message = f"error: step: axis 0 of input 0 is 'time' = {n}, expected 1 to 8\n"
         assert fails(capsys, "run step.mlvm --arg x.npy") == message
-    assert fails(capsys, "run step.mlvm").endswith("--arg; it takes f32[time,2]\n")
+    assert fails(capsys, "run step.mlvm").endswith("--arg; expected f32[time,2]\n")
     for command in ("memory", "show"):
         assert command_line(f"{command} step.mlvm") == 0
         assert "time = 3, at most 8: f32[time,2]" in capsys.readouterr().out
@@ -720,7 +720,7 @@ def test_a_saved_step_is_a_program_to_look_at(step: Any, capsys: Capsys) -> None
 
 @cases(
     "command, message",
-    ("run step.mlvm", "the program loads 2 arguments; got 0 --arg; it takes f32[2,2], f32[2,2]"),
+    ("run step.mlvm", "the program loads 2 arguments; got 0 --arg; expected f32[2,2], f32[2,2]"),
     ("run step.mlvm --arg x.npy --arg f32[3]", "argument 1"),
     ("run step.mlvm --arg x.npy --arg z.npy", "f32[2,2]"),
     ("run step.mlvm --arg x.npy --arg w.npy", "f32[2,2]"),
@@ -965,6 +965,6 @@ def test_a_step_with_lengths_draws_its_plan_at_a_length(folder: Path, capsys: Ca
         errors = fails(capsys, f"memory step.mlvm --arg {wrong} --arg i64[]")
         assert f"expected input 0 as f32[n,4], got {wrong}" in errors
     errors = fails(capsys, "memory step.mlvm --arg i64[]")
-    assert "2 arguments; got 1 --arg; it takes f32[n,4], i64[]" in errors
+    assert "2 arguments; got 1 --arg; expected f32[n,4], i64[]" in errors
     errors = fails(capsys, f"run step.mlvm --arg 'f32[3,4] {'1 ' * 12}' --arg 'i64[] 7'")
     assert re.search(r"index 7 .* recorded at .*test_main\.py:\d+$", errors)

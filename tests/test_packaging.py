@@ -181,7 +181,7 @@ def test_the_installed_package_is_native(environment: Path, tmp_path: Path) -> N
 
 def test_without_a_compiler_numpy_kernels_run(without_compiler: Path, tmp_path: Path) -> None:
     python = without_compiler / "bin" / "python"
-    reason = "kernels: numpy (the native machine is not here: it was not built; "
+    reason = "kernels: numpy (the native machine is not available: it was not built; "
     assert f"\n{reason}" in run(python, "-m", "mlvm", "info", cwd=tmp_path)
     first = re.search(r"```python\n(.*?)```", README, re.DOTALL)
     assert first
@@ -299,7 +299,7 @@ def test_an_extension_that_does_not_load_is_not_used(
     broken.write_bytes(b"no library")
     info = run(without_compiler / "bin" / "python", "-m", "mlvm", "info", cwd=tmp_path)
     broken.unlink()
-    assert "\nkernels: numpy (the native machine is not here: it does not load: " in info
+    assert "\nkernels: numpy (the native machine is not available: it cannot be loaded: " in info
 
 
 def test_the_installation_page_lists_the_extras() -> None:

@@ -187,7 +187,12 @@ def test_keywords(name: str, call: Any, options: dict[str, Any]) -> None:
         with warned(f"{old}= of {name}", f"{KEYWORDS[name][old]}="):
             assert call(**rest, **{old: options[old]}) == call(**new)
         both = {**new, old: options[old]}
-        refuses(errors.ArgumentError, f"got {KEYWORDS[name][old]}= and {old}=", call, **both)
+        refuses(
+            errors.ArgumentError,
+            f"got both {KEYWORDS[name][old]}= and the old name {old}=",
+            call,
+            **both,
+        )
 
 
 def test_an_invalid_call_with_an_old_keyword_does_not_warn() -> None:

@@ -418,7 +418,7 @@ class QueueEmptyError(MlvmError, queue.Empty):
     >>> queue = ml.QueueTensor(ml.VM(), ['f32[]'], 1)
     >>> try: queue.get_nowait()
     ... except ml.errors.QueueEmptyError as error: print(str(error).partition(':')[0])
-    no element waits
+    no element is ready
     """
 
 
@@ -595,7 +595,7 @@ class CallTimeoutError(MlvmError, TimeoutError):
     ...         vm.call_timeout = 0.1
     ...         try: vm.launch(for_ever, max_steps=10**15)
     ...         except ml.errors.CallTimeoutError as error: print(str(error).rpartition(": ")[2])
-    a call takes longer than its timeout of 0.1 seconds
+    a call exceeded the timeout of 0.1 seconds
     """
 
 

@@ -1,1 +1,1 @@
-"""Batches on their way to a machine: queues, slots, pipelines, workers, samplers."""
+"""Input of batches: queues, slots, pipelines, workers, samplers."""

@@ -1,6 +1,6 @@
-"""Batches of a data set: the choice of their samples, and their construction.
+"""Batches of a data set: selection of samples, and construction.
 
-Both depend only on seed, epoch and position, so any worker can make any batch.
+Both depend only on seed, epoch and position, so any worker can construct any batch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NARROWED: Final = {f64: f32, c128: c64}
 
 
 _SCANNED: Final = 256
-"""Samples that are read at once for their lengths."""
+"""Number of samples that are read together to find lengths."""
 
 
 class Transform(Protocol):
@@ -45,7 +45,7 @@ class Transform(Protocol):
 
 
 class Batch(NamedTuple):
-    """The samples at positions `start` to `stop - 1` of the order of an epoch."""
+    """Samples at positions `start` to `stop - 1` in the order of an epoch."""
 
     epoch: int
     start: int
@@ -89,13 +89,13 @@ class Schedule(NamedTuple):
         return self.at(batch.epoch, batch.stop)
 
     def starting(self, first: Batch | None) -> Iterator[Batch]:
-        """Yield the batch `first` and all batches after it. Without `first` there are none."""
+        """Yield the batch `first` and all later batches; nothing if `first` is None."""
         while first is not None:
             yield first
             first = self.after(first)
 
     def sizes(self, first: Batch) -> set[int]:
-        """Return the sizes of `first` and all batches after it."""
+        """Return the sizes of `first` and all later batches."""
         sizes = {min(self.batch_size, self.length - first.start)}
         for start in (first.start, 0):
             whole, rest = divmod(self.length - start, self.batch_size)
@@ -133,7 +133,7 @@ class Recipe:
         return other
 
     def indices(self, batch: Batch) -> Indices:
-        """Return the numbers of the batch's samples, i64[B]."""
+        """Return the sample numbers of the batch, i64[B]."""
         if not self.shuffle:
             return np.arange(batch.start, batch.stop)
         entry = self._order
@@ -143,7 +143,7 @@ class Recipe:
         return entry[1][batch.start : batch.stop]
 
     def types(self) -> tuple[TensorType, ...]:
-        """Build the batch of sample 0, and return its types under the names of its columns."""
+        """Build the batch of sample 0, and return the types by column name."""
         try:
             arrays = self._build(0, np.zeros(1, np.int64), self._longest())
         except PipelineError as error:
@@ -157,13 +157,15 @@ class Recipe:
                 texts = "; texts are numbered by np.unique(texts, return_inverse=True)[1]"
                 hint = texts if x.dtype.kind in "OSTU" else ""
                 raise PipelineError(
-                    f"no dtype of mlvm matches the samples in column {name!r}: {error}{hint}"
+                    f"unsupported samples in column {name!r}: {error}{hint}"
                 ) from None
         return with_parts(arrays, types)
 
     def _longest(self) -> list[int | None] | None:
-        """Return the largest length of a batch by column; reads all samples if it depends on them.
-        None without padding."""
+        """Return the largest length of a batch by column, or None without padding.
+
+        If the lengths depend on the samples, this reads all samples.
+        """
         if self.padding is None:
             return None
         columns = parts_of(self.dataset[np.zeros(1, np.int64)])
@@ -189,7 +191,7 @@ class Recipe:
     def fill(self, batch: Batch, slot: Sequence[Array]) -> list[Shape]:
         """Build the batch in the arrays of `slot`; return its shapes.
 
-        A batch with shorter padding uses the start of their memory. A note on an error names the
+        A batch with shorter padding uses the start of the arrays. A note on an error names the
         sample.
         """
         indices = self.indices(batch)
@@ -245,7 +247,7 @@ class Recipe:
     def _culprit(self, batch: Batch, indices: Indices, error: Exception) -> str:
         """Return text that names the first sample that raises the error separately.
 
-        If none does, name all samples.
+        If no sample does, name all samples.
         """
         for position, index in enumerate(indices, batch.start):
             try:

@@ -22,7 +22,7 @@ from mlvm.input.sampling import Indices
 Arrays: TypeAlias = tuple[Array, ...]
 
 _IN_MEMORY: Final = ("__array_interface__", "__dlpack__", "to_numpy")
-"""Attributes of arrays in memory. Files that resemble arrays have none of them."""
+"""Attributes of arrays in memory, which array-like files lack."""
 
 
 @runtime_checkable
@@ -44,12 +44,12 @@ class Dataset(Protocol):
 
 
 def as_dataset(source: Any, *, ragged: bool = False) -> Dataset:
-    """Return the data set that a user means.
+    """Convert an argument of the user to a data set.
 
     If `ragged`, samples may differ in length: a batch then contains lists of arrays.
 
-    1. An array is a column. A tuple contains columns; so do a dict and a data frame, whose batches
-      are named tuples.
+    1. An array is a column. A tuple contains columns, and so do a dict and a data frame; their
+      batches are named tuples.
     2. Any other object has a length and is indexed by an array of numbers, or by one number. Both
       are tried, and arrays are used if the results agree.
 
@@ -144,7 +144,7 @@ class _Columns:
 
 
 def _in_order(row: tuple[Any, ...], first: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the parts of a sample in the order of the first one's names."""
+    """Return the parts of a sample in the order of the first sample's names."""
     names, order = getattr(row, "_fields", None), getattr(first, "_fields", None)
     if names == order:
         return row

@@ -1,4 +1,4 @@
-"""Padding of samples of many lengths: values by column, and the lengths that batches have."""
+"""Padding of samples: values by column, and lengths of batches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mlvm.core.rules import is_real
 from mlvm.core.types import Array
 
 Pad: TypeAlias = float | Mapping[str | int, float]
-"""Value for all columns whose samples have an axis, or values by name or position of a column."""
+"""Value for all columns of samples with an axis, or values by name or position of a column."""
 
 PadTo: TypeAlias = Literal["longest", "powers of two"] | int | Sequence[int]
 """Lengths of batches."""
@@ -25,7 +25,7 @@ _OPEN: Final = ("longest", "powers of two")
 class Padding:
     """Padding of the first axis of samples.
 
-    values: value of every column, or by its name or position.
+    values: value of every column, or values by name or position.
     lengths: the allowed lengths in ascending order; empty if any length is allowed.
     powers: True if lengths are rounded up to powers of two.
     """
@@ -90,9 +90,9 @@ class Padding:
     def padded(
         self, column: Array | list[Array], position: int, name: str | None, length: int | None
     ) -> Array:
-        """Return a column of a batch as one array, padded to `length` or to its longest sample.
+        """Return a column of a batch as one array, padded to `length` or to the longest sample.
 
-        column: an array [B, ...], or B arrays that differ in their first axis
+        column: an array [B, ...], or B arrays that differ in the first axis
         """
         value = self.value_of(position, name)
         if value is None or min(x.ndim for x in column) == 0:

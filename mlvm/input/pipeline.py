@@ -6,7 +6,7 @@
                 ...
 
 The samples of a batch and the random numbers of a transform are functions of only seed, epoch and
-index, so any number of workers gives the same bits.
+index, so the bits do not depend on the number of workers.
 """
 
 from __future__ import annotations
@@ -84,13 +84,13 @@ class Pipeline(Closing, Generic[A]):
     """Pipeline that yields the batches of `dataset` as tensors on `vm`, in order, for one thread.
 
     `dataset`: an array, a tuple of arrays with a row for each sample, or a dict or frame of arrays,
-        whose batches are named tuples. It may also be a list, or any object with samples by number,
-        each an array, a number, or a tuple or dict of these; or a `Dataset`, which returns many
-        samples per call.
+        which yields named tuples. It may also be a list, or any object with samples by number, each
+        an array, a number, or a tuple or dict of these; or a `Dataset`, which returns many samples
+        per call.
     `batch_size`: number of samples per batch.
     `vm`: VM of the batches.
     `epochs`: number of epochs, after which `QueueClosedError` is raised; None is endless.
-    `shuffle`: give each epoch its own random order.
+    `shuffle`: use a different random order in each epoch.
     `transform`: function `transform(arrays, random)` that changes the arrays of each batch; with
         padding, it receives padded arrays.
     `seed`: seed of `shuffle` and `transform`; by default the seed of `ml.random.seed` at the first
@@ -98,23 +98,23 @@ class Pipeline(Closing, Generic[A]):
     `drop_last`: drop the samples after the last whole batch of an epoch, which otherwise are a
         smaller batch.
     `dtype`: dtype of all floats; by default f64 becomes f32.
-    `pad`: pad samples that differ in length along their first axis with this value, or with values
+    `pad`: pad samples that differ in length along the first axis with this value, or with values
         by name or position of a column, such as `{"tokens": 0, "labels": -100}`.
-    `pad_to`: length of a batch: that of its "longest" sample, rounded up to "powers of two", or to
+    `pad_to`: length of a batch: the length of the "longest" sample, rounded up to "powers of two",
+    or to
         the next of some lengths, such as `[64, 128, 256]`. A number is the length of all batches.
         Without explicit lengths, all samples are read once to find theirs.
-    `workers`: number of threads that prefetch batches. Without workers, `get` makes its batch
-        itself.
+    `workers`: number of threads that prefetch batches. Without workers, `get` constructs the batch.
     `processes`: give each worker a separate process, started by spawn.
     `prefetch`: number of prefetched batches, by default 2 per worker.
 
     A `for` iterates over one epoch, of `len(pipeline)` batches, and the next `for` over the next
-    epoch. After a `for` that was left early, the next `for` repeats its batches from the first on.
+    epoch. After a `for` that was left early, the next `for` repeats all batches of that `for`.
     `get` ignores epochs: it returns one batch after the other. It continues from any position, and
     so does a `for` after `get` or `restore`.
 
     The first `get` allocates slots: for the prefetched batches, and for two that are in use. A
-    batch is in use until its tensors are freed, or until the `with arena:` block exits in which it
+    batch is in use until all tensors are freed, or until the `with arena:` block exits in which it
     was returned.
 
     Raises `PipelineError` for invalid options, for a missing `vm`, and for a dataset that is empty
@@ -196,14 +196,14 @@ class Pipeline(Closing, Generic[A]):
         self._process = os.getpid()
         self._batches = 0
         self._consumer_waited = 0.0
-        self._producers_waited = 0.0  # of closed crews
+        self._producers_waited = 0.0  # time of closed crews
 
     @classmethod
     def from_ray(cls, dataset: Any, batch_size: int, **options: Any) -> Self:
         """Return a pipeline over the rows of a `ray.data.Dataset`, with the options of `Pipeline`.
 
         The rows stay in Ray's object store, as blocks of columns; each batch is a named tuple of
-        them. Raises `MissingExtraError` without ray, and what `Pipeline` raises.
+        columns. Raises `MissingExtraError` without ray, and what `Pipeline` raises.
         """
         from mlvm.input.ray import RayRows
 
@@ -212,11 +212,11 @@ class Pipeline(Closing, Generic[A]):
     def get(self, timeout: float | None = None) -> tuple[A, ...]:
         """Return the next batch.
 
-        If making it failed, this call and all later calls raise the error.
+        If constructing the batch failed, this call and all later calls raise the error.
 
         Raises `QueueClosedError` after the last epoch and after `close`, and `QueueEmptyError` if
-        there is no batch within `timeout` seconds. Raises `PipelineError` if all slots are in use,
-        or in a process that did not make the pipeline.
+        no batch is ready within `timeout` seconds. Raises `PipelineError` if all slots are in use,
+        or in a process that did not create the pipeline.
 
         Refuses:
             batches.get()  # QueueClosedError
@@ -243,7 +243,7 @@ class Pipeline(Closing, Generic[A]):
     def __iter__(self) -> Iterator[tuple[A, ...]]:
         """Yield the batches of this epoch that `get` has not returned.
 
-        After a `for` loop that exited early, the next loop repeats its batches. Raises
+        After a `for` loop that exited early, the next loop repeats the batches. Raises
         `QueueClosedError` after the last epoch, and the errors of `get`.
         """
         coming, first = self._coming(), self._first
@@ -271,7 +271,7 @@ class Pipeline(Closing, Generic[A]):
     # --- progress ---
 
     def state(self) -> PipelineState:
-        """Return the state with which `restore` continues after the last batch that was got."""
+        """Return the state with which `restore` continues after the last returned batch."""
         self._settle_seed()
         epoch, start, _ = self._next or (self._schedule.epochs or 0, 0, 0)
         return PipelineState(epoch=epoch, next_index=start, seed=self._recipe.seed)
@@ -298,14 +298,14 @@ class Pipeline(Closing, Generic[A]):
         self._recipe, self._has_seed, self._next, self._first = recipe, True, batch, None
 
     def stats(self) -> PipelineStats:
-        """Return the number of batches, and the times of waiting so far."""
+        """Return the number of batches and the waiting times."""
         waited = self._producers_waited + (self._crew.producers_waited if self._crew else 0.0)
         return PipelineStats(self._batches, self._consumer_waited, waited)
 
     # --- the end ---
 
     def close(self) -> None:
-        """End the workers, and give the slots back. Batches in use stay valid. Idempotent."""
+        """Stop the workers and free the slots. Batches in use stay valid. Idempotent."""
         self._closed = True
         self._stop()
 
@@ -314,8 +314,8 @@ class Pipeline(Closing, Generic[A]):
         epochs = self._schedule.epochs or 1
         if error is None and self._loops == 1 < epochs and self._next == self._schedule.at(1, 0):
             warnings.warn(
-                f"{self.name}: 1 of {epochs} epochs was asked for; a `for` goes over one, and the "
-                f"next `for` over the next: write it in `for epoch in range({epochs})`",
+                f"{self.name}: a `for` iterates over 1 of {epochs} epochs, and the "
+                f"next `for` over the next epoch: nest it in `for epoch in range({epochs})`",
                 stacklevel=2,
             )
 
@@ -346,12 +346,12 @@ class Pipeline(Closing, Generic[A]):
         return 0
 
     def _settle_seed(self) -> None:
-        """Take the default seed, once, where none was given."""
+        """Set the default seed once, if no seed was given."""
         if not self._has_seed:
             self._recipe, self._has_seed = self._recipe.with_seed(self._default_seed()), True
 
     def _take(self, timeout: float | None, first: Batch | None) -> tuple[A, ...]:
-        """Return the next batch as `get` does, to a `for` that began at `first`."""
+        """Return the next batch as `get` does, for a `for` that started at `first`."""
         began = time.perf_counter()
         batch = self._coming()
         crew = self._crew
@@ -379,7 +379,7 @@ class Pipeline(Closing, Generic[A]):
         return named
 
     def _start(self, first: Batch) -> Crew:
-        """Make slots for the batches from `first` on, and start the workers that fill them."""
+        """Create slots for the batches from `first` on, and start the workers that fill them."""
         self._vm.require_open()
         self._settle_seed()
         queues = {}
@@ -409,11 +409,11 @@ class Pipeline(Closing, Generic[A]):
     def _all_in_use(self) -> PipelineError:
         return PipelineError(
             f"{self.name}: all slots are in use by live tensors; copy those that you keep, or "
-            f"give a larger prefetch"
+            f"use a larger prefetch"
         )
 
     def _stop(self) -> None:
-        """End the crew, if there is one; the next `get` starts another."""
+        """Stop the crew, if any; the next `get` starts a new crew."""
         crew = self._crew
         if crew is not None:
             crew.close()
@@ -427,7 +427,7 @@ class Pipeline(Closing, Generic[A]):
         self._require_usable()
         if self._next is None:
             raise QueueClosedError(
-                f"{self.name}: all {self._schedule.epochs} epochs are finished; go back by "
+                f"{self.name}: all {self._schedule.epochs} epochs are finished; go back with "
                 "restore(state), or pass epochs=None for endless epochs"
             )
         return self._next

@@ -2,16 +2,16 @@
 
     batches = QueueTensor(vm, ["f32[32,64]", "i64[32]"], maxsize=4)
 
-    with batches.reserve() as (images, labels):   # a producer: the slot's own memory
+    with batches.reserve() as (images, labels):   # a producer: the memory of the slot
         load(images, labels)
 
     images, labels = batches.get()                # a consumer: tensors over the same bytes
 
 Names, order and errors follow CPython's `queue`; close and cancel follow TensorFlow's `FIFOQueue`.
 On a VM of this process no byte is copied between `reserve` and `get`, and no call acquires the VM's
-lock. So producers fill slots while a program waits inside `queue.get` (see `queue_get`). For a
-remote VM the producer sends an element when it commits it, before a consumer requests it. For a VM
-on a device it copies from pinned memory, without waiting for the copy.
+lock. Therefore producers can fill slots while a program waits in `queue.get` (see `queue_get`). For
+a remote VM the producer sends an element when it commits it, before a consumer requests it. For a
+VM on a device it copies from pinned memory, without waiting for the copy.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from mlvm.input.slots import Claim, Ring, SingleThreadedRing, Slot, SlotArena
 A = TypeVar("A", bound=Allocation, default=Allocation)
 
 _LONGEST: Final = 1e8
-"""Longest timeout in seconds, three years: far longer ones raise OverflowError."""
+"""Longest timeout in seconds, three years: much longer timeouts raise OverflowError."""
 
 
 class QueueStats(NamedTuple):
@@ -67,7 +67,7 @@ class QueueStats(NamedTuple):
 
 
 class _LiveQueues(weakref.WeakSet["QueueTensor"]):
-    """The queues of one VM, which are cancelled when the VM is closed."""
+    """Queues of one VM, which are cancelled when the VM is closed."""
 
     def __init__(self, vm: VMProtocol) -> None:
         super().__init__()
@@ -81,20 +81,20 @@ class QueueTensor:
     """Queue of elements in `maxsize` slots; an element has one tensor of each type in `types`.
 
     Any number of threads may put and get. Elements are returned in the order in which `put` or
-    `commit` completed. `get` returns tensors over the slot itself, which the consumer may write to.
-    The slot is free again when all these tensors are freed. A tensor is freed by `arena.free`, with
-    the last reference to it or its views, or, if `get` was called inside `with batch:`, when that
-    arena is reset.
+    `commit` completed. `get` returns tensors over the slot itself, to which the consumer may write.
+    The slot is free again when all these tensors are freed. A tensor is freed by `arena.free`, or
+    when the last reference to the tensor or a view is dropped. If `get` was called inside `with
+    batch:`, a reset of this arena also frees the tensor.
 
     `arena` contains the slots as memory of the VM; `memory.slots` are the arrays that producers
     fill. With `shared` other processes can use them (see `SlotMemory`). `handle` names the queue in
     programs, which take elements directly on a VM of this process.
 
-    A `single_threaded` queue has no locks: a call that would wait raises immediately.
+    A `single_threaded` queue has no locks: a call that would wait raises an error immediately.
 
     After `vm.close`, waiting and later calls raise `MachineError`.
 
-    Raises `ArenaError` for impossible arguments and inside a captured function; `ShapeError` or
+    Raises `ArenaError` for invalid arguments and inside a captured function; `ShapeError` or
     `DTypeError` for a type; `OutOfMemoryError`.
 
         >>> import numpy as np
@@ -225,7 +225,7 @@ class QueueTensor:
     def cancel(self, error: BaseException) -> None:
         """Cancel the queue immediately.
 
-        Its elements are dropped; every waiting or later call raises `error`. Later errors are
+        All elements are dropped, and every waiting or later call raises `error`. Later errors are
         ignored. Raises `ArenaError` if `error` is not an exception.
 
         Refuses:
@@ -256,7 +256,7 @@ class QueueTensor:
         return self.arena.lend(self.next_slot(timeout), kind)
 
     def get_nowait(self, kind: type[A] = Allocation) -> tuple[A, ...]:  # type: ignore[assignment]
-        """Get without waiting; raise `QueueEmptyError` if no element waits.
+        """Get without waiting; raise `QueueEmptyError` if no element is ready.
 
         Refuses:
             queue.get_nowait()  # QueueEmptyError
@@ -271,7 +271,7 @@ class QueueTensor:
         try:
             claim = self._take(self._waiting, timeout)
         except queue.Empty:
-            raise QueueEmptyError(f"no element waits: {self._state()}") from None
+            raise QueueEmptyError(f"no element is ready: {self._state()}") from None
         if claim.slot is None or self._error is not None:
             claim.give_back()
             raise self._ended()
@@ -293,7 +293,7 @@ class QueueTensor:
         return max(self._waiting.qsize() - (not self._end), 0)
 
     def empty(self) -> bool:
-        """Return whether no element waits."""
+        """Return whether no element is ready."""
         return self.qsize() == 0
 
     def full(self) -> bool:
@@ -314,7 +314,7 @@ class QueueTensor:
         return not self._end or self._error is not None
 
     def stats(self) -> QueueStats:
-        """Return the numbers of elements, and the times of waiting so far."""
+        """Return the numbers of elements and the waiting times."""
         with self._lock:
             return QueueStats(self._in, self._out, self._producers_waited, self._consumers_waited)
 
@@ -322,15 +322,15 @@ class QueueTensor:
         """Append the instructions that get an element: ( -- t1 .. tn ok ), see `queue_get`.
 
         With `raises` the effect is ( -- t1 .. tn ), and `QueueClosedError` is raised at the end.
-        Raises `ArenaError` if the VM's memory is not this process's.
+        Raises `ArenaError` if the VM does not share the memory of this process.
 
         Refuses:
             far.emit(None)  # ArenaError
         """
         if not self.in_programs:
             raise ArenaError(
-                f"queue {self.name!r}: programs take elements in this process's memory, and "
-                f"{self.vm.name} has its own; get them here, and launch the program on their "
+                f"queue {self.name!r}: programs take elements in the memory of this process, but "
+                f"{self.vm.name} has separate memory; get them here, and launch the program on the "
                 f"tensors"
             )
         attributes = {"raises": True} if raises else {}
@@ -353,7 +353,7 @@ class QueueTensor:
             check_array(array, type, f"queue {self.name!r}, array {i} is {type}")
 
     def _take(self, ring: Ring, timeout: float | None) -> Claim:
-        """Wait for the ring's next claim; at its end, for one without a slot.
+        """Wait for the next claim of the ring; at the end, for a claim without a slot.
 
         Raises `queue.Empty`.
         """
@@ -369,7 +369,7 @@ class QueueTensor:
                 raise
         if timeout is None and self._is_all_mine():
             if self.arena.local is not None:
-                self.arena.local.quiesce()  # workers may still use a slot
+                self.arena.local.quiesce()  # workers may still be using a slot
             if self._is_all_mine():
                 raise queue.Empty
         if ring is self._waiting and self.arena.local is None:
@@ -418,15 +418,15 @@ class QueueTensor:
         """Describe the state of the slots."""
         waiting, free = self.qsize(), self.arena.free_slots()
         lent = sum(slot.lent_to != 0 for slot in self.arena.slots)
-        mine = " by this thread" if self._is_all_mine() else ""
+        mine = " to this thread" if self._is_all_mine() else ""
         return (
             f"queue {self.name!r} has {self.maxsize} slots, {free} free, {waiting} waiting, "
-            f"{lent} held by tensors that were got{mine}"
+            f"{lent} lent as tensors{mine}"
         )
 
 
 class Reservation:
-    """Slot that a producer fills: `arrays` are its memory, `index` its number.
+    """Slot that a producer fills: `arrays` is the memory, `index` the slot number.
 
     As a context manager it returns the arrays, and commits them at the end of the block, or cancels
     after an exception. A reservation without references is cancelled. Any thread may commit it.
@@ -442,7 +442,7 @@ class Reservation:
         self.arrays = queue.memory.slots[slot.index]
 
     def resize(self, shapes: Sequence[Shape]) -> None:
-        """Give the element's tensors these shapes, over the beginning of each part's memory."""
+        """Set the shapes of the element's tensors, which use the start of each part's memory."""
         claim, types = self._claim, self._queue.types
         assert claim is not None  # the slot is being filled
         if any(shape != type.shape for shape, type in zip(shapes, types, strict=True)):
@@ -452,10 +452,10 @@ class Reservation:
     def commit(self) -> None:
         """Append the element to the queue; the producer must not write to it afterwards.
 
-        Raises `QueueClosedError` or `cancel`'s error if the queue has been closed or cancelled
-        meanwhile, and `ArenaError` for a reservation that was committed or cancelled. If a remote
-        VM fails to receive the element, the queue is cancelled with that error, which is also
-        raised here.
+        Raises `QueueClosedError` or `cancel`'s error if the queue has been closed or cancelled in
+        the meantime, and `ArenaError` for a reservation that was committed or cancelled. If a
+        remote VM fails to receive the element, the queue is cancelled with that error, which is
+        also raised here.
         """
         claim, self._claim = self._claim, None
         if claim is None:
@@ -463,7 +463,7 @@ class Reservation:
         self._queue._commit(claim, self._slot)
 
     def cancel(self) -> None:
-        """Give the slot back as it is. Idempotent."""
+        """Return the slot without committing it. Idempotent."""
         claim, self._claim = self._claim, None
         if claim is not None:
             claim.give_back()

@@ -1,9 +1,9 @@
-"""`queue.get`, the host function: a program loops over a queue without Python in between.
+"""Host function `queue.get`: a program loops over a queue without Python.
 
     queue.get  ( q -- t1 .. tn ok )      q: the queue's handle, an Int or a one-element Tensor
 
-It waits for an element and pushes its tensors and 1. When the queue is closed and drained it pushes
-empty tensors and 0, so that the stack has one height on both paths:
+It waits for an element and pushes the tensors and 1. When the queue is closed and drained, it
+pushes empty tensors and 0, so the stack has the same height on both paths:
 
     next:
         push_int 7                 ; images = QueueTensor(...); images.handle is 7
@@ -18,11 +18,11 @@ empty tensors and 0, so that the stack has one height on both paths:
         halt
 
 `cfunc 1 2 {"raises": true}` pushes only the tensors, and raises `QueueClosedError` at the end.
-`cfunc 1 3 {"wait": false}` does not wait: without an element it pushes 0, too. The tensors share
+`cfunc 1 3 {"wait": false}` does not wait: without an element, it also pushes 0. The tensors share
 the slot's memory. The slot is free again when neither the program nor a worker uses them.
 
-While a program waits, its launch holds the VM's lock, which a producer must not need then. A caller
-may wait before the launch instead, without the lock: `taken_ahead`.
+While a program waits, the launch holds the VM's lock, so producers must not need this lock.
+Instead, a caller may wait before the launch, without the lock: `taken_ahead`.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ class Queue(Protocol):
 
 
 class Queues(weakref.WeakValueDictionary[StorageHandle, Queue]):
-    """The queues of one VM's programs, by their handles.
+    """Queues of one VM's programs, by handle.
 
-    `claims` has elements that were taken before a launch, by thread and queue.
+    `claims` contains elements that were taken before a launch, by thread and queue.
     """
 
     def __init__(self, vm: VMProtocol) -> None:
@@ -78,7 +78,7 @@ class Queues(weakref.WeakValueDictionary[StorageHandle, Queue]):
 
 
 def register(vm: LocalVMProtocol, queue: Queue) -> None:
-    """Register the queue for the VM's programs by its handle, for as long as it lives."""
+    """Register the queue by handle for the VM's programs, until it is deleted."""
     queues = vm.attached(Queues)
     vm.register(NAME, partial(_get, queues), nparams=1)
     queues[queue.handle] = queue
@@ -86,10 +86,10 @@ def register(vm: LocalVMProtocol, queue: Queue) -> None:
 
 @contextmanager
 def taken_ahead(queue: Queue) -> Iterator[None]:
-    """Take the queue's next element.
+    """Take the next element of the queue.
 
-    Inside the block this thread's first program that takes from the queue gets it. Without such a
-    program the element is dropped. Raises the errors of the queue's `get`.
+    Inside the block, the first program of this thread that takes an element gets this element.
+    Without such a program, the element is dropped. Raises the errors of the queue's `get`.
     """
     vm, mine = queue.arena.lender, (get_ident(), queue.handle)
     assert vm is not None  # programs read only from queues with a VM
@@ -129,7 +129,7 @@ def _get(queues: Queues, frame: Frame) -> None:
 class _Memory:
     """Owner of a tensor's memory, for numpy.
 
-    Every array over that memory keeps it alive, and with it the tensor and its slot.
+    Every array over the memory keeps the owner, and therefore the tensor and the slot, alive.
     """
 
     __slots__ = ("__array_interface__", "tensor")
@@ -140,7 +140,7 @@ class _Memory:
 
 
 def _named(handle: Value, queues: Queues) -> Queue:
-    """Return the queue with that handle."""
+    """Return the queue with a handle."""
     if isinstance(handle, np.ndarray) and handle.size == 1 and handle.dtype.kind in "iu":
         handle = int(handle.item())
     if not isinstance(handle, int):

@@ -1,4 +1,4 @@
-"""Rows of a Ray dataset by number, for a pipeline."""
+"""Rows of a Ray dataset by index, for a pipeline."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from mlvm.input.sampling import Indices
 
 
 class RayRows:
-    """A `Dataset` of the rows of a `ray.data.Dataset`, which stay in Ray's object store.
+    """`Dataset` of the rows of a `ray.data.Dataset`, which stay in Ray's object store.
 
-    A batch reads the blocks that have its rows. Ray fetches a block of another host once, and does
-    not copy the numbers of a block of this host.
+    A batch reads the blocks that contain the rows. Ray fetches a block of another host once, and
+    does not copy the numbers of a block of this host.
     """
 
     def __init__(self, dataset: Any) -> None:
         self._ray = extra("ray", "ray")
         if not hasattr(dataset, "materialize"):
             raise PipelineError(
-                f"from_ray: expected a ray.data.Dataset, got {brief(dataset)}; of other data write "
+                f"from_ray: expected a ray.data.Dataset, got {brief(dataset)}; otherwise write "
                 f"ml.Pipeline(data, batch_size)"
             )
         self._blocks: list[Any] = dataset.materialize().to_numpy_refs()

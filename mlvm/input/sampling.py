@@ -1,9 +1,9 @@
-"""The random choices of an input pipeline: the order of samples, and the numbers of transforms.
+"""Random numbers of an input pipeline: the order of samples, and the numbers of transforms.
 
-Each is a hash of (seed, epoch, index of the sample). So it does not depend on the number of
+Each is a hash of (seed, epoch, index of the sample). Therefore it does not depend on the number of
 workers, on earlier draws, or on the other samples of a batch. The hash, and the stream of numbers
 that it starts, are SplitMix64 (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number
-Generators", OOPSLA 2014). They are computed for all samples of a batch at once.
+Generators", OOPSLA 2014). They are computed for all samples of a batch together.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ def _hash(purpose: int, seed: int, epoch: int, indices: Indices) -> Words:
 
 
 def order(size: int, *, seed: int, epoch: int) -> Indices:
-    """Return the numbers 0 .. size-1 in the random order of that epoch: i64[size]."""
+    """Return the numbers 0 .. size-1 in the random order of an epoch: i64[size]."""
     return np.argsort(_hash(_ORDER, seed, epoch, np.arange(size)), kind="stable")
 
 
 class SampleRandom:
     """Random numbers for the samples of a batch, with one stream for each sample.
 
-    `indices`, i64[B], are the numbers of the samples. A draw returns an array [B, *shape], a row
-    from each stream. Row b depends on `indices[b]`, seed, epoch and the draws before, never on the
-    other rows.
+    `indices`, i64[B], are the numbers of the samples. A draw returns an array [B, *shape], with a
+    row from each stream. Row b depends only on `indices[b]`, seed, epoch and earlier draws, not on
+    the other rows.
 
         >>> import numpy as np
         >>> random = ml.SampleRandom(seed=0, epoch=0, indices=np.asarray([5, 2]))
@@ -85,7 +85,7 @@ class SampleRandom:
         return drawn.reshape(len(self), *shape)
 
     def uniform(self, low: float = 0.0, high: float = 1.0, shape: tuple[int, ...] = ()) -> Doubles:
-        """Draw numbers evenly distributed over low <= u < high, from 53 bits: f64[B, *shape].
+        """Draw uniformly distributed numbers low <= u < high, from 53 bits: f64[B, *shape].
 
         Raises `ArgumentError` unless low <= high.
 
@@ -132,7 +132,7 @@ class SampleRandom:
             raise ArgumentError(
                 f"expected alpha and beta above 0 and at most 1, got {alpha} and {beta}"
             )
-        # Each sample uses one number of its own stream, however many draws are rejected.
+        # Each sample uses one number of the stream, regardless of the number of rejected draws.
         stream = SampleRandom(*self._of)
         stream._words = self.bits()
         ratio = np.full(len(self), np.nan)

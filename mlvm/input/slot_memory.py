@@ -1,4 +1,4 @@
-"""The memory of a queue's slots: private to this process, or shared with others.
+"""Memory of a queue's slots: private to this process, or shared with other processes.
 
 `mlvm.machines.shared_memory` makes the shared memory.
 """
@@ -80,7 +80,7 @@ class SlotMemory:
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # imported late, as few programs need it
+        # imported here because few programs need it
         from multiprocessing.context import get_spawning_popen
 
         if self._source is None or get_spawning_popen() is None:
@@ -97,7 +97,7 @@ class SlotMemory:
 
 
 def _attach(types: tuple[TensorType, ...], maxsize: int, source: Any) -> SlotMemory:
-    """Map the memory in another process."""
+    """Map the memory in a different process."""
     if not isinstance(source, str):
         source = source.detach()
     return SlotMemory(types, maxsize, _source=source)

@@ -1,15 +1,16 @@
-"""Slots of a queue tensor, and their arena.
+"""Slots of a queue tensor, and the arena of the slots.
 
 Producers fill slots in memory of this process. A VM of this process uses the same memory. Any other
 VM has separate memory for each slot; complete elements are copied to it.
 
-A slot is free, being filled, waiting, or lent to a consumer as tensors. Its tensors are ordinary
+A slot is free, being filled, waiting, or lent to a consumer as tensors. The tensors are ordinary
 allocations. When the last tensor is freed, for any reason and on any thread, the slot returns to
-the ring of free slots. The garbage collector may free a tensor in the middle of any call. So slots
-use no locks, and rings are `SimpleQueue`s: a finalizer may safely call `put` during any of their
-calls.
+the ring of free slots. The garbage collector may free a tensor in the middle of any call. Therefore
+slots use no locks, and rings are `SimpleQueue`s, which allow a finalizer to call `put` during any
+other call.
 
-Ctrl-C may also interrupt any call between two lines. So each slot has one `Claim`. The owner of the
+Ctrl-C may also interrupt any call between two lines. Therefore each slot has one `Claim`. The owner
+of the
 claim owns the slot: a ring, a reservation, a call, or the slot itself while it is lent. Each step
 moves the claim by a single call in C. If the last reference was in an interrupted call, the
 finalizer returns the claim.
@@ -39,9 +40,9 @@ _NOBODY: Final = 0
 
 
 class Ring(Protocol):
-    """Claims in the order in which they were put; one without a slot marks the end.
+    """Claims in `put` order; a claim without a slot marks the end.
 
-    `get` raises `queue.Empty` if none comes in time.
+    `get` raises `queue.Empty` on a timeout.
     """
 
     def put(self, claim: Claim, /) -> object: ...
@@ -51,7 +52,7 @@ class Ring(Protocol):
 
 
 class SingleThreadedRing:
-    """Ring without locks, whose calls never wait."""
+    """Ring without locks; calls never wait."""
 
     def __init__(self) -> None:
         self._claims: deque[Claim] = deque()
@@ -71,8 +72,9 @@ class SingleThreadedRing:
 class Slot:
     """Memory for one element.
 
-    `lent_to`: thread that got its tensors, 0 after their end.
-    `loan`: the tensors, if they were got inside `with arena:` and end with its reset.
+    `lent_to`: thread that got the tensors; 0 after they are freed.
+    `loan`: the tensors, if they were returned inside `with arena:` and are freed by the arena's
+    reset.
     `lent`: regions of live tensors, and a list of the claim while the slot is lent.
 
     `lent` is new for each borrower: a late thread of an earlier borrower cannot change it.
@@ -92,12 +94,12 @@ class Slot:
         return self._borrower if self.lent[1] else _NOBODY
 
     def lend(self, claim: Claim) -> None:
-        """Lend the slot to the calling thread, which has allocated its tensors."""
+        """Lend the slot to the calling thread, which has allocated the tensors."""
         self._borrower = get_ident()
         self.lent = {region for region, _ in self.parts}, [claim]
 
     def settle(self) -> None:
-        """Free the slot if all its tensors are freed.
+        """Free the slot if all tensors are freed.
 
         If two threads free tensors at the same time, only one thread gets the claim.
         """
@@ -112,7 +114,7 @@ class Slot:
             claim.reuse()
 
     def sweep(self) -> None:
-        """Free the slot if all tensors are gone, including one whose end was interrupted."""
+        """Free the slot if all tensors are gone, even if freeing a tensor was interrupted."""
         living, _ = self.lent
         for region in living.copy():
             tensor = region.holder() if region.holder is not None else None
@@ -122,13 +124,13 @@ class Slot:
 
 
 class Claim:
-    """Right to a slot, or mark of a queue's end.
+    """Ownership of a slot, or a mark for the end of a queue.
 
-    A dropped claim returns to its ring while that exists.
+    A dropped claim returns to a ring while the ring exists.
 
-    `home`: ring to which it returns; for a slot's claim the ring of free slots.
-    `element`: tensors over the slot's regions while it is being filled, or waits.
-    `types`: types of an element that is smaller than the slot, else empty.
+    `home`: ring to which it returns; for a slot's claim, the ring of free slots.
+    `element`: tensors over the regions of a slot that is being filled or waits.
+    `types`: types of an element that is smaller than the slot, otherwise empty.
     """
 
     __slots__ = ("_finalizers", "element", "home", "slot", "types")
@@ -145,25 +147,24 @@ class Claim:
         self._finalizers = tuple([_Finalizer(key, newest, slot, home) for _ in range(2)])
 
     def reuse(self) -> None:
-        """Put the claim itself into its ring. The caller must have the only reference."""
+        """Put the claim itself into the ring. The caller must hold the only reference."""
         self.element, self.types = (), ()
         ring = self.home()
         if ring is not None:
             ring.put(self)
 
     def give_back(self) -> None:
-        """Put a new claim into the ring. A traceback may still hold this claim, which becomes
-        invalid."""
+        """Put a new claim into the ring; a traceback may hold this claim, which becomes invalid."""
         self.element, self.types = (), ()
         self._finalizers[0].put()
 
 
 class _Finalizer(NamedTuple):
-    """Finalizer of a claim: it puts a new claim into the ring.
+    """Finalizer of a claim, which puts a new claim into the ring.
 
-    A claim has two finalizers, because Ctrl-C may interrupt one at any line.
+    A claim has two finalizers, because Ctrl-C may interrupt a finalizer at any line.
 
-    newest: a list that all claims to the slot share; its last item is the newest one's key
+    newest: list that all claims of a slot share; the last item is the key of the newest claim
     """
 
     key: object
@@ -184,7 +185,7 @@ class _Finalizer(NamedTuple):
 
 
 class Loan:
-    """Weak references to a slot's tensors that were got inside `with host:`."""
+    """Weak references to a slot's tensors that were returned inside `with host:`."""
 
     __slots__ = ("_references", "host")
 
@@ -193,7 +194,7 @@ class Loan:
         self._references = [weakref.ref(tensor) for tensor in tensors]
 
     def end(self, why: str) -> None:
-        """End the tensors that still live."""
+        """Free the remaining tensors."""
         for reference in self._references:
             tensor = reference()
             if tensor is not None:
@@ -201,14 +202,14 @@ class Loan:
 
 
 class _Bin(list[Region]):
-    """Bin of a slot's regions. It stores none, and frees the slot when the last one arrives."""
+    """Bin of a slot's regions, which stores nothing; the last region to arrive frees the slot."""
 
     def __init__(self, slot: Slot) -> None:
         self._slot = slot
 
     def append(self, region: Region) -> None:
-        living, _ = self._slot.lent  # read first; it may belong to an earlier borrower
-        if region.tensor() is None:  # else a tensor of an interrupted call was freed
+        living, _ = self._slot.lent  # read this first: it may belong to an earlier borrower
+        if region.tensor() is None:  # otherwise a tensor of an interrupted call was freed
             living.discard(region)
             self._slot.settle()
 
@@ -216,11 +217,10 @@ class _Bin(list[Region]):
 class SlotArena(Arena):
     """Arena of a queue tensor's slots.
 
-    Its tensors are the live tensors of consumers, and a tensor for each part of a slot that is
-    being filled or waits.
+    It contains the live tensors of consumers, and a tensor for each part of a slot that is being
+    filled or waits.
 
-    It contains no other tensors. Its memory returns to the VM when the queue and all tensors are
-    freed.
+    The memory returns to the VM when the queue and all tensors are freed.
 
     `end`: mark that `close` puts into the free ring.
     `local`: the VM if it belongs to this process, otherwise None.
@@ -249,12 +249,12 @@ class SlotArena(Arena):
         return 0 if free is None else max(free.qsize() - (not self.end), 0)
 
     def sweep(self) -> None:
-        """Free the slots whose tensors are gone, including those whose end was interrupted."""
+        """Free all slots without tensors, even if freeing a tensor was interrupted."""
         for slot in self.slots:
             slot.sweep()
 
     def begin(self, claim: Claim, slot: Slot) -> None:
-        """Wait until the slot's memory, which a producer is about to fill, is no longer in use."""
+        """Wait until the memory of a slot is no longer in use, before a producer fills it."""
         if self.local is not None:
             self.local.make_writable(
                 [each for region, _ in slot.parts for each in [*region.handles.values()]]
@@ -263,7 +263,7 @@ class SlotArena(Arena):
         self._name(claim.element, "full slot")
 
     def complete(self, claim: Claim, slot: Slot) -> None:
-        """Copy a filled element to the VM, if that has separate memory.
+        """Copy a filled element to a VM with separate memory.
 
         Raises the errors of `write`, and earlier errors of a remote VM, after which the element may
         not have been written.
@@ -299,7 +299,7 @@ class SlotArena(Arena):
 
     @staticmethod
     def _parts(claim: Claim, slot: Slot) -> list[tuple[Region, TensorType]]:
-        """Return the regions of a slot, with the types of its element."""
+        """Return the regions of a slot, with the types of the element."""
         if not claim.types:
             return slot.parts
         return list(zip([region for region, _ in slot.parts], claim.types, strict=True))
@@ -326,6 +326,6 @@ class SlotArena(Arena):
 
     def _find(self, type: TensorType) -> Region:
         raise ArenaError(
-            f"arena {self.name!r} contains only the slots of a queue tensor; allocate other "
-            "tensors in another arena"
+            f"arena {self.name!r} is reserved for the slots of a queue tensor; allocate other "
+            "tensors in a different arena"
         )

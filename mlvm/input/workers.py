@@ -1,8 +1,8 @@
-"""Workers of a pipeline: threads that prefetch batches, each by itself or through a process.
+"""Workers of a pipeline: threads that prefetch batches, directly or through a process.
 
-A worker claims the next batch in order, together with a slot. Batches are made in any order, and
-committed to their queues in order again. An error takes the place of its batch: a reader of the
-queues gets all batches before it, and then the error.
+A worker claims the next batch in order, together with a slot. Batches are constructed in any order,
+and committed to the queues in the original order. An error replaces the batch: a reader of the
+queues gets all earlier batches and then the error.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from mlvm.input.queue import QueueTensor, Reservation
 from mlvm.input.slot_memory import SlotMemory
 from mlvm.machines.failure import Failure
 
-_POLL: Final = 0.05  # seconds between two checks of `closing` and of a silent process
+_POLL: Final = 0.05  # seconds between checks of `closing` and for a silent process
 _GRACE: Final = 1.0  # seconds that a process may need to exit
 _PATIENCE: Final = 10.0  # seconds that `close` waits for threads in a dataset's code
 
@@ -36,11 +36,11 @@ Fill = Callable[[Batch, Reservation], None]
 
 
 class Crew:
-    """Workers that make `batches` in order, each in a slot of the queue of its size.
+    """Workers that construct `batches`, each in a slot of the queue for the batch size.
 
     failure: error that stopped the workers early; the queues are closed.
     ready: False during start and end, and while a batch is taken.
-    producers_waited: time of all workers' waits for free slots, seconds.
+    producers_waited: seconds that all workers have waited for free slots.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Crew:
         self.failure: Exception | None = None
         self.ready = False
         self.producers_waited = 0.0
-        self.closing = False  # no Event: an interrupted `set` may keep its lock
+        self.closing = False  # not an Event: an interrupted `set` may keep the lock
         self._pid = os.getpid()
         self._recipe = recipe
         self._numbered = enumerate(batches)
@@ -74,7 +74,7 @@ class Crew:
         self.ready = True
 
     def close(self) -> None:
-        """End the work and the workers; batches in the queues are lost. Idempotent.
+        """Stop the workers; batches in the queues are lost. Idempotent.
 
         A thread that still runs code of the data set or the transform after ten seconds continues,
         and a `RuntimeWarning` is issued. A forked child has no worker threads, and does not touch
@@ -97,10 +97,10 @@ class Crew:
             warnings.warn(f"still busy: {', '.join(stuck)}", RuntimeWarning, stacklevel=3)
 
     def make_one(self) -> None:
-        """Make the next batch on the caller's thread.
+        """Construct the next batch on the caller's thread.
 
-        Raises `QueueFullError` if all slots are in use. An error in making it becomes the crew's
-        failure.
+        Raises `QueueFullError` if all slots are in use. An error during construction becomes the
+        crew's failure.
         """
         self._step(self._fill_here)
 
@@ -128,7 +128,7 @@ class Crew:
             raise WorkerDiedError(f"a worker was stopped by {error!r}") from error
 
     def _step(self, fill: Fill) -> bool:
-        """Claim a batch, make it and settle it. Return False if no batch remains."""
+        """Claim a batch, construct it and settle it. Return False if no batch remains."""
         began = time.perf_counter()
         with self._claiming:
             number, batch = next(self._numbered, (0, None))
@@ -159,7 +159,7 @@ class Crew:
         return True
 
     def _settle(self, number: int, result: Reservation | Exception) -> None:
-        """Commit the batch, and those after it that have waited for it."""
+        """Commit the batch, and later batches that have waited for it."""
         with self._settling:
             self._settled[number] = result
             while self.failure is None and self._next in self._settled:
@@ -176,7 +176,7 @@ class Crew:
                         self._fail(error)
 
     def _fail(self, error: Exception) -> None:
-        """End the work early: readers get the elements of the queues, and then the error."""
+        """Stop early: readers get the elements of the queues, and then the error."""
         self.failure = error
         for queue in self.queues.values():
             queue.close()
@@ -186,13 +186,13 @@ class Crew:
 
 
 class _Closing(Exception):
-    """The crew closes while a process is at work."""
+    """Exception that the crew closes while a process works."""
 
 
 class _WorkerProcess:
-    """Process that makes batches in shared slots for the thread that calls `fill`.
+    """Process that constructs batches in shared slots for the thread that calls `fill`.
 
-    It starts with the first batch. It exits when its connection is closed, by `end` or because this
+    It starts with the first batch. It exits when the connection is closed, by `end` or because this
     process exits. After that, `fill` raises `WorkerDiedError`.
     """
 
@@ -218,7 +218,7 @@ class _WorkerProcess:
         slot.resize(answer)
 
     def end(self) -> None:
-        """Let the process end by itself, and kill it after a second."""
+        """Let the process exit, and kill it after a second."""
         if self._connection is not None:
             self._connection.close()
         if self._process is not None:
@@ -265,7 +265,7 @@ class _WorkerProcess:
         assert self._process is not None
         self._process.join(_GRACE)
         return WorkerDiedError(
-            f"a worker process ended, with exit code {self._process.exitcode}, while it made the "
+            f"a worker process exited with code {self._process.exitcode} while it constructed the "
             f"samples at positions {batch.start} to {batch.stop - 1} of epoch {batch.epoch}; a "
             f'script that starts processes does so under `if __name__ == "__main__":`'
         )

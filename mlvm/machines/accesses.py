@@ -1,7 +1,8 @@
-"""Analysis of the calls of a launch that may be the first to read or write each argument.
+"""Analysis of the calls that may be the first in a launch to read or write an argument.
 
-A value on the stack may be one of several arguments: where paths meet, and as the result of a call
-on them. `None` in a set of arguments is any tensor that a program names by its handle.
+The analysis tracks, for each value on the stack, the set of arguments that it may be. A set has
+more than one element where paths join, and for the result of a call. `None` in a set stands for any
+tensor that a program refers to by handle.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from mlvm.core.program.program import OPCODES, Program
 ALL: Final = slice(0, None)
 
 Arguments: TypeAlias = frozenset[int | None]
-"""Numbers of arguments; in a function those below 0 are its parameters, as for `get`."""
+"""Numbers of arguments; in a function, negative numbers are parameters, as for `get`."""
 
 Reads: TypeAlias = Callable[[str, Attributes], slice | None]
 """Returns which operands a host function only reads. None: it may write to any."""
@@ -63,7 +64,7 @@ def accesses(program: Program, reads: Reads = reads_by_name) -> list[Access]:
 
 
 def uses_of(program: Program, functions: FunctionTable, nargs: int) -> Uses:
-    """Return how a launch first uses each argument; as overwritten, if that cannot be inferred."""
+    """Return how a launch first uses each argument; "overwritten" if the analysis fails."""
 
     def reads(name: str, attributes: Attributes) -> slice | None:
         callee = functions.binding(name).callee
@@ -101,7 +102,7 @@ class _Analysis:
     def summary(self, name: str) -> tuple[list[Access], Arguments]:
         """Return the accesses of a function, and the arguments that it may return.
 
-        The code is read repeatedly until the contents of its slots no longer change.
+        The code is read repeatedly until the contents of the slots no longer change.
         """
         self._summaries[name] = None  # it may call itself
         # the possible values of slots at the start of a block
@@ -136,7 +137,7 @@ class _Analysis:
     def _step(
         self, each: Decoded, row: Sequence[Arguments]
     ) -> tuple[list[tuple[Decoded, Arguments, Arguments]], Arguments]:
-        """Return the accesses of one instruction, and the arguments that its results may be."""
+        """Return the accesses of one instruction, and the arguments that the results may be."""
         nothing: Arguments = frozenset()
         union = nothing.union(*row)
         if each.fault is not None:

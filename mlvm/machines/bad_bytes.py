@@ -1,6 +1,6 @@
-"""Bytes that should have been written and were not.
+"""Bytes that a failed task should have written.
 
-Reading them raises the error that is to blame, until they are written again.
+Reading them raises the error of the task until they are written again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mlvm.core.op import Attributes
 from mlvm.core.types import Array, root
 
 _MOST_SPANS: Final = 64
-"""Spans of one memory. More are merged into one span from the first to the last byte."""
+"""Maximum number of spans per memory; beyond it, all spans are merged into one."""
 
 
 class Span(NamedTuple):
@@ -43,7 +43,7 @@ class Span(NamedTuple):
 
 
 class _Memory:
-    """Bad spans of one memory, while that memory lives."""
+    """Bad spans of one memory, until the memory is freed."""
 
     def __init__(self, memory: weakref.ref[Array]) -> None:
         self.memory = memory
@@ -51,7 +51,7 @@ class _Memory:
 
 
 class BadBytes:
-    """Bad spans of all memories, each with its error. One thread at a time uses it."""
+    """Bad spans of all memories, each with an error. Only one thread at a time may use it."""
 
     def __init__(self) -> None:
         self._memories: dict[int, _Memory] = {}
@@ -79,7 +79,7 @@ class BadBytes:
             del self._memories[written.memory]
 
     def error(self, spans: Iterable[Span]) -> BaseException | None:
-        """Return the error of the first bad bytes among the spans; None if there are none."""
+        """Return the error of the first bad bytes in the spans, or None."""
         if not self._memories:
             return None
         for span in spans:
@@ -91,7 +91,7 @@ class BadBytes:
         return None
 
     def first_error(self) -> BaseException | None:
-        """Return the error of any bytes that are bad now; None if none are."""
+        """Return the error of any bad bytes, or None if no bytes are bad."""
         self._memories = {key: of for key, of in self._memories.items() if of.memory() is not None}
         return next((of.bad[0][1] for of in self._memories.values()), None)
 
@@ -105,7 +105,7 @@ def again(error: BaseException) -> BaseException:
         if hasattr(error, "__notes__"):
             copied.__notes__ = [*error.__notes__]
         return copied
-    except Exception:  # an exception of a user's class that cannot be copied
+    except Exception:  # a user-defined exception that cannot be copied
         return error.with_traceback(None)
 
 
@@ -124,13 +124,13 @@ def read_and_written(
 
 
 class Careful:
-    """Scheduler that runs each function at once, and raises the error of bad bytes it reads."""
+    """Scheduler that runs each function immediately and raises the error of bad bytes it reads."""
 
     def __init__(self) -> None:
         self._bad = BadBytes()
 
     def spoil(self, array: Array, error: BaseException) -> None:
-        """Mark an array that should have been written, and was not."""
+        """Mark an array that a failed call should have written."""
         self._bad.add(Span.of(array), error, weakref.ref(root(array)))
 
     def meets(self, arrays: Iterable[Array]) -> bool:
@@ -138,7 +138,7 @@ class Careful:
         return self._bad.error(map(Span.of, arrays)) is not None
 
     def is_needed(self) -> bool:
-        """Return True if there are any bad bytes."""
+        """Return whether any bytes are bad."""
         return self._bad.first_error() is not None
 
     def call(
@@ -153,7 +153,7 @@ class Careful:
         return results
 
     def wait(self, arrays: Iterable[Array], *, writing: bool = False) -> None:
-        """Raise the error of the first bad bytes among the arrays'."""
+        """Raise the error of the first bad bytes in the arrays."""
         error = self._bad.error(map(Span.of, arrays))
         if error is not None:
             raise again(error)

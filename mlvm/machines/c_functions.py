@@ -1,6 +1,7 @@
-"""Host functions in C: shared libraries of them.
+"""Host functions in C, loaded from shared libraries.
 
-`mlvm.h` is what their authors see, and `mlvm.machines.native.host` calls them.
+`mlvm.h` is the interface for authors of these functions, and `mlvm.machines.native.host` calls
+them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def include_dir() -> str:
-    """Return the folder of `mlvm.h`, for a compiler's `-I`."""
+    """Return the folder of `mlvm.h`, for the compiler option `-I`."""
     return str(Path(__file__).parent)
 
 
@@ -33,11 +34,11 @@ class _Entry(ctypes.Structure):
 def load_library(path: str | os.PathLike[str]) -> list[CFunction]:
     """Load a shared library; return the functions that it lists, in order. It stays loaded.
 
-    Raises `LibraryError` for a file that is missing or no library, that lists no functions or
-    impossible ones, or that was built for a different version of `mlvm.h`; `MissingExtraError`
-    without the extension, which calls them.
+    Raises `LibraryError` for a file that is missing or not a library, that lists no functions or
+    invalid functions, or that was built for a different version of `mlvm.h`; `MissingExtraError`
+    without the extension, which calls the functions.
     """
-    extension.require("functions in C need the native machine, which is not here")
+    extension.require("functions in C need the native machine, which is not installed")
     from mlvm.machines.native._native import MLVM_ABI_VERSION
 
     file = Path(path).resolve()

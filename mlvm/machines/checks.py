@@ -1,4 +1,4 @@
-"""Checks: a host function by which a program raises where a condition does not hold.
+"""Host function that raises an error if a condition is False.
 
 machine.check {"message": m}    ( c -- )    raises `CheckError` with m where c, a bool, is False
 """

@@ -6,12 +6,12 @@ from typing import Any, Self
 
 
 class Closing:
-    """Context manager of an object itself: the end of the block calls its `close`."""
+    """Context manager that returns the object and calls `close` when the block exits."""
 
     __slots__ = ()
 
     def __enter__(self) -> Self:
-        """Return the object; the end of the block closes it."""
+        """Return the object, which is closed when the block exits."""
         return self
 
     def __exit__(self: Any, kind: Any, error: Any, traceback: Any, /) -> None:

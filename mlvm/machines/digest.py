@@ -5,7 +5,7 @@ the fixed key i. With v = word ^ key, the neighboring word and the product of th
 are added to the sum i % 8, modulo 2**64. After each block the sums are scrambled. The digest is
 BLAKE2b of the type and the eight sums. This is the scheme of XXH3 (https://xxhash.com): it
 reads memory at full speed, and its order is fixed. It detects accidental changes, but does not
-resist adversaries. Files and logs have the BLAKE2b digest of their bytes, which does.
+resist adversaries. Files and logs use a BLAKE2b digest of their bytes, which does.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _NANS: Final = {
 def digest(array: Array) -> bytes:
     """Return the digest of a tensor's type and elements, in row-major order.
 
-    All nans of a dtype count as equal, since docs/determinism.md leaves their sign and payload
-    open. Zeros of different signs differ.
+    All nans of a dtype count as equal, since docs/determinism.md does not specify sign and payload
+    of a nan. Zeros of different signs differ.
 
         >>> from mlvm.machines.digest import digest
         >>> digest(np.float32([0.0, np.nan])) == digest(np.float32([0.0, -np.nan]))
@@ -51,7 +51,7 @@ def digest(array: Array) -> bytes:
 
 
 def accumulate_in_numpy(data: Array, nbytes: int, kind: int) -> bytes:
-    """Return the eight sums of bytes whose elements are of a kind of floats, 0 for none."""
+    """Return the eight sums; `kind` is the kind of floats, or 0 for other elements."""
     padded = np.zeros(-(-nbytes // 64) * 64, np.uint8)
     padded[:nbytes] = data
     if kind:

@@ -1,7 +1,7 @@
-"""The dry VM, which has types and no bytes: for measuring before allocating.
+"""VM with types but without memory, to measure a model before allocating it.
 
-It verifies and counts like the real one, so that a model too large for this machine can be
-built on it, and asked for its parameters or its memory.
+It verifies programs and counts bytes like a real VM. Therefore you can build a model that is too
+large for this computer, and query the parameters and the memory of the model.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mlvm.machines.local import LocalVM
 
 
 class DryVM(LocalVM):
-    """VM without bytes. Launches are verified and not run; reading raises `HandleError`.
+    """VM without memory: launches are verified but not run, and reading raises `HandleError`.
 
     >>> with ml.Arena(ml.DryVM("dry"), "weights").allocating(): x = ml.ones((100_000, 1_000))
     >>> x.nbytes
@@ -40,7 +40,7 @@ class DryVM(LocalVM):
     ) -> list[Array]:
         """Verify the program for the arguments' types.
 
-        Raises `HandleError` for one that leaves outputs, as their values are not known.
+        Raises `HandleError` for a program with outputs, because their values are unknown.
 
         Refuses:
             dry.launch(returning, [dry.alloc_tensor(v.type)])  # HandleError
@@ -54,10 +54,10 @@ class DryVM(LocalVM):
             return []
 
     def launch_cache(self) -> None:
-        """Return None: no launch is run."""
+        """Return None: a dry VM runs no launches."""
 
     def read(self, handle: TensorHandle, out: Array | None = None) -> Array:
-        """Raise `HandleError`: there are no bytes to read.
+        """Raise `HandleError`: a dry VM has no values to read.
 
         Refuses:
             dry.borrow(99)  # HandleError
@@ -68,7 +68,7 @@ class DryVM(LocalVM):
     borrow = read
 
     def storage_over(self, memory: Array) -> StorageHandle:
-        """Raise `HandleError`: there are no bytes to write to.
+        """Raise `HandleError`: a dry VM has no memory.
 
         Refuses:
             dry.storage_over(bytes_of_vm)  # HandleError

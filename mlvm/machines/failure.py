@@ -1,4 +1,4 @@
-"""Exceptions that cross to another process."""
+"""Exceptions that are sent to a different process."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 
 class Failure(NamedTuple):
-    """Exception in transit between processes: its pickle if it has one, text, traceback.
+    """Exception in transit between processes: a pickle if possible, text, traceback.
 
-    Only the receiver, by unpickling, finds out whether the pickle is an exception.
+    Only unpickling in the receiver shows whether the pickle is an exception.
     """
 
     pickled: bytes | None
@@ -31,9 +31,9 @@ class Failure(NamedTuple):
         return Failure(pickled, text.strip(), "".join(traceback.format_exception(error)))
 
     def error(self, where: str, instead: Callable[[str], Exception]) -> Exception:
-        """Rebuild the exception, with a note that contains its traceback and `where` it was raised.
+        """Rebuild the exception, with a note that contains the traceback and `where` it was raised.
 
-        `instead(text)` makes the exception where the original has no pickle, or would end a
+        `instead(text)` creates a substitute if the original cannot be pickled, or would end a
         thread."""
         note = f"in {where}:\n{self.traceback}"
         if self.pickled is not None:

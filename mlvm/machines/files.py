@@ -1,7 +1,7 @@
 """Output files.
 
-Every file is written to a temporary file first, which replaces the target when it is complete and
-on the disk. So a full disk or a killed process never damages an earlier file.
+The contents are first written to a temporary file. This file replaces the target when it is
+complete and on the disk, so a full disk or a killed process never damages an existing file.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _JUST_BEGUN: Final = 10.0  # seconds
 
 
 def write_file(file: Name, content: str | bytes) -> None:
-    """Replace a file by one with this content; write directly to a pipe or a device.
+    """Replace the contents of a file; write directly to a pipe or a device.
 
-    Text is encoded as UTF-8. Lone surrogates, as in names of files, are escaped. Raises `OSError`.
+    Text is encoded as UTF-8. Lone surrogates, as in file names, are escaped. Raises `OSError`.
     """
     path = Path(file)
     data = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
@@ -42,7 +42,7 @@ def write_file(file: Name, content: str | bytes) -> None:
 
 
 def write_files(contents: Mapping[Path, str | bytes]) -> None:
-    """Replace several files. None is replaced before the contents of all are on the disk."""
+    """Replace several files, after the contents of all files are on the disk."""
     with contextlib.ExitStack() as stack:
         for path, content in reversed([*contents.items()]):  # an ExitStack exits in reverse order
             data = content.encode() if isinstance(content, str) else content
@@ -54,7 +54,8 @@ def write_files(contents: Mapping[Path, str | bytes]) -> None:
 def open_to_append(file: Path) -> BinaryIO:
     """Create a file to which a process appends without buffering.
 
-    Each write reaches the system immediately, so a killed process loses no data that it wrote.
+    Each write reaches the system immediately, so data that a killed process has written is not
+    lost.
     Raises `FileExistsError`, and other `OSError`.
     """
     return file.open("xb", buffering=0)
@@ -62,7 +63,7 @@ def open_to_append(file: Path) -> BinaryIO:
 
 def write_array(file: Name, array: Array) -> None:
     """Replace a file by a .npy file of the array. Raises `OSError`."""
-    with replacing(Path(file)) as stream:  # numpy ignores errors of files that it knows
+    with replacing(Path(file)) as stream:  # numpy ignores write errors of real files
         np.save(SimpleNamespace(write=stream.write), array)
 
 
@@ -70,9 +71,9 @@ def write_array(file: Name, array: Array) -> None:
 def replacing(file: Path) -> Iterator[BinaryIO]:
     """Open a temporary file, which replaces the target after the block if the block succeeds.
 
-    The new file keeps the mode of the old one, and links are followed. A killed process leaves its
-    temporary file, `.mlvm-` and 16 digits, in the same folder; a later write removes it. Raises
-    `OSError` with the name of the target, also if the target is not a regular file.
+    The new file has the mode of the old file, and links are followed. If a process is killed, the
+    temporary file, `.mlvm-` and 16 digits, remains in the same folder until a later write removes
+    it. Raises `OSError` with the name of the target, also if the target is not a regular file.
     """
     target, mode = destination(file)
     _remove_drafts(target.parent)
@@ -95,7 +96,7 @@ def replacing(file: Path) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def _named(file: Path) -> Iterator[None]:
-    """Give an `OSError` of the block the name of the target, if it has none or a draft's."""
+    """Set the file name in an `OSError` of the block to the target's name."""
     try:
         yield
     except OSError as error:
@@ -105,7 +106,7 @@ def _named(file: Path) -> Iterator[None]:
 
 
 def destination(file: Path) -> tuple[Path, int | None]:
-    """Resolve the path of a file to write, links included, and the mode of a file there.
+    """Resolve the path of a file to write, following links; also return the mode of the file.
 
     Raises `OSError` if it is not a regular file, such as a folder or a pipe, or is write-protected.
     """
@@ -125,10 +126,10 @@ def mode_of(file: Path) -> int:
     except ValueError as error:  # an invalid file name
         raise OSError(errno.EINVAL, str(error), str(file)) from None
     if stat.S_ISDIR(mode):
-        reason = f"{os.strerror(errno.EISDIR)}, no regular file"
+        reason = f"{os.strerror(errno.EISDIR)}, not a regular file"
         raise IsADirectoryError(errno.EISDIR, reason, os.fspath(file))
     if not stat.S_ISREG(mode):
-        raise OSError(errno.EINVAL, "it is no regular file", str(file))
+        raise OSError(errno.EINVAL, "it is not a regular file", str(file))
     return stat.S_IMODE(mode)
 
 
@@ -147,7 +148,7 @@ def require_writable(file: Name, *, is_stream_allowed: bool = True) -> None:
 def require_suffix(file: Name, suffix: str, where: str) -> None:
     """Raise `ArgumentError` unless the file name has the suffix of the format.
 
-    A pipe, a device and a folder may have any name. `where` begins the error.
+    A pipe, a device and a folder may have any name. The error begins with `where`.
     """
     if not isinstance(file, str | os.PathLike):
         raise ArgumentError(f"{where}: expected a path, got {brief(file)}")
@@ -170,7 +171,7 @@ def _is_stream(path: Path) -> bool:
 
 
 def _remove_drafts(folder: Path) -> None:
-    """Remove temporary files of killed processes: those that are neither locked nor new."""
+    """Remove temporary files of killed processes, which are neither locked nor new."""
     with contextlib.suppress(OSError):
         for draft in folder.glob(f"{_DRAFT}{'[0-9a-f]' * 16}"):
             with contextlib.suppress(OSError):

@@ -1,13 +1,13 @@
-"""Linker of lanes: steps that run a program of one row for many rows at once.
+"""Linker of lanes: converts a program for one row to steps that run many rows together.
 
-`plan/lanes.c` keeps the number of a row for each register of each frame. The linker follows the
-stack: a step names the registers of its operands. The first registers of a frame are its parameters
-and locals. A call is a future: the frame waits for its results where it uses them first.
+`plan/lanes.c` stores the number of a row for each register of each frame. The linker simulates the
+stack and assigns registers to the operands of each step. The first registers of a frame are the
+parameters and locals. A call is a future: the frame waits for the results at the first use.
 
-A program for rows is an ordinary program; `run.py` runs it for each row separately. Its functions
-begin with `lanes.frame`, which has the types of their parameters and locals. A function with parts
-is a segment: part `name.x8` of `name` computes for 8 rows at once what `name` computes for one row.
-A part begins with `lanes.part`, which describes its arguments.
+A program for rows is an ordinary program; `run.py` runs it for each row separately. Each function
+begins with `lanes.frame`, which contains the types of the parameters and locals. A function with
+parts is a segment: the part `name.x8` computes 8 rows together, and `name` computes one row. A part
+begins with `lanes.part`, which describes the arguments.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ FRAME: Final = "lanes.frame"
 PART: Final = "lanes.part"
 ADD: Final = "lanes.add"
 ROW: Final = "row"
-"""Name of the function that main calls with its arguments of one row."""
+"""Name of the function that main calls with the arguments of one row."""
 FIRST: Final = "first"
-"""Name of the function of the values that all rows share. It has one part."""
+"""Name of the function that computes the values that all rows share; it has a single part."""
 
 Step: TypeAlias = list[Any]
 
 Bound: TypeAlias = partial[list[Value]]
-"""Launch of a part on its memory: `VM._run` on linked code, arrays, a store and functions."""
+"""Launch of a part: `VM._run` on linked code, arrays, a store and functions."""
 
 
 class PartCode(NamedTuple):
@@ -45,7 +45,7 @@ class PartCode(NamedTuple):
 
     `program`: code without branches.
     `arguments`: role (input, output or scratch), index in that role, and type of each argument.
-    `nbytes`: bytes of its scratch memory.
+    `nbytes`: bytes of scratch memory.
     """
 
     program: Program
@@ -54,7 +54,7 @@ class PartCode(NamedTuple):
 
 
 class Part:
-    """Segment for a number of rows; its code is compiled where it is first needed."""
+    """Segment for a number of rows; the code is compiled when it is first needed."""
 
     def __init__(self, make: Callable[[], PartCode]) -> None:
         self._make = make
@@ -67,7 +67,7 @@ class Part:
 
     @staticmethod
     def of(function: Function) -> Part:
-        """Return the part that a function of a program is."""
+        """Return the part that a function represents."""
         head = _head(function, PART)
         words = head["arguments"].split()
         rows = zip(words[::3], words[1::3], words[2::3], strict=True)
@@ -76,7 +76,7 @@ class Part:
         return Part(lambda: code)
 
     def function(self, name: str, facts: Mapping[str, Any]) -> Function:
-        """Return the function of that name, which begins with these facts of its segment."""
+        """Return the function of a part, which begins with the properties of the segment."""
         program, arguments, nbytes = self.code
         words = " ".join([f"{role} {at} {type}" for role, at, type in arguments])
         head = {**facts, "arguments": words, "nbytes": nbytes}
@@ -84,12 +84,12 @@ class Part:
 
 
 class Segment(NamedTuple):
-    """Function with parts, by numbers of rows.
+    """Function with one part per number of rows.
 
     `ins`, `outs`: bytes of a row of each operand and result.
-    `shared`: arguments of the launch that a part takes after its operands.
-    `heavy`: wait for more rows before it runs.
-    `sum`: number of the sum to which it adds, or -1.
+    `shared`: arguments of the launch that follow the operands of a part.
+    `heavy`: wait for more rows before running.
+    `sum`: number of the sum to which the segment adds, or -1.
     """
 
     parts: dict[int, Part]
@@ -112,10 +112,10 @@ class Segment(NamedTuple):
 class LaneProgram(Deferred):
     """Program for rows.
 
-    `rows`: its functions, of which `run.py` runs main for each row.
-    `segments`: those with parts, by name.
-    `types`: of its operands.
-    `family`: equal for programs of a function at different lengths.
+    `rows`: all functions; `run.py` runs main for each row.
+    `segments`: functions with parts, by name.
+    `types`: types of the operands.
+    `family`: equal for programs of one function at different lengths.
     """
 
     def __init__(
@@ -130,9 +130,9 @@ class LaneProgram(Deferred):
 
     @staticmethod
     def of(program: Program) -> LaneProgram:
-        """Return the program for rows that these functions are.
+        """Return the program for rows with these functions.
 
-        Raises `MachineError` for malformed ones.
+        Raises `MachineError` for malformed functions.
         """
         functions: list[Function] = []
         segments: dict[str, Segment] = {}
@@ -156,7 +156,7 @@ class LaneProgram(Deferred):
 
     @property
     def program(self) -> Program:
-        """The program of all functions and their parts."""
+        """The program with all functions and parts."""
         parts = [
             part.function(f"{name}.x{count}", {key: getattr(segment, key) for key in _FACTS})
             for name, segment in self.segments.items()
@@ -169,7 +169,7 @@ _FACTS: Final = Segment._fields[1:]
 
 
 def program_of(attribute: object) -> LaneProgram:
-    """Return the program that an attribute of `lanes.run` is, or the text of.
+    """Return the program in an attribute of `lanes.run`, which may also be a text.
 
     Raises what `Program.from_bytes` and `LaneProgram.of` raise.
     """
@@ -190,7 +190,7 @@ def host_call(
 
 
 def _head(function: Function, name: str) -> Mapping[str, Any]:
-    """Return the attributes of the host call `name`, with which the function begins."""
+    """Return the attributes of the host call `name` at the start of the function."""
     first, second, *_ = function.code
     if first != Instruction.of("push_str", name) or second.opcode.text != "cfunc":
         raise MachineError(f"lanes: expected {function.name} to begin with {name}")
@@ -217,9 +217,9 @@ class _Symbol(NamedTuple):
 class Types(NamedTuple):
     """Types of the operands of a program for rows.
 
-    args: of a row of each argument.
-    shared: of values that all rows share; the last are the results of `first`.
-    sums: their number.
+    args: types of a row of each argument.
+    shared: types of values that all rows share; the last values are the results of `first`.
+    sums: number of sums.
     """
 
     args: list[TensorType]
@@ -238,8 +238,8 @@ class Linked:
     """Steps of a program for rows, for `plan/lanes.c`; `native/lanes.py` encodes them as integers.
 
     `heavy`: steps at which frames wait for other frames.
-    `params`, `returned`: registers of arguments and results, and the bytes of a row of each.
-    `lent`: sizes of rows that only an argument has.
+    `params`, `returned`: registers of arguments and results, with the bytes of a row.
+    `lent`: row sizes that occur only in arguments.
 
     Raises `MachineError` for a program that only `run.py` runs.
     """
@@ -291,7 +291,9 @@ class Linked:
         self.types = [*map(TensorType.parse, (*head["params"], *head["locals"]))]
         self.nparams = len(head["params"])
         if self.nparams != function.nparams:
-            raise MachineError(f"lanes: parameters of {function.name} differ from its types")
+            raise MachineError(
+                f"lanes: parameters of {function.name} differ from the declared types"
+            )
         self._types[function.name] = self.types
         self._sizes.update([type.nbytes for type in self.types[self.nparams :]])
         self.stack: list[_Symbol] = []
@@ -370,13 +372,13 @@ class Linked:
             self.awaited.clear()
 
     def _end_block(self) -> None:
-        """End a basic block: frames may arrive here from elsewhere, or leave."""
+        """Close a basic block: frames may enter or leave at this position."""
         self._join()
         if self.stack:
             raise MachineError("lanes: a jump needs an empty stack")
 
     def _settle(self, *registers: int) -> None:
-        """Wait for the calls whose results these registers receive."""
+        """Wait for the calls that write these registers."""
         if not self.awaited.isdisjoint(registers):
             self._join()
 
@@ -389,13 +391,13 @@ class Linked:
         return popped
 
     def _place(self, symbol: _Symbol, to: int = -1) -> int:
-        """Put the value into register `to`, or else any; return the register."""
+        """Store the value in the register `to`, or in any register; return the register."""
         kind, at, _, step = symbol
         if kind == "register" and to < 0:
             self._settle(at)
             return int(at)
         if any(each.kind in ("register", "copy") and each.at == to for each in self.stack):
-            raise MachineError("lanes: expected no write to a slot whose value is on the stack")
+            raise MachineError("lanes: a slot is written while the stack contains its old value")
         if kind == "result" and step is self.steps[-1] and to >= 0:
             if to in self.awaited:
                 self.steps.pop()
@@ -422,14 +424,14 @@ class Linked:
         return to
 
     def _operand(self) -> int:
-        """Pop the topmost value; return its register."""
+        """Pop the top value; return the register that contains it."""
         return self._place(self._pop(1)[0])
 
     def _operands(self, count: int) -> list[int]:
         return [self._place(each) for each in self._pop(count)]
 
     def _set_result(self, step: Step, at: int, to: int) -> None:
-        """Set the register of a step's result of that number."""
+        """Set the register of a step's result by number."""
         if step[0] == "call":
             self._calls[step[3]][2][at] = to
             self.awaited.add(to)
@@ -528,7 +530,7 @@ class Linked:
         self._emit("put", to.at, sizes, at, length, rows, nbytes, index.type.dtype.numpy.str)
 
     def _drop_copies(self, registers: Sequence[int]) -> None:
-        """Drop copies of rows that the next step overwrites in their registers."""
+        """Drop copies of registers that the next step overwrites."""
         while self.steps[-1][0] == "dup" and self.steps[-1][1] == self.steps[-1][2] in registers:
             self.steps.pop()
 

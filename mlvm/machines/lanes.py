@@ -1,15 +1,16 @@
-"""Lanes: a recorded function that runs for many inputs at once, with separate frames for each.
+"""Lanes: a recorded function that runs for many inputs together, with frames per input.
 
     lanes.run {"program": p}    ( o1 .. oj s1 .. sk n x1 .. xl w1 .. wm -- )
 
 runs p, a program for one row (`lane_link`), on the first n rows of each x and all of each w. Row i
 of each o is the result of row i; each s is a sum over all rows.
 
-The definition is `run.py`, row by row. In C, all frames that wait at the same step run it together.
-The scheduler gathers the operands' rows, runs a program for that number of rows, and appends its
-results as new rows (Radul et al., arXiv 1910.11141; Neubig et al., arXiv 1705.07860).
+`run.py` defines the semantics, row by row. In C, all frames that wait at the same step run it
+together. The scheduler gathers the operand rows, runs a program for this number of rows, and
+appends the results as new rows (Radul et al., arXiv 1910.11141; Neubig et al., arXiv 1705.07860).
 
-Programs for rows also call these functions. Each call of their functions has a number, from 0 on:
+Programs for rows also call these functions. Each call of a function in such a program has a number,
+starting with 0:
 
     lanes.frame {"locals": t}   ( -- i t1 .. tn )       the number of the call, and zeros of types t
     lanes.add {"site": s}       ( i x1 .. xn -- )       adds to a sum, as the parts of site s do
@@ -52,12 +53,12 @@ if TYPE_CHECKING:
 RUN: Final = "lanes.run"
 
 _MOST_CODES: Final = 128
-_MOST_BINDINGS: Final = 2  # bindings keep their tensors alive
+_MOST_BINDINGS: Final = 2  # bindings keep tensors alive
 _FEW: Final = 64
 
 
 def _prepared(vm: VM, program: Program, operands: tuple[Array, ...]) -> Bound:
-    """Bind the program to these arrays; return its launch, which may be repeated.
+    """Bind the program to these arrays; return the launch, which may be repeated.
 
     Raises what `verify` raises.
     """
@@ -71,10 +72,10 @@ def _prepared(vm: VM, program: Program, operands: tuple[Array, ...]) -> Bound:
 class _Memory:
     """Memory of the programs of one function at all lengths, which run one after the other.
 
-    `users`: the number of these programs.
-    `version`: how often memory of a part has moved.
-    `last`: the program whose rows it has.
-    `vm`: a weak proxy, as the VM's function table leads here.
+    `users`: number of these programs.
+    `version`: number of times that memory of a part has moved.
+    `last`: program that owns the current rows.
+    `vm`: a weak proxy, because the VM's function table refers to this object.
     """
 
     def __init__(self, vm: VM) -> None:
@@ -88,7 +89,7 @@ class _Memory:
     def area(self, key: Any, nbytes: int) -> Array:
         """Return memory for an operand or a result of a part.
 
-        Where it has moved, the former stays until `begin`.
+        If the memory has moved, the old memory is valid until `begin`.
         """
         handle, area = self._areas.get(key, (None, None))
         if area is None or len(area) < nbytes:
@@ -115,7 +116,7 @@ class _Memory:
         return self._areas[key][1]
 
     def begin(self) -> None:
-        """Free memory without bound parts: each program drops its parts before it runs."""
+        """Free memory without bound parts: each program drops the parts before it runs."""
         while self._retired:
             self.vm.dealloc_tensor(self._retired.pop())
 
@@ -139,7 +140,7 @@ class _Memory:
         return binding
 
     def free(self) -> None:
-        """Free all memory, if that was the last of its programs."""
+        """Free all memory if the last program is closed."""
         self.users -= 1
         if not self.users:
             self.begin()
@@ -177,7 +178,7 @@ class Lanes:
         memory.users += 1
 
     def _in_steps(self, program: LaneProgram) -> NativeLanes | None:
-        """Make the runner in C; None for a program that only runs row by row."""
+        """Create the runner in C, or return None if the program must run row by row."""
         from mlvm.machines.native.lanes import NativeLanes
 
         try:
@@ -193,7 +194,7 @@ class Lanes:
         for role, at, type in part.code.arguments:
             there = {"input": ins, "output": outs}.get(role, [])[at : at + 1]
             if any(type.nbytes > nbytes for nbytes in there):
-                raise MachineError(f"{name}.x{count} needs more bytes than its segment has")
+                raise MachineError(f"{name}.x{count} needs more bytes than the segment")
         return part
 
     def _shared_of(self, segment: Segment) -> list[Array]:
@@ -220,7 +221,7 @@ class Lanes:
         memory.begin()
         places = [x.__array_interface__ for x in ws]
         if self._places != (memory.version, places):
-            self._places = None  # until all memory has moved
+            self._places = None  # repeat until no memory moves
             types = enumerate(self.hoisted)
             hoisted = [memory.area(("first", i), each.nbytes) for i, each in types]
             self.shared = [*ws, *hoisted]
@@ -280,7 +281,7 @@ class Lanes:
     ) -> None:
         """Add the contributions of a site to a sum, by the largest parts.
 
-        They are added row by row, and within a row in the order in which its calls begin.
+        They are added row by row, and within a row in the order in which the calls begin.
         """
         first = 0
         for count in sorted(site.parts, reverse=True):
@@ -304,7 +305,7 @@ class Lanes:
         return operands, [area(("result", k), nbytes)[:nbytes] for k, nbytes in enumerate(outs)]
 
     def _part_of(self, name: str, count: int) -> tuple[Bound, list[Array], list[Array]]:
-        """Bind a segment for `count` rows; return also its operands and results."""
+        """Bind a segment for `count` rows; also return the operands and results."""
         segment = self.segments[name]
         operands, results = self._operands(segment, count)
         part, shared = self._part(name, count), self._shared_of(segment)
@@ -320,9 +321,9 @@ def register(vm: VM) -> None:
     version = 0
 
     def lanes_of(attribute: object) -> Lanes:
-        """Return the program of an attribute, ready to run.
+        """Return the prepared program of an attribute.
 
-        A program inside another program, as in a signal handler, does not share memory.
+        A nested run, as in a signal handler, uses separate memory.
         """
         nonlocal version
         if running:
@@ -346,10 +347,10 @@ def register(vm: VM) -> None:
 
     def run(frame: Frame) -> None:
         if machine.memory is not HOST:
-            raise MachineError("lanes: expected a VM of this process's memory, on the host")
+            raise MachineError("lanes: expected a VM with memory of this process, on the host")
         if "code" in frame.attributes:
             raise MachineError(
-                "lanes: this program was saved by mlvm 0.1 or before: capture and save it again"
+                "lanes: this program was saved by mlvm 0.1 or older: capture and save it again"
             )
         attribute = frame.attributes.get("program", "")
         arrays = list(filter(is_tensor, [frame.param(i) for i in range(frame.nparams)]))
@@ -366,7 +367,7 @@ def register(vm: VM) -> None:
         except MlvmError:
             raise
         except (AttributeError, IndexError, KeyError, ValueError, TypeError) as error:
-            raise MachineError(f"lanes: no program for rows: {error!r}") from error
+            raise MachineError(f"lanes: expected a program for rows: {error!r}") from error
 
     def begin(frame: Frame) -> None:
         lanes = _running(running)
@@ -390,5 +391,5 @@ def register(vm: VM) -> None:
 
 def _running(running: Sequence[Lanes]) -> Lanes:
     if not running:
-        raise MachineError("lanes: this function is only called by programs for rows")
+        raise MachineError("lanes: only programs for rows may call this function")
     return running[-1]

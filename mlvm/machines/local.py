@@ -35,13 +35,13 @@ _DEVICE: Final = re.compile(r"(opencl|cuda)(:\d+)*|gpu")
 class LocalVM(Closing, VM):
     """Virtual machine that runs programs on one device. The eager language calls it `ml.VM`.
 
-    `name`: name for messages; by default a new one.
+    `name`: name for messages (default: a new name).
     `workers`: number of threads that run ops asynchronously; the program waits only where it needs
         a value.
     `checked`: False skips checks. Programs are not verified, arrays are not compared with the
         tensor's type when they are written, and the effect of a mistake is undefined.
-    `native`: True for the kernels and the loop in C, False for the reference ones in Python and
-        numpy. None, the default, is True if mlvm was installed with C (see
+    `native`: True for the kernels and the loop in C, False for the reference kernels and loop in
+        Python and numpy. None, the default, is True if mlvm was installed with C (see
         `mlvm.machines.native.extension`).
     `threads`: number of threads that share the work of a native kernel; it does not affect the bits
         of results.
@@ -70,7 +70,7 @@ class LocalVM(Closing, VM):
     """
 
     has_bytes: ClassVar[bool] = True
-    """Whether its tensors have bytes, and so addresses."""
+    """Whether the tensors of this VM have memory, and therefore addresses."""
 
     fast_path: FastPath | None
     """The fast path of eager calls to a native VM: see `native.loop.open_fast_path`."""
@@ -116,7 +116,7 @@ class LocalVM(Closing, VM):
         if name is not None and _DEVICE.fullmatch(name):
             device = name if ":" in name else "opencl:0"
             raise MachineError(
-                f'{name!r} is a device, not a name of a VM: write VM(device="{device}")'
+                f'expected a name of a VM, got the device {name!r}: write VM(device="{device}")'
             )
         if device != "cpu":
             raise MachineError(
@@ -145,7 +145,7 @@ class LocalVM(Closing, VM):
             run = NativeLoop(pool)
         elif threads > 1:
             raise MachineError(
-                f"VM(): threads={threads} needs native kernels, and this VM has none "
+                f"VM(): threads={threads} needs native kernels, which are not available "
                 f"({extension.why_not()}); for BLAS set OPENBLAS_NUM_THREADS"
             )
         super().__init__(name, checked=checked, kernels=kernels, run=run)
@@ -165,7 +165,7 @@ class LocalVM(Closing, VM):
         self._store.limit = parse_size(nbytes, "limit_memory")
 
     def _equip(self, *, native: bool, threads: int) -> None:
-        """Set the attributes and register the host functions that every VM of this process has."""
+        """Set the attributes and register the host functions of every VM in this process."""
         self.native = native
         self.threads = threads
         self.fast_path = None
@@ -180,7 +180,7 @@ class LocalVM(Closing, VM):
         return f"<{self.__class__.__name__} {self.name!r}>"
 
     def launch_cache(self) -> LaunchCache | None:
-        """Make a table of the launches of one client, for a native VM without workers."""
+        """Create the launch table of one client, for a native VM without workers."""
         if self._pool is None:
             return None
         from mlvm.machines.native.launch_cache import LaunchCache
@@ -200,7 +200,8 @@ class LocalVM(Closing, VM):
     def register_library(self, path: str | os.PathLike[str]) -> list[str]:
         """Register the C functions that a shared library lists, and return their names.
 
-        `mlvm.h` says how a library lists them. If it raises `LibraryError`, none is registered.
+        `mlvm.h` describes how a library lists them. If `LibraryError` is raised, no function is
+        registered.
 
         Refuses:
             vm.register_library("none.so")  # LibraryError

@@ -1,8 +1,8 @@
 /* mlvm.h: host functions in C. It needs only C99 (or C++) and the standard headers.
  *
- * A function gets a frame: its parameters, its attributes, and callbacks to make and push
- * results. It returns 0, or anything else for an error. A shared library lists its functions
- * with MLVM_FUNCTIONS, and `vm.register_library(path)` puts them into a VM's function table:
+ * A function receives a frame: parameters, attributes, and callbacks to create and push results. It
+ * returns 0, or anything else for an error. A shared library lists functions with MLVM_FUNCTIONS,
+ * and `vm.register_library(path)` puts them into a VM's function table:
  *
  *     static int twice(mlvm_frame *frame)
  *     {
@@ -21,10 +21,10 @@
  *
  *     MLVM_FUNCTIONS({"twice", twice, 1, 1});
  *
- * Parameters are read, never written. Whatever a frame or tensor points to is the VM's, and
- * valid until the function returns. The GIL is released while a function runs; a callback takes
- * it if it needs it, and any thread of the call may use callbacks. A function called from several
- * VMs runs in several threads at once.
+ * Parameters are read, never written. The VM owns all memory to which a frame or tensor points,
+ * which is valid until the function returns. The GIL is released while a function runs; a callback
+ * takes it if it needs it, and any thread of the call may use callbacks. A function called from
+ * several VMs runs in several threads simultaneously.
  */
 #ifndef MLVM_H
 #define MLVM_H
@@ -103,8 +103,8 @@ struct mlvm_frame {
 
 typedef int (*mlvm_function)(mlvm_frame *frame);
 
-/* A function of a library: its name in the function table, and its numbers of parameters and results,
- * MLVM_ANY for any number. The VM checks every call. */
+/* A function of a library: the name in the function table, and the numbers of parameters and
+ * results, MLVM_ANY for any number. The VM checks every call. */
 #define MLVM_ANY (-1)
 typedef struct mlvm_entry {
     const char *name;

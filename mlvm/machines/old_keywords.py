@@ -1,4 +1,4 @@
-"""Old keyword arguments, which still work: see `mlvm.renamed`."""
+"""Deprecated keyword arguments, which still work: see `mlvm.renamed`."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ R = TypeVar("R")
 
 
 def old_keywords(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Return a decorator for the function of that name, which also accepts its old keywords.
+    """Return a decorator that lets a function also accept deprecated keywords.
 
-    Raises `ArgumentError` in a call that has an old keyword and the new one.
+    A call with both an old and the new keyword raises `ArgumentError`.
     """
     renamed = KEYWORDS[name]
 
@@ -30,11 +30,11 @@ def old_keywords(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
                 new = renamed[old]
                 if new in keywords:
                     raise ArgumentError(
-                        f"{name}(): got {new}= and {old}=, which is its old name; remove {old}="
+                        f"{name}(): got both {new}= and the old name {old}=; remove {old}="
                     )
                 keywords[new] = keywords.pop(old)
             if used:
-                with suppress(TypeError):  # an invalid call only raises its error
+                with suppress(TypeError):  # do not warn about an invalid call
                     signature(fn).bind(*args, **keywords)
                     for old in used:
                         warn_of_old_name(f"{old}= of {name}", f"{renamed[old]}=")

@@ -1,9 +1,9 @@
-"""Host functions that show values while a program runs: they print them, or keep them as a series.
+"""Host functions that print values while a program runs, or store them in a series.
 
     debug.print {"format": f, "names": n, "line": l}  ( x.. -- )    prints `l: f` with the values
     debug.watch {"name": n}                           ( x -- )      adds a copy to the series n
 
-A VM has them after a call of `register`: a server does not print for its clients.
+`register` adds them to a VM. A server does not register them, so it does not print for clients.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PRINT: Final = "debug.print"
 WATCH: Final = "debug.watch"
 
 MOST_WATCHED: Final = 10_000
-"""The number of values that a series keeps: the latest ones."""
+"""Maximum number of values in a series, which keeps the latest values."""
 
 _series: Final[dict[str, deque[Array]]] = {}
 _lock: Final = new_lock()
@@ -57,7 +57,7 @@ def register(vm: VM) -> None:
 
 
 def register_silent(vm: VM) -> None:
-    """Register host functions of these names that do nothing, for a replay of a call."""
+    """Register host functions with these names that do nothing, for a replay of a call."""
 
     def ignore(frame: Frame) -> None:
         """Do nothing."""
@@ -74,7 +74,7 @@ def take_series(name: str, *, clear: bool) -> list[Array]:
 
 
 def formatted(text: str, names: Sequence[str], values: Sequence[Array]) -> str:
-    """Format the values as `str.format` does; the last values have these names.
+    """Format the values as `str.format` does; `names` are the names of the last values.
 
     A format specification applies to each element. Raises `HostFunctionError` for an invalid
     format.
@@ -97,7 +97,7 @@ def formatted(text: str, names: Sequence[str], values: Sequence[Array]) -> str:
 
 
 class _Shown:
-    """Array as a value for `str.format`."""
+    """Wrapper of an array for `str.format`."""
 
     def __init__(self, array: Array) -> None:
         self._array = shown(array)

@@ -1,19 +1,20 @@
-"""Residuals: values that control flow saves for its backward pass, on a stack of each VM.
+"""Residuals: values that control flow saves for the backward pass, on a stack per VM.
 
-The trip count of a `while_loop` and the depth of recursion are known at run time only. So such a
-program saves the values of each iteration, or call, as a record on a stack of the VM, and refers to
-the record by its number there.
+The trip count of a `while_loop` and the depth of a recursion are known only at run time. Therefore
+a program saves the values of each iteration or call as a record on a stack of the VM, and refers to
+records by number.
 
-    residuals.begin  ( -- )               a program's own stack, above that of one around it
-    residuals.push   ( p x1 .. xn -- )    a record of copies of the tensors; its number is in p
-    residuals.read   ( o1 .. on p -- )    the first n tensors of that record are in o1 .. on
-    residuals.read_rows ( o1 .. on p -- ) o[i..] is that element in record p[i..]
-    residuals.add    ( r p q -- )         a record of the sums of those of two; its number is in r
-    residuals.end    ( -- )               the program's records are given up
-    residuals.held   ( -- n )             the bytes of the stack, which the VM keeps, as an i64[]
+    residuals.begin  ( -- )               start the stack of a program, above outer programs
+    residuals.push   ( p x1 .. xn -- )    copy the tensors to a new record; write its number to p
+    residuals.read   ( o1 .. on p -- )    copy the first n tensors of record p to o1 .. on
+    residuals.read_rows ( o1 .. on p -- ) copy row i from record p[i], for each i
+    residuals.add    ( r p q -- )         add records p and q to a new record; write its number to r
+    residuals.end    ( -- )               drop the records of the program
+    residuals.held   ( -- n )             return the bytes of the stack, also unused, as an i64[]
 
-Numbers begin with 1, and 0 is a record of zeros. So records are as vectors: cotangents of records
-are records, too. There each i64 is the number of another, of which `add` makes the sum.
+Numbers start with 1, and 0 is a record of zeros. Therefore records are vectors, and the cotangent
+of a record is a record. In a record of a cotangent, each i64 is the number of a nested record, and
+`add` also adds the nested records.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ _ON_RECORDS: Final = (
     (READ_ROWS, None, slice(-1, None)),
     (ADD, 3, slice(1, None)),
 )
-"""Names of functions, the numbers of their parameters, and those that they read."""
+"""Function names, numbers of parameters, and the parameters that each function reads."""
 
 _CHUNK: Final = 1 << 16
 _PER_RECORD: Final = 224  # bytes of Python objects, plus the same number per array
@@ -61,19 +62,19 @@ _HELD: Final = Program.of_op(HELD, 0, {}, 1)
 class Stack:
     """Stack of records of arrays.
 
-    `more(nbytes)` allocates its memory; `keep(nbytes)` reports the additional overhead in bytes.
+    `more(nbytes)` allocates memory; `keep(nbytes)` reports the additional overhead in bytes.
     """
 
     def __init__(self, more: Callable[[int], Array], keep: Callable[[int], None]) -> None:
         self.nbytes = 0
         self._more, self._keep = more, keep
         self._chunks: list[Array] = []
-        self._top = 0, 0  # index of the chunk, and its used bytes
+        self._top = 0, 0  # index of the chunk, and used bytes in it
         self._records: list[list[Array]] = []
         self._first = 0  # number of records of enclosing programs
 
     def begin(self) -> Any:
-        """Begin the records of a program. Return the mark that `end` takes."""
+        """Start the records of a program; return a mark for `end`."""
         mark = self._top, len(self._records), self._first
         self._first = len(self._records)
         return mark
@@ -85,7 +86,7 @@ class Stack:
         del self._records[count:]
 
     def push(self, arrays: Sequence[Array]) -> int:
-        """Copy arrays into a new record. Return its number."""
+        """Copy arrays into a new record; return the number of the record."""
         self._keep(_overhead(arrays))
         record = [self._take(TensorType.of(array)) for array in arrays]
         for place, array in zip(record, arrays, strict=True):
@@ -94,7 +95,7 @@ class Stack:
         return len(self._records)
 
     def record(self, number: int) -> list[Array] | None:
-        """Return the arrays of a record of the program; None if no record has that number."""
+        """Return the arrays of a record of the program, or None for an unknown number."""
         return self._records[number - 1] if self._first < number <= len(self._records) else None
 
     def _take(self, type: TensorType) -> Array:
@@ -112,26 +113,28 @@ class Stack:
 
 
 class Residuals:
-    """Stacks of residuals of a VM: one for each program within a launch, nested as the programs.
-    Their memory is reused by the next launch. `vm` is its weak proxy: the VM's function table has
-    the methods."""
+    """Stacks of residuals of a VM: one per program of a launch, nested like the programs.
+
+    The next launch reuses the memory. `vm` is a weak proxy, because the VM's function table
+    contains the methods.
+    """
 
     def __init__(self, vm: VM, stack: Stack | Records) -> None:
         self._vm = vm
         self._stack: Any = stack
-        self._programs: list[tuple[int, Any]] = []  # depth, and start of its records
+        self._programs: list[tuple[int, Any]] = []  # depth, and start of the records
 
     def begin(self, frame: Frame) -> None:
-        """Begin the stack of the program that runs now.
+        """Start the stack of the current program.
 
-        Drop stacks of failed programs at its depth of nested launches.
+        Drop the stacks of failed programs at the same depth of nested launches.
         """
         while self._programs and self._programs[-1][0] >= self._vm.depth:
             self.end(frame)
         self._programs.append((self._vm.depth, self._stack.begin()))
 
     def end(self, frame: Frame) -> None:
-        """Drop the records of the program that began last."""
+        """Drop the records of the most recently started program."""
         if not self._programs:
             raise MachineError(f"{END} without {BEGIN}")
         self._stack.end(self._programs.pop()[1])
@@ -144,7 +147,7 @@ class Residuals:
     def read(self, frame: Frame) -> None:
         """Copy the first arrays of a record into the parameters.
 
-        Raises `HostFunctionError` if no record has that number and these types.
+        Raises `HostFunctionError` for an unknown record, or for a record with other types.
         """
         *outs, place = _arrays(READ, frame)
         for out, x in zip(outs, self._record_like(READ, int(place), outs), strict=False):
@@ -155,7 +158,7 @@ class Residuals:
         *outs, places = _arrays(READ_ROWS, frame)
         numbers = places.copy()
         if any(out.shape[: places.ndim] != places.shape for out in outs):
-            message = "takes a row of each tensor for each number of a record"
+            message = "expected a row of each tensor for each number of a record"
             raise HostFunctionError(f"{READ_ROWS}: {message}")
         for number in np.unique(numbers).tolist():
             rows = numbers == number
@@ -165,13 +168,13 @@ class Residuals:
     def _record_like(self, name: str, number: int, outs: Sequence[Array]) -> list[Array]:
         """Return the arrays of a record.
 
-        Raises `HostFunctionError` unless the first have the types of `outs`.
+        Raises `HostFunctionError` unless the first arrays have the types of `outs`.
         """
         record = (self._stack.record(number) if number else list(map(np.zeros_like, outs))) or []
         if [x.shape for x in outs] != [x.shape for x in record[: len(outs)]] or any(
             out.dtype != x.dtype for out, x in zip(outs, record, strict=False)
         ):
-            message = f"no record {number} of {len(outs)} such tensors is there"
+            message = f"unknown record {number} of {len(outs)} tensors with these types"
             raise HostFunctionError(f"{name}: {message}")
         return record
 
@@ -261,7 +264,7 @@ def stack_bytes(vm: VMProtocol) -> int:
 def _arrays(name: str, frame: Frame) -> list[Array]:
     """Return the parameters.
 
-    Raises `HostFunctionError` unless all are tensors, and the record's number an i64[].
+    Raises `HostFunctionError` unless all are tensors, and the record number is an i64[].
     """
     params = [frame.param(i) for i in range(frame.nparams)]
     arrays = list(filter(is_tensor, params))

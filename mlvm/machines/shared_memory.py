@@ -1,8 +1,8 @@
-"""Memory that several processes share.
+"""Anonymous memory that processes share.
 
-It has no name and is freed when its last process exits, for any reason. On Linux it is a
-memory file (memfd_create(2)), on other POSIX systems a temporary file that is unlinked at once, on
-Windows a mapping of the paging file.
+It is freed when the last process that uses it exits, for any reason. On Linux it is a
+memory file (memfd_create(2)), on other POSIX systems a temporary file that is unlinked immediately,
+on Windows a mapping of the paging file.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ Source = int | str
 
 
 def new_source(nbytes: int) -> Source:
-    """Create shared memory of `nbytes` zero bytes. Only the returned value leads to it.
+    """Create shared memory of `nbytes` zero bytes; only the returned value identifies it.
 
-    Raises `MemoryError` for more than the machine has, and `OSError`.
+    Raises `MemoryError` if the machine has too little memory, and `OSError`.
     """
     if sys.platform == "win32":
         return f"mlvm-{secrets.token_hex(16)}"
@@ -30,7 +30,7 @@ def new_source(nbytes: int) -> Source:
             descriptor = os.dup(file.fileno())
     try:
         if nbytes > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
-            raise MemoryError  # otherwise the system would fail when the bytes are used
+            raise MemoryError  # reserve the memory now: otherwise an access would fail later
         os.ftruncate(descriptor, nbytes)
     except BaseException:
         os.close(descriptor)

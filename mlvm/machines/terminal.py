@@ -29,12 +29,11 @@ def whole_number(text: str) -> int:
 
 
 def run_command(work: Callable[[], int | None], program: str = "") -> int:
-    """Run a command and return its exit status: 0, 1 for an error, 130 after Ctrl-C, or what `work`
-    or an error's `status` says.
+    """Run a command and return the exit status: 0, 1 for an error, 130 after Ctrl-C.
 
-    An error is one line on stderr. Characters that stdout cannot encode are escaped. If the reader
-    of stdout closes the pipe, as `head` does, the command exits with status 0. Output to a closed
-    stream is discarded.
+    The result of `work`, or the `status` of an error, replaces these values. An error is one line
+    on stderr. Characters that stdout cannot encode are escaped. If the reader of stdout closes the
+    pipe, as `head` does, the command exits with status 0. Output to a closed stream is discarded.
     """
     open_streams()
     status, leaving = 0, None
@@ -61,7 +60,7 @@ def run_command(work: Callable[[], int | None], program: str = "") -> int:
 
 
 def is_reader_gone(error: Exception) -> bool:
-    """Return whether the error tells that the reader of stdout has closed the pipe."""
+    """Return whether the error means that the reader of stdout has closed the pipe."""
     if not isinstance(error, BrokenPipeError):
         return False
     try:
@@ -73,7 +72,7 @@ def is_reader_gone(error: Exception) -> bool:
 
 
 def open_streams() -> None:
-    """Let stdout escape what it cannot encode, and replace closed streams by the null device."""
+    """Escape characters that stdout cannot encode, and open closed streams as null devices."""
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         stream: Any = getattr(sys, name)
         if stream is None:
@@ -109,12 +108,12 @@ def say(line: str) -> None:
 
 
 def escaped(text: str) -> str:
-    """Escape characters that a terminal might interpret, such as a line's end as `\\n`."""
+    """Escape characters that a terminal might interpret, such as a newline as `\\n`."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def one_line(error: Exception) -> str:
-    """Return the text of an error and its notes as one line."""
+    """Return the text and the notes of an error as one line."""
     if isinstance(error, OSError) and error.filename is not None:
         text = f"{os.fspath(error.filename)}: {error.strerror}"
     else:

@@ -1,4 +1,4 @@
-"""Versions of what decides the bits of results: processes that work together compare them."""
+"""Versions of everything that determines the bits of results, which processes compare."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def _digest_of_ops() -> str:
 
 
 def difference(theirs: object, they: str, we: str) -> str | None:
-    """Describe differences to another process that may change results; None if there are none."""
+    """Describe version differences that may change results, or return None."""
     if theirs == versions():
         return None
-    shown = theirs if isinstance(theirs, str) and theirs else "versions that it does not tell"
+    shown = theirs if isinstance(theirs, str) and theirs else "unknown versions"
     return (
-        f"results may differ: {they} has {shown}, and {we} has {versions()}; "
+        f"results may differ: {they} has {shown}, but {we} has {versions()}; "
         f"install the same versions, or allow it with mixed=True"
     )

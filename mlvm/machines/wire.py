@@ -1,8 +1,8 @@
 """The VM protocol as bytes, and `WireVM`, which uses these bytes to call a different VM.
 
-A `WireVM` encodes each call as one message; a `WireServer` decodes it, calls its VM, and encodes
-the answer or the error. Only bytes pass between the two; `mlvm.machines.remote` has a socket carry
-them. `CALLS` is the whole protocol; docs/wire.md has its layout.
+A `WireVM` encodes each call as one message. A `WireServer` decodes the message, calls a VM, and
+encodes the answer or the error. Only bytes pass between the two; `mlvm.machines.remote` sends them
+over a socket. `CALLS` is the complete protocol; docs/wire.md specifies the layout.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from mlvm.core.vm import VM
 from mlvm.renamed import NAMES
 
 NATIVE: Final = "machine.native"
-"""The host function that says whether a VM is native: ( -- n ), 1 or 0 as an i64[]."""
+"""Host function that returns whether a VM is native: ( -- n ), 1 or 0 as an i64[]."""
 
 _ASK_NATIVE: Final = Program.of_op(NATIVE, 0, {}, 1)
 
 
 class Field(NamedTuple):
-    """A parameter or result on the wire: its name in docs/wire.md, how to write and to read it."""
+    """Parameter or result on the wire: the name in docs/wire.md, a writer and a reader."""
 
     name: str
     write: Callable[[Writer, Any], None]
@@ -53,10 +53,10 @@ class Field(NamedTuple):
 
 def _write_handle(writer: Writer, handle: TensorHandle | StorageHandle) -> None:
     if not isinstance(handle, (int, np.integer)):  # callers may have no type checker
-        raise HandleError(f"handle {brief(handle)} is not a handle, which is an integer")
+        raise HandleError(f"a handle: expected an integer, got {brief(handle)}")
     try:
         writer.integer(handle)
-    except EncodingError:  # exceeds the limit of integers
+    except EncodingError:  # exceeds 64 bits
         raise HandleError(f"handle {brief(handle)} does not exist: it was never created") from None
 
 
@@ -81,7 +81,7 @@ def _write_array(writer: Writer, array: Array) -> None:
 
 
 def _write_program(writer: Writer, program: Program | bytes) -> None:
-    """Write the program, or its bytes if the caller has encoded it."""
+    """Write the program, or the bytes of the program if the caller has encoded it."""
     writer.blob(program if isinstance(program, bytes) else program.to_bytes())
 
 
@@ -131,7 +131,7 @@ NOTHING: Final = Field("nothing", lambda writer, _: None, lambda reader: None)
 
 
 class Procedure(NamedTuple):
-    """A call of the protocol: its parameters by name, in order, and its result."""
+    """Call of the protocol: the parameters by name, in order, and the result."""
 
     parameters: dict[str, Field]
     result: Field
@@ -155,10 +155,9 @@ CALLS: Final[dict[str, Procedure]] = {
     "synchronize": Procedure({}, NOTHING),
     "limit_memory": Procedure({"nbytes": INTEGER}, NOTHING),
 }
-"""Every call by name. A program is loaded once under a number of the client's choice, launched and
-estimated by that number, and dropped when the client has no more use for it. The answer to
-`load_program` says whether a launch of it may leave outputs: if none does, the client need not
-wait."""
+"""Every call by name. A program is loaded once under a number that the client chooses, and launched
+and estimated by this number. The client drops the program when it is no longer needed. The answer
+to `load_program` states whether a launch may return outputs; otherwise the client need not wait."""
 
 
 # --- messages ------------------------------------------------------------------------
@@ -176,7 +175,7 @@ def write_call(writer: Writer, name: str, args: Sequence[Any]) -> None:
 
 
 def read_name(reader: Reader) -> str:
-    """Read the name of a call, before its arguments."""
+    """Read the name of a call, which precedes the arguments."""
     name = reader.text()
     if name not in CALLS:
         raise EncodingError(f"unknown call {brief(name)}; expected one of {', '.join(CALLS)}")
@@ -184,7 +183,7 @@ def read_name(reader: Reader) -> str:
 
 
 def read_args(reader: Reader, name: str) -> list[Any]:
-    """Read the arguments of a call of that name. Raises `EncodingError` or `ProgramError`."""
+    """Read the arguments of a call by name. Raises `EncodingError` or `ProgramError`."""
     args = [field.read(reader) for field in CALLS[name].parameters.values()]
     reader.end()
     return args
@@ -203,14 +202,14 @@ def encode_call(name: str, args: Sequence[Any]) -> bytes:
 
 
 def decode_call(message: bytes) -> tuple[str, list[Any]]:
-    """Decode a call's name and arguments. Raises `EncodingError` or `ProgramError`."""
+    """Decode the name and arguments of a call. Raises `EncodingError` or `ProgramError`."""
     _, reader = open_message(message, Kind.call)
     name = read_name(reader)
     return name, read_args(reader, name)
 
 
 def encode_answer(name: str, result: Any) -> bytes:
-    """Encode the result of the call of that name as a message.
+    """Encode the result of a call as a message.
 
     >>> from mlvm.machines.wire import decode_answer, encode_answer
     >>> decode_answer("alloc_tensor", encode_answer("alloc_tensor", 7))
@@ -222,14 +221,14 @@ def encode_answer(name: str, result: Any) -> bytes:
 
 
 def decode_answer(name: str, message: bytes) -> Any:
-    """Decode the result of the call of that name. Raises the error if the message is one."""
+    """Decode the result of a call. Raises the error if the message is an error."""
     return read_answer(*open_message(message, Kind.answer, Kind.error), name)
 
 
 def read_answer(kind: Kind, reader: Reader, name: str) -> Any:
-    """Read the result of the call of that name from a message of that kind.
+    """Read the result of a call from a message of a kind.
 
-    Raises the error if the message is one.
+    Raises the error if the message is an error.
     """
     if kind is Kind.error:
         raise read_error(reader)  # a variable would create a cycle with the traceback
@@ -250,20 +249,22 @@ _ERRORS: Final[dict[str, type[Exception]]] = {
     for each in (*_BUILT_IN, *vars(errors).values())
     if isinstance(each, type) and issubclass(each, Exception)
 }
-"""Errors that keep their class: mlvm's, and those that a host function is likely to raise."""
+"""Error classes that the wire preserves: mlvm's, and common errors of host functions."""
 _ERRORS.update((old, _ERRORS[new]) for old, new in NAMES["ml.errors"].items())
 
 
 def encode_error(error: Exception) -> bytes:
-    """Encode an error as a message: the name of its class, its arguments, its parts and its notes.
+    """Encode an error as a message: class name, arguments, parts and notes.
 
-    An error of a class unknown to the wire is sent as its nearest known base, with its text. Never
-    raises, whatever the parts of the error are.
+    An error of an unknown class is sent as the nearest known base class, with the same text. This
+    never raises, even if parts of the error cannot be encoded.
     """
     try:
         return _encode_error(error)
     except Exception:
-        return _encode_error(errors.MachineError(f"an error that has no encoding: {brief(error)}"))
+        return _encode_error(
+            errors.MachineError(f"an error that cannot be encoded: {brief(error)}")
+        )
 
 
 def _encode_error(error: Exception) -> bytes:
@@ -279,7 +280,7 @@ def _encode_error(error: Exception) -> bytes:
 
 
 def _may_be_part(kind: type[Exception], name: str) -> bool:
-    """Return True if an error of that class may have an attribute of that name.
+    """Return whether errors of a class may have an attribute with this name.
 
     Methods and attributes of Python, such as `__notes__`, are excluded.
     """
@@ -287,7 +288,7 @@ def _may_be_part(kind: type[Exception], name: str) -> bool:
 
 
 def _write_part(writer: Writer, part: Any) -> None:
-    """Write the part, or its text if it has no encoding."""
+    """Write the part, or the text of a part that cannot be encoded."""
     try:
         Writer().value(part)
     except Exception:
@@ -304,7 +305,7 @@ def _text(value: object) -> str:
 
 
 def read_error(reader: Reader) -> Exception:
-    """Read the error of a message of kind error. Raises `EncodingError` for an impossible one."""
+    """Read the error of a message of kind error. Raises `EncodingError` for an invalid error."""
     name = reader.text()
     if name not in _ERRORS:
         raise reader.error(f"unknown error {brief(name)}")
@@ -314,14 +315,16 @@ def read_error(reader: Reader) -> Exception:
     kind = _ERRORS[name]
     for part in parts:
         if not _may_be_part(kind, part):
-            raise reader.error(f"{name} has no part {part!r}")
+            raise reader.error(f"{name}: unknown part {part!r}")
     try:
         error = kind(*args)
         vars(error).update(parts)
         vars(error).pop("__notes__", None)  # added while reading
         str(error)
     except Exception as refused:  # constructors of errors differ
-        raise reader.error(f"{name} is not made of {brief((*args, parts))}: {refused}") from None
+        raise reader.error(
+            f"{name} cannot be created from {brief((*args, parts))}: {refused}"
+        ) from None
     for note in notes:
         error.add_note(note)
     return error
@@ -331,14 +334,14 @@ def read_error(reader: Reader) -> Exception:
 
 
 class WireServer:
-    """Server of a client's messages, which calls a VM."""
+    """Server that decodes a client's messages and calls a VM."""
 
     def __init__(self, vm: VM) -> None:
         self.vm = vm
         self._programs: dict[int, Program] = {}
 
     def answer(self, message: bytes) -> bytes:
-        """Answer a call by a message: the result, or the error."""
+        """Answer a call with a message: the result, or the error."""
         try:
             name, args = decode_call(message)
             return encode_answer(name, self.perform(name, args))
@@ -346,7 +349,7 @@ class WireServer:
             return encode_error(error)
 
     def perform(self, name: str, args: list[Any]) -> Any:
-        """Make the call, and return its result."""
+        """Make the call and return the result."""
         if name == "name":
             return self.vm.name
         if name in ("load_program", "drop_program", "launch", "estimate"):
@@ -360,7 +363,7 @@ class WireServer:
         except LimitExceededError:  # the time limit was exceeded
             raise
         except MlvmError:
-            pass  # the launch raises a better error, or finds a function that is missing now
+            pass  # the launch raises a better error, or the missing function exists by then
         except Exception as error:
             raise ProgramError(f"the program cannot be verified: {brief(error)}") from None
         self._programs[number] = program
@@ -377,20 +380,21 @@ class WireServer:
         return self.vm.estimate(self.program(number), arg_types)
 
     def program(self, number: int) -> Program:
-        """Return the program that is loaded under that number. Raises `HandleError`."""
+        """Return the loaded program by number. Raises `HandleError`."""
         try:
             return self._programs[number]
         except KeyError:
-            raise HandleError(f"no program with the number {number} is loaded") from None
+            raise HandleError(f"program {number} is not loaded") from None
 
 
 class Loaded(NamedTuple):
     """Program loaded on the server.
 
-    `number`: its name on the server.
-    `digest`: of its bytes.
-    `outputs`: whether a launch may leave outputs.
-    `alive`: the client's programs with these bytes, by id; the server drops it after the last.
+    `number`: number on the server.
+    `digest`: digest of the bytes.
+    `outputs`: whether a launch may return outputs.
+    `alive`: the client's programs with these bytes, by id; the server drops the program when all of
+    them are deleted.
     """
 
     number: int
@@ -402,8 +406,8 @@ class Loaded(NamedTuple):
 class WireVM(Identity):
     """VM that encodes every call of `vm` and every result as bytes.
 
-    It implements `VMProtocol`. An error comes back with its class, text, notes and attributes (an
-    `OpError` has its op, operands and reason). An argument that has no encoding is refused before
+    It implements `VMProtocol`. Errors preserve class, text, notes and attributes, such as the op,
+    operands and reason of an `OpError`. An argument that cannot be encoded raises an error before
     anything is sent. Attributes in `attached` are not encoded.
 
         >>> from mlvm.machines.wire import WireVM
@@ -428,21 +432,21 @@ class WireVM(Identity):
 
     @property
     def lock(self) -> AbstractContextManager[object]:
-        """The lock that keeps other threads' calls from coming between."""
+        """Lock that excludes calls of other threads."""
         return self._lock
 
     @cached_property
     def native(self) -> bool:
-        """True if the remote VM is native, so that steps are fused by the native policy."""
+        """Return whether the remote VM is native, so steps are fused by the native policy."""
         try:
             [answer] = self.launch(_ASK_NATIVE)
-        # a reference VM; a dry VM, which has no values
+        # a reference VM, or a dry VM, which has no values
         except (errors.UnknownFunctionError, HandleError):
             return False
         return bool(answer)
 
     def _call(self, name: str, *args: Any) -> Any:
-        """Make a call, and wait for its result."""
+        """Make a call and wait for the result."""
         message = self._send(encode_call(name, args))
         try:
             return decode_answer(name, message)
@@ -450,7 +454,7 @@ class WireVM(Identity):
             raise error.with_traceback(None) from None
 
     def _post(self, name: str, *args: Any) -> None:
-        """Make a call that has no result."""
+        """Make a call without a result."""
         self._call(name, *args)
 
     def alloc_tensor(self, type: TensorType) -> TensorHandle:
@@ -500,7 +504,7 @@ class WireVM(Identity):
         self._post("swap", h1, h2)
 
     def synchronize(self) -> None:
-        """Wait until all that was called is done. Raises the error of what failed."""
+        """Wait until all calls are complete. Raises the error of a failed call."""
         self._call("synchronize")
 
     def require_open(self) -> None:
@@ -515,13 +519,13 @@ class WireVM(Identity):
     # --- programs ---
 
     def loaded(self, program: Program) -> Loaded:
-        """Return the server's entry of the program, which is sent first if its bytes are new."""
+        """Return the server's entry of the program; first send the program if it is new."""
         if self._dead:
             self._drop_programs()
         return self._loaded.get(id(program)) or self._load(program)
 
     def _load(self, program: Program) -> Loaded:
-        """Send the program, unless one of the same bytes was sent."""
+        """Send the program, unless a program with the same bytes was sent."""
         if not isinstance(program, Program):
             raise errors.ProgramError(f"launch: expected a Program, got {brief(program)}")
         data = program.to_bytes()
@@ -546,7 +550,7 @@ class WireVM(Identity):
             return loaded
 
     def _drop_programs(self) -> None:
-        """Drop programs on the server that have died on this side."""
+        """Drop programs on the server that the client has deleted."""
         with self._lock:
             while self._dead:
                 key, loaded = self._dead.popleft()
@@ -561,5 +565,5 @@ class WireVM(Identity):
 for _call in (
     *("alloc_storage", "alloc_tensor", "consumed_size_in_mib", "dealloc_storage"),
     *("dealloc_tensor", "estimate", "launch", "read", "swap", "tensor_from_storage", "write"),
-):  # their docstrings are in VM
+):  # VM contains the docstrings
     vars(WireVM)[_call].__doc__ = vars(VM)[_call].__doc__

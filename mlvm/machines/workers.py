@@ -1,14 +1,14 @@
 """Scheduler of `ml.VM(workers=n)`, which runs ops asynchronously.
 
-The machine does not wait for an op. It makes a task of the kernel and the array for the result, and
-continues. Such an array is a future. A jump, an output, a host function or `read` that needs its
+The machine does not wait for an op. It creates a task from the kernel and the array for the result,
+and continues. This array is a future. A jump, an output, a host function or a `read` that needs the
 values waits for the task that writes them.
 
-Tasks are ordered only by the bytes they access. A read waits for the writes before it, a write for
-the reads and writes before it (the hazards RAW, WAR and WAW of Hennessy & Patterson, Computer
-Architecture). So results have the same bits for any number of workers. A task that fails marks its
-bytes as bad: reads of them raise the same error, until they are written again. The machine waits
-when too many tasks, or bytes, are pending.
+Tasks are ordered only by the bytes that they access. A read waits for earlier writes, and a write
+waits for earlier reads and writes (the hazards RAW, WAR and WAW of Hennessy & Patterson, Computer
+Architecture). Therefore results have the same bits for any number of workers. A failed task marks
+the bytes of the result as bad: reading them raises the same error until they are written again. The
+machine waits if too many tasks, or bytes, are pending.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MOST_BYTES: Final = 1 << 28  # maximum bytes of pending results
 
 
 class _Task:
-    """Kernel to run on arrays, the first of which it writes, after the tasks that it depends on."""
+    """Kernel and arrays (the first is written), to run after the tasks that it depends on."""
 
     __slots__ = ("blame", "done", "followers", "memory", "nbytes", "reads", "run", "unmet", "write")
 
@@ -51,12 +51,12 @@ class _Task:
         self.done = threading.Event()
 
     def touches(self, span: Span, writing: bool) -> bool:
-        """Return True if a read of the span (a write, if `writing`) has to wait for the task."""
+        """Return whether a read (or, if `writing`, a write) of the span must wait for the task."""
         return span.meets(self.write) or (writing and any(map(span.meets, self.reads)))
 
 
 class Workers:
-    """Scheduler that runs tasks on worker threads, in any order that the bytes they touch allow."""
+    """Scheduler that runs tasks on worker threads, ordered only by the bytes that they access."""
 
     def __init__(self, workers: int, name: str) -> None:
         self._name = name
@@ -65,7 +65,7 @@ class Workers:
         )
         self._change = threading.Condition()
         self._open: list[_Task] = []  # pending tasks, in order
-        self._nbytes = 0  # bytes that these write
+        self._nbytes = 0  # bytes that the pending tasks write
         self._bad = BadBytes()
         self._closed = False
 
@@ -78,8 +78,8 @@ class Workers:
     ) -> Sequence[Value]:
         """Call a function of the table.
 
-        An op is not waited for. Any other function runs here, after the tasks that touch its
-        parameters. `blame` is called with an error of a task.
+        Ops run asynchronously. Any other function runs here, after the tasks that access the
+        parameters. `blame` is called with the error of a task.
         """
         callee = binding.callee
         arrays = [x for x in params if isinstance(x, np.ndarray)]
@@ -104,7 +104,7 @@ class Workers:
         return binding.call(params, attributes)
 
     def wait(self, arrays: Iterable[Array], *, writing: bool = False) -> None:
-        """Wait until the arrays have their values; if `writing`, also until no task reads them.
+        """Wait until the arrays are written; if `writing`, also until no task reads them.
 
         Raises the error of a task that should have written them.
         """
@@ -116,21 +116,21 @@ class Workers:
             raise again(error)
 
     def overwrite(self, array: Array) -> None:
-        """Wait until no task reads or writes the array. Its bytes are not bad any more."""
+        """Wait until no task reads or writes the array, and unmark bad bytes."""
         span = Span.of(array)
         self._wait([span], writing=True)
         with self._change:
             self._bad.heal(span)
 
     def drain(self) -> None:
-        """Wait until all tasks so far are done. Another thread may submit more meanwhile."""
+        """Wait until all current tasks are complete; other threads may submit more."""
         for task in [*self._open]:
             task.done.wait()
 
     def synchronize(self) -> None:
-        """Wait until all tasks so far are done.
+        """Wait until all current tasks are complete.
 
-        Raises the first error whose bytes are still bad, and forgets all such errors.
+        Raises the first error that still has bad bytes, and clears all of these errors.
         """
         self.drain()
         with self._change:
@@ -139,7 +139,7 @@ class Workers:
             raise again(error)
 
     def close(self) -> None:
-        """End the workers after their tasks; refuse new ones. Idempotent."""
+        """Finish all tasks, then stop the workers; refuse new tasks. Idempotent."""
         with self._change:
             self._closed = True
         self.drain()
@@ -178,13 +178,13 @@ class Workers:
                 self._pool.submit(self._run, task)
 
     def _run(self, task: _Task) -> None:
-        """Run the task on a worker unless it reads bad bytes, then release its followers."""
+        """Run the task on a worker unless it reads bad bytes, then release dependent tasks."""
         with self._change:
             error = self._bad.error(task.reads)
         try:
             if error is None:
                 task.run()
-        except BaseException as raised:  # a worker has no caller that could handle it
+        except BaseException as raised:  # a worker has no caller that could handle the error
             error = raised.with_traceback(None)  # frames keep arrays alive
             if isinstance(raised, Exception):
                 task.blame(raised)
@@ -193,7 +193,7 @@ class Workers:
             with self._change:
                 self._finish(task, error)
             task.done.set()
-            del error  # its traceback refers to this frame
+            del error  # the traceback refers to this frame
 
     def _finish(self, task: _Task, error: BaseException | None) -> None:
         self._open.remove(task)

@@ -1,4 +1,4 @@
-"""The tables by which numpy draws standard normal values."""
+"""Tables with which numpy draws standard normal values."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _NUMPY: Final = {f32: 0x75EE966F, f64: 0x969AEF6E}
 class Ziggurat(NamedTuple):
     """Tables of the ziggurat (Marsaglia and Tsang, Journal of Statistical Software 5, 2000).
 
-    `widths`: of the layers, over 2^23 (f32) or 2^52 (f64); the first is the tail's.
-    `inside`: steps, of 2^23 or 2^52, that lie inside of the next layer.
-    `density`: at each edge.
+    `widths`: widths of the layers, divided by 2^23 (f32) or 2^52 (f64), the tail first.
+    `inside`: number of the 2^23 or 2^52 steps that are inside the next layer.
+    `density`: density at each edge.
     """
 
     widths: tuple[float, ...]
@@ -33,8 +33,8 @@ class Ziggurat(NamedTuple):
 def ziggurat(dtype: DType = f32) -> Ziggurat | None:
     """Compute the tables of f32 or f64.
 
-    Numpy computed those of f64 step by step in doubles, with an exp that rounded one value up. None
-    where the system's functions round differently.
+    Numpy's f64 tables were computed step by step in doubles, with an exp that rounded one value up.
+    Returns None if the system's functions round differently.
     """
     single = dtype is f32
     bits, area = (23, 0.004928673233974655) if single else (52, 0.004928673233974652)

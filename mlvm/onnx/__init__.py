@@ -1,4 +1,4 @@
-"""Models of other frameworks: ONNX files become Modules, and captured functions ONNX files."""
+"""ONNX: load files as Modules, and write captured functions as files."""
 
 from mlvm.onnx.model import Model, load
 from mlvm.onnx.writing import save

@@ -1,7 +1,7 @@
-"""Tensors of an ONNX file as numpy arrays: views of the file where that is possible.
+"""Tensors of an ONNX file as numpy arrays, which are views of the file if possible.
 
-Values that no dtype of mlvm holds are widened: floats of 8 and 4 bits to f32, integers of 4 and 2
-bits to i8 and u8.
+Values without an mlvm dtype are widened: floats of 8 and 4 bits to f32, integers of 4 and 2 bits to
+i8 and u8.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _DTYPES: Final = "f32 u8 i8 u16 i16 i32 i64 - bool f16 f64 u32 u64 c64 c128 bf16
 DTYPES: Final = {
     number: DType.named(name) for number, name in enumerate(_DTYPES.split(), 1) if name != "-"
 }
-"""The dtype of each number of `TensorProto.DataType`."""
+"""Dtype for each number of `TensorProto.DataType`."""
 
 NAMES: Final = {dtype: number for number, dtype in DTYPES.items()}
 
@@ -36,14 +36,14 @@ STORED: Final = {
         *(("f4e2m1", 23, 23), ("u2", 25, 25), ("i2", 26, 25)),
     )
 }
-"""The numbers of dtypes for storage, and the opsets from which on casts take them."""
+"""Numbers of storage dtypes, and the first opset in which casts support them."""
 
 
 def _floats(exponent: int, mantissa: int, bias: int, *, finite: str = "") -> Array:
     """Return the values of all floats of a format (https://onnx.ai/onnx/technical/float8.html).
 
-    It has infinities and nan as IEEE has them, or as `finite` says: "fn" has nan of all ones, "uz"
-    nan in place of -0, "all" has neither.
+    Infinities and nan are encoded as in IEEE 754, unless `finite` is given: "fn" encodes nan as all
+    ones, "uz" encodes nan as -0, "all" has neither.
     """
     bits = 1 + exponent + mantissa
     codes = np.arange(1 << bits)
@@ -71,14 +71,14 @@ FLOATS: Final = {
     23: _floats(2, 1, 1, finite="all"),
     24: np.concatenate([2.0 ** np.arange(-127.0, 128.0), [np.nan]]).astype(np.float32),
 }
-"""Values of low-bit floats by their codes."""
+"""Values of low-bit floats by code."""
 
 INTEGERS: Final = {21: (4, np.uint8), 22: (4, np.int8), 25: (2, np.uint8), 26: (2, np.int8)}
-"""Bits of low-bit integers, and the dtypes that hold them."""
+"""Bits of low-bit integers, and the dtypes that represent them."""
 
 
 def dtype_of(number: int, what: str) -> DType:
-    """Return the dtype that holds values of that `TensorProto.DataType`. Raises `ModelError`."""
+    """Return the dtype for values of a `TensorProto.DataType`. Raises `ModelError`."""
     if number in DTYPES:
         return DTYPES[number]
     if number in FLOATS:
@@ -94,10 +94,10 @@ _OFTEN: Final = 1 << 22  # bytes
 
 
 class Files:
-    """External data of a model: files in its folder, mapped into memory.
+    """External data of a model: files in the model's folder, mapped into memory.
 
-    If the file of the model is a link, they may be in the folder of the file that it leads to, or
-    be links into it.
+    If the model file is a link, they may also be in the folder of the linked file, or be links into
+    it.
     """
 
     def __init__(self, model: Path | None) -> None:
@@ -140,9 +140,9 @@ class Files:
         return data[start : start + length]
 
     def mapped(self, path: Path) -> memoryview:
-        """Map a file into memory: its pages are read at the first access. Raises `OSError`."""
+        """Map a file into memory; pages are read at the first access. Raises `OSError`."""
         if not path.is_file():
-            reason = "it is no regular file" if path.exists() else "there is no such file"
+            reason = "it is not a regular file" if path.exists() else "the file does not exist"
             raise FileNotFoundError(errno.ENOENT, reason, str(path))
         with path.open("rb") as stream:
             size = os.fstat(stream.fileno()).st_size
@@ -163,7 +163,7 @@ class Files:
 
 
 def array_of(tensor: Message, files: Files) -> Array:
-    """Return the values of a tensor. Raises `ModelError` for one that is not whole."""
+    """Return the values of a tensor. Raises `ModelError` for an incomplete tensor."""
     number, what = tensor.data_type, f"the tensor {tensor.name!r}"
     shape = tuple(int(n) for n in tensor.dims)
     dtype = dtype_of(number, what)
@@ -189,7 +189,7 @@ def array_of(tensor: Message, files: Files) -> Array:
         flat = flat.view(np.uint8) != 0
     try:
         return flat.reshape(shape)
-    except ValueError as error:  # no elements, but lengths beyond the limit of arrays
+    except ValueError as error:  # no elements, but lengths that numpy does not support
         raise ModelError(f"{what} has the shape {list(shape)}: {error}") from None
 
 
@@ -200,11 +200,11 @@ _LISTS: Final = {
     12: "uint64",
     13: "uint64",
 }
-"""Fields of a tensor's values by its dtype; those of others are integers of 32 bits."""
+"""Fields with a tensor's values, by dtype; all other dtypes use 32-bit integers."""
 
 
 def _listed(tensor: Message, number: int, dtype: DType, count: int, what: str) -> Array:
-    """Return the values that a tensor has in a list of numbers."""
+    """Return the values of a tensor that stores a list of numbers."""
     values = getattr(tensor, f"{_LISTS.get(number, 'int32')}_data")
     array = np.asarray(values, None if len(values) else np.int64)
     count *= 2 if dtype.kind == "complex" else 1
@@ -218,7 +218,7 @@ def _listed(tensor: Message, number: int, dtype: DType, count: int, what: str) -
 
 
 def widened(codes: Array, number: int, size: int) -> Array:
-    """Decode low-bit codes. A byte contains two or four codes, the first in its low bits."""
+    """Decode low-bit codes. A byte contains two or four codes, the first in the low bits."""
     bits = INTEGERS[number][0] if number in INTEGERS else 4 if number == 23 else 8
     if bits < 8:
         shifts = np.arange(0, 8, bits, dtype=np.uint8)
@@ -236,5 +236,5 @@ def is_array(value: Any) -> bool:
 
 
 def is_known(array: Any) -> bool:
-    """Return whether `array` is a numpy array in whose dtype numpy computes: any but bf16."""
+    """Return whether `array` is a numpy array with a dtype in which numpy computes (not bf16)."""
     return isinstance(array, np.ndarray) and array.dtype != bf16.numpy

@@ -1,9 +1,9 @@
-"""Each op of the language in ops of ONNX, for `save`.
+"""Ops of mlvm expressed by ops of ONNX, for `save`.
 
-A body is a small function of a `Body`, which has the operands' types and the attributes, and
-returns the name of the result. One node that takes the operands as they come is written as that
-node; anything else becomes a function of the file, under the name of the op. What has no body is
-not written.
+A body is a small function of a `Body`, which contains the operand types and the attributes. It
+returns the name of the result. A body of a single node with unchanged operands is written as this
+node. Any other body becomes a function of the file, named like the op. Ops without a body cannot be
+saved.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from mlvm.onnx.arrays import DTYPES, NAMES
 from mlvm.onnx.ops.elementwise import PAIRS
 
 OPSET: Final = 20
-"""The version of ONNX's ops that files are written for (https://onnx.ai/onnx/operators)."""
+"""Opset of the written files (https://onnx.ai/onnx/operators)."""
 
 BODIES: Final[dict[str, Callable[[Body], str]]] = {}
-"""By the name of the language's op."""
+"""Bodies by op name."""
 
 _Rule: TypeAlias = "Callable[[Body], str]"
 
@@ -53,8 +53,8 @@ _CAST: Final = {
     **dict.fromkeys((u32, u64), i64),
     **dict.fromkeys((f16, f64), f32),
 }
-"""Dtype of a node's computation where onnxruntime has no kernel, or ONNX no form, in the operands'
-own. The low bits of integers stay the same; the order of u64 does not."""
+"""Dtype of a node's computation if ONNX or onnxruntime does not support the operand dtype. The low
+bits of integers are preserved; the order of u64 is not."""
 
 _LACKS: Final = {
     op: frozenset(map(DType.named, dtypes.split()))
@@ -83,21 +83,21 @@ _RESULTS: Final = {
     **dict.fromkeys(["ArgMax", "ArgMin"], i64),
     **dict.fromkeys(["MatMulInteger", "ConvInteger"], i32),
 }
-"""The dtype of results that is not that of the first operand."""
+"""Dtypes of results that differ from the dtype of the first operand."""
 _FLOATING: Final = (
     *("rsqrt", "erfc", "expm1", "log1p", "log2", "log10", "atan2", "copysign", "var", "gelu"),
     "gelu_slope",
 )
-"""Ops that compute in the dtype of their result."""
+"""Ops that compute in the result dtype."""
 
 
 class Body:
-    """The nodes that compute the op of that name, of operands named x0, x1, ... of these types.
+    """Nodes that compute an op of operands named x0, x1, ... with given types.
 
-    sizes: further operands, formulas of lengths: lists of integers, or a number of a dtype.
+    sizes: further operands: formulas of lengths, which are lists of integers or a number.
 
-    Other runtimes have no kernels of bf16. So where the op computes with it, operands are cast to
-    f32 and the result is cast back, as the op itself does; `takes` are the operands before."""
+    Other runtimes have no kernels for bf16. If the op computes in bf16, operands are cast to f32
+    and the result is cast back, as in the op itself; `takes` are the original operands."""
 
     def __init__(
         self, name: str, types: Sequence[TensorType], out: TensorType, attributes: Attributes
@@ -129,12 +129,12 @@ class Body:
             raise AttributeError(name) from None
 
     def __call__(self, op: str, *inputs: str, **attributes: Any) -> str:
-        """Add a node; return the name of its result."""
+        """Add a node; return the name of the result."""
         return self.several(1, op, *inputs, **attributes)[0]
 
     def several(self, count: int, op: str, *inputs: str, **attributes: Any) -> list[str]:
-        """Add a node with `count` results; return their names."""
-        first = int(op == "Where")  # the other operands have its dtype, or their own
+        """Add a node with `count` results; return the names."""
+        first = int(op == "Where")  # the other operands have the same dtype, or a fixed dtype
         dtype = self._dtypes[inputs[first]] if inputs else bool_
         if dtype in _LACKS.get(op, ()) and attributes.get("reduction") != "none":
             if dtype is u64 and op in _ORDERS:
@@ -153,7 +153,7 @@ class Body:
         return outputs
 
     def _results(self, op: str, dtype: DType, count: int) -> list[DType]:
-        """Return the dtypes of a node's results, where its first operand is of that dtype."""
+        """Return the result dtypes of a node, given the dtype of the first operand."""
         own = _RESULTS.get(op, dtype)
         return [i64 if op == "TopK" and i else own for i in range(count)]
 
@@ -196,7 +196,7 @@ class Body:
         return self("Constant", value=value)
 
     def number(self, value: float, dtype: DType | None = None) -> str:
-        """Add a scalar constant, by default of the result's dtype."""
+        """Add a scalar constant (default dtype: the result dtype)."""
         from mlvm.core.ops import half
 
         dtype = dtype or self.out.dtype
@@ -208,20 +208,20 @@ class Body:
         return self("Cast", x, to=NAMES[dtype])
 
     def operand(self, i: int, dtype: DType | None) -> str:
-        """Return an operand in that dtype."""
+        """Return an operand, cast to a dtype."""
         x = self.names[i]
         return x if dtype is None or self.types[i].dtype is dtype else self.cast(x, dtype)
 
     def operands(self, dtype: DType | None = None) -> list[str]:
-        """Return the operands in one dtype, by default the result's."""
+        """Return the operands, cast to one dtype (default: the result dtype)."""
         return [self.operand(i, dtype or self.out.dtype) for i in range(len(self.types))]
 
     def positions(self, i: int) -> str:
-        """Return an operand of positions, in a dtype that ONNX takes."""
+        """Return an operand of positions, in a dtype that ONNX supports."""
         return self.operand(i, None if self.types[i].dtype in (i32, i64) else i64)
 
     def is_negative(self, x: str) -> str:
-        """Compute the sign bit, that of -0.0 and -inf included."""
+        """Compute the sign bit, including the sign of -0.0 and -inf."""
         zero = self.number(0.0, self.types[0].dtype)
         return self("Or", self("Less", x, zero), self("Less", self("Reciprocal", x), zero))
 
@@ -233,7 +233,7 @@ class Body:
     def sliced(
         self, x: str, start: Sequence[int], length: Sequence[int], step: Sequence[int]
     ) -> str:
-        """Slice x: `length` elements of each axis, from `start` on, `step` apart."""
+        """Slice x: `length` elements of each axis, starting at `start`, `step` apart."""
         ends = [
             end if (end := a + n * s) >= 0 else -(2**62)
             for a, n, s in zip(start, length, step, strict=True)
@@ -244,7 +244,7 @@ class Body:
         return self("Slice", x, *[self.array(list(row)) for row in rows]) if rows[0] else x
 
     def turned(self, x: str, shape: Sequence[int], axes: Sequence[int]) -> str:
-        """x, of that shape, from the end to the beginning along these axes."""
+        """Reverse x along some axes."""
         start = [n - 1 if i in axes else 0 for i, n in enumerate(shape)]
         return self.sliced(x, start, shape, [-1 if i in axes else 1 for i in range(len(shape))])
 
@@ -298,7 +298,7 @@ def axes_of(axis: int | Iterable[int] | None, ndim: int) -> list[int]:
 
 
 def body(*names: str) -> Callable[[_Rule], _Rule]:
-    """Enter a body under the names of ops."""
+    """Register a body under the names of ops."""
 
     def enter(rule: _Rule) -> _Rule:
         BODIES.update(dict.fromkeys(names, rule))
@@ -319,7 +319,7 @@ _FORMS: Final[dict[str, Callable[[Body, str], str]]] = {
         op.removeprefix("Bitwise") if b.out.dtype is bool_ else op, *b.operands()
     ),
 }
-"""Nodes of ops with one counterpart, by the form of their row in `PAIRS`."""
+"""Nodes of ops with one counterpart, by the form of the row in `PAIRS`."""
 
 
 def _pair(form: str, op: str) -> _Rule:
@@ -370,7 +370,7 @@ def _astype(b: Body) -> str:
     wide = f32 if bits < 32 and dtype is not f64 else f64
     limits = np.iinfo(str(b.out.dtype.numpy))
     low, high = limits.min, limits.max
-    if bits < 64:  # bounds that floats represent
+    if bits < 64:  # bounds that floats represent exactly
         return b.cast(
             b("Clip", b.operand(0, wide), b.number(low, wide), b.number(high, wide)), b.out.dtype
         )
@@ -492,7 +492,7 @@ def _logaddexp(b: Body) -> str:
 
 @body("hypot")
 def _hypot(b: Body) -> str:
-    """By the larger one: squares of large numbers are infinite."""
+    """Scale by the larger operand, because squares of large numbers overflow."""
     sides = [b("Abs", x) for x in b.operands()]
     most, infinite = b("Max", *sides), b("Or", *[b("IsInf", x) for x in sides])
     divisor = b("Where", b("Equal", most, b.number(0.0)), b.number(1.0), most)
@@ -518,7 +518,7 @@ def _atan2(b: Body) -> str:
 
 
 def _not_zero(b: Body, y: str) -> tuple[str, str]:
-    """Return a mask of the zeros of an integer divisor, and the divisor with 1 in their place."""
+    """Return a mask of the zeros of an integer divisor, and the divisor with 1 instead of 0."""
     is_zero = b("Equal", y, b.number(0))
     return is_zero, b("Where", is_zero, b.number(1), y)
 
@@ -606,7 +606,7 @@ def _slice_set(b: Body) -> str:
 
 @body("arange")
 def _arange(b: Body) -> str:
-    """start + i step, in f64 or i64, rounded once."""
+    """Compute start + i step, in f64 or i64, rounded once."""
     wide = f64 if b.out.dtype.is_float else i64
     steps = b("Mul", b.cast(b.counted(b.out.shape[0]), wide), b.number(b.step, wide))
     return b.cast(b("Add", steps, b.number(b.start, wide)), b.out.dtype)
@@ -651,7 +651,7 @@ def _one_hot(b: Body) -> str:
 
 
 def _rows_first(b: Body, x: str, axis: int, count: int, ndim: int) -> str:
-    """Move `count` axes from `axis` on to the front."""
+    """Move `count` axes, starting at `axis`, to the front."""
     perm = [*range(axis, axis + count), *range(axis), *range(axis + count, ndim)]
     return x if perm == [*range(ndim)] else b("Transpose", x, perm=perm)
 
@@ -807,7 +807,7 @@ def _swapped(b: Body, i: int, transpose: bool) -> str:
 
 @body("matmul")
 def _matmul(b: Body) -> str:
-    """If an operand is a vector, transpose no matrix: ONNX Runtime would ignore the transpose."""
+    """Do not transpose if an operand is a vector: ONNX Runtime would ignore the transpose."""
     if 1 in (b.types[0].ndim, b.types[1].ndim) and (b.transpose_x or b.transpose_y):
         return b("MatMul", b.operand(1, b.out.dtype), b.operand(0, b.out.dtype))
     return b("MatMul", _swapped(b, 0, b.transpose_x), _swapped(b, 1, b.transpose_y))
@@ -819,7 +819,7 @@ def _batch_contract(b: Body) -> str:
 
 
 def _normalized(b: Body, x: str) -> tuple[str, str]:
-    """Normalise x over its last axis; return the result and 1 / sqrt(var + eps)."""
+    """Normalise x over the last axis; return the result and 1 / sqrt(var + eps)."""
     centered = b("Sub", x, b.reduced("ReduceMean", x, [-1], True))
     variance = b.reduced("ReduceMean", b("Mul", centered, centered), [-1], True)
     inverse = b("Reciprocal", b("Sqrt", b("Add", variance, b.number(b.eps))))
@@ -857,13 +857,13 @@ def _cross_entropy_vjp(b: Body) -> str:
 
 
 def _sliding(b: Body) -> dict[str, list[int]]:
-    """Padding, strides and dilation as ONNX has them."""
+    """Return padding, strides and dilation in the form of ONNX."""
     how = {"pads": [side[i] for i in (0, 1) for side in b.padding], "strides": list(b.stride)}
     return how | ({"dilations": list(b.dilation)} if max(b.dilation) > 1 else {})
 
 
 def _images(b: Body, op: str, *more: str, **attributes: Any) -> str:
-    """Apply an op of ONNX to images whose channels are last."""
+    """Apply an op of ONNX to channels-last images."""
     n = b.out.ndim
     x = b("Transpose", "x0", perm=[0, n - 1, *range(1, n - 1)])
     return b("Transpose", b(op, x, *more, **_sliding(b), **attributes), perm=[0, *range(2, n), 1])
@@ -903,7 +903,7 @@ def _conv2d_kernel_vjp(b: Body) -> str:
 
 
 class _WindowElement(NamedTuple):
-    """Element of a window, with the slice of the padded images that reads it for all windows."""
+    """Element of a window, and the slice of the padded images that reads it for all windows."""
 
     i: int
     j: int
@@ -979,7 +979,7 @@ def _weighted_take(b: Body) -> str:
 
 
 def _dequantized(b: Body, x: str, scale: str, shape: Sequence[int], scales: Sequence[int]) -> str:
-    """Dequantise x, of that shape, to f32 by the scale of each group."""
+    """Dequantise x to f32 by the scale of each group."""
     pairs = scales if len(scales) > len(shape) else [*scales, 1]
     scale, groups = b.reshaped(scale, pairs), pairs[-2]
     y = b.reshaped(b.cast(x, f32), [*shape[:-1], groups, shape[-1] // groups])

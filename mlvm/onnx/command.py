@@ -38,11 +38,11 @@ def run(
 ) -> None:
     """Print the inputs and outputs of a model, and run it captured if inputs are given.
 
-    Print the types of the results, its ops with `times`, and its memory with `plan`, which is also
+    Print the types of the results, the ops with `times`, and the memory with `plan`, which is also
     drawn to `out` or next to the file. Save the step to `save`, and the results to `out`.
 
-    Missing inputs are zeros if the file declares their lengths. Raises `ModelError` if it does not,
-    the errors of `load` and the model, and `OSError`.
+    Missing inputs are zeros if the file declares their shapes, otherwise `ModelError` is raised.
+    Also raises the errors of `load` and the model, and `OSError`.
     """
     model = load(file)
     _describe(file, model)
@@ -92,7 +92,7 @@ def _zeros(model: Model, count: int) -> list[Array]:
 
 
 def _print_times(captured: Any, arrays: Sequence[Array]) -> None:
-    """Print the time of a call and the times of its ops, the longest first."""
+    """Print the time of a call and each op, the longest first."""
     seconds: list[float] = []
     tensors = [ml.asarray(x) if x.ndim else x for x in arrays]
     while sum(seconds) < _SECONDS and len(seconds) < _MOST:

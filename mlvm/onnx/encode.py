@@ -1,4 +1,4 @@
-"""The messages of an ONNX file as the bytes of protobuf's wire format, by the schema of `wire`."""
+"""Encoding of ONNX messages in the wire format of protobuf, by the schema of `wire`."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _NUMBERS: Final = {
 
 
 def encode(kind: str, fields: Mapping[str, Any]) -> Parts:
-    """Encode a message of that kind as a list of parts: large arrays are not copied.
+    """Encode a message as a list of parts, without copying large arrays.
 
-    Messages inside it are mappings, too.
+    Nested messages are also mappings.
     """
     parts: Parts = []
     for name, value in fields.items():

@@ -1,4 +1,4 @@
-"""Rounding to low-bit floats and integers, whose values wider dtypes represent."""
+"""Rounding to low-bit floats and integers, which are stored in wider dtypes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from mlvm.onnx.arrays import FLOATS, INTEGERS
 def rounded(xp: Any, x: Any, number: int, saturate: bool = True, mode: str = "up") -> Any:
     """Round x, f32, to the floats of a `TensorProto.DataType`, to nearest with ties to even.
 
-    A value beyond the largest becomes the largest with `saturate`, else infinity, or nan where the
-    format has none. Powers of two (f8e8m0) are rounded by `mode`.
+    With `saturate`, a value that is too large becomes the largest value. Otherwise it becomes
+    infinity, or nan if the format has no infinity. Powers of two (f8e8m0) are rounded by `mode`.
     """
     codes = FLOATS[number]
     if number == 24:
@@ -58,7 +58,7 @@ def _power(xp: Any, x: Any, saturate: bool, mode: str) -> Any:
 
 
 def wrapped(xp: Any, x: Any, number: int) -> Any:
-    """Wrap x to a low-bit integer: keep its low bits."""
+    """Wrap x to a low-bit integer by keeping the low bits."""
     bits, kind = INTEGERS[number]
     low = xp.bitwise_and(xp.astype(x, xp.int32), (1 << bits) - 1)
     if kind is np.int8:

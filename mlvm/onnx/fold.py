@@ -1,6 +1,7 @@
 """Optimization of graphs to fewer nodes.
 
-Sums and products after a convolution become part of its weights, and a layer norm becomes one node.
+Sums and products after a convolution become part of the convolution weights, and a layer norm
+becomes one node.
 """
 
 from __future__ import annotations
@@ -88,12 +89,12 @@ def _take_quantized(graph: Graph) -> None:
 
 
 def _channels(node: Node, weight: Array) -> int:
-    """Return the axis of a weight that becomes the result's channels."""
+    """Return the axis of a weight that becomes the channels of the result."""
     return 0 if node.type == "Conv" or node.attributes.get("transB", 0) else weight.ndim - 1
 
 
 def _lies_along(weight: Node, axis: int) -> bool:
-    """Return whether a weight has a scale for each position of that axis."""
+    """Return whether a weight has a scale for each position along an axis."""
     q, scale = weight.inputs[:2]
     return bool(scale.ndim == 1 and weight.attributes.get("axis", 1) % q.ndim == axis)
 
@@ -222,7 +223,7 @@ def _fuse_layer_norms(graph: Graph) -> None:
 
 
 def _producer(made_by: Mapping[str, Node], node: Node, i: int) -> Node | None:
-    """Return the node that computes operand i of a node, if one does."""
+    """Return the node that computes operand i of a node, or None."""
     x = node.inputs[i] if i < len(node.inputs) else ""
     return made_by.get(x) if _is_name(x) else None
 

@@ -1,4 +1,4 @@
-"""A graph ready to run: the nodes that remain after constant folding."""
+"""Executable graph: the nodes that remain after constant folding."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from mlvm.onnx.wire import FIELDS, Message
 
 _OURS: Final = ("", "ai.onnx")
 _NEWEST: Final = 1000  # larger numbers are not valid opsets
-_PLAIN: Final = {1: "f", 2: "i", 13: "tp"}  # fields of attributes by their kind
+_PLAIN: Final = {1: "f", 2: "i", 13: "tp"}  # fields of attributes by kind
 _MOST_NODES: Final = 100_000  # limit of nodes, including nested functions
 REFUSALS: Final = (
     *(MlvmError, TypeError, ValueError, AttributeError, LookupError),
     *(ArithmeticError, MemoryError),
 )
-"""Errors that an op raises for operands and attributes that it does not take."""
+"""Errors that an op raises for invalid operands and attributes."""
 _DRAWS: Final = (
     *("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike"),
     *("Multinomial", "Bernoulli", "Dropout"),
@@ -40,7 +40,7 @@ class Node:
     opset: version of the op's domain.
     inputs: names of operands, `Weight`s, or arrays.
     outputs: names of the results.
-    numbers: `TensorProto.DataType` of each operand that a wider dtype holds, else 0.
+    numbers: `TensorProto.DataType` of each operand that is stored in a wider dtype, otherwise 0.
     last: names whose last use is this node.
     """
 
@@ -76,8 +76,8 @@ class Kind(NamedTuple):
     """Declared type of a value.
 
     container: "", "sequence" or "optional".
-    number: `TensorProto.DataType` of its elements, 0 if undeclared.
-    shape: lengths; a name or None for an open one.
+    number: `TensorProto.DataType` of the elements, 0 if undeclared.
+    shape: lengths; a name or None for a dynamic length.
     """
 
     container: str
@@ -91,7 +91,7 @@ class Graph:
 
     constants: outputs whose values are constant, by name.
     kinds: declared types of inputs and outputs.
-    labels: arrays and their names in the file, by identity.
+    labels: arrays and names in the file, by identity.
 
     free: names of the enclosing graph that the nodes read.
     names: names of the outputs in the file.
@@ -121,12 +121,12 @@ class Graph:
         return [*self.outputs, *(x for node in self.nodes for x in node.inputs if type(x) is str)]
 
     def all(self) -> list[Graph]:
-        """Return the subgraphs, the innermost first, and then this graph."""
+        """Return all subgraphs, the innermost first, and finally this graph."""
         inner = [graph for node in self.nodes for graph in node.graphs]
         return [*(each for graph in inner for each in graph.all()), self]
 
     def settle(self) -> None:
-        """Compute `free`, and each node's `last`. Requires that the subgraphs are settled."""
+        """Compute `free`, and `last` of each node. The subgraphs must already be settled."""
         own = {*self.inputs, *self.constants}.union(*[node.outputs for node in self.nodes])
         reads = list(self.outputs)
         for node in reversed(self.nodes):
@@ -174,14 +174,14 @@ class Frame(NamedTuple):
     scope: Mapping[str, Value]
 
     def call(self, graph: Graph, operands: Iterable[Value] = ()) -> list[Value]:
-        """Run a subgraph on operands for its inputs."""
+        """Run a subgraph on operands."""
         values = {name: self.scope[name] for name in graph.free}
         values.update(zip(graph.inputs, operands, strict=True))
         return graph.run(values, self)
 
 
 def run(node: Node, operands: list[Value], frame: Frame | None) -> tuple[Value, ...]:
-    """Run a node; an error names it."""
+    """Run a node; errors name the node."""
     try:
         results = call(node, operands, frame)
     except REFUSALS as error:
@@ -200,7 +200,7 @@ class Scope(NamedTuple):
     """Context of the nodes of a graph: the model, or a call of a function.
 
     opsets: versions of the domains.
-    attributes: attributes of the function's call, which its nodes may refer to.
+    attributes: attributes of the function's call, to which nodes may refer.
     depth: number of enclosing functions.
     """
 
@@ -215,7 +215,7 @@ class Scope(NamedTuple):
 class Builder:
     """Builder of graphs from messages, which folds constants.
 
-    Raises `ModelError` for a malformed graph, and for ops that mlvm does not run.
+    Raises `ModelError` for a malformed graph and for unsupported ops.
     """
 
     def __init__(self, model: Message, files: Files) -> None:
@@ -237,12 +237,12 @@ class Builder:
         names: frozenset[str],
         within: Scope | None = None,
     ) -> Graph:
-        """Build a graph, given the constants, the names and the scope of the graph around it."""
+        """Build a graph, given the constants, the names and the scope of the enclosing graph."""
         within = Scope(self.opsets, {}, 0) if within is None else within
         own: dict[str, Array] = {}
         for each in message.initializer:
             if each.name in own:
-                raise ModelError(f"two initializers have the name {each.name!r}")
+                raise ModelError(f"expected unique names of initializers, got {each.name!r} twice")
             own[each.name] = array_of(each, self.files)
             self.labels[id(own[each.name])] = own[each.name], each.name
             self._numbers[each.name] = each.data_type
@@ -252,7 +252,7 @@ class Builder:
         outputs = [each.name for each in message.output]
         defined = {*names, *constants, *own, *inputs}
         if len(set(inputs)) != len(inputs):
-            raise ModelError("two inputs have one name")
+            raise ModelError("expected inputs with different names")
         kinds = {each.name: kind_of(each) for each in (*message.input, *message.output)}
         graph = Graph([], inputs, outputs, {}, kinds, self.labels)
         self._numbers |= {name: kind.number for name, kind in kinds.items()}
@@ -281,7 +281,7 @@ class Builder:
         graph.constants = {name: here[name] for name in graph.outputs if name in here}
         missing = [x for x in outputs if x not in defined]
         if missing:
-            raise ModelError(f"no node computes the output {missing[0]!r}")
+            raise ModelError(f"the output {missing[0]!r} is not computed by any node")
         return graph
 
     def _nodes(
@@ -291,7 +291,7 @@ class Builder:
         defined: set[str],
         within: Scope,
     ) -> Any:
-        """Yield the nodes of a graph, with the body of each function in place of its call."""
+        """Yield the nodes of a graph; calls of functions are replaced by the function bodies."""
         for message in messages:
             self._count += 1
             if self._count > _MOST_NODES:
@@ -429,7 +429,7 @@ class Builder:
 
 
 def _computed(node: Node) -> tuple[Array, ...] | None:
-    """Fold a node whose operands are constants.
+    """Fold a node with constant operands.
 
     Return None if a call must compute it. Such a node reads a value of the call, draws random
     numbers, has no numpy form, or exceeds the limit of memory.
@@ -454,8 +454,8 @@ def _computed(node: Node) -> tuple[Array, ...] | None:
 def _resolved(node: Message, outer: Mapping[str, Message]) -> dict[str, Message]:
     """Return the attributes of a node by name.
 
-    A reference to an attribute of the enclosing function is replaced by its value, or omitted if
-    the function's call does not have the attribute.
+    A reference to an attribute of the enclosing function is replaced by the value, or omitted if
+    the function's call lacks the attribute.
     """
     own = {x.name: outer.get(x.ref_attr_name) if x.ref_attr_name else x for x in node.attribute}
     return {name: attribute for name, attribute in own.items() if attribute is not None}

@@ -1,8 +1,8 @@
-"""Lengths that a saved file leaves open: formulas of a trace as ONNX's arithmetic of shapes.
+"""Dynamic lengths of a saved file: formulas of a trace as ONNX shape arithmetic.
 
-In: the argument `dynamic_axes`, and the numbers of a trace in which these axes are open. Out: nodes
-that compute sizes and scalars from the shapes of the file's inputs.
-A decision by a length, as in `x[:100]`, must be the same at several sizes: a file has no guards.
+In: the argument `dynamic_axes`, and the numbers of a trace in which these axes are dynamic. Out:
+nodes that compute sizes and scalars from the input shapes. A decision that depends on a length, as
+in `x[:100]`, must have the same outcome at several sizes, because a file has no guards.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Sizes = Mapping[str, int]
 
 
 class OpenAxis(NamedTuple):
-    """Open axis: its length is `times` the named one."""
+    """Dynamic axis: the length is `times` the named length."""
 
     name: str
     times: int
@@ -48,7 +48,7 @@ class OpenAxis(NamedTuple):
 
 
 OpenAxes = dict[str, dict[int, OpenAxis]]
-"""Open axes by the name of an input and the axis."""
+"""Dynamic axes by input name and axis."""
 
 
 def open_axes(
@@ -56,7 +56,7 @@ def open_axes(
 ) -> OpenAxes:
     """Parse the argument `dynamic_axes` of `save`.
 
-    Raises `ArgumentError` if it names no axis of an input.
+    Raises `ArgumentError` if it is invalid.
     """
 
     def refuse(reason: str) -> ArgumentError:
@@ -89,7 +89,7 @@ def open_axes(
 
 
 def sources_of(axes: OpenAxes) -> dict[str, tuple[str, int, int]]:
-    """Return for each length, by name, an input and an axis that have it, and a factor."""
+    """Return, for each named length, an input, an axis with this length, and a factor."""
     sources: dict[str, tuple[str, int, int]] = {}
     for input, own in axes.items():
         for axis, each in own.items():
@@ -98,9 +98,9 @@ def sources_of(axes: OpenAxes) -> dict[str, tuple[str, int, int]]:
 
 
 def samples_of(axes: OpenAxes, inputs: Mapping[str, TensorType]) -> list[Sizes]:
-    """Choose the sizes for tracing a function, and others for which its decisions must agree.
+    """Choose the sizes for tracing a function, and sizes at which all decisions must agree.
 
-    No two lengths are equal, so that the trace does not broadcast one to another.
+    All lengths are different, so the trace does not broadcast one length to another.
     """
     used = {n for x in inputs.values() for n in x.shape}
     first: dict[str, int] = {}
@@ -118,7 +118,7 @@ def samples_of(axes: OpenAxes, inputs: Mapping[str, TensorType]) -> list[Sizes]:
 
 
 def resized(type: TensorType, axes: Mapping[int, OpenAxis], sizes: Sizes) -> TensorType:
-    """Return the type with its open axes at these sizes."""
+    """Return the type with dynamic axes replaced by these sizes."""
     shape = [
         axes[i].times * sizes[axes[i].name] if i in axes else n for i, n in enumerate(type.shape)
     ]
@@ -138,7 +138,7 @@ class Writer(Protocol):
 
 
 class Lengths:
-    """Writer of the formulas of a trace, the first values of which are the lengths.
+    """Writer of the formulas of a trace; the first values are the lengths.
 
     nodes: compute the formulas that are in use.
     """
@@ -161,11 +161,11 @@ class Lengths:
         return self._add("Concat", *parts, axis=0) if len(parts) > 1 else parts[0]
 
     def written(self, value: Any, dtype: DType) -> str:
-        """Add nodes that compute a list of sizes, or a number of that dtype; return the name."""
+        """Add nodes that compute a list of sizes, or a number of a dtype; return the name."""
         return self.vector(value) if isinstance(value, list) else self.scalar(value.place, dtype)
 
     def scalar(self, place: int, dtype: DType) -> str:
-        """Add nodes that compute the value at a place, of that dtype; return its name."""
+        """Add nodes that compute the value at a place in a dtype; return the name."""
         name = self._value(place)
         if dtype is not self._dtype(place):
             name = self._add("Cast", name, to=NAMES[dtype])
@@ -178,16 +178,16 @@ class Lengths:
     # --- guards -------------------------------------------------------------------------
 
     def locate(self, where: str) -> None:
-        """Say where guards since the last call come from."""
+        """Set the location of the guards since the last call."""
         numbers = self._numbers
         for place in [*numbers.guarded][self._located :]:
             numbers.guarded[place] = where
         self._located = len(numbers.guarded)
 
     def decided(self, samples: Iterable[Sizes]) -> int | None:
-        """Return the index of a value that the trace used and that differs at some of these sizes.
+        """Return the index of a used value that differs at some of these sizes.
 
-        Return None if there is none.
+        Return None if all values agree.
         """
         numbers = self._numbers
         for sizes in samples:
@@ -198,12 +198,12 @@ class Lengths:
         return None
 
     def refused(self, place: int) -> ModelError:
-        """Return the error for a file that depends on the value at that place."""
+        """Return the error for a file that depends on the value at a place."""
         sources = self._numbers.sources({place})
         names = [name for i, (name, _) in enumerate(self._sources) if i in sources]
         where = self._numbers.guarded.get(place) or "the function"
         return ModelError(
-            f"{where} has no form for other lengths: it depends on the value of "
+            f"{where} is not valid for other lengths: it depends on the value of "
             f"{', '.join(names)}; write x.shape[0] for len(x), compute without numpy, leave fewer "
             f"open, or name multiples such as '8*n'"
         )
@@ -211,13 +211,13 @@ class Lengths:
     # --- formulas -----------------------------------------------------------------------
 
     def _value(self, place: int) -> str:
-        """Add nodes that compute the value at a place, i64[1] or f64[1]; return its name."""
+        """Add nodes that compute the value at a place, i64[1] or f64[1]; return the name."""
         for each in sorted(self._numbers.sources({place}) - self._written.keys()):
             self._written[each] = self._formula(each)
         return self._written[place]
 
     def _formula(self, place: int) -> str:
-        """Add the node of a value whose operands are written."""
+        """Add the node of a value; the operands are already written."""
         value, dtype = self._numbers.values[place], self._dtype(place)
         if place < len(self._sources):
             _, (input, axis, times) = self._sources[place]

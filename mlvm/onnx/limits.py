@@ -1,4 +1,4 @@
-"""Bounds on memory: a small file may ask for more than there is."""
+"""Limits on memory, because a small file may request a large amount."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mlvm.eager.tensor.context import bound, current_arena
 class Limit:
     """Limit of the bytes that a graph allocates, while it is folded or in a call.
 
-    It is `least`, or `times` the bytes of its inputs if that is more.
+    It is the larger of `least` and `times` the bytes of the inputs.
     """
 
     def __init__(self, what: str, least: int, times: int) -> None:
@@ -31,7 +31,7 @@ class Limit:
         self.most, self.remaining = self.most + more, self.remaining + more
 
     def check(self, nbytes: int) -> None:
-        """Raise `OutOfMemoryError` for more bytes than are left."""
+        """Raise `OutOfMemoryError` if more bytes than the remaining bytes are requested."""
         if nbytes > self.remaining:
             raise OutOfMemoryError(
                 f"cannot allocate {nbytes:,} bytes: {self.what} may allocate {self.most:,}, and "
@@ -44,7 +44,7 @@ class Limit:
         arena = scope() or current_arena()
 
         def grow(proceed: Callable[[int], Any], nbytes: int) -> Any:
-            if limit.get() is self:  # not the limit of another thread
+            if limit.get() is self:  # not the limit of a different thread
                 self.check(nbytes - arena.capacity // 4)  # every arena grows by this fraction
                 self.remaining -= nbytes
             return proceed(nbytes)

@@ -1,4 +1,4 @@
-"""`load`: an ONNX file as a Module."""
+"""Loading of ONNX files as Modules: `load`."""
 
 from __future__ import annotations
 
@@ -45,15 +45,18 @@ _TIMES: Final = 16, 1 << 10  # or this multiple of the files, or of weights and 
 
 
 class Model(ml.nn.Module):
-    """Module of an ONNX file, called with its inputs in their order or by their names. `weights`
-    are its parameters, and `constants` its large tables of integers.
+    """Module of an ONNX file, called with inputs in order or by name.
 
-    An input may be None where the file has an optional one. Numbers and lists of numbers are known
-    to a captured function, a part of its signature: a length or a shape of the graph's may depend
-    on them. One result comes as a tensor, more as a tuple of tensors, in the order of `outputs`.
+    `weights` are the parameters, and `constants` are large integer tables.
 
-    A call raises `OutOfMemoryError` for more memory than `limit` bytes, 4 GiB, or a thousand times
-    those of its weights and inputs. Set a larger one for a file that you trust.
+    An optional input may be None. For a captured function, numbers and lists of numbers are
+    constants and part of the signature, so lengths and shapes of the graph may depend on them. A
+    single result is returned as a tensor, several results as a tuple of tensors in the order of
+    `outputs`.
+
+    A call raises `OutOfMemoryError` if it needs more than `limit` bytes (default: 4 GiB, or 1,024
+    times the bytes of the weights and inputs if that is more). Set a larger limit for a file that
+    you trust.
     """
 
     limit: int = _LEAST[1]
@@ -72,7 +75,7 @@ class Model(ml.nn.Module):
 
     @property
     def static_inputs(self) -> frozenset[str]:
-        """The inputs that a shape, a length or a branch may depend on.
+        """Inputs on which a shape, a length or a branch may depend.
 
         Pass them as numbers to a captured function.
         """
@@ -83,12 +86,12 @@ class Model(ml.nn.Module):
 
     @property
     def inputs(self) -> dict[str, str]:
-        """The inputs of the graph: a type for each name, as `f32[N,3,224,224]`."""
+        """Inputs of the graph by name, with types such as `f32[N,3,224,224]`."""
         return {name: _described(self.graph.kinds[name]) for name in self.graph.inputs}
 
     @property
     def outputs(self) -> dict[str, str]:
-        """The outputs of the graph: a type for each name."""
+        """Outputs of the graph by name, with types."""
         return {name: _described(self.graph.kinds[name]) for name in self.graph.names}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -96,13 +99,13 @@ class Model(ml.nn.Module):
         values = dict(zip(graph.inputs, args, strict=False))
         twice = sorted(kwargs.keys() & values.keys())
         if twice or len(args) > len(graph.inputs):
-            reason = f"{twice[0]!r} is given twice" if twice else f"{len(args)} inputs are given"
-            raise ArgumentError(f"{reason}; they are {self.inputs}").at("Model", ())
+            reason = f"got the input {twice[0]!r} twice" if twice else f"got {len(args)} inputs"
+            raise ArgumentError(f"{reason}; expected {self.inputs}").at("Model", ())
         values |= kwargs
         for name in values.keys() ^ {*graph.inputs}:
             if name in values or graph.kinds[name].container != "optional":
-                reason = "there is no input" if name in values else "this input is missing:"
-                raise ArgumentError(f"{reason} {name!r}; they are {self.inputs}").at("Model", ())
+                reason = "unknown input" if name in values else "missing input"
+                raise ArgumentError(f"{reason} {name!r}; expected {self.inputs}").at("Model", ())
             values[name] = None
         values = self._narrowed(values)
         operands = {name: self._operand(name, x, graph.kinds[name]) for name, x in values.items()}
@@ -151,7 +154,7 @@ class Model(ml.nn.Module):
         return value
 
     def _array(self, name: str, value: Any, kind: Kind) -> Any:
-        """Convert numbers to an array; Python's numbers take the dtype that the graph declares."""
+        """Convert numbers to an array; Python numbers get the dtype that the graph declares."""
         if isinstance(value, (np.ndarray, np.generic)):
             return np.asarray(value)
         if not isinstance(value, (list, tuple, bool, int, float)):
@@ -183,14 +186,14 @@ def _result(value: Value) -> Tree:
 def load(file: str | os.PathLike[str] | bytes) -> Model:
     """Load an ONNX file, or its bytes, as a Module that can be called and trained on any VM.
 
-    It may be called eagerly or captured. Its weights are copied into the current arena.
+    It may be called eagerly or captured. The weights are copied into the current arena.
 
     The file is mapped into memory. Constant parts of the graph are computed when it is loaded.
     Batch norms and scales are folded into the preceding convolutions. Supported are opsets from 7
     on, and the ops of the domain `com.microsoft` that exporters and quantizers write. Tensors in
     external files are read from the folder of the file. Floats of 8 and 4 bits become f32, integers
-    of 4 and 2 bits i8 and u8. A call accepts its inputs in order or by name. Inputs that are passed
-    as numbers are constants of a captured function, which lengths and shapes must be. A file with
+    of 4 and 2 bits i8 and u8. A call accepts inputs in order or by name. Inputs that are passed as
+    numbers are constants of a captured function; pass lengths and shapes in this way. A file with
     active dropout, which was saved before `model.eval()`, is loaded with a warning.
 
         model = ml.onnx.load("resnet50.onnx")
@@ -213,7 +216,9 @@ def load(file: str | os.PathLike[str] | bytes) -> Model:
     try:
         path = Path(os.fspath(file))
     except TypeError:
-        raise ArgumentError("load takes the name of a file, or its bytes").at("load", ()) from None
+        raise ArgumentError("load expects a file name or the bytes of a file").at(
+            "load", ()
+        ) from None
     files = Files(path)
     return _loaded(files.mapped(path), files, str(path))
 
@@ -228,7 +233,7 @@ def _loaded(data: memoryview, files: Files, what: str) -> Model:
             most.enter(len(data))
             with most.holding():
                 graph = Builder(message, files).graph(message.graph, {}, frozenset())
-            del message  # ten thousand objects, which a garbage collection would traverse
+            del message  # avoid garbage collections, which would traverse ten thousand objects
             folded(graph)
             for each in graph.all():
                 each.settle()
@@ -243,11 +248,11 @@ def _loaded(data: memoryview, files: Files, what: str) -> Model:
             refusal.add_note(note)
         raise refusal from None
     except RecursionError:
-        raise ModelError(f"{what}: its graphs are nested too deeply") from None
+        raise ModelError(f"{what}: the graphs are nested too deeply") from None
 
 
 def _warn_of_training(graph: Graph, what: str) -> None:
-    """Warn of nodes that drop elements, or take the batch's own mean, as while training."""
+    """Warn about nodes in training mode, which drop elements or use batch statistics."""
 
     def is_training(node: Node) -> bool:
         flag = node.inputs[2:3] if node.type == "Dropout" else ()
@@ -256,12 +261,12 @@ def _warn_of_training(graph: Graph, what: str) -> None:
 
     nodes = [node for each in graph.all() for node in each.nodes if is_training(node)]
     if nodes:
-        message = f"{what}: written while it was trained: {nodes[0]} works so, {len(nodes)} in all"
+        message = f"{what}: written in training mode: {nodes[0]}, {len(nodes)} nodes in total"
         warn_at(user_line(), f"{message}; export it after model.eval()", UserWarning)
 
 
 def _static_names(graph: Graph) -> frozenset[str]:
-    """Return the names whose values may decide a length, a shape or a branch of the graph."""
+    """Return the names of values that may determine a length, a shape or a branch."""
     names: set[str] = set()
 
     def look(graph: Graph) -> None:
@@ -288,8 +293,8 @@ def _as_packed(x: Array, pack: Pack | None, node: Node) -> Array:
 def _placed(graph: Graph) -> dict[str, Callable[[], Array]]:
     """Move large arrays of the nodes to the Module.
 
-    Return a function for each that makes the array, by the name that the nodes read from now on.
-    Numbers, and arrays that may decide a shape, stay in the nodes.
+    For each array, return a function that creates it, by the name that the nodes now read. Numbers,
+    and arrays that may determine a shape, stay in the nodes.
     """
     arrays: dict[str, Callable[[], Array]] = {}
     names: dict[tuple[int, str], Weight] = {}

@@ -1,4 +1,4 @@
-"""Metadata of a node that names the op of mlvm: `save` writes it, and `load` runs that op."""
+"""Metadata of a node that names the op of mlvm, which `save` writes and `load` runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DOMAIN: Final = "mlvm"
 
 
 def encode_op(op: CoreOp, attributes: Attributes, types: Sequence[TensorType]) -> str:
-    """Encode an op as text: its name, its attributes, and low-bit dtypes of operands.
+    """Encode an op as text: name, attributes, and low-bit dtypes of operands.
 
     The dtypes of all operands are included if one has a low-bit dtype.
     """
@@ -33,9 +33,9 @@ def encode_op(op: CoreOp, attributes: Attributes, types: Sequence[TensorType]) -
 
 
 def own_op(node: Message) -> tuple[Op, list[tuple[str, DType | None]]] | None:
-    """Decode the op of mlvm that `save` stored in a node, with its operands and low-bit dtypes.
+    """Decode the op of mlvm that `save` stored in a node, with operands and low-bit dtypes.
 
-    Further inputs of the node are lengths for other runtimes. Return None for a node of another
+    Further inputs of the node are lengths for other runtimes. Return None for a node of a different
     tool or version.
     """
     for each in node.metadata_props:
@@ -57,6 +57,6 @@ def own_op(node: Message) -> tuple[Op, list[tuple[str, DType | None]]] | None:
 
 
 def _run(op: CoreOp, attributes: dict[str, Any], _: Call, *operands: Tensor) -> Any:
-    """Run the op as its public function does under `autocast`."""
+    """Run the op as the public function does under `autocast`."""
     cast, cast_attributes = in_precision(op, operands, attributes)
     return apply(one_op(op.name, **cast_attributes), *cast)

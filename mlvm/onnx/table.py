@@ -1,4 +1,4 @@
-"""Table of the ops of ONNX: each is a small function of a call and its operands."""
+"""Table of the ops of ONNX: small functions of a call and operands."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Op(NamedTuple):
     `kind`: form of the operands. "plain": axes in order, arrays if all are on the host. "tensors":
         always tensors. "elementwise": one permutation of axes for all. "raw": unchanged.
     `host`: positions of operands that are read to the host.
-    `packed`: by position, the function of numpy or `mlvm.eager`, a node and a weight that lays out
-        the weight: when a model is loaded, or in each call that computes the weight.
+    `packed`: by position, a function of (numpy or `mlvm.eager`, node, weight) that converts the
+    layout of a weight, when the model is loaded or in each call that computes the weight.
     `least`: smallest number of operands.
-    `most`: largest number of operands; None if there is none.
+    `most`: largest number of operands, or None.
     `only`: attributes that have a single supported value.
     `absent`: positions of operands before `least` that may be absent.
     """
@@ -48,7 +48,7 @@ class Op(NamedTuple):
 
 
 TABLE: Final[dict[str, Op]] = {}
-"""Ops by name; the names of other domains than ONNX's own begin with the domain and a dot."""
+"""Ops by name; names outside of the ONNX domain begin with the domain and a dot."""
 
 
 def op(
@@ -60,7 +60,7 @@ def op(
     absent: Collection[int] = (),
     **only: Any,
 ) -> Callable[[Function], Function]:
-    """Enter a function under these names. `only` has attributes and their only supported value."""
+    """Register a function by name. `only` contains the only supported values of attributes."""
 
     def enter(run: Function) -> Function:
         every = signature(run).parameters.values()
@@ -75,15 +75,15 @@ def op(
 
 
 def enter_all(kind: Kind, functions: Mapping[str, Function]) -> None:
-    """Enter functions of one kind under their names."""
+    """Register functions of one kind by name."""
     for names, run in functions.items():
         op(names, kind)(run)
 
 
 class Call:
-    """Context of an op's call: its attributes, its node, and `xp`.
+    """Context of an op's call: attributes, node, and `xp`.
 
-    `xp` is numpy if all operands are on the host, else `mlvm.eager`.
+    `xp` is numpy if all operands are on the host, otherwise `mlvm.eager`.
     """
 
     __slots__ = ("node", "scope", "xp")
@@ -104,7 +104,7 @@ class Call:
 
     @property
     def opset(self) -> int:
-        """The version of the op's domain that the model is written for."""
+        """Version of the op's domain in the model."""
         version: int = self.node.opset
         return version
 
@@ -114,7 +114,7 @@ class Call:
 
 
 def call(node: Any, operands: list[Value], scope: Any) -> Value:
-    """Run the op of a node on its operands."""
+    """Run the op of a node on operands."""
     op: Op = node.op
     if op.host:
         operands = [
@@ -156,7 +156,7 @@ def call(node: Any, operands: list[Value], scope: Any) -> Value:
 def _is_large(op: Op, operands: list[Value]) -> bool:
     """Return whether a result of host arrays may exceed the limit.
 
-    A VM, which counts its allocations, then computes it.
+    In this case a VM computes it, because a VM counts allocations.
     """
     most = limit.get()
     arrays = [x for i, x in enumerate(operands) if is_array(x) and i not in op.host]
@@ -170,7 +170,7 @@ def _is_large(op: Op, operands: list[Value]) -> bool:
 
 
 def _as_before_7(node: Any, operands: list[Value]) -> list[Value]:
-    """Align a second operand of fewer axes as opsets before 7 do."""
+    """Align a second operand with fewer axes, as in opsets before 7."""
     x, y = operands[:2]
     axis = node.attributes.get("axis") if "broadcast" in node.attributes else None
     if node.type == "PRelu" and y.ndim == 1:

@@ -1,10 +1,10 @@
-"""Values on a graph's edges.
+"""Values on the edges of a graph.
 
 These are host arrays, tensors, tensors whose axes have a different order in memory than in the
 graph, and lists of these.
 
-numpy computes on host arrays, `mlvm.eager` on all others. So an op that both have is written once,
-as the Array API standard has it.
+numpy computes host arrays, and `mlvm.eager` all other values. An op that exists in both is written
+once, with the API of the Array API standard.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Weight(str):
 
 @dataclass(frozen=True, slots=True)
 class PermutedTensor:
-    """Transposed tensor that is not yet copied: its axis `i` is axis `axes[i]` of x.
+    """Transposed tensor that is not yet copied: axis `i` is axis `axes[i]` of x.
 
     Images with channels last have the axes 0, 3, 1, 2.
     """
@@ -69,7 +69,7 @@ def inverse(axes: Sequence[int]) -> tuple[int, ...]:
 
 
 def ordered(x: Tensor, axes: Sequence[int]) -> Tensor:
-    """Permute the axes of x; without a copy if those longer than 1 keep their order."""
+    """Permute the axes of x, without a copy if the order of axes longer than 1 does not change."""
     long = [axis for axis in axes if x.shape[axis] != 1]
     if long == sorted(long):
         return ml.reshape(x, tuple(x.shape[axis] for axis in axes))
@@ -77,19 +77,19 @@ def ordered(x: Tensor, axes: Sequence[int]) -> Tensor:
 
 
 def plain(value: Value) -> Value:
-    """Return the value with its axes in order; a host array is returned unchanged."""
+    """Return the value with axes in order; a host array is returned unchanged."""
     return ordered(value.x, value.axes) if type(value) is PermutedTensor else value
 
 
 def tensor(value: Value) -> Tensor:
-    """Return the value as a tensor with its axes in order."""
+    """Return the value as a tensor with axes in order."""
     if type(value) is PermutedTensor:
         return ordered(value.x, value.axes)
     return value if type(value) is Tensor else ml.asarray(value)
 
 
 def in_memory(value: Value) -> tuple[Tensor, tuple[int, ...]]:
-    """Return a value's tensor with the axes in memory order, and that order.
+    """Return a value's tensor with the axes in memory order, and the order.
 
     Axis i of the value is axis `order[i]` of the tensor.
     """
@@ -135,9 +135,9 @@ def bounded(shape: Sequence[int], is_host: bool = True) -> tuple[int, ...]:
 
 
 def alike(values: Sequence[Value]) -> tuple[list[Any], tuple[int, ...] | None]:
-    """Give elementwise operands one order of axes, that of the largest permuted operand.
+    """Convert elementwise operands to the axis order of the largest permuted operand.
 
-    Return them and that order, or None if all have their axes in order.
+    Return the operands and the order, or None if no operand is permuted.
     """
     others = [each for each in values if type(each) is PermutedTensor]
     if not others:

@@ -1,6 +1,6 @@
-"""The messages of an ONNX file in the wire format of protobuf.
+"""Decoding of ONNX messages from the wire format of protobuf.
 
-`SCHEMA` has all fields that are read and written; other fields are skipped.
+`SCHEMA` contains all fields that are read and written; other fields are skipped.
 https://protobuf.dev/programming-guides/encoding,
 https://github.com/onnx/onnx/blob/main/onnx/onnx.proto
 """
@@ -45,7 +45,7 @@ Function: 1 name str, 4 input str*, 5 output str*, 6 attribute str*, 7 node Node
     str, 9 opset_import OperatorSet*, 10 domain str, 11 attribute_proto Attribute*, 13 overload str
 """
 """Number, name and kind of each field of a message. `*` marks a repeated field. An absent field is
-None if its kind is a message or ends with `?`, else 0 or empty."""
+None if the kind is a message or ends with `?`, otherwise 0 or empty."""
 
 _DEEPEST: Final = 100  # limit of nesting, the same as protobuf's
 _DEFAULTS: Final = {"int": 0, "float": 0.0, "double": 0.0, "str": "", "bytes": b""}
@@ -61,8 +61,8 @@ Bytes: TypeAlias = memoryview | bytes
 class Field(NamedTuple):
     """Field of a message.
 
-    name: its name.
-    kind: kind of its values.
+    name: field name.
+    kind: kind of the values.
     many: whether the field is repeated.
     default: value of an absent field.
     """
@@ -93,7 +93,7 @@ FIELDS: Final = {
 def _readers(fields: Mapping[int, Field]) -> dict[int, tuple[str, str, bool, bool]]:
     """Return the readers of fields by number and wire type.
 
-    A reader has the field's name, its kind, whether the field is repeated, and whether its values
+    A reader consists of the name, the kind, whether the field is repeated, and whether the values
     are numbers, which may be packed.
     """
     readers = {}
@@ -107,7 +107,7 @@ _READERS: Final = {kind: _readers(fields) for kind, fields in FIELDS.items()}
 
 
 class Message:
-    """Message of that kind: its fields are its attributes.
+    """Message with fields as attributes.
 
     Repeated numbers are an array of i64, f32 or f64; other repeated fields are a list. Bytes are a
     view of the file.
@@ -135,7 +135,7 @@ _CLASSES: Final[dict[str, Any]] = {
 
 
 def decode(data: Bytes, kind: str = "Model", depth: int = 0) -> Message:
-    """Decode a message of that kind. Raises `EncodingError` for malformed bytes."""
+    """Decode a message of a kind. Raises `EncodingError` for malformed bytes."""
     if depth > _DEEPEST:
         raise EncodingError(f"messages are nested more than {_DEEPEST} deep")
     message = object.__new__(_CLASSES[kind])
@@ -213,12 +213,12 @@ def decode(data: Bytes, kind: str = "Model", depth: int = 0) -> Message:
 
 @memoized(1024)
 def _attribute(data: bytes, depth: int) -> Message:
-    """Decode a short attribute. Equal ones share a message, which is never changed."""
+    """Decode a short attribute. Equal attributes share a message, which is never changed."""
     return decode(data, "Attribute", depth)
 
 
 def _joined(parts: Sequence[Any]) -> np.ndarray[Any, Any]:
-    """Concatenate the numbers of a repeated field, which come singly or packed."""
+    """Concatenate the numbers of a repeated field, which are single or packed."""
     if all(part.__class__ is np.ndarray for part in parts):
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
     if not any(part.__class__ is np.ndarray for part in parts):
@@ -227,7 +227,7 @@ def _joined(parts: Sequence[Any]) -> np.ndarray[Any, Any]:
 
 
 def _varint(data: Bytes, place: int) -> tuple[int, int]:
-    """Decode the number at that offset; return it and the offset after it."""
+    """Decode the number at an offset; return it and the offset after it."""
     result = shift = 0
     try:
         while True:
@@ -260,7 +260,7 @@ def _packed(value: Bytes, kind: str) -> np.ndarray[Any, Any]:
 
 
 def _varints(data: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Decode packed integers, all at once, by the offset of each one's last byte."""
+    """Decode packed integers together, by the offset of the last byte of each integer."""
     ends = np.flatnonzero(data < 128)
     if len(data) and (not len(ends) or ends[-1] != len(data) - 1):
         raise EncodingError("the data ends within a number")

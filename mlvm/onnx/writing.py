@@ -1,8 +1,8 @@
-"""`save`: a function of tensors as an ONNX file.
+"""Writing of functions as ONNX files: `save`.
 
 The function is traced, not run. Each call of an op becomes a node, branches become `If` and loops
-`Loop`. The metadata of a node has the op of mlvm with its attributes. `load` replays that op; other
-runtimes run the node's op of ONNX.
+`Loop`. The metadata of a node contains the op of mlvm with its attributes. `load` replays this op;
+other runtimes run the ONNX op of the node.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ from mlvm.step.templates import frozen, places
 _IR: Final = 10, 13  # IR versions of opset 21 and later opsets
 _ELSEWHERE: Final = {
     **dict.fromkeys(("opset", "opset_version"), f"the ops are those of opset {OPSET}"),
-    "input_names": "inputs have the names of the parameters, those of a loaded model its own",
-    "output_names": "outputs have names where the function returns a dict, and of a loaded model",
+    "input_names": "inputs have the names of the parameters, or of a loaded model's inputs",
+    "output_names": "outputs have names if the function returns a dict or is a loaded model",
     "dynamic_shapes": "write dynamic_axes={'x': {0: 'batch'}}",
     "external_data": "write external=True",
 }
-"""Arguments of PyTorch's `export` and of others, and their counterparts here."""
+"""Arguments of PyTorch's `export` and other functions, and the counterparts here."""
 _TRAINING: Final = "; a Module that is being trained is saved after model.eval()"
 _KINDS: Final[tuple[tuple[Any, str, int], ...]] = (
     *((float, "f", 1), ((int, np.integer), "i", 2), (str, "s", 3)),
     *((np.ndarray, "t", 4), (dict, "g", 5)),
 )
-"""Fields of attributes and their numbers, by the types of values; others are sequences of ints."""
+"""Fields and numbers of attributes, by type of the value; all other values are int sequences."""
 _LARGE: Final = 1 << 10  # minimum bytes of a weight in an external file
 _MOST: Final = (1 << 31) - (1 << 24)  # maximum bytes of a protobuf message, with some margin
 
@@ -75,26 +75,28 @@ def save(
     The function is called once, on abstract tensors, which have types but no values.
 
     `args` are the function's arguments: trees of tensors, numpy arrays and types (`TensorType`).
-    These become the inputs of the graph, in their order, under the names of the parameters; a
-    loaded `Model` keeps its names. Any other value, such as a number, is a constant of the graph.
-    Other tensors that the function reads, such as the weights of a Module, become initializers
-    with their present values. Its results are the outputs. It may be a captured function, or a
-    gradient. Branches become `If`, loops `Loop`, and functions of `ml.subroutine` are inlined.
+    These become the inputs of the graph, in the same order, under the names of the parameters; the
+    inputs of a loaded `Model` have the original names. Any other value, such as a number, is a
+    constant of the graph. Other tensors that the function reads, such as the weights of a Module,
+    become initializers with the current values. The results are the outputs. The function may be a
+    captured function or a gradient. Branches become `If`, loops `Loop`, and functions of
+    `ml.subroutine` are inlined.
 
-    Shapes are taken from `args`, except for `dynamic_axes`: by the name of an input, and the axis,
-    the name of a length that the file leaves open. One name is one length, `"8*width"` a multiple
-    of it. The function is traced as by `capture(dynamic_axes=)`, at sizes a little above those of
-    `args`. The file computes the formulas of lengths, and has no guards. So a decision by a length
-    must be the same at these sizes, at a few more, and for each name at a thousand more. Outside of
-    these it stays the same.
+    Shapes are taken from `args`, except for `dynamic_axes`: by input name and axis, the name of a
+    dynamic length. The same name is the same length, and `"8*width"` is a multiple of a length. The
+    function is traced as by `capture(dynamic_axes=)`, at sizes slightly above the sizes of `args`.
+    The file computes the formulas of lengths, and has no guards. Therefore a decision that depends
+    on a length must have the same outcome at these sizes and at slightly larger sizes. For each
+    name, the outcome must also be the same at a size that is larger by a thousand. At other sizes
+    the outcome does not change.
 
     The ops belong to opset 20. Low-bit weights need a later opset: the first that can cast them. An
-    op that takes several nodes of ONNX is a function of the file, in the domain "mlvm". With
+    op that needs several nodes of ONNX is a function of the file, in the domain "mlvm". With
     `external` the weights are stored in a separate file, `path` + ".data": by default if a file
-    would have more than 2 GB. A file at that path is replaced once the new one is complete.
+    would have more than 2 GB. An existing file is replaced when the new file is complete.
 
-    Raises `ModelError`, with the line of Python, for an op that has no form in ONNX: random
-    numbers, decompositions, checks and complex numbers. Raises it, too, for a function that returns
+    Raises `ModelError`, with the line of Python, for an op without an ONNX equivalent: random
+    numbers, decompositions, checks and complex numbers. Also raises it for a function that returns
     no tensor, or that updates a tensor from outside, as Modules do before `model.eval()`. Raises
     the errors of `capture`, and `OSError`. https://onnx.ai/onnx/repo-docs/IR.html
 
@@ -114,20 +116,20 @@ def save(
         raise _refused_arguments(args)
     for name in kwargs.keys() & _ELSEWHERE.keys():
         if name not in _parameters(fn):
-            raise ArgumentError(f"it has no {name}=: {_ELSEWHERE[name]}").at("save", ())
+            raise ArgumentError(f"unknown argument {name}=: {_ELSEWHERE[name]}").at("save", ())
     try:
         target = Path(os.fspath(path))
     except TypeError:
-        reason = f"a file is named by a text or a path, not {brief(path)}: save(fn, args, path)"
+        reason = f"expected a text or a path of a file, got {brief(path)}: save(fn, args, path)"
         raise ArgumentError(reason).at("save", ()) from None
-    destination(target)  # fail early, not after a long recording
+    destination(target)  # fail early, not after a long trace
     model = _Model(fn, list(args), kwargs, {}, {})
     if dynamic_axes:
         axes = open_axes(dynamic_axes, model.inputs)
         samples = samples_of(axes, model.inputs)
         model = _Model(fn, list(args), kwargs, axes, samples[0])
         decided = model.lengths.decided(samples)
-        if decided is not None:  # removed calls may have needed it
+        if decided is not None:  # may only affect removed calls
             for sizes in samples[1:]:
                 other = _Model(fn, list(args), kwargs, axes, sizes)
                 if model.parts(False, "") != other.parts(False, ""):
@@ -142,7 +144,7 @@ def save(
 
 
 def _refused_arguments(args: Any) -> ArgumentError:
-    message = "save takes a function, and its arguments as a list"
+    message = "save expects a function, and the arguments as a list"
     write = code_for_type(args)
     if write is not None:
         message += f": for {args!r} write [{write}]"
@@ -248,13 +250,13 @@ class _Model:
         return self._state_names[index]
 
     def constant(self, value: Array, type: TensorType) -> str:
-        """Add an initializer with these values; return its name."""
+        """Add an initializer with these values; return the name."""
         name = self.name("constant")
         self.initializers[name], self.types[name] = value, type
         return name
 
     def function(self, op: str, key: Any, body: Body, result: str) -> str:
-        """Add a function of the file with that body, once; return its name."""
+        """Add a function with a body to the file, once; return the name."""
         if key not in self.functions:
             self.functions[key] = {
                 "name": self.name(f"{DOMAIN}.{op}").removeprefix(f"{DOMAIN}."),
@@ -324,7 +326,7 @@ class _Model:
 
 
 class _Graph:
-    """Writer of a graph: its nodes so far, and the names of the values."""
+    """Writer of a graph: the nodes so far, and the names of the values."""
 
     def __init__(self, model: _Model, around: _Graph | None = None) -> None:
         self.model = model
@@ -357,7 +359,7 @@ class _Graph:
         attributes: Mapping[str, Any] | None = None,
         **more: Any,
     ) -> None:
-        """Add a node whose results have these names and types."""
+        """Add a node with results of these names and types."""
         self.model.types.update(outputs)
         more |= {"doc_string": str(line)} if line else {}
         self.nodes.append(self.model.new_node(op, inputs, outputs, attributes or {}, **more))
@@ -365,7 +367,7 @@ class _Graph:
     # --- values -------------------------------------------------------------------------
 
     def read(self, use: Use) -> str:
-        """Return the name of a value, seen as a type."""
+        """Return the name of a value, viewed as a type."""
         home = use.value.home
         if home is None:
             name = self._names[use.value]
@@ -392,7 +394,7 @@ class _Graph:
         return reshaped
 
     def write(self, use: Use, name: str, line: str | None = None) -> None:
-        """Bind a value to that name from here on."""
+        """Bind a value to a name for the following nodes."""
         home = use.value.home
         if home is None:
             self._names[use.value] = name
@@ -488,7 +490,7 @@ class _Graph:
             self.write(use, name, call.line)
 
     def block_results(self, uses: Sequence[Use]) -> dict[str, TensorType]:
-        """Write the results of a block; return their names and types."""
+        """Write the results of a block; return the names and types."""
         names = [self.read(use) for use in uses]
         results: dict[str, TensorType] = {}
         for name, use in zip(names, uses, strict=True):
@@ -498,7 +500,7 @@ class _Graph:
         return results
 
     def _while(self, call: Call) -> None:
-        """Write a loop: its test runs before it, and then at the end of each iteration."""
+        """Write a loop: the test runs before the loop and at the end of each iteration."""
         test, body = call.blocks
         before = [self.read(use) for use in call.outs]
         begins = self._tested(_Graph(self.model, self), test, self.nodes)
@@ -521,7 +523,7 @@ class _Graph:
             self.write(use, name, call.line)
 
     def _tested(self, graph: _Graph, test: Block, nodes: list[dict[str, Any]]) -> str:
-        """Write a loop's test among these nodes; return the name of the condition."""
+        """Write a loop's test to these nodes; return the name of the condition."""
         graph.nodes = nodes
         graph.calls(test.calls)
         assert test.result is not None
@@ -561,7 +563,7 @@ def _recorded(
     def lengths(signature: Signature) -> list[OpenLength]:
         if ASKS_CLASS in signature.guards.names:
             raise ModelError(
-                "a function that may ask for the class of a length, as type(n) does, has no form "
+                "a function that inspects the class of a length, as type(n) does, is not valid "
                 "for other lengths: write isinstance(n, int)"
             )
         tensors = [id(x) for x in signature.tensors]
@@ -579,12 +581,12 @@ def _recorded(
     except MlvmError as error:
         if sizes:
             shown = ", ".join(f"{name} = {n}" for name, n in sizes.items())
-            error.add_note(f"dynamic_axes leaves lengths open: it was recorded at {shown}")
+            error.add_note(f"traced with dynamic_axes at {shown}")
         raise
 
 
 def _refused(what: str, line: str | None, remedy: str = "") -> ModelError:
-    return ModelError(f"{line or 'here'}: {what} has no form in ONNX{remedy}")
+    return ModelError(f"{line or 'here'}: {what} cannot be expressed in ONNX{remedy}")
 
 
 def _is_written(dtype: DType) -> bool:
@@ -638,7 +640,7 @@ def _paths(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[int,
     ]
     for prefix, tree in trees:
         for path, node in named_nodes(tree) if isinstance(tree, Module) else ():
-            if isinstance(node, Model):  # the tensors of a Model keep the names in its file
+            if isinstance(node, Model):  # the tensors of a Model have the names in the file
                 for name, x in {**node.weights, **node.constants}.items():
                     names.setdefault(id(x.root), "/".join(filter(None, (prefix, path, name))))
         with suppress(DTypeError):
@@ -651,7 +653,7 @@ def _paths(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[int,
 
 
 def _node(node: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the message of a node, whose attributes are Python's values."""
+    """Return the message of a node with attributes as Python values."""
     fields = {name: value for name, value in node.items() if name != "attributes"}
     attributes = [_attribute(*each) for each in node["attributes"].items()]
     return fields | ({"attribute": attributes} if attributes else {})

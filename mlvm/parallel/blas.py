@@ -1,4 +1,4 @@
-"""Limit of one BLAS thread for each VM while groups run, so that each VM has one core."""
+"""Limit of one BLAS thread per VM while groups run, so each VM uses one core."""
 
 from __future__ import annotations
 

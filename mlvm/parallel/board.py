@@ -1,14 +1,14 @@
 """Communication of processes through shared memory.
 
-Members communicate in rounds. In a round, each member writes to its window, publishes the number of
+Members communicate in rounds. In a round, each member writes to one window, publishes the number of
 the round, and waits until all members have published this number. Then all members read. Each
 member alternates between two windows. A member publishes a round only after it has read the
 previous round, so no member overwrites unread data. The whole group and each pair of members have
 separate rounds.
 
-A waiting member spins for some microseconds, and then sleeps until another member wakes it. There
-are no locks, so the memory stays usable when a member dies. The parent process detects the death
-and publishes it.
+A waiting member spins for some microseconds, and then sleeps until another member wakes it. The
+memory has no locks, so it stays usable when a member dies. The parent process detects the death and
+publishes it.
 
 A collective consists of two kinds of exchange: each member sends different data to each member, or
 the same data to all members. Large data is split into batches that fit the cache. In a reduction,
@@ -67,11 +67,11 @@ class Board:
     - `counts[r, c]` is the last round that member r has published on channel c. Channel r is for
       the whole group; any other channel is for the pair of r and the member with that rank.
     - `waits[r]` are the channel and the round that r waits for, if the round is not 0.
-    - `ended[r]` is set when r has finished its part of this run.
+    - `ended[r]` is set when r has finished this run.
     - `broken[r]` is set when r has aborted the run (2: a member was late). The last entry belongs
       to the parent.
     - `calls[r]` describes the call of r.
-    - `asleep[r]` is set when r sleeps, and needs a byte in its pipe to wake.
+    - `asleep[r]` is set when r sleeps, and needs a byte in the pipe of r to wake.
     - `spins` is True if waiting members spin first.
 
     Raises `OutOfMemoryError` if the memory cannot be allocated.
@@ -312,7 +312,7 @@ class BoardCommunicator(Passing):
     def share(
         self, call: Collective, arrays: Sequence[Array], lengths: Sequence[int]
     ) -> list[Array]:
-        """Send the same arrays to all members of the call, and receive theirs.
+        """Send the same arrays to all members of the call, and receive the arrays of all members.
 
         Member `call.ranks[i]` sends `lengths[i]` bytes. Return u8 arrays in the order of the ranks.
         The array of this member is empty.
@@ -324,7 +324,7 @@ class BoardCommunicator(Passing):
         return self._received(call, [(0, nbytes) for nbytes in lengths])
 
     def _received(self, call: Collective, where: Sequence[tuple[int, int]]) -> list[Array]:
-        """Return a slice of each member's window, given its offset and its number of bytes."""
+        """Return a slice of each member's window, given offsets and numbers of bytes."""
         return [
             NOTHING if other == self.rank else self._window(call, other, 0)[start : start + nbytes]
             for other, (start, nbytes) in zip(call.ranks, where, strict=True)
@@ -347,7 +347,7 @@ class BoardCommunicator(Passing):
         return second if rank == first else first
 
     def _next(self, call: Collective) -> tuple[int, int]:
-        """Return the channel of this member for the call, and the number of its next round."""
+        """Return the channel of this member for the call, and the number of the next round."""
         channel = self._channel(call, self.rank)
         return channel, self._counts[self.rank * self._board.size + channel] + 1
 
@@ -432,7 +432,7 @@ class BoardCommunicator(Passing):
         if len(waiting) + int(board.ended.sum()) < board.size or self._look() != snapshot:
             return
         texts = [f"{self.names[rank]} in {self._call_of(rank)}" for rank in waiting]
-        self.give_up(f"no member can go on; these wait: {'; '.join(texts)}")
+        self.give_up(f"deadlock: all members wait: {'; '.join(texts)}")
 
     def _look(self) -> bytes:
         board = self._board

@@ -92,7 +92,7 @@ class Member:
             each.result()
 
     def leave(self) -> None:
-        """Leave the run, after its asynchronous collectives have finished."""
+        """Leave the run, after all asynchronous collectives have finished."""
         self._communicator = None
         started, self._started = self._started, []
         for *_, each in started:
@@ -107,7 +107,7 @@ class Member:
     def functions(self) -> dict[str, Callee]:
         """Return the functions to register in the VM.
 
-        There are two for a collective with a result, and one for any other collective.
+        A collective with a result has two functions, and any other collective has one.
         """
         callees: dict[str, Callee] = {}
         for name, op in self.ops.items():
@@ -248,7 +248,7 @@ class Member:
         key, communicator = _key(call.arrays), self._here(call)
         started = [other for name, other, _ in self._started if name == call.name]
         if any(x.nbytes for x in call.arrays) and key in started:
-            raise GroupError(f"{call} was started, and not waited for yet")
+            raise GroupError(f"{call} was started, but no wait has followed")
         if self._executor is None:
             self._executor = ThreadPoolExecutor(
                 1, f"{self.name} beside", initializer=np.seterr, initargs=("ignore",)
@@ -265,7 +265,7 @@ class Member:
                 del self._started[i]
                 future.result()
                 return
-        raise GroupError(f"{call}: no {name}.start of these tensors is under way")
+        raise GroupError(f"{call}: expected an earlier {name}.start of these tensors")
 
     def _here(self, call: Collective) -> Communicator:
         """Return the communicator of the current run.
@@ -273,9 +273,11 @@ class Member:
         Raises `GroupError` outside a run, and on any thread except the member's.
         """
         if self._communicator is None:
-            raise GroupError(f"{call}: {self.name} is in no run of its group; see Group.run")
+            raise GroupError(f"{call}: {self.name} is not in a run of its group; see Group.run")
         if self._thread != threading.get_ident():
-            raise GroupError(f"{call} of {self.name} was called on another thread than its own")
+            raise GroupError(
+                f"{call} of {self.name} was called on the thread of a different member"
+            )
         return self._communicator
 
     def _meet(self, call: Collective) -> None:
@@ -299,7 +301,7 @@ class Member:
         """Raise `MachineError` if out overlaps x or is a constant."""
         self._require_writable(name, out)
         if np.may_share_memory(out, x):
-            raise MachineError(f"{name} would write over an operand while it reads it")
+            raise MachineError(f"{name} would overwrite an operand while reading it")
 
     def _require_writable(self, name: str, *xs: Array) -> None:
         if not all(map(self._memory.writable, xs)):
@@ -311,11 +313,11 @@ class Member:
         _require_time(timeout)
         for x in xs:
             if op == "mean" and not x.dtype.is_inexact:
-                raise DTypeError("a mean is of floats")
+                raise DTypeError("a mean requires floats")
             if op in ("max", "min") and x.dtype.kind == "complex":
-                raise DTypeError("complex numbers have no largest or smallest")
+                raise DTypeError("max and min do not support complex numbers")
             if op == "sum" and x.dtype.kind == "bool":
-                raise DTypeError("a sum is of numbers")
+                raise DTypeError("a sum requires numbers")
 
     def _scattered(self, x: TensorType, op: Reduction, timeout: float | None = None) -> TensorType:
         if not x.ndim or x.shape[0] % self.size:
@@ -339,7 +341,7 @@ class Member:
     def _broadcast(self, *xs: TensorType, root: int, timeout: float | None = None) -> None:
         _require_time(timeout)
         if not 0 <= root < self.size:
-            raise ArgumentError(f"root must be a rank, 0 .. {self.size - 1}, not {root}")
+            raise ArgumentError(f"root must be a rank, 0 .. {self.size - 1}, got {root}")
 
     def _received(
         self, source: int, shape: tuple[int, ...], dtype: str, timeout: float | None = None
@@ -355,15 +357,15 @@ class Member:
     def _require_peer(self, attribute: str, rank: int) -> None:
         if not 0 <= rank < self.size or rank == self.rank:
             raise ArgumentError(
-                f"{attribute} must be the rank of another of {self.size} members, not {rank}; "
-                f"this one has rank {self.rank}"
+                f"{attribute} must be the rank of a different member (of {self.size}), got {rank}; "
+                f"this member has rank {self.rank}"
             )
 
 
 class InOrder:
     """Form of an op that a VM never passes to its workers.
 
-    Members must call collectives in the order of their programs.
+    Members must call collectives in program order.
     """
 
     def __init__(self, form: OpInto | OpFresh) -> None:
@@ -408,12 +410,12 @@ class Effect:
 
 
 def _anything(*xs: TensorType) -> None:
-    """Accept any number of operands of any type. There is no result."""
+    """Accept any number of operands of any type, without a result."""
 
 
 def _require_time(timeout: float | None = None) -> None:
     if timeout is not None and not timeout > 0:
-        raise ArgumentError(f"timeout must be a number of seconds > 0, not {timeout}")
+        raise ArgumentError(f"timeout must be a number of seconds > 0, got {timeout}")
 
 
 def _require_type(y: TensorType, result: TensorType) -> None:
@@ -422,5 +424,5 @@ def _require_type(y: TensorType, result: TensorType) -> None:
 
 
 def _key(xs: Sequence[Array]) -> _Key:
-    """Return a key of the tensors: their addresses and sizes."""
+    """Return a key of the tensors: addresses and sizes."""
     return tuple([(address(x), x.nbytes) for x in xs])

@@ -1,10 +1,10 @@
 """Collectives as data, and the interface of communicators, which run them.
 
-A collective is described by data: its name, its attributes, the types and ranks, and the member's
-own arrays. Therefore, it can be sent to a member without shared memory. A communicator synchronizes
-the members, detects mismatches and deadlocks, and sends and combines the elements. All
-communicators combine elements in the order of ranks, block by block, with the same kernels. The
-bits of a result depend only on the number of members.
+A collective is described by data: a name, attributes, types and ranks, and the arrays of the
+member. Therefore, it can be sent to a member without shared memory. A communicator synchronizes the
+members, detects mismatches and deadlocks, and sends and combines the elements. All communicators
+combine elements in the order of ranks, block by block, with the same kernels. The bits of a result
+depend only on the number of members.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Collective:
         return self._text(next((i for i, (mine, theirs) in pairs if mine != theirs), 0))
 
     def described(self) -> bytes:
-        """Encode the call, without its arrays and with at most 200 types, for another member."""
+        """Encode the call, without arrays and with at most 200 types, for another member."""
         types = [TensorType(dtype, shape) for dtype, shape in self.types[:_MOST_DESCRIBED]]
         writer = Writer()
         writer.value((self.name, dict(self.attributes), self.key, types, self.ranks))
@@ -80,7 +80,7 @@ class Collective:
 
     @staticmethod
     def of(description: bytes) -> Collective:
-        """Decode a call, without its arrays."""
+        """Decode a call without arrays."""
         _, reader = open_message(description, Kind.call)
         name, attributes, key, types, ranks = reader.value()
         of_numpy = [(type.dtype.numpy, type.shape) for type in types]
@@ -116,7 +116,7 @@ class Communicator(Protocol):
         """
 
     def end(self, rank: int) -> None:
-        """Finish this member's part of the run. It is the member's last call."""
+        """Finish this member's part of the run; this is the last call of the member."""
 
     def fail(self, rank: int, error: BaseException) -> None:
         """Finish this member's part of the run with an error, which aborts the run."""

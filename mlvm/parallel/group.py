@@ -1,4 +1,4 @@
-"""Interface of all groups of VMs, and the group whose members are threads of this process.
+"""Interface of all groups of VMs, and the group of threads of this process.
 
 The members of other groups are processes; see `mlvm.parallel.processes` and `mlvm.parallel.mpi`.
 """
@@ -30,7 +30,7 @@ R = TypeVar("R")
 G = TypeVar("G", bound="AnyGroup")
 
 Task: TypeAlias = Callable[[int, LocalVM], R]
-"""Function that a member runs, given its rank and its VM."""
+"""Function that a member runs, given the rank and the VM."""
 
 _GRACE: Final = 1.0
 """Seconds that an interrupt waits for members that compute and call no collective."""
@@ -42,7 +42,7 @@ _Mailbox: TypeAlias = "SimpleQueue[Callable[[], None] | None]"
 
 
 class Seat:
-    """VM as a member of a group. Its function table has the collectives until `close`.
+    """VM as a member of a group, with the collectives in the function table until `close`.
 
     Raises `GroupError` if the VM is in a group already, or has a function with such a name.
     """
@@ -51,17 +51,17 @@ class Seat:
         self.vm = vm
         self.member = Member(name_of(rank, vm.name), rank, size, vm.memory, timeout)
         if member_of(vm) is not None:
-            raise GroupError(f"{vm.name} is in a group already; close that group first")
+            raise GroupError(f"{vm.name} is already in a group; close that group first")
         names = self.member.functions()
         conflicts = [name for name in vm.functions if name in names]
         if conflicts:
-            raise GroupError(f"{vm.name} has a function {conflicts[0]!r} of its own")
+            raise GroupError(f"{vm.name} already has a function {conflicts[0]!r}")
         self._arena = Arena(vm, "default", trims=True)
         vm.attached(Membership).member = self.member
         vm.register_callees(names)
 
     def do(self, task: Task[R], communicator: Communicator) -> R:
-        """Run a task on this thread, and report its end to the other members."""
+        """Run a task on this thread, and report the end to the other members."""
         self.member.begin(communicator)
         try:
             with self._arena.allocating():
@@ -92,7 +92,7 @@ class Seat:
 
 
 def name_of(rank: int, vm: str) -> str:
-    """Return the name of a member in errors, given its rank and its VM's name."""
+    """Return the name of a member in errors, given the rank and the name of the VM."""
     return f"member {rank} ({vm})"
 
 
@@ -124,7 +124,7 @@ class AnyGroup(Closing, ABC):
 
     @property
     def size(self) -> int:
-        """Number of members. Their ranks are 0 .. size - 1."""
+        """Number of members, which have the ranks 0 .. size - 1."""
         return len(self._names)
 
     @property
@@ -137,7 +137,7 @@ class AnyGroup(Closing, ABC):
 
         Eager code in `fn` runs on the member's VM, also outside any arena. A member must not use
         the VM of another member. The first error of a member is raised here. The other members
-        raise an error at their next collective, and the group can run again. Ctrl-C has the same
+        raise an error at the next collective, and the group can run again. Ctrl-C has the same
         effect.
 
         Raises `GroupError` if `fn` does not accept (rank, vm), or the group is closed or running.
@@ -164,7 +164,7 @@ class AnyGroup(Closing, ABC):
 
     @abstractmethod
     def _each(self, tasks: Sequence[Task[R]]) -> list[R]:
-        """Run the task of each rank on its member, and return the results by rank."""
+        """Run the task of each rank on the member, and return the results by rank."""
 
     def _begin(self, busy: set[int]) -> None:
         """Mark these members as busy until the run empties the set.
@@ -182,7 +182,7 @@ class AnyGroup(Closing, ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Stop the members, and remove the collectives from their VMs. Idempotent."""
+        """Stop the members, and remove the collectives from the VMs. Idempotent."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self.size}>"
@@ -206,7 +206,7 @@ class Kept(Generic[R]):
         for each in args:
             if len(each) != size:
                 raise GroupError(
-                    f"an argument has one item for each of {size} members, not {brief(each)}"
+                    f"an argument must have one item for each of {size} members, got {brief(each)}"
                 )
         rows = [tuple([each[rank] for each in args]) for rank in range(size)]
         tasks = [partial(_call, self._key, row, common) for row in rows]
@@ -243,7 +243,7 @@ def _member(vm: LocalVM) -> Member:
 def one_at_a_time(
     each: Callable[[G, Sequence[Task[R]]], list[R]],
 ) -> Callable[[G, Sequence[Task[R]]], list[R]]:
-    """Mark all members of a group as busy while its `_each` runs.
+    """Mark all members of a group as busy while `_each` runs.
 
     The members are idle afterwards, even if Ctrl-C stops the method between any two lines.
     """
@@ -355,7 +355,7 @@ class Group(AnyGroup):
             try:
                 raise first
             finally:
-                del first  # its traceback holds this frame
+                del first  # the traceback holds this frame
         return [results[rank] for rank in range(self.size)]
 
     def _await(self, ended: SimpleQueue[int], there: int, rendezvous: Rendezvous) -> None:
@@ -379,8 +379,8 @@ class Group(AnyGroup):
     def close(self) -> None:
         """Stop the threads, and remove the collectives from the VMs.
 
-        Idempotent. If an interrupt stopped a `close`, the next call does the rest. A member that
-        still computes after an interrupt keeps its collectives. Its thread stops when the task
+        Idempotent. If an interrupt stopped a `close`, the next call does the rest. If a member
+        still computes after an interrupt, the collectives stay, and the thread stops when the task
         returns.
         """
         with self._lock:
@@ -421,7 +421,7 @@ def _drain(ended: SimpleQueue[int], busy: set[int]) -> None:
 def _checked_vms(vms: Any) -> tuple[LocalVM, ...]:
     if isinstance(vms, int) and not isinstance(vms, bool):
         if vms < 1:
-            raise GroupError(f"a group has 1 or more VMs, not {vms}")
+            raise GroupError(f"a group must have 1 or more VMs, got {vms}")
         return tuple([LocalVM(f"vm{rank}") for rank in range(vms)])
     if not isinstance(vms, Sequence) or not vms or not all(isinstance(vm, LocalVM) for vm in vms):
         raise GroupError(f"expected VMs of this process or the number of VMs, got {vms!r}")
@@ -434,7 +434,7 @@ def checked_timeout(timeout: float | None, name: str = "timeout") -> float | Non
     """Return a timeout in seconds; None means no limit. Raises `GroupError` if it is invalid."""
     is_number = is_real(timeout) and not isinstance(timeout, bool)
     if timeout is not None and not (is_number and timeout > 0):
-        raise GroupError(f"a group's {name} is a number of seconds > 0, not {brief(timeout)}")
+        raise GroupError(f"a group's {name} must be a number of seconds > 0, got {brief(timeout)}")
     return timeout
 
 

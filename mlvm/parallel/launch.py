@@ -46,11 +46,11 @@ def launch(
 
     The status is 0 if all members have succeeded. Each member creates the group by
     `ml.parallel.group("auto")`. If a member fails or is killed, all members are stopped and
-    restarted. A script resumes from its last checkpoint.
+    restarted. A script resumes from the last checkpoint.
 
-    With several `nodes`, each host runs this command with its number `node`. If a member fails on
-    one host, the members of all hosts are restarted. If a host is lost, they are restarted when the
-    command runs on that host again. The secret is in MLVM_SECRET or MLVM_SECRET_FILE.
+    With several `nodes`, each host runs this command with a different number `node`. If a member
+    fails on one host, the members of all hosts are restarted. If a host is lost, they are restarted
+    when the command runs on that host again. The secret is in MLVM_SECRET or MLVM_SECRET_FILE.
 
     Arguments:
         members: the number of processes on this host.
@@ -204,7 +204,7 @@ def _run(
     variables: Mapping[str, str],
     others: _Launchers | None = None,
 ) -> tuple[int, str]:
-    """Run the members until all have exited or one has failed. Return its status and a text."""
+    """Run the members until all have exited or one has failed; return the status and a text."""
     processes: dict[int, subprocess.Popen[bytes]] = {}
     running: dict[int, subprocess.Popen[bytes]] = {}
     before = _heed_signals()
@@ -244,7 +244,7 @@ def _run(
 def _heed_signals() -> dict[signal.Signals, Any]:
     """Raise `SystemExit` on SIGTERM and SIGHUP, so that all members are stopped.
 
-    Return the previous handlers. There are none if this is not the main thread.
+    Return the previous handlers, or no handlers if this is not the main thread.
     """
 
     def end(number: int, _: object) -> None:
@@ -269,7 +269,7 @@ def _how(code: int) -> str:
 def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
     """Terminate the processes that still run, and kill those that do not exit.
 
-    They first have a moment in which they can print their own errors.
+    They first have a moment to print errors.
     """
     for seconds, end in ((1.0, subprocess.Popen.terminate), (_GRACE, subprocess.Popen.kill)):
         until = time.monotonic() + seconds
@@ -296,6 +296,6 @@ def mpirun(processes: int, command: Sequence[str]) -> NoReturn:
     folder = str(Path(sys.executable).parent)
     mpiexec = shutil.which("mpiexec", path=folder) or shutil.which("mpiexec")
     if mpiexec is None:
-        raise MissingExtraError('there is no mpiexec: pip install "mlvm[mpi]"')
+        raise MissingExtraError('mpiexec is not installed: pip install "mlvm[mpi]"')
     sys.stdout.flush()
     os.execv(mpiexec, [mpiexec, "-n", str(processes), sys.executable, *command])

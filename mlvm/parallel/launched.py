@@ -1,7 +1,7 @@
 """Environment of processes that a scheduler has started: rank, size and address.
 
 torchrun and `python -m mlvm launch` set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Slurm's
-srun, Open MPI's mpirun and Indexed Jobs of Kubernetes set their own variables. If these contain no
+srun, Open MPI's mpirun and Indexed Jobs of Kubernetes set other variables. If these contain no
 address, the members meet at the first host of the job, at a port derived from the job's number.
 """
 
@@ -42,7 +42,7 @@ def launched(variables: Mapping[str, str]) -> Launched:
             remedy = "; start the program by srun, not by sbatch alone" if "SLURM" in one else ""
             raise GroupError(f"{one} is set, so {missing} must also be set{remedy}")
     raise GroupError(
-        "no scheduler has started this process: start it by `python -m mlvm launch`, torchrun, "
+        "this process was not started by a scheduler: use `python -m mlvm launch`, torchrun, "
         "srun or mpirun, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
     )
 

@@ -1,4 +1,4 @@
-"""Rank of a VM in its group, and sharding of the current `with` block.
+"""Rank of a VM in a group, and sharding of the current `with` block.
 
 Every captured step depends on both. Unlike groups, this file imports no processes or sockets.
 """
@@ -42,11 +42,11 @@ class Membership:
 
 
 def member_of(vm: VMProtocol) -> Member | None:
-    """Return the VM's membership in a group, or None if it is in no group."""
+    """Return the VM's membership in a group, or None if it is not in a group."""
     return vm.attached(Membership).member
 
 
 def place_of(vm: VMProtocol) -> tuple[int, int]:
-    """Return the VM's rank and the size of its group, (0, 1) if it is in no group."""
+    """Return the VM's rank and the size of the group; (0, 1) if it is not in a group."""
     member = member_of(vm)
     return (member.rank, member.size) if member is not None else (0, 1)

@@ -3,14 +3,14 @@
 A `Transport` sends the messages, by MPI (`mlvm.parallel.mpi`) or by TCP (`mlvm.parallel.tcp`). This
 file implements the collectives for both.
 
-Before any data is sent, the members exchange descriptions of their calls, in ceil(log2 n) messages
+Before any data is sent, the members exchange descriptions of the calls, in ceil(log2 n) messages
 each (Bruck et al., IEEE Trans. Parallel and Distributed Systems 8, 1997). A member sends to the
 members at distances 1, 2, 4, ... before it.
 
 - Small data is a part of these messages, and each member combines all of it.
 - For medium data, each member combines one part of all members' data, and sends the result to all.
 - Large data is sent along a ring in blocks, with many blocks in flight. Each member from the first
-  to the last adds its data, and the result is sent along the ring again. The number of hops is the
+  to the last adds data, and the result is sent along the ring again. The number of hops is the
   number of members, and only the last member of a host sends to another host.
 
 All three algorithms add elements in order of rank.
@@ -106,13 +106,13 @@ class Inbox:
     )
     outcomes: dict[int, bytes] = field(default_factory=dict)
     reasons: dict[int, GroupError] = field(default_factory=dict)
-    """Why that member has aborted the run."""
+    """Reason for which a member has aborted the run."""
     waits: dict[int, int] = field(default_factory=dict)
     """Number of steps of members that have waited for long, or were asked."""
     answers: dict[int, int] = field(default_factory=dict)
     """Members that have answered this member's question, and the member that each waits for.
 
-    It is the member itself if it has made progress since its answer.
+    It is the member itself if it has made progress since the answer.
     """
     is_asked: bool = False
     """True if another member has asked for the steps of this member."""
@@ -130,7 +130,7 @@ class Transport(ABC):
         self.moved = Counter[int]()
         """Number of bytes of large messages that were sent to that member or received from it.
 
-        A member is not late while its number increases.
+        A member is not late while this number increases.
         """
         self.others = [each for each in range(size) if each != rank]
         self.departed: dict[int, str] = {}
@@ -189,7 +189,7 @@ class Transport(ABC):
             self.send(rank, head, body)
 
     def tell_round(self, rank: int, run: int, at: tuple[bool, int, int], message: Round) -> None:
-        """Send the description of a call to a member. Send only its digest if it is repeated."""
+        """Send the description of a call to a member, or only the digest of a repeated call."""
         is_pair, number, part = at
         head = _HEAD.pack(run, number, part, MessageKind.call, is_pair, message.digest)
         if self._last_sent.get(rank) != message.digest:
@@ -203,7 +203,7 @@ class Transport(ABC):
     def take(self, source: int, head: bytes, body: Array) -> None:
         """Store a message. Raises `EncodingError` if it is invalid."""
         if len(head) < _HEAD.size:
-            raise EncodingError(f"a message begins with {_HEAD.size} bytes, not {len(head)}")
+            raise EncodingError(f"a message must begin with {_HEAD.size} bytes, got {len(head)}")
         run, number, part, kind, is_pair, digest = _HEAD.unpack_from(head)
         inbox, rest = self._inbox[run], head[_HEAD.size :]
         if kind in (MessageKind.call, MessageKind.block):
@@ -356,7 +356,7 @@ class MessageCommunicator(Passing):
     def printer(self, unpacked: Callable[[bytes], Outcome]) -> int:
         """Return the member that prints the traceback of an error that all members raise.
 
-        It is the first member whose own task failed. If there is none, it is the first member that
+        It is the first member with a failed task. If no task failed, it is the first member that
         has not left and is not late.
         """
         failed = [rank for rank, data in self._inbox.outcomes.items() if unpacked(data).first]
@@ -562,7 +562,7 @@ class MessageCommunicator(Passing):
     def _require_progress(self, call: Collective) -> None:
         """Abort the run if each member waits for another member or has finished.
 
-        A member that waits for long sends its number of steps to all members. A member that still
+        A member that waits for long sends the number of steps to all members. A member that still
         waits when it has received all numbers sends these numbers to all members. No message was in
         flight to it then. If all members send the same numbers, no member has made progress in
         between, and no member can.
@@ -615,7 +615,7 @@ def _packed(arrays: Sequence[Array]) -> Array:
 
 
 def _framed(messages: Sequence[Array]) -> Array:
-    """Encode several messages as one message, with their lengths."""
+    """Encode several messages as one message, with the lengths."""
     if not any(each.nbytes for each in messages):
         return np.array([len(messages)], "<i8").view(np.uint8)
     lengths = np.array([len(messages), *[each.nbytes for each in messages]], "<i8")
@@ -858,7 +858,7 @@ class MessageGroup(AnyGroup):
 
     Each process creates the group, and all processes make the same calls of `run`, `keep` and kept
     functions. `run` calls the function for this process's member, on this thread, and returns the
-    results of all members. If a member fails, all members raise its error. If a process leaves the
+    results of all members. If a member fails, all members raise the error. If a process leaves the
     program, the other processes raise an error that names it.
     """
 
@@ -920,7 +920,7 @@ class MessageGroup(AnyGroup):
                     kind = type(reason) if isinstance(reason, GroupError) else GroupError
                     self._why_closed = kind, f"the group is closed: {brief_error(reason)}"
                 self._leave(reason)
-            error = None  # because its traceback refers to this frame
+            error = None  # because the traceback refers to this frame
 
     def close(self) -> None:
         """Leave the group. Members that still wait for this process raise an error. Idempotent."""

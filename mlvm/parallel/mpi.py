@@ -1,8 +1,8 @@
 """Group of the processes that `mpiexec` has started, on one host or on many.
 
-The members communicate by Isend and Irecv (see `mlvm.parallel.messages`). MPI's own reductions are
-not used, because their order is not fixed. A waiting member polls for messages and sleeps in
-between.
+The members communicate by Isend and Irecv (see `mlvm.parallel.messages`). MPI's reductions are not
+used, because the order of operations is not fixed. A waiting member polls for messages and sleeps
+in between.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SHORTEST: Final = 20e-6  # seconds of the first sleep; the next sleeps double
 _LONGEST: Final = 2e-3
 
 _MOST_VERSIONS: Final = 500  # bytes
-_LAST_WORDS: Final = 0.5  # seconds in which the other processes may print their errors
+_LAST_WORDS: Final = 0.5  # seconds in which the other processes may print errors
 
 _HEAD, _BODY, _HELLO = 1, 2, 16_411  # tags of messages; the last is used in COMM_WORLD
 _PIECE: Final = 1 << 20  # bytes of a body in one MPI message, so that progress is visible
@@ -48,14 +48,14 @@ class MpiGroup(MessageGroup):
 
     Each process creates the group, and all processes make the same calls of `run`, `keep` and kept
     functions. `run` calls the function for this process's member, on this thread, and returns the
-    results of all members, which are pickled. If a member fails, all members raise its error, and
+    results of all members, which are pickled. If a member fails, all members raise the error, and
     one process prints the traceback. If a process leaves the program, the other processes raise an
     error that names it. If a process is killed, mpiexec kills all processes.
 
     Arguments:
         timeout: the longest time in seconds that a member waits for another member without
             progress, also for the creation of the group. By default, there is no limit.
-        mixed: whether the processes may have different versions of mlvm, its kernels or numpy,
+        mixed: whether the processes may have different versions of mlvm, the kernels or numpy,
             which may compute different bits.
 
     Raises `GroupTimeoutError` if a process does not create the group; `MissingExtraError` without
@@ -85,14 +85,14 @@ def _loaded() -> Any:
             f'cannot load MPI: {error}; install it with pip install "mlvm[mpi]"'
         ) from None
     if mpi.Query_thread() < mpi.THREAD_SERIALIZED:
-        raise GroupError("this MPI library supports one thread only; THREAD_SERIALIZED is needed")
+        raise GroupError("this MPI library supports only one thread; THREAD_SERIALIZED is needed")
     return mpi
 
 
 def _unlink_segments() -> None:
     """Unlink the shared memory of MPICH, so that none remains when a process is killed.
 
-    Processes that have mapped the memory keep it.
+    Processes that have mapped the memory can still use it.
     """
     with suppress(OSError):  # not Linux, no such memory, or another process was first
         for path in set(re.findall(r"/dev/shm/mpich_shm_\w+", Path("/proc/self/maps").read_text())):

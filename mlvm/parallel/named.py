@@ -1,4 +1,4 @@
-"""Groups by their names on the command line."""
+"""Groups by name, for the command line."""
 
 from __future__ import annotations
 

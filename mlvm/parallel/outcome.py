@@ -12,7 +12,7 @@ from mlvm.core.errors import GroupError
 from mlvm.parallel.communicator import brief_error
 
 _TEXT: Final = "_mlvm_text"
-"""Attribute of an exception: the line to print, or None to print the traceback at once."""
+"""Attribute of an exception: the line to print, or None to print the traceback immediately."""
 
 
 class AnyFailure(Protocol):
@@ -22,7 +22,7 @@ class AnyFailure(Protocol):
 
 
 class Outcome(NamedTuple):
-    """Result of a task, or its error.
+    """Result or error of a task.
 
     `first` is True if the error was not caused by the error of another member.
     """
@@ -44,7 +44,7 @@ def results_of(outcomes: Mapping[int, Outcome], names: Sequence[str]) -> list[An
         try:
             raise error
         finally:
-            del error  # because its traceback refers to this frame
+            del error  # because the traceback refers to this frame
     return [outcomes[rank].value for rank in range(len(names))]
 
 
@@ -52,8 +52,8 @@ def print_once(error: BaseException, here: str, printer: str) -> None:
     """Print the traceback of an error that all members raise in one of their processes.
 
     The other processes print one line if nothing catches the error. `here` is the name of this
-    member, `printer` the name of the member that prints the traceback. Each process writes its
-    text at once, because a launcher such as mpirun mixes the output of the processes.
+    member, `printer` the name of the member that prints the traceback. Each process writes the text
+    with one call, because a launcher such as mpirun mixes the output of the processes.
     """
     [line, *_] = brief_error(error).splitlines()
     is_other = here != printer

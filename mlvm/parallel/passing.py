@@ -1,4 +1,4 @@
-"""Base of communicators whose members send arrays to each other.
+"""Base class of communicators in which members send arrays to each other.
 
 Members share windows of memory in `mlvm.parallel.board`, and send messages in
 `mlvm.parallel.messages`. `Passing` implements what both have in common: the end of a run by an
@@ -53,7 +53,7 @@ class Passing(Communicator):
 
     @abstractmethod
     def give_up(self, reason: str, kind: type[GroupError] = GroupError) -> NoReturn:
-        """End the run. Raises such a `GroupError`."""
+        """Abort the run. Raises the `GroupError`."""
 
     def require_unbroken(self, call: Collective) -> None:
         """Raise `GroupError` if the run was aborted."""

@@ -62,5 +62,5 @@ class _ByName(pickle.Pickler):
         ):
             main = sys.modules["__main__"]
             if getattr(main, "__spec__", None) is None and not hasattr(main, "__file__"):
-                raise pickle.PicklingError(f"{value!r} is in no file")
+                raise pickle.PicklingError(f"{value!r} is not defined in a file")
         return NotImplemented

@@ -1,7 +1,8 @@
 """Encoding of values and errors for other members without pickle.
 
-It supports None, bools, numbers, strings, bytes and arrays, and lists, tuples and dicts of them. A
-NamedTuple is decoded as a tuple. An error keeps its class if that is built into Python or mlvm.
+It supports None, bools, numbers, strings, bytes and arrays, and lists, tuples and dicts of these. A
+NamedTuple is decoded as a tuple. The class of an error is preserved if it is built into Python or
+mlvm.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class PlainFailure(NamedTuple):
     traceback: str
 
     def error(self, where: str, instead: Callable[[str], Exception]) -> Exception:
-        """Return the exception with its traceback and `where` as a note."""
+        """Return the exception with the traceback and `where` as a note."""
         error = read_error(open_message(self.message, Kind.error)[1])
         error.add_note(f"in {where}:\n{self.traceback}")
         return error
@@ -79,8 +80,8 @@ def _message(failed: Any, flattened: Any, arrays: list[Array], blobs: list[bytes
 def _flattened(value: Any, arrays: list[Array], blobs: list[bytes]) -> Any:
     """Flatten a value for the encoder.
 
-    A container is replaced by a list of its kind and its items. Arrays and bytes are appended to
-    these lists and replaced by their index.
+    A container is replaced by a list of the kind and the items. Arrays and bytes are appended to
+    these lists and replaced by the index.
     """
     if isinstance(value, np.ndarray):
         arrays.append(value)

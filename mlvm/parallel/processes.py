@@ -1,7 +1,7 @@
 """Group of processes on this host.
 
-Each process has its own VM. A server that has imported mlvm once forks it, so it starts quickly. It
-receives tasks through a connection, and exits when the connection is closed: when the group is
+Each process has a VM. A server that has imported mlvm once forks the process, so it starts quickly.
+It receives tasks through a connection, and exits when the connection is closed: when the group is
 closed, or this process exits. The members communicate through a board in shared memory. The memory
 has no name, so it is freed with the last process.
 """
@@ -84,7 +84,7 @@ class ProcessGroup(AnyGroup):
         self, size: int, *, cores: Sequence[int] | None = None, timeout: float | None = None
     ) -> None:
         if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= _MOST:
-            raise GroupError(f"a group has 1 to {_MOST} processes, not {brief(size)}")
+            raise GroupError(f"a group must have 1 to {_MOST} processes, got {brief(size)}")
         if os.name != "posix":
             raise GroupError("groups of processes need a POSIX system")
         pins = checked_cores(cores, size)
@@ -166,7 +166,7 @@ class _Run:
         self.dead: GroupError | None = None
 
     def send(self, messages: Sequence[bytes]) -> None:
-        """Send each member its task."""
+        """Send a task to each member."""
         for rank, message in enumerate(messages):
             with suppress(OSError):  # the member has died; `collect` detects it
                 self._connections[rank].send_bytes(message)
@@ -329,7 +329,7 @@ def _listen(connection: Connection, tasks: SimpleQueue[bytes | None]) -> None:
 
 
 def _done(seat: Seat, communicator: BoardCommunicator, message: bytes) -> bytes:
-    """Run the task, and return its outcome as bytes."""
+    """Run the task, and return the outcome as bytes."""
     try:
         return seat.do(lambda rank, vm: packed(pickle.loads(message)(rank, vm)), communicator)
     except BaseException as error:  # the parent raises it

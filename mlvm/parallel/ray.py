@@ -50,22 +50,22 @@ class RayGroup(AnyGroup):
     task. The actors communicate by TCP, with a generated secret.
 
     If an actor dies or is late, all actors are stopped and the group is closed. The error contains
-    Ray's cause of death. With `restarts`, all actors are restarted instead, and `run` repeats its
-    function, which resumes from its last checkpoint. Kept functions are lost with the actors: their
-    calls raise the error, and `keep` creates new ones. In the environment of an actor,
-    MLVM_RESTARTS is the number of earlier starts.
+    Ray's cause of death. With `restarts`, all actors are restarted instead, and `run` repeats the
+    function, which resumes from the last checkpoint. Kept functions are lost with the actors: calls
+    of these functions raise the error, and `keep` creates new functions. In the environment of an
+    actor, MLVM_RESTARTS is the number of earlier starts.
 
     Arguments:
         size: the number of actors.
         timeout: the longest time in seconds that a member waits for another member without
             progress, that `run` waits for the other members after the first has finished, and that
-            the group waits for its resources. By default, there is no limit for members, and the
-            group waits `start` seconds for its resources.
-        start: the longest time in seconds that the group waits for its actors.
+            the group waits for resources. By default, members wait without a limit, and the group
+            waits `start` seconds for resources.
+        start: the longest time in seconds that the group waits for actors.
         strategy: the placement group that reserves the resources: "PACK" on few hosts, "SPREAD" on
             many, "STRICT_PACK" on one host, "STRICT_SPREAD" on `size` hosts.
         restarts: the largest number of restarts.
-        mixed: whether the actors may have different versions of mlvm, its kernels or numpy, which
+        mixed: whether the actors may have different versions of mlvm, the kernels or numpy, which
             may compute different bits.
         options: the options of `ray.remote` for each actor: `num_cpus` (by default 1, or less on a
             host with fewer processors than actors), `num_gpus`, `resources`, `runtime_env`, ...
@@ -91,7 +91,7 @@ class RayGroup(AnyGroup):
         **options: Any,
     ) -> None:
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-            raise GroupError(f"a group has 1 or more actors, not {brief(size)}")
+            raise GroupError(f"a group must have 1 or more actors, got {brief(size)}")
         if strategy not in _STRATEGIES:
             raise GroupError(f"strategy=: expected one of {_STRATEGIES}, got {brief(strategy)}")
         if not isinstance(restarts, int) or restarts < 0:
@@ -226,7 +226,7 @@ class RayGroup(AnyGroup):
             cause = error.cause
             raise cause if isinstance(cause, MlvmError) else GroupError(str(error)) from None
         except errors.RayError as error:
-            raise GroupError(f"an actor has died during its start: {_cause(error)}") from None
+            raise GroupError(f"an actor died at startup: {_cause(error)}") from None
         return results
 
     def run(self, fn: Task[R]) -> list[R]:
@@ -334,7 +334,7 @@ def _cause(error: Exception) -> str:
 
 
 class _Actor:
-    """Member of the group, in its own process."""
+    """Member of the group, in a separate process."""
 
     def __init__(self) -> None:
         self._group: TcpGroup | None = None
@@ -362,12 +362,12 @@ class _Actor:
         )
 
     def do(self, task: Task[Any]) -> tuple[Outcome, bool]:
-        """Run a task. Return its outcome, and whether the group was closed."""
+        """Run a task; return the outcome, and whether the group was closed."""
         assert self._group is not None  # the first call is `join`
         done: list[Any] = []
         failed: list[BaseException] = []
 
-        def alone(rank: int, vm: LocalVM) -> None:  # the other members do not need its result
+        def alone(rank: int, vm: LocalVM) -> None:  # the other members do not need the result
             try:
                 done.append(task(rank, vm))
             except BaseException as error:

@@ -1,4 +1,4 @@
-"""Communication of threads, whose members share the memory of one process.
+"""Communication of threads, which share the memory of one process.
 
 A member that arrives at a collective waits for the other members. They cannot meet if a member
 calls a different collective, has finished or has failed, or if all members wait. This is detected
@@ -22,7 +22,7 @@ from mlvm.parallel.sharing import WORK, Arrays
 class _Barrier:
     """Collective at which all members have arrived.
 
-    `at_work` is the number of members that have not finished their parts of the work.
+    `at_work` is the number of members that have not finished.
     """
 
     arrays: Arrays
@@ -49,7 +49,7 @@ class Rendezvous:
         self._gathered = 0  # number of members that have arrived at it
         self._barriers: list[_Barrier | None] = [None] * len(names)
         self._gates = [system.lock() for _ in names]
-        self._waiting: set[int] = set()  # ranks of members that wait at their gate
+        self._waiting: set[int] = set()  # ranks of members that wait at a gate
         self._abandoned: set[int] = set()  # ranks whose gate was opened because the run was aborted
         for gate in self._gates:
             gate.acquire()
@@ -57,7 +57,7 @@ class Rendezvous:
     # --- a member's life ---
 
     def end(self, rank: int) -> None:
-        """Finish this member's part of the run. It is the member's last call."""
+        """Finish this member's part of the run; this is the last call of the member."""
         with self._lock:
             self._ended[rank] = True
             self._at_rest += 1
@@ -88,7 +88,7 @@ class Rendezvous:
     # --- barrier ---
 
     def execute(self, rank: int, call: Collective) -> None:
-        """Take part in a collective, and return when the work of all its members is done.
+        """Take part in a collective, and return when the work of all members is done.
 
         Raises `GroupError` if the members cannot meet.
         """
@@ -110,7 +110,7 @@ class Rendezvous:
             self._leave(rank, call, barrier)
 
     def _arrive(self, rank: int, call: Collective) -> _Barrier | None:
-        """Arrive at the collective. Return its barrier if this member is the last to arrive."""
+        """Arrive at the collective; return the barrier if this member is the last to arrive."""
         self._require_unbroken(rank, call)
         if call.is_pair:
             for other in call.ranks:
@@ -161,7 +161,7 @@ class Rendezvous:
             raise
 
     def _leave(self, rank: int, call: Collective, barrier: _Barrier) -> None:
-        """Wait until all members have finished their parts of the work."""
+        """Wait until all members have finished the work."""
         with self._lock:
             self._require_unbroken(rank, call)
             barrier.at_work -= 1
@@ -216,7 +216,7 @@ class Rendezvous:
             if call is not None
         ]
         if waiting:
-            self._break(f"no member can go on; these wait: {'; '.join(waiting)}")
+            self._break(f"deadlock: all members wait: {'; '.join(waiting)}")
 
     def _break(self, reason: str, error: BaseException | None = None) -> None:
         """Abort the run, unless it was aborted. Members that wait or arrive later raise errors."""

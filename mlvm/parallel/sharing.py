@@ -1,7 +1,7 @@
-"""Collectives of members that share their memory, so that no data is sent.
+"""Collectives of members with shared memory, which send no data.
 
 For large tensors, each member combines one part and writes it to all members, in blocks that fit
-its cache.
+into the cache.
 """
 
 from __future__ import annotations

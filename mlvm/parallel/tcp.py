@@ -93,7 +93,7 @@ class TcpGroup(MessageGroup):
     Each process creates the group, and all processes make the same calls of `run`, `keep` and kept
     functions. `run` calls the function for this process's member, on this thread, and returns the
     results of all members. Results are plain data: numbers, strings, arrays, and lists, tuples and
-    dicts of them. If a member fails, all members raise its error. If a process exits or is killed,
+    dicts of these. If a member fails, all members raise the error. If a process exits or is killed,
     the other processes raise an error that names it. Messages are authenticated, but not encrypted.
 
     Arguments:
@@ -106,7 +106,7 @@ class TcpGroup(MessageGroup):
         timeout: the longest time in seconds that a member waits for another member without
             progress. By default, there is no limit.
         start: the longest time in seconds that a member waits until all members are connected.
-        mixed: whether the processes may have different versions of mlvm, its kernels or numpy,
+        mixed: whether the processes may have different versions of mlvm, the kernels or numpy,
             which may compute different bits.
         advertise: HOST or HOST:PORT where the other members reach this member, if it uses NAT
             or on several networks. By default, MLVM_ADVERTISE, or the address that the first member
@@ -400,7 +400,7 @@ class TcpTransport(Transport):
             move()
         except (MlvmError, ValueError, LookupError) as error:
             with suppress(MlvmError, ValueError, LookupError):
-                self._receive(rank, link)  # its last messages
+                self._receive(rank, link)  # the last messages of the member
             self.departed.setdefault(rank, str(error))
             self._drop(rank)
             return
@@ -415,7 +415,7 @@ class TcpTransport(Transport):
         link.socket.close()
 
     def has_last_words(self) -> bool:
-        """Return whether a member has not closed its connection.
+        """Return whether a member has not closed the connection.
 
         If this process closed a connection with unread bytes first, TCP would reset it, and the
         member would lose the last messages.
@@ -794,7 +794,7 @@ class _Meeting:
 def _link(
     sock: socket.socket, secret: bytes, asking_nonce: bytes, answered: bytes, asks: bool
 ) -> Link:
-    """Return the connection with its keys.
+    """Return the connection with the keys.
 
     Both sides have proved that they know the secret.
     """

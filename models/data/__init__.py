@@ -1,4 +1,4 @@
-"""Data sets: `load("digits")`, `load("mnist:DIR")`, `load("text")` and the others of `SPECS`."""
+"""Data sets by name: `load("digits")`, `load("mnist:DIR")` and the other names in `SPECS`."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ MAKERS: Final[dict[str, Callable[[int], DataSet]]] = {
     "lines": lines.load,
     "listops": listops.load,
 }
-"""Those that need no path, from a seed."""
+"""Data sets without a path: functions of a seed."""
 SPECS = [*MAKERS, *READERS]
 
 
 def parse(spec: str) -> tuple[str, Path | None]:
     """Match a text to a form of `SPECS`; return the form, and the path in the text, if any.
 
-    Raises `DataError` for any other text.
+    Raises `DataError` if no form matches.
     """
     name, _, path = spec.partition(":")
     if spec in MAKERS:
@@ -40,14 +40,15 @@ def parse(spec: str) -> tuple[str, Path | None]:
     for form in READERS:
         if path and form.partition(":")[0] == name:
             return form, Path(path)
-    raise DataError(f"no data set {spec!r}; there are {', '.join(SPECS)}")
+    raise DataError(f"unknown data set {spec!r}; expected one of {', '.join(SPECS)}")
 
 
 def load(spec: str, *, seed: int = 0, image_shape: tuple[int, int, int] | None = None) -> DataSet:
     """Load the data set that `spec` names.
 
-    `seed` decides which digits and lines are held out for the test, and the trees. Images of a
-    folder get the `image_shape`, (height, width, channels); other data sets have a fixed shape.
+    `seed` selects the digits and lines that are held out for the test, and generates the trees.
+    Images of a folder are converted to `image_shape`, (height, width, channels); other data sets
+    have a fixed shape.
 
     Raises `DataError` for an unknown name, and for a file that is missing or corrupt.
     """

@@ -1,8 +1,8 @@
-"""Changes of training images at random, for `ml.Pipeline(transform=...)`.
+"""Random augmentation of training images, for `ml.Pipeline(transform=...)`.
 
-Each takes the arrays of a batch, images f32[B,H,W,C] first, and the random numbers of its samples,
-and returns new arrays. An image depends only on its own numbers, except for `Mixup`, which also
-uses its neighbour in the batch.
+Each transform receives the arrays of a batch, with images f32[B,H,W,C] first, and random numbers
+for each sample, and returns new arrays. The result for an image depends only on the random numbers
+of this sample. `Mixup` also uses the next image of the batch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Chain:
 
 @dataclass(frozen=True)
 class Flip:
-    """Exchange of left and right, with that probability."""
+    """Horizontal flip with a given probability."""
 
     probability: float = 0.5
 
@@ -48,7 +48,7 @@ class Flip:
 
 @dataclass(frozen=True)
 class Crop:
-    """Random crop to the image's size, after `padding` black pixels are put around it.
+    """Random crop to the image size, after padding each side with `padding` black pixels.
 
     Raises `DataError` for a negative padding.
     """
@@ -57,7 +57,7 @@ class Crop:
 
     def __post_init__(self) -> None:
         if self.padding < 0:
-            raise DataError(f"padding is a number of pixels >= 0, not {self.padding}")
+            raise DataError(f"padding must be a number of pixels >= 0, got {self.padding}")
 
     def __call__(self, arrays: Arrays, random: ml.SampleRandom) -> Arrays:
         images, *rest = arrays
@@ -77,7 +77,7 @@ class Normalise:
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
         self.mean, self.std = np.array(mean, np.float32), np.array(std, np.float32)
         if not (self.std > 0).all():
-            raise DataError(f"a standard deviation is positive, not {std}")
+            raise DataError(f"a standard deviation must be positive, got {std}")
 
     def __call__(self, arrays: Arrays, random: ml.SampleRandom) -> Arrays:
         images, *rest = arrays
@@ -86,10 +86,10 @@ class Normalise:
 
 @dataclass(frozen=True)
 class Mixup:
-    """Mixup of each image with the next of its batch (Zhang et al., arXiv 1710.09412).
+    """Mixup of each image with the next image of the batch (Zhang et al., arXiv 1710.09412).
 
-    The share of the image is lambda, drawn from Beta(alpha, alpha), that of the next one
-    1 - lambda. Labels are mixed alike and become f32[B,num_classes].
+    The image has the weight lambda, drawn from Beta(alpha, alpha), and the next image has the
+    weight 1 - lambda. Labels are mixed in the same way and become f32[B,num_classes].
 
     Raises `DataError` unless 0 < alpha <= 1.
     """
@@ -99,7 +99,7 @@ class Mixup:
 
     def __post_init__(self) -> None:
         if not 0 < self.alpha <= 1:
-            raise DataError(f"alpha is above 0 and at most 1, not {self.alpha}")
+            raise DataError(f"alpha must be above 0 and at most 1, got {self.alpha}")
 
     def __call__(self, arrays: Arrays, random: ml.SampleRandom) -> Arrays:
         images, labels = arrays
@@ -117,10 +117,10 @@ class Distort:
     """Rotate, shear, scale and shift the image randomly, and add noise."""
 
     turn: float = 0  # radians
-    shear: float = 0  # columns a row
+    shear: float = 0  # columns per row
     scale: float = 0  # logarithm of the factor, for height and width each
-    shift: float = 0  # pixels, downwards and to the right each
-    noise: float = 0  # standard deviation of normal noise on each value
+    shift: float = 0  # pixels, for each axis
+    noise: float = 0  # standard deviation of the noise on each value
 
     def __call__(self, arrays: Arrays, random: ml.SampleRandom) -> Arrays:
         images, *rest = arrays
@@ -130,7 +130,7 @@ class Distort:
         return (images, *rest)
 
     def draw(self, random: ml.SampleRandom) -> tuple[Doubles, Doubles]:
-        """Return a distortion for each image, as `looked_up` takes them: matrices and shifts."""
+        """Return a distortion for each image: the matrices and shifts for `looked_up`."""
         turn, shear, down, right, high, wide = random.uniform(-1, 1, (6,)).T * np.array(
             [[self.turn], [self.shear], [self.shift], [self.shift], [self.scale], [self.scale]]
         )
@@ -145,10 +145,10 @@ class Distort:
 
 
 def looked_up(images: Images, matrices: Doubles, shifts: Doubles) -> Images:
-    """Image n with, at each pixel p, what was at `matrices[n] @ p + shifts[n]`.
+    """Resample image n at `matrices[n] @ p + shifts[n]` for each pixel p.
 
-    p is (row, column) from the image's middle, matrices f64[N,2,2], shifts f64[N,2]. Between
-    pixels the four around are interpolated; outside of the image there is black.
+    p is (row, column) relative to the image centre; matrices are f64[N,2,2], shifts f64[N,2]. The
+    four nearest pixels are interpolated. Pixels outside of the image are black.
     """
     n, height, width, _ = images.shape
     size = np.array([[height], [width]])

@@ -12,8 +12,9 @@ from models.data.dataset import NO_LABEL, Array, Examples, Labels
 def evaluation_batches(examples: Examples, batch_size: int) -> Iterator[tuple[Array, Labels]]:
     """Yield the samples in order.
 
-    The last batch is filled up with its last sample, labelled `NO_LABEL`: zeros need not be a
-    sample, as a tree of zeros would never end.
+    The last batch is padded with copies of the last sample, labelled `NO_LABEL`. It is not padded
+    with zeros, because zeros may not be a valid sample: a traversal of a tree of zeros would not
+    terminate.
     """
     for start in range(0, len(examples), batch_size):
         samples, labels = examples[np.arange(start, min(start + batch_size, len(examples)))]

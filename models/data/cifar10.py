@@ -1,6 +1,7 @@
 """CIFAR-10 (Krizhevsky, 2009), the binary version: data_batch_1.bin to _5.bin, test_batch.bin.
 
-An image is 3073 bytes: its label, then the red, green and blue planes of 32 x 32 bytes, row by row.
+An image has 3073 bytes: the label, then the red, green and blue planes of 32 x 32 bytes in
+row-major order.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _RECORD = 1 + _SIDE * _SIDE * _CHANNELS
 
 
 def load(folder: Path) -> DataSet:
-    """Return the data set in that folder. Raises `DataError` for a missing or corrupt file."""
+    """Return the data set in the folder. Raises `DataError` for a missing or corrupt file."""
     train = _images(np.concatenate([_records(folder / name) for name in TRAIN_FILES]))
     test = _images(_records(folder / TEST_FILE))
     augment = Chain(Crop(padding=4), Flip())
@@ -30,12 +31,12 @@ def load(folder: Path) -> DataSet:
 
 
 def _records(file: Path) -> Bytes:
-    """Return a file's images with their labels: u8[N,3073]."""
+    """Return the images of a file, each with a label: u8[N,3073]."""
     with reading(file, HOMEPAGE) as source:
         content = np.frombuffer(source.stream.read(), np.uint8)
         if content.size % _RECORD:
             raise DataError(
-                f"its {content.size} bytes are no multiple of {_RECORD}, an image and its label"
+                f"expected a multiple of {_RECORD} bytes (label and image), got {content.size}"
             )
         records = content.reshape(-1, _RECORD)
         require_labels(records[:, 0], NUM_CLASSES)

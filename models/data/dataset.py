@@ -1,8 +1,8 @@
 """Interface of the data sets: labelled samples for training and for tests.
 
-Images leave every data set as f32[B,H,W,C] with values from `BLACK` to `WHITE`, symbols of texts
-and trees as i64[B, ...] with values 0 .. num_symbols - 1. Labels are i64[B], or i64[B,T] where
-each of T symbols has one, with values 0 .. num_classes - 1, or `NO_LABEL`.
+Every data set returns images as f32[B,H,W,C] with values from `BLACK` to `WHITE`, and symbols of
+texts and trees as i64[B, ...] with values 0 .. num_symbols - 1. Labels are i64[B], or i64[B,T] with
+a label for each of T symbols. A label is 0 .. num_classes - 1 or `NO_LABEL`.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ Indices: TypeAlias = NDArray[np.int64]
 Bytes: TypeAlias = NDArray[np.uint8]
 
 Kind: TypeAlias = Literal["images", "text", "masked text", "sequences", "trees"]
-"""Kind of the samples, which decides the models that a data set is for."""
+"""Kind of samples, which determines the models that support a data set."""
 
 BLACK, WHITE = -1.0, 1.0  # the values of a channel
 NO_LABEL = -1  # label of a sample or symbol that the loss ignores
 
 
 class DataError(ml.errors.MlvmError, ValueError):
-    """A data set is unknown, or one of its files is missing or corrupt."""
+    """Error for an unknown data set, or for a missing or corrupt file of a data set."""
 
 
 class Examples(Protocol):
-    """Samples and their labels by number: a `ml.Dataset` of two arrays."""
+    """Samples and labels by index: an `ml.Dataset` of two arrays."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, indices: Indices, /) -> tuple[Array, Labels]: ...
@@ -43,9 +43,9 @@ class Examples(Protocol):
 class DataSet:
     """Labelled samples of the same shape.
 
-    `shape`: shape of a sample; (H, W, C) of images.
-    `augment`: random changes of training samples that keep their labels valid, or None.
-    `num_symbols`: number of different symbols, of samples made of symbols.
+    `shape`: shape of a sample; (H, W, C) for images.
+    `augment`: random transform of training samples that preserves the labels, or None.
+    `num_symbols`: number of different symbols, if samples consist of symbols.
     `classes`: names of the classes, or None.
     """
 
@@ -71,30 +71,30 @@ class Column(Protocol):
 
 
 class LabelledImages:
-    """Images and their labels in two arrays of one length, or in files of arrays.
+    """Images and labels in two arrays of the same length, or in files of arrays.
 
-    Images [N,H,W,C] of u8 with values 0 .. white are scaled when they are read; those of f32 stay
+    u8 images [N,H,W,C] with values 0 .. white are scaled when they are read. f32 images stay
     unchanged. Labels [N] are integers.
 
-    Raises `DataError` for arrays of other kinds, for empty ones, and for labels out of range; a
-    reader of a file adds its name.
+    Raises `DataError` for other arrays, for empty arrays, and for labels out of range. A reader of
+    a file adds the file name.
     """
 
     def __init__(
         self, images: Column, labels: Column, num_classes: int, *, white: int = 255
     ) -> None:
         if len(images.shape) != 4 or images.dtype not in (np.uint8, np.float32):
-            raise DataError(f"images are u8 or f32 [N,H,W,C], not {images.dtype} {images.shape}")
+            raise DataError(f"images must be u8 or f32[N,H,W,C], got {images.dtype} {images.shape}")
         if 0 in images.shape[1:]:
-            raise DataError(f"images have a pixel or more, not the shape {images.shape}")
+            raise DataError(f"images must have at least one pixel, got the shape {images.shape}")
         if len(labels.shape) != 1 or labels.dtype.kind not in "iu":
-            raise DataError(f"labels are integers [N], not {labels.dtype} {labels.shape}")
+            raise DataError(f"labels must be integers [N], got {labels.dtype} {labels.shape}")
         self._images = images
         self._labels: Labels = np.asarray(labels[:]).astype(np.int64)
         self._white = white
         require_labels(self._labels, num_classes)
         if images.shape[0] != labels.shape[0]:
-            raise DataError(f"there are {images.shape[0]} images, but {labels.shape[0]} labels")
+            raise DataError(f"expected {images.shape[0]} labels, got {labels.shape[0]}")
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -120,12 +120,12 @@ def scaled(images: Bytes, white: int = 255) -> Images:
 
 
 def require_labels(labels: NDArray[Any], num_classes: int) -> None:
-    """Raise `DataError` if there is no label, or one that is not 0 .. num_classes - 1."""
+    """Raise `DataError` for an empty array and for labels that are not 0 .. num_classes - 1."""
     if not labels.size:
         raise DataError("it is empty")
     wrong = (labels < 0) | (labels >= num_classes)
     if wrong.any():
         position = int(np.argmax(wrong))
         raise DataError(
-            f"label {labels[position]} at position {position} is not 0 .. {num_classes - 1}"
+            f"labels must be 0 .. {num_classes - 1}, got {labels[position]} at position {position}"
         )

@@ -1,4 +1,4 @@
-"""UCI's handwritten digits: 1797 images of 8 x 8, shipped here; README.md has the attribution."""
+"""UCI's handwritten digits: 1797 images of 8 x 8 (attribution: README.md in this folder)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NUM_CLASSES = 10
 
 
 def load(seed: int = 0) -> DataSet:
-    """Return the digits shuffled with that seed; the last 360 are the test set."""
+    """Return the digits, shuffled with the seed; the last 360 are the test set."""
     with np.load(FILE) as file:
         order = np.random.Generator(np.random.PCG64(seed)).permutation(len(file["labels"]))
         images, labels = file["images"][order, :, :, None], file["labels"][order]

@@ -1,4 +1,4 @@
-"""Data sets' files, opened alike: what is wrong with one is a `DataError` that names it."""
+"""Readers of data set files; an unusable file raises a `DataError` that names the file."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from typing import NamedTuple
 from models.data.dataset import DataError
 
 MOST_UNPACKED = 1 << 30
-"""Bytes that a compressed file may unpack to; a larger one is for its user to unpack."""
+"""Maximum unpacked size of a compressed file in bytes; users unpack larger files themselves."""
 
-_MOST_DEFLATED = 1032  # times smaller is the best that gzip's compression can do
+_MOST_DEFLATED = 1032  # the largest compression ratio of gzip
 
 
 def opened(file: Path) -> BufferedReader:
     """Open a file for reading.
 
-    Raises `OSError`, also for a pipe or a device, which may have no end.
+    Raises `OSError`, also for a pipe or a device, which may be endless.
     """
     try:
         regular = stat.S_ISREG(file.stat().st_mode)
-    except ValueError as error:  # a name that no file can have
+    except ValueError as error:  # not a valid file name
         raise OSError(errno.EINVAL, str(error), str(file)) from None
     if not regular:
-        raise OSError(errno.EINVAL, "it is no regular file", str(file))
+        raise OSError(errno.EINVAL, "it is not a regular file", str(file))
     return file.open("rb")
 
 
@@ -38,8 +38,8 @@ def opened(file: Path) -> BufferedReader:
 def parsing(file: Path) -> Iterator[BufferedReader]:
     """Open a file for a parser of a different library.
 
-    Raises `DataError`, which names the file, for a file that cannot be read, and for any error of
-    the parser inside; a `DataError` from inside passes unchanged.
+    If the file cannot be read, or the parser raises any error inside the block, raise a `DataError`
+    that names the file. A `DataError` from inside the block is not changed.
     """
     try:
         with opened(file) as stream:
@@ -48,12 +48,12 @@ def parsing(file: Path) -> Iterator[BufferedReader]:
         raise
     except OSError as error:
         raise DataError(f"{file} cannot be read: {error.strerror or error}") from None
-    except Exception as error:  # such parsers say of no list that it has all they raise
+    except Exception as error:  # these parsers do not document which errors they raise
         raise DataError(f"{file} is corrupt: {error or type(error).__name__}") from None
 
 
 class Source(NamedTuple):
-    """Unpacked bytes of a file, and a bound on their number."""
+    """Unpacked bytes of a file, with a limit on the number of bytes."""
 
     stream: BufferedIOBase
     most: int
@@ -63,8 +63,8 @@ class Source(NamedTuple):
 def reading(file: Path, homepage: str) -> Iterator[Source]:
     """Open a file for reading; a file with the suffix .gz is decompressed on the fly.
 
-    Raises `DataError`, which says where to get the file, for a file that cannot be read, and for a
-    `DataError` inside.
+    If the file cannot be read, or the block raises `DataError`, raise a `DataError` that names the
+    source of the file.
     """
     try:
         with opened(file) as stream:
@@ -75,7 +75,7 @@ def reading(file: Path, homepage: str) -> Iterator[Source]:
             with gzip.open(stream) as unpacked:
                 yield Source(unpacked, min(_MOST_DEFLATED * size, MOST_UNPACKED))
     except FileNotFoundError:
-        raise DataError(f"there is no {file}; get it from {homepage}") from None
+        raise DataError(f"{file} does not exist; get it from {homepage}") from None
     except (OSError, EOFError, zlib.error) as error:
         reason = f"it cannot be read ({error})"
     except DataError as error:

@@ -34,24 +34,24 @@ FORMATS: Final = [
     "TIFF",
     "WEBP",
 ]
-"""Formats that are read, by Pillow's names. Others of Pillow's run other programs."""
-MOST_PIXELS = 1 << 26  # of an image, before it is scaled
+"""Supported formats, by Pillow's names. Some other formats of Pillow run external programs."""
+MOST_PIXELS = 1 << 26  # per image, before scaling
 _FEW_PIXELS: Final = 1 << 22
-_PIXELS_PER_BYTE: Final = 32  # of the file, more than any photograph has
-_BITS: Final = 258  # the tag of TIFF with the bits of a grey value
+_PIXELS_PER_BYTE: Final = 32  # of the file; no photograph has more
+_BITS: Final = 258  # TIFF tag: bits per grey value
 
 
 class ImageFolder:
-    """Images below a folder, each labelled with the number of its class folder.
+    """Images below a folder, labelled with the number of the class folder.
 
-    They are f32[B,*shape], made by `pixels`. Raises `DataError` for a folder without images, for a
-    file that is not an image, and for channels other than 1 and 3; `MissingExtraError` without
-    Pillow.
+    `pixels` converts them to f32[B,*shape]. Raises `DataError` for a folder without images, for a
+    file that is not an image, and if the number of channels is not 1 or 3; `MissingExtraError`
+    without Pillow.
     """
 
     def __init__(self, folder: Path, classes: list[str], shape: Shape = SHAPE) -> None:
         if shape[2] not in (1, 3):
-            raise DataError(f"images of a folder have 1 channel or 3, not {shape[2]}")
+            raise DataError(f"images of a folder must have 1 or 3 channels, got {shape[2]}")
         self.shape = shape
         extensions = pillow_image().registered_extensions()
         suffixes = {suffix for suffix, kind in extensions.items() if kind in FORMATS}
@@ -62,7 +62,7 @@ class ImageFolder:
             if file.suffix.lower() in suffixes
         ]
         if not files:
-            raise DataError(f"there are no images in {folder}/CLASS, of {', '.join(FORMATS)}")
+            raise DataError(f"no images in {folder}/CLASS; supported are {', '.join(FORMATS)}")
         self.files = [file for file, _ in files]
         self._labels: Labels = np.array([label for _, label in files], np.int64)
 
@@ -75,16 +75,16 @@ class ImageFolder:
 
 
 def load(folder: Path, shape: Shape = SHAPE) -> DataSet:
-    """Load the images of `folder/train` and `folder/test` in that shape.
+    """Load the images of `folder/train` and `folder/test`, converted to the shape.
 
     The shape is (height, width, channels).
 
-    Raises `DataError` for missing folders, classes without images included.
+    Raises `DataError` for missing folders and for classes without images.
     """
     classes = [each.name for each in _sorted(folder / "train") if each.is_dir()]
     unknown = [each.name for each in _sorted(folder / "test") if each.name not in classes]
     if unknown:
-        raise DataError(f"{folder}/test has classes that train has not: {', '.join(unknown)}")
+        raise DataError(f"{folder}/train lacks the classes {', '.join(unknown)} of test")
     train, test = (ImageFolder(folder / part, classes, shape) for part in ("train", "test"))
     augment = Chain(Crop(padding=shape[0] // 8), Flip())
     return DataSet("images", train, test, shape, len(classes), augment, classes=tuple(classes))
@@ -95,7 +95,7 @@ def _sorted(folder: Path) -> list[Path]:
         return sorted(folder.iterdir())
     except OSError as error:
         raise DataError(
-            f"{folder} cannot be listed: {error.strerror}; images are DIR/train/CLASS/FILE and "
+            f"{folder} cannot be listed: {error.strerror}; expected DIR/train/CLASS/FILE and "
             f"DIR/test/CLASS/FILE"
         ) from None
 
@@ -103,29 +103,29 @@ def _sorted(folder: Path) -> list[Path]:
 def pixels(file: Path, shape: Shape) -> Bytes:
     """Read an image as u8[*shape] with 1 or 3 channels.
 
-    It is turned upright by its EXIF data, put on white where it is transparent, scaled to cover the
-    size, and cut around the middle. 16 bits become 8.
+    The image is rotated by the EXIF data, drawn on white where it is transparent, scaled to cover
+    the target size, and cropped around the centre. 16 bits become 8.
 
-    Raises `DataError` for a file that is not an image, and for an image of floats, whose range is
-    unknown; `MissingExtraError` without Pillow.
+    Raises `DataError` for a file that is not an image, and for an image of floats, because their
+    range is unknown; `MissingExtraError` without Pillow.
     """
     height, width, channels = shape
     pillow = pillow_image()
     pillow.init()
-    formats = [kind for kind in FORMATS if kind in pillow.OPEN]  # it may be built without some
+    formats = [kind for kind in FORMATS if kind in pillow.OPEN]  # Pillow may lack some
     with parsing(file) as stream:
         data = stream.read()
         try:
             image = pillow.open(io.BytesIO(data), formats=formats)
         except pillow.UnidentifiedImageError:
             raise DataError(
-                f"{file} cannot be read: it is no image in the formats {', '.join(formats)}"
+                f"{file} cannot be read: expected an image in one of {', '.join(formats)}"
             ) from None
         most = min(MOST_PIXELS, max(_FEW_PIXELS, _PIXELS_PER_BYTE * len(data)))
         if not 0 < image.width * image.height <= most:  # a small file may have millions of pixels
             raise DataError(
-                f"{file} cannot be read: {image.width} x {image.height} pixels are not 1 to "
-                f"{most}, the most in a file of {len(data)} bytes"
+                f"{file} cannot be read: {image.width} x {image.height} pixels; expected 1 to "
+                f"{most}, the limit for a file of {len(data)} bytes"
             )
         plain = _plain(file, image).convert("RGB" if channels == 3 else "L")
         factor = max(height / plain.height, width / plain.width)
@@ -142,9 +142,9 @@ def _plain(file: Path, image: Any) -> Any:
     pillow = pillow_image()
     bits = image.tag_v2.get(_BITS, (16,))[0] if image.format == "TIFF" else 16
     kind, image = image.format, ImageOps.exif_transpose(image)
-    if image.mode in ("F", "I") and kind not in ("PNG", "PPM"):  # whose I is of 16 bits
+    if image.mode in ("F", "I") and kind not in ("PNG", "PPM"):  # 16 bits in mode I
         raise DataError(
-            f"{file} cannot be read: it does not say which of its numbers is white; save it with "
+            f"{file} cannot be read: it does not define which number is white; save it with "
             f"8 or 16 bits"
         )
     if image.mode.startswith("I"):

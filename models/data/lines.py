@@ -1,8 +1,9 @@
-"""Lines of source code, unchanged or with two neighbouring words exchanged, to be told apart.
+"""Lines of source code, each unchanged or with two adjacent words exchanged.
 
-Every line occurs in both forms, with the same words. So counts of words or letters are right half
-of the time: only the order differs. Some pairs have no order, such as the names of an import, so no
-model is always right.
+A model classifies which form it sees. Every line occurs in both forms, with the same words in a
+different order. Therefore a model that only counts words or letters is correct in half of the
+cases. Some pairs have no defined order, such as the names of an import, so no model is always
+correct.
 """
 
 from __future__ import annotations
@@ -15,19 +16,19 @@ import numpy as np
 from models.data.dataset import Array, DataError, DataSet, Indices, Labels
 from models.data.text import NUM_BYTES, standard_library
 
-LENGTH: Final = 48  # bytes of a line; shorter ones end in zeros
+LENGTH: Final = 48  # bytes per line; shorter lines are padded with zeros
 SHORTEST: Final = 16
-MOST: Final = 1 << 22  # bytes of the text that the lines are taken from
+MOST: Final = 1 << 22  # bytes of the text that contains the lines
 NUM_LINES: Final = 14_000
 HELD_OUT: Final = 2_000
 _WORD: Final = re.compile(r"\w+")
 
 
 def load(seed: int = 0) -> DataSet:
-    """Load lines in both forms, label 1 for the exchanged one.
+    """Load lines in both forms; label 1 marks exchanged words.
 
-    `seed` decides which lines are held out, and which words are exchanged. Raises `DataError` if
-    Python has no sources.
+    `seed` selects the lines that are held out, and the words that are exchanged. Raises `DataError`
+    if Python has no sources.
     """
     random = np.random.Generator(np.random.PCG64(seed))
     text = standard_library(MOST).decode(errors="ignore").splitlines()
@@ -43,7 +44,7 @@ def load(seed: int = 0) -> DataSet:
         if len(pairs) == NUM_LINES:
             break
     if len(pairs) <= HELD_OUT:
-        raise DataError(f"the standard library of this Python has only {len(pairs)} lines")
+        raise DataError(f"the standard library of this Python has too few lines: {len(pairs)}")
     return DataSet(
         "lines",
         Lines(pairs[:-HELD_OUT]),
@@ -57,7 +58,7 @@ def load(seed: int = 0) -> DataSet:
 
 
 def exchanged(line: str, random: np.random.Generator) -> str | None:
-    """Exchange two neighbouring words, chosen at random; return None if all are equal."""
+    """Exchange two adjacent words, chosen at random; return None if all words are equal."""
     words = list(_WORD.finditer(line))
     different = [i for i in range(len(words) - 1) if words[i][0] != words[i + 1][0]]
     if not different:
@@ -69,7 +70,7 @@ def exchanged(line: str, random: np.random.Generator) -> str | None:
 
 
 class Lines:
-    """Both forms of each line: i64[B, LENGTH] of bytes, with zeros after the last."""
+    """Both forms of each line as bytes, padded with zeros: i64[B, LENGTH]."""
 
     def __init__(self, pairs: list[tuple[str, str]]) -> None:
         texts = [form.encode().ljust(LENGTH, b"\0") for pair in pairs for form in pair]

@@ -1,9 +1,9 @@
-"""ListOps (Nangia and Bowman, arXiv 1804.06028): nested lists of digits, to be evaluated.
+"""ListOps (Nangia and Bowman, arXiv 1804.06028): evaluation of nested lists of digits.
 
-`[MAX 2 9 [MIN 4 7 ] 0 ]` is 9. The grammar and its probabilities are those of the published
-generator; expressions longer than `MOST_SYMBOLS` and lone digits are drawn again. As in that
-generator, every inner node has two branches: an operator takes its arguments one by one, and the
-bracket last: ((((MAX 2) 9) ...) ]).
+`[MAX 2 9 [MIN 4 7 ] 0 ]` is 9. The grammar and the probabilities are from the published generator.
+Single digits, and expressions longer than `MOST_SYMBOLS`, are drawn again. As in that generator,
+every inner node has two branches: an operator is combined with one argument at a time, and finally
+with the bracket: ((((MAX 2) 9) ...) ]).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from models.data.dataset import Array, DataSet, Indices, Labels
 
 OPERATORS: Final = ("MIN", "MAX", "MED", "SM")
 SYMBOLS: Final = (*map(str, range(10)), *(f"[{name}" for name in OPERATORS), "]")
-"""Symbols of leaves, by their numbers. A digit's number is the digit."""
+"""Symbols of leaves by number. The number of a digit is the digit."""
 END: Final = SYMBOLS.index("]")
-VALUE_P: Final = 0.25  # of an operator where there might be a digit
+VALUE_P: Final = 0.25  # of an operator at a position that allows a digit
 MAX_ARGS: Final = 5
 MAX_DEPTH: Final = 20
 MOST_SYMBOLS: Final = 50
@@ -29,11 +29,11 @@ HELD_OUT: Final = 2_000
 NO_CHILD: Final = -1
 
 Expression: TypeAlias = "int | tuple[int, list[Expression]]"
-"""A digit, or the number of an operator's symbol and its arguments."""
+"""A digit, or the symbol number of an operator with a list of arguments."""
 
 
 def load(seed: int = 0, count: int = NUM_TREES, held_out: int = HELD_OUT) -> DataSet:
-    """Generate `count` different trees from `seed`, each labelled with its value."""
+    """Generate `count` different trees from `seed`, labelled with the values."""
     random = np.random.Generator(np.random.PCG64(seed))
     by_text: dict[str, Expression] = {}
     while len(by_text) < count:
@@ -75,7 +75,7 @@ def value(expression: Expression) -> int:
 
 
 def symbols(expression: Expression) -> list[int]:
-    """Return the symbols of the expression in their order."""
+    """Return the symbols of the expression from left to right."""
     if isinstance(expression, int):
         return [expression]
     operator, arguments = expression
@@ -87,8 +87,8 @@ def nodes(expression: Expression) -> Array:
 
     Each node is a row (symbol, left, right).
 
-    A leaf has `NO_CHILD` for children, an inner node the symbol 0. Rows after the last node are
-    leaves without a parent.
+    A leaf has `NO_CHILD` instead of children, and an inner node has the symbol 0. Rows after the
+    last node are leaves without a parent.
     """
     rows = np.full((MOST_NODES, 3), (0, NO_CHILD, NO_CHILD))
     count = 0
@@ -104,7 +104,7 @@ def nodes(expression: Expression) -> Array:
         return here
 
     def _branch(here: int, parts: list[Expression]) -> None:
-        """Fill the node `here`: all parts but the last are on its left."""
+        """Fill the node `here`: the left child contains all parts except the last."""
         nonlocal count
         *before, last = parts
         if len(before) == 1:
@@ -119,7 +119,7 @@ def nodes(expression: Expression) -> Array:
 
 
 class Trees:
-    """Trees of expressions with their values: i64[B, MOST_NODES, 3] and i64[B]."""
+    """Trees of expressions, and the values: i64[B, MOST_NODES, 3] and i64[B]."""
 
     def __init__(self, expressions: list[Expression]) -> None:
         self._nodes = np.stack([nodes(each) for each in expressions]).astype(np.int8)

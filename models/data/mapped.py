@@ -1,7 +1,8 @@
 """Arrays in `.npy` and `.npz` files that may be larger than memory: only indexed parts are read.
 
-numpy maps only `.npy` files. An `.npz` is a zip archive of these. Its members can be mapped as
-well if they are stored uncompressed, by `np.savez` and not `np.savez_compressed`.
+numpy maps only `.npy` files. An `.npz` file is a zip archive of `.npy` files. This module also maps
+the members of an archive if they are stored without compression, by `np.savez` and not
+`np.savez_compressed`.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ from models.data.files import parsing
 
 Order: TypeAlias = Literal["C", "F"]  # row-major, column-major
 
-_MOST_HEADER = 1 << 16  # bytes of a `.npy` file's header; numpy writes a few hundred
+_MOST_HEADER = 1 << 16  # maximum size of a `.npy` header; numpy writes a few hundred bytes
 _LOCAL_HEADER = struct.Struct("<4s22xHH")  # of a zip member: signature, lengths of name and extra
 
 
 class MappedArray:
-    """Array in a file, from byte `offset` on; `x[indices]` reads a copy.
+    """Array in a file, starting at byte `offset`; `x[indices]` reads a copy.
 
-    A pickle has the file's name, so another process maps the file, too. Raises `DataError` for a
-    file that is missing or too short, also when it is unpickled.
+    A pickle contains only the file name, so a process that unpickles it maps the file again. Raises
+    `DataError` for a file that is missing or too short, also during unpickling.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ def open_npz(file: Path) -> dict[str, MappedArray]:
     """Return the arrays of an `.npz` file by name.
 
     Raises `DataError` for a file that is missing or corrupt, and for members that are compressed,
-    encrypted, or no files in the archive's folder.
+    encrypted, or outside of the archive's root folder.
     """
     with parsing(file) as stream, zipfile.ZipFile(stream) as archive:
         return {
@@ -92,30 +93,30 @@ def _member(file: Path, stream: IO[bytes], member: zipfile.ZipInfo) -> MappedArr
         raise DataError(f"{file}: {member.filename} is encrypted")
     if member.compress_type != zipfile.ZIP_STORED:
         raise DataError(
-            f"{file}: {member.filename} is compressed, so no part of it can be read alone; "
+            f"{file}: {member.filename} is compressed and cannot be mapped; "
             f"write the file with np.savez"
         )
     stream.seek(member.header_offset)
     header = stream.read(_LOCAL_HEADER.size)
     if len(header) < _LOCAL_HEADER.size or header[:4] != b"PK\3\4":
-        raise DataError(f"{file} is corrupt: {member.filename} is not where the archive says")
+        raise DataError(f"{file} is corrupt: {member.filename} is not where the directory states")
     _, name_length, extra = _LOCAL_HEADER.unpack(header)
     start = member.header_offset + _LOCAL_HEADER.size + name_length + extra
     return _described(file, stream, start, member.file_size)
 
 
 def _described(file: Path, stream: IO[bytes], start: int, size: int) -> MappedArray:
-    """Map the array of the `.npy` file in `size` bytes from byte `start` of the stream on."""
+    """Map the array of the `.npy` file in bytes `start` to `start + size` of the stream."""
     stream.seek(start)
     head = io.BytesIO(stream.read(min(size, _MOST_HEADER)))
     version = format.read_magic(head)
     read = format.read_array_header_1_0 if version == (1, 0) else format.read_array_header_2_0
     shape, fortran, dtype = read(head)
     if dtype.hasobject:
-        raise DataError(f"{file} holds Python objects, not numbers")
+        raise DataError(f"{file} contains Python objects; expected numbers")
     if not shape:
-        raise DataError(f"{file} holds a single number, not an array of samples")
+        raise DataError(f"{file} contains a single number; expected an array of samples")
     if min(shape) < 0 or dtype.itemsize * math.prod(shape) > size - head.tell():
         room = size - head.tell()
-        raise DataError(f"{file} cannot be mapped: {room} bytes are no {dtype} {shape}")
+        raise DataError(f"{file} cannot be mapped: {dtype} {shape} exceeds {room} bytes")
     return MappedArray(file, dtype, shape, start + head.tell(), "F" if fortran else "C")

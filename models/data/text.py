@@ -1,7 +1,7 @@
 """Text as bytes, cut into windows: by default the sources of Python's standard library.
 
-They are part of every Python installation, so no download is necessary. They differ a little
-between versions of Python.
+These sources are part of every Python installation, so no download is necessary. They differ
+slightly between versions of Python.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from models.data.files import opened
 LENGTH: Final = 128  # bytes in a window
 MOST: Final = 1 << 20  # bytes of the standard library's text
 NUM_BYTES: Final = 256
-MASK: Final = NUM_BYTES  # the symbol that hides a byte
-MASKED: Final = round(0.15 * LENGTH)  # bytes of a window that are to be guessed, as BERT has it
-HELD_OUT: Final = 0.05  # share of the text, at its end, that is for the test
+MASK: Final = NUM_BYTES  # symbol of a masked byte
+MASKED: Final = round(0.15 * LENGTH)  # masked bytes per window, as in BERT
+HELD_OUT: Final = 0.05  # share of the text that is the test set, at the end
 
 
 def load(file: Path | None = None) -> DataSet:
-    """Load windows of the text, each byte labelled with the next one.
+    """Load windows of the text; the label of a byte is the following byte.
 
     Raises `DataError` for a file that is missing or too short.
     """
@@ -34,7 +34,7 @@ def load(file: Path | None = None) -> DataSet:
 
 
 def load_masked(file: Path | None = None) -> DataSet:
-    """Load windows of the text with some hidden bytes, whose labels are their values.
+    """Load windows of the text with masked bytes; the label of a masked byte is the byte.
 
     Raises the errors of `load`.
     """
@@ -56,14 +56,14 @@ def standard_library(most: int = MOST) -> bytes:
 
     They are sorted by name; names with a leading underscore are omitted.
 
-    Raises `DataError` for an interpreter that has none.
+    Raises `DataError` if the interpreter has no sources.
     """
     text = b""
     for file in sorted(Path(sysconfig.get_path("stdlib")).glob("[a-z]*.py")):
         if len(text) < most:
             text += file.read_bytes()
     if not text:
-        raise DataError("this Python has no sources of its standard library; see text:FILE")
+        raise DataError("this Python lacks the sources of the standard library; use text:FILE")
     return text[:most]
 
 
@@ -72,7 +72,7 @@ def _parts(file: Path | None) -> tuple[Bytes, Bytes]:
     text = standard_library() if file is None else _content(file)
     held_out = round(len(text) * HELD_OUT)
     if held_out <= LENGTH:
-        raise DataError(f"{file} has {len(text)} bytes; {round(LENGTH / HELD_OUT)} are too few")
+        raise DataError(f"{file} needs over {round(LENGTH / HELD_OUT)} bytes, got {len(text)}")
     tokens = np.frombuffer(text, np.uint8)
     return tokens[:-held_out], tokens[-held_out:]
 
@@ -88,7 +88,7 @@ def _content(file: Path) -> bytes:
 class Windows:
     """Return the consecutive windows of a text: i64[B, LENGTH].
 
-    Each is paired with the window one byte later.
+    Each window is paired with the window one byte later.
     """
 
     def __init__(self, tokens: Bytes) -> None:
@@ -104,7 +104,7 @@ class Windows:
 
 
 class Hidden:
-    """Windows as `hide` leaves them, each of them always alike."""
+    """Windows masked by `hide`; a window always has the same mask."""
 
     def __init__(self, windows: Windows) -> None:
         self._windows = windows
@@ -118,10 +118,10 @@ class Hidden:
 
 
 def hide(arrays: tuple[Array, ...], random: ml.SampleRandom) -> tuple[Array, ...]:
-    """Choose `MASKED` bytes of each window: 8 of 10 become `MASK`, one any byte, one stays.
+    """Mask `MASKED` bytes per window: of ten, 8 become `MASK`, 1 is random, 1 is unchanged.
 
-    They are labelled with what they were, and the others with `NO_LABEL` (Devlin et al., arXiv
-    1810.04805, 3.1).
+    The label of a selected byte is the original byte. All other bytes have `NO_LABEL` (Devlin et
+    al., arXiv 1810.04805, 3.1).
     """
     tokens, _ = arrays
     order = np.argsort(random.uniform(shape=(tokens.shape[1],)), axis=1)

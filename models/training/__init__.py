@@ -1,1 +1,1 @@
-"""Trains the models: the command, its loop, checkpoints and pictures."""
+"""Training of the models: command, loop, checkpoints and plots."""

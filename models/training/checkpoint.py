@@ -1,6 +1,6 @@
-"""Checkpoints: a training's tensors and texts in one file, in the format of `ml.save`.
+"""Checkpoints: the tensors and texts of a training in one file, in the format of `ml.save`.
 
-The texts have a CRC-32 of the tensors' bytes, so that damage is noticed.
+The texts contain a CRC-32 of the tensor data, which detects damage.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from mlvm.eager.files import safetensors
 
 TRAINING: Final = "mlvm.training"
 PIPELINE: Final = "mlvm.pipeline"
-"""Keys of a training's texts: its options, and the position of its pipeline."""
+"""Keys of the texts: the options of a training, and the position of the pipeline."""
 _CHECKSUM: Final = "mlvm.crc32"
 
 
 class CheckpointError(ml.errors.MlvmError, ValueError):
-    """A file that is no checkpoint, is damaged, or is of another training."""
+    """Error for a file that is not a checkpoint, is damaged, or belongs to a different training."""
 
 
 class Checkpoint(NamedTuple):
-    """Contents of a file: tensors by name, and texts by name."""
+    """Contents of a checkpoint file: tensors and texts by name."""
 
     tensors: dict[str, NDArray[Any]]
     metadata: dict[str, str]
@@ -35,8 +35,8 @@ class Checkpoint(NamedTuple):
 def save(file: Path, tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> None:
     """Write the file atomically: a reader sees the old file or the new file.
 
-    Raises `OSError`, and then removes the new file; `CheckpointError` for a dtype that the format
-    does not have.
+    Raises `OSError` and removes the new file if writing fails; `CheckpointError` for a dtype that
+    the format does not support.
     """
     try:
         types = {name: safetensors.type_of(array) for name, array in tensors.items()}
@@ -55,7 +55,7 @@ def load(file: Path) -> Checkpoint:
         opened = safetensors.WeightsFile(file)
         metadata = dict(opened.metadata)
         if metadata.pop(_CHECKSUM, None) not in (None, str(zlib.crc32(opened.data))):
-            raise CheckpointError("its data is not what was written")
+            raise CheckpointError("the CRC-32 of the tensor data does not match")
         return Checkpoint({name: opened.read(name) for name in opened.entries}, metadata)
     except (CheckpointError, ml.errors.WeightsError) as error:
-        raise CheckpointError(f"{file} is no checkpoint, or damaged: {error}") from None
+        raise CheckpointError(f"{file} is not a checkpoint, or is damaged: {error}") from None

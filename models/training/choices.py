@@ -1,4 +1,4 @@
-"""The models that can be trained, with their data sets."""
+"""The models that can be trained, and the data sets for each model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from models.vit import VisionTransformer
 class Choice(NamedTuple):
     """Model to train.
 
-    kind: kind of its data sets.
+    kind: kind of the data sets.
     data: default data set.
     build: function of a data set and a random key that builds the model.
     """

@@ -1,4 +1,4 @@
-"""The loss of a training run as a picture, in SVG text."""
+"""Plot of the loss of a training run, as SVG text."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def loss_curve(
 ) -> str:
     """Draw the training loss of each step, the mean of each epoch and the test losses.
 
-    A mean is a level line over the steps that it is of. A test loss, by the number of the epoch
-    after which it was measured, stands at the end of that epoch. At least one step and one epoch
-    have a finite loss; other losses are left out.
+    The mean of an epoch is a horizontal line over the steps of the epoch. A test loss, keyed by the
+    number of the preceding epoch, is drawn at the end of this epoch. At least one step and one
+    epoch must have a finite loss; losses that are not finite are omitted.
     """
     epochs, steps = len(epoch_losses), len(step_losses)
     x = Scale(0, epochs, _LEFT, _WIDTH - _RIGHT)
@@ -83,7 +83,7 @@ def _point(x: float, y: float, color: str, hover: str) -> str:
 
 
 def _legend(colors: Mapping[str, str]) -> str:
-    """Draw a row of coloured squares with their meaning, below the title."""
+    """Draw the legend, a row of coloured squares with texts, below the title."""
     parts, x = [], float(_LEFT)
     for label, color in colors.items():
         parts.append(f'<rect x="{x:.1f}" y="49" width="12" height="12" fill="{color}"/>')

@@ -1,4 +1,4 @@
-"""Progress of long work: a bar on a terminal where tqdm is installed, else a line each epoch."""
+"""Progress of a training: a tqdm bar on a terminal, otherwise one line per epoch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mlvm.machines.terminal import say
 
 
 class Progress:
-    """Display of a training's progress; empty if `quiet`."""
+    """Display of the training progress; shows nothing if `quiet`."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._quiet = quiet
@@ -24,7 +24,7 @@ class Progress:
             say(text)
 
     def begin(self, epochs: int, steps: int, done: int = 0) -> None:
-        """Begin the work, of `epochs` epochs and `steps` steps, of which `done` are done."""
+        """Start the display for `epochs` epochs and `steps` steps, `done` of which are complete."""
         self._epochs, self._began = epochs, time.perf_counter()
         if not self._quiet and sys.stderr.isatty():
             self._bar = _bar(steps, done)
@@ -35,7 +35,7 @@ class Progress:
             self._bar.update()
 
     def epoch(self, number: int, loss: float, accuracy: float) -> None:
-        """Show a finished epoch with its mean loss and test accuracy."""
+        """Show the mean loss and the test accuracy of a finished epoch."""
         state = f"loss {loss:.4f}  test accuracy {100 * accuracy:5.2f} %"
         if self._bar is not None:
             self._bar.set_postfix_str(state)
@@ -45,7 +45,7 @@ class Progress:
             print(f"epoch {number:{width}}/{self._epochs}  {state}  {seconds:6.1f} s", flush=True)
 
     def end(self) -> None:
-        """End the display."""
+        """Close the display."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None

@@ -1,8 +1,8 @@
 """Train a model: `python -m models.train --help`, or `train(...)` from Python.
 
-Everything is derived from the seed: the samples held out, the initial parameters, the order of the
-samples and their distortions. The same call gives the same numbers to the last bit, on one kind of
-processor with one number of BLAS threads.
+The seed determines everything: the held-out samples, the initial parameters, the order of the
+samples and the distortions. The same call computes the same bits on the same kind of processor with
+the same number of BLAS threads.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from models.training.trainer import ArenaReport, Making, Trainer
 DEFAULT: Final = "mlp_mixer"
 LOSS_FILE: Final = "loss.svg"
 STEP_FILE: Final = "step_memory.svg"
-LOSSES: Final = "losses"  # of the steps so far, in a checkpoint
+LOSSES: Final = "losses"  # of the completed steps, in a checkpoint
 DTYPES: Final = ("f32", "bf16", "f16")
 _LONG_NAMES: Final = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 
 
 class Diverged(ml.errors.MlvmError, ArithmeticError):
-    """The training loss is infinite or no number; under a loss scale, also where that is 1."""
+    """Error for a training loss that is not finite (under a loss scale: at the scale 1)."""
 
 
 class Options(NamedTuple):
-    """Options that decide the outcome of a training, up to the rounding of a group."""
+    """Options that determine the result of a training, up to the rounding of a group."""
 
     model: str
     data: str
@@ -61,11 +61,11 @@ class Options(NamedTuple):
 class Result(TypedDict):
     """Result of a training.
 
-    `test_accuracy`: share of labels that are predicted right.
+    `test_accuracy`: share of correctly predicted test labels.
     `test_loss`: mean cross-entropy of the test, nats.
     `train_loss`: mean loss of each epoch, without steps that overflowed in f16.
-    `step_ms_median`: time of a step; None if the checkpoint had all steps.
-    `input_wait_share`: share of the steps' time that was spent waiting for batches.
+    `step_ms_median`: time of a step; None if the checkpoint contained all steps.
+    `input_wait_share`: share of the step time that was spent waiting for batches.
     """
 
     model: str
@@ -103,62 +103,61 @@ def train(
     record: Path | None = None,
     progress: Progress | None = None,
 ) -> Result:
-    """Train a model of `MODELS` on the data set that `data` names, by default its own, and test it.
+    """Train a model of `MODELS` on the data set `data` (default: per model), and test it.
 
-    With a `dtype` of "f16" or "bf16" ("float16", "bfloat16") the model computes in that, and its
-    weights stay f32. `workers` threads prepare the batches; their number changes no result.
+    With the `dtype` "f16" or "bf16" ("float16", "bfloat16"), the model computes in this dtype, and
+    the weights stay f32. `workers` threads prepare the batches; the number of threads does not
+    change the results.
 
     The members of `group`, such as "threads:2" (see `ml.parallel.group`), share every batch, and
     with `shard` the optimizer and the weights (see `ml.parallel.data_parallel`). The number of
-    members changes the rounding of results; the transport does not. In a group of MPI or TCP all
-    processes call this function with the same arguments and get the same result; only the first one
-    writes files and shows progress. Without a group, `vm` is the VM of the training, such as
-    `ml.connect(address)`. Batches are made here and written there ahead of each step; no bit of the
-    result depends on the VM.
+    members changes the rounding of results; the transport does not. In a group of MPI or TCP, all
+    processes call this function with the same arguments and get the same result. Only the first
+    process writes files and shows progress. Without a group, `vm` is the VM of the training, such
+    as `ml.connect(address)`. This process prepares the batches and writes each batch to the VM
+    before the step. The bits of the result do not depend on the VM.
 
-    After every `save_every` steps, by default those of an epoch, and at the end, a checkpoint is
-    written to the file `save`. `resume` continues from such a file of a training with the same
-    options, with any group; the outcome is that of an uninterrupted training. True means the file
-    `save`, if it exists.
+    After every `save_every` steps (default: the steps of an epoch), and at the end, a checkpoint is
+    written to the file `save`. `resume` continues from the checkpoint of a training with the same
+    options, in any group. The result equals the result of an uninterrupted training. True means the
+    file `save`, if it exists.
 
-    `init`, a file that `models.weights` reads, has the initial weights of a Mixer or a ViT. Images
-    of a folder get its size and channels. Other differences are printed: a head for a different
-    number of classes is new, and position embeddings of a ViT are interpolated to images of a
-    different size.
+    `init` is a file that `models.weights` reads, with the initial weights of a Mixer or a ViT.
+    Images of a folder are converted to the size and channels of the weights. All changes are
+    printed: for a different number of classes, the head is new. For images of a different size, the
+    position embeddings of a ViT are interpolated.
 
-    The folder `plot` receives loss.svg and step_memory.svg. The folder `log` receives loss and
-    learning rate of each step, and the test of each epoch, as an `ml.ScalarLog`. The new folder
-    `record` receives a recording of all steps, as of `ml.runs.record`.
+    The folder `plot` receives loss.svg and step_memory.svg. The folder `log` receives an
+    `ml.ScalarLog` with the loss and learning rate of each step and the test result of each epoch.
+    The new folder `record` receives an `ml.runs.record` recording of all steps.
 
     Raises `OptionError`, `DataError`, `CheckpointError`, `WeightsError`, `Diverged`, `OSError` for
-    a file, and `ShapeError` for images that the model cannot take.
+    a file, and `ShapeError` for images that the model does not support.
     """
     start = None if init is None else weights.read(init)
     if start is not None and model not in (None, start.model):
-        raise OptionError(f"{init} has weights of {start.model}, not of {model}")
+        raise OptionError(f"{init} contains weights of {start.model}, expected {model}")
     model = model or (start.model if start else DEFAULT)
     if model not in MODELS:
-        raise OptionError(f"no model {model!r}; there are {', '.join(MODELS)}")
+        raise OptionError(f"unknown model {model!r}; expected one of {', '.join(MODELS)}")
     data = MODELS[model].data if data is None else data
     begun, dtype = None if init is None else str(init), _LONG_NAMES.get(dtype, dtype)
     options = Options(model, data, epochs, batch_size, learning_rate, seed, begun, dtype)
     _require_possible(options, workers, save_every)
     if vm is not None and group is not None:
-        raise OptionError(
-            "a VM and a group are given; the members of a group have VMs of their own"
-        )
+        raise OptionError("vm= and group= cannot be combined; each member of a group has a VM")
     if resume is True:
         if save is None:
-            raise OptionError("resume=True is the file that save= names, and none is given")
+            raise OptionError("resume=True requires save=, the file to resume from")
         resume = save if save.exists() else None
     image_shape = start.image_shape if start else None
     dataset = load(data, seed=seed, image_shape=image_shape)
     if dataset.kind != MODELS[model].kind:
-        raise OptionError(f"{model} is for {MODELS[model].kind}, and {data} has {dataset.kind}")
+        raise OptionError(f"{model} requires {MODELS[model].kind}; {data} contains {dataset.kind}")
     steps = len(dataset.train) // batch_size
     if not steps:
         raise OptionError(
-            f"batch_size {batch_size} is more than the {len(dataset.train)} training samples"
+            f"batch_size {batch_size} exceeds the number of training samples, {len(dataset.train)}"
         )
     description = weights.described(
         dataset.shape,
@@ -174,7 +173,9 @@ def train(
     score = held_then = None
     with opened(group) as members:
         if members is not None and batch_size % members.size:
-            raise OptionError(f"batch_size {batch_size} is not divisible by {members.size} members")
+            raise OptionError(
+                f"batch_size {batch_size} must be a multiple of {members.size} members"
+            )
         is_first = speaks(members)
         progress = progress if progress is not None and is_first else Progress(quiet=True)
         if start is not None:
@@ -227,7 +228,7 @@ def train(
                         score = trainer.test(batch_size)
                         loss = _mean(losses[-steps:])
                         if not math.isfinite(loss):
-                            raise Diverged(f"no loss of epoch {len(losses) // steps} is finite")
+                            raise Diverged(f"epoch {len(losses) // steps} has no finite loss")
                         tests[len(losses) // steps] = score.loss
                         progress.epoch(len(losses) // steps, loss, score.accuracy)
                         if scalars is not None:
@@ -269,9 +270,9 @@ def train(
 
 
 def _mean(losses: Sequence[float]) -> float:
-    """Return the mean of the finite losses, nan if there is none.
+    """Return the mean of the finite losses, or nan if no loss is finite.
 
-    A loss scale may make some infinite.
+    A loss scale can cause infinite losses.
     """
     finite = [loss for loss in losses if math.isfinite(loss)]
     return statistics.fmean(finite) if finite else math.nan
@@ -280,17 +281,17 @@ def _mean(losses: Sequence[float]) -> float:
 def _require_possible(options: Options, workers: int, save_every: int | None) -> None:
     _, _, epochs, batch_size, learning_rate, seed, _, dtype = options
     if dtype not in DTYPES:
-        raise OptionError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype}")
+        raise OptionError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype}")
     if epochs < 1 or batch_size < 1:
-        raise OptionError(f"epochs and batch_size must be >= 1, not {epochs} and {batch_size}")
+        raise OptionError(f"epochs and batch_size must be >= 1, got {epochs} and {batch_size}")
     if not (0 < learning_rate < math.inf):
-        raise OptionError(f"learning_rate must be positive, not {learning_rate}")
+        raise OptionError(f"learning_rate must be positive, got {learning_rate}")
     if not 0 <= seed < 2**64:
-        raise OptionError(f"seed must be in 0 .. 2**64 - 1, not {seed}")
+        raise OptionError(f"seed must be in 0 .. 2**64 - 1, got {seed}")
     if workers < 0:
-        raise OptionError(f"workers must be >= 0, not {workers}")
+        raise OptionError(f"workers must be >= 0, got {workers}")
     if save_every is not None and save_every < 1:
-        raise OptionError(f"save_every must be >= 1, not {save_every}")
+        raise OptionError(f"save_every must be >= 1, got {save_every}")
 
 
 # --- groups --------------------------------------------------------------------------
@@ -299,7 +300,7 @@ def _require_possible(options: Options, workers: int, save_every: int | None) ->
 def opened(
     group: ml.parallel.AnyGroup | str | None,
 ) -> AbstractContextManager[ml.parallel.AnyGroup | None]:
-    """Open the group that a text names, for the block; a different group is returned unchanged.
+    """Open a group by name for the block; return a group object unchanged.
 
     Raises `OptionError` for an unknown text.
     """
@@ -312,23 +313,23 @@ def opened(
 
 
 def speaks(group: ml.parallel.AnyGroup | None) -> bool:
-    """Return whether this process writes files and shows progress, as the first of a group does."""
+    """Return whether this process is the first member, which writes files and shows progress."""
     return getattr(group, "rank", 0) == 0
 
 
 def _connected(
     address: str | None, secret_file: Path | None, tls: Path | bool, device: str
 ) -> AbstractContextManager[ml.RemoteVM | ml.VM | None]:
-    """Open a VM of that server, or on the device, for the block.
+    """Open a VM of the server, or on the device, for the block.
 
     Raises `OptionError`, and the errors of `ml.connect` and `ml.VM`.
     """
     if address is None:
         if secret_file is not None or tls:
-            raise OptionError("a secret and TLS are for a server: see --vm")
+            raise OptionError("--secret-file and --tls require --vm, a server")
         return nullcontext(None if device == "cpu" else ml.VM("train", device=device))
     if device != "cpu":
-        raise OptionError("--device is one of this machine, and --vm is another")
+        raise OptionError("--device selects a local device and cannot be combined with --vm")
     return ml.connect(address, secret_file=secret_file, tls=tls, name="train")
 
 
@@ -343,7 +344,7 @@ def _save(
     pipeline: ml.Pipeline,
     losses: list[float],
 ) -> None:
-    """Write a checkpoint: all state of the training, and the losses for its result."""
+    """Write a checkpoint with the whole state of the training and the losses so far."""
     metadata = {
         checkpoint.TRAINING: json.dumps(options._asdict()),
         checkpoint.PIPELINE: json.dumps(pipeline.state()),
@@ -359,7 +360,7 @@ def _resumed(
 
     An epoch has `steps` steps.
 
-    Raises `CheckpointError` for a file that is not of such a training.
+    Raises `CheckpointError` for a file of a different training.
     """
     tensors, metadata = checkpoint.load(file)
     try:
@@ -367,23 +368,23 @@ def _resumed(
         position = json.loads(metadata[checkpoint.PIPELINE])
         losses = tensors.pop(LOSSES)
     except (KeyError, ValueError, TypeError, RecursionError):
-        raise CheckpointError(f"{file} was not written by a training") from None
+        raise CheckpointError(f"{file} was not written by models.train") from None
     now = options._asdict()
-    then = {**Options._field_defaults, **then}  # files before an option have its default
+    then = {**Options._field_defaults, **then}  # defaults for older files
     differing = [name for name in now if then.get(name) != now[name]]
     if differing:
-        begin = " (init begins anew with its weights)" if options.model in weights.KINDS else ""
+        begin = " (init starts a new training)" if options.model in weights.KINDS else ""
         was, options_now = (", ".join(f"{k} {x.get(k)}" for k in differing) for x in (then, now))
-        raise CheckpointError(f"{file} is of a training with {was}, not {options_now}{begin}")
+        raise CheckpointError(f"{file} was trained with {was}, expected {options_now}{begin}")
     try:
         pipeline.restore(position)
         done = position["epoch"] * steps + position["next_index"] / options.batch_size
         possible = options.dtype == "f16" or np.isfinite(losses).all()
         if losses.dtype != np.float64 or losses.shape != (done,) or not possible:
-            raise CheckpointError(f"{LOSSES} are not those of {done:g} steps")
+            raise CheckpointError(f"expected {LOSSES} of {done:g} steps")
         trainer.load_state(tensors)
     except (CheckpointError, ml.errors.PipelineError) as error:
-        raise CheckpointError(f"{file} is of another training: {error}") from None
+        raise CheckpointError(f"{file} belongs to a different training: {error}") from None
     return list(losses.tolist())
 
 
@@ -393,50 +394,50 @@ def _resumed(
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m models.train",
-        description="Train a model, and test it.",
+        description="Train and test a model.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         argument_default=argparse.SUPPRESS,
     )
     add = parser.add_argument
-    add("--model", choices=MODELS, help=f"what to train (default: {DEFAULT})")
+    add("--model", choices=MODELS, help=f"model to train (default: {DEFAULT})")
     own = ", ".join(dict.fromkeys(each.data for each in MODELS.values()))
     add(
         "--data",
         type=_spec,
-        help=f"what to train on: {', '.join(SPECS)} (default: of {own}, the "
-        "one that is for the model). images has DIR/train/CLASS/FILE and DIR/test/CLASS/FILE; npz "
-        "has the arrays train_images, train_labels, test_images and test_labels",
+        help=f"data set: {', '.join(SPECS)} (default: {own}, "
+        "by model). images reads DIR/train/CLASS/FILE and DIR/test/CLASS/FILE; npz "
+        "reads the arrays train_images, train_labels, test_images and test_labels",
     )
-    add("--epochs", type=int, default=20, metavar="N", help="how often each sample is seen")
-    add("--batch-size", type=int, default=32, metavar="N", help="samples in each step")
-    add("--learning-rate", type=float, default=5e-3, metavar="X", help="the schedule's peak")
-    add("--seed", type=int, default=0, metavar="N", help="what all random choices derive from")
+    add("--epochs", type=int, default=20, metavar="N", help="passes over the training set")
+    add("--batch-size", type=int, default=32, metavar="N", help="samples per step")
+    add("--learning-rate", type=float, default=5e-3, metavar="X", help="peak of the schedule")
+    add("--seed", type=int, default=0, metavar="N", help="seed of all random choices")
     add(
         "--dtype",
         choices=(*DTYPES, *_LONG_NAMES),
         default="f32",
-        help="what the model computes in: halves save the memory of activations; docs/dtypes.md "
-        "says what they cost or save in time",
+        help="dtype of the computation: half precision saves activation memory; docs/dtypes.md "
+        "describes the effect on speed",
     )
     add(
         "--group",
         metavar="GROUP",
-        help="who shares each batch: threads:N, processes:N, ray:N, mpi, or auto: the processes "
+        help="group that shares each batch: threads:N, processes:N, ray:N, mpi; or auto: processes "
         "that `python -m mlvm launch`, torchrun, srun or mpirun has started",
     )
     add("--vms", type=_vms, dest="group", metavar="N", help="the same as --group threads:N")
     add(
         "--shard",
         choices=("optimizer", "all"),
-        help="what each member keeps its part of: the optimizer's state, or weights too",
+        help="state that is divided among members: the optimizer's state, or also the weights",
     )
-    add("--vm", metavar="ADDRESS", help="train there: HOST:PORT or unix:PATH of `mlvm serve`")
+    add("--vm", metavar="ADDRESS", help="server (`mlvm serve`): HOST:PORT or unix:PATH")
     add(
         "--device",
         metavar="NAME",
-        help="train there: cpu, or a device such as opencl:0: docs/gpu.md (default: cpu)",
+        help="train on cpu, or on a device such as opencl:0: docs/gpu.md (default: cpu)",
     )
-    add("--secret-file", type=Path, metavar="FILE", help="the secret of that server")
+    add("--secret-file", type=Path, metavar="FILE", help="file with the secret of the server")
     add(
         "--tls",
         type=Path,
@@ -446,12 +447,12 @@ def _parser() -> argparse.ArgumentParser:
         help="encrypted; PEM has the certificates to trust, if not the system's",
     )
     add("--workers", type=int, default=0, metavar="N", help="threads that prepare batches")
-    add("--save", type=Path, metavar="FILE", help="write checkpoints there, as safetensors")
+    add("--save", type=Path, metavar="FILE", help="write checkpoints to this safetensors file")
     add(
         "--save-every",
         type=int,
         metavar="N",
-        help="steps between two of them (default: an epoch's)",
+        help="steps between checkpoints (default: an epoch)",
     )
     add(
         "--resume",
@@ -459,30 +460,30 @@ def _parser() -> argparse.ArgumentParser:
         nargs="?",
         const=True,
         metavar="FILE",
-        help="go on from that checkpoint; without FILE from that of --save, if it is there",
+        help="continue from a checkpoint; without FILE, from the file of --save, if it exists",
     )
     add(
         "--init",
         type=Path,
         metavar="FILE",
-        help="train that model, beginning with its weights: what models.predict takes",
+        help="start with the model and weights in this file (the formats of models.predict)",
     )
-    add("--json", type=Path, metavar="FILE", help="write the results there")
-    add("--plot", type=Path, metavar="DIR", help="draw the loss and a step's memory there, as SVG")
+    add("--json", type=Path, metavar="FILE", help="write the results to this file")
+    add("--plot", type=Path, metavar="DIR", help="draw the loss and a step's memory in this folder")
     add(
         "--log",
         type=Path,
         metavar="DIR",
-        help="write loss and learning rate of each step there, and the test of each epoch: as CSV, "
+        help="write the loss and learning rate of each step and the test of each epoch as CSV "
         "and for TensorBoard",
     )
     add(
         "--record",
         type=Path,
         metavar="DIR",
-        help="record all steps in that new folder, for python -m mlvm diff, replay and verify",
+        help="record all steps in this new folder, for python -m mlvm diff, replay and verify",
     )
-    add("--quiet", action="store_true", help="print the result only")
+    add("--quiet", action="store_true", help="print only the result")
     return parser
 
 
@@ -504,7 +505,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(parsed: argparse.Namespace) -> int:
-    """Train, and return the exit status. In a group only the first member prints errors."""
+    """Train, and return the exit status. In a group, only the first member prints errors."""
     options = vars(parsed)
     json_file: Path | None = options.pop("json", None)
     plot: Path | None = options.get("plot")
@@ -515,9 +516,9 @@ def _run(parsed: argparse.Namespace) -> int:
         group = options.get("group")
         if group is not None and (address is not None or options.get("device", "cpu") != "cpu"):
             option = "--device" if address is None else "--vm"
-            raise OptionError(f"{option} is one VM, and --group {group} makes its own: give one")
+            raise OptionError(f"{option} and --group {group} cannot be combined: use only one")
         if "shard" in options and group is None:
-            raise OptionError("--shard is for a --group, whose members have a part each")
+            raise OptionError("--shard requires --group: each member stores a part")
         where = _connected(
             address, secret_file, options.pop("tls", False), options.pop("device", "cpu")
         )
@@ -544,6 +545,6 @@ def _run(parsed: argparse.Namespace) -> int:
     print(
         f"{result['model']} on {result['data']}: test accuracy "
         f"{100 * result['test_accuracy']:.2f} % after {result['epochs']} epochs; "
-        + (f"{pace:.1f} ms a step" if pace is not None else "nothing was left to do")
+        + (f"{pace:.1f} ms per step" if pace is not None else "all steps were already complete")
     )
     return 0

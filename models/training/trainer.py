@@ -24,18 +24,18 @@ from models.training.choices import MODELS
 Array: TypeAlias = NDArray[Any]
 
 WEIGHT_DECAY: Final = 0.05
-WARMUP: Final = 0.1  # share of the steps in which the learning rate rises
+WARMUP: Final = 0.1  # share of steps with an increasing learning rate
 
 
 class Score(NamedTuple):
-    """Share of labels that a model predicts right, and its mean cross-entropy in nats."""
+    """Share of correctly predicted labels, and mean cross-entropy in nats."""
 
     accuracy: float
     loss: float
 
 
 class ArenaReport(TypedDict):
-    """Capacity of an arena, and the most that was in use at once, bytes."""
+    """Capacity of an arena and peak use, in bytes."""
 
     name: str
     capacity: int
@@ -45,12 +45,12 @@ class ArenaReport(TypedDict):
 class Replica:
     """Trainer of a model with AdamW and a cosine schedule, on one VM.
 
-    It may be a member of a group, whose members call the same methods together.
+    It may be a member of a group. All members then call the same methods together.
 
-    With `init`, a file that `models.weights` reads, the model begins with its weights. With "f16"
-    or "bf16" for `dtype` a step computes in that dtype, for f16 under a loss scale; weights, the
-    optimizer's state and the loss stay f32. The arena `weights` has all state between steps. A step
-    uses `batch`, which is empty after it, and the scratch memory of its program.
+    `init` is a file with initial weights, which `models.weights` reads. With the `dtype` "f16" or
+    "bf16", a step computes in this dtype, for f16 under a loss scale; weights, the optimizer's
+    state and the loss stay f32. The arena `weights` contains all state between steps. A step uses
+    the arena `batch`, which is empty after the step, and the scratch memory of the program.
     """
 
     def __init__(
@@ -113,13 +113,13 @@ class Replica:
         return ml.argmax(logits, axis=-1), losses
 
     def step(self, samples: Tensor | Array, labels: Tensor | Array) -> float:
-        """Improve the model by one batch; return the loss before it."""
+        """Train on one batch; return the loss before the update."""
 
         with self.batch:
             return float(self.train_step(samples, labels))
 
     def record(self, folder: Path | None) -> None:
-        """Record steps in a new folder from now on; with None, stop recording.
+        """Start recording steps in a new folder, or stop recording if it is None.
 
         Only the first member records.
         """
@@ -136,14 +136,14 @@ class Replica:
     def loss_scale(self) -> float:
         """Return the factor of the next loss: 1 without a loss scale.
 
-        While it exceeds 1, a step with an infinite loss changes only the factor.
+        While the factor exceeds 1, a step with an infinite loss changes only the factor.
         """
         return 1.0 if self.scale is None else float(self.scale.value)
 
     def test(self, batch_size: int) -> Score | None:
         """Test the model in evaluation mode.
 
-        If all members have equal weights, only the first does.
+        If all members have equal weights, only the first member computes the test.
         """
         if ml.parallel.rank() and not isinstance(self.model.parameters(), ml.parallel.Parts):
             return None
@@ -159,7 +159,7 @@ class Replica:
         return Score(correct / count, loss / count)
 
     def state(self) -> dict[str, Array]:
-        """Return the state of later steps by name: parameters, buffers, optimizer, random keys.
+        """Return the state for later steps by name: parameters, buffers, optimizer, random keys.
 
         The first member returns whole tensors; the other members return None.
         """
@@ -186,7 +186,7 @@ class Replica:
     def load_state(self, arrays: Mapping[str, Array]) -> None:
         """Restore the result of `state` of a replica of the same model.
 
-        Raises `CheckpointError` for arrays of a different model, and changes nothing then.
+        For arrays of a different model, raise `CheckpointError` without any change.
         """
         with self.batch:
             own = {name: (x.dtype.numpy, x.shape) for name, x in self._tensors().items()}
@@ -198,7 +198,9 @@ class Replica:
         for name, (dtype, shape) in own.items():
             array = arrays[name]
             if (array.dtype, array.shape) != (dtype, shape):
-                raise CheckpointError(f"{name} is {dtype} {shape}, not {array.dtype} {array.shape}")
+                raise CheckpointError(
+                    f"{name}: expected {dtype} {shape}, got {array.dtype} {array.shape}"
+                )
         self.model.load_state(_below("model/", arrays))
         self.optimizer.load_state(_below("optimizer/", arrays))
         if self.scale is not None:
@@ -215,7 +217,7 @@ class Replica:
             return int(total)
 
     def memory(self) -> list[ArenaReport]:
-        """Report this member's arenas, and the plan of its step."""
+        """Return a report of this member's arenas and the step's plan."""
         planned = self.train_step.plan.nbytes if self.train_step.signatures else 0
         return [
             *[
@@ -233,7 +235,7 @@ class Replica:
 
 @dataclass(frozen=True)
 class Making:
-    """Maker of a member's replica. In another process it loads the data set again."""
+    """Function that creates a member's replica; in a different process it loads the data again."""
 
     model: str
     data: str
@@ -268,9 +270,11 @@ def _call(replica: Replica, *rows: Any, do: str = "step", **options: Any) -> Any
 
 
 class Trainer:
-    """A model in training: one replica, or one on each member of a group, which share every batch.
-    Results are the first member's. Batches arrive on `vm`, which also has the single replica: by
-    default a VM of this process."""
+    """Trainer with one replica, or with one replica per member of a group.
+
+    The members share every batch. Results are the results of the first member. Batches are written
+    to `vm`, which also runs the single replica; the default is a VM of this process.
+    """
 
     def __init__(
         self,
@@ -287,7 +291,7 @@ class Trainer:
         self._alone = group is None
 
     def step(self, samples: Tensor, labels: Tensor) -> float:
-        """Improve the model by one batch; its loss before is returned."""
+        """Train on one batch; return the loss before the update."""
         return self._ask(samples, labels)  # type: ignore[no-any-return]
 
     @contextmanager

@@ -121,7 +121,7 @@ def test_a_frame_of_pandas_gives_rows_by_position() -> None:
     frame["text"] = "a"
     refuses(
         PipelineError,
-        "no dtype of mlvm matches the samples in column 'text'",
+        "unsupported samples in column 'text'",
         ml.Pipeline,
         frame,
         3,

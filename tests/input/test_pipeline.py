@@ -232,7 +232,7 @@ def test_a_loop_after_get_or_a_whole_epoch_goes_on() -> None:
 
 
 def test_one_loop_over_several_epochs_is_told() -> None:
-    text = r"1 of 3 epochs .* `for epoch in range\(3\)`"
+    text = r"1 of 3 epochs, .* `for epoch in range\(3\)`"
     with pytest.warns(UserWarning, match=text) as records, pipeline(epochs=3) as batches:
         indices(batches)
     assert records[0].filename == __file__
@@ -488,7 +488,7 @@ def test_the_end_of_the_last_epoch(epochs: int) -> None:
     with pipeline(workers=1, epochs=epochs) as batches:
         assert len(digests(batches)) == 5 * epochs
         for call in (batches.get, lambda: list(batches), lambda: next(iter(batches))):
-            refuses(QueueClosedError, f"all {epochs} epochs are finished; go back by", call)
+            refuses(QueueClosedError, f"all {epochs} epochs are finished; go back with", call)
 
 
 # --- other processes -----------------------------------------------------------------

@@ -128,7 +128,9 @@ def test_what_cannot_be_pickled_is_an_error_at_get() -> None:
 def test_a_worker_that_exits_is_an_error() -> None:
     with pipeline(Numbers(), transform=worker_code.exiting) as batches:
         assert len(digests(batches, 4)) == 4
-        with pytest.raises(WorkerDiedError, match=r"exit code 3, .* positions 16 to 19 of epoch 0"):
+        with pytest.raises(
+            WorkerDiedError, match=r"exited with code 3 .* positions 16 to 19 of epoch 0"
+        ):
             batches.get(timeout=20)
 
 
@@ -149,7 +151,7 @@ def test_a_killed_worker_is_an_error_within_two_seconds() -> None:
                 assert child.pid is not None
                 os.kill(child.pid, signal.SIGKILL)
             killed = time.monotonic()
-            refuses(WorkerDiedError, "exit code -9", digests, batches)
+            refuses(WorkerDiedError, "exited with code -9", digests, batches)
             assert time.monotonic() - killed < 2
 
 

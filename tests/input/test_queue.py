@@ -245,7 +245,7 @@ def test_nothing_else_is_allocated_in_the_slots(vm: VM) -> None:
     q = QueueTensor(vm, PAIR, 1)
     refuses(
         ArenaError,
-        "contains only the slots of a queue tensor",
+        "is reserved for the slots of a queue tensor",
         q.arena.alloc,
         TensorType.parse(PAIR[0]),
     )
@@ -328,7 +328,7 @@ def test_an_interrupted_write_leaves_the_queue_as_it_was() -> None:
 def test_programs_elsewhere_take_no_elements() -> None:
     q = QueueTensor(WireVM(VM("far")), PAIR, 1)
     assert not q.in_programs
-    text = "in this process's memory, and far has its own; get them here"
+    text = "in the memory of this process, but far has separate memory; get them here"
     refuses(ArenaError, text, q.emit, ProgramBuilder())
 
 
@@ -352,8 +352,8 @@ def test_a_thread_does_not_wait_for_itself(vm: VM) -> None:
     for i in range(2):
         q.put(pair(i))
         elements.append(q.get())
-    refuses(QueueEmptyError, "2 held by tensors that were got by this thread", q.get)
-    refuses(QueueFullError, "by this thread", q.put, pair(2))
+    refuses(QueueEmptyError, "2 lent as tensors to this thread", q.get)
+    refuses(QueueFullError, "to this thread", q.put, pair(2))
     elements.clear()
     q.put(pair(3))
     assert values(vm, q.get()) == {3}

@@ -111,7 +111,7 @@ def test_records_end_with_their_program_and_memory_is_kept(native: bool) -> None
     nbytes = residuals.stack_bytes(vm)
     assert int(launched(vm, [np.asarray(0), x], *calls)[0]) == 20  # counted anew
     assert residuals.stack_bytes(vm) == nbytes > 160_000
-    message = r"residuals.read: no record 20 of 1 such tensors is there"
+    message = r"residuals.read: unknown record 20 of 1 tensors"
     with pytest.raises(HostFunctionError, match=message):
         launched(vm, [np.asarray(20), x], ("begin",), ("read", "1", "0"), ("end",))
 
@@ -127,7 +127,11 @@ def test_records_beyond_the_limit_of_a_vm_are_an_error(native: bool) -> None:
 WRONG = {
     "another shape": ([np.asarray(0), np.zeros(2), np.zeros((2, 1))], ("read", "2", "0"), "of 1 "),
     "another dtype": ([np.asarray(0), np.zeros(2), np.zeros(2, int)], ("read", "2", "0"), "of 1 "),
-    "too many": ([np.asarray(0), np.zeros(2), np.zeros(2)], ("read", "2", "2", "0"), "of 2 such"),
+    "too many": (
+        [np.asarray(0), np.zeros(2), np.zeros(2)],
+        ("read", "2", "2", "0"),
+        "of 2 tensors",
+    ),
     "no number": ([np.asarray(0), np.zeros(2), np.zeros(2)], ("read", "0", "2"), "and an i64"),
     "nothing": ([np.asarray(0), np.zeros(2)], ("push",), "(takes|expected) tensors"),
     "another number of rows": (
@@ -135,7 +139,11 @@ WRONG = {
         ("read_rows", "2", "3"),
         "a row of each",
     ),
-    "negative": ([np.asarray(0), np.zeros(2), np.asarray(-1)], ("read", "1", "2"), "no record -1"),
+    "negative": (
+        [np.asarray(0), np.zeros(2), np.asarray(-1)],
+        ("read", "1", "2"),
+        "unknown record -1",
+    ),
 }
 
 

@@ -310,7 +310,7 @@ def test_any_error_becomes_an_answer() -> None:
     error.__notes__ = [5]  # type: ignore[list-item]
     again = there_and_back(error)
     assert type(again) is errors.MachineError
-    assert "has no encoding: MyMachineError('mine')" in str(again)
+    assert "cannot be encoded: MyMachineError('mine')" in str(again)
 
 
 def refused_alike(call: Callable[[Any], object], kind: type[errors.MlvmError]) -> None:

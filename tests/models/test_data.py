@@ -81,14 +81,14 @@ IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
 
 @cases(
     "file, content, reason",
-    (IMAGES, b"", "starts with , not with 00000803"),
-    (IMAGES, bytes([0, 0, 8, 1, 0, 0, 0, 5]), "starts with 00000801, not with 00000803"),
+    (IMAGES, b"", "starts with , expected 00000803"),
+    (IMAGES, bytes([0, 0, 8, 1, 0, 0, 0, 5]), "starts with 00000801, expected 00000803"),
     (IMAGES, bytes([0, 0, 8, 3, 0, 0]), "starts with 00000803"),
-    (LABELS, b"<html>not found</html>", "starts with 3c68746d, not with 00000801"),
-    (LABELS, bytes([0, 0, 8, 1, 0, 0, 0, 5, 1, 2, 3]), "3 bytes follow its header, not 5"),
-    (LABELS, bytes([0, 0, 8, 1, 0, 0, 0, 2, 1, 2, 3]), "3 bytes follow its header, not 2"),
-    (LABELS, bytes([0, 0, 8, 1, 0, 0, 0, 2, 1, 10]), "label 10 at position 1 is not 0 .. 9"),
-    (LABELS, bytes([0, 0, 8, 1, 0, 0, 0, 2, 1, 2]), "there are 5 images, but 2 labels"),
+    (LABELS, b"<html>not found</html>", "starts with 3c68746d, expected 00000801"),
+    (LABELS, bytes([0, 0, 8, 1, 0, 0, 0, 5, 1, 2, 3]), "3 bytes follow the header, expected 5"),
+    (LABELS, bytes([0, 0, 8, 1, 0, 0, 0, 2, 1, 2, 3]), "3 bytes follow the header, expected 2"),
+    (LABELS, bytes([0, 0, 8, 1, 0, 0, 0, 2, 1, 10]), "must be 0 .. 9, got 10 at position 1"),
+    (LABELS, bytes([0, 0, 8, 1, 0, 0, 0, 2, 1, 2]), "expected 5 labels, got 2"),
     (LABELS, bytes([0, 0, 8, 1, 0, 0, 0, 0]), "it is empty"),
 )
 def test_mnist_corrupt(mnist: Path, file: str, content: bytes, reason: str) -> None:
@@ -107,9 +107,9 @@ UNREADABLE = "idx3-ubyte.gz is corrupt: it cannot be read"
     (IMAGES, GZIP, ZIPPED[: len(ZIPPED) // 2], UNREADABLE),
     (IMAGES, GZIP, b"hello", UNREADABLE),
     (IMAGES, GZIP, ZIPPED[:-6] + bytes([ZIPPED[-6] ^ 0xFF]) + ZIPPED[-5:], UNREADABLE),
-    (LABELS, LABELS, None, rf"there is no .*{LABELS}; get it from http://yann"),
+    (LABELS, LABELS, None, rf"{LABELS} does not exist; get it from http://yann"),
     (LABELS, LABELS, Path.mkdir, "cannot be read"),
-    (LABELS, LABELS, os.mkfifo, r"cannot be read .* it is no regular file"),
+    (LABELS, LABELS, os.mkfifo, r"cannot be read .* it is not a regular file"),
     (
         "t10k-images-idx3-ubyte",
         "t10k-images-idx3-ubyte",
@@ -127,14 +127,14 @@ def test_mnist_with_another_file_or_none(
     elif content is not None:
         (mnist / put).write_bytes(content)
     refuses(DataError, reason, load, f"mnist:{mnist}")
-    refuses(DataError, r"there is no .*nowhere", load, f"mnist:{mnist / 'nowhere'}")
+    refuses(DataError, r"nowhere/.* does not exist", load, f"mnist:{mnist / 'nowhere'}")
 
 
 @cases(
     "count, reason",
-    (3, "at least 4 bytes follow its header, not 3"),
-    (1 << 20, "at least 1048577 bytes follow its header, not 1048576"),
-    (2**32 - 1, "its header announces 4294967295 bytes, and it may hold [0-9]+;"),
+    (3, "at least 4 bytes follow the header, expected 3"),
+    (1 << 20, "at least 1048577 bytes follow the header, expected 1048576"),
+    (2**32 - 1, "the header announces 4294967295 bytes, the limit is [0-9]+;"),
 )
 def test_no_more_is_unpacked_than_the_header_announces(
     mnist: Path, count: int, reason: str
@@ -175,15 +175,15 @@ def test_cifar10(cifar10: Path) -> None:
 
 @cases(
     "content, reason",
-    (bytes(3072), "3072 bytes are no multiple of 3073"),
-    (bytes(3073) + bytes([10]) + bytes(3072), "label 10 at position 1 is not 0 .. 9"),
+    (bytes(3072), "multiple of 3073 bytes.*got 3072"),
+    (bytes(3073) + bytes([10]) + bytes(3072), "must be 0 .. 9, got 10 at position 1"),
     (b"", "it is empty"),
 )
 def test_cifar10_corrupt(cifar10: Path, content: bytes, reason: str) -> None:
     (cifar10 / "data_batch_3.bin").write_bytes(content)
     message = rf"data_batch_3.bin is corrupt: .*{reason}.*toronto"
     refuses(DataError, message, load, f"cifar10:{cifar10}")
-    message = r"there is no .*data_batch_1.bin; get it from .*toronto"
+    message = r"data_batch_1.bin does not exist; get it from .*toronto"
     refuses(DataError, message, load, f"cifar10:{cifar10 / 'nowhere'}")
 
 
@@ -198,7 +198,7 @@ def test_mutations_of_cifar10(cifar10: Path) -> None:
 
 @cases("spec", "", "imagenet", "imagenet:/x", "mnist", "mnist:", "digits:/x", "npz")
 def test_an_unknown_data_set_is_refused(spec: str) -> None:
-    refuses(DataError, r"there are digits, text, .*, mnist:DIR, cifar10:DIR, ", load, spec)
+    refuses(DataError, r"expected one of digits, text, .*, mnist:DIR, cifar10:DIR, ", load, spec)
     assert issubclass(DataError, ml.errors.MlvmError)
 
 

@@ -81,15 +81,15 @@ def test_the_command(file: Path, capsys: Capsys) -> None:
 @cases(
     "change, reason",
     ({"tokens": ["a", 1]}, "tokens must be a list of str"),
-    ({"tokens": []}, "contradict"),
+    ({"tokens": []}, "inconsistent sizes"),
     ({"merges": [3]}, "merges must be a list of str"),
     ({"scores": None}, "scores must be a list of float or int"),
     ({"scores": ["x", "y"]}, "scores must be"),
-    ({"scores": [0.0, math.nan]}, "scores must be numbers"),
-    ({"scores": [1.0], "token_type": [1]}, "contradict"),
+    ({"scores": [0.0, math.nan]}, "scores must not be nan"),
+    ({"scores": [1.0], "token_type": [1]}, "inconsistent sizes"),
     ({"token_type": 3}, "token_type must be a list of int"),
-    ({"bos_token_id": 2}, "no token 2 among 2"),
-    ({"eos_token_id": "x"}, "no token 'x'"),
+    ({"bos_token_id": 2}, "of 2 tokens lacks 2"),
+    ({"eos_token_id": "x"}, "lacks 'x'"),
 )
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_tokenizers_that_contradict_themselves_are_refused(
@@ -105,7 +105,7 @@ def test_a_split_of_another_kind_is_refused(pre: Any) -> None:
     metadata = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": ["a"]}
     Tokenizer(metadata)
     other = {**metadata, "tokenizer.ggml.pre": pre}
-    refuses(ml.errors.WeightsError, "splits texts as", Tokenizer, other)
+    refuses(ml.errors.WeightsError, "split of texts must be one of", Tokenizer, other)
 
 
 def _with_defined(kind: str, pre: str, **more: Any) -> Tokenizer:

@@ -88,7 +88,7 @@ def test_damage(tmp_path: Path) -> None:
         file.write_bytes(damaged)
         refuses(DataError, reason, open_npy, file)
     np.save(file, np.array([None, "x"], object), allow_pickle=True)
-    refuses(DataError, "holds Python objects", open_npy, file)
+    refuses(DataError, "contains Python objects", open_npy, file)
     np.save(file, np.float32(1))
     refuses(DataError, "a single number", open_npy, file)
     for opener in (open_npy, open_npz):
@@ -98,13 +98,13 @@ def test_damage(tmp_path: Path) -> None:
 def test_damaged_archives(tmp_path: Path) -> None:
     file = tmp_path / "x.npz"
     np.savez_compressed(file, x=X)
-    refuses(DataError, r"x\.npy is compressed, .* np\.savez", open_npz, file)
+    refuses(DataError, r"x\.npy is compressed and .* np\.savez", open_npz, file)
     np.savez(file, x=X)
     content = file.read_bytes()
     file.write_bytes(content[:-10])
     refuses(DataError, r"x\.npz is corrupt", open_npz, file)
     file.write_bytes(b"XX" + content[2:])
-    refuses(DataError, "not where the archive says", open_npz, file)
+    refuses(DataError, "not where the directory states", open_npz, file)
     at = struct.pack("<4s", b"PK\1\2")
     offset = content.index(at) + 42  # of the member's place, in the archive's directory
     file.write_bytes(content[:offset] + b"\xff\xff\xff\x7f" + content[offset + 4 :])
@@ -158,7 +158,7 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for file in (tmp_path / "pipe", tmp_path):
         for opener in (open_npy, open_npz):
-            refuses(DataError, "cannot be read: it is no regular file", opener, file)
+            refuses(DataError, "cannot be read: it is not a regular file", opener, file)
 
 
 def test_mutations_of_npy(tmp_path: Path) -> None:
@@ -206,10 +206,10 @@ def test_npz_data_set(tmp_path: Path) -> None:
 
 @cases(
     "changes, reason",
-    ({"test_labels": None}, "has no array test_labels"),
-    ({"test_images": np.zeros((4, 8, 8, 3), np.uint8)}, r"\(8, 4, 3\), test images \(8, 8, 3\)"),
-    ({"train_images": np.zeros((9, 8, 4, 3))}, "train: images are u8 or f32"),
-    ({"test_labels": np.array([0, -1, 0, 0])}, "test: label -1 at position 1"),
+    ({"test_labels": None}, "lacks the array test_labels"),
+    ({"test_images": np.zeros((4, 8, 8, 3), np.uint8)}, r"\(8, 4, 3\) and \(8, 8, 3\)"),
+    ({"train_images": np.zeros((9, 8, 4, 3))}, "train: images must be u8 or f32"),
+    ({"test_labels": np.array([0, -1, 0, 0])}, "test: labels must be 0 .. 2, got -1 at position 1"),
 )
 def test_what_is_no_npz_data_set(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
     write(tmp_path / "own.npz", **changes)

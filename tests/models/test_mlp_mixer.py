@@ -21,7 +21,7 @@ from tests.brief import cases, refuses
 @cases("size, patch_size", ((224, 225), 16), ((15, 16), 2), ((8, 8), 0), ((8, 8), 16))
 def test_patches_must_tile_the_image(size: tuple[int, int], patch_size: int) -> None:
     caught = refuses(ml.errors.ShapeError, "", MlpMixer, (*size, 3), 10, patch_size)
-    assert f"{patch_size} x {patch_size}" in str(caught)
+    assert f"patch size {patch_size}" in str(caught)
     assert f"{size[0]} x {size[1]}" in str(caught)
 
 

@@ -157,13 +157,13 @@ def test_a_generator_keeps_one_program(file: Path) -> None:
 
 @cases(
     "options, reason",
-    ({"prompt": b""}, "a prompt has 1 to 127 bytes, not 0"),
-    ({"prompt": bytes(128)}, "a prompt has 1 to 127 bytes, not 128"),
+    ({"prompt": b""}, "a prompt has 1 to 127 bytes, got 0"),
+    ({"prompt": bytes(128)}, "a prompt has 1 to 127 bytes, got 128"),
     ({"temperature": 0.0}, "temperature must be positive"),
     ({"temperature": float("nan")}, "temperature must be positive"),
-    ({"top_k": 0}, r"top_k must be 1 .. 256, not 0"),
-    ({"top_k": 257}, r"top_k must be 1 .. 256, not 257"),
-    ({"end": b"ab"}, "end is one byte"),
+    ({"top_k": 0}, r"top_k must be 1 .. 256, got 0"),
+    ({"top_k": 257}, r"top_k must be 1 .. 256, got 257"),
+    ({"end": b"ab"}, "end must be a single byte"),
     ({"seed": -1}, "seed must be in 0"),
 )
 def test_options_out_of_range_are_refused(file: Path, options: Any, reason: str) -> None:
@@ -173,9 +173,9 @@ def test_options_out_of_range_are_refused(file: Path, options: Any, reason: str)
 def test_other_files_are_refused(tmp_path: Path, capsys: Capsys) -> None:
     file = tmp_path / "x"
     for training, reason in (
-        ("{", "was not written by a training"),
-        ('{"model": "mlp"}', "is of a training of mlp, not of transformer"),
-        ('{"model": "transformer"}', "is of another transformer: load_state: missing"),
+        ("{", "was not written by models.train"),
+        ('{"model": "mlp"}', "contains a mlp; expected a transformer"),
+        ('{"model": "transformer"}', "contains a different transformer: load_state: missing"),
     ):
         save(file, {}, {"mlvm.training": training})
         refuses(CheckpointError, reason, Generator, file)

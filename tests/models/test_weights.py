@@ -195,7 +195,7 @@ def test_a_checkpoint_is_read_by_the_names_below_model(tmp_path: Path) -> None:
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
-    refuses(ml.errors.WeightsError, "its data is not what was written", weights.read, file)
+    refuses(ml.errors.WeightsError, "CRC-32 of the tensor data does not match", weights.read, file)
 
 
 # --- other images and classes --------------------------------------------------------
@@ -210,14 +210,14 @@ def test_a_head_for_other_classes_is_new_and_the_rest_is_kept(tmp_path: Path) ->
     assert read.changes((8, 8, 1), 3, ["a", "b", "c"]) == [
         "the head is kept, and is for a, b, c instead of classes without a name"
     ]
-    refuses(ml.errors.WeightsError, "1 channels, not of 3", read.changes, (8, 8, 3), 3)
+    refuses(ml.errors.WeightsError, "1 channels, got 3", read.changes, (8, 8, 3), 3)
     arrays, before = arrays_of(read.build(num_classes=5)), arrays_of(net)
     assert arrays["head/kernel"].shape == (12, 5)
     assert not arrays["head/kernel"].any()
     assert all((x == before[name]).all() for name, x in arrays.items() if "head/" not in name)
     for shape, reason in (
-        ((8, 10, 1), "not of 8 x 10: a Mixer"),
-        ((8, 8, 3), "1 channels, not of 3"),
+        ((8, 10, 1), "got 8 x 10: a Mixer"),
+        ((8, 8, 3), "1 channels, got 3"),
     ):
         refuses(ml.errors.WeightsError, reason, read.build, shape)
 
@@ -229,7 +229,7 @@ def test_a_backbone_without_a_head_is_for_finetuning(tmp_path: Path) -> None:
     read = weights.read(file)
     assert read.changes((8, 8, 1), 5) == ["the head is new: 5 classes instead of none"]
     assert read.build(num_classes=5).state()["head/bias"].shape == (5,)
-    refuses(ml.errors.WeightsError, "has no head, and tells no classes apart", read.build)
+    refuses(ml.errors.WeightsError, "contains no head, so it cannot classify", read.build)
 
 
 def test_position_embeddings_are_interpolated(tmp_path: Path) -> None:
@@ -272,29 +272,29 @@ POOLED = np.zeros((1, 16, 12), "f4")  # position embeddings of 4 x 4 patches and
 
 @cases(
     "tensors, reason",
-    ({"a": ZERO, "b": ZERO}, "it is of no Mixer and no ViT; its names: a, b"),
-    ({}, "it is of no Mixer and no ViT"),
-    (spoilt("dist_token", ZERO), "it has what no mlp_mixer has: dist_token"),
+    ({"a": ZERO, "b": ZERO}, "expected names of a Mixer or ViT, got a, b"),
+    ({}, "expected names of a Mixer or ViT"),
+    (spoilt("dist_token", ZERO), "unknown in a mlp_mixer: dist_token"),
     (spoilt("MixerBlock_1/LayerNorm_0/scale", None), "missing: MixerBlock_1/LayerNorm_0/scale"),
     (spoilt("MixerBlock_0/more/bias", ZERO), "unknown: MixerBlock_0/more/bias"),
-    (spoilt("MixerBlock_7/more/bias", ZERO), r"of its blocks 0 \.\. 7 some are missing"),
-    (spoilt("stem/bias", ZERO), r"of another shape: stem/bias is \(3,\), not \(12,\)"),
-    (spoilt("stem/kernel", ZERO), r"stem/kernel has 4 dimensions, not the shape \(3,\)"),
+    (spoilt("MixerBlock_7/more/bias", ZERO), r"some of the blocks 0 \.\. 7 are missing"),
+    (spoilt("stem/bias", ZERO), r"with a wrong shape: stem/bias must be \(12,\), got \(3,\)"),
+    (spoilt("stem/kernel", ZERO), r"stem/kernel must have 4 dimensions, got the shape \(3,\)"),
     (
         spoilt("MixerBlock_0/token_mixing/Dense_0/kernel", np.zeros((15, 5), "f4")),
-        "its 15 patches are those of no square image",
+        "15 patches do not form a square image",
     ),
     (
         {**arrays_of(small("vit")), "Transformer/posembed_input/pos_embedding": POOLED},
-        "its 15 patches beside its class token are those of no square image",
+        r"15 patches \(without the class token\) do not form a square image",
     ),
-    ({"patch_embed.proj.weight": np.zeros((10, 3, 2, 2), "f4")}, "how many heads of 10 features"),
+    ({"patch_embed.proj.weight": np.zeros((10, 3, 2, 2), "f4")}, "number of heads of width 10"),
     (
         {
             "patch_embed.proj.weight": np.zeros((64, 3, 2, 2), "f4"),
             "blocks.0.attn.qkv.weight": np.zeros((100, 64), "f4"),
         },
-        r"qkv of \(100, 64\) is not that of 1 heads",
+        r"qkv of shape \(100, 64\) does not match 1 heads",
     ),
 )
 def test_what_does_not_fit_is_named(tmp_path: Path, tensors: dict[str, Array], reason: str) -> None:
@@ -305,17 +305,17 @@ def test_what_does_not_fit_is_named(tmp_path: Path, tensors: dict[str, Array], r
 
 @cases(
     "array, reason",
-    (np.zeros(12, "c8"), "is complex64, and weights are floats"),
-    (np.zeros(12, "i4"), "is int32, and weights are floats"),
-    (np.zeros(12, "?"), "is bool, and weights are floats"),
-    (np.full(12, 1e40), "is float64, and has numbers that are too large for f32"),
+    (np.zeros(12, "c8"), "weights must be floats, stem/bias is complex64"),
+    (np.zeros(12, "i4"), "weights must be floats, stem/bias is int32"),
+    (np.zeros(12, "?"), "weights must be floats, stem/bias is bool"),
+    (np.full(12, 1e40), r"stem/bias \(float64\) contains numbers that are too large"),
 )
 @pytest.mark.parametrize("is_npz", [False, True])
 def test_numbers_that_are_no_f32(tmp_path: Path, array: Array, reason: str, is_npz: bool) -> None:
     tensors = {**spoilt("stem/bias", array), "head/bias": np.array([1, np.inf, np.nan])}  # f64
     file = tmp_path / ("weights.npz" if is_npz else "weights.safetensors")
     (npz if is_npz else ml.save)(file, tensors)
-    refuses(ml.errors.WeightsError, f"{file}: stem/bias {reason}", weights.read, file)
+    refuses(ml.errors.WeightsError, f"{file}: {reason}", weights.read, file)
     (npz if is_npz else ml.save)(file, {**tensors, "stem/bias": np.zeros(12)})
     assert weights.read(file).arrays["stem/bias"].dtype == np.float32
 
@@ -323,10 +323,15 @@ def test_numbers_that_are_no_f32(tmp_path: Path, array: Array, reason: str, is_n
 def test_two_names_for_one_array(tmp_path: Path) -> None:
     arrays = arrays_of(small("mlp_mixer"))
     npz(tmp_path / "x.npz", {**arrays, "params/head/bias": ZERO})
-    refuses(ml.errors.WeightsError, "would both be 'head/bias'", weights.read, tmp_path / "x.npz")
+    refuses(
+        ml.errors.WeightsError,
+        "both have the official name 'head/bias'",
+        weights.read,
+        tmp_path / "x.npz",
+    )
     timm = drawn("vit", SMALL["vit"])
     ml.save(tmp_path / "x", {**timm, "head/bias": ZERO})
-    with pytest.raises(ml.errors.WeightsError, match=r"'head/bias' and 'head\.bias' would both be"):
+    with pytest.raises(ml.errors.WeightsError, match=r"'head/bias' and 'head\.bias' both have"):
         weights.read(tmp_path / "x", num_heads=2)
 
 
@@ -336,7 +341,7 @@ def test_an_npz_is_not_unpacked_before_it_is_known(tmp_path: Path, monkeypatch: 
     npz(file, arrays)
     weights.read(file)  # what is stored as it is may be as large as it likes
     npz(file, {**arrays, "head/kernel": np.zeros((5000, 3), "f4")}, np.savez_compressed)
-    text = r"it unpacks to .* may to 20000; .* np\.savez"
+    text = r"it unpacks to .* limit 20000; .* np\.savez"
     refuses(ml.errors.WeightsError, text, weights.read, file)
 
     def unpacked(*_: object, **__: object) -> None:
@@ -344,10 +349,10 @@ def test_an_npz_is_not_unpacked_before_it_is_known(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(weights.format, "read_array", unpacked)  # type: ignore[attr-defined]
     for tensors, reason in (
-        ({"x": ZERO, "y": ZERO}, f"^{file}: it is of no Mixer"),
-        ({"x": np.zeros(20_000)}, f"^{file}: it is of no Mixer"),
-        (spoilt("dist_token", ZERO), f"^{file}: it has what no mlp_mixer has: dist_token"),
-        (spoilt("stem/kernel", ZERO), f"^{file}: stem/kernel has 4 dimensions"),
+        ({"x": ZERO, "y": ZERO}, f"^{file}: expected names of a Mixer"),
+        ({"x": np.zeros(20_000)}, f"^{file}: expected names of a Mixer"),
+        (spoilt("dist_token", ZERO), f"^{file}: .*unknown in a mlp_mixer: dist_token"),
+        (spoilt("stem/kernel", ZERO), f"^{file}: stem/kernel must have 4 dimensions"),
         (arrays, "unpacked"),
     ):
         npz(file, tensors, np.savez_compressed)
@@ -361,7 +366,7 @@ def test_an_npz_that_announces_what_it_does_not_have(tmp_path: Path) -> None:
         np.lib.format.write_array_header_1_0(header, described)
         with zipfile.ZipFile(tmp_path / "x", "w") as archive:
             archive.writestr("stem/kernel.npy", header.getvalue() + bytes(32))
-        with pytest.raises(ml.errors.WeightsError, match="it is corrupt: stem/kernel has no float"):
+        with pytest.raises(ml.errors.WeightsError, match="it is corrupt: stem/kernel is not float"):
             weights.read(tmp_path / "x")
 
 
@@ -388,11 +393,11 @@ def test_images_that_are_not_square(tmp_path: Path) -> None:
     assert read.image_shape == (4, 16, 1)
     assert read.build().state()["cls"].shape == (1, 1, 12)
     for size in ((4, 8), (5, 16), (-8, -8), (0, 64)):
-        with pytest.raises(ml.errors.WeightsError, match="are those of no image of"):
+        with pytest.raises(ml.errors.WeightsError, match="do not match an image of"):
             weights.read(file, image_size=size)
     for shape in ((8, 8, 3), (9, 9, 1), (2**40, 2**40, 1)):
         ml.save(file, net, weights.described(shape))
-        refuses(ml.errors.WeightsError, "are those of no image of", weights.read, file)
+        refuses(ml.errors.WeightsError, "do not match an image of", weights.read, file)
 
 
 def test_what_is_no_shape_of_an_image(tmp_path: Path) -> None:
@@ -400,15 +405,15 @@ def test_what_is_no_shape_of_an_image(tmp_path: Path) -> None:
     ml.save(file, small("vit"))
     read = weights.read(file)
     for shape in ((0, 0, 1), (-8, -8, 1), (8, 8), (8.0, 8.0, 1), ()):
-        refuses(ml.errors.ShapeError, "an image has", read.build, shape)  # type: ignore[arg-type]
-    refuses(ml.errors.ShapeError, "patches do not tile 9 x 8", read.build, (9, 8, 1))
+        refuses(ml.errors.ShapeError, "an image shape must be", read.build, shape)  # type: ignore[arg-type]
+    refuses(ml.errors.ShapeError, "must divide 9 x 8", read.build, (9, 8, 1))
 
 
 def test_heads_that_cannot_be(tmp_path: Path) -> None:
     file = tmp_path / "x"
     for model in MODELS:
         ml.save(file, small(model))
-        with pytest.raises(ml.errors.WeightsError, match="is for a ViT in timm's layout; got 3"):
+        with pytest.raises(ml.errors.WeightsError, match="requires a ViT in timm's layout; got 3"):
             weights.read(file, num_heads=3)
     state = arrays_of(small("vit"))
     block = "Transformer/encoderblock_0/MultiHeadDotProductAttention_1/query/kernel"
@@ -419,7 +424,7 @@ def test_heads_that_cannot_be(tmp_path: Path) -> None:
         lambda: weights.read(file).build(),
     )
     ml.save(file, drawn("vit", SMALL["vit"]))
-    refuses(ml.errors.WeightsError, r"1 or more.*got 0", weights.read, file, num_heads=0)
+    refuses(ml.errors.WeightsError, r">= 1 .*got 0", weights.read, file, num_heads=0)
 
 
 def test_heads_are_those_of_the_published_models_or_said_to_be_a_guess(tmp_path: Path) -> None:
@@ -445,28 +450,28 @@ def test_heads_are_those_of_the_published_models_or_said_to_be_a_guess(tmp_path:
 )
 def test_descriptions_that_are_none(tmp_path: Path, text: str) -> None:
     ml.save(tmp_path / "weights", small("mlp_mixer"), {"mlvm.model": text})
-    refuses(ml.errors.WeightsError, "no description of a model", weights.read, tmp_path / "weights")
+    refuses(ml.errors.WeightsError, "does not describe a model", weights.read, tmp_path / "weights")
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:
     file = tmp_path / "weights"
     for content, reason in (
-        (b"", "it is neither safetensors nor .npz"),
+        (b"", "expected a safetensors or .npz file"),
         (b"PK\3\4 and nothing", "is corrupt"),
-        (b"\x80\2}q\0.", "it is neither safetensors nor .npz"),
+        (b"\x80\2}q\0.", "expected a safetensors or .npz file"),
     ):
         file.write_bytes(content)
         refuses(ml.errors.WeightsError, f"{file}: {reason}", weights.read, str(file))
     np.savez(file, x=np.array([object()], object))
-    with pytest.raises(ml.errors.WeightsError, match="x is object, and weights are floats"):
+    with pytest.raises(ml.errors.WeightsError, match="weights must be floats, x is object"):
         weights.read(file.with_suffix(".npz"))
     with zipfile.ZipFile(file, "w") as archive:
         archive.writestr("archive/data.pkl", b"\x80\2}q\0.")
-    with pytest.raises(ml.errors.WeightsError, match=r"no \.npz of arrays: .*PyTorch has pickled"):
+    with pytest.raises(ml.errors.WeightsError, match=r"a \.npz of arrays, .*PyTorch's pickles"):
         weights.read(file)
     np.savez(file, x=np.arange(3))
-    with pytest.raises(ml.errors.WeightsError, match="x is int64, and weights are floats"):
+    with pytest.raises(ml.errors.WeightsError, match="weights must be floats, x is int64"):
         weights.read(file.with_suffix(".npz"))
     refuses(FileNotFoundError, "", weights.read, tmp_path / "nowhere")
     ml.save(file, small("mlp_mixer"), weights.described((8, 8, 1), ["only one"]))
-    refuses(ml.errors.WeightsError, "it names 1 classes and tells 3 apart", weights.read, file)
+    refuses(ml.errors.WeightsError, "it contains 1 names for 3 classes", weights.read, file)

@@ -357,11 +357,11 @@ def test_zeros_are_quantized_by_one() -> None:
     (only(node("Neg", "z", "y"), node("Neg", "y", "z")), "reads 'z'"),
     (only(node("Neg", "x", "y"), node("Abs", "x", "y")), "computes 'y', which is already defined"),
     (only(node("Add", "x", "y", "n")), "Add 'n': expected at least 2 operands, got 1"),
-    (only(node("Neg", "x", "z")), "no node computes the output 'y'"),
+    (only(node("Neg", "x", "z")), "the output 'y' is not computed by any node"),
     (only(node("Neg", "x", "y"), opset=0), "expected an opset from 1 to 999, got 0"),
     (
         only(node("Add", "x w", "y"), constants=[constant("w", B), constant("w", B)]),
-        "two initializers have the name 'w'",
+        "expected unique names of initializers, got 'w' twice",
     ),
     (only(node("Add", "x w", "y"), constants=[constant("w", B, dims=[1 << 60])]), "expected"),
     (only(node("Add", "x w", "y"), constants=[constant("w", B, dims=[-4])]), "shape"),

@@ -112,7 +112,7 @@ def test_a_result_that_overlaps_an_operand_is_refused() -> None:
         y = vm.tensor_from_storage(storage, TensorType("f32", (2,)), 8)
         vm.launch(Program.of_op("reduce_scatter.out", 2, {}, 0), (y, x))
 
-    refuses(errors.MachineError, "would write over an operand while it reads it", run, 2, step)
+    refuses(errors.MachineError, "would overwrite an operand while reading it", run, 2, step)
 
 
 @cases("name", "all_reduce", "broadcast")
@@ -128,7 +128,7 @@ def test_a_constant_is_not_overwritten(name: str) -> None:
 def test_a_collective_outside_of_a_run_says_so() -> None:
     with (
         Group(2) as group,
-        pytest.raises(errors.GroupError, match=r"vm0\) is in no run of its group"),
+        pytest.raises(errors.GroupError, match=r"vm0\) is not in a run of its group"),
     ):
         call(group.vms[0], "all_reduce", np.ones(3))
 

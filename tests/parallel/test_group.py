@@ -189,7 +189,7 @@ def test_the_vm_of_another_member_is_refused() -> None:
         else:
             time.sleep(0.2)
 
-    with Group(2) as group, pytest.raises(GroupError, match="another thread than its own"):
+    with Group(2) as group, pytest.raises(GroupError, match="the thread of a different member"):
         group.run(step)
 
 
@@ -251,7 +251,7 @@ def test_a_group_that_is_closed_gives_its_vms_back() -> None:
     threads = {*threading.enumerate()}
     for _ in range(2):
         group = Group(vms)
-        refuses(GroupError, "a is in a group already", Group, [vms[0]])
+        refuses(GroupError, "a is already in a group", Group, [vms[0]])
         assert run_in(group, reduce) == [[2.0] * 4] * 2
         group.close()
         group.close()
@@ -281,7 +281,7 @@ def test_a_vm_twice_or_with_such_a_function_is_refused() -> None:
     vm = VM("own")
     refuses(GroupError, "a VM occurs twice", Group, [vm, vm])
     vm.register("send", lambda frame: None)
-    refuses(GroupError, "own has a function 'send' of its own", Group, [vm])
+    refuses(GroupError, "own already has a function 'send'", Group, [vm])
 
 
 def blas_threads() -> set[int]:

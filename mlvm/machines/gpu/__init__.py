@@ -1,1 +1,1 @@
-"""VM whose tensors are on a GPU, or on any device with OpenCL; see `vm`."""
+"""VM for a GPU, or for any device with OpenCL; see `vm`."""

@@ -1,7 +1,7 @@
-"""Lowering of chains of ops (`mlvm.core.machine.fused`) to calls, in order.
+"""Lowering of chains of ops (`mlvm.core.machine.fused`) to kernel calls.
 
 All elementwise links form one kernel. A matrix product at the start, a reduction and a copy of a
-window are separate calls, whose values are in scratch memory.
+window are separate calls with results in scratch memory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mlvm.machines.gpu.kernels import KERNELS, REFUSED, Argument, Call, Facts, S
 
 
 class OnHost(NamedTuple):
-    """Call of the op's kernel on the host; the first argument is its result."""
+    """Call of the op's kernel on the host; the first argument is the result."""
 
     op: Op
     attributes: Attributes
@@ -91,7 +91,7 @@ def steps_of_chain(facts: Facts, chain: Chain, types: Types) -> list[Step]:
 class _Lowering:
     """Lowering of a chain to calls.
 
-    Values are numbered: parameters as in the chain, then the others.
+    The parameters have the same numbers as in the chain; the numbers of other values follow.
     """
 
     def __init__(self, facts: Facts, chain: Chain, types: Types) -> None:
@@ -139,7 +139,7 @@ class _Lowering:
             return
         [source] = numbers
         if source not in self._stored and (source in self._at or self._is_computed(source)):
-            # also for an operand, as it may be overwritten
+            # also for an operand, because it may be overwritten
             self._stored[source] = self._scratch(source)
         number = self._new(target)
         self._waiting.append((op, self._types[number], source, target, attributes))

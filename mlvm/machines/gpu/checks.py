@@ -1,8 +1,9 @@
-"""Checks of values by kernels on a device, without a wait for the device after each.
+"""Checks of values by kernels on a device, without a wait after each kernel.
 
-A kernel that rejects a value sets its flag in the device's memory, with the value and its position.
-The host reads all flags when it waits the next time. The error is raised by the reference kernel on
-an operand of zeros with that value. The error has the op, types and location of the launch.
+A kernel that rejects a value stores the value and its position in a flag in the device's memory.
+The host reads all flags when it next waits. It then calls the reference kernel on an operand of
+zeros with this value, which raises the error. The error contains the op, the types and the location
+of the launch.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from mlvm.core.ops import half
 from mlvm.core.types import Array, TensorType
 
 _WORDS: Final = 3
-"""64-bit words of a flag: whether a value was rejected, its position, and the value."""
+"""64-bit words of a flag: whether a value was rejected, the position, and the value."""
 
 _MOST: Final = 1 << 14
-"""Maximum number of launched calls whose flags were not read."""
+"""Maximum number of launched calls with unread flags."""
 
 
 class Crossings(Protocol):
-    """Protocol of the device's memory, as far as flags need it."""
+    """Protocol of the device's memory: the methods that flags use."""
 
     def zeros(self, nbytes: int) -> Any: ...
     def write(self, array: Any, values: Any) -> None: ...
@@ -37,8 +38,8 @@ class Note:
     """Record of a call that may reject values.
 
     judges: number of the first operand that is checked; the following operands of the same size are
-        also checked, and their positions continue.
-    slot: number of its flag.
+        also checked, with consecutive positions.
+    slot: number of the flag.
 
     `explained` adds the location in the program, and the line of Python that launched it.
     """
@@ -54,7 +55,7 @@ class Note:
         self.explained: Callable[[MlvmError, str | None], Exception] | None = None
 
     def error(self, place: int, value: np.int64) -> Exception:
-        """Return the reference kernel's error for an operand with the value at that position.
+        """Return the reference kernel's error for an operand with the value at the position.
 
         At position -1, `value` is the number of elements that are True.
         """
@@ -68,7 +69,7 @@ class Note:
         else:
             bits = np.asarray([value]).view(np.float64 if dtype.is_float else np.int64)
             judged[place] = half.cast(bits, dtype)[0]
-        error: OpError = OperandValueError("a value was refused")
+        error: OpError = OperandValueError("a value was rejected")
         try:
             with np.errstate(all="ignore"):
                 half.suited(self.op, self.op.kernel, arrays)(*arrays, **self.attributes)
@@ -87,7 +88,7 @@ class Note:
 
 
 class Refusals:
-    """Flags of one device, and the calls whose flags were not read."""
+    """Flags of one device, and the calls with unread flags."""
 
     def __init__(self, memory: Crossings) -> None:
         self._memory = memory
@@ -95,13 +96,13 @@ class Refusals:
         self._free: list[int] = []
         self._used = 0
         self._noted: dict[Note, None] = {}
-        self._due: list[tuple[Note, Array, bool]] = []  # the bool: another thread has raised it
+        self._due: list[tuple[Note, Array, bool]] = []  # the bool: it was already raised
         self._launch = 0
         self._adds: Callable[[Exception], object] | None = None
 
     @property
     def flags(self) -> list[Any]:
-        """Return the flags to read; empty if no recorded call waits."""
+        """Return the flags to read; empty if no recorded call is pending."""
         return [self._all[: self._used * _WORDS]] if self._noted else []
 
     def begin(self) -> None:
@@ -118,7 +119,7 @@ class Refusals:
         else:
             slot, self._used = self._used, self._used + 1
             if slot >= _MOST:
-                raise MlvmError(f"{_MOST} calls that refuse values are ready to run, the most")
+                raise MlvmError(f"expected at most {_MOST} prepared calls that check values")
         return slot, self._all[slot * _WORDS : (slot + 1) * _WORDS]
 
     def give_back(self, slot: int) -> None:
@@ -131,10 +132,10 @@ class Refusals:
         self._noted[note] = None
 
     def settle(self, flags: Sequence[Array]) -> None:
-        """Check flags that were read.
+        """Raise the error of a flag that was read.
 
-        Raises the error of a launch's first call that refused a value: one at a time, in the first
-        thread that waits, and in the launching thread.
+        A launch has one error, the error of the first call that rejected a value. It is raised in
+        the launching thread, or in the thread that waits first.
         """
         if flags:
             noted, self._noted = list(self._noted), {}

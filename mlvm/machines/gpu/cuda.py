@@ -1,6 +1,6 @@
 """Devices of CUDA, such as `ml.VM(device="cuda:0")`, through the package CuPy.
 
-The VM is the one for OpenCL with another launcher. NVRTC compiles the sources as CUDA C, because
+The VM is the OpenCL VM with a different launcher. NVRTC compiles the sources as CUDA C, because
 CuPy's compiler would flush subnormal numbers to zero. Machine code is stored on disk, in
 `mlvm/cuda` of the user's cache, and shared by all VMs of a process.
 """
@@ -68,7 +68,7 @@ def _compile(nvrtc: Any, text: str, options: tuple[str, ...]) -> bytes:
 
 
 class Cuda:
-    """Device of CUDA, which runs everything in the order of one stream.
+    """CUDA device that runs everything in the order of one stream.
 
     Copies of pinned memory use a second stream.
     """

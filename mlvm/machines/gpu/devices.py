@@ -19,7 +19,7 @@ _NAME: Final = re.compile(r"(opencl|cuda):\d{1,4}(:\d{1,4})?")
 
 
 class Device(NamedTuple):
-    """Device: its name for `ml.VM(device=)`, its maker's name, and its memory in bytes."""
+    """Device: name for `ml.VM(device=)`, model name, and memory in bytes."""
 
     name: str
     model: str
@@ -49,7 +49,7 @@ def devices() -> list[Device]:
 
 
 def _processor() -> Device:
-    """Return the processor with the memory of this machine."""
+    """Return the processor as a device, with the memory of this machine."""
     names = re.findall(r"^model name\s*:\s*(.+)", _text("/proc/cpuinfo"), re.MULTILINE)
     model = [*names, platform.processor(), platform.machine()]
     pages = os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
@@ -63,23 +63,23 @@ def _text(file: str) -> str:
 
 
 def why_not(kind: str) -> str:
-    """Return the reason why there is no device of that kind; "" if there is one."""
+    """Return the reason why no device of this kind is available; "" if one is available."""
     try:
-        return "" if _KINDS[kind][0]() else f"{kind} has no device here"
+        return "" if _KINDS[kind][0]() else f"{kind} finds no device"
     except (MissingExtraError, MachineError) as error:
         return str(error)
 
 
 def driver_of(device: Any) -> Driver:
-    """Return the driver of the device with that name.
+    """Return the driver of a device by name.
 
-    Raises `MissingExtraError` if its package is missing, and `MachineError` if the device does not
+    Raises `MissingExtraError` if the package is missing, and `MachineError` if the device does not
     exist.
     """
     match = _NAME.fullmatch(device) if isinstance(device, str) else None
     names = ", ".join([each.name for each in devices()])
     if match is None:
-        hint = 'for the first device of OpenCL write "opencl:0", for CUDA "cuda:0"'
+        hint = 'write "opencl:0" for the first device of OpenCL, "cuda:0" for CUDA'
         raise MachineError(f"VM: unknown device {device!r}; available are {names}; {hint}")
     listed, driver = _KINDS[match[1]]
     if device not in [name for name, _, _ in listed()]:

@@ -10,7 +10,7 @@ import numpy as np
 from mlvm.core.types import DType, Shape, TensorType, f32
 
 RAW: Final = {1: "u8", 2: "u16", 4: "u32", 8: "u64", 16: "u64"}
-"""Integer types for moving elements, by their size in bytes; 16 bytes are moved as two."""
+"""Integer types for moving elements, by size in bytes; 16 bytes are moved as two integers."""
 
 
 def computed(dtype: DType) -> DType:
@@ -36,7 +36,7 @@ def extremes(dtype: DType) -> tuple[str, str]:
 
 
 def around(shape: Shape, axis: int) -> tuple[int, int, int]:
-    """Return the number of elements along the axes before that axis, along it, and after it."""
+    """Return the number of elements before an axis, along it, and after it."""
     axis = axis % max(len(shape), 1)
     if not shape:
         return 1, 1, 1

@@ -1,8 +1,8 @@
-"""Kernels of elementwise ops and chains of them: one kernel per chain.
+"""Kernels of elementwise ops and chains; a chain is one kernel.
 
-A work item computes one element. On a processor it computes a vector of LANES elements, if the ops
-support that. Strides of broadcast operands and lengths are arguments, so that one source serves all
-shapes of a pattern.
+A work item computes one element. On a processor it computes a vector of LANES elements if the ops
+support this. Lengths and strides of broadcast operands are arguments, so one source supports all
+shapes with the same broadcast pattern.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ LANES: Final = 16
 _VECTORS: Final = frozenset({"exp", "log", "tanh", "sigmoid", "gelu", "gelu_slope"})
 """Ops that a processor always computes with vectors, in f32.
 
-Vector functions of drivers are faster, but differ from their scalar functions. So an op has the
-same bits in each chain.
+The vector functions of drivers are faster than the scalar functions, but have different bits. With
+vectors in every chain, an op has the same bits in each chain.
 """
 _BY_LANES: Final = _VECTORS | {
     *("add", "subtract", "multiply", "square", "negative", "maximum", "minimum", "clip"),
@@ -74,7 +74,7 @@ def converted(value: str, dtype: DType, to: DType) -> str:
 
 
 def _is_of(names: frozenset[str], name: str, dtypes: Iterable[DType], how: Attributes) -> bool:
-    """Return whether an op is one of these, in f32, and needs no erf, which vectors lack."""
+    """Return whether an op is one of these, in f32, and does not need erf, which vectors lack."""
     exact = name.startswith("gelu") and not how["approximate"]
     return name in names and not exact and all(dtype is f32 for dtype in dtypes)
 
@@ -134,10 +134,10 @@ def expression(
 
 
 def _common(dtype: DType, worked: DType) -> DType:
-    """Return the dtype to convert an operand to: f32 for a half result; the half for wide integers.
+    """Return the dtype to which an operand is converted.
 
-    Integers of two bytes or more are rounded to the half first; floats, and bools and integers of a
-    byte, are exact in f32. For other results it is `worked`.
+    For a half-precision result this is f32, in which floats, bools and one-byte integers are exact.
+    Wider integers are first rounded to half precision. For other results it is `worked`.
     """
     if worked.is_half and (dtype.is_float or dtype.itemsize == 1):
         return f32
@@ -150,12 +150,12 @@ def _rounded(value: str, dtype: DType) -> str:
 
 @cache
 def prelude(device: Facts) -> str:
-    """Return the source before each chain's. Kernels of several chains can be one source."""
+    """Return the common start of the sources of all chains."""
     return source("elementwise.h", **({"LANES": LANES} if device.is_cpu else {}))
 
 
 class Link(NamedTuple):
-    """Link of a kernel: an op, the number of its result, and the numbers of its operands."""
+    """Link of a kernel: an op, the number of the result, and the numbers of the operands."""
 
     name: str
     target: int
@@ -235,8 +235,8 @@ def chain_call(
 _Walk: TypeAlias = tuple[tuple[int, ...], list[str], dict[str, int], list[str]]
 """Index computation of a kernel.
 
-It has the work items, lines of C that compute an item's coordinates, their numeric arguments, and
-the index expression of each operand.
+It consists of the work items, lines of C that compute the coordinates of an item, the numeric
+arguments of these lines, and the index expression of each operand.
 """
 
 
@@ -281,7 +281,7 @@ def _walk_by_lanes(size: int, dims: Sequence[int], strides: Sequence[Sequence[in
 def _steps(
     dims: Sequence[int], strides: Sequence[Sequence[int]], axes: int, scalars: dict[str, int]
 ) -> tuple[set[int], list[str]]:
-    """Return the axes whose coordinates are needed, and an index expression for each operand.
+    """Return the axes with needed coordinates, and an index expression for each operand.
 
     The index is computed from these coordinates; the index of a packed operand is i.
     """
@@ -318,7 +318,7 @@ _MOST_ROWS: Final = 1 << 15  # rows of a launch in two dimensions; the limit of 
 
 
 def _in_rows(dims: Sequence[int]) -> bool:
-    """Return whether there are two axes, so that work items are numbered along each."""
+    """Return whether work items are numbered along two axes."""
     return len(dims) == 2 and dims[1] >= GROUP and dims[0] <= _MOST_ROWS
 
 
@@ -364,7 +364,7 @@ def _one(name: str, device: Facts, types: Types, /, **attributes: object) -> Cal
     if OPS[name].copies_only:
         condition = 1 if name == "where" else -1
         moved = {x.dtype for i, x in enumerate(types) if i != condition}
-        if len(moved) == 1:  # moved as integers of that size
+        if len(moved) == 1:  # moved as integers of the same size
             itemsize = types[0].dtype.itemsize
             if itemsize > 8:
                 return None

@@ -28,11 +28,11 @@ from mlvm.machines.gpu.kernels import (
 from mlvm.machines.gpu.reductions import GROUP, adding, running
 from mlvm.machines.gpu.sorting import sorted_rows, text_of
 
-_FEW: Final = 32  # maximum number of indices that each element of a result scans
+_FEW: Final = 32  # maximum number of indices that an element of a result scans
 
 
 def _units(dtype: DType) -> tuple[str, int]:
-    """Return the dtype for moving such elements, and the number of its items per element."""
+    """Return the integer dtype for moving elements, and the number of integers per element."""
     return RAW[dtype.itemsize], max(dtype.itemsize // 8, 1)
 
 
@@ -49,7 +49,7 @@ def _call(text: str, entry: str, args: tuple[Argument, ...], items: int, *number
 
 
 def _calls_of_take(types: Types, axis: int, entry: str, *numbers: int) -> Calls:
-    """Return the calls that read x at the indices along an axis; `numbers` follow its sizes."""
+    """Return the calls that read x at the indices along an axis; `numbers` follow the sizes."""
     out, x, indices = types
     unit, units = _units(x.dtype)
     _, length, behind = around(x.shape, axis)
@@ -173,10 +173,11 @@ def _scatter_add_along_axis(device: Facts, types: Types, *, axis: int, length: i
 
 
 def _adds(device: Facts, types: Types, axis: int, *, along: bool = False, by: int = 0) -> Calls:
-    """Sum updates by their indices.
+    """Sum updates by index.
 
-    The updates are the last operand but one, the indices the last; with three operands, the sums
-    are added to the first. `along`: each row along the axis has its own indices.
+    The second-to-last operand contains the updates, and the last operand the indices. With three
+    operands, the sums are added to the first operand. `along`: each row along the axis has separate
+    indices.
     """
     out, index_type = types[0], types[-1]
     updates, indices = len(types) - 2, len(types) - 1

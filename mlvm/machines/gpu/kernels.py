@@ -11,7 +11,7 @@ result in order, or None if the op's reference kernel should run on the host.
         text = source("softmax.c", DT=x.dtype.name)
         return [Call(text, "softmax", (rows * 64,), (64,), (0, 1, np.int32(columns)))]
 
-A call is data: the launcher compiles its source (once per text), creates the kernels, and replaces
+A call is data: the launcher compiles the source (once per text), creates the kernels, and replaces
 the arguments by memory. An argument is
 
     an int           that parameter: 0 is the result, 1 the first operand
@@ -25,12 +25,12 @@ result without elements is not launched; an operand may be empty. `out` may over
 if the op allows it (`Op.in_place`). Sources are C for a device, after the macros of common.h, and
 valid in both OpenCL C 1.2 and CUDA C. They are files in `source/` or texts that Python generates.
 
-The order of all operations must depend only on types and attributes, never on the `Facts` about the
-number of units or on timing, so that every run computes the same bits. Do not use atomic additions
-of floats.
+The order of all operations must depend only on types and attributes. It must never depend on
+timing, or on the number of units in the `Facts`, so that every run computes the same bits. Do not
+use atomic additions of floats.
 
 A kernel rejects a value (an index out of range, a probability of 2) with `REFUSE`, and continues
-with a valid value. The host checks the flag at its next wait, and raises the reference kernel's
+with a valid value. The host checks the flag when it next waits, and raises the reference kernel's
 error for the operand that the `Maker` names: `@kernel("take", judges=2)`.
 """
 
@@ -75,8 +75,8 @@ class Call(NamedTuple):
     """Launch of the kernel `entry` of a source: `size` work items in groups of `group`.
 
     The launcher rounds each size up to whole groups; the kernel ignores the additional items. A
-    call that `begins` the result as an operand is omitted if its first two tensors are the same
-    memory, so that an op works in place (`begin_as` of `moves`).
+    call that `begins` copies an operand to the result. It is omitted if both are the same memory,
+    so an op can work in place (`begin_as` of `moves`).
     """
 
     source: str
@@ -94,7 +94,7 @@ Maker: TypeAlias = Callable[..., Calls]
 class Facts(NamedTuple):
     """Facts about a device for makers of kernels.
 
-    is_cpu: it is a processor, with caches instead of local memory
+    is_cpu: the device is a processor, with caches instead of local memory
     """
 
     name: str
@@ -113,8 +113,8 @@ class Facts(NamedTuple):
 class Row:
     """Row of the table of kernels.
 
-    judges: number of the parameter whose values may be rejected; 0 for none.
-    computes: whether it requires dtypes that the device computes with.
+    judges: number of the parameter with values that may be rejected, or 0.
+    computes: whether it requires dtypes with which the device can compute.
     """
 
     make: Maker
@@ -132,7 +132,7 @@ def kernel(*names: str, judges: int = 0, computes: bool = False) -> Callable[[Ma
     def declare(make: Maker) -> Maker:
         for name in names:
             if name in KERNELS or name not in OPS:
-                raise ValueError(f"{name!r} has a kernel already, or is no op")
+                raise ValueError(f"{name!r} already has a kernel, or is not an op")
             KERNELS[name] = Row(make, judges, computes)
         return make
 

@@ -56,7 +56,7 @@ class Driver(Protocol):
     def send_beside(self, memory: Any, offset: int, values: Array, after: Any) -> Any:
         """Send asynchronously, after the event; later commands wait for it.
 
-        Returns the event of its end.
+        Returns the event for the end of the copy.
         """
 
     def fetch(self, transfers: Sequence[tuple[Array, Any, int]]) -> None:
@@ -74,18 +74,18 @@ class Driver(Protocol):
     def wait_for(self, event: Any) -> None: ...
     def finish(self) -> None: ...
     def flush(self) -> None:
-        """Make the device start its pending work."""
+        """Make the device start pending work."""
 
     def pinned(self, nbytes: int) -> Array:
-        """Return a u8 array of host memory from which the device copies fast."""
+        """Return a u8 array in pinned host memory."""
 
     def compile(self, prelude: str, texts: Sequence[str]) -> None:
-        """Compile sources that start alike together, if that is faster."""
+        """Compile sources with the same start together, if this is faster."""
 
     def ready(self, call: Call, args: tuple[Any, ...]) -> Callable[[], object]:
         """Return a function that launches a call's kernel on arguments.
 
-        The arguments are numpy's scalars, and for a tensor its memory and an i64.
+        The arguments are numpy scalars. A tensor is two arguments: the memory and an i64.
         """
 
 
@@ -114,8 +114,8 @@ class _Flags:
 class DeviceArray:
     """Packed array in the memory of a device.
 
-    It has the part of the interface of numpy's arrays that the machine uses. `DeviceMemory.read`
-    copies its elements to the host.
+    It implements the part of the ndarray interface that the machine uses. `DeviceMemory.read`
+    copies the elements to the host.
     """
 
     __slots__ = ("__weakref__", "buffer", "dtype", "offset", "shape", "size")
@@ -196,8 +196,8 @@ class DeviceArray:
 class Counts:
     """Counters of a VM on a device.
 
-    They count launches of kernels, transfers in each direction and their bytes, waits of the host,
-    and ops that ran on the host.
+    They count kernel launches, transfers and bytes in each direction, waits of the host, and ops
+    that ran on the host.
     """
 
     launches: int = 0
@@ -212,8 +212,8 @@ class Counts:
 class DeviceMemory(Memory):
     """Memory of a device, used by one VM.
 
-    When the host waits, it checks whether kernels have rejected values. `held` are the bytes of all
-    buffers, `peak` their maximum.
+    When the host waits, it checks whether kernels have rejected values. `held` is the number of
+    bytes in all buffers, and `peak` is the maximum of `held`.
     """
 
     def __init__(self, driver: Driver) -> None:
@@ -232,7 +232,7 @@ class DeviceMemory(Memory):
 
     def __enter__(self) -> DeviceMemory:
         if self.lost is not None:
-            raise MachineError(f"{self.device} is lost, and with it this VM: {self.lost}")
+            raise MachineError(f"{self.device} and this VM are lost: {self.lost}")
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
@@ -241,7 +241,7 @@ class DeviceMemory(Memory):
         typed = error if isinstance(error, Lost) else self.driver.typed(error)
         if isinstance(typed, Lost):
             self.lost = str(typed)
-            raise MachineError(f"{self.device} is lost, and with it this VM: {typed}") from error
+            raise MachineError(f"{self.device} and this VM are lost: {typed}") from error
         if typed is not None:
             raise typed from error
 
@@ -279,7 +279,7 @@ class DeviceMemory(Memory):
         return copy
 
     def constant(self, array: Array) -> Array:
-        """Return the only copy of the constant, which lives as long as its program."""
+        """Return the only copy of the constant, which is freed together with the program."""
         key = id(array)
         if key not in self._constants:
             copy: Any = self.copy(array)
@@ -356,7 +356,7 @@ class DeviceMemory(Memory):
                 self.driver.send(array.buffer.raw, array.offset, packed)
 
     def _send_beside(self, array: DeviceArray, values: Array) -> None:
-        """Copy pinned memory after the last use of the tensor and before its next use."""
+        """Copy pinned memory after the last use and before the next use of the tensor."""
         with self.lock:
             place = array.address
             after = self._unused.pop(place, None) or self.driver.event()
@@ -364,7 +364,7 @@ class DeviceMemory(Memory):
             self._sent[place] = self.driver.send_beside(raw, array.offset, values, after)
 
     def forget(self, memory: Any) -> None:
-        """Drop the events of copies to that memory, since it is allocated for other values."""
+        """Drop the events of copies to memory that is allocated for other values."""
         first = memory.address
         with self.lock:
             for events in (self._sent, self._unused):
@@ -375,7 +375,7 @@ class DeviceMemory(Memory):
     def wait_for_copy(self, array: Any) -> None:
         """Wait until the pinned memory that was last written to the tensor may change.
 
-        The next write to the tensor waits for its current uses, but for no later work.
+        The next write to the tensor waits for current uses of the tensor, but not for later work.
         """
         with self:
             with self.lock:
@@ -400,7 +400,7 @@ class DeviceMemory(Memory):
         return isinstance(array, np.ndarray) and id(root(array)) in self._pinned
 
     def synchronize(self) -> None:
-        """Wait until the device has finished all its work."""
+        """Wait until the device has finished all work."""
         with self:
             self._wait("synchronize", self.driver.finish)
 

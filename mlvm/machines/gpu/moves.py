@@ -37,14 +37,14 @@ def whole(shape: Sequence[int], first: int = 0) -> Window:
 
 
 def part(shape: Shape, start: Sequence[int], step: Sequence[int]) -> Window:
-    """Return the window that `slice` reads of a tensor of that shape."""
+    """Return the window that `slice` reads from a tensor of a shape."""
     steps = packed(shape)
     first = sum(a * b for a, b in zip(start, steps, strict=True))
     return Window(first, tuple([a * b for a, b in zip(step, steps, strict=True)]))
 
 
 def broadcast(shape: Shape, to: Shape) -> Window:
-    """Return a tensor of a shape as a window of the shape that it broadcasts to."""
+    """Return the window that broadcasts a tensor to a shape."""
     steps = [0 if n == 1 else step for n, step in zip(shape, packed(shape), strict=True)]
     return Window(0, (*[0] * (len(to) - len(shape)), *steps))
 
@@ -59,7 +59,7 @@ def move(
     args: tuple[Argument, Argument] = (0, 1),
     add: bool = False,
 ) -> list[Call]:
-    """Return the calls that move elements from a window of `args[1]` to one of `args[0]`."""
+    """Return the calls that move elements from a window of `args[1]` to a window of `args[0]`."""
     axes = joined(zip(lengths, out.steps, x.steps, strict=True))[::-1] or [(1, 1, 1)]
     first, start = out.first, x.first
     moved = to is None or (to is dtype and not add)
@@ -116,14 +116,14 @@ def begin_as(device: Facts, x: TensorType, args: tuple[Argument, Argument] = (0,
 
 
 def fill(out: TensorType, value: float | complex, argument: Argument = 0) -> list[Call]:
-    """Return the calls that fill the result with that value."""
+    """Return the calls that fill the result with a value."""
     one = _bits(out, value)
     count = out.nbytes // one.itemsize
     return [_created("fill", one.dtype, count, (argument, np.int64(count), one))]
 
 
 def _bits(out: TensorType, value: float | complex) -> np.generic:
-    """Return an element with that value as an integer of its size; for 16 bytes, 0."""
+    """Return the bits of an element as an integer of the same size; 0 for 16 bytes."""
     bits = cast(np.asarray(value), out.dtype).reshape(1).view(np.uint8)
     element: np.generic = bits[:8].view(DType.named(RAW[out.dtype.itemsize]).numpy)[0]
     return element

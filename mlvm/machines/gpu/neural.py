@@ -159,7 +159,7 @@ def _unpatches(device: Facts, types: Types, *, shape: Shape, **how: Any) -> Call
 
 @kernel("max_pool2d_vjp", computes=True)
 def _max_pool2d_vjp(device: Facts, types: Types, *, window: Pair, **how: Any) -> Calls:
-    """Compute the maximum of each window and its shares, then the sums of the shares."""
+    """Compute the gradient shares of each window's maximum, then the sums of the shares."""
     out, g, x = types
     grid, nbytes = g.shape[1:3], g.size * computed(out.dtype).itemsize
     largest, shares = Scratch("largest", nbytes), Scratch("shares", nbytes)

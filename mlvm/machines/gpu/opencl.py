@@ -1,8 +1,8 @@
 """Devices of OpenCL, such as `ml.VM(device="opencl:0")`, through the package pyopencl.
 
-One command queue runs everything in order; a second one copies pinned memory concurrently. A
-kernel's arguments are set once, when it is prepared for its position in a program; each launch is
-one call.
+One command queue runs everything in order, and a second queue copies pinned memory concurrently.
+The arguments of a kernel are set once, when the kernel is prepared for a position in a program;
+each launch is one call.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ def opencl_module() -> Any:
 
 
 def devices_by_name() -> list[tuple[str, Any]]:
-    """Return the devices by name: `opencl:0` is the first of the first platform.
+    """Return the devices by name: `opencl:0` is the first device of the first platform.
 
-    `opencl:0:1` is its second. Raises `MissingExtraError` without pyopencl, and `MachineError` if
-    no driver is installed.
+    `opencl:0:1` is the second device of that platform. Raises `MissingExtraError` without pyopencl,
+    and `MachineError` if no driver is installed.
     """
     cl = opencl_module()
     try:
@@ -102,9 +102,9 @@ class _Shared:
             return self._programs[text]
 
     def compile(self, prelude: str, texts: Sequence[str]) -> None:
-        """Compile the sources, which start alike, together.
+        """Compile sources with the same start together.
 
-        Most of the compile time is spent on a program's start.
+        Most of the compile time is spent on the start of a program.
         """
         new = [text for text in dict.fromkeys(texts) if text not in self._programs]
         whole = self.program("".join([prelude, *[text.removeprefix(prelude) for text in new]]))
@@ -233,7 +233,7 @@ class OpenCL:
             )
             for i, (values, memory, offset) in enumerate(transfers)
         ]
-        del events  # each event waits for its copy, which is finished
+        del events  # the copy of each event is finished
 
     def event(self) -> Any:
         event = self._cl.enqueue_marker(self._queue)

@@ -31,8 +31,8 @@ class Sizes(NamedTuple):
 class _Windows(NamedTuple):
     """Windows of volumes as an operand that is not materialized.
 
-    Along each of three axes, element t of window i is at i step + t apart + lead; outside of the
-    volume it is 0. `transposed`: a window is a column, not a row. `phases`: the phases of a
+    Along each of three axes, element t of window i is at i step + t apart + lead. Elements outside
+    of the volume are 0. `transposed`: a window is a column, not a row. `phases`: the phases of a
     transposed convolution.
     """
 
@@ -55,8 +55,8 @@ class _Windows(NamedTuple):
 
 
 _PART: Final = 64 * 64  # minimum elements of a result per group
-_ENOUGH: Final = 64  # groups; with fewer, a long sum is divided among groups
-_LONG: Final = 1024  # elements of a sum up to which it is not divided
+_ENOUGH: Final = 64  # number of groups below which a long sum is divided among groups
+_LONG: Final = 1024  # maximum length of a sum that is not divided
 
 
 class _Operand(NamedTuple):
@@ -254,7 +254,7 @@ def _batch_contract(device: Facts, types: Types, *, transpose_x: bool, transpose
 
 
 def _in_three(numbers: Sequence[int], filler: int = 1) -> Sequence[int]:
-    """Return the numbers for a volume; an image is a volume of depth 1."""
+    """Extend the numbers for an image to a volume of depth 1."""
     return (*(filler,) * (3 - len(numbers)), *numbers)
 
 
@@ -300,7 +300,7 @@ def _conv_transpose2d(
     """Phases of a strided convolution, which are a batch of products.
 
     Results that are a stride apart form a phase: they use the same elements of the kernel, a stride
-    apart, and are a convolution of x with these.
+    apart, and are a convolution of x with these elements.
     """
     out, x, weights = types
     inputs, outputs = weights.shape[-2:]

@@ -1,10 +1,11 @@
 """Queue of a device's calls.
 
-An op is planned once for its types, prepared once for arrays, and launched without a wait.
+An op is planned once per combination of types, prepared once per set of arrays, and launched
+without a wait.
 
 Ops share scratch memory, because all calls run in order. An op without a kernel on the device runs
-on the host: its operands are read, which waits, and its result is sent. `counts` has the number of
-such ops, and traces show them.
+on the host: the operands are read, which waits, and the result is sent. `counts` contains the
+number of these ops, and traces show them.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ Launch: TypeAlias = Callable[[], object]
 
 
 class Plan(NamedTuple):
-    """Plan for certain types: its steps, their offsets in scratch memory, and its size."""
+    """Plan for certain types: steps, offsets in scratch memory, and total size."""
 
     steps: list[Step]
     offsets: dict[str, int]
@@ -51,7 +52,7 @@ class Plan(NamedTuple):
 class Ready:
     """Calls bound to certain arrays, which can be launched repeatedly.
 
-    The last of `launches` has the number `at`. `keeps` are the objects that must live as long.
+    The last of `launches` has the number `at`. `keeps` are objects that these calls keep alive.
     """
 
     def __init__(self, launches: list[Launch], keeps: Any) -> None:
@@ -62,7 +63,7 @@ class Ready:
 
     @property
     def notes(self) -> list[Note]:
-        """Return the records of its calls that may reject values."""
+        """Return the records of the calls that may reject values."""
         return [each.note for each in self.launches if isinstance(each, _Noted)]
 
     def launch(self, memory: DeviceMemory) -> None:
@@ -95,7 +96,7 @@ class Queue:
     def plan(
         self, key: Any, arrays: Sequence[Any], steps: Callable[[list[TensorType]], list[Step]]
     ) -> Plan:
-        """Return the plan for that key, which includes the types."""
+        """Return the plan for a key, which includes the types."""
 
         def make() -> Plan:
             new = steps([TensorType.of(x) for x in arrays])
@@ -182,7 +183,7 @@ class Queue:
         self.memory.write(arrays[0], result)
 
     def dynamic(self, op: Op, arrays: Sequence[Any], attributes: Attributes) -> Array:
-        """Run an op on the host whose result type depends on values."""
+        """Run an op with a value-dependent result type on the host."""
         return self._call_host(op, self.memory.read_all(arrays), attributes)  # type: ignore[no-any-return]
 
     def _call_host(self, op: Op, arrays: list[Array], attributes: Attributes) -> Any:

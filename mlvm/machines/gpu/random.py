@@ -1,8 +1,8 @@
 """Random draws with the same bits as on the processor.
 
-They use Philox4x64-10, and numpy's conversions of its words to numbers.
+They use Philox4x64-10, and numpy's conversions of the generator's words to numbers.
 
-The generator is a function of a key and a counter: all blocks are made at once.
+The generator is a function of a key and a counter: all blocks are computed in parallel.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from mlvm.machines.ziggurat import ziggurat
 
 
 def _call(text: str, entry: str, args: tuple[Argument, ...], total: int, each: int) -> Call:
-    """Build a call whose items compute `each` of `total` values."""
+    """Build a call that computes `each` value of `total` values per item."""
     return Call(text, entry, (-(-total // each),), (GROUP,), args)
 
 
@@ -70,7 +70,7 @@ def _dropout(device: Facts, types: Types, *, rate: float) -> Calls:
 
 @kernel("bernoulli", judges=2)
 def _bernoulli(device: Facts, types: Types, *, shape: Shape) -> Calls:
-    """p is one value, or lies whole along some axes that follow each other."""
+    """Return whether p is one value, or contiguous along adjacent axes."""
     out, _, p = types
     wide = (1,) * (out.ndim - p.ndim) + p.shape
     axes = [i for i, length in enumerate(wide) if length > 1]
@@ -87,9 +87,9 @@ def _bernoulli(device: Facts, types: Types, *, shape: Shape) -> Calls:
 def _randint(
     device: Facts, types: Types, *, low: int, high: int, shape: Shape, dtype: str
 ) -> Calls:
-    """A draw is refused for some words.
+    """Draw with rejection of some words.
 
-    The surplus that is drawn is too small with a probability below 1e-30.
+    The additional words are insufficient with a probability below 1e-30.
     """
     out = types[0]
     count, span, itemsize = out.size, high - low, out.dtype.itemsize
@@ -100,7 +100,7 @@ def _randint(
     drawn = drawn + 128 if refused else count
     text = source("random.c", BITS=bits, OUT=dtype)
     to: Argument = Scratch("drawn", drawn * itemsize) if refused else 0
-    is_used: Argument = Scratch("taken", 8 * drawn) if refused else 0  # is not written otherwise
+    is_used: Argument = Scratch("taken", 8 * drawn) if refused else 0  # otherwise it is not written
     numbers = np.int64(drawn), *[np.uint64(n % 2**64) for n in (low, span, refused)]
     calls = [_call(text, "integers", (to, is_used, 1, *numbers), drawn, 256 // bits)]
     if refused:
@@ -116,7 +116,7 @@ def _randint(
 
 @cache
 def _ziggurat() -> str | None:
-    """The tables, as C."""
+    """The tables as C source."""
     tables = ziggurat()
     return tables and " ".join(
         f"TABLE f32 {name}[{len(values)}] = {{{', '.join([f'{float(x)!r}f' for x in values])}}};"
@@ -128,10 +128,10 @@ def _ziggurat() -> str | None:
 def _normal(device: Facts, types: Types, *, shape: Shape, dtype: str) -> Calls:
     """Draw standard normal values by the ziggurat method on the device.
 
-    In 98 of 100 cases a value needs one word, and more if a word is rejected, so each value starts
-    after the last word of the previous value. A value is computed from every word; the words at
-    which values start are then found by doubling the known number. 3 % more words than values are
-    drawn, where 2.2 % are needed. f64 is drawn on the host.
+    In 98 of 100 cases a value needs one word. It needs more words if a word is rejected, and the
+    next value starts after the last word. The kernel computes a value from every word, and then
+    finds the words at which values start by doubling the number of known starts. It draws 3 % more
+    words than values; 2.2 % are needed. f64 values are drawn on the host.
     """
     out, count, tables = types[0], types[0].size, _ziggurat()
     size = count + count // 32 + 256

@@ -1,4 +1,4 @@
-"""Reductions, by trees whose form the shapes decide, and running sums."""
+"""Reductions by trees, which depend only on shapes, and running sums."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from mlvm.machines.gpu.kernels import Argument, Call, Calls, Facts, Scratch, Typ
 from mlvm.machines.gpu.moves import permuted
 
 GROUP: Final = 64
-_PIECE: Final = 8192  # elements of a row that a group adds up
-_FEW: Final = 256  # elements that an item adds up; longer rows need several steps
+_PIECE: Final = 8192  # elements of a row that a group adds
+_FEW: Final = 256  # elements that an item adds; longer rows need several steps
 _STEP: Final = 128
-_CHOICE: Final = 16  # bytes of a value with its index
+_CHOICE: Final = 16  # bytes of a value and an index
 
 
 @dataclass(frozen=True)
 class Fold:
-    """A reduction in C: how an element is mapped, two are combined, and the last is finished.
+    """C expressions of a reduction: map an element, combine two elements, finish the result.
 
-    `of` is the dtype that it computes in; "choice" a value with its index. `defines` are the other
+    `of` is the dtype of the computation; "choice" is a value and an index. `defines` are additional
     macros of the source."""
 
     initial: str
@@ -62,10 +62,10 @@ def fold(
     divisor: Any = None,
     scratch: str = "pieces",
 ) -> list[Call]:
-    """The calls that fold the middle one of three axes.
+    """Return the calls that reduce the middle axis of three axes.
 
-    `out` and `x` are the memory of the elements and the names of their dtypes; `centre` is the
-    additional operand of a centred fold's `MAP`.
+    `out` and `x` are the memory and the dtype names of the elements; `centre` is an additional
+    operand of `MAP` in a centred fold.
     """
     before, length, behind = sizes
     divisor = np.int64(0) if divisor is None else divisor
@@ -91,7 +91,7 @@ def fold(
 
 
 def reduced(x: TensorType, axis: Axis) -> tuple[int, int, int] | None:
-    """Return the sizes of three axes, of which the middle one is reduced.
+    """Return the sizes of three axes, the middle axis being the reduced axis.
 
     Return None if the reduced axes are not adjacent.
     """
@@ -109,8 +109,7 @@ def reduced(x: TensorType, axis: Axis) -> tuple[int, int, int] | None:
 def side_by_side(
     device: Facts, out: TensorType, x: TensorType, axis: Axis
 ) -> tuple[list[Call], Argument, tuple[int, int, int]]:
-    """Return calls that make the reduced axes adjacent, the resulting memory of x, and the three
-    sizes."""
+    """Return calls that make the reduced axes adjacent, the resulting memory, and three sizes."""
     if x.size == 0:  # the kept axes have elements: the result is the fold's initial value
         return [], 1, (out.size, 0, 1)
     sizes = reduced(x, axis)
@@ -133,7 +132,7 @@ def _fold_axes(
     centre: Fold | None = None,
     by: Any = None,
 ) -> Calls:
-    """Fold axes; `how` may take the result of another fold, `centre`, whose divisor is `by`."""
+    """Fold axes; `how` may use the result of another fold, `centre`, with the divisor `by`."""
     out, x = types
     calls, there, sizes = side_by_side(device, out, x, axis)
     at, to = (there, x.dtype.name), (0, out.dtype.name)
@@ -153,17 +152,17 @@ _CAST: Final = "((COMPUTED(A))(v))"
 
 
 def adding(dtype: DType) -> Fold:
-    """The sum, in that dtype."""
+    """Return the reduction that sums in a dtype."""
     return Fold("0", "((a) + (b))", computed(dtype).name, _CAST)
 
 
 def multiplying(dtype: DType) -> Fold:
-    """The product, in that dtype."""
+    """Return the reduction that multiplies in a dtype."""
     return Fold("1", "((a) * (b))", computed(dtype).name, _CAST)
 
 
 def _wide(x: TensorType) -> DType:
-    """Return the dtype that means are computed in: x's dtype, f64 for integers."""
+    """Return the dtype of the computation of a mean: the dtype of x, or f64 for integers."""
     return computed(x.dtype) if x.dtype.is_float else f64
 
 
@@ -253,7 +252,7 @@ def running(
     piece = length if length <= _FEW else _STEP
     pieces = -(-length // piece)
     calls: list[Call] = []
-    starts: Argument = out[0]  # is not read where there is one piece
+    starts: Argument = out[0]  # not read if a single piece exists
     items = (before * pieces * behind,)
     numbers = [np.int64(n) for n in (before, length, behind, piece, pieces)]
     if pieces > 1:

@@ -1,4 +1,4 @@
-"""Sorting along an axis, by merging runs of twice the length each time."""
+"""Merge sort along an axis: each pass merges runs and doubles their length."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from mlvm.machines.gpu.kernels import Argument, Call, Calls, Facts, Scratch, Typ
 from mlvm.machines.gpu.reductions import GROUP
 
 _RUN: Final = 32  # RUN of sorting.c
-_MOST: Final = 2**31 - 1  # elements of a row: they are numbered in i32
+_MOST: Final = 2**31 - 1  # maximum elements per row, because indices are i32
 
 
 def sorted_rows(
     x: Argument, dtype: DType, sizes: tuple[int, int, int], text: str
 ) -> tuple[list[Call], Scratch, Scratch]:
-    """The calls that sort, and where keys and numbers then lie, row after row."""
+    """Return the calls that sort, and the memory of the sorted keys and indices."""
     before, length, behind = sizes
     key = computed(dtype)
     total = before * length * behind
@@ -38,7 +38,7 @@ def sorted_rows(
 
 
 def text_of(dtype: DType, out: DType, descending: bool = False, numbers: bool = False) -> str:
-    """nan counts as the largest."""
+    """Return the C expression of a comparison, in which nan is the largest value."""
     less = "((a) < (b) || ((b) != (b) && (a) == (a)))" if dtype.is_float else "((a) < (b))"
     before = "BEFORE(b, a)" if descending else "BEFORE(a, b)"
     names = {"K": computed(dtype).name, "X": dtype.name, "T": out.name, before: less}
@@ -55,7 +55,7 @@ def _sort_into(
     descending: bool,
     count: int | None = None,
 ) -> Calls:
-    """Write the sorted values or, with `numbers`, their numbers: all, or the first `count`."""
+    """Write the sorted values or, with `numbers`, the indices: all, or the first `count`."""
     out, x = types
     sizes = around(x.shape, axis)
     if sizes[1] > _MOST:

@@ -1,9 +1,9 @@
 """Tiles of a device's matrix products.
 
-There is a table by dtype. `python -m mlvm tune` finds faster tiles, and stores them in the user's
-cache.
+A table contains a tile per dtype. `python -m mlvm tune` finds faster tiles and stores them in the
+user's cache.
 
-Tiles decide how fast a product is, and no bit of it: an element adds up its terms in one order.
+Tiles affect only the speed of a product, not the bits: the order of each sum is fixed.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from mlvm.machines.gpu.kernels import Facts
 class Tile(NamedTuple):
     """Tile of a matrix product.
 
-    It has the rows, columns and depth of a group's step, the rows (`high`) and columns (`wide`) of
-    a work item, and the lanes of a vector.
+    It consists of the rows, columns and depth of a group's step, the rows (`high`) and columns
+    (`wide`) of a work item, and the lanes of a vector.
     """
 
     rows: int
@@ -34,7 +34,7 @@ class Tile(NamedTuple):
     lanes: int
 
     def defines(self) -> dict[str, int]:
-        """The tile's sizes, as the text of a kernel names them."""
+        """Return the sizes of the tile by macro name."""
         return {name.upper(): size for name, size in self._asdict().items()}
 
     @property
@@ -45,7 +45,7 @@ class Tile(NamedTuple):
 _SMALL: Final = Tile(32, 32, 16, 2, 2, 1)
 _LARGE: Final = Tile(64, 64, 16, 4, 4, 1)
 _ON_CPU: Final = (8, 2, 64), (4, 2, 64), (12, 2, 64), (4, 4, 64), (8, 1, 64), (6, 2, 32), (4, 2, 16)
-"""Rows of a processor's work item, number of adjacent vectors, and bytes of a vector."""
+"""On a processor: rows of a work item, number of adjacent vectors, and bytes of a vector."""
 _POSITIONS: Final = 4 << 10  # additional bytes for positions in images; an upper bound
 _ENOUGH: Final = 512 * 512  # elements of a result that keep a GPU busy in large tiles
 
@@ -53,14 +53,14 @@ Table = dict[str, dict[str, list[int]]]
 
 
 def candidates(device: Facts, dtype: DType) -> list[Tile]:
-    """The tiles that may suit the device, the usual one first."""
+    """Return candidate tiles for the device, the default tile first."""
     if device.is_cpu and dtype.is_float:
         tiles = []
         for high, parts, nbytes in _ON_CPU:
             lanes = nbytes // dtype.itemsize
             tiles.append(Tile(8 * high, 64, 64, high, parts * lanes, lanes))
         fitting = [x for x in tiles if _fits(device, x, dtype)]
-        return fitting or [tiles[0]._replace(depth=16)]  # OpenCL's least is 32 KiB
+        return fitting or [tiles[0]._replace(depth=16)]  # OpenCL guarantees 32 KiB
     cuts = [(64, 64, 16, 4, 4), (64, 64, 8, 4, 4), (128, 64, 16, 8, 4), (128, 128, 8, 8, 8)]
     tiles = [Tile(*cut, 1) for cut in cuts]
     return [x for x in tiles if x.items <= device.most_items and _fits(device, x, dtype)]
@@ -72,7 +72,7 @@ def _fits(device: Facts, tile: Tile, dtype: DType) -> bool:
 
 
 def tile(device: Facts, dtype: DType, m: int, n: int, batch: int) -> Tile:
-    """The tile for products of that size: of few rows or columns, or few elements, a small one."""
+    """Return the tile for a product: a small tile for few rows, columns or elements."""
     tuned = table().get(device.name, {}).get(dtype.name)
     large = Tile(*tuned) if tuned else candidates(device, dtype)[0]
     if device.is_cpu and dtype.is_float:
@@ -81,14 +81,14 @@ def tile(device: Facts, dtype: DType, m: int, n: int, batch: int) -> Tile:
 
 
 def path() -> Path:
-    """The file of tiles: `mlvm/tiles.json` in $XDG_CACHE_HOME, or in ~/.cache."""
+    """Return the path of the tile file: `mlvm/tiles.json` in $XDG_CACHE_HOME, or in ~/.cache."""
     home = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
     return Path(home, "mlvm", "tiles.json")
 
 
 @cache
 def table() -> Table:
-    """The tiles that were found, by device and dtype. A file that is none is passed over."""
+    """Return the tuned tiles by device and dtype. An invalid file is ignored."""
     try:
         loaded: Any = json.loads(path().read_text(encoding="utf-8"))
         for tiles in loaded.values():
@@ -100,7 +100,7 @@ def table() -> Table:
 
 
 def _require(tile: Tile) -> None:
-    """Raise `ValueError` for a tile that is none."""
+    """Raise `ValueError` for an invalid tile."""
     if not all(isinstance(each, int) and each > 0 for each in tile):
         raise ValueError(tile)
     if tile.rows % tile.high or tile.columns % tile.wide or tile.wide % tile.lanes:
@@ -108,7 +108,7 @@ def _require(tile: Tile) -> None:
 
 
 def keep(device: Facts, dtype: DType, best: Tile) -> None:
-    """Write the tile to the file. Products that are planned from now on use it."""
+    """Write the tile to the file. Products that are planned later use it."""
     changed = {name: dict(tiles) for name, tiles in table().items()}
     changed.setdefault(device.name, {})[dtype.name] = list(best)
     path().parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Finding the tiles that make a device's products fast: `python -m mlvm tune opencl:0`."""
+"""Search for the fastest tiles of a device: `python -m mlvm tune opencl:0`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TIMES: Final = 9
 
 
 class Timed(NamedTuple):
-    """A tile, and how fast products of a dtype were with it."""
+    """Tile, and the measured speed of products of a dtype."""
 
     dtype: DType
     tile: Tile
@@ -29,11 +29,11 @@ class Timed(NamedTuple):
 def tune(device: str, size: int | None = None) -> Iterator[Timed]:
     """Time products of square matrices with each possible tile, and keep the fastest per dtype.
 
-    `size` is the size of the matrices, by default 512 on a processor and 2048 on a GPU. Raises what
+    `size` is the size of the matrices (default: 512 on a processor, 2048 on a GPU). Raises what
     a VM on the device raises.
     """
     if device == "cpu":
-        raise MachineError("a processor's kernels have fixed tiles; tune another device")
+        raise MachineError("the tiles of a processor are fixed; tune a different device")
     facts = GpuVM(device=device).memory.driver.facts
     n = size or (512 if facts.is_cpu else 2048)
     for dtype in (f32, f64):
@@ -48,7 +48,7 @@ def tune(device: str, size: int | None = None) -> Iterator[Timed]:
 
 
 def _seconds(device: str, dtype: DType, n: int) -> float:
-    """The least time of a product, of some."""
+    """Return the minimum time of several products."""
     vm = GpuVM(device=device)
     type = TensorType(dtype, (n, n))
     handles = [vm.alloc_tensor(type) for _ in range(3)]
@@ -62,5 +62,5 @@ def _seconds(device: str, dtype: DType, n: int) -> float:
         vm.launch(program, handles)
         vm.synchronize()
 
-    once()  # which compiles
+    once()  # compile the kernel
     return min(timeit.repeat(once, number=1, repeat=_TIMES))

@@ -1,12 +1,12 @@
-"""VM whose tensors and kernels are on a device: `ml.VM(device="opencl:0")`.
+"""VM with tensors and kernels on a device: `ml.VM(device="opencl:0")`.
 
 Each storage is a buffer of the device. The device executes all calls in order; only a read waits
-for it. Consecutive calls of a program are prepared when the program is bound to its arguments, so a
+for it. Consecutive calls of a program are prepared when the program is bound to arguments, so a
 launch only enqueues them. Values are read if the program's control flow needs them, and for ops
 without a kernel on the device, which run on the host.
 
-Host functions in Python receive arrays of the host: copies of their operands. Written operands and
-results are copied back to the device.
+Host functions in Python receive copies of the operands on the host. Written operands and results
+are copied back to the device.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ from mlvm.machines.local import LocalVM
 
 
 class GpuVM(LocalVM):
-    """VM with its tensors on a device, created by `ml.VM(name, device="opencl:0")`.
+    """VM with tensors on a device, created by `ml.VM(name, device="opencl:0")`.
 
     Each device needs a separate VM. It has no threads, workers or C functions, and does not lend
     memory. `counts` contains the number of launches, transfers and waits of the host.
 
-    Raises `MissingExtraError` without the package that the device needs, `MachineError` for a
-    device that does not exist and for options of the processor, and `UnknownFunctionError` for a
-    kernel of an unknown op.
+    Raises `MissingExtraError` without the package that the device needs. Raises `MachineError` for
+    a device that does not exist and for options of the processor. Raises `UnknownFunctionError` for
+    a kernel of an unknown op.
     """
 
     memory: DeviceMemory
@@ -75,12 +75,12 @@ class GpuVM(LocalVM):
         options = ("workers", workers, 0), ("threads", threads, 1), ("pinned", pinned, False)
         for option, value, default in (*options, ("native", native, None)):
             if value != default:
-                refusal = f"{option}={value!r} is for a VM on the processor"
-                raise MachineError(f"{refusal}, and this one is on {device}")
+                refusal = f"{option}={value!r} requires a VM on the processor"
+                raise MachineError(f"{refusal}, got a VM on {device}")
         limit = None if memory is None else parse_size(memory, "VM(memory=)")
         of_device = DeviceMemory(driver_of(device))
         self._host = LocalVM(f"host of {device}")
-        residuals.register(self._host)  # in Python, whose functions any arrays may be given
+        residuals.register(self._host)  # in Python: its functions accept any arrays
         callees = [self._host.functions.binding(name).callee for name in OPS]
         fills = {each.op.name: each.fill for each in callees if isinstance(each, OpFresh)}
         self.queue = Queue(of_device, fills)
@@ -91,7 +91,7 @@ class GpuVM(LocalVM):
         self._equip(native=False, threads=1)
 
     def _equip(self, *, native: bool, threads: int) -> None:
-        """Take residuals, lanes and checks, as every VM of this process has them, from the host."""
+        """Register the functions of residuals, lanes and checks, which run on the host."""
         self.native, self.threads = native, threads
         self.fast_path = self._pool = None
         table = self._host.functions
@@ -101,14 +101,14 @@ class GpuVM(LocalVM):
 
     @property
     def counts(self) -> Counts:
-        """Launches, transfers and waits since the VM was made."""
+        """Numbers of launches, transfers and waits since the VM was created."""
         return self.memory.counts
 
     def __repr__(self) -> str:
         return f"<VM {self.name!r} on {self.memory.device}>"
 
     def register_callees(self, callees: Mapping[str, Callee]) -> None:
-        """As for any VM. Functions in Python get copies of the host."""
+        """Register a function as any VM does. Functions in Python receive copies on the host."""
         super().register_callees(
             {
                 name: _HostFunction(callee, self) if isinstance(callee, PythonFunction) else callee
@@ -136,7 +136,7 @@ class GpuVM(LocalVM):
         self, program: Program, args: tuple[TensorHandle, ...]
     ) -> tuple[Code, tuple[Array, ...]]:
         code, operands = super()._bind(program, args)
-        if self.functions.instrument is not None:  # it is to see each call
+        if self.functions.instrument is not None:  # it must observe each call
             return code, operands
         bound = stretched(code, self.functions, self.queue), operands
         self._linked[id(program)].bound[args] = bound
@@ -150,7 +150,7 @@ class GpuVM(LocalVM):
     def write(self, handle: TensorHandle, array: Array) -> None:
         """Write without waiting.
 
-        Pinned memory (`pinned_zeros`) is copied directly while the device computes. The copy does
+        The device copies pinned memory (`pinned_zeros`) directly while it computes. The copy does
         not wait for launches, because a launch may wait for the writer.
         """
         if not self.memory.is_pinned(array):
@@ -161,7 +161,7 @@ class GpuVM(LocalVM):
         self.memory.write(entry.array, array)
 
     def make_writable(self, handles: Sequence[TensorHandle]) -> None:
-        """Wait until the host memory last written to the tensors is copied, so it may change.
+        """Wait until the host memory that was last written to the tensors may change.
 
         Raises `HandleError`.
         """
@@ -176,12 +176,12 @@ class GpuVM(LocalVM):
         return self.memory.pinned_zeros(nbytes)
 
     def synchronize(self) -> None:
-        """Wait until the device has done all it was given.
+        """Wait until the device has finished all work.
 
-        Raises the error of a value that a kernel has refused.
+        Raises the error of a value that a kernel has rejected.
         """
         self.memory.synchronize()
-        with self._lock:  # launches in between would be noted, and their flags not read
+        with self._lock:  # launches in between would be recorded without reading their flags
             self.memory.settle()
 
     def borrow(self, handle: TensorHandle) -> NoReturn:
@@ -190,14 +190,14 @@ class GpuVM(LocalVM):
 
     def storage_over(self, memory: Array) -> NoReturn:
         """Raise `HandleError`: a storage is allocated on the device."""
-        raise HandleError(f"{self._mine(TensorType(u8, (0,)))}, not in memory of the host")
+        raise HandleError(f"{self._mine(TensorType(u8, (0,)))}, not in host memory")
 
     def share(self, handle: TensorHandle, other: VM) -> TensorHandle:
-        """Raise `HandleError` for any other VM: it would read without waiting for the device."""
+        """Raise `HandleError`: a different VM would not wait for the device."""
         if other is not self:
             raise HandleError(
                 f"{self._mine(self.type_of(handle))}, and not shared with {other.name}, "
-                f"which does not wait for {self.name}: read it and write it there"
+                f"which does not wait for {self.name}: copy with read and write"
             )
         return super().share(handle, other)
 
@@ -205,18 +205,18 @@ class GpuVM(LocalVM):
         return f"{type} of {self.name} is on {self.memory.device}"
 
     def register_library(self, path: str | os.PathLike[str]) -> NoReturn:
-        """Raises `MachineError`: C functions work in memory of the host."""
+        """Raise `MachineError`: C functions access host memory."""
         raise MachineError(
-            f"C functions work in memory of the host, and {self.name} is on {self.memory.device}: "
-            f"register Python functions, which get copies"
+            f"C functions access host memory, but {self.name} is on {self.memory.device}: "
+            f"register Python functions, which receive copies"
         )
 
     def launch_cache(self) -> None:
-        """None: each launch is Python's."""
+        """Return None: Python performs each launch."""
 
 
 class _HostFunction(UserFunction):
-    """A function in Python, on the host's copies of its operands."""
+    """Function in Python that receives copies of the operands on the host."""
 
     def __init__(self, callee: PythonFunction, vm: GpuVM) -> None:
         super().__init__(callee.name, callee.nparams, callee.nresults, callee.reads)
@@ -254,14 +254,14 @@ class Failed(BaseException):
         self._code, self._step = code, step
 
     def explained(self) -> Exception:
-        """The error, which now knows where it was raised, as the reference loop has it."""
+        """Return the error with the location that the reference loop adds."""
         return reference.explain(self.error, State([], [], self._code, self._step))
 
 
 class Stretch:
     """Stretch of calls on arguments of the launch: steps `start` .. `end - 1` of a bound program.
 
-    It has the signature of a binding's kernel.
+    It has the signature of a bound kernel.
     """
 
     def __init__(
@@ -326,7 +326,7 @@ def _is_ahead(step: Step) -> bool:
 
 
 def stretched(code: Code, functions: FunctionTable, queue: Queue) -> Code:
-    """The bound program with one step in the place of each stretch."""
+    """Return the bound program with each stretch replaced by one step."""
     targets = {step[2] for step in code.steps if step[0] in (JUMP, JUMP_IF_FALSE)}
     steps: list[Step] = []
     starts: list[int] = []

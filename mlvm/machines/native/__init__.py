@@ -1,1 +1,1 @@
-"""Kernels and a loop in C, which take the place of the reference ones where they were built."""
+"""Kernels and a loop in C, which replace the reference versions if the extension is built."""

@@ -1,5 +1,4 @@
-"""Copies of boxes: elements at equal distances along each axis, in the result and in an operand.
-`kernels/layout.c` runs them; most ops of its room are one box or a few."""
+"""Copies of boxes: elements at equal distances along each axis; see `kernels/layout.c`."""
 
 from __future__ import annotations
 
@@ -14,13 +13,13 @@ from mlvm.machines.native.planner import kernel_call
 Strides = tuple[int, ...]
 
 _TILE: Final = 16384
-"""Bytes of a tile, roughly: a unit large enough for a thread, that fits the L1 cache."""
+"""Approximate bytes of a tile: large enough for a thread, and small enough for the L1 cache."""
 _SQUARE: Final = (64, 128)
 """Rows and columns of a tile that is transposed."""
 
 
 class _Axis(NamedTuple):
-    """Axis of a box: its length, and the strides in bytes.
+    """Axis of a box: the length, and the strides in bytes.
 
     `out` is the stride in the result, `into` in the operand.
     """
@@ -36,7 +35,7 @@ def strides(x: TensorType) -> Strides:
 
 
 class Boxes:
-    """Builder of an op's call from boxes, which must cover the result without overlap."""
+    """Builder of a kernel call from boxes, which must cover the result without overlap."""
 
     def __init__(self, itemsize: int, operands: int = 1) -> None:
         self.itemsize = itemsize
@@ -54,7 +53,7 @@ class Boxes:
         reads: int = 1,
         value: int = 0,
     ) -> None:
-        """Add a copy of a box of that shape.
+        """Add a copy of a box.
 
         `reads` is the parameter that is read, with strides `into`; 0 fills the box with `value`, a
         pattern of eight bytes. `out`: the result's strides.
@@ -74,7 +73,7 @@ class Boxes:
     def add(
         self, shape: Shape, out: Strides, into: Strides, *, out_at: int, reads: int, number: str
     ) -> None:
-        """Add a box of the sums of the first operand and the parameter `reads`.
+        """Add a box with the sums of the first operand and the parameter `reads`.
 
         The first operand has the result's shape. `number` is the suffix of the kernel, a float
         dtype or an integer's size in bytes.
@@ -85,7 +84,7 @@ class Boxes:
             self._tiles(merged, size, kernel, reads=reads, out_at=out_at, in_at=in_at)
 
     def fill(self, shape: Shape, out: Strides, value: int, out_at: int = 0) -> None:
-        """Add a box filled with that pattern of eight bytes."""
+        """Add a box filled with a pattern of eight bytes."""
         self.copy(shape, out, (0,) * len(shape), out_at=out_at, reads=0, value=value)
 
     def rest(self, shape: Shape, out: Strides, out_at: int) -> None:
@@ -120,7 +119,7 @@ class Boxes:
             out_at, inside[i], outs[i] = out_at + low * where[i], count, by * where[i]
 
     def call(self) -> KernelCall | None:
-        """Build the call of all boxes; None if there is no kernel for one."""
+        """Build the call of all boxes, or return None if a box has no kernel."""
         parts = [part for part in self._parts if part is not None]
         if len(parts) < len(self._parts):
             return None
@@ -134,7 +133,7 @@ class Boxes:
     ) -> None:
         """Add tiles over elements of `size` bytes, along axes that cannot be merged further.
 
-        They are for the `named` kernel, or copied.
+        The `named` kernel processes them; without it they are copied.
         """
         if self.itemsize > 8 and (named or not integers["reads"]):  # no such kernel exists
             self._parts.append(None)
@@ -196,7 +195,7 @@ def moved(out: TensorType, into: Strides, in_at: int = 0) -> KernelCall | None:
 
 
 def _run_of(itemsize: int, shape: Shape, out: Strides, into: Strides) -> int:
-    """Return the bytes of a box that is one run in the result and in the operand; else 0."""
+    """Return the bytes of a box that is contiguous in result and operand, otherwise 0."""
     run = itemsize
     for n, to, at in zip(reversed(shape), reversed(out), reversed(into), strict=True):
         if n != 1:
@@ -209,7 +208,7 @@ def _run_of(itemsize: int, shape: Shape, out: Strides, into: Strides) -> int:
 def _upward(
     shape: Shape, out: Strides, into: Strides, out_at: int, in_at: int
 ) -> tuple[list[_Axis], int, int]:
-    """Merge the axes of a box and make its strides in the result positive.
+    """Merge the axes of a box and make the strides in the result positive.
 
     Also return its start.
     """
@@ -223,7 +222,7 @@ def _upward(
 
 
 def _merged(axes: list[_Axis]) -> list[_Axis]:
-    """Merge neighbouring axes where the end of the inner one is the next step of the outer one."""
+    """Merge adjacent axes if the end of the inner axis is the next step of the outer axis."""
     merged: list[_Axis] = []
     for axis in axes:
         if merged and merged[-1][1:] == (axis.length * axis.out, axis.length * axis.into):

@@ -1,4 +1,4 @@
-"""Elementwise ops of compiled kernels: a row for each op and kind of dtypes.
+"""Elementwise ops of compiled kernels: one row per op and kind of dtypes.
 
 `python -m mlvm.machines.native.elementwise_rows` writes `src/plan/kernels/elementwise_ops.def`, a
 file that the native kernels include. The GPU's kernels use the rows directly (`gpu_expressions`).
@@ -24,20 +24,20 @@ FILE: Final = Path(__file__).parent / "src/plan/kernels/elementwise_ops.def"
 _LIBRARY: Final = {"fabs": "fabs", "copysign": "copysign"} | {
     name: f"__builtin_{name}" for name in ("floor", "ceil", "rint", "trunc", "sqrt")
 }
-"""Functions of the C library, each with the name that native kernels call it by."""
+"""Functions of the C library, by the names in native kernels."""
 
 _OF_SOURCE: Final = frozenset({"greatest", "least", "quotient", "modulus", "log_of_sum"})
-"""Functions of the dtype that gpu/source/elementwise.h defines, too."""
+"""Functions per dtype that gpu/source/elementwise.h also defines."""
 
 
 class Row(NamedTuple):
-    """An elementwise op of a kind of dtypes.
+    """Elementwise op for a kind of dtypes.
 
-    `form`: macro of the native kernels; "" for an op that only the GPU's kernels compute.
+    `form`: macro of the native kernels; "" for an op that only GPU kernels compute.
     `name`: the op.
-    `cost`: nanoseconds for a byte of the result, roughly, on data in cache.
+    `cost`: approximate nanoseconds per byte of the result, with data in the cache.
     `result`: an expression of x, x and y, or x, y and z.
-    `on_gpu`: the expression of the GPU's kernels, if it is different.
+    `on_gpu`: the expression in GPU kernels, if different.
     """
 
     form: str
@@ -48,12 +48,12 @@ class Row(NamedTuple):
 
 
 def _of(form: str, cost: str, **results: str) -> list[Row]:
-    """Return the rows of ops of one form and cost."""
+    """Return the rows of ops with one form and cost."""
     return [Row(form, name, cost, result) for name, result in results.items()]
 
 
 def _functions(cost: str, *names: str) -> list[Row]:
-    """Return the rows of ops that are functions of the dtype."""
+    """Return the rows of ops that call a function per dtype."""
     return [Row("UNARY", name, cost, f"{{{name}}}(x)") for name in names]
 
 
@@ -177,25 +177,25 @@ SECTIONS: Final[list[tuple[tuple[str, ...], list[Row]]]] = [
         ],
     ),
 ]
-"""The rows, in the order of the file, each group with the kinds of dtypes that it is for."""
+"""The rows in file order; each group has a tuple of kinds of dtypes."""
 
 
 class _Native(dict[str, str]):
-    """Functions as the native kernels call them."""
+    """Function names in native kernels."""
 
     def __missing__(self, name: str) -> str:
         return f"MATH({_LIBRARY[name]})" if name in _LIBRARY else f"OF({name})"
 
 
 class _Gpu(dict[str, str]):
-    """Functions as the GPU's kernels call them."""
+    """Function names in GPU kernels."""
 
     def __missing__(self, name: str) -> str:
         return f"{name}_T" if name in _OF_SOURCE else name
 
 
 def gpu_expressions() -> dict[str, dict[str, str]]:
-    """Return the expressions of ops in the GPU's kernels, for each kind of dtypes."""
+    """Return the expressions of ops in GPU kernels, for each kind of dtypes."""
     own: dict[str, dict[str, str]] = {kind: {} for kind in KINDS}
     others: dict[str, dict[str, str]] = {kind: {} for kind in KINDS}
     for kinds, rows in SECTIONS:
@@ -216,9 +216,9 @@ _HEAD: Final = """\
  * and a COMPARISON of x and y have bool results. SAME is x itself, and a PAIR writes two results.
  * The loop of an OWN_LOOP(op, cost) is in elementwise.c.
  *
- * The file is included for each dtype. DT is its name, T its C type, W the type that it is computed
- * in, SIZE its bytes, KIND one of BOOL, UNSIGNED, SIGNED, FLOAT. OF(f) is the function f of the
- * dtype, MATH(f) the C library's. */
+ * The file is included for each dtype. DT is the name, T the C type, W the type of the computation,
+ * SIZE the number of bytes, KIND one of BOOL, UNSIGNED, SIGNED, FLOAT. OF(f) is the function f for
+ * the dtype, MATH(f) the function of the C library. */
 """
 _TAIL: Final = "\n#undef DT\n#undef T\n#undef W\n#undef SIZE\n"
 

@@ -1,11 +1,11 @@
-"""Availability and choice of the C extension.
+"""Availability of the C extension, and selection of the instruction set.
 
-MLVM_NATIVE is the default of `native=`: `0` for the numpy kernels, `1` for the native ones or an
-error, else the native ones if they were built. MLVM_SIMD chooses among the instruction sets of the
-processor: `amx`, `avx512_bf16`, `avx512`, `avx2`, `plain`; and for tests `amx_emulated`. A set that
-a checkout was not built for is compiled then. MLVM_THREADS: the threads of the default VM.
-MLVM_MACHINE_CODE: `0` if no machine code shall be generated for chains; `1`, for tests, if it shall
-be generated before their first run.
+MLVM_NATIVE is the default of `native=`: `0` selects the numpy kernels, and `1` the native kernels
+or an error. Otherwise the native kernels are used if they were built. MLVM_SIMD selects an
+instruction set of the processor: `amx`, `avx512_bf16`, `avx512`, `avx2`, `plain`; and for tests
+`amx_emulated`. If a checkout lacks the set, it is compiled. MLVM_THREADS is the number of threads
+of the default VM. MLVM_MACHINE_CODE is `0` to generate no machine code for chains, or `1`, for
+tests, to generate the code before the first run of a chain.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ MOST_THREADS: Final = 256
 _SETS: Final = ("amx", "avx512_bf16", "avx512", "avx2", "neon", "plain", "amx_emulated")
 
 _REMEDY: Final = (
-    "it is compiled when mlvm is installed, if there is a C compiler: in a checkout, `make native` "
+    "installing mlvm compiles it if a C compiler exists: in a checkout, run `make native` "
     "or `pip install --force-reinstall .`"
 )
 
 
 def _compile(simd: str) -> str:
-    """Compile an instruction set that a checkout was not built for.
+    """Compile a missing instruction set in a checkout.
 
     Return the cause of a failure.
     """
@@ -44,7 +44,7 @@ def _compile(simd: str) -> str:
         return ""
     if f"kernels of {simd}\0".encode() in library.read_bytes():
         return ""
-    import subprocess  # rarely
+    import subprocess  # a rare case
 
     print(f"mlvm: compiling kernels for MLVM_SIMD={simd}, once", file=sys.stderr, flush=True)
     environment = {**os.environ, "MLVM_NATIVE": "1", "MLVM_TARGETS": f"built,{simd}"}
@@ -54,14 +54,14 @@ def _compile(simd: str) -> str:
 
 
 def _load() -> tuple[ModuleType | None, str]:
-    """Import the extension; return it or None, and the kernels in use or the reason."""
+    """Import the extension; return it and the kernels in use, or None and the reason."""
     simd = os.environ.get("MLVM_SIMD", "")
     try:
         module = importlib.import_module("mlvm.machines.native._native")
     except ModuleNotFoundError:
         return None, "it was not built"
     except ImportError as error:
-        return None, f"it does not load: {error}"
+        return None, f"it cannot be loaded: {error}"
     if simd and not module.choose_simd(simd):
         return module, f"no {simd} kernels"
     after = {"0": 0, "1": 1}.get(os.environ.get("MLVM_MACHINE_CODE", ""))
@@ -71,10 +71,10 @@ def _load() -> tuple[ModuleType | None, str]:
 
 
 def is_native(native: bool | None) -> bool:
-    """Return True if a VM with that option runs natively.
+    """Return whether a VM with the option `native` runs natively.
 
-    Raises `MissingExtraError` if it must and cannot, `MachineError` for invalid environment
-    variables.
+    Raises `MissingExtraError` if the option is True and the extension is missing, and
+    `MachineError` for invalid environment variables.
     """
     if native is None:
         setting = os.environ.get("MLVM_NATIVE", "")
@@ -82,38 +82,42 @@ def is_native(native: bool | None) -> bool:
             raise MachineError(f"MLVM_NATIVE: expected 0 or 1, got {setting!r}")
         native = setting == "1" if setting else None
     if native:
-        require("the native machine is not here")
+        require("the native machine is not available")
     native = EXTENSION is not None if native is None else bool(native)
     simd, here = os.environ.get("MLVM_SIMD", ""), [n for n, here in simd_sets().items() if here]
     if native and simd and simd not in here:
-        lacking = why_lacking(simd) if simd in simd_sets() else "this build has no such set"
+        lacking = why_lacking(simd) if simd in simd_sets() else "this build lacks the set"
         lacking += f", and compiling it failed: {_FAILURE}" if _FAILURE else ""
-        raise MachineError(f"MLVM_SIMD={simd}: {lacking}; there are {' '.join(here)}")
+        raise MachineError(f"MLVM_SIMD={simd}: {lacking}; available are {' '.join(here)}")
     return native
 
 
 def require(what: str) -> None:
-    """Raise `MissingExtraError` without the extension, saying `what` needs it and how to get it."""
+    """Raise `MissingExtraError` without the extension; `what` names the feature that needs it."""
     if EXTENSION is None:
         raise MissingExtraError(f"{what}: {REASON}; {_REMEDY}")
 
 
 def simd_sets() -> dict[str, bool]:
-    """Return the instruction sets of the extension, best first, and if this processor has each.
-    Empty without the extension."""
+    """Return the instruction sets, best first, and whether this processor supports each.
+
+    The result is empty without the extension.
+    """
     sets: dict[str, bool] = {} if EXTENSION is None else EXTENSION.simd_sets()
     return sets
 
 
 def why_lacking(simd: str) -> str:
-    """Explain to people why an instruction set of this build cannot be used here."""
+    """Explain why an instruction set of this build cannot be used."""
     assert EXTENSION is not None
     refused = EXTENSION.simd_refused(simd)
-    return "the system refuses its registers" if refused else "this processor lacks it"
+    return (
+        "the operating system does not save its registers" if refused else "this processor lacks it"
+    )
 
 
 def pool(threads: int, pinned: bool) -> Pool:
-    """Make a pool of threads that share the work of kernels, the caller among them."""
+    """Create a pool of threads, including the caller, that share the work of kernels."""
     assert EXTENSION is not None
     shared: Pool = EXTENSION.Pool(threads, pinned)
     return shared
@@ -122,7 +126,7 @@ def pool(threads: int, pinned: bool) -> Pool:
 def default_threads() -> int:
     """Return MLVM_THREADS, the threads of the default VM, or 1.
 
-    Raises `MachineError` if it is no number of threads.
+    Raises `MachineError` if it is not a valid number of threads.
     """
     setting = os.environ.get("MLVM_THREADS") or "1"
     if setting not in map(str, range(1, MOST_THREADS + 1)):
@@ -133,18 +137,18 @@ def default_threads() -> int:
 
 
 def why_not() -> str:
-    """Explain to people why a VM has no native kernels."""
+    """Explain why a VM has no native kernels."""
     if EXTENSION is None:
-        return f"the native machine is not here: {REASON}"
+        return f"the native machine is not available: {REASON}"
     return "native=False" + " or MLVM_NATIVE=0" * (os.environ.get("MLVM_NATIVE") == "0")
 
 
 def status() -> str:
-    """Describe to people the kernels that VMs use by default, and why."""
+    """Describe the kernels that VMs use by default, and the reason."""
     if EXTENSION is None:
-        return f"numpy (the native machine is not here: {REASON}; {_REMEDY})"
+        return f"numpy (the native machine is not available: {REASON}; {_REMEDY})"
     if not is_native(None):
-        return f"numpy (MLVM_NATIVE=0; else native, {REASON})"
+        return f"numpy (MLVM_NATIVE=0; otherwise native, {REASON})"
     return f"native, {REASON}"
 
 

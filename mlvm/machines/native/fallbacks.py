@@ -3,7 +3,7 @@
 | op | types | computed in |
 |---|---|---|
 | sum, matmul | an integer result | i64, modulo 2^64; the result is its lower bits |
-| matmul, concat | operands of a different dtype than the result's | the result's dtype |
+| matmul, concat | operands of a different dtype than the result | the result dtype |
 | any | f16 or bf16 | f32, or f64 (`mlvm.core.ops.half`) |
 | any | f32 and f64 | f64 |
 
@@ -22,14 +22,14 @@ from mlvm.machines.native.planner import Types
 
 
 class Fallback(NamedTuple):
-    """An op in different dtypes: types of its result and operands, and its attributes."""
+    """Op in different dtypes: types of the result and operands, and attributes."""
 
     types: list[TensorType]
     attributes: Attributes
 
 
 def fallback(op: Op, types: Types, attributes: Attributes) -> Fallback | None:
-    """Return the op that replaces an op without a kernel for these types; None if there is none."""
+    """Return the op that replaces an op without a kernel for these types, or None."""
     if not types:  # a raw VM may pass no types
         return None
     out, *xs = types

@@ -1,8 +1,8 @@
 """Host functions in C: descriptions of calls for the extension (`machine/host.c`), and callbacks.
 
-C gets the address of a struct, its frame, which serves common requests without Python. Rare
-requests and all errors are handled here. An exception in a callback is stored until C has returned,
-and raised then: it never unwinds through C.
+A C function receives the address of a frame, a struct that handles common requests without Python.
+Rare requests and all errors are handled here. An exception in a callback is stored and raised after
+C has returned, so it never unwinds through C.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class Host(NamedTuple):
 
 
 class CFunction(UserFunction):
-    """Host function in C, whose code lies in `library`.
+    """Host function in C; `library` contains the code.
 
-    Functions of the extension work on an object of it, the `owner`.
+    Functions of the extension work on an object of the extension, the `owner`.
     """
 
     def __init__(
@@ -75,22 +75,22 @@ class CFunction(UserFunction):
     def bind(self, attributes: Attributes) -> Attributes:
         """Return the attributes, unchanged.
 
-        Raises `ArgumentError` for one that JSON cannot express.
+        Raises `ArgumentError` for a value that JSON cannot represent.
         """
         self.host(attributes)
         return attributes
 
     def call(self, params: Sequence[Value], attributes: Attributes) -> Sequence[Value]:
-        """Run the function, without the GIL.
+        """Run the function without the GIL.
 
-        Raises `HostFunctionError` for an error that it reports, by message or status, and for
-        misuse of its frame.
+        Raises `HostFunctionError` if the function reports an error, by message or status, or
+        misuses the frame.
         """
         results: list[Value] = self._entry(attributes)[1](params)
         return results
 
     def host(self, attributes: Attributes) -> Host:
-        """Describe a call with these attributes for the extension, once for each mapping."""
+        """Describe a call with these attributes for the extension; cached per mapping."""
         return self._entry(attributes)[0]
 
     def _entry(self, attributes: Attributes) -> tuple[Host, Caller]:
@@ -103,7 +103,7 @@ class CFunction(UserFunction):
         return self._callers.get(id(attributes), make)
 
     def _host(self, attributes: Attributes) -> Host:
-        announced = UserFunction(self.name, self.nparams, self.nresults)  # not self: no cycle
+        announced = UserFunction(self.name, self.nparams, self.nresults)  # not self: avoid a cycle
         try:
             plain = {name: canonical(value) for name, value in attributes.items()}
             text = json.dumps(plain).encode()
@@ -145,7 +145,7 @@ def host_of(binding: Binding, details: CallDetails) -> Host | None:
 
 
 def _numbers(attributes: Attributes) -> tuple[tuple[bytes, float | None], ...]:
-    """Return the numeric attributes by their names in UTF-8, with None for others."""
+    """Return the numeric attributes by UTF-8 name, with None for other attributes."""
     numbers: list[tuple[bytes, float | None]] = []
     for name in attributes:
         encoded = _encoded(name)
@@ -158,7 +158,7 @@ def _numbers(attributes: Attributes) -> tuple[tuple[bytes, float | None], ...]:
 
 
 def _encoded(text: str) -> bytes | None:
-    """Encode text as a C string in UTF-8; None if it cannot be one."""
+    """Encode text as a C string in UTF-8, or return None if this is impossible."""
     try:
         encoded = text.encode()
     except UnicodeEncodeError:
@@ -167,7 +167,7 @@ def _encoded(text: str) -> bytes | None:
 
 
 def number(attributes: Attributes, name: bytes | None, place: bool) -> float | None:
-    """Return the attribute of that name, None if there is none. `place`: False if C's is NULL."""
+    """Return an attribute by name, or None. `place` is False if the pointer in C is NULL."""
     key = string(name)
     if not place:
         raise HostFunctionError(f"number: the pointer for {key!r} is NULL")
@@ -183,9 +183,9 @@ def number(attributes: Attributes, name: bytes | None, place: bool) -> float | N
 
 
 def type_asked_for(dtype: int, ndim: int, shape: list[int] | None) -> TensorType:
-    """Check the type that C requests of a new tensor. `shape` is None for NULL."""
+    """Check the type that C requests for a new tensor. `shape` is None for NULL."""
     if not 0 <= dtype < len(DTYPES):
-        raise HostFunctionError(f"new_tensor: no dtype has the code {dtype}")
+        raise HostFunctionError(f"new_tensor: unknown dtype code {dtype}")
     if not 0 <= ndim <= MAX_NDIM:
         raise HostFunctionError(f"new_tensor: expected ndim from 0 to {MAX_NDIM}, got {ndim}")
     if ndim and shape is None:
@@ -204,7 +204,7 @@ def string(text: bytes | None) -> str:
 
 
 class HostCall:
-    """Python side of a call. The call fails with the exception of a method."""
+    """Python side of a call. An exception of a method makes the call fail."""
 
     __slots__ = ("_attributes", "_callee", "_miscounted")
 
@@ -219,7 +219,7 @@ class HostCall:
         self._miscounted = miscounted
 
     def number(self, name: bytes | None, place: bool) -> None:
-        """Raise the error of a request for an attribute, if there is one."""
+        """Raise the error of a request for an attribute, if any."""
         number(self._attributes, name, place)
 
     def new_tensor(self, dtype: int, ndim: int, shape: list[int] | None) -> Type:
@@ -246,21 +246,21 @@ class HostCall:
         for i, value in enumerate(params):
             wrong = None
             if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
-                wrong = f"{value}, is no 64-bit integer"
+                wrong = f"{value}, is not a 64-bit integer"
             elif isinstance(value, str) and _encoded(value) is None:
-                wrong = f"{value!r}, is no C string in UTF-8"
+                wrong = f"{value!r}, is not a C string in UTF-8"
             if wrong is not None:
                 raise HostFunctionError(f"{self._callee.name}: parameter {i}, {wrong}")
         raise MemoryError
 
     def end(self, failure: BaseException | None, status: int, nresults: int) -> None:
-        """Raise the error of a call with that failure, status or number of results."""
+        """Raise the error of a failed call, an error status or a wrong number of results."""
         try:
             if failure is not None:
                 raise failure
             if status != 0:
                 raise HostFunctionError(f"status {status}")
-        except OutOfMemoryError:  # raised by the VM, whose functions may allocate
+        except OutOfMemoryError:  # raised by the VM in a callback that allocates
             raise
         except MlvmError as error:
             raise HostFunctionError(f"{self._callee.name}: {error}") from None

@@ -40,16 +40,16 @@ _MOST_CALLS: Final = 2048
 
 
 class NativeKernel:
-    """Kernel that runs its planner's call, or the reference kernel where there is none.
+    """Kernel that runs the planner's call, or the reference kernel if the planner returns None.
 
-    Values that the call refuses go to the reference kernel, which raises the error. Types that no
-    call supports are converted first (`fallbacks.py`); halves are also rounded afterwards.
+    If the call rejects values, the reference kernel raises the error. Types without a call are
+    converted first (`fallbacks.py`); half-precision results are rounded afterwards.
     """
 
     takes_halves = True
 
     convert: half.Convert
-    """Conversion of halves, set by `native_kernels`."""
+    """Conversion of half precision, set by `native_kernels`."""
 
     def __init__(self, op: Op, planner: Planner, pool: Pool) -> None:
         self.op = op
@@ -58,7 +58,7 @@ class NativeKernel:
         self._calls: Memo[Any, KernelCall | None] = Memo(_MOST_CALLS, "machines.native calls")
 
     def call(self, types: Types, attributes: Attributes) -> KernelCall | None:
-        """Return the call for these types; None if the reference kernel runs.
+        """Return the call for these types, or None if the reference kernel runs.
 
         `types` contains the type of the result, then the types of the operands.
         """
@@ -68,9 +68,9 @@ class NativeKernel:
     def plan(
         self, types: Types, attributes: Attributes, *, are_inferred: bool = False
     ) -> KernelCall | None:
-        """Plan the call without caching it: lengths of the types may be open.
+        """Plan the call without caching it: the types may have dynamic lengths.
 
-        are_inferred: whether the type of the result is known to be the one that the op infers
+        are_inferred: whether the result type is known to be the type that the op infers
         """
         if not self._fit(types, attributes, are_inferred):
             return None
@@ -83,12 +83,12 @@ class NativeKernel:
         return call
 
     def _fit(self, types: Types, attributes: Attributes, are_inferred: bool) -> bool:
-        """Return True if the types suit the op, which a raw VM does not check.
+        """Return whether the types are valid for the op, which a raw VM does not check.
 
-        Only kernels that move elements take complex ones. Others would read these as real ones of
-        their size.
+        Only kernels that move elements support complex numbers. Other kernels would read them as
+        real numbers of the same size.
         """
-        moves = self.op.copies_only or self.op.links  # these have row functions by dtype
+        moves = self.op.copies_only or self.op.links  # their row functions are selected by dtype
         if not moves and any(type.dtype.kind == "complex" for type in types):
             return False
         if any(map(is_half, types)) and not (moves or self.op.name in HALVES):
@@ -111,7 +111,7 @@ class NativeKernel:
         kernel(*arrays, **attributes)
 
     def _run_converted(self, types: Types, arrays: Sequence[Array], attributes: Attributes) -> bool:
-        """Run the call of the fallback, if that has the same result; return whether it has."""
+        """Run the call of the fallback if its result is the same; return whether it ran."""
         wide = fallback(self.op, types, attributes)
         if wide is None or wide.types[0] is not types[0]:
             return False
@@ -127,7 +127,7 @@ class NativeKernel:
 
 
 class NativeSelection:
-    """Kernel of `boolean_index`: it counts the chosen rows, then copies them."""
+    """Kernel of `boolean_index`, which counts the selected rows and then copies them."""
 
     takes_halves = True
 
@@ -150,8 +150,8 @@ class NativeSelection:
 class NativeFused:
     """Kernel of `fused`: one call for the whole chain if every link has a row function.
 
-    Else its links run one after the other, each by the kernel of its op; neighbours that have row
-    functions run together. Temporaries then have the chain's whole shape.
+    Otherwise the links run one after the other with the kernels of the ops. Adjacent links with row
+    functions run together. Temporaries then have the whole shape of the chain.
     """
 
     def __init__(self, pool: Pool) -> None:
@@ -159,7 +159,7 @@ class NativeFused:
         self._plans: WeakKeyDictionary[Chain, Memo[Any, KernelCall | Parts]] = WeakKeyDictionary()
 
     def call(self, types: Types, attributes: Attributes) -> KernelCall | None:
-        """Return the call of the chain in `attributes`; None if it has parts.
+        """Return the call of the chain in `attributes`, or None if the chain has parts.
 
         The parameters have these types.
         """
@@ -174,7 +174,7 @@ class NativeFused:
             plan.run(self._pool, params)
 
     def plan(self, types: Types, attributes: Attributes) -> KernelCall | None:
-        """Plan the call, which is not cached: lengths of the types may be open."""
+        """Plan the call without caching it: the types may have dynamic lengths."""
         links = attributes["chain"].links
         is_native = all(isinstance(attributes["chain"].kernel(x.op), NativeKernel) for x in links)
         head = links[0].op
@@ -184,7 +184,7 @@ class NativeFused:
         return plan(links, types)
 
     def plan_for(self, chain: Chain, types: Types) -> KernelCall | Parts:
-        """Return the call of a chain for parameters of these types, or its parts."""
+        """Return the call of a chain for parameters of these types, or the parts of the chain."""
         plans = self._plans.get(chain)
         if plans is None:
             plans = self._plans.setdefault(chain, Memo(MOST_LAYOUTS, "machines.native chains"))
@@ -193,7 +193,7 @@ class NativeFused:
 
 
 class _Part(NamedTuple):
-    """Call for some links of a chain, or the kernel of one; and the numbers of its parameters."""
+    """Call for several links of a chain, or the kernel of one link; and parameter numbers."""
 
     work: KernelCall | Kernel
     numbers: tuple[int, ...]
@@ -201,7 +201,7 @@ class _Part(NamedTuple):
 
 
 class Parts:
-    """Chain in parts. Temporaries are numbered after its parameters."""
+    """Chain in parts. The numbers of temporaries follow the numbers of parameters."""
 
     def __init__(self, chain: Chain, types: Types) -> None:
         inferred = chain.infer(types)
@@ -235,9 +235,9 @@ def _has_row(chain: Chain, link: Link, types: Mapping[int, TensorType]) -> bool:
 
 
 def _call_of(links: Sequence[Link], types: Types) -> _Part | None:
-    """Build the call of links between parameters; None if there is none."""
+    """Build the call of links between parameters, or return None."""
     targets = [link.target for link in links]
-    if len(targets) > len({*targets}):  # a temporary is written again
+    if len(targets) > len({*targets}):  # a temporary would be written twice
         return None
     sources = {source for link in links for source in link.sources} - {*targets}
     numbers = (*targets, *sorted(sources))
@@ -248,8 +248,10 @@ def _call_of(links: Sequence[Link], types: Types) -> _Part | None:
 
 
 def native_kernels(pool: Pool) -> Kernels:
-    """Make a native kernel for each op that has a planner, for `boolean_index` and for `fused`.
-    They share the pool's threads."""
+    """Create the native kernels: all ops with a planner, `boolean_index` and `fused`.
+
+    They share the threads of the pool.
+    """
     ops = {name: NativeKernel(OPS[name], planner, pool) for name, planner in PLANNERS.items()}
 
     def convert(out: Array, x: Array) -> None:

@@ -1,4 +1,4 @@
-"""Lanes in C: the tables that `plan/lanes.c` runs, and its callbacks to Python."""
+"""Lanes in C: tables for `plan/lanes.c`, and its callbacks to Python."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _KINDS: Final = lane_steps()
 
 
 def _program_of(bound: Bound) -> object:
-    """Return the program in C of a bound part, built once."""
+    """Return the C program of a bound part, which is built once."""
     code, operands, _, functions = bound.args
     if not isinstance(code.prepared, Prepared):
         code.prepared = Prepared(code, operands, functions)
@@ -44,7 +44,7 @@ class Flat:
     def size(self, nbytes: int) -> int:
         """Return the index of a size of rows in `sizes`."""
         if not 0 <= nbytes < 1 << 62:
-            raise MachineError(f"lanes: no rows have {nbytes} bytes")
+            raise MachineError(f"lanes: unknown row size of {nbytes} bytes")
         if nbytes not in self.sizes:
             self.sizes.append(nbytes)
         return self.sizes.index(nbytes)
@@ -83,14 +83,14 @@ class Flat:
     def _index(self, register: int, dtype: str) -> list[int]:
         of = np.dtype(dtype)
         if of.kind not in "iu":
-            raise MachineError(f"the code of lanes has an index of {of}")
+            raise MachineError(f"lanes: unsupported index of type {of}")
         return [register, self.size(of.itemsize), int(of.kind == "i")]
 
 
 class NativeLanes:
     """Runner of steps in C.
 
-    `part(segment, count)` binds a part, and also returns the arrays of its operands and results.
+    `part(segment, count)` binds a part, and also returns the arrays of operands and results.
     `grow(size, nbytes, used, more)` enlarges the memory of the rows with that size.
     """
 
@@ -103,7 +103,7 @@ class NativeLanes:
     ) -> None:
         self._part, self._grow, self._steps = part, grow, linked.steps
         self._bound: dict[tuple[int, int], Bound] = {}  # the last binding of each part
-        self._keep, self._nbytes = keep, 0  # bytes of frames, which are kept for the next run
+        self._keep, self._nbytes = keep, 0  # bytes of frames, which the next run reuses
         self._names = [*linked.runs, *linked.sites]
         flat = Flat(linked)
         size = flat.size
@@ -157,10 +157,10 @@ class NativeLanes:
     # --- callbacks ------------------------------------------------------------------------
 
     def check_signals(self) -> None:
-        """Do nothing: on entry Python switches threads and raises their exceptions for this one."""
+        """Do nothing: entering Python switches threads and raises pending exceptions."""
 
     def keep(self, nbytes: int) -> None:
-        """Account for more bytes of frames. Raises `OutOfMemoryError` where a VM has limits."""
+        """Account for more bytes of frames. Raises `OutOfMemoryError` if a limit is exceeded."""
         self._keep(nbytes)
         self._nbytes += nbytes
 
@@ -183,7 +183,7 @@ class NativeLanes:
         if what == "depth":
             raise LimitExceededError(f"call depth exceeds the limit of {a}")
         if what == "frames":
-            raise LimitExceededError(f"lanes have more than {a:,} frames, the limit")
+            raise LimitExceededError(f"lanes exceed the limit of {a:,} frames")
         if what == "check":
             raise CheckError(self._steps[a][3])
         raise MachineError("the record does not exist")

@@ -1,7 +1,7 @@
-"""Cache of launches by the bytes of their message, run without Python.
+"""Cache of launches by message bytes; cached launches run without Python.
 
-A server has one cache for each client. An entry is a call and the arrays that it runs on; all
-entries are dropped when any handle may name another array, or the function table changes.
+A server has one cache per client. An entry consists of a call and the arrays on which it runs. All
+entries are dropped when a handle may refer to a different array, or the function table changes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MOST: Final = 1 << 16
 
 
 class LaunchCache:
-    """Cache of the launches of one client of a VM, whose kernels share the threads of `pool`."""
+    """Cache of the launches of one client of a VM; kernels share the threads of `pool`."""
 
     def __init__(self, vm: VM, pool: Pool) -> None:
         self._vm = vm
@@ -32,9 +32,9 @@ class LaunchCache:
         self._version = -1
 
     def run(self, buffer: memoryview, start: int, end: int) -> tuple[int, int]:
-        """Run launches from `start` on while they are in the cache.
+        """Run launches that are in the cache, starting at `start`.
 
-        Return where the next message begins, and the number of launches that ran.
+        Return the start of the next message, and the number of launches that ran.
         """
         functions = self._vm.functions
         if not self._bound or functions.instrument is not None or "launch" in vars(self._vm):
@@ -45,12 +45,12 @@ class LaunchCache:
             return run_launches(self._pool, buffer, start, end, self._bound)
 
     def add(self, body: bytes, program: Program, args: tuple[TensorHandle, ...]) -> None:
-        """Add the launch with this body, if it is one call of a native kernel on its arguments."""
+        """Add the launch with this body if it is a single call of a native kernel on arguments."""
         with self._lock:
             self._add(body, bound_code(self._vm, program, args, self._bound)[0])
 
     def forget(self, number: int) -> None:
-        """Drop the launches of the program with that number, which is now another or none."""
+        """Drop the launches of a program number that is no longer valid."""
         with self._lock:
             if 0 <= number < 1 << 64 and number.to_bytes(8, "little") in self._programs:
                 self._clear()

@@ -1,8 +1,8 @@
-"""Binding of the loop in C: its input, and its calls of Python.
+"""Binding of the loop in C: input, and callbacks to Python.
 
-`NativeLoop` has the signature of `mlvm.core.machine.run.run`. It prepares a linked program once,
-runs it in C (`machine/loop.c`), and hands over to the reference loop whatever that does not know or
-does not want to explain.
+`NativeLoop` has the signature of `mlvm.core.machine.run.run`. It prepares a linked program once and
+runs it in C (`machine/loop.c`). The reference loop handles everything that the C loop does not
+support, and raises all errors.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
 
 _STEPS: Final = steps()
 _CODES: Final = {getattr(link, name): code for name, code in _STEPS.items() if hasattr(link, name)}
-"""The codes of the loop in C by those of the linker."""
+"""Codes of the loop in C, by linker code."""
 
 _MOST_STEPS: Final = 1 << 62
-"""More than a launch can take in a lifetime."""
+"""Number of instructions that no launch can reach."""
 
 NativeStep = tuple[int, int, Any, Any]
 
@@ -54,9 +54,9 @@ def call_of(
     attributes: Attributes,
     are_inferred: bool = False,
 ) -> KernelCall | None:
-    """Return the call that the loop runs in place of a native kernel; None for other kernels.
+    """Return the call that the loop runs instead of a native kernel, or None for other kernels.
 
-    The caller caches the call if it has just inferred the type of the result."""
+    The caller caches the call if it has just inferred the result type."""
     if are_inferred and isinstance(kernel, NativeKernel):
         return kernel.plan(types, attributes, are_inferred=True)
     call = getattr(kernel, "call", None)
@@ -64,7 +64,7 @@ def call_of(
 
 
 class Site:
-    """Call in a program that takes its parameters from the stack."""
+    """Call in a program with parameters on the stack."""
 
     __slots__ = ("binding", "details")
 
@@ -77,9 +77,9 @@ class Site:
     ) -> tuple[KernelCall | None, Type | None, tuple[int, ...]]:
         """Resolve the call for parameters of these types.
 
-        Return the kernel's call, the type of a result to allocate, and for each parameter that it
-        writes a bit set of the parameters that it may alias exactly, or `ANYWHERE`. Without a call,
-        the loop runs `perform`."""
+        Return the kernel call and the type of a result to allocate. For each written parameter,
+        also return `ANYWHERE`, or a bit set of the parameters that it may alias exactly. Without a
+        call, the loop runs `perform`."""
         tensor_types = [type.tensor_type for type in types]
         callee, attributes = self.binding.callee, self.details.attributes
         nothing = None, None, ()
@@ -102,7 +102,7 @@ class Site:
     def _over(self, out: int, types: Sequence[TensorType]) -> int:
         """Return the bit set of the parameters that result `out` may alias exactly.
 
-        These have its type, and the op may replace them.
+        These parameters have the type of the result, and the op may overwrite them.
         """
         callee, attributes = self.binding.callee, self.details.attributes
         allowed: Sequence[int] = ()
@@ -140,8 +140,9 @@ class Helper:
 class Prepared:
     """Linked program in the form that the loop in C runs.
 
-    called: its functions but for main, which owns this and must be free to die.
-    triples: steps, starts and ends of each function, reused by programs that are bound alike.
+    called: functions except main, which owns this object and must not be kept alive.
+    triples: steps, starts and ends of each function, shared by programs that are bound in the same
+        way.
     """
 
     __slots__ = ("called", "program", "triples", "version")
@@ -163,7 +164,7 @@ class Prepared:
             for code in chain([main], self.called):  # `_step` appends to `called`
                 steps = [self._step(step, types) for step in code.steps]
                 self.triples.append((steps, code.starts, code.ends))
-        # Types of the launch's arguments are needed only if a step loads one.
+        # The types of arguments are needed only if a step loads an argument.
         codes = (main, *self.called)
         loads = any(step[0] == link.LOAD_ARG for code in codes for step in code.steps)
         argument_types = [native_type(TensorType.of(x)) for x in operands] if loads else []
@@ -197,7 +198,7 @@ class Prepared:
 def _prepare(
     main: Code, operands: Sequence[Array], functions: FunctionTable
 ) -> Prepared | Literal[False]:
-    """Prepare a program for the loop in C; False if a number in it is none or too large."""
+    """Prepare a program for the loop in C; False if it contains an invalid or too large number."""
     try:
         with uncollected():
             return Prepared(main, operands, functions)
@@ -243,7 +244,7 @@ class NativeLoop:
             return ended
         try:
             return _resume(ended, [main, *prepared.called], operands, store, functions)
-        finally:  # else an error would keep itself alive by its traceback
+        finally:  # the traceback of an error would keep the error alive
             del ended
 
     def _run_patched(
@@ -254,9 +255,9 @@ class NativeLoop:
         functions: FunctionTable,
         *more: Any,
     ) -> list[Value]:
-        """Run a variant of a program that is prepared but for its integers.
+        """Run a variant of a program that is prepared except for the integers.
 
-        Whatever is out of the ordinary is done by the program that it stands for.
+        The original program handles all exceptional cases.
         """
         owner = patched.variant.patched
         is_nested = owner.busy  # in a signal handler or a finalizer
@@ -279,7 +280,7 @@ class NativeLoop:
         main, operands = patched.full(functions)
         try:
             return _resume(ended, [main], operands, store, functions)
-        finally:  # else an error would keep itself alive by its traceback
+        finally:  # the traceback of an error would keep the error alive
             del ended
 
     def bind_variant(
@@ -304,7 +305,7 @@ class Patched:
         self._full: tuple[int, Code, tuple[Array, ...]] | None = None
 
     def activate(self, functions: FunctionTable) -> Program | None:
-        """Return the program in C, with the variant's integers, on these arrays.
+        """Return the C program with the integers of the variant, bound to these arrays.
 
         Return None if it must be linked as an ordinary program.
         """
@@ -312,7 +313,7 @@ class Patched:
         return program
 
     def full(self, functions: FunctionTable) -> tuple[Code, tuple[Array, ...]]:
-        """Return the linked program, and the arrays as its types."""
+        """Return the linked program, with the arrays as types."""
         if self._full is None or self._full[0] != int(functions.version):
             program, types = self.variant.full()
             arrays = tuple(map(TensorType.over, types, self.operands))
@@ -337,7 +338,7 @@ def _resume(
     store: FreeStore,
     functions: FunctionTable,
 ) -> list[Value]:
-    """Continue in the reference loop from the state of the loop in C, or raise its error.
+    """Continue in the reference loop from the state of the C loop, or raise the error.
 
     The program's first function is main.
     """
@@ -345,22 +346,22 @@ def _resume(
     if error is None:
         return reference.run(codes[0], operands, store, functions, state=state)
     try:
-        if isinstance(error, Exception):  # an interrupt has no place
+        if isinstance(error, Exception):  # an interrupt has no location
             error = reference.explain(error, state)
         raise error
-    finally:  # else the error would keep itself alive by its traceback
+    finally:  # otherwise the traceback would keep the error alive
         del ended, error, state
 
 
 def bound_code(
     vm: VM, program: Any, args: tuple[TensorHandle, ...], cache: Cache
 ) -> tuple[Code | None, tuple[Array, ...]]:
-    """Return the code that was bound to these handles, and its arrays.
+    """Return the code that was bound to these handles, and the arrays.
 
-    Return None before the first launch on them. The cache is cleared when a handle may refer to
-    another array, starting before the look-up.
+    Return None before the first launch on them. The cache is cleared when a handle may refer to a
+    different array, starting before the look-up.
     """
-    number = id(cache)  # a call on the next line might hand over to a thread that clears
+    number = id(cache)  # a call on the next line could switch to a thread that clears the cache
     vm._store.caches[number] = cache
     linked = vm._linked.get(id(program))
     return (None, ()) if linked is None else linked.bound.get(args, (None, ()))
@@ -368,7 +369,7 @@ def bound_code(
 
 def open_fast_path(vm: VM, pool: Pool) -> FastPath:
     """Open the fast path of eager and captured calls to a VM (`language/dispatch.c`, `replay.c`).
-    It has a weak reference to the VM, which may refer to it."""
+    It refers to the VM weakly, because the VM may refer to it."""
     vm_of = weakref.ref(vm)
     helper = Helper(weakref.proxy(vm._store))
 
@@ -405,7 +406,7 @@ def open_fast_path(vm: VM, pool: Pool) -> FastPath:
             assert vm is not None  # it runs
             try:
                 return _resume(ended, [code, *prepared.called], arrays, vm._store, vm.functions)
-            finally:  # else an error would keep itself alive by its traceback
+            finally:  # the traceback of an error would keep the error alive
                 del ended
 
         return prepared.program, helper, resume, handles, arrays

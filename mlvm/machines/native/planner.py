@@ -1,13 +1,13 @@
-"""Planners, which prepare the native kernel of an op's call.
+"""Planners, which prepare native kernels for calls of ops.
 
     @planner("layer_norm")
     def layer_norm(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
         ...
 
-It takes the op's name, the types of the result and the operands, and the op's attributes as
-`Op.bind` returns them, and returns the kernel's call; None leaves these types to the reference
-kernel. A call's units and its work must not depend on any other facts, so that its bits depend only
-on these.
+A planner receives the name of the op, the types of the result and the operands, and the attributes
+as `Op.bind` returns them. It returns the kernel call, or None to use the reference kernel for these
+types. The units and the work of a call must depend only on these inputs, so the bits also depend
+only on them.
 """
 
 from __future__ import annotations
@@ -29,33 +29,34 @@ Plan: TypeAlias = Callable[[str, Types, Attributes], KernelCall | None]
 Halves: TypeAlias = Literal["rows", "sum", "product", "own"]
 
 PLANNERS: Final[dict[str, Planner]] = {}
-"""By op name."""
+"""Planners by op name."""
 HALVES: Final[dict[str, Halves]] = {}
-"""How the kernels of ops read halves, by op name, as `planner` declares it."""
+"""How kernels read half precision, by op name; see `planner`."""
 
 
 @cache
 def _integers(simd: str) -> dict[str, tuple[str, ...]]:
     """List the kernels of the instruction set in use.
 
-    Each has the names of the integers of its calls (`plan/names.h`).
+    Each kernel has the names of the integers in its calls (`plan/names.h`).
     """
     kernels = _native.kernels().items()
     return {kernel: tuple([name.lower() for name in names]) for kernel, (_, names) in kernels}
 
 
 def has_kernel(kernel: str) -> bool:
-    """Return True if the instruction set in use has a kernel of that name."""
+    """Return whether the instruction set in use has a kernel with this name."""
     return kernel in _integers(_native.simd())
 
 
 def planner(*names: str, halves: Halves | None = None) -> Callable[[Plan], Plan]:
-    """Make the decorated function the planner of these ops.
+    """Register the decorated function as the planner of these ops.
 
-    halves: how their kernels read halves. "own": the planner itself plans them. The others are
-        calls of f32's kernels (`planners/halves.py`): "rows", whose units are rows; "sum", which
-        reads bf16 itself; "product", whose operands are widened whole, since large ones are better
-        widened by separate calls. None: only elementwise ops and moves read halves.
+    halves: how the kernels read half precision. "own": the planner supports it directly. The other
+        values use f32 kernels (`planners/halves.py`). "rows": the units are rows. "sum": the kernel
+        reads bf16 directly. "product": whole operands are converted, because separate calls convert
+        large operands faster. None: not supported, as only elementwise ops and moves read half
+        precision without it.
     """
 
     def declare(plan: Plan) -> Plan:
@@ -82,12 +83,12 @@ def kernel_call(
     rest: Iterable[int] = (),
     rows: Sequence[str] = (),
 ) -> KernelCall | None:
-    """Make a call of the kernel of that name; None if there is none.
+    """Create a call of a kernel by name, or return None if the kernel does not exist.
 
     `work`: nanoseconds on one thread.
-    `integers`: by name; others are 0.
-    `scratch`, `shared`: bytes of memory for each thread, and for all.
-    `rest`: integers after those with names, in any number.
+    `integers`: by name; missing integers are 0.
+    `scratch`, `shared`: bytes of memory per thread, and for all threads.
+    `rest`: any number of integers after the named integers.
     `rows`: the row functions of a chain.
     """
     names = _integers(_native.simd()).get(kernel)
@@ -103,7 +104,7 @@ def kernel_call(
     patches: list[int] = []
 
     def present(slot: int, number: Any) -> Any:
-        """Return the number; of a formula its present value, which each launch writes again."""
+        """Return the number, or the current value of a formula, which each launch writes again."""
         if not issubclass(type(number), Length):
             return number
         patches.extend((slot, number.formula()))
@@ -121,7 +122,7 @@ def kernel_call(
 
 
 class OpenCall(NamedTuple):
-    """A call with formulas of lengths, for the planner of another call that runs it."""
+    """Call with formulas of lengths, for the planner of a call that runs it."""
 
     call: KernelCall
     kernel: str

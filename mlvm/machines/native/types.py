@@ -1,4 +1,4 @@
-"""Tensor types in the form of the loop in C."""
+"""Tensor types for the loop in C."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from mlvm.machines.native import _native
 
 _CODES: Final = {DType.named(name.lower()): code for name, code in _native.dtypes().items()}
 DTYPES: Final = tuple(sorted(_CODES, key=_CODES.__getitem__))
-"""The dtypes by their codes in `mlvm.h`."""
+"""Dtypes by code in `mlvm.h`."""
 
 
 class Type(_native.Type):
-    """`TensorType` for the loop. Each is unique while a program refers to it."""
+    """`TensorType` for the loop; unique while a program refers to it."""
 
     def array_over(self, memory: object) -> Array:
-        """Make the array over memory that the loop has allocated."""
+        """Create an array over memory that the loop has allocated."""
         type: TensorType = self.tensor_type
         if not type.nbytes:
             return aligned_array(type)

@@ -1,1 +1,1 @@
-"""VMs on the other side of a socket: the server that lends them, and the client that uses them."""
+"""Server and client of VMs that are used over a socket."""

@@ -19,19 +19,19 @@ from mlvm.core.errors import AddressError
 _UNIX: Final = "unix:"
 _FORMS: Final = "HOST:PORT, [IPV6]:PORT, :PORT (this host alone) or unix:PATH"
 _BACKLOG: Final = 1024  # pending connections
-_LONGEST_PATH: Final = 107  # limit of a unix socket's path in the system's struct
+_LONGEST_PATH: Final = 107  # limit of the path of a unix socket (struct sockaddr_un)
 _ALIVE: Final = {
     "TCP_KEEPIDLE": 15,
     "TCP_KEEPINTVL": 5,
     "TCP_KEEPCNT": 3,
     "TCP_USER_TIMEOUT": 30_000,
 }
-"""Keep-alive options: a connection whose peer is silent for half a minute is lost."""
+"""Keep-alive options: a connection is lost if the peer is silent for half a minute."""
 
 
 @dataclass(frozen=True)
 class TcpAddress:
-    """A host by name or number, and a port; 0 stands for any free port."""
+    """Host by name or number, and port; 0 is any free port."""
 
     host: str
     port: int
@@ -42,7 +42,7 @@ class TcpAddress:
 
 @dataclass(frozen=True)
 class UnixAddress:
-    """The file of a unix socket."""
+    """Path of a unix socket."""
 
     path: str
 
@@ -80,10 +80,10 @@ def parse_address(text: str) -> Address:
 
 
 def listen(address: Address, *, public: bool) -> socket.socket:
-    """Open a socket that listens at the address. Without `public`, other hosts must not reach it.
+    """Open a listening socket; without `public`, the address must not be reachable by other hosts.
 
-    Only its owner can read the file of a unix socket, in a directory that only the owner can write
-    to. The file of a stopped server is replaced. Raises `AddressError` and `OSError`.
+    Only the owner can use a unix socket, in a directory to which only the owner can write. The file
+    of a stopped server is replaced. Raises `AddressError` and `OSError`.
     """
     if isinstance(address, UnixAddress):
         return _listen_unix(address)
@@ -142,7 +142,7 @@ def adopt(sock: socket.socket, *, public: bool) -> Address:
 def _check_public(address: TcpAddress, place: tuple[object, ...], public: bool) -> None:
     if not public and not ipaddress.ip_address(str(place[0]).partition("%")[0]).is_loopback:
         raise AddressError(
-            f"{address} can be reached from other hosts, who could read and change what passes: "
+            f"{address} can be reached from other hosts, which could read and change messages: "
             "use TLS (--certificate, --key), or allow it on a trusted network (--insecure)"
         )
 
@@ -151,11 +151,11 @@ def _listen_unix(address: UnixAddress) -> socket.socket:
     with _refusing(address):
         home = Path(address.path).absolute().parent.stat()
     if home.st_uid != os.getuid() or home.st_mode & 0o022:
-        must = "its directory must be yours, and others must not be able to write to it"
+        must = "the directory must belong to you, and other users must not be able to write to it"
         raise AddressError(f"cannot listen on {address}: {must}")
     _remove_stale(address)
     with _refusing(address), closing_on_error(socket.socket(socket.AF_UNIX)) as sock:
-        os.fchmod(sock.fileno(), 0o600)  # Linux gives the file the socket's own mode
+        os.fchmod(sock.fileno(), 0o600)  # on Linux, the file has the mode of the socket
         sock.bind(address.path)
         os.chmod(address.path, 0o600)
         sock.listen(_BACKLOG)
@@ -177,7 +177,7 @@ def _remove_stale(address: UnixAddress) -> None:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(address.path)
             return
-    raise AddressError(f"cannot listen on {address}: another server is listening there")
+    raise AddressError(f"cannot listen on {address}: a different server is listening there")
 
 
 def address_of(sock: socket.socket, requested: Address) -> Address:
@@ -206,7 +206,7 @@ def connect(address: Address, timeout: float) -> socket.socket:
 
 
 def tune(sock: socket.socket) -> None:
-    """Send small messages at once, and detect a peer that vanished without closing."""
+    """Send small messages immediately, and detect a peer that vanished without closing."""
     if sock.family == socket.AF_UNIX:
         return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -240,7 +240,7 @@ def peer_of(sock: socket.socket) -> str:
 
 
 def credentials(sock: socket.socket) -> tuple[int, int] | None:
-    """Return process and user of the peer of a unix socket; None where the system cannot tell."""
+    """Return process and user of the peer of a unix socket, or None if the system lacks this."""
     option = getattr(socket, "SO_PEERCRED", None)
     if option is None or sock.family != socket.AF_UNIX:
         return None

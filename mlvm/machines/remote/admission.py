@@ -1,9 +1,10 @@
-"""Admission of connections that are not authenticated yet (strangers), apart from the clients.
+"""Admission of connections that are not yet authenticated ("strangers").
 
-Their number is limited, and so is the share of one peer (a host, or a user at a unix socket). At a
-limit, the oldest stranger of the largest peer is closed if it has had a minimum time, which is
-shorter before its first bytes. Else the new connection is refused, and the client tries again. So
-the strangers of one peer keep no other peer out, and silent ones keep no connection out.
+The number of strangers is limited, in total and per peer (a host, or a user at a unix socket). At a
+limit, the server closes the oldest stranger of the peer with the most strangers, if this stranger
+has had a minimum time. The minimum time is shorter until the first bytes arrive. Otherwise the
+server refuses the new connection, and the client tries again. Therefore one peer cannot block other
+peers, and silent connections cannot block new connections.
 """
 
 from __future__ import annotations
@@ -93,9 +94,9 @@ class Admission:
         return False
 
     def _oldest_expired(self, peer: str, now: float) -> socket.socket | None:
-        """Return the unauthenticated connection to drop for another, if one had its minimum time.
+        """Return the stranger to drop for a new connection, or None if all are too recent.
 
-        It is one of the given peer's connections.
+        It belongs to the given peer.
         """
         ends = {
             sock: it.since + (_MOMENT if it.spoke else _MOMENT_OF_SILENCE)
@@ -106,7 +107,7 @@ class Admission:
         return oldest if oldest is not None and ends[oldest] < now else None
 
     def _send_busy(self, sock: socket.socket) -> None:
-        """Send the reason, if that needs no waiting."""
+        """Send the reason if this is possible without waiting."""
         if self._plain:
             with contextlib.suppress(OSError):
                 sock.send(handshake.refusal(handshake.BUSY), getattr(socket, "MSG_DONTWAIT", 0))
@@ -129,8 +130,10 @@ class Admission:
             self._strangers.pop(sock, None)
 
     def sweep(self, *, last: bool = False) -> bool:
-        """Close refused connections that had time to read the reason, or all if this is the `last`
-        call. Return whether any remain."""
+        """Close refused connections that had time to read the reason; return whether any remain.
+
+        The `last` call closes all connections.
+        """
         present = self._now()
         with self._lock:
             strangers = self._strangers.items()
@@ -145,7 +148,7 @@ class Admission:
         return bool(self._lingering)
 
     def note(self, peer: str, reason: str) -> None:
-        """Log a refusal, at most `_LINES` a second; a line counts the omitted ones before it."""
+        """Log a refusal, at most `_LINES` per second; a line states the number of omitted lines."""
         now = self._now()
         with self._lock:
             self.refused += 1

@@ -1,4 +1,4 @@
-"""The VM of a server's client: a `LocalVM` under limits."""
+"""VM of a server's client: a `LocalVM` with limits."""
 
 from __future__ import annotations
 
@@ -22,21 +22,22 @@ from mlvm.machines.native import extension
 from mlvm.machines.remote.limits import Limits
 from mlvm.machines.remote.watchdog import Watchdog
 
-_PER_ARRAY: Final = 224  # bytes per array, in addition to its elements
-_PER_HANDLE: Final = 440  # bytes per tensor or storage, including its entry
+_PER_ARRAY: Final = 224  # bytes per array, in addition to the elements
+_PER_HANDLE: Final = 440  # bytes per tensor or storage, including the entry in the store
 _PER_VALUE: Final = 56  # bytes per stack value
 _PER_FRAME: Final = 128
-_LOOK: Final = 0.05  # seconds between two checks whether the client still waits
+_LOOK: Final = 0.05  # seconds between checks for a disconnected client
 
 
 class BoundedVM(LocalVM):
-    """A VM under `limits`.
+    """VM with `limits`.
 
-    A call beyond one raises `OutOfMemoryError` or `LimitExceededError`, and the VM remains usable.
+    A call that exceeds a limit raises `OutOfMemoryError` or `LimitExceededError`, and the VM
+    remains usable.
 
-    limits: what its client may use
-    launches: number of launches, also of those that failed
-    client.is_gone: per thread, tells whether its client has hung up; then its launches end
+    limits: limits of the client
+    launches: number of launches, including failed launches
+    client.is_gone: per thread, whether the client has disconnected, which ends launches
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class BoundedVM(LocalVM):
         self._run = self._bounded
 
     def allow_several_clients(self) -> None:
-        """Let several clients use the VM from now on, in a thread each."""
+        """Share the VM among several clients, each in a separate thread."""
         self._lock = Turns(self._lock, self.client)  # type: ignore[assignment]
 
     def _new_store(self) -> FreeStore:
@@ -73,8 +74,8 @@ class BoundedVM(LocalVM):
     ) -> list[Array]:
         """Launch as `LocalVM.launch` does.
 
-        Raises also `LimitExceededError` for too long a launch or too many instructions, and
-        `OutOfMemoryError` for too large results.
+        Also raises `LimitExceededError` if the launch needs too much time or too many instructions,
+        and `OutOfMemoryError` if the results are too large.
         """
         self.launches += 1
         most = self.limits.launch_steps
@@ -140,7 +141,7 @@ class BoundedVM(LocalVM):
     # --- limits ---
 
     def _bind(self, program: Program, args: tuple[TensorHandle, ...]) -> Any:
-        """Bind as `VM` does, under the watchdog, as verifying a program may take long."""
+        """Bind as `VM` does, under the watchdog, because verification may take a long time."""
         if self.depth > 1:
             return super()._bind(program, args)
         with self._watchdog.watch(self.limits.launch_seconds, self.client.is_gone):
@@ -169,8 +170,7 @@ class BoundedVM(LocalVM):
 
 
 class Turns:
-    """Lock of a VM that several clients use. A thread waits for it until its client hangs up:
-    then it raises `LimitExceededError`."""
+    """Lock of a shared VM: waiting ends with `LimitExceededError` if the client disconnects."""
 
     def __init__(self, lock: Any, client: _Client) -> None:
         self.acquire, self.release, self._is_owned = lock.acquire, lock.release, lock._is_owned
@@ -187,14 +187,14 @@ class Turns:
 
 
 class _Client(threading.local):
-    """The client of each thread: whether it has hung up."""
+    """Per thread: whether the client has disconnected."""
 
     def __init__(self) -> None:
         self.is_gone: Callable[[], bool | str] = lambda: False
 
 
 class _BoundedStore(FreeStore):
-    """A store with limits of bytes and handles, which no watchdog interrupts."""
+    """Store with limits on bytes and handles; the watchdog does not interrupt it."""
 
     def __init__(self, limits: Limits, watchdog: Watchdog) -> None:
         super().__init__()
@@ -251,7 +251,7 @@ class _BoundedStore(FreeStore):
 class _LiveBytes:
     """Counter of the bytes that a launch has allocated and that are alive.
 
-    The loop in C counts its own.
+    The loop in C counts separately.
     """
 
     def __init__(self, most: int, *, native: bool) -> None:
@@ -285,7 +285,7 @@ class _LiveBytes:
         self._bytes = max(self._bytes + nbytes, 0)
 
     def add(self, array: Array) -> None:
-        """Count a new array until it dies."""
+        """Count a new array until it is freed."""
         memory, key = root(array), next(self._numbers)
         nbytes = memory.nbytes + _PER_ARRAY
         alive = self._alive
@@ -299,7 +299,7 @@ class _LiveBytes:
 
 
 class _BoundedFresh(OpFresh):
-    """An op that allocates its result, within the launch's limit."""
+    """Op that allocates a result within the launch's limit."""
 
     def __init__(self, callee: OpFresh, live: _LiveBytes) -> None:
         super().__init__(callee.op, callee.fill)

@@ -1,6 +1,6 @@
-"""Messages and descriptors between a server and the processes of its clients.
+"""Messages and file descriptors between a server and client processes.
 
-A message is a line of JSON. The sockets that go with it are handed over by the system (SCM_RIGHTS).
+A message is a line of JSON. The operating system passes the sockets of a message (SCM_RIGHTS).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _PATIENCE: Final = struct.pack("@ll", 10, 0)
 
 
 class Message(NamedTuple):
-    """A received message: its JSON object, and the sockets that came with it."""
+    """Received message: a JSON object and sockets."""
 
     facts: dict[str, Any]
     sockets: list[socket.socket]
 
 
 class Channel:
-    """One end of a connection within this host. Any thread sends, one listens."""
+    """One end of a connection within this host. Any thread may send; one thread listens."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
@@ -38,7 +38,7 @@ class Channel:
 
     @staticmethod
     def pair() -> tuple[Channel, Channel]:
-        """Create two channels, each the other's end."""
+        """Create two connected channels."""
         one, two = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         return Channel(one), Channel(two)
 
@@ -83,7 +83,7 @@ class Channel:
         return bool(data)
 
     def close(self) -> None:
-        """End the channel, for the listener at the other end too. Idempotent."""
+        """Close the channel in both directions, which also ends the other listener. Idempotent."""
         self.end()
         self.abandon()
 

@@ -50,11 +50,11 @@ _MAKING: Final = *_ALLOCATING, "tensor_from_storage"
 _FAREWELL: Final = 0.2  # seconds to wait for the server's reason for a lost connection
 _MOST_BLAMED: Final = 64
 _MOST_UNCONFIRMED: Final = 1 << 13
-"""Posts whose lines are remembered; at this number the client waits for the server."""
+"""Maximum number of unconfirmed posts with stored lines; then the client waits."""
 
 
 class _Posted(NamedTuple):
-    """Origin of a post: its line, and a function that explains its error."""
+    """Origin of a post: the line of Python, and a function that explains an error."""
 
     place: Place | None
     explain: Callable[[Exception], object]
@@ -76,13 +76,13 @@ class _Sent(NamedTuple):
 
 
 class RemoteVM(Closing, WireVM):
-    """A VM at the other end of a stream. `mlvm.eager.connect` makes one.
+    """VM at the other end of a stream; `mlvm.eager.connect` creates it.
 
     Thread-safe. After `close`, or once the connection is lost, every call except deallocations
-    raises `ConnectionLostError`; so does every call in a forked process, as the connection is its
-    parent's. `where` describes the VM in that error, by default by its name. `shared` means that
-    other clients also allocate on the VM. `interrupt(n)` aborts the launches of messages up to
-    number n; Ctrl-C and timeouts call it.
+    raises `ConnectionLostError`. In a forked process, every call raises it, because the connection
+    belongs to the parent. `where` describes the VM in this error (default: the name of the VM).
+    `shared` means that other clients also allocate on the VM. `interrupt(n)` aborts the launches of
+    messages up to number n; Ctrl-C and timeouts call it.
 
         >>> from mlvm.machines.remote.server import Server
         >>> with Server("127.0.0.1:0", secret="between you and me") as server:
@@ -106,14 +106,14 @@ class RemoteVM(Closing, WireVM):
         self._stream = stream
         self._interrupt = interrupt
         self.call_timeout: float | None = None
-        """Timeout in seconds of a call that waits, or None. On a timeout the launch is ended and
-        the call raises `CallTimeoutError`; a call that cannot be sent in time loses the connection.
-        It may be changed at any time."""
+        """Timeout in seconds of a call that waits, or None. On a timeout, the launch is stopped and
+        the call raises `CallTimeoutError`. If a call cannot be sent in time, the connection is
+        lost. It may be changed at any time."""
         self._timeout: float | None = None
         self.shared = shared
         self._live: set[int] = set()
         self._views: dict[StorageHandle, set[TensorHandle]] = {}
-        self._sending = threading.RLock()  # acquired after `_lock`, which is for calls that wait
+        self._sending = threading.RLock()  # acquired after `_lock`, for calls that wait
         self._outbox = new_outbox()
         stream.add((), _Sent(0, 0, 0, []))
         # name of an unanswered allocation, by number of the call
@@ -155,15 +155,16 @@ class RemoteVM(Closing, WireVM):
         self._call("swap", h1, h2)
 
     def limit_memory(self, nbytes: int) -> None:
-        """Limit the total bytes of all storages of this client's own VM.
+        """Limit the total bytes of all storages of this client's VM.
 
-        Raises `AccessDeniedError` if the server cannot limit them, `MachineError` for a shared VM.
+        Raises `AccessDeniedError` if the server does not support this, `MachineError` for a shared
+        VM.
         """
         try:
             self._call("limit_memory", nbytes)
         except EncodingError:
             raise AccessDeniedError(
-                "the server's version of mlvm does not support memory=: leave it out, and limit "
+                "the server's version of mlvm does not support memory=: omit it, and limit "
                 "clients with --held-bytes of the server"
             ) from None
 
@@ -182,9 +183,9 @@ class RemoteVM(Closing, WireVM):
         return []
 
     def close(self, *, wait: bool = True) -> None:
-        """Wait for all posts, and end the connection and all allocations on the VM. Idempotent.
-        Raises the error of a post, or `ConnectionLostError` if posts may be lost. Without `wait`,
-        unfinished posts are lost."""
+        """Wait for all posts, then close the connection, which frees all tensors on the VM.
+        Idempotent. Raises the error of a post, or `ConnectionLostError` if posts may be lost.
+        Without `wait`, unfinished posts are lost."""
         try:
             if wait and self._lost is None:
                 self._finish()
@@ -193,7 +194,7 @@ class RemoteVM(Closing, WireVM):
             self._close_attached(f"VM {self.name!r} was closed")
 
     def _finish(self) -> None:
-        """Wait for the posts; mere deallocations are sent without waiting."""
+        """Wait for the posts; if all are deallocations, only send them."""
         with self._sending:
             self._add_to_stream()
             waits = any(place is not None for place in self._stream.note.places)
@@ -204,17 +205,17 @@ class RemoteVM(Closing, WireVM):
                 self.flush()
 
     def _end(self, why: str) -> None:
-        """Let no call go to the server from now on."""
+        """Stop sending calls to the server."""
         self._lost = self._lost or why
         if self.fast_path is not None:
             self.fast_path.instrumented = True  # eager calls take the slow path, which raises
         self._stream.close()
 
     def _leave_to_parent(self) -> None:
-        """Leave the connection to the parent, in a forked process, where no thread holds a lock."""
+        """Leave the connection to the parent after a fork, when no thread holds a lock."""
         self._lock, self._sending = threading.RLock(), threading.RLock()
         self._stream.socket.close()  # only close the descriptor: a shutdown would affect the parent
-        self._end("this process was forked, and the connection is its parent's")
+        self._end("this process was forked, and the connection belongs to the parent")
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if error is None or isinstance(error, GeneratorExit):
@@ -252,7 +253,7 @@ class RemoteVM(Closing, WireVM):
         if not rest:
             self._add_post(bytes(first))
             return
-        with self._sending:  # sent immediately, as the caller may change the memory
+        with self._sending:  # sent immediately, because the caller may change the memory
             self._add_to_stream((first, *rest), user_place())
             self._flush()
         self._confirm()
@@ -260,8 +261,8 @@ class RemoteVM(Closing, WireVM):
     def _post_freeing(self, name: str, handle: int) -> None:
         """Queue a deallocation.
 
-        It is sent later, because the garbage collector may call this during another call. Without a
-        connection, no memory must be freed.
+        It is sent later, because the garbage collector may call this during a different call.
+        Without a connection, no memory needs to be freed.
         """
         if self._lost is None:
             [message] = _parts_of(Kind.post, name, (handle,))
@@ -274,7 +275,7 @@ class RemoteVM(Closing, WireVM):
             self.flush()
 
     def flush(self) -> None:
-        """Send the queued posts. This waits only after thousands of posts without an answer."""
+        """Send the queued posts; wait only if thousands of posts are unconfirmed."""
         with self._sending:
             self._add_to_stream()
             self._flush()
@@ -294,7 +295,7 @@ class RemoteVM(Closing, WireVM):
     def _add_to_stream(
         self, message: Sequence[Buffer] = (), *places: Place | None, calls: int = 0
     ) -> None:
-        """Move the queued posts to the stream, and then add a message.
+        """Move the queued posts to the stream, and add a message.
 
         `places` has the place of the message, if it is a post. The caller holds `_sending`.
         """
@@ -356,11 +357,11 @@ class RemoteVM(Closing, WireVM):
                 self._end_launches()
             raise
         self._end_launches()
-        took = f"a call takes longer than its timeout of {self.call_timeout:g} seconds"
+        took = f"a call exceeded the timeout of {self.call_timeout:g} seconds"
         raise CallTimeoutError(f"{self._where}: {took}")
 
     def _end_launches(self) -> None:
-        """Have the server end the launches of all sent messages, if it owes an answer.
+        """Make the server stop the launches of all sent messages, if an answer is pending.
 
         Raises `ConnectionLostError` if it does not react.
         """
@@ -375,7 +376,7 @@ class RemoteVM(Closing, WireVM):
     def _settle(self, deadline: float | None) -> None:
         """Receive the answers to calls that were interrupted, and free their allocations.
 
-        If an answer is the error of a post, raise it, as the server sends it only once.
+        If an answer is the error of a post, raise it, because the server sends it only once.
         """
         self.require_open()
         while self._stream.received < self._stream.note.calls:
@@ -391,7 +392,7 @@ class RemoteVM(Closing, WireVM):
                     raise self._located(error, self._stream.note)
 
     def _result_of(self, name: str, kind: Kind, reader: Received, sent: _Sent) -> Any:
-        """Decode the answer to a call. Raises the error that it may be."""
+        """Decode the answer to a call. Raises the error if the answer is one."""
         try:
             result = read_answer(kind, reader, name)
         except ConnectionLostError as error:
@@ -402,7 +403,7 @@ class RemoteVM(Closing, WireVM):
         return result
 
     def _forget_places(self, sent: _Sent) -> None:
-        """Forget the places of posts that an answer confirms: those up to `sent`."""
+        """Drop the origins of posts up to `sent`, which an answer confirms."""
         if not sent.places:
             return
         with self._sending:
@@ -411,9 +412,9 @@ class RemoteVM(Closing, WireVM):
             self._stream.add((), now._replace(places=now.places[len(now.places) - later :]))
 
     def _located(self, error: Exception, sent: _Sent) -> Exception:
-        """Return the error of an answer, with this process's line instead of the server's lines.
+        """Return the error of an answer, with a line of this process instead of the server's lines.
 
-        The line made the call that caused the error. `sent` are the counters at the answered call.
+        This line made the call that caused the error. `sent` are the counters at the answered call.
         """
         self._forget_places(sent)
         posted = vars(error).pop(POSTED_AT, None)
@@ -452,7 +453,7 @@ class RemoteVM(Closing, WireVM):
         return ConnectionLostError(f"{self._where}: {self._lost}")
 
     def _farewell(self) -> str | None:
-        """Return the server's reason for ending the connection, if it sent one."""
+        """Return the server's reason for closing the connection, or None."""
         mine: list[bool] = []
         try:
             mine.extend(map(self._lock.acquire, (False,)))  # atomic; see `stream`
@@ -480,7 +481,7 @@ def live_vms() -> list[RemoteVM]:
 
 @atexit.register
 def _close_all() -> None:
-    """Finish all posts before the process exits, or report their errors."""
+    """Finish all posts before the process exits, or report the errors."""
     with ExitStack() as stack:
         for vm in list(_vms):
             stack.callback(vm.close)

@@ -1,4 +1,4 @@
-"""The commands `python -m mlvm serve | ping | top` and their options."""
+"""The commands `python -m mlvm serve | ping | top`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from mlvm.machines.remote.server import Server
 from mlvm.machines.terminal import whole_number
 
 _PINGS: Final = 1000
-_LOOK: Final = 0.05  # seconds between two checks for signals
+_LOOK: Final = 0.05  # seconds between checks for signals
 
 REPEATED: Final[Any] = {"action": "append", "default": []}
 """Arguments of `add_argument` for an option that may be repeated."""
@@ -42,62 +42,68 @@ def add_commands(commands: Commands) -> None:
     """Add the three commands to a parser's subparsers."""
     _add_serve(commands)
     for name, text in (
-        ("ping", "ask a server what it is, and how long a message takes"),
-        ("top", "show what a server is doing"),
+        ("ping", "print a server's versions and the time of a message"),
+        ("top", "show the clients and load of a server"),
     ):
         add = commands.add_parser(name, help=text, description=text).add_argument
         add("address", metavar="ADDRESS", help="HOST:PORT or unix:PATH")
-        add("--secret-file", metavar="FILE", help=f"the server's secret; else {VARIABLE} names it")
-        tls = "encrypted; PEM has the certificates to trust, if not the system's"
+        add(
+            "--secret-file",
+            metavar="FILE",
+            help=f"file with the server's secret (default: the file in {VARIABLE})",
+        )
+        tls = "encrypt; PEM: trusted certificates (default: the system's)"
         add("--tls", nargs="?", const=True, default=False, metavar="PEM", help=tls)
-        add("--timeout", **_SECONDS, default=10.0, help="seconds to wait at most")
+        add("--timeout", **_SECONDS, default=10.0, help="maximum seconds to wait")
         if name == "top":
-            add("--once", action="store_true", help="show it once, and end")
-            add("--json", action="store_true", help="as JSON, an object a line")
-            add("--every", **_SECONDS, default=1.0, help="seconds between two looks")
+            add("--once", action="store_true", help="print once and exit")
+            add("--json", action="store_true", help="print JSON, one object per line")
+            add("--every", **_SECONDS, default=1.0, help="seconds between updates")
 
 
 def _add_serve(commands: Commands) -> None:
-    text = "lend VMs to other processes and hosts, which `ml.connect` to them"
-    about = f"{text}. Each client has a VM of its own, until its connection ends. "
-    about += "SIGTERM and Ctrl-C let launches finish; a second one does not. "
+    text = "serve VMs to other processes and hosts, which use `ml.connect`"
+    about = f"{text}. Each client has a separate VM until the connection is closed. "
+    about += "After SIGTERM or Ctrl-C, launches may finish; a second signal stops immediately. "
     about += "SIGHUP reads the files of the secret and of the certificate again."
     command = commands.add_parser("serve", help=text, description=about)
     add = command.add_argument
-    text = "HOST:PORT, :PORT (this host alone; 0 is any free port), [IPV6]:PORT, unix:PATH, "
+    text = "HOST:PORT, :PORT (only this host; 0 is any free port), [IPV6]:PORT, unix:PATH, "
     text += f"or {LISTEN} for the socket of a .socket unit"
     add("--listen", required=True, metavar="ADDRESS", help=text)
-    text = f"what clients must know, in a file that only you can read; else {VARIABLE} names it. "
-    text += "Without, a secret is made and printed, but for a unix socket, which only you can use"
+    text = f"secret of the clients, in a file that only you can read (default: {VARIABLE}). "
+    text += "Without a file, the server creates and prints a secret, except for a unix socket"
     add("--secret-file", metavar="FILE", help=text)
-    add("--certificate", metavar="PEM", help="encrypt with TLS; may hold the key, too")
+    add("--certificate", metavar="PEM", help="encrypt with TLS; the file may also contain the key")
     add("--key", metavar="PEM", help="the certificate's key")
-    text = "without TLS also where other hosts can reach it: the network is trusted"
+    text = "accept other hosts without TLS, on a trusted network"
     add("--insecure", action="store_true", help=text)
     add("--threads", type=whole_number, default=1, metavar="N", help="threads of each VM")
-    text = "kernels and loop in C, or those in Python and numpy; the former if they are there"
+    text = "use the kernels and the loop in C (default: if available), or in Python and numpy"
     add("--native", action=argparse.BooleanOptionalAction, default=None, help=text)
-    text = "a VM that several clients may use, ml.connect(..., vm=NAME); may be repeated"
+    text = "VM for several clients, ml.connect(..., vm=NAME); may be repeated"
     add("--shared", **REPEATED, metavar="NAME", help=text)
-    text = "a process for each client, N at most, and for each shared VM: none can take another's "
-    text += "memory or time; 0 is one process for all. As many as --connections if not given, and "
-    text += "0 at a unix socket, whose clients are all yours"
+    text = "a process for each client, at most N, and for each shared VM: clients share neither "
+    text += "memory nor the interpreter; 0: one process for all (default: --connections, or "
+    text += "0 at a unix socket)"
     add("--processes", type=_processes, default=None, metavar="N", help=text)
-    text = "an address for HTTP: /metrics for Prometheus, and /healthz; of this host alone unless "
-    text += "--insecure, since it asks for no secret"
+    text = "address for HTTP: /metrics for Prometheus, and /healthz; only this host, unless "
+    text += "--insecure, because HTTP has no secret"
     add("--metrics", metavar="ADDRESS", help=text)
-    text = "a shared library with functions in C for all VMs; may be repeated"
+    text = "shared library with functions in C for all VMs; may be repeated"
     add("--library", **REPEATED, metavar="SO", help=text)
-    add("--log", choices=STYLES, default="text", help="events on stderr, a line each")
-    text = "seconds that launches have to finish when the server is told to stop"
+    add(
+        "--log", choices=STYLES, default="text", help="format of the events on stderr, one per line"
+    )
+    text = "seconds for launches to finish when the server stops"
     add("--grace", **_SECONDS, default=30.0, help=text)
-    text = "of one client, but for the number of connections; bytes also as 64M or 2G"
+    text = "per client, except for the number of connections; bytes also as 64M or 2G"
     limits = command.add_argument_group("limits", text)
     for each in fields(Limits):
         default: Any = each.default
         whole = isinstance(default, int)
         shown = size_text(default) if "bytes" in each.name else f"{default:,.0f}"
-        name, text = each.name.replace("_", "-"), f"{each.metadata['help']}; {shown} if not given"
+        name, text = each.name.replace("_", "-"), f"{each.metadata['help']} (default: {shown})"
         takes = {"type": whole_number, "metavar": "N"} if whole else _SECONDS
         limits.add_argument(f"--{name}", **takes, default=default, help=text)
 
@@ -135,10 +141,10 @@ def serve(options: argparse.Namespace, version: str) -> None:
     is_new_secret = secret is None and not private
     if is_new_secret:
         secret = make_secret()
-        print(f"secret: {secret}", flush=True)  # on stdout only, never in the log
+        print(f"secret: {secret}", flush=True)  # only on stdout, never in the log
     if options.processes is None:
         options.processes = 0 if private else options.connections
-    signals: list[int] = []  # not an Event, whose lock the interrupted thread may hold
+    signals: list[int] = []  # not an Event: the interrupted thread may hold its lock
 
     def on_signal(number: int, _: FrameType | None) -> None:
         signals.append(number)
@@ -215,7 +221,7 @@ def ping(options: argparse.Namespace, version: str) -> None:
     print(f"connected in {connected * 1e3:.1f} ms")
     print(
         f"round trip: median {statistics.median(times) * 1e6:.0f} us, "
-        f"least {times[0] * 1e6:.0f} us, 99 % {times[int(0.99 * _PINGS)] * 1e6:.0f} us"
+        f"minimum {times[0] * 1e6:.0f} us, 99 % {times[int(0.99 * _PINGS)] * 1e6:.0f} us"
     )
 
 
@@ -239,10 +245,10 @@ def top(options: argparse.Namespace, version: str) -> None:
 def _rates(
     status: Mapping[str, Any], before: dict[Any, tuple[float, int]], now: float
 ) -> Callable[[Any], float]:
-    """Return a function from a client's number to its launches per second.
+    """Return a function from the number of a client to launches per second.
 
-    None stands for all clients. The time starts at the previous status, or when the client
-    connected. `before` has the previous totals by client, and is updated.
+    The number None means all clients. The time starts at the previous status, or when the client
+    connected. `before` contains the previous totals by client, and is updated.
     """
     totals = {None: (status["seconds"], status["launches"])}
     for each in status["clients"]:
@@ -257,7 +263,7 @@ def _rates(
 
 
 def table(status: Mapping[str, Any], rate: Callable[[Any], float]) -> str:
-    """Format the status as text: a line of totals, then one for each client and shared VM."""
+    """Format the status as text: a line of totals, then a line per client and shared VM."""
     lines = [
         f"up {status['seconds']:.0f} s, {len(status['clients'])} clients "
         f"({status['admitted']} admitted, {status['refused']} refused), "

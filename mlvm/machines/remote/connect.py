@@ -1,4 +1,4 @@
-"""Connections to a server: `connect` for a VM, `Observer` for its status."""
+"""Connections to a server: `connect` for a VM, `Observer` for the status."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ _MOST_STATUS: Final = 1 << 22
 _PATIENCE: Final = 2.0  # seconds for a request to stop a launch
 _MOST_CUTS: Final = 10
 _NO_TLS: Final = (
-    "cannot use TLS with this server; leave out tls=, or start it with --certificate and --key"
+    "cannot use TLS with this server; omit tls=, or start it with --certificate and --key"
 )
-_PAUSE: Final = 0.05  # maximum seconds between two attempts at a busy server
+_PAUSE: Final = 0.05  # maximum seconds between attempts at a busy server
 
 Tls = bool | str | os.PathLike[str] | ssl.SSLContext
-"""Encryption of a connection and trusted certificates: see `connect`."""
+"""TLS argument of `connect`."""
 
 
 def connect(
@@ -64,31 +64,29 @@ def connect(
 ) -> RemoteVM:
     """Connect to a server that `python -m mlvm serve` has started, and return a VM on it.
 
-    It is a VM like any other: `with ml.connect(address) as vm, ml.use(vm):`, or `ml.Arena(vm,
-    ...)`.
+    Use it like any other VM: `with ml.connect(address) as vm, ml.use(vm):`, or `ml.Arena(vm, ...)`.
 
     `address` is HOST:PORT, [IPV6]:PORT, :PORT (this host) or unix:PATH. The server's secret is
     `secret`, in the private file `secret_file`, or in the file that the environment variable
-    MLVM_SECRET_FILE names; a unix socket of the same user needs none. The secret is never sent, and
-    the server proves that it knows the secret, too. `tls` is True to trust the system's
-    certificates, the PEM file of the certificates to trust, or an `ssl.SSLContext`. Without TLS,
-    the network between can read and change the data.
+    MLVM_SECRET_FILE names; a unix socket of the same user does not need a secret. The secret is
+    never sent, and the server also proves that it knows the secret. `tls` is True to trust the
+    system's certificates, the PEM file of the certificates to trust, or an `ssl.SSLContext`.
+    Without TLS, others on the network can read and change the data.
 
     The VM belongs to this client, and is closed with the connection; `vm` names a shared VM of the
     server. `name` is the VM's name in errors and in the server's log. `timeout` is for connecting,
     in seconds. A call that waits longer than `call_timeout` seconds aborts its launch and raises
     `CallTimeoutError`. Ctrl-C also aborts it, and raises `KeyboardInterrupt`. The VM stays usable.
-    With `retry`,
-    a lost connection is replaced within that many seconds: the VM survives, and each call is
-    performed once. The server has the same versions of mlvm, its kernels and numpy, since different
-    versions may have different bits; `mixed=True` allows any. `memory`, a size such as `"1 GiB"`,
-    limits all storages of the client's own VM together, as `ml.VM(memory=)` does: weights, arenas,
-    scratch memory and results. The server's `--held-bytes` also limits them. An allocation beyond
-    the smaller limit raises `OutOfMemoryError`.
+    With `retry`, a lost connection is replaced within this number of seconds: the VM survives, and
+    each call is executed once. The server must have the same versions of mlvm, the kernels and
+    numpy, because different versions may compute different bits; `mixed=True` allows any versions.
+    `memory`, a size such as `"1 GiB"`, limits all storages of the client's VM together, as
+    `ml.VM(memory=)` does: weights, arenas, scratch memory and results. The server's `--held-bytes`
+    also limits them. An allocation beyond the smaller limit raises `OutOfMemoryError`.
 
     Raises `AddressError`, `AccessDeniedError` with the reason, or `ConnectionLostError` if no
     server answers; `ArgumentError` for a `memory` that is not a size, or with the name of a shared
-    `vm`. Later calls raise `ConnectionLostError` if the server has gone.
+    `vm`. Later calls raise `ConnectionLostError` if the server is lost.
 
         >>> from mlvm.machines.remote.server import Server
         >>> with Server("127.0.0.1:0", secret="between you and me") as server:
@@ -105,8 +103,8 @@ def connect(
     limit = None if memory is None else parse_size(memory, "ml.connect(memory=)")
     if limit is not None and vm:
         raise ArgumentError(
-            f"ml.connect: expected memory= without vm=, got vm={vm!r}: other clients use that VM, "
-            f"too; --held-bytes of the server limits it"
+            f"ml.connect: expected memory= without vm=, got vm={vm!r}: other clients use it; "
+            f"--held-bytes of the server limits it"
         )
     for what, seconds in {"call_timeout": call_timeout, "retry": retry}.items():
         if seconds is not None:
@@ -141,7 +139,7 @@ def connect(
 
 @dataclass(frozen=True)
 class _Endpoint:
-    """A server's address and the client's credentials, for any number of connections."""
+    """Address of a server and credentials of a client, for any number of connections."""
 
     address: str
     secret: str | bytes | None
@@ -150,7 +148,7 @@ class _Endpoint:
     system: System = SYSTEM
 
     def open(self, hello: Hello, timeout: float) -> tuple[socket.socket, dict[str, Any]]:
-        """Open an authenticated connection. Return it and the server's description of itself."""
+        """Open an authenticated connection; return it and the server's description."""
         _require_seconds("timeout", timeout)
         for text in (hello.vm, hello.name):
             if not isinstance(text, str) or len(text) > MOST_NAME:
@@ -180,7 +178,7 @@ def _require_seconds(name: str, seconds: float) -> None:
 
 
 class _Cut(ConnectionLostError):
-    """The server has closed the connection without a reason: under TLS it cannot send one."""
+    """The server has closed the connection without a reason, which it cannot send under TLS."""
 
 
 def _try(
@@ -194,7 +192,7 @@ def _try(
     try:
         sock = system.connect(place, max(deadline - system.monotonic(), 0.001))
     except OSError as error:
-        why = "nothing answers in time" if isinstance(error, TimeoutError) else error.strerror
+        why = "no answer in time" if isinstance(error, TimeoutError) else error.strerror
         raise ConnectionLostError(f"no server at {place}: {why or error}") from None
     try:
         addresses.tune(sock)
@@ -225,7 +223,7 @@ def _secure(sock: socket.socket, host: str, tls: Tls, deadline: float) -> socket
 
 
 class Observer(Closing):
-    """A connection without a VM, for a server's status. Takes and raises as `connect` does.
+    """Connection without a VM, for the status of a server; arguments and errors as in `connect`.
 
     about: versions and machine of the server, by name
     """
@@ -245,7 +243,7 @@ class Observer(Closing):
         self.about = {"format": VERSION, **about}
 
     def ping(self) -> float:
-        """Measure the seconds of a message to the server and back. Raises `ConnectionLostError`."""
+        """Measure the round-trip time in seconds. Raises `ConnectionLostError`."""
         start = time.perf_counter()
         self._ask(b"ping")
         return time.perf_counter() - start

@@ -2,14 +2,14 @@
 
     client  hello      nonce, has_secret, request
     server  challenge  nonce
-    client  proof      HMAC(secret, "client", all that passed)
-    server  welcome    its description; HMAC(secret, "server", all that passed)
+    client  proof      HMAC(secret, "client", all messages so far)
+    server  welcome    description; HMAC(secret, "server", all messages so far)
 
 The HMAC (RFC 2104, SHA-256) of each side covers both nonces, both versions, the request, the side
-that sends it and, under TLS, the channel (RFC 5929). So the secret itself is never sent, each side
-proves that it knows the secret, and a recorded connection is useless on another. In place of a
-challenge or welcome there may be `refused`, with a reason; its layout is the same in all versions.
-docs/wire.md has the bytes.
+that sends it and, under TLS, the channel (RFC 5929). Therefore the secret is never sent, each side
+proves that it knows the secret, and a recorded connection cannot be replayed. The server may send
+`refused`, with a reason, instead of a challenge or welcome; the layout of `refused` is the same in
+all versions. docs/wire.md specifies the bytes.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from mlvm.machines.remote.system import SYSTEM, System
 
 NONCE: Final = 32
 MOST_NAME: Final = 200
-"""Most characters of the name of a client or VM."""
+"""Maximum number of characters in the name of a client or VM."""
 LEAST_SECRET: Final = 16
-"""Least bytes of a secret: an eavesdropper of a handshake could try all shorter ones."""
+"""Minimum bytes of a secret: an eavesdropper of a handshake could try all shorter secrets."""
 
-BUSY: Final = "too many connections come at once: try again"
-"""The reason after which a client tries again by itself."""
+BUSY: Final = "too many simultaneous connections: try again"
+"""The reason after which a client tries again automatically."""
 
 _LEAST_DIFFERENT: Final = 5  # minimum number of different bytes in a secret
 _MOST_REASON: Final = 500  # characters
@@ -45,7 +45,7 @@ _TLS_RECORD: Final = b"\x16\x03"
 
 
 class Greeting(Enum):
-    """Kinds of messages of the handshake; `Kind` has those after it."""
+    """Kinds of messages of the handshake; `Kind` contains the kinds of later messages."""
 
     hello = 16
     challenge = 17
@@ -61,7 +61,8 @@ class Hello:
 
     `wants`: "vm", "lease" (a VM that survives a lost connection), "status", "interrupt" or
         "resume".
-    `vm`: name of a shared VM, empty for an own one; for "interrupt" and "resume" the client's key.
+    `vm`: name of a shared VM, or empty for a private VM; for "interrupt" and "resume" the client's
+    key.
     `name`: the client's name in the server's log; for "interrupt" the number of a message.
     `has_secret`: the client will prove that it knows a secret.
     `user`: user of the secret, which the server learns from the proof.
@@ -97,9 +98,9 @@ def receive(
     header = _exactly(sock, HEADER.size, deadline, system)
     magic, version, kind, length = HEADER.unpack(header)
     if magic != MAGIC:
-        raise EncodingError(f"a message starts with {MAGIC!r}, not {magic!r}")
+        raise EncodingError(f"a message must start with {MAGIC!r}, got {magic!r}")
     if length > most:
-        raise EncodingError(f"a message of {length} bytes; {most} are the most here")
+        raise EncodingError(f"a message of {length} bytes; the limit is {most}")
     return version, kind, header + _exactly(sock, length, deadline, system)
 
 
@@ -138,14 +139,14 @@ def send(sock: socket.socket, message: bytes, deadline: float, system: System = 
 
 
 def refusal(reason: str) -> bytes:
-    """Encode the message that refuses a connection, with the reason."""
+    """Encode a refusal with the reason."""
     writer = _Body()
     writer.text(plain(reason))
     return pack(Greeting.refused, writer.body())
 
 
 def plain(text: str, most: int = _MOST_REASON) -> str:
-    """Cut a text of the peer short, and replace characters that control a terminal."""
+    """Truncate a text of the peer, and replace characters that control a terminal."""
     shown = "".join([each if each.isprintable() else "?" for each in text[:most]])
     return shown if len(text) <= most else f"{shown}..."
 
@@ -154,7 +155,7 @@ def plain(text: str, most: int = _MOST_REASON) -> str:
 
 
 def check_secret(secret: str | bytes) -> bytes:
-    """Return the secret as bytes. Raises `AccessDeniedError` for one that could be guessed."""
+    """Return the secret as bytes. Raises `AccessDeniedError` for a guessable secret."""
     if not isinstance(secret, (str, bytes)):
         raise AccessDeniedError(
             f"a secret: expected a str or bytes, got {with_article(type(secret).__name__)}"
@@ -166,8 +167,8 @@ def check_secret(secret: str | bytes) -> bytes:
         )
     if len(data.strip(b" \t\r\n\v\f\0")) < LEAST_SECRET or len(set(data)) < _LEAST_DIFFERENT:
         raise AccessDeniedError(
-            f"a secret: expected {LEAST_SECRET} bytes, not counting blanks at its ends, of which "
-            f"{_LEAST_DIFFERENT} differ; got one that is easier to guess"
+            f"a secret: expected {LEAST_SECRET} bytes without blanks at the ends, at least "
+            f"{_LEAST_DIFFERENT} of them different; got a secret that is easier to guess"
         )
     return data
 
@@ -190,7 +191,7 @@ def _channel(sock: socket.socket) -> bytes:
 
 
 def _versions(theirs: int, side: str) -> str:
-    return f"the {side} speaks version {theirs} of the format, and this side version {VERSION}"
+    return f"the {side} uses version {theirs} of the format, and this side version {VERSION}"
 
 
 # --- the client -------------------------------------------------------------------------
@@ -203,7 +204,7 @@ def greet(
     deadline: float,
     system: System = SYSTEM,
 ) -> dict[str, Any]:
-    """Go through the handshake as the client. Returns what the server says of itself.
+    """Perform the handshake as the client; return the server's description.
 
     Raises `AccessDeniedError` with the server's reason, or if the server does not know the secret;
     `ConnectionLostError`.
@@ -245,7 +246,7 @@ def _expect(sock: socket.socket, kind: Greeting, deadline: float, system: System
         try:
             reason = plain(Reader(message, HEADER.size).text())
         except EncodingError:
-            reason = "the server states no reason"
+            reason = "the server did not state a reason"
         raise AccessDeniedError(reason)
     if version != VERSION:
         raise AccessDeniedError(_versions(version, "server"))
@@ -260,7 +261,7 @@ def _expect(sock: socket.socket, kind: Greeting, deadline: float, system: System
 
 
 def speaks_tls(sock: socket.socket, deadline: float, system: System = SYSTEM) -> bool | None:
-    """Return whether the client's first bytes are of TLS; None if neither of TLS nor of mlvm."""
+    """Return whether the first bytes are TLS (True) or mlvm (False); None for anything else."""
     while True:
         start = _some(sock, 4, deadline, system, socket.MSG_PEEK)
         if start.startswith(_TLS_RECORD):
@@ -283,10 +284,10 @@ def admit(
 ) -> None:
     """Perform the handshake as the server. A refused client receives the reason.
 
-    `secrets_of` has the secrets of users by name. A `trusted` client needs no secret; if it has
-    one, both sides prove it. `decide` then grants the client's request: it returns the server's
-    description for the client, or raises `AccessDeniedError`. Raises `AccessDeniedError`,
-    `ConnectionLostError`, `EncodingError`.
+    `secrets_of` contains the secrets of users by name. A `trusted` client does not need a secret;
+    if it has a secret, both sides prove it. `decide` then grants the client's request: it returns
+    the server's description for the client, or raises `AccessDeniedError`. Raises
+    `AccessDeniedError`, `ConnectionLostError`, `EncodingError`.
     """
     version, kind, first = receive(sock, deadline, system=system)
     if version != VERSION:

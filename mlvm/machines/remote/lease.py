@@ -1,9 +1,9 @@
-"""A client's stream that outlives its connection: `ml.connect(..., retry=)`.
+"""Stream of a client that outlives a connection: `ml.connect(..., retry=)`.
 
-Messages are numbered by their order. Messages that the server has not confirmed are retained. A new
-connection replaces a lost one: the server says how many messages it has received, the client sends
-the others again, and the server repeats its last answer. So each message is performed once, and
-callers do not notice.
+Messages are numbered in order. The client retains messages that the server has not confirmed. A new
+connection replaces a lost connection: the server reports the number of received messages, the
+client sends the remaining messages again, and the server repeats the last answer. Therefore each
+message is executed once, and the change is transparent to callers.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from mlvm.machines.remote.stream import Buffer, Incoming, Received, Sending, Str
 from mlvm.machines.remote.system import SYSTEM
 
 GOODBYE: Final = HEADER.pack(MAGIC, VERSION, Kind.goodbye.value, 0)
-"""The message that ends a lease at once. Without it, the client may connect again."""
+"""The message that ends a lease immediately. Without it, the client may connect again."""
 
 _MOST_UNCONFIRMED: Final = 1 << 26  # bytes
 _PAUSES: Final = 0.02, 0.5
-"""Seconds between two attempts: at first, and at most."""
+"""Seconds between attempts: initial and maximum delay."""
 _LEAST: Final = 0.001  # seconds to wait for a server that has admitted the client
 
 
 class Noted(Protocol):
-    """Counters that a client adds with its messages: calls and posts so far."""
+    """Counters that a client adds to messages: calls and posts so far."""
 
     @property
     def calls(self) -> int: ...
@@ -64,7 +64,7 @@ class _Leased(Sending):
 
 
 class LeasedStream(Stream):
-    """A stream whose socket `reconnect` replaces when it is lost, within `seconds`.
+    """Stream with a socket that `reconnect` replaces within `seconds` after a loss.
 
     One thread sends and one receives, as with any stream. Either may find the connection lost.
     """
@@ -97,7 +97,7 @@ class LeasedStream(Stream):
             before = self._sending
             unconfirmed = [each for each in before.unconfirmed if each.call > self.received]
             if parts and note is not None:
-                # a copy, as the caller may change the memory
+                # a copy, because the caller may change the memory
                 data = [bytes(each) for each in parts]
                 was: Noted | None = before.note
                 first, last = _messages(was) + 1, _messages(note)
@@ -142,7 +142,7 @@ class LeasedStream(Stream):
                 self.flush()
 
     def _receive_whole(self) -> tuple[Kind, Received]:
-        """Receive a whole message; half a message counts as none."""
+        """Receive a whole message; a partial message is ignored."""
         count = self.received
         try:
             kind, reader = super().receive()
@@ -172,13 +172,13 @@ class LeasedStream(Stream):
             before.close()
 
     def _open_stream(self, error: ConnectionLostError, until: float) -> tuple[Stream, int]:
-        """Open a stream on a new connection, which begins with the next answer.
+        """Open a stream on a new connection; it begins with the next answer.
 
         Return it and the number of messages that the server has received. Raises
         `ConnectionLostError`, and `_DeadlinePassed` at the time `until`.
 
-        A server that is busy with a launch answers after the launch. So the deadline for reaching
-        it restarts each time that it admits this client.
+        A server that is busy with a launch answers after the launch. Therefore the deadline
+        restarts each time the server admits this client.
         """
         deadline = time.monotonic() + self._seconds
         pause, most = _PAUSES
@@ -216,7 +216,7 @@ class LeasedStream(Stream):
         self._closed = True
 
     def close(self) -> None:
-        """End the connection, and the lease with it."""
+        """Close the connection and end the lease."""
         self._closed = True
         with suppress(OSError):
             if not self._sending.rest():
@@ -226,7 +226,7 @@ class LeasedStream(Stream):
 
 
 def _is_over(sock: socket) -> bool:
-    """Return whether the peer has hung up, and all its bytes were received."""
+    """Return whether the peer has disconnected and all bytes were received."""
     try:
         # the plain socket, also under TLS
         return SYSTEM.has_hung_up(sock) and not socket.recv(sock, 1, MSG_PEEK)

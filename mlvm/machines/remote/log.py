@@ -1,4 +1,4 @@
-"""A server's log: one line an event, for people or as JSON."""
+"""Log of a server: one line per event, as text or as JSON."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ STYLES: Final[tuple[Style, ...]] = ("text", "json", "none")
 
 
 class Log:
-    """Writes events to a stream, stderr by default, each line at once.
+    """Writer of events to a stream (default: stderr); each line is written immediately.
 
-    As text, a line is a time, the event and `name=value` pairs, a value in JSON where it has blanks
-    or quotes; as JSON, an object with `time` (seconds since 1970) and `event`.
+    A text line consists of a time, the event and `name=value` pairs. Values with blanks or quotes
+    are written as JSON. A JSON line is an object with `time` (seconds since 1970) and `event`.
     """
 
     def __init__(self, style: Style = "text", stream: TextIO | None = None) -> None:
@@ -25,7 +25,7 @@ class Log:
         self._lock = threading.Lock()
 
     def event(self, event: str, /, **facts: object) -> None:
-        """Write one line. A closed stream silences the log; it is no error."""
+        """Write one line. If the stream is closed, the line is dropped without an error."""
         if self._style == "none":
             return
         now = time.time()
@@ -43,7 +43,7 @@ class Log:
 
 
 def _plain(value: object) -> str:
-    """Format a value on one line, in quotes if it has blanks."""
+    """Format a value on one line, in quotes if it contains blanks."""
     text = f"{value:.3f}" if isinstance(value, float) else str(value)
     if text and text.isascii() and text.isprintable() and not set(text) & set(' "='):
         return text

@@ -1,4 +1,4 @@
-"""Counters of a server in the text format of Prometheus, and the HTTP page that has them.
+"""Counters of a server in the text format of Prometheus, and an HTTP page with them.
 
 The text format is 0.0.4: https://prometheus.io/docs/instrumenting/exposition_formats.
 """
@@ -17,17 +17,17 @@ from mlvm.machines.remote.admission import Admission
 from mlvm.machines.remote.log import Log
 
 BUCKETS: Final = 1e-5, 1e-4, 1e-3, 0.01, 0.1, 1.0, 10.0, 100.0
-"""The upper bounds of a histogram's buckets in seconds, but for the last one, which has none."""
+"""Upper bounds of histogram buckets in seconds; the last bucket is unbounded."""
 
-_LOOK: Final = 0.05  # seconds between two checks whether the page is closed
-_PATIENCE: Final = 5.0  # seconds that a reader of the page may need
+_LOOK: Final = 0.05  # seconds between checks whether the page is closed
+_PATIENCE: Final = 5.0  # maximum seconds for a reader of the page
 
 
 class Metrics:
     """Counters and histograms. One thread at a time changes them.
 
-    limits: number of calls beyond a limit, by the name of their error.
-    seconds: by kind of event, the total seconds, then the number of events in each bucket.
+    limits: number of calls that exceeded a limit, by error name.
+    seconds: total seconds and number of events in each bucket, by kind of event.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Metrics:
         self.seconds: dict[str, list[float]] = {}
 
     def observe(self, what: str, seconds: float) -> None:
-        """Count an event of `seconds` in the histogram of its kind."""
+        """Add an event of `seconds` to the histogram of a kind."""
         histogram = self.seconds.get(what)
         if histogram is None:
             histogram = self.seconds[what] = [0.0] * (len(BUCKETS) + 2)
@@ -43,7 +43,7 @@ class Metrics:
         histogram[1 + bisect_left(BUCKETS, seconds)] += 1
 
     def add(self, snapshot: Mapping[str, Any]) -> None:
-        """Add the counts of another `to_json`."""
+        """Add the counts of a different `to_json`."""
         self.limits.update(snapshot["limits"])
         for what, counts in snapshot["seconds"].items():
             mine = self.seconds.get(what, [0.0] * len(counts))
@@ -55,28 +55,28 @@ class Metrics:
 
 
 def page_of(status: Mapping[str, Any]) -> str:
-    """Format the status of a server, with its metrics, for Prometheus."""
+    """Format the status and the metrics of a server for Prometheus."""
     return "".join(f"{line}\n" for line in _lines(status))
 
 
 def _lines(status: Mapping[str, Any]) -> Iterator[str]:
     for name, kind, text, value in (
-        ("clients", "gauge", "clients that are connected, or may come again", status["clients"]),
-        ("strangers", "gauge", "connections that have not proved who they are", "strangers"),
+        ("clients", "gauge", "clients that are connected or may reconnect", status["clients"]),
+        ("strangers", "gauge", "connections that are not authenticated", "strangers"),
         ("held_bytes", "gauge", "bytes of tensors and storages", "bytes"),
-        ("uptime_seconds", "gauge", "seconds since the server began", "seconds"),
-        ("admitted_total", "counter", "connections that were let in", "admitted"),
-        ("refused_total", "counter", "connections that were not", "refused"),
+        ("uptime_seconds", "gauge", "seconds since the server started", "seconds"),
+        ("admitted_total", "counter", "connections that were admitted", "admitted"),
+        ("refused_total", "counter", "connections that were refused", "refused"),
         ("launches_total", "counter", "launches of programs", "launches"),
     ):
         number = status[value] if isinstance(value, str) else len(value)
         yield from _head(name, kind, text)
         yield f"mlvm_{name} {number}"
     metrics = status["metrics"]
-    yield from _head("limits_hit_total", "counter", "calls beyond a limit, by their error")
+    yield from _head("limits_hit_total", "counter", "calls that exceeded a limit, by error")
     for name, count in sorted(metrics["limits"].items()):
         yield f'mlvm_limits_hit_total{{error="{name}"}} {count}'
-    yield from _head("seconds", "histogram", "how long a handshake or message took, by its kind")
+    yield from _head("seconds", "histogram", "time of a handshake or message, by kind")
     for name, (total, *counts) in sorted(metrics["seconds"].items()):
         so_far = 0
         for bound, count in zip([*BUCKETS, "+Inf"], counts, strict=True):
@@ -101,14 +101,14 @@ class Watched(Protocol):
 class MetricsPage(Closing):
     """HTTP server of `/metrics` and `/healthz`, at a separate address; a `with` block closes it.
 
-    Everyone who can connect to the address can read them, without a secret. So the address must
-    belong to this host only, unless `public`. The number of readers is limited like the number of
-    strangers (see `admission`), and each reader has a few seconds. `/healthz` is 200 as long as the
-    server admits clients, and 503 after. Raises `AddressError`.
+    Everyone who can connect to the address can read the pages without a secret. Therefore the
+    address must be local to this host, unless `public`. The number of readers is limited like the
+    number of strangers (see `admission`), and each reader has a few seconds. `/healthz` returns 200
+    while the server admits clients, and 503 afterwards. Raises `AddressError`.
     """
 
     def __init__(self, server: Watched, address: str, *, public: bool = False) -> None:
-        # imported late, because the import is slow
+        # imported here because the import is slow
         from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
         readers = Admission(Log("none"), plain=False, seconds=_PATIENCE)
@@ -145,7 +145,7 @@ class MetricsPage(Closing):
                     healthy = server.admits()
                     self.answer(200 if healthy else 503, "ok\n" if healthy else "draining\n")
                 else:
-                    self.answer(404, "there are /metrics and /healthz\n")
+                    self.answer(404, "expected /metrics or /healthz\n")
 
             def answer(self, status: int, text: str, version: str = "") -> None:
                 body = text.encode()
@@ -171,6 +171,6 @@ class MetricsPage(Closing):
         threading.Thread(target=serve, args=(_LOOK,), name="mlvm metrics", daemon=True).start()
 
     def close(self) -> None:
-        """Stop answering."""
+        """Stop the server of the page."""
         self._http.shutdown()
         self._http.server_close()

@@ -1,6 +1,6 @@
-"""The protocols of systemd: sockets that it opens for a service, and the state of the service.
+"""Protocols of systemd: sockets that it opens for a service, and the state of the service.
 
-Both protocols are environment variables: sd_listen_fds(3) and sd_notify(3).
+Both protocols use environment variables: sd_listen_fds(3) and sd_notify(3).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 from mlvm.core.errors import AddressError
 
 LISTEN: Final = "systemd"
-"""The address of a socket that systemd has opened."""
+"""Address of a socket that systemd has opened."""
 
 _FIRST: Final = 3  # the first descriptor that systemd passes
 
@@ -22,7 +22,7 @@ _FIRST: Final = 3  # the first descriptor that systemd passes
 def inherited_socket() -> socket.socket:
     """Return the socket that systemd has opened for this process.
 
-    Raises `AddressError` unless it is exactly one, and listens.
+    Raises `AddressError` unless systemd has passed exactly one listening socket.
     """
     count = os.environ.pop("LISTEN_FDS", "0")
     if os.environ.pop("LISTEN_PID", "") != str(os.getpid()) or count != "1":
@@ -40,7 +40,7 @@ def inherited_socket() -> socket.socket:
 
 
 def notify(*facts: str) -> None:
-    """Send facts to systemd, if it listens, such as "READY=1", "STOPPING=1" or "STATUS=..."."""
+    """Send states such as "READY=1", "STOPPING=1" or "STATUS=..." to systemd, if it listens."""
     path = os.environ.get("NOTIFY_SOCKET")
     if not path:
         return

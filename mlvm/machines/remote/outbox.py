@@ -1,4 +1,4 @@
-"""Queue of messages that a client will send, in Python; the C extension has the same in C."""
+"""Queue of messages that a client will send, in Python; the extension has a version in C."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any, Final
 
 GATHERED: Final = 64
 PAUSE: Final = 100e-6
-"""Seconds after which a message is sent at once: the server may have nothing to do."""
+"""Seconds of inactivity after which a message is sent immediately: the server may be idle."""
 
 
 class PythonOutbox:
-    """Messages to send, numbered from 0, and the place in Python that each comes from.
+    """Messages to send, numbered from 0, and the line of Python that caused each message.
 
-    Any thread adds, at any time; one takes. The messages of a `take` remain until the next `take`
-    reports them done, so an interrupted caller takes them again. The length counts messages that no
-    `take` has returned.
+    Any thread may add messages at any time; only one thread takes messages. The messages of a
+    `take` remain until the next `take` reports them as done, so an interrupted caller takes them
+    again. The length counts messages that no `take` has returned.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class PythonOutbox:
         """
         count = done - self._first
         if count not in (0, self._shown):
-            raise ValueError(f"messages before {self._first} are done, not {done}")
+            raise ValueError(f"expected done >= {self._first}, got {done}")
         if count:
             # No calls between these lines, so no interrupts.
             self._first, self._shown, self._messages[:count] = done, 0, []

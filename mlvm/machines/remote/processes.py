@@ -1,10 +1,11 @@
-"""A process for each client, so that clients share neither memory nor the interpreter's lock.
+"""One process per client, so clients share neither memory nor the interpreter lock.
 
-The server admits a client, and passes the connection to a process that was forked for it, or for
-its shared VM. The bytes of a plain connection then never pass through the server. The memory of a
-process is limited. If it dies, its clients receive the reason.
+The server admits a client, and passes the connection to a process that was forked for the client or
+for a shared VM. The bytes of a connection without TLS then never pass through the server. The
+memory of a process is limited. If a process dies, the clients receive the reason.
 
-The state of a TLS connection cannot be passed on. So the server decrypts, and relays the bytes.
+The state of a TLS connection cannot be passed to a process. Therefore the server decrypts the
+connection and relays the bytes.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ _ROOM: Final = 1 << 18
 
 
 class Process:
-    """A process of one client or a shared VM.
+    """Process of one client or one shared VM.
 
-    `name`: name of its VM.
-    `channel`: the server's end of the channel to it.
-    `status`: its last answer to "status", as `Server.status`.
-    `metrics`: its last counters, as `Metrics.to_json`.
+    `name`: name of the VM.
+    `channel`: the server's end of the channel.
+    `status`: last answer to "status", as `Server.status`.
+    `metrics`: last counters, as `Metrics.to_json`.
     `status_pending`: a request for the status is not answered.
     `ended`: the reason why the process has exited, or None.
     """
@@ -55,7 +56,7 @@ class Process:
         self.status_pending = False
         self.ended: str | None = None
         self._lock = threading.Lock()
-        self._serving: dict[int, Future[tuple[int, float]]] = {}  # launches, and their seconds
+        self._serving: dict[int, Future[tuple[int, float]]] = {}  # number and seconds of launches
 
     def send(self, do: str, *sockets: socket.socket, **facts: Any) -> bool:
         """Send a request to the process. Return False if it has exited."""
@@ -70,7 +71,7 @@ class Process:
     def wait(self, number: int) -> tuple[int, float, str | None]:
         """Wait until the process has served a client.
 
-        Return the number of launches, their seconds, and the reason if the process has exited
+        Return the number and the seconds of launches, and the reason if the process has exited
         before the client.
         """
         with self._lock:
@@ -86,7 +87,7 @@ class Process:
                 del self._serving[number]
 
     def served(self, number: int, launches: int, seconds: float) -> None:
-        """Note that a client has left, with its launches and seconds."""
+        """Record that a client has left, with the number and seconds of launches."""
         with self._lock:
             self._serving[number].set_result((launches, seconds))
 
@@ -102,7 +103,7 @@ class Process:
 class Processes:
     """Processes of a server: at most `most` for clients, and one per `shared` VM.
 
-    They write events to `log`.
+    The processes write events to `log`.
 
     Raises `MachineError` for options that are not JSON, or if no process can be started.
     """
@@ -176,7 +177,7 @@ class Processes:
         return process
 
     def _start_nursery(self) -> None:
-        """Start the process that all others are forked from, if it does not run."""
+        """Start the process from which all other processes are forked, if it is not running."""
         if self._nursery is not None and self._nursery.poll() is None:
             return
         if self._to_nursery is not None:
@@ -202,14 +203,13 @@ class Processes:
         except TypeError as error:
             raise MachineError(f"options of a VM in a process: expected JSON: {error}") from None
         if not started:
-            raise MachineError("the process that forks the others cannot be started")
+            raise MachineError("the process that forks client processes cannot be started")
         self._to_nursery.socket.settimeout(None)
 
     # --- messages of the processes ---
 
     def _listen(self) -> None:
-        """Handle messages of all processes, until `close` was called and the last process has
-        exited."""
+        """Handle messages of all processes until `close` is called and all have exited."""
         while not self._closed or self._living:
             for key, _ in self._selector.select(_MOMENT):
                 process: Process = key.data
@@ -254,7 +254,7 @@ class Processes:
     def statuses(self) -> list[dict[str, Any]]:
         """Return the status of each process, as in `Server.status`.
 
-        A busy process has its previous status.
+        The status of a busy process is the previous status.
         """
         living = self._living.copy()
         for each in living:
@@ -275,7 +275,7 @@ class Processes:
             each.send(do, **facts)
 
     def close(self) -> None:
-        """End all processes, and wait for them."""
+        """Stop all processes and wait for them."""
         with self._lock:
             self._closed = True
             living = list(self._living)
@@ -292,15 +292,15 @@ class Processes:
 
 
 def how_it_ended(status: int | str) -> str:
-    """Describe why a process has exited, by its exit status or the error of its start."""
+    """Describe why a process has exited, by exit status or start error."""
     if isinstance(status, str):
-        return f"no process can be started for it: {status}"
+        return f"a process cannot be started for it: {status}"
     if status >= 0:
         return f"its process has ended with status {status}"
     name = str(-status)
     with suppress(ValueError):
         name = signal.Signals(-status).name
-    why = ", as the system does where memory ends" if -status == signal.SIGKILL else ""
+    why = ", as the system does when memory is exhausted" if -status == signal.SIGKILL else ""
     return f"its process was killed by {name}{why}"
 
 
@@ -310,7 +310,7 @@ def how_it_ended(status: int | str) -> str:
 def relay(secure: ssl.SSLSocket, plain: socket.socket) -> None:
     """Relay the bytes of each socket to the other until one is closed.
 
-    At the end of `plain` all its bytes have been relayed; when the client hangs up, bytes that the
+    When `plain` is closed, all bytes have been relayed. When the client disconnects, bytes that the
     process has not read are dropped.
     """
     secure.setblocking(False)
@@ -349,7 +349,7 @@ class _Direction:
         self.ended = False
 
     def move(self) -> bool:
-        """Relay bytes without waiting. Return whether there were any."""
+        """Relay bytes without waiting; return whether any were relayed."""
         moved = False
         with suppress(*_WAITS):
             if not self.pending and not self.ended:
@@ -366,7 +366,7 @@ class _Direction:
         return moved
 
     def _send(self) -> int:
-        """Send pending bytes. Return their number: all, if the receiver has closed."""
+        """Send pending bytes; return the number sent (all bytes if the receiver has closed)."""
         try:
             return self._sink.send(self.pending)
         except _WAITS:

@@ -1,4 +1,4 @@
-"""The secret that a server and its clients share: random, or read from a private file."""
+"""Shared secret of a server and the clients: random, or read from a private file."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from mlvm.core.errors import AccessDeniedError
 from mlvm.machines.remote.handshake import check_secret
 
 VARIABLE: Final = "MLVM_SECRET_FILE"
-"""The environment variable that names the secret's file, by default."""
+"""Environment variable with the default path of the secret file."""
 
-_MOST: Final = 1 << 16  # bytes; a file may have secrets of many users
+_MOST: Final = 1 << 16  # bytes; a file may contain the secrets of many users
 
 
 def make_secret() -> str:
@@ -24,7 +24,7 @@ def make_secret() -> str:
 def read_secret(path: str | os.PathLike[str]) -> bytes:
     """Read the secret in a file, without leading and trailing blanks.
 
-    Raises `AccessDeniedError` if others can read the file, if it is too long or has no secret, and
+    Raises `AccessDeniedError` if other users can read the file, or if it is empty or too long, and
     `OSError`.
     """
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # do not wait for a pipe
@@ -43,16 +43,16 @@ def require_private(descriptor: int, path: str | os.PathLike[str], what: str) ->
     status = os.fstat(descriptor)
     private = stat.S_ISREG(status.st_mode) and not status.st_mode & 0o077
     if not private or (hasattr(os, "geteuid") and status.st_uid != os.geteuid()):
-        must = f"a {what} is kept in a file that is yours and only you can read (chmod 600)"
+        must = f"the file of a {what} must belong to you, and only you may read it (chmod 600)"
         raise AccessDeniedError(f"{os.fspath(path)}: {must}")
 
 
 def find_secret(
     secret: str | bytes | None, secret_file: str | os.PathLike[str] | None
 ) -> bytes | None:
-    """Return the secret from `secret`, `secret_file` or the environment; None if there is none.
+    """Return the secret from `secret`, `secret_file` or the environment, or None.
 
-    The environment names a file. Raises the errors of `read_secret`.
+    The environment variable contains the path of a file. Raises the errors of `read_secret`.
     """
     if secret is not None and secret_file is not None:
         raise AccessDeniedError("expected secret= or secret_file=, got both")

@@ -1,4 +1,4 @@
-"""The server: it admits clients, and lends each a VM for as long as the client is connected."""
+"""Server that admits clients and provides a VM to each client while it is connected."""
 
 from __future__ import annotations
 
@@ -54,20 +54,20 @@ _MOST_OBSERVERS: Final = 64
 
 _QUOTAS: Final = "user_bytes", "user_launches", "user_seconds"
 _MAKING: Final = "alloc_tensor", "alloc_storage", "load_program", "launch", "write"
-_LOOK_AT_QUOTAS: Final = 0.5  # seconds between two checks
+_LOOK_AT_QUOTAS: Final = 0.5  # seconds between checks
 
-_LAST_WORDS: Final = 0.2  # seconds until the exit of a process is noticed
+_LAST_WORDS: Final = 0.2  # seconds between checks for exited processes
 _INTERRUPTED: Final = "the client has ended this launch"
 
 _MOST_OBJECTS: Final = 1 << 26
-"""Most bytes of Python objects of a decoded message, except a program, elements and texts."""
+"""Maximum bytes of Python objects per decoded message, without programs, elements and texts."""
 
-_LOOK: Final = 0.1  # seconds between two sweeps of refused connections
+_LOOK: Final = 0.1  # seconds between sweeps of refused connections
 
 _NO_FILES: Final = {errno.EMFILE, errno.ENFILE}
 _MODULES: Final = "difflib", "numpy.fft", "numpy.linalg", "numpy.random"
-"""Modules that kernels and errors import when they first need them. A server imports them before it
-listens: an import fails while no file descriptor is left."""
+"""Modules that kernels and errors import on demand. A server imports them before it listens,
+because an import fails when no file descriptor is left."""
 
 _FILES: Final = "the server has too many open files: try again later"
 _FULL: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
@@ -78,23 +78,23 @@ def _unprepared(vm: LocalVM) -> None:
 
 
 class Server(Closing):
-    """Server of VMs at an address; a context manager that closes it.
+    """Server of VMs at an address, and a context manager that closes the server.
 
-    Each client has its own VM, or a VM of the `shared` names. When its connection is closed, the
+    Each client has a private VM, or a VM of the `shared` names. When the connection is closed, the
     server frees all tensors and storages of the client. A client proves that it knows the `secret`,
-    except a client of the server's own user at a unix socket. `certificate` and `key` are PEM files
-    for TLS. Without TLS, an address that other hosts can reach requires `insecure`.
+    except a client of the same user at a unix socket. `certificate` and `key` are PEM files for
+    TLS. Without TLS, an address that other hosts can reach requires `insecure`.
 
     `processes` limits the number of client processes. Each client and each shared VM has a separate
-    process; with 0, all of them share one process. They share neither memory nor the interpreter's
-    lock, and may use `process_bytes` each. `address` may also be a listening socket.
+    process, which may use `process_bytes`; with 0, all clients share one process. Processes share
+    neither memory nor the interpreter lock. `address` may also be a listening socket.
 
     `options` are passed to `LocalVM` (`threads`, `native`, ...). `prepare` is called with each new
     VM, for example to register functions; `libraries` are shared libraries with functions in C.
     Clients receive the values of `about`.
 
-    Raises `AddressError`, `AccessDeniedError` for a secret that is missing or could be guessed, and
-    the errors of creating a VM.
+    Raises `AddressError`, `AccessDeniedError` for a missing or guessable secret, and the errors of
+    creating a VM.
 
         >>> from mlvm.machines.remote.server import Server
         >>> with Server("127.0.0.1:0", secret="between you and me") as server:
@@ -186,7 +186,7 @@ class Server(Closing):
         try:
             self._socket = opened or system.listen(requested, public=public)
             self.address: addresses.Address = addresses.address_of(self._socket, requested)
-            """The address, with the actual port in place of 0."""
+            """The address, with the actual port instead of 0."""
             if isinstance(requested, addresses.UnixAddress) and opened is None:
                 status = os.stat(requested.path)
                 self._inode = status.st_dev, status.st_ino
@@ -202,7 +202,7 @@ class Server(Closing):
         self._accepting = system.start("mlvm accept", self._accept)
 
     def reload(self, secret: str | bytes | None) -> None:
-        """Replace the secret, and read the certificate's files again, for new connections.
+        """Replace the secret, and read the certificate files again, for new connections.
 
         Raises `AccessDeniedError` and `AddressError`; the server is then unchanged.
         """
@@ -224,7 +224,7 @@ class Server(Closing):
     # --- shutdown -------------------------------------------------------------------------
 
     def close(self, grace: float = 0.0) -> None:
-        """Stop the server: admit no more clients, and close all connections. Idempotent.
+        """Stop the server: refuse new clients, and close all connections. Idempotent.
 
         It first waits `grace` seconds for running launches.
         """
@@ -256,7 +256,7 @@ class Server(Closing):
             self._log.event("stopped", launches=launches)
 
     def drain(self) -> None:
-        """End each connection once its received messages are performed."""
+        """Close each connection after all received messages are executed."""
         with self._lock:
             self._draining = True
             clients = list(self._clients.values())
@@ -272,7 +272,7 @@ class Server(Closing):
             self._processes.send_all("stop", reason=reason)
 
     def _wait(self, seconds: float) -> None:
-        """Wait until there are no clients, at most `seconds`."""
+        """Wait until all clients have disconnected, at most `seconds`."""
         deadline = self._system.monotonic() + seconds
         while self._system.monotonic() < deadline:
             with self._lock:
@@ -281,7 +281,7 @@ class Server(Closing):
             self._system.sleep(0.01)
 
     def _remove_file(self) -> None:
-        """Remove a unix socket's file, if it is still this server's."""
+        """Remove the file of a unix socket if it still belongs to this server."""
         if isinstance(self.address, addresses.UnixAddress):
             with contextlib.suppress(OSError):
                 status = os.stat(self.address.path)
@@ -327,7 +327,7 @@ class Server(Closing):
                 sock.close()
 
     def _refuse_for_files(self) -> None:
-        """Refuse the next client with the reason, by the descriptor that is kept for it."""
+        """Refuse the next client with the reason, using the spare descriptor."""
         os.close(self._spare)
         try:
             self._socket.settimeout(0)
@@ -342,7 +342,7 @@ class Server(Closing):
             self._spare = os.open(os.devnull, os.O_RDONLY)
 
     def _meet(self, sock: socket.socket) -> None:
-        """Serve one connection, from its first byte to its end."""
+        """Serve one connection from the first byte until it is closed."""
         system = self._system
         peer, client, begun = "unknown", None, system.monotonic()
         try:
@@ -379,7 +379,7 @@ class Server(Closing):
             self._strangers.leave(sock)
             with self._lock:
                 self._observers.discard(sock)
-            # otherwise the number belongs to another client
+            # otherwise the number belongs to a different client
             if client is None or not client.resumes:
                 _part(sock if client is None else client.socket, system)
             if client is not None and client.own and client.vm is not None:
@@ -389,7 +389,7 @@ class Server(Closing):
     def _secure(self, sock: socket.socket, deadline: float) -> socket.socket:
         """Wrap the connection in TLS if the server has a certificate.
 
-        Raises `AccessDeniedError` if the client does not agree.
+        Raises `AccessDeniedError` if only one side uses TLS.
         """
         tls = handshake.speaks_tls(sock, deadline, self._system)
         self._strangers.note_first_bytes(sock)
@@ -461,7 +461,7 @@ class Server(Closing):
         return {**self._about, "vm": client.vm_name, "shared": not client.own, "key": client.key}
 
     def _interrupt(self, hello: handshake.Hello) -> dict[str, object]:
-        """End the launches of the client with the key `hello.vm`, up to message `hello.name`."""
+        """Stop the launches of the client with the key `hello.vm`, up to message `hello.name`."""
         if not hello.name.isdecimal():
             raise AccessDeniedError(f"expected the number of a message, got {hello.name[:50]!r}")
         self.interrupt(self._number_of(hello), int(hello.name))
@@ -476,16 +476,16 @@ class Server(Closing):
         with self._lock:
             numbers = [n for n, each in self._clients.items() if (each.user, each.key) == whose]
         if not numbers:
-            raise AccessDeniedError("no connected client has that key")
+            raise AccessDeniedError("the key does not belong to a connected client")
         return numbers[0]
 
     def interrupt(self, client: int, last: int) -> None:
-        """End the launches of the client of that number, up to its message `last`."""
+        """Stop the launches of a client by number, up to the message `last`."""
         if (entry := self._clients.get(client)) is not None:
             entry.interrupt(last)
 
     def _serve(self, client: _Client) -> None:
-        """Serve an admitted client by its request."""
+        """Serve an admitted client according to the request."""
         try:
             if client.resumes:
                 self.resume(client.resumes, client.socket)
@@ -506,11 +506,12 @@ class Server(Closing):
             self._log_error(error, client.peer)
 
     def _hand_on(self, client: _Client, process: Process) -> None:
-        """Have the process serve the client, and wait for the end."""
+        """Pass the client to the process, and wait until the process has served it."""
         facts = {"peer": client.peer, "name": client.name, "leased": client.leased}
         _pass_on(client.socket, lambda sock: process.begin(client.number, sock, facts))
-        # All bytes of the process are relayed. If it still runs, it waits for the client, which
-        # must read the end of the connection. If it has exited, the client receives the reason.
+        # All bytes of the process are relayed. If the process still runs, it waits for the client,
+        # which must read the end of the connection. If the process has exited, the client receives
+        # the reason.
         hears = threading.Timer(_LAST_WORDS, addresses.shut, (client.socket, socket.SHUT_WR))
         if isinstance(client.socket, ssl.SSLSocket):
             hears.start()
@@ -535,9 +536,9 @@ class Server(Closing):
     def lend(
         self, sock: socket.socket, vm: BoundedVM, client: int, peer: str, name: str, leased: bool
     ) -> tuple[int, float]:
-        """Serve a client that another process has admitted.
+        """Serve a client that a different process has admitted.
 
-        Return the number of its launches, and their processor seconds.
+        Return the number and the processor seconds of the client's launches.
         """
         lent = _Client(peer, sock, self._limits.lease_seconds, self._system)
         lent.number, lent.name, lent.leased = client, name, leased
@@ -552,7 +553,7 @@ class Server(Closing):
         return lent.launches, lent.seconds
 
     def _lend(self, client: _Client, vm: BoundedVM) -> str:
-        """Perform the client's calls until its connection is closed, and return the reason."""
+        """Execute the client's calls until the connection is closed; return the reason."""
         limits = self._limits
         vm.client.is_gone = client.is_gone
         session = client.session = _BoundedSession(vm, limits, self._watchdog, client)
@@ -585,7 +586,7 @@ class Server(Closing):
             self._clear_up(vm, session)
 
     def _clear_up(self, vm: BoundedVM, session: Session) -> None:
-        """Free a client's tensors; in another thread, if a launch of another client runs."""
+        """Free a client's tensors, in a separate thread if a launch of another client runs."""
         if not vm._lock.acquire(blocking=False):
             self._system.start("mlvm clear up", session.close)
             return
@@ -595,13 +596,13 @@ class Server(Closing):
             vm._lock.release()
 
     def _part_from(self, stream: Stream, reason: str) -> str:
-        """Send a connected client the reason why its connection is closed."""
+        """Send the reason for closing the connection to the client."""
         with contextlib.suppress(MlvmError, OSError):
             stream.send([encode_error(ConnectionLostError(reason))])
         return reason
 
     def _free(self, client: _Client) -> None:
-        """Forget a client that has left, and close its own VM."""
+        """Remove a client that has left, and close the private VM of the client."""
         if client.session is not None:
             client.launches, client.seconds = client.session.launches, client.session.seconds
         own = client.vm if client.own else None
@@ -671,13 +672,13 @@ class Server(Closing):
         }
 
     def _watch_quotas(self) -> None:
-        """Refuse calls of clients whose user exceeds a quota, until it no longer does."""
+        """Refuse calls of a client while the client's user exceeds a quota."""
         while not self._draining:
             status = self.status()
             nbytes: Counter[str] = Counter()
             with self._lock:
                 for each in status["clients"]:
-                    if each["client"] not in self._clients:  # its usage is already counted
+                    if each["client"] not in self._clients:  # the usage is already counted
                         continue
                     nbytes[each["user"]] += each["bytes"] * (each["vm"] not in self._names)
                     self._accounts.spend(
@@ -700,7 +701,7 @@ class Server(Closing):
         return not self._draining and self._accepting.is_alive()
 
     def _tell_status(self, sock: socket.socket) -> None:
-        """Answer each request with the status, or with the request's own bytes if it has some."""
+        """Answer each request with the status, or with the bytes of the request, if any."""
         while not self._draining:
             deadline = self._system.monotonic() + self._limits.handshake_seconds
             try:
@@ -715,11 +716,11 @@ class Server(Closing):
 
 
 class _Client:
-    """A connection; it has a number once admitted, and a VM if it requested one.
+    """Connection; it has a number after admission, and a VM if requested.
 
     `leased`: the client may reconnect within the server's `lease_seconds`.
-    `resumes`: the number of the client that this connection continues.
-    `key`: a secret of this client, with which it can interrupt its launches.
+    `resumes`: number of the client that this connection continues.
+    `key`: secret with which this client can interrupt launches.
     """
 
     def __init__(
@@ -748,11 +749,11 @@ class _Client:
         self.own = True
         self.session: _BoundedSession | None = None
         self.since = system.monotonic()
-        self.reason = "it was never served"
+        self.reason = "it was not served"
         self._draining = False
 
     def drain(self) -> None:
-        """End the connection once its received messages are performed."""
+        """Close the connection after all received messages are executed."""
         with self._change:
             self._draining = True
             self._change.notify_all()
@@ -770,7 +771,7 @@ class _Client:
             self.session.refusal = reason
 
     def go_on_with(self, sock: socket.socket) -> bool:
-        """Replace the lost connection, whose loss may not be noticed here yet.
+        """Replace a lost connection, even if the server has not yet detected the loss.
 
         Return False if the client's lease is over.
         """
@@ -792,9 +793,9 @@ class _Client:
         self.socket, self._fresh, self._lost = sock, None, None
 
     def comes_again(self) -> bool:
-        """Wait for another connection. Return whether one came in time."""
+        """Wait for a new connection; return whether it was opened in time."""
         with self._change:
-            if not self._draining:  # a client that was silent for too long reads the end
+            if not self._draining:  # a client that is silent for too long is closed
                 addresses.shut(self.socket)
             self._change.wait_for(lambda: self._fresh or self._draining, self._lease_seconds)
             self._over = self._fresh is None
@@ -803,23 +804,23 @@ class _Client:
             return not self._over
 
     def end(self) -> None:
-        """End the lease: accept no other connection."""
+        """End the lease: refuse further connections."""
         with self._change:
             self._over = True
             if self._fresh is not None:
                 self._fresh.close()
 
     def interrupt(self, last: int) -> None:
-        """End the launches of its messages up to number `last`."""
+        """Stop the launches of the messages up to number `last`."""
         if self.process is not None:
             self.process.send("interrupt", client=self.number, last=last)
         elif self.session is not None:
             self.session.last = max(self.session.last, last)
 
     def is_gone(self) -> bool | str:
-        """Return whether the client has hung up, or why its launch must end.
+        """Return whether the client has disconnected, or the reason for stopping the launch.
 
-        A drained connection looks as if the client had hung up, and does not count.
+        A connection that the server drains looks disconnected, but is not counted.
         """
         if self.session is not None and self.session.is_interrupted():
             return _INTERRUPTED
@@ -850,7 +851,7 @@ class _Client:
 
 
 class _BoundedSession(Session):
-    """Session with limits for the bytes of programs and the time to verify them."""
+    """Session with limits on the size of programs and on the time for verifying them."""
 
     def __init__(self, vm: BoundedVM, limits: Limits, watchdog: Watchdog, client: _Client) -> None:
         super().__init__(vm, own=client.own)
@@ -860,10 +861,10 @@ class _BoundedSession(Session):
         self._client = client
         self.metrics = Metrics()
         self.refusal: str | None = None
-        """Why allocations and launches are refused, or None."""
+        """Reason for refusing allocations and launches, or None."""
         self._clock: int = time.pthread_getcpuclockid(threading.get_ident())
         self.last = 0
-        """The number of the message up to which launches are ended."""
+        """Number of the message up to which launches are stopped."""
         self._arriving = Allowance(0)  # allowance of the program that is being decoded
         self._sizes: dict[int, int] = {}  # bytes of the loaded programs by number
         self.program_bytes = 0  # sum of `_sizes`
@@ -871,14 +872,17 @@ class _BoundedSession(Session):
     def heed(self, error: Exception) -> None:
         """Count exceeded limits.
 
-        End the connection if the process itself has no memory left: its state may be inconsistent.
+        Close the connection if the process itself has run out of memory, because the state may be
+        inconsistent.
         """
         if isinstance(error, (LimitExceededError, OutOfMemoryError)):
             self.metrics.limits[type(error).__name__] += 1
         if isinstance(error, MemoryError) and not isinstance(error, MlvmError):
             self.leased = False
             most = f"{self._limits.process_bytes:,}"
-            raise ConnectionLostError(f"its process has no memory left; the limit is {most} bytes")
+            raise ConnectionLostError(
+                f"its process has run out of memory; the limit is {most} bytes"
+            )
 
     @property
     def seconds(self) -> float:
@@ -942,7 +946,7 @@ class _BoundedSession(Session):
 
 
 def _pass_on(sock: socket.socket, hand: Callable[[socket.socket], object]) -> None:
-    """Pass a connection to another process; this process decrypts for it under TLS."""
+    """Pass a connection to a different process; under TLS, this process decrypts."""
     if not isinstance(sock, ssl.SSLSocket):
         hand(sock)
         return
@@ -950,7 +954,7 @@ def _pass_on(sock: socket.socket, hand: Callable[[socket.socket], object]) -> No
     with ours:
         with theirs:
             hand(theirs)
-        with contextlib.suppress(ValueError):  # another connection has replaced this one
+        with contextlib.suppress(ValueError):  # a new connection has replaced this connection
             relay(sock, ours)
 
 
@@ -958,7 +962,7 @@ def _pass_on(sock: socket.socket, hand: Callable[[socket.socket], object]) -> No
 
 
 def _part(sock: socket.socket, system: System) -> None:
-    """Close a connection so that the peer can read the last bytes.
+    """Close a connection after the peer can read the last bytes.
 
     Closing with unread bytes would discard them.
     """

@@ -1,10 +1,10 @@
-"""The server's end of a connection: it performs a client's calls, and frees the client's tensors.
+"""Server side of a connection: executes a client's calls and frees the client's tensors.
 
-A `call` is answered. A `post` or `launch` is not: if one fails, the session skips the messages
-after it, except deallocations, until the next call, whose answer is the error. Tensors that a
-failed or skipped message should have overwritten have no value: reading one raises the error, too.
-Tensors that it should have updated retain their value. So a program never continues with wrong
-values, and a client that does not wait receives every error.
+A `call` is answered. A `post` or `launch` is not answered. If it fails, the session skips the
+following messages, except deallocations, until the next call. The answer to that call is the error.
+Tensors that a failed or skipped message should have overwritten have no value: reading them also
+raises the error. Tensors that it should have updated do not change. Therefore a program never
+continues with wrong values, and a client that does not wait receives every error.
 """
 
 from __future__ import annotations
@@ -35,30 +35,30 @@ from mlvm.machines.remote.stream import Buffer, Incoming, Outgoing, Received, St
 from mlvm.machines.wire import CALLS, WireServer, encode_error, read_args, read_name
 
 POSTED_AT: Final = "posted"
-"""The attribute of an error that has the number of the failed post, from 0."""
+"""Attribute of an error with the number of the failed post, starting with 0."""
 
 _MOST_HANDLES: Final = 1 << 16
-"""Most handles in the message of a launch. A decoded handle takes four times its bytes."""
+"""Maximum number of handles in a launch message; a decoded handle needs four times the bytes."""
 
-_FEW_TENSORS: Final = 1024  # handles after which a session drops those that were freed
+_FEW_TENSORS: Final = 1024  # number of handles after which a session drops freed handles
 
 _FREEING: Final = frozenset({"dealloc_tensor", "dealloc_storage", "drop_program", "load_program"})
 
 
 @memoized(256)
 def launch_struct(nhandles: int) -> struct.Struct:
-    """Return the layout of a `launch`: the program's number, and the handles of its arguments."""
+    """Return the layout of a `launch`: the number of the program, and handles of arguments."""
     return struct.Struct(f"<{1 + nhandles}Q")
 
 
 class Session(WireServer):
-    """Session of one client on a VM, which is the client's `own`, or shared.
+    """Session of one client on a VM, which is private (`own`) or shared.
 
     launches: number of launches.
     messages: number of received messages.
     busy: a message is being performed; False during launches from the cache.
     answers: number of sent answers.
-    leased: the client may resume on another connection.
+    leased: the client may resume on a new connection.
     """
 
     def __init__(self, vm: VM, *, own: bool = True) -> None:
@@ -78,7 +78,7 @@ class Session(WireServer):
         self._launch_cache = vm.launch_cache() if isinstance(vm, LocalVM) else None
 
     def serve(self, stream: Stream, stops: Callable[[], bool] = lambda: False) -> None:
-        """Perform messages until the connection is closed, or `stops` is true after an answer.
+        """Execute messages until the connection is closed, or `stops` is true after an answer.
         Raises `ConnectionLostError` at the end of the connection, and `EncodingError` or
         `LimitExceededError` for an invalid message."""
         while True:
@@ -87,7 +87,7 @@ class Session(WireServer):
             kind, reader = stream.receive()
             if kind is Kind.goodbye:
                 self.leased = False
-                raise ConnectionLostError("the client has ended its lease")
+                raise ConnectionLostError("the client has ended the lease")
             if self.leased and isinstance(reader, Incoming):
                 reader = reader.arrived()  # a partial message does not count
             self.busy = True
@@ -103,7 +103,7 @@ class Session(WireServer):
             self.busy = False
 
     def resume(self, stream: Stream) -> None:
-        """Resume on another connection.
+        """Resume on a new connection.
 
         Send the numbers of messages and answers, and repeat the last answer, which may have been
         lost. Raises `ConnectionLostError`.
@@ -126,7 +126,7 @@ class Session(WireServer):
         return count
 
     def handle(self, kind: Kind, reader: Received) -> Sequence[Buffer] | None:
-        """Perform a message, and return the answer to a call.
+        """Execute a message, and return the answer to a call.
 
         Raises `EncodingError` for a message of a different kind.
         """
@@ -164,12 +164,12 @@ class Session(WireServer):
     def _fail(self, error: Exception) -> None:
         self.heed(error)
         if self._failed is None:
-            error.__traceback__ = None  # its frames hold arrays
+            error.__traceback__ = None  # the frames of the traceback hold arrays
             vars(error).setdefault(POSTED_AT, self._posts - 1)
             self._failed = error
 
     def _spoil(self, error: Exception, handles: Iterable[int]) -> None:
-        """Mark tensors as without a value, because of an error."""
+        """Mark tensors as invalid because of an error."""
         if self._own:
             vars(error).setdefault(POSTED_AT, self._posts - 1)
         for handle in handles:
@@ -177,10 +177,10 @@ class Session(WireServer):
                 self._keep_from_reading(handle, error)
 
     def _keep_from_reading(self, handle: int, error: Exception) -> None:
-        """Have reads of the tensor raise the error until the next write to it."""
+        """Make reads of the tensor raise the error until the next write to it."""
 
     def _overwritten_by(self, program: Program, args: Sequence[int]) -> set[int]:
-        """Return the arguments that a launch overwrites without reading their values."""
+        """Return the arguments that a launch overwrites without reading them."""
         uses = uses_of(program, self.vm.functions, len(args))
         return {args[i] for i in uses.makes if i < len(args)} - {
             args[i] for i in uses.reads if i < len(args)
@@ -190,7 +190,7 @@ class Session(WireServer):
         if reader.remaining % 8 or not reader.remaining:
             raise reader.error("a launch: expected 8 bytes for the program and each handle")
         if reader.remaining > 8 * _MOST_HANDLES:
-            raise LimitExceededError(f"a launch has at most {_MOST_HANDLES - 1:,} arguments")
+            raise LimitExceededError(f"a launch: expected at most {_MOST_HANDLES - 1:,} arguments")
         body = reader.rest()
         number, *handles = launch_struct(len(body) // 8 - 1).unpack(body)
         program, args = self.program(number), tuple(handles)
@@ -214,7 +214,7 @@ class Session(WireServer):
             self._spoil(self._failed, [reader.integer()])
 
     def _perform_from(self, reader: Received, name: str) -> Any:
-        """Decode the arguments, and perform the call."""
+        """Decode the arguments and execute the call."""
         if name == "write" and self._own and isinstance(reader, Incoming):
             return self._write_from(reader)
         args = read_args(reader, name)
@@ -223,15 +223,15 @@ class Session(WireServer):
         return self.perform(name, args)
 
     def perform(self, name: str, args: list[Any]) -> Any:
-        """Perform the call, and track allocations and deallocations."""
+        """Execute the call, and track allocations and deallocations."""
         if name in ("load_program", "drop_program") and self._launch_cache is not None:
             self._launch_cache.forget(args[0])
         if name == "limit_memory" and not self._own:
-            raise MachineError("limit_memory: expected a VM of the client's own, got a shared one")
+            raise MachineError("limit_memory: expected a private VM, got a shared VM")
         self.launches += name == "launch"
         result = super().perform(name, args)
         match name:
-            case "alloc_tensor" | "tensor_from_storage":  # a view may own bytes after a swap
+            case "alloc_tensor" | "tensor_from_storage":  # after a swap, a view may own bytes
                 self._tensors.add(result)
                 if len(self._tensors) > self._most_tensors:
                     self._tensors = set(filter(self._is_alive, self._tensors))
@@ -262,7 +262,7 @@ class Session(WireServer):
             raise reader.error("a bool: expected 0 or 1")
 
     def close(self) -> None:
-        """Free all tensors and storages that the client has not freed itself."""
+        """Free all remaining tensors and storages of the client."""
         for handle in self._tensors:
             self._free(self.vm.dealloc_tensor, handle)
         for handle in self._storages:
@@ -278,5 +278,5 @@ class Session(WireServer):
         return False
 
     def _free(self, dealloc: Any, handle: int) -> None:
-        with suppress(HandleError):  # freed with its storage, or by another client
+        with suppress(HandleError):  # freed together with the storage, or by a different client
             dealloc(handle)

@@ -1,11 +1,11 @@
-"""Messages over a socket; docs/wire.md has their format.
+"""Messages over a socket, in the format of docs/wire.md.
 
-Small messages are received into one buffer, many at a time. The elements of a large array are sent
-from their memory, and received into new memory, without a copy between.
+Many small messages are received into one buffer with one system call. The elements of a large array
+are sent directly from memory and received into new memory, without an intermediate copy.
 
-An interrupt may come between any two lines of Python. So the number of bytes sent or received is in
-a deque of length 1, which the call that moves the bytes updates in the same step,
-`extend(map(...))`. The position in the messages is one tuple.
+An interrupt may occur between any two lines of Python. Therefore the number of bytes sent or
+received is stored in a deque of length 1. The call that transfers the bytes updates it in the same
+step, `extend(map(...))`. The position in the messages is one tuple.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from mlvm.machines.remote.system import SYSTEM, System
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 LARGE: Final = 1 << 16
-"""A message of more bytes is received piece by piece."""
+"""Messages with more bytes are received piece by piece."""
 
 _ROOM: Final = 1 << 18
-_AHEAD: Final = 1 << 14  # bytes of a large message read at once, for fields before the elements
+_AHEAD: Final = 1 << 14  # bytes of a large message that contain the fields before the elements
 _MOST_PARTS: Final = 256  # parts per system call; the limit of Linux is 1024
 _SLOWEST: Final = 1 << 20  # bytes a second of a large message
 _MOMENT: Final = 100e-6
@@ -44,10 +44,10 @@ _KINDS: Final = {kind.value: kind for kind in Kind}
 
 
 class Stream:
-    """The messages of a connected socket. One thread at a time sends, and one receives.
+    """Messages of a connected socket. Only one thread may send, and only one thread may receive.
 
-    max_message: most bytes of a received message after its header, or None
-    A timeout of the socket counts as a lost connection.
+    max_message: maximum bytes of a received message after the header, or None A timeout of the
+    socket counts as a lost connection.
     """
 
     def __init__(
@@ -83,10 +83,10 @@ class Stream:
         return self.system.has_come(self.socket, deadline - self.system.monotonic())
 
     def set_timeouts(self, receive: float, send: float) -> None:
-        """Set the timeout for receiving or sending a message; afterwards the connection is lost.
+        """Set the timeout for receiving or sending a message; on a timeout, the connection is lost.
 
-        It is this number of seconds, plus one for each MiB of the message; 0 means no timeout. The
-        time starts with the wait for the message.
+        It is this number of seconds, plus one second per MiB of the message; 0 disables the
+        timeout. The time starts with the wait for the message.
         """
         self._patience = (receive, send) if receive or send else None
         self._until = None
@@ -100,7 +100,7 @@ class Stream:
 
     @property
     def is_full(self) -> bool:
-        """True if a `LeasedStream` retains too many unconfirmed bytes.
+        """Return whether a `LeasedStream` retains too many unconfirmed bytes.
 
         The client should then wait for the server's confirmation.
         """
@@ -108,7 +108,7 @@ class Stream:
 
     @property
     def is_lost(self) -> bool:
-        """True if no more bytes can be received.
+        """Return whether the stream has ended.
 
         The peer has disconnected, and a `LeasedStream` does not reconnect.
         """
@@ -159,11 +159,11 @@ class Stream:
     def receive(self) -> tuple[Kind, Received]:
         """Receive the next message.
 
-        Return its kind, and a reader of the bytes after its header, which is valid until the next
+        Return the kind, and a reader of the bytes after the header, which is valid until the next
         call.
 
         Raises `ConnectionLostError` at the end of the connection, `EncodingError` for bytes that
-        are no message, `LimitExceededError` for too long a message.
+        are not a message, `LimitExceededError` for a message that is too long.
         """
         if self._at.incoming is not None:
             self._at.incoming.skip()
@@ -196,7 +196,7 @@ class Stream:
         return kind, Received(self._buffer[start : start + length], 0)
 
     def run(self, launches: Callable[[memoryview, int, int], tuple[int, int]]) -> int:
-        """Let `launches(buffer, start, end)` consume received messages. Return their number."""
+        """Let `launches(buffer, start, end)` consume received messages; return how many."""
         start, count, incoming = self._at
         if incoming is not None:
             return 0
@@ -218,13 +218,13 @@ class Stream:
             self._waited = True  # seconds of waiting for the message that `receive` returns
 
     def _begin(self) -> None:
-        """Start the timeout of the next message, unless it runs already."""
+        """Start the timeout of the next message, unless it is already running."""
         if self._patience is not None and not self._waited:
             self._until = self.system.monotonic() + self._patience[0]
         self._waited = False
 
     def _fill(self, n: int) -> int:
-        """Receive until the buffer has n unread bytes, which it has not yet. Return their start."""
+        """Receive until the buffer has n unread bytes; return the start of these bytes."""
         start = self._at.start
         if start + n > _ROOM:  # move the unread bytes to the start of a new buffer
             rest = memoryview(bytes(self._buffer[start : self._end[0]]))
@@ -239,7 +239,7 @@ class Stream:
         return start
 
     def receive_into(self, place: deque[int], room: memoryview) -> None:
-        """Receive some bytes into `room`, and add their number to `place`."""
+        """Receive some bytes into `room`, and add the number of bytes to `place`."""
         before = place[0]
         if self._until is not None and self.system.monotonic() > self._until:
             raise ConnectionLostError("the connection is lost: receiving a message took too long")
@@ -253,7 +253,7 @@ class Stream:
             raise ConnectionLostError("the other side has closed the connection")
 
     def _spin(self, place: deque[int], room: memoryview) -> bool:
-        """Poll for bytes for `_MOMENT`, as waking up takes longer than most answers.
+        """Poll for bytes for `_MOMENT`, because waking up needs more time than most answers.
 
         Return whether bytes or the end of the connection were received.
         """
@@ -283,7 +283,7 @@ class Stream:
 
 
 def _lowest(parts: Sequence[Buffer], most: int) -> list[Buffer]:
-    """Return the first `most` bytes of the pieces, which one system call sends in time."""
+    """Return the first `most` bytes of the pieces, as many as one system call can send in time."""
     batch: list[Buffer] = []
     for part in parts:
         if most <= 0:
@@ -332,7 +332,7 @@ class Sending:
 
 
 class Outgoing(Writer):
-    """Writer of a message in pieces, some of which are the memory of large arrays."""
+    """Writer of a message in pieces; the memory of a large array is a separate piece."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -365,8 +365,8 @@ class Received(Reader):
 class Incoming(Received):
     """Reader of a large message that is still arriving.
 
-    After an interrupt, the rest of the message cannot be told from the next one, and the
-    connection is lost.
+    After an interrupt, the rest of the message cannot be distinguished from the next message, and
+    the connection is lost.
     """
 
     def __init__(self, stream: Stream, length: int) -> None:

@@ -1,7 +1,7 @@
-"""The clock, threads and network of the operating system, as a parameter of servers and groups.
+"""Clock, threads and network of the operating system, as a parameter of servers and groups.
 
-`SYSTEM` is the real one. A test passes a system with virtual time and simulated connections, in
-which every delay, loss and death is chosen by a seed (`tests/simulation`).
+`SYSTEM` is the real system. Tests pass a system with virtual time and simulated connections, in
+which a seed determines every delay, loss and killed process (`tests/simulation`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class System:
     """Services of the operating system that block, or that depend on time or on other hosts."""
 
     spins: bool = True
-    """True if a waiting thread polls for some microseconds before it sleeps."""
+    """Whether a waiting thread polls for some microseconds before it sleeps."""
 
     monotonic: Callable[[], float] = staticmethod(time.monotonic)
     sleep: Callable[[float], None] = staticmethod(time.sleep)
@@ -39,7 +39,7 @@ class System:
     ident: Callable[[], int] = staticmethod(threading.get_ident)
 
     def interrupt(self, ident: int, kind: type[BaseException]) -> None:
-        """Raise such an exception in the thread of that number, between two of its bytecodes."""
+        """Raise an exception in a different thread, between two bytecodes of that thread."""
         _raise_in(ident, kind)
 
     def start(self, name: str, target: Callable[..., object], *args: object) -> Any:

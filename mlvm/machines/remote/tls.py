@@ -1,4 +1,4 @@
-"""TLS of the standard library, with sockets that a `Stream` can use."""
+"""TLS of the standard library, with sockets for a `Stream`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _RECORD: Final = 1 << 14  # bytes of a TLS record
 
 
 class SecureSocket(ssl.SSLSocket):
-    """A TLS socket that takes a message in pieces, as a plain one does."""
+    """TLS socket with `sendmsg`, which sends a message in pieces."""
 
     def sendmsg(self, buffers: Iterable[Any], *_: Any) -> int:  # type: ignore[override]
-        """Send some of the bytes, and return their number."""
+        """Send some of the bytes; return how many were sent."""
         record = bytearray()
         for each in buffers:
             piece = memoryview(each).cast("B")
@@ -30,9 +30,9 @@ class SecureSocket(ssl.SSLSocket):
 
 
 def server_context(certificate: str, key: str | None) -> ssl.SSLContext:
-    """Create the TLS context of a server from PEM files of a certificate and its key.
+    """Create the TLS context of a server from the PEM files of a certificate and a key.
 
-    The key may be in the certificate's file. Raises `AddressError` for unusable files,
+    The certificate file may also contain the key. Raises `AddressError` for unusable files,
     `AccessDeniedError` for a key that other users can read.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -45,15 +45,16 @@ def server_context(certificate: str, key: str | None) -> ssl.SSLContext:
         raise
     except (OSError, ValueError) as error:  # an SSLError is an OSError
         files = certificate if key is None else f"{certificate}, {key}"
-        raise AddressError(f"no certificate and its key in {files}: {error}") from None
+        raise AddressError(f"cannot read a certificate and key in {files}: {error}") from None
     return _prepared(context)
 
 
 def client_context(tls: bool | str | os.PathLike[str] | ssl.SSLContext) -> ssl.SSLContext:
     """Create the context of a client.
 
-    True trusts the system's certificates, a path those in the PEM file; a context is used except
-    for the class of its sockets. Raises `AddressError` for a file without certificates.
+    True trusts the system's certificates, and a path the certificates in a PEM file. An
+    `ssl.SSLContext` is used with a different socket class. Raises `AddressError` for a file without
+    certificates.
     """
     if isinstance(tls, ssl.SSLContext):
         return _prepared(tls)
@@ -61,7 +62,7 @@ def client_context(tls: bool | str | os.PathLike[str] | ssl.SSLContext) -> ssl.S
         path = None if tls is True else os.fspath(tls)  # type: ignore[arg-type]
         return _prepared(ssl.create_default_context(cafile=path))
     except (OSError, TypeError) as error:
-        raise AddressError(f"tls={tls!r} has no certificates to trust: {error}") from None
+        raise AddressError(f"tls={tls!r}: cannot read trusted certificates: {error}") from None
 
 
 def _prepared(context: ssl.SSLContext) -> ssl.SSLContext:
@@ -71,4 +72,4 @@ def _prepared(context: ssl.SSLContext) -> ssl.SSLContext:
 
 
 def _no_password() -> str:
-    raise ValueError("the key is encrypted: a server cannot ask for its password")
+    raise ValueError("the key is encrypted: a server cannot ask for a password")

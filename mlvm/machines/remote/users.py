@@ -1,4 +1,4 @@
-"""The users of a server: their secrets and quotas."""
+"""Secrets and quotas of the users of a server."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ _HOUR: Final = 3600.0
 _MINUTE: Final = 60.0
 _LINE: Final = re.compile(rb"([A-Za-z][\w.-]{0,31}):(\S+)")
 _STEP: Final = 1.25
-"""Ratio of processor time between processes whose niceness differs by one, about."""
+"""Approximate ratio of the processor shares of processes that differ by one in niceness."""
 
 
 def users_of(secret: bytes) -> dict[str, bytes]:
     """Parse the secrets of users by name: lines `name:secret`, or one secret of the user "".
-    Raises `AccessDeniedError` for a name that occurs twice, or a secret that could be guessed."""
+
+    Raises `AccessDeniedError` for a name that occurs twice, or a guessable secret.
+    """
     lines = [line.strip() for line in secret.splitlines() if line.strip()]
     matches = [_LINE.fullmatch(line) for line in lines]
     if not all(matches):
@@ -36,30 +38,30 @@ def users_of(secret: bytes) -> dict[str, bytes]:
 
 
 def own_secret(secret: bytes) -> bytes:
-    """Parse a client's secret, which may follow its user's name.
+    """Parse a client's secret, which may follow the name of the user.
 
     Raises `AccessDeniedError` for the secrets of several users.
     """
     users = users_of(secret)
     if len(users) > 1:
-        raise AccessDeniedError(
-            f"these are the secrets of {len(users)} users; a client needs exactly one"
-        )
+        raise AccessDeniedError(f"expected a single secret, got the secrets of {len(users)} users")
     return next(iter(users.values()))
 
 
 def niceness(others: int) -> int:
     """Return the niceness of a new process whose user already has `others` processes.
 
-    A user's second process gets half the processor share of the first, the next a third, and so on.
+    The second process of a user gets half the processor share of the first process, the third
+    process a third, and so on.
     """
     return min(19, round(math.log(others + 1, _STEP)))
 
 
 class Accounts:
-    """Usage and quotas of users. One thread at a time uses it.
+    """Usage and quotas of users. Only one thread at a time may use it.
 
-    A server reports the launches and seconds of each client since it connected, and its bytes.
+    For each client, the server reports the launches and seconds since the client connected, and the
+    bytes.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -82,7 +84,7 @@ class Accounts:
         self._nbytes = nbytes
 
     def leave(self, client: int) -> None:
-        """Forget a client that has left."""
+        """Remove a client that has left."""
         self._totals.pop(client, None)
 
     def over(self, user: str) -> str | None:
@@ -94,8 +96,8 @@ class Accounts:
         limits, spent = self._limits, minutes.values()
         for what, usage, most in (
             ("bytes", self._nbytes.get(user, 0), limits.user_bytes),
-            ("launches in an hour", sum(each for each, _ in spent), limits.user_launches),
-            ("seconds of a processor in an hour", sum(x for _, x in spent), limits.user_seconds),
+            ("launches per hour", sum(each for each, _ in spent), limits.user_launches),
+            ("seconds of processor time per hour", sum(x for _, x in spent), limits.user_seconds),
         ):
             if usage > most:
                 who = f"the user {user!r} has" if user else "you have"

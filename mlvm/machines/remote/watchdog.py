@@ -1,8 +1,8 @@
-"""Watchdog of launches that take too long, or whose client has hung up: raises in their thread.
+"""Watchdog that stops launches after a time limit or when the client disconnects.
 
-Python raises the error between two bytecodes, and the loop in C where it checks signals. A running
-kernel is not interrupted. A finalizer could swallow the error; so it is raised again until the
-launch has stopped.
+It raises an error in the thread of the launch, between two bytecodes, or when the loop in C checks
+signals. A running kernel is not interrupted. A finalizer could swallow the error, so it is raised
+again until the launch has stopped.
 """
 
 from __future__ import annotations
@@ -15,17 +15,16 @@ from typing import Final
 from mlvm.core.errors import LimitExceededError, notes_of
 from mlvm.machines.remote.system import SYSTEM, System
 
-_EVERY: Final = 0.02  # seconds between two checks
+_EVERY: Final = 0.02  # seconds between checks
 _AGAIN: Final = 0.2
 
 
 class Stopped(LimitExceededError):
-    """Error that is raised in the thread of a launch. `watch` turns it into a
-    `LimitExceededError`."""
+    """Error in the thread of a launch, which `watch` converts to a `LimitExceededError`."""
 
 
 class Watch:
-    """A watched launch of the current thread."""
+    """Watched launch of a thread."""
 
     def __init__(
         self, seconds: float, is_gone: Callable[[], bool | str], system: System = SYSTEM
@@ -38,21 +37,21 @@ class Watch:
         self.raised = 0.0
 
     def verdict(self, now: float) -> str | None:
-        """Return why the launch must end, or None."""
+        """Return the reason for stopping the launch, or None."""
         if now > self.deadline:
-            return f"the launch takes longer than its limit of {self.seconds:g} seconds"
+            return f"the launch exceeded the limit of {self.seconds:g} seconds"
         reason = self.is_gone()
-        return "the client of this launch has hung up" if reason is True else reason or None
+        return "the client of this launch has disconnected" if reason is True else reason or None
 
 
 class Watchdog:
-    """A thread that checks all launches in progress, as long as there are any."""
+    """Thread that checks all running launches, and exits when none is left."""
 
     def __init__(self, system: System = SYSTEM) -> None:
         self._system = system
         self.masked = threading.RLock()
-        """While a thread holds this lock, no launch is ended: the holder changes state that must
-        stay consistent."""
+        """Lock that prevents stopping launches while a thread changes state that must stay
+        consistent."""
         self._watches: dict[int, Watch] = {}
         self._thread: object = None
         self._stop: str | None = None
@@ -61,10 +60,9 @@ class Watchdog:
     def watch(
         self, seconds: float, is_gone: Callable[[], bool | str] = lambda: False
     ) -> Iterator[None]:
-        """Raise `LimitExceededError` inside the block after `seconds`, or if `is_gone` returns a
-        reason.
+        """Raise `LimitExceededError` in the block after `seconds`, or when the client has gone.
 
-        `is_gone` may also return True. A thread must not nest the block.
+        `is_gone` returns a reason, None or True. A thread must not nest the block.
         """
         watch = Watch(seconds, is_gone, self._system)
         try:
@@ -74,7 +72,7 @@ class Watchdog:
             finally:
                 self._end(watch)
         except Stopped as error:
-            limit = LimitExceededError(watch.reason or "the launch was ended")
+            limit = LimitExceededError(watch.reason or "the launch was stopped")
             for note in notes_of(error):
                 limit.add_note(note)
             limit.function, limit.pc, limit.step = error.function, error.pc, error.step
@@ -83,7 +81,7 @@ class Watchdog:
             raise LimitExceededError(watch.reason)
 
     def stop(self, reason: str) -> None:
-        """End all launches, and later ones at once."""
+        """Stop all launches, and later launches immediately."""
         self._stop = reason
 
     def _begin(self, watch: Watch) -> None:
@@ -93,8 +91,11 @@ class Watchdog:
                 self._thread = self._system.start("mlvm watchdog", self._run)
 
     def _end(self, watch: Watch) -> None:
-        """End a watch; afterwards nothing is raised. A pending error must be caught, not withdrawn:
-        Python 3.11 would keep looking for it, and under a profiler for ever."""
+        """Stop watching.
+
+        A pending error must be caught, not withdrawn: Python 3.11 would continue to search for it,
+        and under a profiler forever.
+        """
         met = False
         while True:
             try:
@@ -116,7 +117,7 @@ class Watchdog:
             now = self._system.monotonic()
             with self.masked:
                 idle = 0 if self._watches else idle + 1
-                if idle > 50:  # the next launch starts another thread
+                if idle > 50:  # the next launch starts a new thread
                     self._thread = None
                     return
                 for watch in self._watches.values():

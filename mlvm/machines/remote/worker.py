@@ -1,10 +1,11 @@
-"""The child side of `processes`: a nursery, and the processes of clients that it forks.
+"""Child side of `processes`: a nursery process, and the client processes that it forks.
 
     python -m mlvm.machines.remote.worker DESCRIPTOR
 
-The nursery has one thread and no client, so it may fork at any time, and a forked process has all
-modules. A forked process is a `Server` that does not listen: its channel brings admitted clients.
-It exits when its channel is closed, thus with the server.
+The nursery has one thread and no clients, so it may fork at any time, and a forked process has
+already imported all modules. A forked process is a `Server` that does not listen: it receives
+admitted clients over a channel. It exits when the channel is closed, and therefore together with
+the server.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from mlvm.machines.remote.server import Server
 _GRACE: Final = 1.0  # seconds
 
 _FIRST_TO_GO: Final = 500
-"""oom_score_adj of a client's process: out of memory, the system kills it before the server."""
+"""oom_score_adj of a client process: when out of memory, the system kills it before the server."""
 
 
 def main() -> None:
@@ -79,7 +80,7 @@ def main() -> None:
 
 
 def _fork(channel: Channel) -> int | None:
-    """Fork as `os.fork` does; None, and a message to the channel, if the system refuses."""
+    """Fork like `os.fork`; if the system refuses, send a message to the channel and return None."""
     try:
         return os.fork()
     except OSError as error:
@@ -89,7 +90,7 @@ def _fork(channel: Channel) -> int | None:
 
 
 def _report_ended(children: dict[int, Channel]) -> None:
-    """Report each exited child to the server, after the child's own messages."""
+    """Report each exited child to the server, after all messages of the child."""
     for child, channel in list(children.items()):
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
@@ -99,7 +100,7 @@ def _report_ended(children: dict[int, Channel]) -> None:
 
 
 def _end(children: dict[int, Channel]) -> None:
-    """Wait for the children, which end with the server, and kill those that are too busy."""
+    """Wait for the children, which exit together with the server, and kill busy children."""
     deadline = time.monotonic() + _GRACE
     while children and time.monotonic() < deadline:
         _report_ended(children)
@@ -110,7 +111,7 @@ def _end(children: dict[int, Channel]) -> None:
 
 
 def _run_process(channel: Channel, settings: dict[str, Any], request: dict[str, Any]) -> None:
-    """Run a forked process to its end."""
+    """Run a forked process."""
     status = 1
     try:
         signal.set_wakeup_fd(-1)
@@ -126,9 +127,9 @@ def _run_process(channel: Channel, settings: dict[str, Any], request: dict[str, 
 
 
 def _bound_memory(most: int) -> None:
-    """Limit this process to `most` bytes more than it has now.
+    """Limit this process to `most` bytes in addition to the current size.
 
-    When the system runs out of memory, it is the first to be killed.
+    When the system runs out of memory, it kills this process first.
     """
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write(str(_FIRST_TO_GO))
@@ -142,7 +143,7 @@ def _handle_requests(
 ) -> None:
     """Serve one VM, private to a client or shared, until the channel closes.
 
-    A private VM is also closed when its only client leaves.
+    A private VM is also closed when the client leaves.
     """
     server = Server(
         None,
@@ -174,7 +175,7 @@ def _handle_requests(
 
 
 class _ChannelLog(Log):
-    """A log that sends its events to the server."""
+    """Log that sends all events to the server."""
 
     def __init__(self, channel: Channel) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The ops of ONNX by what they do: importing them fills the table."""
+"""Ops of ONNX by kind; importing these modules fills the table."""
 
 from mlvm.onnx.ops import (  # noqa: F401
     attention,

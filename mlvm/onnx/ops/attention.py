@@ -32,12 +32,12 @@ def repeated(x: Any, times: int) -> Any:
 
 
 def _bias(allowed: Any, dtype: Any) -> Any:
-    """Return a bias of scores: 0 where allowed, else -inf."""
+    """Return a bias of scores: 0 where allowed, otherwise -inf."""
     return ml.where(allowed, ml.zeros((), dtype=dtype), ml.full((), -math.inf, dtype=dtype))
 
 
 def _behind(past: Any, now: Any) -> Any:
-    """Append keys or values to those of earlier calls, if there are any."""
+    """Append keys or values to the keys or values of earlier calls, if any."""
     return now if past is None else ml.concat([past, now], axis=2)
 
 
@@ -92,7 +92,7 @@ def attention(at: Call, q: Any, k: Any, v: Any, mask: Any = None, past_k: Any = 
     shown = scores if mode == 2 else shown
     number = at.get("softmax_precision")
     wide = scores if number is None else ml.astype(scores, dtype_of(number, "it"))
-    if bias is not None:  # a row that may look at nothing has zeros
+    if bias is not None:  # a row without allowed positions is zero
         none = ml.equal(ml.max(bias, axis=-1, keepdims=True), -math.inf)
         wide = ml.where(none, ml.zeros((), dtype=wide.dtype), wide)
         share = ml.softmax(wide, axis=-1)
@@ -267,7 +267,7 @@ def group_query_attention(at: Call, q: Any, k: Any = None, v: Any = None, past_k
     room = 0 if past_k is None else past_k.shape[2]
     length = room + t if total is None else int(total.reshape(-1)[0])
     if t > length or (past_k is None and t < length):
-        raise ModelError(f"expected {length} keys in all, got {room} earlier ones and {t}")
+        raise ModelError(f"expected {length} keys in total, got {room} earlier keys and {t}")
     if t == length:  # a prompt
         before: Any = 0
     elif n == 1 or ends is None:
@@ -297,7 +297,7 @@ def group_query_attention(at: Call, q: Any, k: Any = None, v: Any = None, past_k
     scores = scores + ml.expand_dims(_bias(allowed, q.dtype), axis=1)
     if sink is None and at.get("smooth_softmax", 0):
         sink = ml.zeros((count,), dtype=q.dtype)
-    if sink is not None:  # a score that takes a share, and has no value
+    if sink is not None:  # a score that takes a share of the softmax without a value
         own = ml.broadcast_to(ml.reshape(sink, (1, count, 1, 1)), (n, count, t, 1))
         scores = ml.concat([scores, ml.astype(own, q.dtype)], axis=-1)
     return joined(ml.matmul(ml.softmax(scores, axis=-1)[..., :length], v)), *present

@@ -1,6 +1,6 @@
 """Branches and loops.
 
-Python decides on a condition that is on the host; a tensor makes a `cond`, a `while_loop` or a
+Python evaluates a condition on the host; a tensor condition becomes a `cond`, a `while_loop` or a
 `scan`.
 """
 
@@ -20,11 +20,11 @@ from mlvm.onnx.values import Value, tensor
 T = TypeVar("T", bool, int)
 
 _MOST_TURNS: int = 1 << 31
-_FEW: int = 4  # iterations that are unrolled
+_FEW: int = 4  # maximum number of unrolled iterations
 
 
 def _element(value: Value, kind: type[T]) -> T | None:
-    """Return the element of a condition or a count; None for a tensor of a traced function."""
+    """Return the value of a condition or count, or None for a tensor of a traced function."""
     if not isinstance(value, np.ndarray):
         if blocks.is_recorded():
             return None
@@ -58,7 +58,7 @@ def loop(at: Call, most: Value = None, condition: Value = None, *state: Value) -
         return _recorded(at, most, condition, state, stack_count)
     is_long = blocks.is_recorded() and count is not None and count > _FEW and goes_on
     if is_long and not any(isinstance(x, (list, type(None))) for x in state):
-        with suppress(CaptureError, DTypeError, ShapeError):  # a turn is not like the others
+        with suppress(CaptureError, DTypeError, ShapeError):  # iterations differ
             return _scanned(at, count or 0, state, stack_count)
     rows: list[list[Value]] = [[] for _ in range(stack_count)]
     turn = 0
@@ -68,7 +68,7 @@ def loop(at: Call, most: Value = None, condition: Value = None, *state: Value) -
         goes_on = _element(results[0], bool)
         if goes_on is None:
             raise CaptureError(
-                "a loop whose condition is a tensor has a state that changes its shape"
+                "expected a loop state of constant shape, because the condition is a tensor"
             )
         values = results[1 : 1 + carried]
         for column, value in zip(rows, results[1 + carried :], strict=True):
@@ -90,7 +90,7 @@ def _stacked(column: list[Value], body: Any, place: int) -> Value:
 
 
 def _scanned(at: Call, count: int, state: Any, stack_count: int) -> Value:
-    """Run a loop whose trip count is known as a `scan`."""
+    """Run a loop with a known trip count as a `scan`."""
     frame, body = at.scope, at["body"]
 
     def turn(values: Any, i: Any) -> Any:
@@ -102,12 +102,10 @@ def _scanned(at: Call, count: int, state: Any, stack_count: int) -> Value:
 
 
 def _recorded(at: Call, most: Value, condition: Value, state: Any, stack_count: int) -> Value:
-    """Run a loop whose trip count is a tensor as a `while_loop`."""
+    """Run a loop with a tensor as trip count as a `while_loop`."""
     frame, body = at.scope, at["body"]
     if stack_count:
-        raise CaptureError(
-            "a loop stacks its results, but its trip count is a tensor: pass a number"
-        )
+        raise CaptureError("a loop that stacks results needs a number as trip count, got a tensor")
     limit = tensor(np.asarray(_MOST_TURNS, np.int64) if most is None else most)
     start = tensor(np.asarray(True) if condition is None else condition)
 
@@ -154,7 +152,7 @@ def _scan(at: Call, operands: Any) -> Value:
 
 
 def _batched(at: Call, operands: Any) -> Value:
-    """Run a Scan of opset 8, whose sequences have a leading batch axis."""
+    """Run a Scan of opset 8, in which sequences have a leading batch axis."""
     lengths, rest = operands[0], [tensor(x) for x in operands[1:]]
     if lengths is not None:
         raise ModelError("lengths of sequences in a Scan of opset 8 are not supported")

@@ -1,4 +1,4 @@
-"""Ops that compute each element by itself."""
+"""Elementwise ops."""
 
 from __future__ import annotations
 
@@ -31,12 +31,13 @@ load 3: Where
 
 
 class Pair(NamedTuple):
-    """Op of ONNX that is one op of mlvm.
+    """Op of ONNX that corresponds to one op of mlvm.
 
-    `name`: its name in ONNX.
-    `function`: its name in mlvm.
-    `least`: number of its operands.
-    `form`: dtype in which `save` writes the operands, or "load" if it writes the op otherwise.
+    `name`: name in ONNX.
+    `function`: name in mlvm.
+    `least`: number of operands.
+    `form`: dtype in which `save` writes the operands, or "load" if `save` writes the op
+    differently.
     """
 
     name: str
@@ -76,7 +77,7 @@ def is_float(x: Any) -> bool:
 def div(at: Call, x: Any, y: Any) -> Any:
     if is_float(x) and is_float(y):
         return at.xp.divide(x, y)
-    xp, quotient = at.xp, at.xp.floor_divide(x, y)  # of integers, towards 0
+    xp, quotient = at.xp, at.xp.floor_divide(x, y)  # integer division rounds towards 0
     if DType.of(x.dtype).kind == "unsigned":
         return quotient
     is_cut = xp.not_equal(quotient * y, x)
@@ -148,11 +149,11 @@ ACTIVATIONS: Final[dict[str, tuple[Callable[..., Any], tuple[float, ...]]]] = {
     "Tanh": (ml.tanh, ()),
     "ThresholdedRelu": (lambda x, a: ml.where(ml.greater(x, a), x, ml.zeros_like(x)), (1.0,)),
 }
-"""Activations of tensors by ONNX's names, and the defaults of their parameters alpha and beta."""
+"""Activations by ONNX name, and the defaults of the parameters alpha and beta."""
 
 
 def activation(name: str, params: Sequence[float] = ()) -> Callable[[Any], Any]:
-    """Return an activation with its parameters; missing ones have their defaults."""
+    """Return an activation with its parameters; missing parameters have the defaults."""
     function, defaults = ACTIVATIONS[name]
     return lambda x: function(x, *params, *defaults[len(params) :])
 
@@ -233,7 +234,7 @@ def cast_like(at: Call, x: Value, like: Value) -> Value:
 
 
 def converted(at: Call, x: Any, number: int) -> Any:
-    """Convert x to a `TensorProto.DataType`, rounded to it if a wider dtype holds it."""
+    """Convert x to a `TensorProto.DataType`; round x if it is stored in a wider dtype."""
     dtype = dtype_of(number, str(at.node))
     if number in FLOATS:
         x = x if DType.of(x.dtype).name == "f32" else at.xp.astype(x, _dtype(at, "f32"))

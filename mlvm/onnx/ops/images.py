@@ -1,4 +1,4 @@
-"""Images of other sizes, and images read elsewhere."""
+"""Resizing and sampling of images."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def resize(at: Call, x: Value, *operands: Any) -> Value:
 
 
 def _wide(dtype: DType) -> DType:
-    """Return the dtype in which elements are weighted; the result is rounded to its own once."""
+    """Return the dtype in which elements are weighted; the result is rounded once."""
     is_wide = dtype == ml.float64 or (dtype.is_integer and dtype.itemsize > 2)
     return ml.float64 if is_wide else ml.float32
 
@@ -98,7 +98,7 @@ def _range(dtype: DType) -> tuple[float, float]:
 
 
 def _weighted(x: Any, matrix: Array, axis: int) -> Any:
-    """Sum a few weighted positions of x for each of the result."""
+    """Sum a few weighted positions of x for each position of the result."""
     most = int(np.count_nonzero(matrix, axis=1).max(initial=1))
     top = np.sort(np.argsort(-np.abs(matrix), axis=1, kind="stable")[:, :most], axis=1)
     share = np.take_along_axis(matrix, top, axis=1)
@@ -112,8 +112,8 @@ def _weighted(x: Any, matrix: Array, axis: int) -> Any:
 def weights(at: Call, n: int, k: int, scale: Any, region: tuple[float, float] | None) -> Array:
     """Return the weight of each of n positions in each of k positions of the result.
 
-    Positions and scale are in f32, as in other runtimes: their rounding decides which one is
-    nearest.
+    Positions and scale are in f32, as in other runtimes, because the rounding determines the
+    nearest position.
     """
     mode, how = at.get("mode", "nearest"), at.get("coordinate_transformation_mode", "half_pixel")
     bounded((k, n))
@@ -178,7 +178,7 @@ def weights(at: Call, n: int, k: int, scale: Any, region: tuple[float, float] | 
 
 
 def _cropped(n: int, k: int, low: float, high: float) -> Array:
-    """Return the places that a region from `low` to `high` of the image reads."""
+    """Return the positions that a region from `low` to `high` of the image reads."""
     if k == 1:
         return np.full(1, 0.5 * (low + high) * (n - 1))
     return low * (n - 1) + np.arange(k) * (high - low) * (n - 1) / (k - 1)
@@ -210,7 +210,7 @@ def _outside(at: Call, y: Any, shape: Any, counts: Any, which: Any, roi: Any, or
     return ml.where(ml.asarray(beyond), ml.full((), value, dtype=y.dtype), y)
 
 
-# --- read elsewhere -----------------------------------------------------------------------
+# --- sampling -----------------------------------------------------------------------------
 
 
 @op("GridSample", "raw")
@@ -232,7 +232,7 @@ def affine_grid(at: Call, theta: Any, size: Any) -> Any:
     bounded((*places, len(places) + 1))
     lines = [(2 * np.arange(n) + 1) / n - 1 for n in places]
     if at.get("align_corners", 0):
-        # a side of 1 is at 1, as in onnxruntime
+        # a side of length 1 is at 1, as in onnxruntime
         lines = [np.linspace(-1, 1, n) if n > 1 else np.ones(n) for n in places]
     grid = np.meshgrid(*lines, indexing="ij")[::-1]
     points = np.stack([*grid, np.ones(places)], axis=-1).reshape(-1, len(places) + 1)
@@ -260,7 +260,7 @@ def roi_align(at: Call, x: Value, rois: Any, batch: Any) -> Value:
         if mode != "half_pixel":
             w, h = max(w, 1.0), max(h, 1.0)
         rows, columns = (ratio, ratio) if ratio > 0 else (math.ceil(h / ph), math.ceil(w / pw))
-        if rows < 1 or columns < 1:  # a region without samples
+        if rows < 1 or columns < 1:  # an empty region
             regions.append(ml.zeros((ph, pw, c), dtype=x.dtype))
             continue
         ys = y1 + (np.arange(ph * rows) + 0.5) * h / (ph * rows)
@@ -279,7 +279,7 @@ def roi_align(at: Call, x: Value, rois: Any, batch: Any) -> Value:
 
 
 def _pair(at: Array, n: int) -> list[tuple[Array, Array]]:
-    """Return the two neighbours of each position and their weights.
+    """Return the two neighbours of each position, and the weights.
 
     The weights are 0 outside of the image.
     """

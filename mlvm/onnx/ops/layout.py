@@ -57,7 +57,7 @@ def constant(at: Call) -> Value:
             return np.asarray(value, np.float32)
         if name.startswith("value_int"):
             return np.asarray(value, np.int64)
-    raise ModelError("expected a constant of numbers, got strings or nothing")
+    raise ModelError("expected a constant with numbers, got strings or an empty constant")
 
 
 @op("Shape", "raw")
@@ -248,7 +248,7 @@ def pad(at: Call, x: Value, pads: Any = None, value: Any = None, axes: Any = Non
 
 
 def _bordered(x: Any, widths: Any, mode: str) -> Any:
-    """Pad x with its own elements, by a mode of `np.pad`."""
+    """Pad x with elements of x, by a mode of `np.pad`."""
     for axis, (low, high) in enumerate(widths):
         n = x.shape[axis]
         if low or high:
@@ -314,7 +314,7 @@ def reverse_sequence(at: Call, x: Any, lengths: Any) -> Any:
     return ml.take_along_axis(x, ml.asarray(np.broadcast_to(places, x.shape)), axis=time)
 
 
-# --- lists and what may be there ----------------------------------------------------------
+# --- sequences and optional values --------------------------------------------------------
 
 
 @op("SequenceAt", "raw", host=[1])

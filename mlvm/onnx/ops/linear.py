@@ -1,4 +1,4 @@
-"""Linear models of `ai.onnx.ml`, as scikit-learn's are exported."""
+"""Linear models of `ai.onnx.ml`, to which scikit-learn's linear models are exported."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def linear_classifier(at: Call, x: Tensor) -> tuple[Any, Tensor]:
     if not labels:
         raise ModelError("classes that are strings are not supported")
     scores = _scores(at, x, len(at["coefficients"]) // x.shape[-1])
-    if scores.shape[-1] == 1:  # of two classes
+    if scores.shape[-1] == 1:  # two classes
         scores = ml.concat([-scores, scores], axis=-1)
     best = ml.argmax(scores, axis=-1)
     return ml.take(ml.asarray(np.array(labels, "i8")), best, axis=0), _transformed(at, scores)

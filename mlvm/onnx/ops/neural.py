@@ -1,4 +1,4 @@
-"""Convolutions, pools, norms and losses, on images whose channels are last."""
+"""Convolutions, pools, norms and losses, on channels-last images."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def steps_of(at: Call, window: Sequence[int]) -> tuple[list[int], list[int], Sha
 def sides(at: Call, size: Shape, span: Shape, strides: list[int], *, up: bool = False) -> Sides:
     """Return the padding of each axis.
 
-    `up` lets the last window reach beyond, as with `ceil_mode`.
+    With `up`, the last window may extend past the end, as with `ceil_mode`.
     """
     axes, kind = len(size), at.get("auto_pad", "NOTSET")
     if kind in ("SAME_UPPER", "SAME_LOWER"):
@@ -87,7 +87,7 @@ def conv(at: Call, x: Value, kernel: Value, b: Value = None, z: Value = None) ->
 def convolved(at: Call, x: Any, kernel: Any, axes: int) -> Any:
     """Convolve x, channels last, with a kernel.
 
-    Strides, padding and dilation are those of the call.
+    Strides, padding and dilation are attributes of the call.
     """
     if axes > 3 or x.ndim != axes + 2:
         raise ModelError(f"expected 1 to 3 spatial axes, got {axes}")
@@ -144,7 +144,7 @@ def conv_transpose(at: Call, x: Value, kernel: Value, b: Value = None) -> Value:
 def pooled(
     x: Any, how: str, window: list[int], strides: list[int], dilation: list[int], padding: Sides
 ) -> Any:
-    """Pool x, channels last, by "max" or "avg". The padding is the smallest value, or zeros."""
+    """Pool x, channels last, by "max" (padded with the smallest value) or "avg" (with zeros)."""
     if len(window) > 3:
         raise ModelError(f"expected 1 to 3 spatial axes, got {len(window)}")
     span = span_of(tuple(window), tuple(dilation))
@@ -178,7 +178,7 @@ def max_pool(at: Call, x: Value) -> Value:
 def _places_of_largest(
     at: Call, x: Any, shape: Shape, window: Any, strides: Any, dilation: Any, padding: Any
 ) -> Value:
-    """Return the index of each window's largest element in all of x."""
+    """Return the index in x of the largest element of each window."""
     axes, (n, c, *places) = len(window), shape
     x = ml.pad(x, [(0, 0), *padding, (0, 0)], -math.inf)
     order: Any = "F" if at.get("storage_order", 0) else "C"
@@ -302,7 +302,7 @@ def group_normalization(at: Call, x: Any, scale: Any, bias: Any) -> Any:
     inner = ml.reshape(x, (n, groups, math.prod(x.shape[1:]) // groups))
     inner = inner if x.dtype == ml.float64 else ml.astype(inner, ml.float32)
     y = primitives.layer_norm_normalize(inner, eps=at.get("epsilon", 1e-5))
-    if scale.shape[0] != c:  # one for each group, before opset 21
+    if scale.shape[0] != c:  # one per group, before opset 21
         scale, bias = (ml.reshape(v, (1, groups, 1)) for v in (scale, bias))
         return ml.reshape(ml.astype(y, x.dtype) * scale + bias, x.shape)
     y = ml.astype(ml.reshape(y, x.shape), x.dtype)
@@ -325,7 +325,7 @@ def normalized(x: Any, scale: Any, bias: Any, axis: int, eps: float) -> Any:
 
 @op("Normalized", "tensors")
 def normalized_rows(at: Call, x: Any) -> Any:
-    """Normalise rows, as graphs of opsets before 17 do in seven nodes."""
+    """Normalise rows; graphs before opset 17 use seven nodes for this."""
     return primitives.layer_norm_normalize(x, eps=at["epsilon"])
 
 
@@ -353,7 +353,7 @@ def rms_normalization(at: Call, x: Any, scale: Any) -> Any:
 )
 def skip_layer_normalization(at: Call, x: Any, skip: Any, scale: Any, *rest: Any) -> Any:
     is_simple = "Simplified" in at.node.type
-    beta, bias = [*[None] * is_simple, *rest, None, None][:2]  # the simple one has no beta
+    beta, bias = [*[None] * is_simple, *rest, None, None][:2]  # simplified layer norm has no beta
     total = x + skip
     total = total if bias is None else total + bias
     eps = at.get("epsilon", 1e-5)

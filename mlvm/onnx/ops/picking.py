@@ -1,4 +1,4 @@
-"""Ops that pick elements by indices, by masks or by their order, and put them elsewhere."""
+"""Gather, scatter and selection by indices, masks or order."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from mlvm.onnx.values import Value, bounded, plain, tensor
 
 
 def positive(xp: Any, indices: Any, length: int) -> Any:
-    """Return indices from 0 on: a negative one counts from the end.
+    """Return nonnegative indices; a negative index counts from the end.
 
-    Those on the host are checked.
+    Indices on the host are checked.
     """
     if isinstance(indices, np.ndarray):
         if indices.size and not (-length <= indices.min() and indices.max() < length):
@@ -59,7 +59,7 @@ def gather_elements(at: Call, x: Any, indices: Any) -> Any:
 
 
 def flat_places(xp: Any, indices: Any, shape: Any) -> Any:
-    """Return the row-major positions of multi-indices, which are in the last axis, over `shape`."""
+    """Return the row-major positions in `shape` of multi-indices in the last axis."""
     total = None
     for k, n in enumerate(shape):
         each = xp.astype(positive(xp, indices[..., k], n), xp.int64)

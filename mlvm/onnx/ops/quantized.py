@@ -1,4 +1,4 @@
-"""Low-bit quantized numbers with their scales: conversions, and ops on the integers."""
+"""Low-bit quantized numbers with scales: conversions, and ops on integers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from mlvm.onnx.values import (
 
 
 def _spread(xp: Any, v: Any, shape: Any, axis: int, block: int) -> Any:
-    """Expand scales or zeros of a tensor, an axis or its blocks, to broadcast with the elements."""
+    """Expand scales or zeros of a tensor, an axis or blocks, to broadcast with the elements."""
     if v is None or v.ndim == 0 or (v.ndim == 1 and v.shape[0] == 1 and not block):
         return v if v is None else xp.reshape(v, ())
     if block:
@@ -133,8 +133,8 @@ class Rows(NamedTuple):
     """Second operand of a product of integers.
 
     q: rows, [n, k].
-    zero: their zeros, i32; None if all are 0.
-    sums: sum of each row less its zeros, i32[n].
+    zero: zero points of the rows, i32; None if all are 0.
+    sums: sum of each row minus the zero points, i32[n].
     """
 
     q: Any
@@ -144,7 +144,7 @@ class Rows(NamedTuple):
 
 
 def rows_of(q: Any, zero: Value) -> Rows:
-    """Bundle q [..., n, k] with one zero, or one for each row."""
+    """Bundle q [..., n, k] with a single zero point, or one per row."""
     sums = ml.sum(q, axis=-1, dtype=ml.int32)
     sums = ml.expand_dims(sums, axis=-2) if q.ndim > 2 else sums
     wide = _zero(zero)
@@ -162,7 +162,7 @@ def _zero(zero: Value) -> Any:
 def product(x: Any, zero: Value, rows: Rows) -> Any:
     """Compute (x - zero) @ (rows - zeros).T, i32.
 
-    x: [..., k], with one zero point, or one for each row.
+    x: [..., k], with a single zero point, or one per row.
     """
     if rows.q.ndim == 2 and x.dtype.itemsize == rows.q.dtype.itemsize == 1:
         y = ml.integer_matmul(x, rows.q)
@@ -209,30 +209,30 @@ def matmul_integer_to_float(at: Call, a: Value, b: Value, sa: Value, sb: Value, 
 
 
 def _quantized(y: Any, scale: Value, zero: Value, otherwise: Any = ml.uint8) -> Any:
-    """Quantise y, f32, by one scale and zero; without a zero to the dtype `otherwise`."""
+    """Quantise y, f32, by a scale and zero point (default of the latter: 0 in `otherwise`)."""
     dtype = otherwise if zero is None else DType.of(zero.dtype)
     by, add = _along(scale, y, -1, ml.float32), _along(zero, y, -1, dtype)
     return primitives.quantize_linear(y, by, add)
 
 
 def _floats(x: Any, scale: Value, zero: Value) -> Any:
-    """Dequantise x by one scale and zero."""
+    """Dequantise x by a scale and zero point."""
     by, add = _along(scale, x, -1, ml.float32), _along(zero, x, -1, DType.of(x.dtype))
     return primitives.dequantize_linear(x, by, add)
 
 
 def _singles(*values: Value) -> list[Any]:
-    """Convert scales and zeros to f32, by numpy if all are on the host; None to 0."""
+    """Convert scales and zeros to f32, with numpy if all are on the host; None becomes 0."""
     if are_known(values):
         return [np.float32(0) if v is None else np.asarray(v, np.float32) for v in values]
     return [0.0 if v is None else ml.astype(tensor(v), ml.float32) for v in values]
 
 
 def _scaled(y: Any, bias: Value, sx: Value, sw: Value, sy: Value = None) -> Any:
-    """Scale sums of products of integers, plus a bias in their unit, to floats.
+    """Scale sums of products of integers, plus a bias in the same unit, to floats.
 
-    `sw` has a scale for each column. With `sy` the result is in its unit: onnxruntime multiplies by
-    one quotient.
+    `sw` contains a scale for each column. With `sy`, the result is in the unit of `sy`: onnxruntime
+    multiplies by a single quotient.
     """
     y = y if bias is None else y + tensor(bias)
     of_x, of_w, of_y = _singles(sx, sw, sy)
@@ -244,7 +244,7 @@ def _scaled(y: Any, bias: Value, sx: Value, sw: Value, sy: Value = None) -> Any:
 @op("QuantizedMatMul", "raw", packed={3: _turned})
 def quantized_matmul(at: Call, a: Value, sa: Value, za: Value, b: Value, sb: Value, zb: Value,
                      bias: Value = None, sy: Value = None) -> Value:  # fmt: skip
-    """Multiply quantised factors to floats; `fold` makes this op of exporters' pairs of nodes."""
+    """Multiply quantised factors to floats; `fold` creates this op from pairs of nodes."""
     sa = ml.expand_dims(tensor(sa), axis=-1) if sa.ndim == 1 and sa.shape[0] > 1 else sa
     return _scaled(product(tensor(a), za, rows_of(b, zb)), bias, sa, sb, sy)
 
@@ -281,7 +281,8 @@ def _filters(xp: Any, node: Any, w: Any) -> Any:
 def _integer_conv(at: Call, x: Value, xz: Value, q: Any, wz: Value) -> Any:
     """Convolve integers, channels last, to i32.
 
-    With a zero for each channel, or over volumes, it computes in f64, which holds the sums exactly.
+    With a zero point per channel, or over volumes, it computes in f64, which represents the sums
+    exactly.
     """
     image, (outputs, *window, inputs), axes = channels_last(x), q.shape, q.ndim - 2
     if isinstance(wz, np.ndarray) and wz.size > 1 and (wz == wz.flat[0]).all():
@@ -321,7 +322,7 @@ def conv_integer(at: Call, x: Value, w: Value, xz: Value = None, wz: Value = Non
 @op("QuantizedConv", "raw", packed={3: _filters})
 def quantized_conv(at: Call, x: Value, sx: Value, zx: Value, w: Value, sw: Value, zw: Value,
                    b: Value = None) -> Value:  # fmt: skip
-    """Convolve quantised images to floats; `fold` makes this op of exporters' pairs of nodes."""
+    """Convolve quantised images to floats; `fold` creates this op from pairs of nodes."""
     return channels_second(_scaled(_integer_conv(at, x, zx, w, zw), b, sx, sw))
 
 
@@ -335,7 +336,7 @@ def qlinear_conv(at: Call, x: Value, sx: Value, zx: Value, w: Value, sw: Value, 
 @op("com.microsoft.QLinearAdd", "elementwise", absent=[2, 5])
 def qlinear_add(at: Call, a: Any, sa: Any, za: Any, b: Any, sb: Any, zb: Any, sy: Any,
                 zy: Any = None) -> Any:  # fmt: skip
-    """Add as onnxruntime does: the zeros contribute one number, and halves are rounded with it."""
+    """Add as onnxruntime does: the zeros contribute one number, which affects rounding of ties."""
     sa, za, sb, zb, sy, of_y = _singles(sa, za, sb, zb, sy, zy)
     of_a, of_b = sa / sy, sb / sy
     rest = ml.reshape(tensor(of_y - (of_a * za + of_b * zb)), ())
@@ -391,7 +392,7 @@ def qlinear_pool(at: Call, x: Value, sx: Value, zx: Value, sy: Value, zy: Value 
 
 @op("com.microsoft.QLinearConcat", "raw")
 def qlinear_concat(at: Call, sy: Value, zy: Value, *rest: Value) -> Value:
-    """Concatenate; a part with the result's scale and zero is not quantised again."""
+    """Concatenate; a part with the scale and zero of the result is not quantised again."""
 
     def part(x: Value, s: Value, z: Value) -> Any:
         pairs = (s, sy), (z, zy)
@@ -416,7 +417,7 @@ def _rows_of_bits(xp: Any, node: Any, w: Array) -> Array:
     bits = node.attributes.get("bits", 4)
     has_zeros = len(node.inputs) > 3 and (is_array(node.inputs[3]) or bool(node.inputs[3]))
     if xp is not np:
-        raise ModelError("expected weights that are constants of the file")
+        raise ModelError("expected constant weights")
     if bits not in (2, 4, 8):
         raise ModelError(f"{node}: expected weights of 2, 4 or 8 bits, got {bits}")
     signs = sum(1 << i for i in range(bits - 1, 8, bits))
@@ -439,7 +440,7 @@ def matmul_nbits(at: Call, x: Value, w: Value, scales: Value, zeros: Value = Non
         flat = tensor(zeros)
         if DType.of(flat.dtype).is_float:
             middle = ml.astype(ml.reshape(flat, (n, count)), ml.float32)
-        else:  # as many to a byte
+        else:  # elements per byte
             shifts = ml.asarray(1 << np.arange(0, 8, bits))
             codes = ml.expand_dims(ml.astype(ml.reshape(flat, (n, -1)), ml.int64), axis=-1)
             codes = ml.reshape(codes // shifts % (1 << bits), (n, -1))[:, :count]

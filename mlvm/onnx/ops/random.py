@@ -1,4 +1,4 @@
-"""Draws, by the keys of `ml.random`."""
+"""Random draws with the keys of `ml.random`."""
 
 from __future__ import annotations
 

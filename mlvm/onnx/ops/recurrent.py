@@ -16,12 +16,12 @@ from mlvm.onnx.table import Call, op
 from mlvm.onnx.values import Value, tensor
 
 _ORDER: dict[str, list[int]] = {"RNN": [0], "GRU": [1, 0, 2], "LSTM": [0, 2, 3, 1]}
-"""The gates of ONNX in the order of `nn`: r, z, n and i, f, g, o."""
+"""Gates of ONNX in the order of `nn`: r, z, n and i, f, g, o."""
 _PLAIN: dict[str, tuple[list[str], Cell]] = {
     "GRU": (["sigmoid", "tanh"], "gru"),
     "LSTM": (["sigmoid", "tanh", "tanh"], "lstm"),
 }
-_FEW: int = 4  # steps that are written one after the other
+_FEW: int = 4  # maximum number of unrolled steps
 _NAMES: dict[str, str] = {name.lower(): name for name in ACTIVATIONS}
 
 
@@ -46,8 +46,8 @@ def _activations(at: Call, default: list[str], direction: int) -> list[Callable[
 def _steps(step: Any, state: tuple[Any, ...], rows: Any, lengths: Any, reverse: bool) -> Any:
     """Run a cell over the rows.
 
-    Return the last state, and all outputs, f[T, N, ...]. After its end, a sequence keeps its state
-    and outputs zeros.
+    Return the last state, and all outputs, f[T, N, ...]. After the end of a sequence, the state
+    does not change and outputs are zero.
     """
     count = rows.shape[0]
 
@@ -100,7 +100,7 @@ def _kind(at: Call, direction: int, peep: Value) -> Cell | None:
 
 def _run(at: Call, x: Value, w: Value, r: Value, b: Value, lengths: Value, starts: list[Any],
          cell: Callable[..., Any], peep: Value = None) -> Any:  # fmt: skip
-    """Run a cell in all directions: return its outputs [T, D, N, H], and the last state of each."""
+    """Run a cell in all directions; return outputs [T, D, N, H] and the last states."""
     x, hidden, direction = tensor(x), at["hidden_size"], at.get("direction", "forward")
     gates = len(_ORDER[at.node.type])
     by_batch = bool(at.get("layout", 0))
@@ -230,7 +230,7 @@ def lstm(at: Call, x: Value, w: Value, r: Value, b: Value = None, lengths: Value
 
 
 def _zeros_of(zero: Value, direction: int) -> Value:
-    """Return a zero, on the host if the file has it: a product skips zeros that are 0."""
+    """Return a zero point, on the host if it is in the file: products skip zero points of 0."""
     return np.asarray(zero[direction]) if isinstance(zero, np.ndarray) else tensor(zero)[direction]
 
 
@@ -264,7 +264,7 @@ def dynamic_quantize_lstm(at: Call, x: Value, w: Value, r: Value, b: Value, leng
         start = tuple(
             ml.zeros((n, hidden), dtype=x.dtype) if s is None else tensor(s)[d] for s in (h, c)
         )
-        outer, inner = (  # once, and not in each step
+        outer, inner = (  # once instead of in each step
             rows_of(ml.matrix_transpose(q[d]), _zeros_of(zero, d))
             for q, zero in ((wq, wz), (rq, rz))
         )

@@ -20,7 +20,7 @@ Reduce = Callable[[Any, Any, tuple[int, ...], bool], Any]
 
 
 def widened(xp: Any, x: Any) -> Any:
-    """Return f16 and bf16 as f32, in which sums and squares do not overflow; others unchanged."""
+    """Convert f16 and bf16 to f32, in which sums and squares do not overflow."""
     return xp.astype(x, xp.float32) if DType.of(x.dtype).is_half else x
 
 
@@ -30,9 +30,9 @@ def _sum(xp: Any, x: Any, axes: tuple[int, ...], keep: bool) -> Any:
 
 def _mean(xp: Any, x: Any, axes: tuple[int, ...], keep: bool) -> Any:
     if DType.of(x.dtype).is_integer:
-        total = xp.sum(x, axis=axes, keepdims=keep)  # of 64 bits: a narrow sum may wrap
+        total = xp.sum(x, axis=axes, keepdims=keep)  # in 64 bits: a narrow sum may wrap
         quotient = xp.floor_divide(xp.abs(total), math.prod(x.shape[axis] for axis in axes))
-        return xp.astype(xp.sign(total) * quotient, x.dtype)  # towards 0
+        return xp.astype(xp.sign(total) * quotient, x.dtype)  # round towards 0
     return xp.mean(x, axis=axes, keepdims=keep)
 
 
@@ -87,7 +87,7 @@ _WIDENED: Final = (*_IN_FLOATS, "ReduceL1", "ReduceSumSquare", "ReduceSum", "Red
 
 
 def _reduced(name: str, xp: Any, x: Any, axes: tuple[int, ...], keep: bool) -> Any:
-    """Reduce x by an op: halves in f32, and integers in f64 if the op is of floats."""
+    """Reduce x by an op: half precision in f32, and integers in f64 if the op needs floats."""
     wide = widened(xp, x) if name in _WIDENED else x
     if name in _IN_FLOATS and not DType.of(x.dtype).is_float:
         wide = xp.astype(x, xp.float64)
@@ -98,7 +98,7 @@ def _reduced(name: str, xp: Any, x: Any, axes: tuple[int, ...], keep: bool) -> A
 _IDENTITIES: Final = (
     *("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceLogSumExp"),
 )
-"""Reductions that, of no axes, change nothing."""
+"""Reductions that are the identity without axes."""
 
 
 @op(" ".join(_REDUCTIONS), "raw", host=[1])

@@ -1,4 +1,4 @@
-"""Fourier transforms and the windows for them."""
+"""Fourier transforms and window functions."""
 
 from __future__ import annotations
 

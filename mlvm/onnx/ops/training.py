@@ -1,4 +1,4 @@
-"""Updates of optimizers, as ONNX's training preview has them."""
+"""Optimizer updates of ONNX's training preview."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ _DOMAIN = "ai.onnx.preview.training"
 def _each(xs: tuple[Any, ...], kinds: int, update: Callable[..., Any]) -> Any:
     """Apply an update to each of several tensors.
 
-    `xs` has all tensors of the first kind, then those of the second, and so on; so has the result.
+    `xs` contains all tensors of the first kind, then all tensors of the second kind, and so on. The
+    result has the same order.
     """
     count = len(xs) // kinds
     updates = [update(*xs[i::count]) for i in range(count)]

@@ -324,12 +324,16 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(
 
 def test_what_is_no_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    for name, reason in (("pipe", "no regular file"), ("nothing", "No such file"), ("\0", "null")):
+    for name, reason in (
+        ("pipe", "not a regular file"),
+        ("nothing", "No such file"),
+        ("\0", "null"),
+    ):
         refuses(OSError, reason, ml.load, tmp_path / name)
     (tmp_path / "loop").symlink_to("loop")
     names = ("pipe", "", ".", "/", "a\0b", "\ud800", "loop")
     for name in names:
-        with pytest.raises(OSError, match=r"no regular file|null|surrogates|symbolic links"):
+        with pytest.raises(OSError, match=r"not a regular file|null|surrogates|symbolic links"):
             ml.save(tmp_path / name if name in ("pipe", "loop") else name, EXAMPLE)
     assert sorted(each.name for each in tmp_path.iterdir()) == ["loop", "pipe"]
     for call in (lambda: ml.load(3), lambda: ml.save(3, {})):  # type: ignore[call-overload,arg-type]

@@ -124,9 +124,9 @@ def test_alone_they_change_nothing(in_group: bool) -> None:
         assert ml.parallel.all_gather(ml.ones(())).tolist() == [1.0]
         ml.parallel.barrier()
         for reduce in (ml.parallel.all_reduce, ml.parallel.all_reduce_start):
-            refuses(DTypeError, "a mean is of floats", reduce, ml.asarray([1]), "mean")
-        refuses(ArgumentError, "another of 1 members", ml.parallel.send, x, to=0)
-        with pytest.raises(ArgumentError, match="another of 1 members"):
+            refuses(DTypeError, "a mean requires floats", reduce, ml.asarray([1]), "mean")
+        refuses(ArgumentError, r"a different member \(of 1\)", ml.parallel.send, x, to=0)
+        with pytest.raises(ArgumentError, match=r"a different member \(of 1\)"):
             ml.parallel.recv(2, source=0, dtype=ml.float32)
 
     if in_group:
@@ -147,7 +147,7 @@ def test_what_they_refuse() -> None:
         with ml.Arena(ml.default_arena().vm, "over"):
             over = ml.ones((2,))
         refuses(StaleTensorError, "", ml.parallel.all_reduce, [x, over])
-        refuses(ArgumentError, "to must be the rank of another", ml.parallel.send, x, to=rank)
+        refuses(ArgumentError, "to must be the rank of a different", ml.parallel.send, x, to=rank)
 
     run(2, step)
 
@@ -180,7 +180,9 @@ def test_the_two_halves_of_an_all_reduce() -> None:
         ml.parallel.all_reduce(other, "max")
         ml.parallel.all_reduce_wait([second])
         ml.parallel.all_reduce_wait({"x": first})
-        with pytest.raises(GroupError, match=r"no all_reduce\.start of these tensors"):
+        with pytest.raises(
+            GroupError, match=r"expected an earlier all_reduce\.start of these tensors"
+        ):
             ml.parallel.all_reduce_wait(first)
         return [first.tolist(), float(ml.max(second)), other.tolist()]
 
@@ -193,7 +195,9 @@ def test_tensors_without_elements_may_be_under_way_together() -> None:
         ml.parallel.all_reduce_start(ml.ones((0,)))
         ml.parallel.all_reduce_start(ml.ones((0,)))
         ml.parallel.all_reduce_start(x)
-        refuses(GroupError, "was started, and not waited for yet", ml.parallel.all_reduce_start, x)
+        refuses(
+            GroupError, "was started, but no wait has followed", ml.parallel.all_reduce_start, x
+        )
         ml.parallel.all_reduce_wait(x)
         assert x.tolist() == [2, 2]
 
@@ -235,10 +239,10 @@ def test_halves_that_do_not_fit_are_refused(name: str) -> None:
     def step(rank: int) -> None:
         x = ml.ones((4,))
         y = start(x)
-        refuses(GroupError, rf"no {name}\.start of these tensors", wait, x, y)
+        refuses(GroupError, rf"expected an earlier {name}\.start of these tensors", wait, x, y)
         wait(y, x)
-        refuses(GroupError, rf"no {name}\.start of these tensors", wait, y, x)
-        refuses(ArgumentError, "a number of seconds > 0, not 0", start, x, timeout=0.0)
+        refuses(GroupError, rf"expected an earlier {name}\.start of these tensors", wait, y, x)
+        refuses(ArgumentError, "a number of seconds > 0, got 0", start, x, timeout=0.0)
         refuses(ShapeError, "the result is f32", ml.host_call, f"{name}.start", x, x)
 
     run(2, step)

@@ -396,7 +396,7 @@ def test_a_repro_is_run_and_verified(files: tuple[Path, Path]) -> None:
     assert ran.stdout.endswith("verified: 1 outputs have the recorded digests\n")
     ran = run_python("-m", "mlvm", "run", files[0], "--arg", "f32[] 1")
     assert ran.returncode == 1
-    assert "a repro contains its inputs; omit --arg" in ran.stderr
+    assert "a repro contains the inputs; omit --arg" in ran.stderr
 
 
 def test_a_repro_with_another_result_is_not_verified(
@@ -481,7 +481,7 @@ def test_a_script_is_no_repro(tmp_path: Path) -> None:
     script.write_text(SCRIPT)
     ran = run_python("-m", "mlvm", "debug", script)
     assert ran.returncode == 1
-    assert "expected what Captured.save_repro or Captured.save wrote, or the folder" in ran.stderr
+    assert "expected a file of Captured.save_repro or Captured.save, or the folder" in ran.stderr
 
 
 def test_inputs_states_and_numbers_have_names_in_info(tmp_path: Path) -> None:

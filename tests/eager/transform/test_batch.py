@@ -383,15 +383,15 @@ def test_an_ordinary_program_runs_on_rows(program: Program, expected: Any) -> No
 @cases(
     "program, error, text",
     ("", EncodingError, "header"),
-    ("\u1234", MachineError, "no program for rows"),
-    (Program.straight([Instruction(Opcode.halt)]), MachineError, "no program for rows"),
+    ("\u1234", MachineError, "expected a program for rows"),
+    (Program.straight([Instruction(Opcode.halt)]), MachineError, "expected a program for rows"),
     (rows_of("get -1\nget -1\njump_if_false end\npop 1\nend:\nget -1"), ProgramError, "values"),
     (rows_of("get 9"), ProgramError, "slot 9"),
     (rows_of("get -1" + op("matmul", 1)), (ShapeError, ProgramError, MachineError), "matmul"),
     (rows_of("get -1", locals_='"f32[-1]"'), (ShapeError, MachineError), ""),
     (rows_of(NEGATED, segment(TOLD % (8, 8), rows=2)), MachineError, "a single row"),
     (rows_of(NEGATED, segment(TOLD % (8, 8), rows=0)), MachineError, "a single row"),
-    (rows_of(NEGATED, segment('"ins": [8]')), MachineError, "no program for rows"),
+    (rows_of(NEGATED, segment('"ins": [8]')), MachineError, "expected a program for rows"),
     (rows_of("get 1\nset 2\nget 2", **MIXED), MachineError, "results have a different size"),
     (rows_of(f"jump a\na:\nget 1\nget -1{PUSH}get 2", **MIXED), HostFunctionError, "i64"),
     (

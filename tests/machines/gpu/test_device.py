@@ -231,9 +231,9 @@ def test_more_than_the_device_has_is_out_of_memory(vm: GpuVM) -> None:
 def test_memory_of_a_device_is_not_lent(vm: GpuVM) -> None:
     [x] = sent(vm, np.ones(4, "f4"))
     refuses(HandleError, f"is on {vm.memory.device}; use read", vm.borrow, x)
-    refuses(HandleError, "not in memory of the host", vm.storage_over, np.zeros(64, np.uint8))
-    refuses(HandleError, "read it and write it there", vm.share, x, VM("host"))
-    refuses(MachineError, "C functions work in memory of the host", vm.register_library, "x.so")
+    refuses(HandleError, "not in host memory", vm.storage_over, np.zeros(64, np.uint8))
+    refuses(HandleError, "copy with read and write", vm.share, x, VM("host"))
+    refuses(MachineError, "C functions access host memory", vm.register_library, "x.so")
 
 
 def test_an_op_works_in_place_and_never_over_an_operand_it_reads(vm: GpuVM) -> None:
@@ -503,7 +503,7 @@ def test_without_its_package_the_error_says_what_to_install(
 
 @cases("option", {"threads": 2}, {"workers": 1}, {"native": True}, {"pinned": True})
 def test_options_of_the_processor_are_refused(device: str, option: dict[str, Any]) -> None:
-    refuses(MachineError, "is for a VM on the processor", ml.VM, device=device, **option)
+    refuses(MachineError, "requires a VM on the processor", ml.VM, device=device, **option)
     refuses(UnknownFunctionError, "", ml.VM, device=device, kernels={"nothing": lambda: None})
 
 
@@ -549,7 +549,7 @@ def test_a_lost_device_closes_the_vm_and_says_so(vm: GpuVM, monkeypatch: Patch) 
 
     with monkeypatch.context() as patch:
         patch.setattr(vm.memory.driver, "fetch", fail)
-        refuses(MachineError, "is lost, and with it this VM: CL_DEVICE", vm.read, x)
+        refuses(MachineError, "and this VM are lost: CL_DEVICE", vm.read, x)
     add = Program.of_op("add", 2, {}, 1)
     for call in (
         lambda: vm.read(x), lambda: vm.launch(add, [x, y]), lambda: vm.write(x, np.ones(4, "f4")),

@@ -163,7 +163,7 @@ def test_a_system_that_refuses_the_registers_is_told_of(monkeypatch: Patch) -> N
     monkeypatch.setattr(extension, "simd_sets", lambda: {"amx": False, "plain": True})
     monkeypatch.setattr(extension.EXTENSION, "simd_refused", lambda name: name == "amx")
     monkeypatch.setenv("MLVM_SIMD", "amx")
-    text = "^MLVM_SIMD=amx: the system refuses its registers; there are plain$"
+    text = "^MLVM_SIMD=amx: the operating system does not save its registers; available are plain$"
     refuses(MachineError, text, extension.is_native, None)
     assert not extension.is_native(False)
 

@@ -45,7 +45,7 @@ def test_the_option_comes_before_the_environment_and_that_before_what_was_built(
 def test_the_status_says_what_is_in_use_and_why(monkeypatch: Patch) -> None:
     assert extension.status() == f"native, {extension.REASON}"
     monkeypatch.setenv("MLVM_NATIVE", "0")
-    assert extension.status() == f"numpy (MLVM_NATIVE=0; else native, {extension.REASON})"
+    assert extension.status() == f"numpy (MLVM_NATIVE=0; otherwise native, {extension.REASON})"
 
 
 @needs_extension
@@ -80,7 +80,7 @@ def test_an_unknown_set_is_refused_and_not_compiled(monkeypatch: Patch) -> None:
     for simd in ("", "avx3", "all", "x" * 5000):
         assert extension._compile(simd) == ""
     monkeypatch.setenv("MLVM_SIMD", "avx3")
-    text = "^MLVM_SIMD=avx3: this build has no such set; there are .*plain"
+    text = "^MLVM_SIMD=avx3: this build lacks the set; available are .*plain"
     refuses(MachineError, text, extension.is_native, None)
 
 
@@ -88,16 +88,21 @@ def test_without_the_extension_numpy_runs(not_built: None) -> None:
     vm = LocalVM()
     assert not vm.native
     assert extension.simd_sets() == {}
-    assert extension.status().startswith("numpy (the native machine is not here: it was not built;")
+    assert extension.status().startswith(
+        "numpy (the native machine is not available: it was not built;"
+    )
 
 
 def test_without_the_extension_what_needs_it_is_refused(
     not_built: None, monkeypatch: Patch
 ) -> None:
-    message = "^functions in C need the native machine, which is not here: it was not built; it is "
+    message = (
+        "^functions in C need the native machine, which is not installed: it was not built; "
+        "installing mlvm compiles it"
+    )
     refuses(MissingExtraError, message, LocalVM().register_library, "any.so")
     refuses(
-        MissingExtraError, "it was not built; it is compiled when mlvm is", LocalVM, native=True
+        MissingExtraError, "it was not built; installing mlvm compiles it", LocalVM, native=True
     )
     refuses(MachineError, "threads=2 needs native kernels", LocalVM, threads=2)
     monkeypatch.setenv("MLVM_THREADS", "2")
@@ -133,7 +138,7 @@ def test_a_setting_that_says_nothing_known_is_refused(monkeypatch: Patch) -> Non
 @cases(
     "error, reason",
     (ModuleNotFoundError("no module"), "it was not built"),
-    (ImportError("undefined symbol"), "it does not load: undefined symbol"),
+    (ImportError("undefined symbol"), "it cannot be loaded: undefined symbol"),
 )
 def test_why_there_is_none(error: ImportError, reason: str, monkeypatch: Patch) -> None:
     def fail(name: str) -> NoReturn:

@@ -72,7 +72,9 @@ def test_a_socket_that_nobody_listens_on_is_replaced(tmp_path: Path) -> None:
     address = UnixAddress(str(tmp_path / "s"))
     listen(address, public=False).close()  # the file stays
     with listen(address, public=False):
-        refuses(AddressError, "another server is listening there", listen, address, public=False)
+        refuses(
+            AddressError, "a different server is listening there", listen, address, public=False
+        )
         connect(address, 1.0).close()
 
 

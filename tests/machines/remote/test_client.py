@@ -149,7 +149,7 @@ def test_a_number_may_name_another_program(vm: RemoteVM) -> None:
         assert vm.read(out).tolist() == [value] * 3
     vm._call("drop_program", loaded.number)
     vm.launch(ADD_INTO, [out, x, x])
-    refuses(HandleError, "no program", vm.synchronize)
+    refuses(HandleError, "program 1 is not loaded", vm.synchronize)
 
 
 # --- eager code, by the short way ----------------------------------------------------
@@ -291,7 +291,7 @@ def test_the_outbox_in_c_is_the_one_in_python(messages: list[bytes | bool]) -> N
             assert due[0] == due[1] or len(boxes[0]) < 64  # the clocks differ
         assert len(boxes[0]) == len(boxes[1])
     for box in boxes:
-        refuses(ValueError, "are done, not", box.take, done + 10**6)
+        refuses(ValueError, "expected done >=", box.take, done + 10**6)
 
 
 # --- close, and fork -----------------------------------------------------------------
@@ -375,7 +375,7 @@ with arena.allocating():
             try:
                 call()
             except ConnectionLostError as error:
-                refused += "its parent's" in str(error)
+                refused += "parent" in str(error)
         vm.close()
         del x, y, arena
         os._exit(refused)

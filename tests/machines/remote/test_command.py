@@ -118,7 +118,7 @@ def test_ping_says_what_a_server_is(tmp_path: Path, capsys: Capsys) -> None:
         printed, errors = capsys.readouterr()
         assert errors == ""
         assert printed.startswith("server: mlvm 1.2.3, format ")
-        assert re.search(r"^round trip: median \d+ us, least \d+ us, 99 % \d+ us$", printed, re.M)
+        assert re.search(r"^round trip: median \d+ us, minimum \d+ us, 99 % \d+ us$", printed, re.M)
         assert main(["ping", *options]) == 1
         assert "requires TLS" in capsys.readouterr().err
 
@@ -156,7 +156,7 @@ def test_launches_a_second_are_those_since_the_last_look() -> None:
     (["serve", "--listen", "nowhere"], "an address: expected"),
     (["serve", "--listen", "0.0.0.0:0"], "--insecure"),
     (["serve", "--listen", ":0", "--secret-file", "/no/such"], "/no/such: No such file"),
-    (["serve", "--listen", ":0", "--certificate", "/no/such"], "no certificate"),
+    (["serve", "--listen", ":0", "--certificate", "/no/such"], "cannot read a certificate"),
     (["serve", "--listen", ":0", "--key", "key.pem"], "needs certificate="),
     (["serve", "--listen", ":0", "--library", "/no/such.so"], "/no/such.so"),
     (["ping", "unix:/no/such/socket"], "no server at unix:/no/such/socket"),
@@ -181,7 +181,7 @@ def test_every_limit_is_an_option(capsys: Capsys) -> None:
     text = capsys.readouterr().out
     for name in Limits.__dataclass_fields__:
         assert f"--{name.replace('_', '-')} " in text
-    assert "--library SO a shared library with functions in C" in " ".join(text.split())
+    assert "--library SO shared library with functions in C" in " ".join(text.split())
     assert whole_number("64M") == 64 << 20
     assert whole_number("3") == 3
     assert size_text(1 << 31) == "2G"

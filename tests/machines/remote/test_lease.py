@@ -197,7 +197,7 @@ def test_a_lease_ends() -> None:
         assert server.status()["bytes"] == 0
         for _ in range(2):
             with within(1):
-                text = "was refused: no connected client has that key"
+                text = "was refused: the key does not belong to a connected client"
                 refuses(ConnectionLostError, text, vm.synchronize)
 
 

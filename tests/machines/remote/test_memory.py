@@ -66,7 +66,7 @@ def test_a_shared_vm_is_limited_by_its_server_alone() -> None:
     with Served(shared=["ours"]) as server:
         refuses(ArgumentError, "vm='ours'", server.vm, vm="ours", memory="1 MiB")
         with server.vm(vm="ours") as vm:
-            refuses(MachineError, "got a shared one", vm.limit_memory, 1 << 20)
+            refuses(MachineError, "got a shared VM", vm.limit_memory, 1 << 20)
             vm.alloc_storage(2 << 20)
 
 

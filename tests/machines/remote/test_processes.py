@@ -145,7 +145,10 @@ def test_memory_that_ends_where_no_limit_is_ends_the_connection() -> None:
 
     with Served(prepare=prepare) as server, server.vm() as vm:
         refuses(
-            ConnectionLostError, "no memory left; the limit is 25,769,803,776", vm.alloc_storage, 1
+            ConnectionLostError,
+            "run out of memory; the limit is 25,769,803,776",
+            vm.alloc_storage,
+            1,
         )
 
 

@@ -261,7 +261,9 @@ def test_a_certificate_that_is_none_changes_nothing(tmp_path: Path) -> None:
     certificate.write_text(Path(CERTIFICATE).read_text())
     with Served(certificate=str(certificate)) as server:
         certificate.write_text("nothing")
-        refuses(AddressError, "no certificate", server.reload, "another secret than that")
+        refuses(
+            AddressError, "cannot read a certificate", server.reload, "another secret than that"
+        )
         refuses(AccessDeniedError, "needs a secret", server.reload, None)
         server.vm().close()
 

@@ -219,7 +219,7 @@ def test_each_limit_of_a_launch_is_held(native: bool) -> None:
     with Served(limits=small_limits, options={"native": native}) as server, server.vm() as vm:
         handle = vm.alloc_tensor(TensorType("f32", (1 << 16,)))
         with within(SECONDS / 4):
-            refuses(LimitExceededError, r"its limit of 0\.3 seconds", run, vm, FOR_EVER)
+            refuses(LimitExceededError, r"the limit of 0\.3 seconds", run, vm, FOR_EVER)
         refuses(OutOfMemoryError, "the limit is 4,194,304", run, vm, DOUBLING, handle)
         with pytest.raises(
             OutOfMemoryError, match=r"the launch returns 10,.* the limit is 4,194,304"
@@ -376,7 +376,7 @@ def test_to_verify_has_a_limit_of_time(place: Any, monkeypatch: Patch) -> None:
         until = time.monotonic() + SECONDS
         x = vm.alloc_tensor(F32X3)
         patch.setattr(place, "verify", endless)
-        refuses(LimitExceededError, r"its limit of 0\.1 seconds", run, vm, assemble(LOADED), x)
+        refuses(LimitExceededError, r"the limit of 0\.1 seconds", run, vm, assemble(LOADED), x)
         patch.undo()
         assert time.monotonic() < until
         [output] = vm.launch(assemble(LOADED), [x])

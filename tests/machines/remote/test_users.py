@@ -51,7 +51,13 @@ def test_a_users_lease_is_no_other_users() -> None:
         endpoint = _Endpoint(str(server.address), users_of(FILE)["bob"], None, False)
         for wants in ("resume", "interrupt"):
             hello = Hello(wants, lease.key, "1")
-            refuses(AccessDeniedError, "no connected client has", endpoint.open, hello, 5.0)
+            refuses(
+                AccessDeniedError,
+                "does not belong to a connected client",
+                endpoint.open,
+                hello,
+                5.0,
+            )
 
 
 def test_what_a_client_took_is_counted_once_though_it_goes_meanwhile() -> None:
@@ -118,8 +124,8 @@ def is_refused(vm: RemoteVM, message: str) -> bool:
 @pytest.mark.usefixtures("often")
 @cases(
     "quota, text, processes",
-    ({"user_launches": 20}, "launches in an hour, and the quota is 20", 0),
-    ({"user_seconds": 0.05}, "seconds of a processor in an hour, and the quota is 0", 4),
+    ({"user_launches": 20}, "launches per hour, and the quota is 20", 0),
+    ({"user_seconds": 0.05}, "seconds of processor time per hour, and the quota is 0", 4),
 )
 def test_launches_and_seconds_have_a_quota_by_the_hour(
     quota: dict[str, Any], text: str, processes: int
@@ -156,14 +162,14 @@ def test_an_hour_later_all_is_as_before(monkeypatch: Patch) -> None:
     now += 1800
     accounts.spend("alice", 1, 9, 1.0)  # since it came
     assert accounts.over("alice") == (
-        "the user 'alice' has used 11 launches in an hour, and the quota is 10"
+        "the user 'alice' has used 11 launches per hour, and the quota is 10"
     )
     assert accounts.over("bob") is None
     now += 1900
     assert accounts.over("alice") is None
     accounts.leave(1)
     accounts.spend("alice", 1, 1, 5.5)  # another one of that number
-    assert "6 seconds of a processor" in str(accounts.over("alice"))
+    assert "6 seconds of processor time" in str(accounts.over("alice"))
 
 
 test_rows = claims("users", globals())

@@ -41,9 +41,9 @@ def test_every_truncation_and_every_flipped_bit_is_noticed(tmp_path: Path) -> No
     content = file.read_bytes()
     for length in range(len(content)):
         file.write_bytes(content[:length])
-        refuses(CheckpointError, r"x\.safetensors is no checkpoint, or damaged", load, file)
+        refuses(CheckpointError, r"x\.safetensors is not a checkpoint, or is damaged", load, file)
     data = 8 + int.from_bytes(content[:8], "little")
     for at in range(data, len(content)):
         file.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
-        refuses(CheckpointError, "its data is not what was written", load, file)
+        refuses(CheckpointError, "CRC-32 of the tensor data does not match", load, file)
     assert issubclass(CheckpointError, ml.errors.MlvmError)

@@ -1,4 +1,4 @@
-"""A training begins with weights of a file: of another training, or published ones."""
+"""A training begins with weights of a file: a different training, or published ones."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_finetuning_says_what_it_changes_and_keeps_the_rest(
 
     train(resume=save, init=vit, **options)
     with pytest.raises(
-        CheckpointError, match=rf"with init {vit}, not init None \(init begins anew"
+        CheckpointError, match=rf"with init {vit}, expected init None \(init starts a new"
     ):
         train(model="vit", resume=save, **options)
 
@@ -68,11 +68,11 @@ def test_weights_that_are_for_something_else(
     data = f"mnist:{mnist}"
     mixer = tmp_path / "mixer"
     ml.save(mixer, MlpMixer((8, 8, 1), 3, key=ml.random.key(0)))
-    with pytest.raises(ml.errors.WeightsError, match="for images of 8 x 8, not of 4 x 8: a Mixer"):
+    with pytest.raises(ml.errors.WeightsError, match="expects images of 8 x 8, got 4 x 8: a Mixer"):
         train(data=data, init=mixer, batch_size=2)
-    with pytest.raises(OptionError, match="has weights of mlp_mixer, not of vit"):
+    with pytest.raises(OptionError, match="contains weights of mlp_mixer, expected vit"):
         train(model="vit", data=data, init=mixer)
-    with pytest.raises(ml.errors.WeightsError, match="neither safetensors"):
+    with pytest.raises(ml.errors.WeightsError, match="expected a safetensors or"):
         train(data=data, init=mnist / "train-images-idx3-ubyte")
     assert main(["--init", str(tmp_path / "none"), "--data", data]) == 1
     assert "none" in capsys.readouterr().err
@@ -99,6 +99,6 @@ def test_images_that_do_not_fit_are_refused_before_the_head_is_told_of(
     mnist: Path, tmp_path: Path, capsys: Capsys
 ) -> None:
     ml.save(tmp_path / "x", MlpMixer((16, 16, 3), 5, 4, 6, 1, 2, 6, key=ml.random.key(0)))
-    with pytest.raises(ml.errors.WeightsError, match="3 channels, not of 1"):
+    with pytest.raises(ml.errors.WeightsError, match="3 channels, got 1"):
         train(data=f"mnist:{mnist}", init=tmp_path / "x", batch_size=2, progress=Progress())
     assert "the head is new" not in capsys.readouterr().err

@@ -131,7 +131,7 @@ def test_help_tells_every_default(capsys: Capsys) -> None:
     text = " ".join(capsys.readouterr().out.split())
     for default in ("mlp_mixer", "20", "32", "0.005", "0"):
         assert f"(default: {default})" in text
-    assert "(default: of digits, text, masked, lines, listops, the one that is" in text
+    assert "(default: digits, text, masked, lines, listops, by model)" in text
 
 
 # --- checkpoints ---------------------------------------------------------------------
@@ -200,28 +200,34 @@ def test_resuming_by_command(tmp_path: Path, capsys: Capsys) -> None:
     assert (err, [line.partition(" ")[0] for line in out.splitlines()]) == ("", ["convnet"])
     assert out.partition(";")[0] != first[-1].partition(";")[0]  # by another seed
     assert last.partition(";")[0] == first[-1].partition(";")[0]
-    assert last.endswith(" after 1 epochs; nothing was left to do")
+    assert last.endswith(" after 1 epochs; all steps were already complete")
 
 
 def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "x.safetensors"
     train(model="mlp", epochs=1, save=file)
-    with pytest.raises(CheckpointError, match="with model mlp, epochs 1, not model convnet, ep"):
+    with pytest.raises(
+        CheckpointError, match="with model mlp, epochs 1, expected model convnet, ep"
+    ):
         train(model="convnet", epochs=2, resume=file)
     tensors, metadata = load(file)
     wrong: list[tuple[dict[str, Any], dict[str, str], str]] = [
-        (tensors, {}, "not written by a training"),
+        (tensors, {}, "not written by models.train"),
         *(
-            (tensors, metadata | {"mlvm.training": text}, "not written by a training")
+            (tensors, metadata | {"mlvm.training": text}, "not written by models.train")
             for text in ("{", "3", "[" * 100_000)
         ),
         (
             tensors,
             metadata | {"mlvm.pipeline": "[]"},
-            "of another training: .* expected a state with",
+            "belongs to a different training: .* expected a state with",
         ),
         ({"losses": tensors["losses"]}, metadata, "missing or unknown: model/"),
-        (tensors | {"random": np.zeros(3)}, metadata, r"random is uint64 \(2,\), not float64"),
+        (
+            tensors | {"random": np.zeros(3)},
+            metadata,
+            r"random: expected uint64 \(2,\), got float64",
+        ),
         ({k: v for k, v in tensors.items() if k != "losses"}, metadata, "not written by"),
         *(
             (tensors | {"losses": losses}, metadata, "losses are not those of 44 steps")
@@ -276,7 +282,7 @@ def test_bad_usage_exits_with_2(arguments: list[str], capsys: Capsys) -> None:
     (["--save", "{tmp}/nowhere/x"], "nowhere/x"),
     (["--save", "{tmp}"], "{tmp}"),
     (["--resume", "{tmp}/nowhere"], "{tmp}/nowhere"),
-    (["--resume", "{tmp}/file"], "{tmp}/file is no checkpoint"),
+    (["--resume", "{tmp}/file"], "{tmp}/file is not a checkpoint"),
     (["--plot", "{tmp}/file/plots"], "{tmp}/file/plots"),
     (["--model", "mlp", "--learning-rate", "1e18"], "learning rate below 1e+18 may help"),
 )
@@ -297,7 +303,7 @@ def test_what_a_file_cannot_replace_is_refused_before_the_training(
     with socket.socket(socket.AF_UNIX) as bound:
         bound.bind("it")
     assert main(["--save", "it", "--data", "mnist:nowhere"]) == 1
-    assert_one_line(capsys.readouterr().err, "it: it is no regular file")
+    assert_one_line(capsys.readouterr().err, "it: it is not a regular file")
 
 
 def test_a_failed_run_leaves_no_file_and_keeps_an_old_one(tmp_path: Path) -> None:
@@ -319,18 +325,22 @@ def test_an_interrupt_is_one_line_and_exit_status_130(monkeypatch: Patch, capsys
 
 @cases(
     "error, reason, options",
-    (OptionError, "no model 'resnet'; there are mlp_mixer, vit, mlp", {"model": "resnet"}),
-    (OptionError, "1437 training samples", {"batch_size": 2000}),
     (
         OptionError,
-        "lstm is for sequences, and digits has images",
+        "unknown model 'resnet'; expected one of mlp_mixer, vit, mlp",
+        {"model": "resnet"},
+    ),
+    (OptionError, "training samples, 1437", {"batch_size": 2000}),
+    (
+        OptionError,
+        "lstm requires sequences; digits contains images",
         {"model": "lstm", "data": "digits"},
     ),
-    (DataError, "no data set 'x'", {"data": "x"}),
+    (DataError, "unknown data set 'x'", {"data": "x"}),
     (Diverged, "step", {"model": "mlp", "learning_rate": 1e18}),
-    (OptionError, "none is given", {"model": "mlp", "resume": True}),
-    (OptionError, "dtype must be one of f32, bf16, f16, not i8", {"dtype": "i8"}),
-    (OptionError, "batch_size 32 is not divisible by 3 members", {"group": "threads:3"}),
+    (OptionError, "resume=True requires save=", {"model": "mlp", "resume": True}),
+    (OptionError, "dtype must be one of f32, bf16, f16, got i8", {"dtype": "i8"}),
+    (OptionError, "batch_size 32 must be a multiple of 3 members", {"group": "threads:3"}),
     *(
         (OptionError, "^group: ", {"group": group})
         for group in ("threads", "threads:0", "threads:x", "sockets:2", "")
@@ -486,9 +496,9 @@ def test_a_server_that_is_to_train(tmp_path: Path, monkeypatch: Patch, capsys: C
         ("host:1", None, True),
     ]
     for wrong, message in (
-        ([*command, "--group", "threads:2"], "--vm is one VM, and --group threads:2 makes its own"),
-        (["--secret-file", str(secret)], "a secret and TLS are for a server: see --vm"),
-        (["--tls"], "a secret and TLS are for a server: see --vm"),
+        ([*command, "--group", "threads:2"], "--vm and --group threads:2 cannot be combined"),
+        (["--secret-file", str(secret)], "--secret-file and --tls require --vm, a server"),
+        (["--tls"], "--secret-file and --tls require --vm, a server"),
     ):
         assert refuses(SystemExit, "", main, wrong).code == 2
         assert message in capsys.readouterr().err
@@ -507,7 +517,9 @@ def test_a_model_learns_in_halves_and_its_checkpoint_has_f32_weights(
     tensors, _ = load(file)
     assert {x.dtype.name for name, x in tensors.items() if name.startswith("model/")} == {"float32"}
     assert ("scale/value" in tensors) == (dtype == "f16")
-    refuses(CheckpointError, f"with dtype {dtype}, not dtype f32", train, **options, resume=file)
+    refuses(
+        CheckpointError, f"with dtype {dtype}, expected dtype f32", train, **options, resume=file
+    )
     again = train(**options, dtype={"bf16": "bfloat16", "f16": "float16"}[dtype], resume=file)
     assert again["test_loss"] == result["test_loss"]
 
@@ -529,7 +541,7 @@ def test_an_overflow_under_a_loss_scale_is_no_divergence(
     factors = iter([math.inf])
     refuses(Diverged, "the loss of step 1 is inf", train, **{**options, "dtype": "f32"})
     factors = iter([math.inf] * 3)
-    refuses(Diverged, "no loss of epoch 1 is finite", train, **options)
+    refuses(Diverged, "epoch 1 has no finite loss", train, **options)
     monkeypatch.setattr(Trainer, "loss_scale", lambda _: 1.0)
     factors = iter([math.nan])
     refuses(Diverged, "the loss of step 1 is nan", train, **options)

@@ -1,4 +1,4 @@
-/* What OpenCL C 1.2 and CUDA C call differently, and the dtypes. It is prepended to each source.
+/* Names that differ between OpenCL C 1.2 and CUDA C, and dtypes. It is prepended to each source.
  *
  * A tensor's parameter is two: the memory it lies in, and its first byte there. TENSOR(DT, x) declares
  * them, POINTER(DT, x) makes a pointer x of them. LOAD(DT, x, i) is element i as what the dtype is

@@ -194,7 +194,7 @@ KERNEL void add_sorted(TENSOR(T, out), TENSOR(T, x), TENSOR(T, updates), TENSOR(
     const i64 at = ITEM(0);
     if (at >= total) return;
     const i64 inner = at % behind, place = at / behind % length, outer = at / behind / length;
-    if (along) { /* each row along the axis has its own indices */
+    if (along) { /* each row along the axis has separate indices */
         sorted += (outer * behind + inner) / along * count;
         order += (outer * behind + inner) / along * count;
     }

@@ -1,7 +1,8 @@
 /* Row functions: softmax, losses and normalization along the middle one of three axes of x. LANES items process a row
- * together and combine their values by a tree. With LANES = 1 an item processes its own row: for short rows, for rows
- * that are not contiguous, and on a processor, where SIDE elements of a row are computed side by side. EACH repeats its
- * body for each element i of the row; `j` is its position in the group of SIDE elements. */
+ * together and combine their values by a tree. With LANES = 1, each item processes a row: for short
+ * rows, for rows that are not contiguous, and on a processor, where SIDE elements of a row are
+ * computed side by side. EACH repeats its body for each element i of the row; `j` is its position
+ * in the group of SIDE elements. */
 
 #if LANES > 1
 #define ROW const i64 row = GROUP(0); const int lane = LOCAL_ITEM(0); LOCAL COMPUTED(T) tree[LANES];

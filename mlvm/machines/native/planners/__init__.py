@@ -1,1 +1,1 @@
-"""The planners of the op rooms: each file prepares the kernels of `kernels/` of its name."""
+"""Planners: each file prepares the kernels of the file in `kernels/` with the same name."""

@@ -1,4 +1,4 @@
-"""Chains of elementwise ops on one shape: `kernels/chain.c`. A single op is one, too."""
+"""Chains of elementwise ops on one shape, including single ops: `kernels/chain.c`."""
 
 from __future__ import annotations
 
@@ -18,16 +18,14 @@ from mlvm.machines.native.planner import Types, kernel_call, planner
 from mlvm.machines.native.planners.elementwise import ROWS, conversion, row_of, stage
 
 PIECE: Final = 512
-"""Most elements that a single op works on in a unit."""
+"""Maximum elements per unit of a single op."""
 
-_LEAST: Final = (
-    128  # elements of a piece; fewer cost more in calls of row functions than caches gain
-)
+_LEAST: Final = 128  # minimum elements of a piece; below it, calls cost more than caches gain
 _MOST: Final = 2048
-_CACHE: Final = 24576  # bytes of all values of a piece, which the first-level cache has room for
-_SHORT_ROW: Final = 16  # elements; rows of windows that are shorter are copied, several at a time
-_LONG_ROW: Final = 1024  # elements; of rows of windows from this length on, each is a piece
-_APART: Final = 192  # bytes between the pieces of two values, so that they do not share cache sets
+_CACHE: Final = 24576  # bytes of all values of a piece, which fit into the first-level cache
+_SHORT_ROW: Final = 16  # elements; shorter rows of windows are copied, several at a time
+_LONG_ROW: Final = 1024  # elements; a row of a window with at least this length is a piece
+_APART: Final = 192  # bytes between the pieces of two values, to use different cache sets
 
 _LINES: Final = {
     f"{op}_{t}": (f"line_{t}", codes)
@@ -39,8 +37,8 @@ _LINES: Final = {
     }.items()
     for t in ("f32", "f64")
 }
-"""Row functions that may be part of a line (`lines` in `kernels/elementwise.c`): its row function,
-and the numbers of the op on the line's value and an operand, and on an operand and that value."""
+"""Ops that may be part of a line (`lines` in `kernels/elementwise.c`): the row function, and the
+numbers of the op on (value, operand) and on (operand, value)."""
 _OPS: Final = {
     _native.LINE_ADD: "add",
     _native.LINE_SUBTRACT: "subtract",
@@ -54,7 +52,7 @@ _STEPPED: Final = {*_LINES, *[line for line, _ in _LINES.values()]}
 
 
 class _Window(NamedTuple):
-    """Window of a parameter: how many elements come before its first, and its strides."""
+    """Window of a parameter: number of elements before the first, and strides."""
 
     parameter: int
     offset: int
@@ -68,7 +66,7 @@ def _window_of(parameter: int, type: TensorType, attributes: Attributes) -> _Win
 
 
 class _Written(NamedTuple):
-    """Window that a chain writes: result `out`, whose other elements come from `x`."""
+    """Window that a chain writes in the result `out`; all other elements are copied from `x`."""
 
     out: int
     x: int
@@ -76,9 +74,9 @@ class _Written(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """Call of a row function: the `nresults` values that it writes, then those that it reads.
+    """Call of a row function: the `nresults` written values, then the read values.
 
-    The `ops` of a line are applied to its second operand, its third, and so on.
+    The `ops` of a line are applied to the second operand, the third operand, and so on.
     """
 
     row: str
@@ -88,7 +86,7 @@ class _Step(NamedTuple):
 
 
 class _Steps:
-    """Chain in terms of row functions.
+    """Chain of row functions.
 
     Values are numbered: parameters first, then each value that passes between steps.
     """
@@ -107,7 +105,7 @@ class _Steps:
 
     @property
     def is_of_elements(self) -> bool:
-        """Return whether the chain and all its values have one element."""
+        """Return whether the chain and all values have one element."""
         sizes = [self.types[value].size for step in self.steps for value in step.values]
         return not self.windows and all(type(size) is int and size == 1 for size in sizes)
 
@@ -190,7 +188,7 @@ class _Steps:
     def _join_lines(self, most: int) -> None:
         """Merge steps into one row function if each result is read only by the next step.
 
-        The row function has at most `most` values.
+        The merged function has at most `most` values.
 
         No result may be written between them, since it may reuse the memory of an operand.
         """
@@ -225,7 +223,7 @@ class _Steps:
         self.steps = [step for step in remaining if step is not None]
 
     def _is_slope(self, link: Link, before: Link, sources: Sequence[int]) -> bool:
-        """Return True if one row function computes the link, a slope, and the link before it."""
+        """Return whether one row function computes the link, a slope, and the previous link."""
         if before.op.slope != link.op.name or before.attributes != link.attributes:
             return False
         value = self.steps[-1]
@@ -248,13 +246,13 @@ class _Steps:
 
 
 def _with_slope(row: str) -> str:
-    """Return the name of the row function that computes the value of `row` and its slope."""
+    """Return the name of the row function that computes the value of `row` and the slope."""
     op, _, dtype = row.rpartition("_")
     return f"{op}_and_slope_{dtype}"
 
 
 def _converts(x: DType, y: DType) -> bool:
-    """Return True if row functions convert one dtype to the other, or they are equal."""
+    """Return whether the dtypes are equal, or a row function converts one to the other."""
     before = stage(x, y)
     return x is y or (
         conversion(before, y) in ROWS and (before is x or conversion(x, before) in ROWS)
@@ -269,8 +267,8 @@ def chain_call(
     Return None if a link has no row function. All links are elementwise on the shape of the first
     link's result.
 
-    A unit is `unit` consecutive elements of that shape; by default the kernel's choice. So a kernel
-    that has just computed some rows of an operand may run the units that are these rows.
+    A unit is `unit` consecutive elements of this shape (default: chosen here). With `unit`, a
+    kernel that has just computed some rows of an operand can run the units of these rows.
     """
     nparams = len(types)
     chain = _Steps(links, types)
@@ -381,14 +379,14 @@ def _frame(written: _Written, types: Types) -> list[int]:
 def _axes(
     shape: Shape, shapes: Sequence[Shape], windows: Sequence[_Window | None]
 ) -> tuple[list[int], list[list[int]]]:
-    """Merge adjacent axes along which all operands are broadcast alike; return lengths and strides.
+    """Merge adjacent axes with the same broadcasting; return lengths and strides.
 
-    Windows must continue from one row to the next. Strides are in elements for each operand, 0
-    where it is broadcast.
+    Windows must continue from one row to the next. Strides are in elements per operand, and 0 for a
+    broadcast axis.
     """
     lengths: list[int] = []
     patterns: list[tuple[bool, ...]] = []
-    ends: list[int] = []  # of the axes that are one, the last
+    ends: list[int] = []  # the last of the merged axes
     steps_of_windows = [None if window is None else window.strides for window in windows]
 
     def is_one(axis: int) -> bool:
@@ -424,7 +422,7 @@ class _ScratchLayout:
     """Layout of values in scratch memory; a temporary reuses the memory of a dead value.
 
     kinds: how the kernel addresses each value.
-    piece: the number of elements of a piece, whose values fit into the cache.
+    piece: number of elements of a piece; all values of a piece fit into the cache.
     """
 
     def __init__(self, chain: _Steps, strides: dict[int, list[int]], size: int) -> None:
@@ -452,7 +450,7 @@ class _ScratchLayout:
         self.piece = piece - piece % 64
 
     def _add_parameters(self, chain: _Steps, size: int) -> int:
-        """Add the operands in memory; return the bytes per element of all their tensors."""
+        """Add the operands in memory; return the bytes per element of all tensors."""
         readers: dict[int, set[str]] = {}
         for step in chain.steps:
             for value in step.values:
@@ -490,8 +488,8 @@ class _ScratchLayout:
     def pitch(self, length: int, chain: _Steps) -> int:
         """Return the distance of the rows of a piece, in elements; `length` for packed rows.
 
-        Rows have the distance that they have in most windows if they are so short that calls for
-        single rows would be slower.
+        Short rows have the distance that most windows have, because calls for single rows would be
+        slower.
         """
         pitches = Counter(
             self.strides[value][-2]
@@ -546,7 +544,7 @@ class _ScratchLayout:
 @planner(*[op.name for op in OPS.values() if op.links and op.name != "copy"])
 def single(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     out, *operands = types
-    if out.size.__class__ is int and all(x.shape == out.shape for x in operands):  # none is open
+    if out.size.__class__ is int and all(x.shape == out.shape for x in operands):  # static lengths
         dtypes = tuple([x.dtype for x in operands])
         row = row_of(OPS[op], out, operands, attributes)
         if row is None:

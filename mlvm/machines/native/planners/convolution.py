@@ -1,7 +1,7 @@
-"""Convolution and its transposes.
+"""Convolution and transposed convolutions.
 
-`kernels/linalg.c` multiplies windows, which it gathers row by row, or column by column;
-`kernels/depthwise.c` is for narrow groups.
+`kernels/linalg.c` multiplies windows, which it gathers row by row or column by column.
+`kernels/depthwise.c` convolves narrow groups.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from mlvm.machines.native.planners.linalg import (
 from mlvm.machines.native.planners.windows import geometry
 
 _NARROW: Final = (2, 4, 8, 16)
-"""Channels of groups that are convolved without products of matrices."""
+"""Maximum channels of groups that are convolved without matrix products."""
 _PIXELS: Final = 16384
-"""Bytes of a group's pixels that are copied at once, and stay in the first-level cache."""
+"""Bytes of a group's pixels that are copied together and stay in the first-level cache."""
 _VECTOR: Final = 64
 """Bytes of the longest vector."""
 _LINES: Final = 3 << 16
-"""Bytes of lines of an image that are copied at once, and stay in the second-level cache."""
+"""Bytes of image lines that are copied together and stay in the second-level cache."""
 _PLACES: Final = 192
-"""Windows at most, in several lines, that are multiplied at once."""
+"""Maximum number of windows, in several lines, that are multiplied together."""
 _CHANNELS: Final = 256
-"""Bytes of the channels that one unit of the gradient of a kernel is for."""
+"""Bytes of channels per unit of a kernel's gradient."""
 
 
 @planner("conv2d")
@@ -142,7 +142,7 @@ def conv2d_kernel_vjp(op: str, types: Types, attributes: Attributes) -> KernelCa
 
 
 def _is_narrow(kernel: TensorType, attributes: Attributes) -> bool:
-    """Return True for groups of one channel, or small groups that together fill vectors.
+    """Return whether groups have one channel, or together fill vectors.
 
     The groups have the same number of channels in x.
     """
@@ -159,7 +159,7 @@ def _is_narrow(kernel: TensorType, attributes: Attributes) -> bool:
 
 
 def _axes(name: str, numbers: Iterable[int], otherwise: int) -> dict[str, int]:
-    """Name the integers of each spatial axis, three in all; missing ones are `otherwise`."""
+    """Name the integers of three spatial axes; the value of a missing axis is `otherwise`."""
     behind = ("front", "top", "left") if name == "pad" else ("behind", "down", "across")
     if name in ("image", "grid"):
         behind = ("depth", "height", "width")

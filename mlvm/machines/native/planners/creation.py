@@ -1,4 +1,4 @@
-"""Creation of tensors: `kernels/creation.c`, and boxes of a value."""
+"""Creation of tensors: `kernels/creation.c`, and boxes filled with a value."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def linspace(op: str, types: Types, attributes: Attributes) -> KernelCall | None
     out, start, stop = types[0], attributes["start"], attributes["stop"]
     last = attributes["endpoint"] and out.size > 1
     step = (stop - start) / max(1, out.size - attributes["endpoint"])
-    if step == 0 or step - step != 0:  # it underflows, or overflows: numpy has its way with these
+    if step == 0 or step - step != 0:  # it underflows or overflows: numpy handles these cases
         return None
     return _range(f"linspace_{out.dtype.name}", out.size, (start, step, stop), exact_end=last)
 

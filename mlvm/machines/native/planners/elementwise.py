@@ -1,4 +1,4 @@
-"""Row functions of `kernels/elementwise.c` for ops, and their operands."""
+"""Row functions of `kernels/elementwise.c` for ops and operands."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from mlvm.core.types import DType, TensorType, bool_, f32, f64
 from mlvm.machines.native import _native
 
 ROWS: Final = _native.rows()
-"""Nanoseconds of a row function for a byte of its result, roughly, by its name."""
+"""Approximate nanoseconds of row functions per byte of the result, by name."""
 
 
 class Row(NamedTuple):
     """Row function of an op.
 
-    dtypes: of its operands; others are converted, integers to `first` before that.
-    result: dtype; f32 if the op's result is a half.
-    cost: nanoseconds for an element.
+    dtypes: dtypes of the operands; other operands are converted, integers first to `first`.
+    result: result dtype; f32 if the op's result is in half precision.
+    cost: nanoseconds per element.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Row(NamedTuple):
 def row_of(
     op: Op, out: TensorType, operands: Sequence[TensorType], attributes: Attributes
 ) -> Row | None:
-    """Find the row function of an op on operands of these dtypes; None if there is none."""
+    """Find the row function of an op on operands of these dtypes, or return None."""
     name, dtypes = op.name, tuple([x.dtype for x in operands])
     if name == "where":
         return _row(f"where_{out.dtype.itemsize}", (bool_, out.dtype, out.dtype), out)
@@ -53,7 +53,7 @@ def row_of(
         return _row(own, dtypes, out)
     dtype = common_dtype(operands)
     if out.dtype.is_float and not dtype.is_inexact:
-        dtype = out.dtype  # exp and the like, of integers
+        dtype = out.dtype  # exp and similar functions of integers
     first, dtype = (dtype, f32) if dtype.is_half else (None, dtype)
     return _row(f"{name}_{dtype.name}", (dtype,) * len(dtypes), out, first)
 
@@ -70,8 +70,8 @@ def _row(
 def stage(x: DType, out: DType) -> DType:
     """Return the dtype between x and `out` in a conversion.
 
-    A half is widened to f32 first; an integer becomes a half by way of a float that has its values
-    (rounded beyond 53 bits).
+    Half precision is first converted to f32. An integer is converted to half precision through a
+    float that represents it exactly (rounded beyond 53 bits).
     """
     if x.is_half and out is not f32:
         return f32
@@ -81,5 +81,5 @@ def stage(x: DType, out: DType) -> DType:
 
 
 def conversion(x: DType, y: DType) -> str:
-    """Return the name of the row function that converts x to y, if there is one."""
+    """Return the name of the row function that converts x to y, or None."""
     return f"astype_{x.name}_{y.name}"

@@ -1,4 +1,4 @@
-"""Calls of f32's kernels on rows of halves: `kernels/halves.c`."""
+"""Calls of f32 kernels on rows in half precision: `kernels/halves.c`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from mlvm.machines.native.planners.rows import part_of_rows
 
 _WHOLE: Final = frozenset(["scale", "bias"])
 _MOST_WIDENED: Final = 1 << 16  # elements, for a product
-_PIECE: Final = 1024  # elements of an operand, roughly, that are widened before they are used
+_PIECE: Final = 1024  # approximate elements of an operand that are converted together
 
 
 def halves_call(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
-    """Plan f32's kernel for types some of which are in half precision.
+    """Plan the f32 kernel for types of which some are in half precision.
 
-    All of these have the same dtype. Return None if there is no kernel.
+    All half-precision types have the same dtype. Return None if no kernel exists.
     """
     floats = {type.dtype for type in types if type.dtype.is_float} - {f32}
     if len(floats) > 1:

@@ -1,4 +1,4 @@
-"""Elements chosen by tensors: `kernels/indexing.c`.
+"""Indexing by tensors: `kernels/indexing.c`.
 
 Every call has at least one unit, which checks the indices.
 """
@@ -79,12 +79,12 @@ def dynamic_update(op: str, types: Types, attributes: Attributes) -> KernelCall 
 
 @planner("scatter_add", "index_add", "scatter_add_along_axis")
 def add(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
-    """Plan an addition. A unit is a number of columns after the axis."""
+    """Plan a scatter-add. A unit is a number of columns after the axis."""
     out, *_, updates, indices = types
     along, sizes = op == "scatter_add_along_axis", _split(out, attributes)
     count = _split(indices, attributes)["length"] if along else indices.size
     piece, before = 64 // out.dtype.itemsize, sizes["before"]
-    started = 0 if op == "index_add" else out.nbytes  # which mostly is its operand
+    started = 0 if op == "index_add" else out.nbytes  # usually also the operand
     units = max(1, before * -(-sizes["behind"] // piece))
     work = before * count * 2 + updates.size * (2 if along else 0.3) + started / 20
     sizes |= {"kind": integer_kind(indices.dtype), "count": count, "piece": piece}
@@ -94,7 +94,7 @@ def add(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
 
 @planner("index_reduce")
 def index_reduce(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
-    """Plan `index_reduce` along axis 0. A unit is a number of columns after that axis."""
+    """Plan `index_reduce` along axis 0. A unit is a number of columns after this axis."""
     out, _, updates, indices = types
     sizes, piece = _split(out, {"axis": 0}), 64 // out.dtype.itemsize
     by = ("multiply", "minimum", "maximum").index(attributes["by"])
@@ -155,7 +155,7 @@ def one_hot(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
 def masked(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     out, *_, updates, mask = types
     covered, row = out.shape[: mask.ndim], out.shape[mask.ndim :]
-    if mask.shape != covered or updates.shape[1:] != row:  # numpy fills or broadcasts these
+    if mask.shape != covered or updates.shape[1:] != row:  # numpy handles filling and broadcasting
         return None
     width = math.prod(row) * out.dtype.itemsize
     return _masked("masked", len(types), mask.size, updates.shape[0], width)
@@ -163,8 +163,11 @@ def masked(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
 
 @memoized(256)
 def boolean_index(count: int, width: int) -> KernelCall | None:
-    """Plan a call that copies the rows of `width` bytes where a mask of `count` elements is True.
-    Its parameters are a result with `count` rows, x, and a mask that must not change meanwhile."""
+    """Plan a call that copies rows of `width` bytes where a mask is True.
+
+    The parameters are a result with `count` rows, x, and a mask of `count` elements that must not
+    change during the call.
+    """
     return _masked("boolean_index", 3, count, 0, width)
 
 

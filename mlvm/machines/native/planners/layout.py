@@ -1,4 +1,4 @@
-"""Elements in a different order, or elsewhere: `kernels/layout.c`."""
+"""Reordering and moving of elements: `kernels/layout.c`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mlvm.machines.native.elements import numbers, pattern
 from mlvm.machines.native.planner import Types, kernel_call, planner
 
 _MOST_ROLLED: Final = 4
-"""Axes that `roll` moves along: each of them doubles the number of boxes."""
+"""Maximum axes of `roll`: each axis doubles the number of boxes."""
 
 
 @planner("copy", "reshape")

@@ -18,25 +18,26 @@ Axis: TypeAlias = tuple[int, int, int]
 """Length of a batch axis, and the strides of x and y along it."""
 
 BLOCK: Final = 352
-"""Most products in a block of a sum."""
+"""Maximum number of products in a block of a sum."""
 _CACHE: Final = 1 << 18
-"""Bytes that stay in a processor's L2 cache beside other data."""
+"""Bytes that stay in a processor's L2 cache together with other data."""
 _PANEL: Final = 32
-"""The widest panel of y: two vectors of AVX-512."""
+"""Maximum width of a panel of y: two vectors of AVX-512."""
 _MOST_PANELS: Final = 1 << 24
-"""Most bytes of y that a thread copies, for a chain after the product."""
+"""Maximum bytes of y that a thread copies, for a chain after the product."""
 _ROWS_OF_LARGE: Final = 204
-"""Rows of a product that a chain takes at once where y stays in no core's cache. Fewer would read y
-so often that it costs more than rows of the product that have left the second-level cache."""
+"""Rows of a product that a chain processes together if y does not fit into a core's cache. With
+fewer rows, reading y more often would cost more than product rows that have left the second-level
+cache."""
 _AMX: Final = "bf16_amx"
 _SIDE: Final = 32
-"""Of a block of products in the tiles of AMX: rows, columns, and factors of a step."""
+"""Rows, columns and depth of a block of products in AMX tiles."""
 _PAST_CACHES: Final = 1 << 22
-"""Bytes of a result from which on it is stored past the caches."""
+"""Minimum bytes of a result that bypasses the caches."""
 
 
 class Matrix(NamedTuple):
-    """Matrix of an operand, after its transposition: lengths, and strides in elements."""
+    """Matrix of an operand after transposition: lengths, and strides in elements."""
 
     rows: int
     columns: int
@@ -49,7 +50,7 @@ class Matrix(NamedTuple):
 
 
 class Product(NamedTuple):
-    """x @ y for each element of a batch; summed over `groups`, whose length and strides it has."""
+    """x @ y for each element of a batch, summed over `groups` (length and strides)."""
 
     dtype: str
     x: Matrix
@@ -57,7 +58,7 @@ class Product(NamedTuple):
     axes: Sequence[Axis] = ()
     groups: Axis = (1, 0, 0)
     panel: int = 0
-    """Length of a panel of y, in units that kernels multiply at once; 0 if y has no panels."""
+    """Length of a panel of y, in units that kernels multiply together; 0 without panels."""
 
     @property
     def batch(self) -> int:
@@ -66,7 +67,7 @@ class Product(NamedTuple):
 
     @property
     def integers(self) -> dict[str, int]:
-        """Integers of the product for kernels, by the names of `plan/names.h`."""
+        """Integers of the product for kernels, by name in `plan/names.h`."""
         x, y, (groups, x_group, y_group) = self.x, self.y, self.groups
         lengths = {"m": x.rows, "n": y.columns, "k": x.columns, "groups": groups}
         of_x = {"x_row": x.row, "x_k": x.column, "x_group": x_group}
@@ -91,7 +92,7 @@ class Product(NamedTuple):
 
 
 class Chain(NamedTuple):
-    """Call that consumes rows of a product while they are in the cache; its units are rows.
+    """Call that processes rows of a product while they are in the cache; a unit is a row.
 
     `child`: the call.
     `nparams`: the parameters of the whole call; the child has one more, the product, if `out` is
@@ -106,7 +107,7 @@ class Chain(NamedTuple):
     out: int | None
 
 
-# --- the ops -----------------------------------------------------------------------------
+# --- ops ---------------------------------------------------------------------------------
 
 
 def chained_call(
@@ -119,7 +120,7 @@ def chained_call(
     scratch: int,
     rest: Sequence[int] = (),
 ) -> KernelCall | None:
-    """Plan a product by the first of two kernels; with a chain, by the second, which runs it."""
+    """Plan a product with the first kernel or, with a chain, with the second kernel."""
     if chain is None:
         first, _ = kernels
         return kernel_call(first, nparams, units, work, integers, scratch=scratch, rest=rest)
@@ -157,7 +158,7 @@ def _packed(x: TensorType, panels: TensorType, attributes: Attributes) -> Produc
 
 
 def in_panels(product: Product, panels: TensorType) -> Product:
-    """Return the product with its second factor in panels."""
+    """Return the product with the second factor in panels."""
     _, rows, columns, _ = panels.shape
     return product._replace(y=product.y._replace(row=columns), panel=rows * columns)
 
@@ -200,7 +201,7 @@ def matmul_chain(
 ) -> KernelCall | None:
     """Plan a matrix product and the chain on its rows.
 
-    Return None if the product is a vector, or so large that a thread cannot process it row by row.
+    Return None if the product is a vector, or too large to process row by row.
     """
     product_of = _packed if "columns" in attributes else _matmul
     product = product_of(x, y, attributes)
@@ -212,8 +213,8 @@ def matmul_chain(
 def headed_call(links: Sequence[Link], types: Types) -> KernelCall | None:
     """Plan a chain whose first link is a matmul, on parameters of these types.
 
-    The other links run on rows of the product while these are in the cache. None if a link has no
-    row function, or the product is not of that kind.
+    The other links run on rows of the product while the rows are in the cache. Return None if a
+    link has no row function, or the product does not support this.
     """
     head, *rest = links
     x_number, y_number = head.sources
@@ -257,8 +258,8 @@ def rounding(
 ) -> Chain | None:
     """Plan the chain after a product of bf16, which is computed in f32.
 
-    The result is rounded to `target`, then the rest follows. Return None for other products, and if
-    a link has no row function.
+    The result is rounded to `target` before the remaining links. Return None for other products,
+    and if a link has no row function.
     """
     if product.dtype is not bf16:
         return None
@@ -274,8 +275,8 @@ def rounding(
 def factor_dtype(x: TensorType, y: TensorType, attributes: Attributes) -> str | None:
     """Return the suffix of the kernels for these factors.
 
-    For bf16: AMX tiles if the processor has them, else pairs if it multiplies pairs and each sum
-    has whole pairs.
+    For bf16, this selects AMX tiles if the processor supports them, otherwise pairs if it
+    multiplies pairs and each sum consists of whole pairs.
     """
     if x.dtype is bf16 and y.dtype is bf16:
         length = x.shape[-2 if attributes["transpose_x"] and x.ndim > 1 else -1]
@@ -286,7 +287,7 @@ def factor_dtype(x: TensorType, y: TensorType, attributes: Attributes) -> str | 
 
 
 def float_dtype(*types: TensorType) -> str | None:
-    """Return the suffix of the kernels for these operands; None unless all are f32 or all f64."""
+    """Return the suffix of the kernels for operands that are all f32 or all f64, otherwise None."""
     names = {type.dtype.name for type in types}
     name = names.pop()
     return name if not names and name in ("f32", "f64") else None
@@ -318,17 +319,18 @@ def _batch_axes(x: Shape, y: Shape, x_size: int, y_size: int) -> list[Axis]:
 def call(product: Product, chain: Chain | None = None) -> KernelCall | None:
     """Plan a product, by vectors or tiles.
 
-    `chain` follows, unless the result is a vector; None for other products of bf16 without a chain.
+    `chain` follows, unless the result is a vector. Return None for other bf16 products without a
+    chain.
     """
     x, y = product.x, product.y
     if product.dtype == _AMX:
         if y.columns > 1 or product.panel:
-            return chain and _amx(product)  # `_amx` rounds its own result
+            return chain and _amx(product)  # `_amx` rounds the result itself
         product = product._replace(dtype="bf16")
     if product.panel:
         return tiles(product, chain) if chain or not product.dtype.startswith("bf16") else None
     if y.columns == 1:
-        # The rows of x with a vector: columns of x transposed.
+        # Rows of x times a vector: columns of the transposed x.
         axes = [(length, b, a) for length, a, b in product.axes]
         length, a, b = product.groups
         return vector(Product(product.dtype, y.T, x.T, axes, (length, b, a)), by_columns=False)
@@ -358,13 +360,13 @@ def vector(product: Product, *, by_columns: bool) -> KernelCall | None:
 
 
 def _amx(product: Product, chain: Chain | None = None) -> KernelCall | None:
-    """Plan blocks of 32 x 32 sums in the tiles of AMX: `kernels/amx.c`."""
+    """Plan blocks of 32 x 32 sums in AMX tiles: `kernels/amx.c`."""
     (m, k, _, x_k), n = product.x, product.y.columns
     groups = product.groups[0]
     if not k:
         return None
     block = _even(k, 1024)
-    panels = groups * _whole(k) * 2  # bytes for a column
+    panels = groups * _whole(k) * 2  # bytes per column
     rows, columns = _even(m, 256), _whole(n)
     if chain:
         rows = min(rows, max(_SIDE, _CACHE // (4 * max(n, 1)) // _SIDE * _SIDE))
@@ -392,12 +394,12 @@ def _amx(product: Product, chain: Chain | None = None) -> KernelCall | None:
 
 
 def _whole(length: int) -> int:
-    """Round a length up to whole blocks of AMX."""
+    """Round a length up to a multiple of AMX blocks."""
     return -(-length // _SIDE) * _SIDE
 
 
 def _even(length: int, most: int) -> int:
-    """Return the length of equal parts, whole blocks of AMX, of at most `most` each."""
+    """Return the length of equal parts of at most `most`, in whole AMX blocks."""
     return max(_SIDE, _whole(-(-length // -(-length // most)))) if length else _SIDE
 
 
@@ -409,14 +411,14 @@ def tiles(
     m, n, k = x.rows, y.columns, x.columns
     halves, pack = product.dtype.startswith("bf16"), 2 if product.dtype == "bf16x2" else 1
     unit_size = 8 if product.dtype == "f64" else 4
-    itemsize = unit_size // pack  # of the copied operands
+    itemsize = unit_size // pack  # elements of the copied operands
     block = _block(k)
-    # Read an operand in place if copies would rarely be read, or it is in the cache.
+    # Read an operand in place if a copy would rarely be read, or the operand is in the cache.
     transposed = x.column != 1
     copy_x = bool(windows) or n > 128 or (transposed and groups * m * k * itemsize > _CACHE)
     copy_x = copy_x or product.dtype == "bf16" or (halves and transposed)
     crowded = y.row * itemsize % 4096 == 0  # rows evict each other from the caches
-    turned = windows is not None and "run_y" in windows  # runs of the kernel are not contiguous
+    turned = windows is not None and "run_y" in windows  # the kernel's runs are not contiguous
     copy_y = halves or turned or y.column != 1 or m > (24 if crowded else 48)
     if product.panel:
         copy_y = product.dtype == "bf16"
@@ -440,7 +442,7 @@ def tiles(
     by_columns = n > m and not chain and not windows
     # Scratch: rows of x, panels of y, then for a chain its child's scratch memory, and the product.
     strip = -(-strip // 16) * 16
-    read_once = m <= rows  # by one strip, so that the next panel replaces it
+    read_once = m <= rows  # by a single strip, so the next panel replaces it
     panels = block * (_PANEL if read_once else at_once * columns) // pack
     if not copy_y and (product.panel or n % _PANEL == 0):
         panels = 0

@@ -16,18 +16,18 @@ from mlvm.machines.native.planners.windows import geometry
 
 _WORDS: Final = 16  # 32-bit words of weights that the kernel processes together
 _CACHE: Final = 1 << 18
-"""Bytes of x that are rearranged at once, roughly."""
+"""Approximate bytes of x that are rearranged together."""
 _UNIT: Final = 16
 _FEW_BITS_MANY: Final = 16
-"""Rows of x from which on weights of few bits are copied to panels."""
+"""Minimum rows of x for which low-bit weights are copied to panels."""
 _FEW_BITS_CACHE: Final = 1 << 20
-"""Bytes of x that are rearranged for these, roughly."""
+"""Approximate bytes of x that are rearranged for panels."""
 _COLUMNS: Final = 32
-"""Rows of y, of bytes, that are a unit."""
+"""Rows of y per unit, for products of bytes."""
 _MANY: Final = 32
-"""Rows of x from which on rows of y are copied."""
+"""Minimum rows of x for which rows of y are copied."""
 _MOST_PANELS: Final = 1 << 24
-"""Bytes of y that a thread copies at once."""
+"""Bytes of y that a thread copies together."""
 
 
 @planner("quantized_matmul")
@@ -47,7 +47,7 @@ def quantized_matmul(op: str, types: Types, attributes: Attributes) -> KernelCal
     if many:
         unit = _COLUMNS
         work = 0.1 + 0.006 * m
-        # Elements of one place, sums, words and scales of a panel.
+        # elements at one index, sums, words and scales of a panel
         scales = max(groups, chunks * _WORDS // 2 if groups > 1 else 0) * math.prod(scale.shape[2:])
         panel = chunks * (per_word + _WORDS) + _WORDS * (at_once + 8) + scales
         scratch += panel * _COLUMNS * 4
@@ -89,7 +89,7 @@ def _integer_call(
 ) -> KernelCall | None:
     """Plan a product of bytes.
 
-    `places`: the parameters of the result and the operands; -1 for a product that only the chain
+    `places`: parameter numbers of the result and the operands; -1 for a product that only the chain
     reads.
     """
     x, y = operands[:2]
@@ -123,7 +123,7 @@ def _integer_call(
     scratch = max(many * panels * width + at_once * (row + 8) + 64, 2 * (at_once + 8) * row)
     child_scratch = -(-scratch // 64) * 64
     product_scratch = scratch_behind(child_scratch, chain)
-    # If units are rows, each thread has several units: each thread copies all panels.
+    # If units are rows, each thread gets several units, because each thread copies all panels.
     unit = max(16, -(-m // 16) // 8 * 8) if many else _COLUMNS
     integers |= {"m": m, "n": n, "k": k, "groups": groups, "windows": windows, "many": many}
     integers |= {"unit": unit, "at_once": at_once, "panels_at_once": panels}

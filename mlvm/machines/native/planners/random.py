@@ -1,4 +1,4 @@
-"""Draws from keys, and dropout: `kernels/random.c`."""
+"""Random draws from keys, and dropout: `kernels/random.c`."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _follow(
     floats: Sequence[float] = (),
     rest: Sequence[int] = (),
 ) -> KernelCall | None:
-    """Plan sequential draws, since some words are refused. `each`: nanoseconds of a draw."""
+    """Plan sequential draws, because some words are rejected. `each`: nanoseconds per draw."""
     if sys.byteorder != "little":
         return None
     count = types[0].size

@@ -12,9 +12,9 @@ from mlvm.machines.native.elements import integer_kind
 from mlvm.machines.native.planner import Types, kernel_call, planner
 from mlvm.machines.native.planners.linalg import Matrix, Product, tiles, vector
 
-_UNIT: Final = 32  # elements of a state: as wide as a tile
-_WORTH_A_BARRIER: Final = 6000  # nanoseconds of a step, after which threads wait for each other
-_FEW_ROWS: Final = 4  # for which a kernel of bf16 is read as it is, and not widened
+_UNIT: Final = 32  # elements of a state, as wide as a tile
+_WORTH_A_BARRIER: Final = 6000  # minimum nanoseconds per step to synchronize threads
+_FEW_ROWS: Final = 4  # rows up to which a bf16 kernel is read without conversion
 
 
 @planner("recurrence", halves="own")

@@ -1,4 +1,4 @@
-"""Many elements to one: `kernels/reduction.c`."""
+"""Reductions: `kernels/reduction.c`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from mlvm.machines.native._native import REDUCTION_WIDEST, KernelCall
 from mlvm.machines.native.planner import Types, kernel_call, planner
 
 _UNITS: Final = 32
-"""Least number of units, if the work is worth dividing: two, three or five threads get nearly equal
-shares."""
-_PART: Final = 8192  # elements at least, in a part of an output
+"""Minimum number of units if dividing the work is worthwhile: two, three or five threads get nearly
+equal shares."""
+_PART: Final = 8192  # minimum elements in a part of an output
 
 
 class Axes(NamedTuple):
-    """Shape as kept, reduced, kept, reduced, kept axes, after merging neighbours."""
+    """Shape as kept, reduced, kept, reduced, kept axes, after merging adjacent axes."""
 
     outer: int
     rows: int
@@ -30,7 +30,7 @@ class Axes(NamedTuple):
 def collapsed(shape: Shape, axes: tuple[int, ...]) -> Axes | None:
     """Merge adjacent axes of one kind and drop axes of length 1.
 
-    Return None if more than five remain.
+    Return None if more than five axes remain.
     """
     lengths = [1]
     for i, n in enumerate(shape):
@@ -60,10 +60,10 @@ def reduction(
 ) -> KernelCall | None:
     """Plan a call of reduction.c.
 
-    `scratch`, `shared`: bytes for a column of a block, and for a result of a part.
-    `ns`: time of an element, relative to a sum.
-    `exact`: a result has the same bits however it is divided; if not, the division must not depend
-        on the other results.
+    `scratch`, `shared`: bytes per column of a block, and per result of a part.
+    `ns`: time per element, relative to a sum.
+    `exact`: the bits of a result do not depend on the division. Otherwise the division must not
+    depend on the other results.
     """
     out, x = types[0], types[1]
     axes = collapsed(x.shape, normalize_axes(axis, x.ndim))
@@ -84,7 +84,7 @@ def reduction(
             part_rows, part_length = 1, -(-size // multiple) * multiple
     parts_of_length = -(-length // part_length)
     parts = -(-rows // part_rows) * parts_of_length
-    many = parts > 1 and outer * middle * blocks > _UNITS // 2  # enough to share, undivided
+    many = parts > 1 and outer * middle * blocks > _UNITS // 2  # enough units without division
     outputs = (1 if many else outer) * middle
     stride, contiguous = middle * length * inner, rows == parts == blocks == 1
     of_x = {"outputs": outputs, "length": length, "inner": inner, "middle": middle}
@@ -104,7 +104,7 @@ def reduction(
 
 
 def _sum_kernel(op: str, types: Types) -> str:
-    """Return the kernel that adds or multiplies elements of x's dtype in the result's dtype."""
+    """Return the kernel that adds or multiplies elements of x in the result dtype."""
     out, x = types[0].dtype, types[1].dtype
     if x is out and x.is_float:
         return f"{op}_{x.name}"
@@ -122,7 +122,7 @@ def _bytes(dtype: DType) -> DType:
 def sum(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     kernel, size = _sum_kernel("prod" if op == "prod" else "sum", types), types[0].dtype.itemsize
     divisor = types[1].size // max(1, types[0].size) if op == "mean" else 1
-    axis, floats = attributes["axis"], (divisor,)  # which a product does not read
+    axis, floats = attributes["axis"], (divisor,)  # a product does not read it
     return reduction(kernel, types, axis, floats=floats, shared=size)
 
 

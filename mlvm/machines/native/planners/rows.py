@@ -13,7 +13,7 @@ from mlvm.machines.native.elements import integer_kind
 from mlvm.machines.native.planner import Types, kernel_call, planner
 from mlvm.machines.native.planners.reduction import collapsed
 
-_WIDTH: Final = 128  # of a block of columns
+_WIDTH: Final = 128  # columns per block
 
 
 @planner("softmax", "log_softmax", "logsumexp", halves="rows")
@@ -53,7 +53,7 @@ def cross_entropy(op: str, types: Types, attributes: Attributes) -> KernelCall |
 
 
 _NS: Final = {"layer_norm": 0.4, "layer_norm_normalize": 0.35, "layer_norm_vjp": 0.7}
-"""Nanoseconds for four bytes."""
+"""Nanoseconds per four bytes."""
 
 
 @planner(*_NS, halves="rows")
@@ -67,8 +67,8 @@ def layer_norm(op: str, types: Types, attributes: Attributes) -> KernelCall | No
     return kernel_call(kernel, len(types), units, work, {"length": length}, floats, scratch=scratch)
 
 
-_PARTS: Final = 32  # of the rows, at most, so that two, three or five threads share them well
-_PART: Final = 8192  # elements at least, in a part
+_PARTS: Final = 32  # maximum parts of the rows: two, three or five threads share them evenly
+_PART: Final = 8192  # minimum elements per part
 
 
 @planner("layer_norm_scale_vjp", halves="rows")

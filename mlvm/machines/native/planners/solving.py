@@ -1,4 +1,4 @@
-"""Small matrices: `kernels/solving.c`. Larger ones are LAPACK's."""
+"""Small matrices: `kernels/solving.c`. LAPACK handles larger matrices."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mlvm.machines.native._native import KernelCall
 from mlvm.machines.native.planner import Types, kernel_call, planner
 
 _SETUP: Final = 20
-"""Nanoseconds for a matrix, without its products."""
+"""Nanoseconds per matrix, without products."""
 
 
 def _is_small(*types: TensorType) -> bool:

@@ -1,4 +1,4 @@
-"""Order: `kernels/sorting.c`."""
+"""Sorting: `kernels/sorting.c`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from mlvm.machines.native._native import KernelCall
 from mlvm.machines.native.planner import Types, kernel_call, planner
 
 _LONGEST: Final = 1 << 20
-"""Elements of a row. Longer ones are left to numpy: each thread keeps memory for the keys and
-positions of two rows."""
+"""Maximum elements per row; numpy sorts longer rows, because each thread has memory for the keys
+and positions of two rows."""
 
 _FEW: Final = 64
-"""Positions that are found without sorting the row, if it is at least eight times as long."""
+"""Maximum number of positions that are found without sorting, in rows at least eight times as
+long."""
 
 
 @planner("sort", "argsort", "top_indices")

@@ -28,7 +28,7 @@ def geometry(image: Shape, grid: Shape, window: Shape, attributes: Attributes) -
     return dict(zip(_GEOMETRY, (*image[1:], *grid, *window, *strides, *front), strict=True))
 
 
-"""Channels of an image in a unit, at most as many as the kernel has room for."""
+"""Channels of an image per unit, limited by the buffers of the kernel."""
 
 
 @planner("patches")

@@ -12,10 +12,10 @@
 
 #include <stdint.h>
 
-/* Create an object of a type of this module, its fields zeroed; NULL with an exception set. */
+/* Create an object of a type of this module with zeroed fields; NULL with an exception set. */
 PyObject *object_of(PyTypeObject *type);
 
-/* Finish a type's dealloc, after its fields were released. */
+/* Finish the dealloc of a type, after the fields were released. */
 void free_object(PyObject *object);
 
 /* Create the type and add it to the module; NULL with an exception set. */

@@ -4,9 +4,9 @@
  * Out:      a tensor, and a node of the tape where an operand is tracked; or the result of the slow path,
  *           `apply_in_python` in mlvm/eager/tensor/apply.py, which defines the semantics. The slow path
  *           is taken before any side effect.
- * Must hold: for the fast path all operands are plain tensors whose types the call has in its cache, on a
- *           native VM without instruments, in an arena that records nothing and has a free region of the
- *           result's type. On a remote VM the launch is a message in its `Outbox`.
+ * Must hold: for the fast path, all operands are plain tensors of types in the call's cache, on a native
+ *           VM without instruments, in an arena that does not record and has a free region for the
+ *           result type. On a remote VM the launch is a message in the `Outbox`.
  * Callers:  Python, by every eager function; module.c installs the types.
  * Locks:    the interpreter lock throughout, so that no other thread changes an arena, a free store or
  *           an idle VM; the VM's lock from the launch's check to its end. Whenever Python may have run in
@@ -30,17 +30,17 @@ enum {
 /* Cache entry of a call: the kernel for operands of these types on one VM. */
 typedef struct {
     size_t hash;         /* of VM and types */
-    long long fast_path; /* its number instead of a reference, which would keep the VM's threads alive */
+    long long fast_path; /* the number, because a reference would keep the VM's threads alive */
     long long generation;
     PyObject *types[MOST_OPERANDS];
     PyObject *out;              /* the result's type */
     KernelCallObject *call;     /* NULL: take the slow path */
-    long long program;          /* on a remote VM: its number there; 0: use the slow path */
+    long long program;          /* on a remote VM: the number on the server; 0: use the slow path */
     PyObject *templates[MASKS]; /* of the tape's nodes, by the operands that are tracked */
 } Entry;
 
-/* Open-addressing hash table by VM and types. Entries are not moved or freed while the call lives, since
- * a launch keeps its entry while other threads run. */
+/* Open-addressing hash table by VM and types. Entries are not moved or freed while the call lives,
+ * since a launch refers to an entry while other threads run. */
 typedef struct {
     PyObject_HEAD Entry **entries;
     size_t capacity, count; /* slots, a power of two, and the number of used slots, at most half */
@@ -184,7 +184,7 @@ static void region_finalize(PyObject *self)
         unlink_view(((Region *)self)->first_view);
 }
 
-/* region.views: the live views of its tensor, the oldest first. */
+/* region.views: the live views of the tensor, the oldest first. */
 static PyObject *region_views(Region *self, void *unused)
 {
     (void)unused;
@@ -375,12 +375,13 @@ SLOTS(allocation, {Py_tp_finalize, allocation_finalize}, {Py_tp_getset, allocati
       {Py_mp_subscript, subscript_later}, {Py_mp_ass_subscript, assign_subscript_later},
       {Py_sq_item, sequence_item}, )
 static PyGetSetDef region_getters[] = {
-    {"views", (getter)region_views, NULL, "The live views of its tensor, the oldest first.", NULL},
+    {"views", (getter)region_views, NULL, "The live views of the tensor, the oldest first.", NULL},
     {NULL, NULL, NULL, NULL, NULL}};
 static PyMethodDef region_methods[] = {
-    {"add_view", (PyCFunction)region_add_view, METH_O, "add_view(view): list a view until it dies."},
-    {"remove_view", (PyCFunction)region_remove_view, METH_O, "remove_view(view): list it no longer."},
-    {"take_views", (PyCFunction)region_take_views, METH_NOARGS, "Return all views, and list none."},
+    {"add_view", (PyCFunction)region_add_view, METH_O, "add_view(view): list a view until it is deleted."},
+    {"remove_view", (PyCFunction)region_remove_view, METH_O,
+     "remove_view(view): remove a view from the list."},
+    {"take_views", (PyCFunction)region_take_views, METH_NOARGS, "Return all views, and clear the list."},
     {NULL, NULL, 0, NULL}};
 SLOTS(region, {Py_tp_finalize, region_finalize}, {Py_tp_getset, region_getters},
       {Py_tp_methods, region_methods}, )
@@ -713,7 +714,7 @@ static void enlarge(FastPath *self)
  * remains as an exception. Python may run any code. */
 static void find_address(FastPath *self, PyObject *handle)
 {
-    long long number = PyLong_AsLongLong(handle); /* the tensor may end meanwhile, and its handle */
+    long long number = PyLong_AsLongLong(handle); /* the tensor may be freed meanwhile */
     PyObject *answer = PyObject_CallFunctionObjArgs(self->find, handle, self, NULL);
     PyObject *array, *type;
     char *address;
@@ -771,9 +772,10 @@ static PyMemberDef fast_path_members[] = {
     {NULL, 0, 0, 0, NULL}};
 static PyMethodDef fast_path_methods[] = {
     {"forget", (PyCFunction)fast_path_forget, METH_NOARGS, "The function table has changed."},
-    {"clear", (PyCFunction)fast_path_forget_places, METH_NOARGS, "A handle may name another array."},
+    {"clear", (PyCFunction)fast_path_forget_places, METH_NOARGS,
+     "A handle may refer to a different array."},
     {"address_of", (PyCFunction)(void (*)(void))fast_path_address_of, METH_FASTCALL,
-     "address_of(handle, type): the address of a tensor in this process, 0 if there is none."},
+     "address_of(handle, type): the address of a tensor in this process, or 0."},
     {"is_running", (PyCFunction)fast_path_is_running, METH_NOARGS,
      "is_running(): whether a captured call runs now; the caller has the VM's lock."},
     {NULL, NULL, 0, NULL}};
@@ -784,8 +786,8 @@ static PyType_Slot fast_path_slots[] = {{Py_tp_new, fast_path_new},
                                         {Py_tp_members, fast_path_members},
                                         {Py_tp_methods, fast_path_methods},
                                         {Py_tp_doc, "FastPath(find, prepare, bound, lock, pool), "
-                                                    "FastPath(prepare=, outbox=, flush=): a VM's short "
-                                                    "way for one-op launches."},
+                                                    "FastPath(prepare=, outbox=, flush=): the fast "
+                                                    "path of a VM for one-op launches."},
                                         {0, NULL}};
 static PyType_Spec fast_path_spec = {"mlvm.machines.native._native.FastPath", sizeof(FastPath), 0,
                                      Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, fast_path_slots};
@@ -835,9 +837,9 @@ static long long region_size(const Arena *arena, long long nbytes)
     return (nbytes + step - 1) / step * step;
 }
 
-/* A bin with a free region for a type, borrowed: of its size, or if sizes are classes, of one of the next eight, as
- * `Reuse.find` in mlvm/arena/placement.py. It is
- * remembered until it is empty. NULL if there is none. */
+/* Return a bin with a free region for a type, borrowed. The bin is for the size of the type, or, if sizes
+ * are classes, for one of the next eight classes, as in `Reuse.find` in mlvm/arena/placement.py. The bin
+ * is remembered until it is empty. NULL: no such bin. */
 static PyObject *bin_of(const Arena *arena, PyObject *type)
 {
     PyObject *bin = arena->bins ? PyDict_GetItemWithError(arena->bins, type) : NULL;
@@ -1106,12 +1108,12 @@ PyObject *present_arena(void)
     return arena;
 }
 
-/* Apply a call to operands in a context, without noting it. */
+/* Apply a call to operands in a context, without recording it. */
 static PyObject *applied(PyObject *context, PyObject *const *args, Py_ssize_t nargs)
 {
     int count = (int)nargs - 1;
     if (!slow)
-        return PyErr_Format(PyExc_RuntimeError, "apply needs what `install` hands in");
+        return PyErr_Format(PyExc_RuntimeError, "apply requires an earlier call of `install`");
     if (count < 0 || count > MOST_OPERANDS || !is_call(args[0]))
         return long_way(args, nargs);
     Allocation *const *operands = (Allocation *const *)(args + 1);
@@ -1160,7 +1162,7 @@ static PyObject *applied(PyObject *context, PyObject *const *args, Py_ssize_t na
             goto end;
     }
     if (!done) {
-        Py_XDECREF((PyObject *)out); /* returns its region, if any */
+        Py_XDECREF((PyObject *)out); /* returns the region, if any */
         out = NULL;
         result = long_way(args, nargs);
         if (result && learns)
@@ -1175,7 +1177,7 @@ static PyObject *applied(PyObject *context, PyObject *const *args, Py_ssize_t na
         }
     PyObject *tape = PyTuple_GetItem(context, TAPE);
     if (!entry_holds(entry, fast_path, operands, count))
-        entry = NULL; /* another call uses its slot now */
+        entry = NULL; /* a different call uses the slot now */
     if (tape && (tape == Py_None || !record(tape, call, entry, fast_path, operands, count, out)))
         result = Py_NewRef((PyObject *)out);
     if (result && shows)
@@ -1314,7 +1316,7 @@ static PyObject *install(PyObject *module, PyObject *args, PyObject *kwargs)
                                      &live_tapes))
         return NULL;
     if (!PyType_Check(tensor) || !PyType_IsSubtype((PyTypeObject *)tensor, allocation_type))
-        return PyErr_Format(PyExc_TypeError, "tensor is no subclass of AllocationFields");
+        return PyErr_Format(PyExc_TypeError, "expected tensor to be a subclass of AllocationFields");
     tensor_class = (PyTypeObject *)tensor;
     keep_for_ever(args, kwargs);
     tape_class = (PyTypeObject *)tape;
@@ -1327,7 +1329,7 @@ static PyMethodDef dispatch_functions[] = {
     {"apply_into", (PyCFunction)(void (*)(void))apply_into, METH_FASTCALL,
      "apply_into(out, call, *operands): update a tensor, as `apply_into_in_python` does."},
     {"install", (PyCFunction)(void (*)(void))install, METH_VARARGS | METH_KEYWORDS,
-     "Hand in what `apply` needs of the language."},
+     "Set the Python objects that `apply` uses."},
     {NULL, NULL, 0, NULL}};
 
 int dispatch_init(PyObject *module)

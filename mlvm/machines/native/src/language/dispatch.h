@@ -1,4 +1,4 @@
-/* The short way of an eager call: see dispatch.c.
+/* The fast path of an eager call: see dispatch.c.
  *
  * C functions that repeat Python. The function in Python is the definition; most C functions leave all cases
  * but the common one to it. tests/machines/native/test_definitions.py checks that both exist and agree.
@@ -57,7 +57,7 @@
 typedef struct Allocation {
     PyObject_HEAD PyObject *region, *arena, *type, *base, *handle, *ended, *tape, *node;
     PyObject *weakrefs;
-    /* A view is an element of its region's list of views: the next one, and the pointer to this one. */
+    /* A view is an element of the region's list of views: the next view, and the pointer to this view. */
     struct Allocation *next, **link;
 } Allocation;
 
@@ -65,8 +65,8 @@ typedef struct {
     PyObject_HEAD PyObject *storage, *offset, *bin, *number, *handles, *holder, *holder_at_reset, *last,
         *noted;
     long long nbytes;
-    long long address; /* address of its first byte in this process, 0 if unknown */
-    char watched;      /* writes to it are counted, by launches: see mlvm/arena/writes.py */
+    long long address; /* address of the first byte in this process, 0 if unknown */
+    char watched;      /* launches count writes to it: see mlvm/arena/writes.py */
     PyObject *weakrefs;
     Allocation *first_view; /* the newest live view of the region's tensor; views unlink themselves */
 } Region;
@@ -92,7 +92,7 @@ typedef struct {
     PyObject *acquire, *release; /* of the VM's lock */
     PoolObject *pool;
     Outbox *outbox;              /* of a remote VM, which has neither pool nor lock */
-    PyObject *flush;             /* flush(): send its messages, unless another thread is sending */
+    PyObject *flush;             /* flush(): send the messages, unless a different thread is sending */
     long long number;            /* unique, not 0 */
     long long generation;        /* counts changes of the function table */
     char observed, instrumented; /* if set, the slow path is used */
@@ -109,15 +109,15 @@ int dispatch_init(PyObject *module);
 /* Return the fast path of a plain arena; NULL for another object. */
 FastPath *fast_path_of(PyObject *arena);
 
-/* Whether a tensor has memory: it has a handle, or its region's address is known, and then a handle is made
- * once Python asks for it. */
+/* Whether a tensor has memory: it has a handle, or the address of the region is known. In the
+ * latter case the handle is created when Python requests it. */
 int is_alive(const Allocation *x);
 
 /* Return the region of a tensor or the base of a view, borrowed; NULL if it has no C struct. */
 Region *home_of(const Allocation *x);
 
-/* The free region that the next tensor of that type would get, borrowed, and the handle of that
- * type there, NULL if the address suffices. NULL if Python must look for one. */
+/* The free region that the next tensor of a type would get, borrowed, and the handle for this type,
+ * NULL if the address suffices. NULL if Python must find a region. */
 Region *next_region(const Arena *arena, PyObject *type, PyObject **handle);
 
 /* Make `out` a tensor in the arena's next region. */
@@ -145,13 +145,14 @@ int is_call(PyObject *object);
 /* Return the arena in scope, or the thread's own arena; a new reference, NULL with an exception set. */
 PyObject *present_arena(void);
 
-/* Fields of a context that C reads: the first of `Context` in mlvm/arena/context.py, in its order. */
+/* Fields of a context that C reads: the first fields of `Context` in mlvm/arena/context.py, in order. */
 enum ContextField { ARENA, ARENA_BLOCKS, VMS, TAPE, DEFAULT_DTYPE, AUTOCAST_DTYPE };
 
 /* The context of this thread or task; a new reference, NULL with an exception set. */
 PyObject *present_context(void);
 
-/* The arena of a context, or else the thread's own; a new reference, NULL with an exception set. */
+/* The arena of a context, otherwise the arena of the thread; a new reference, NULL with an
+ * exception set. */
 PyObject *arena_of(PyObject *context);
 
 /* The current tape or None; a new reference, NULL with an exception set. */
@@ -180,7 +181,7 @@ PyObject *apply_into(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
  * call; an exception may be set. */
 KernelCallObject *kernel_of(PyObject *call, FastPath *fast_path, Allocation *const *operands, int count);
 
-/* Whether no thread has a recorder: only then C does more than one call, or one without a launch. */
+/* Whether no thread has a recorder. Otherwise C performs only single calls with a launch. */
 int is_quiet(void);
 
 extern PyObject *live_tapes; /* set of tapes that may still be used for a backward pass */
@@ -192,7 +193,7 @@ typedef enum { APPLY, ALIAS, SUBSCRIPT, UPDATE, NEXT_KEY } StepKind;
 struct Key;
 struct Template;
 
-/* Functions of files that include this one. Each file sets its own: views.c, templates.c and families.c. */
+/* Functions that views.c, templates.c and families.c set. */
 typedef struct {
     PyObject *(*subscript)(PyObject *x, PyObject *key);
     int (*assign_subscript)(PyObject *x, PyObject *key, PyObject *values);

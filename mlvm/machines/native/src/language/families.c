@@ -42,10 +42,10 @@ typedef struct {
     int *guards; /* places of formulas */
     Number *guarded;
     OpenStep *steps;
-    Template *template; /* whose steps these are, with the key and the result */
-    int *scalars;       /* of each constant of the template: the formula of its value, or -1 */
+    Template *template; /* the template with these steps, the key and the result */
+    int *scalars;       /* for each constant of the template: the formula of the value, or -1 */
     int64_t numbers[MOST_NUMBERS];
-    int inputs[MOST_NUMBERS]; /* of each number of the key: the input that it is, or -1 */
+    int inputs[MOST_NUMBERS]; /* for each number of the key: the number of the input, or -1 */
     int nguards, nsteps, nnumbers, nscalars;
     long long generation;
 } OpenTemplate;
@@ -59,7 +59,7 @@ typedef struct {
 } Family;
 
 static long long open_calls; /* calls that open templates ran */
-static int calls_before = 6; /* calls with different numbers, before a trace is made */
+static int calls_before = 6; /* calls with different numbers before a trace */
 static Family families[FAMILIES];
 static PyTypeObject *open_type;
 static PyObject *trace; /* of Python, which returns an open template */
@@ -68,8 +68,8 @@ static const Template *generalized; /* the template that the trace must repeat *
 
 /* --- numbers of a key --- */
 
-/* List the numbers of a key: the lengths of operands, and arguments, of which floats by their bits; and hash all
- * else. Returns their number; -1 if the key has a family of its own only. */
+/* List the numbers of a key: lengths of operands, and arguments (floats as bits); hash everything
+ * else. Returns the number of numbers; -1 if no other key can belong to the same family. */
 static int numbers_of(const Key *key, PyObject *function, int64_t *numbers, char *is_float, uint64_t *hash)
 {
     int count = 0;
@@ -98,7 +98,7 @@ static int numbers_of(const Key *key, PyObject *function, int64_t *numbers, char
     return count;
 }
 
-/* Whether a key differs from that of a template by open numbers at most. */
+/* Whether a key differs from the key of a template at most by open numbers. */
 static int is_of(const OpenTemplate *self, PyObject *function, const Key *key, const int64_t *numbers,
                  const char *is_float, int count)
 {
@@ -146,7 +146,7 @@ static int holds(const OpenTemplate *self, const int64_t *numbers, const char *i
             memcpy(&value.real, &numbers[i], sizeof value.real);
         }
         if (values[input].kind != UNDEFINED && !is_same_number(&values[input], &value))
-            return 0; /* numbers that are one stay one */
+            return 0; /* numbers that are the same input stay the same */
         values[input] = value;
     }
     evaluate(formulas->formulas, values, formulas->count);
@@ -158,8 +158,8 @@ static int holds(const OpenTemplate *self, const int64_t *numbers, const char *i
 
 /* --- calls --- */
 
-/* Get the tensor of each constant: those of numbers are new. Returns 0, with some of them, if the VM has freed a
- * constant or Python must run the call. */
+/* Get the tensor of each constant; the tensors of numbers are new. Returns 0, with some of the
+ * tensors, if the VM has freed a constant or Python must run the call. */
 static int find_constants(const OpenTemplate *self, const Number *values, PyObject **constants)
 {
     const Template *template = self->template;
@@ -182,7 +182,7 @@ static int find_constants(const OpenTemplate *self, const Number *values, PyObje
     return done;
 }
 
-/* Whether the VM has freed a constant, so that the template is of no more use. */
+/* Whether the VM has freed a constant, which makes the template unusable. */
 static int has_lost_constants(const OpenTemplate *self)
 {
     for (int i = 0; i < self->nscalars; i++)
@@ -220,7 +220,7 @@ static PyObject *run_open(OpenTemplate *self, const Key *key, const Number *valu
     int first = key->ntensors,
         done = (!into || self->nsteps == 1) && find_constants(self, values, constants);
     for (int i = 0; i < first; i++)
-        tensors[i] = Py_NewRef((PyObject *)key->tensors[i]); /* a list of tensors may change meanwhile */
+        tensors[i] = Py_NewRef((PyObject *)key->tensors[i]); /* a list may change meanwhile */
     for (int i = 0; i < self->nsteps && done > 0; i++) {
         const OpenStep *open = &self->steps[i];
         const TemplateStep *step = &template->steps[i];
@@ -264,7 +264,8 @@ static PyObject *run_open(OpenTemplate *self, const Key *key, const Number *valu
     return result;
 }
 
-/* Begin a family. Freeing the templates of another may run Python, which must find the new one. */
+/* Create a family. Freeing the templates of the old family may run Python, which must find the new
+ * family. */
 static void begin_family(Family *family, uint64_t hash)
 {
     Family old = *family;
@@ -290,7 +291,7 @@ static PyObject *call_in_family(PyObject *function, const Key *key, int *learns,
     Family *family = &families[hash % FAMILIES];
     if (family->hash != hash)
         begin_family(family, hash);
-    /* Comparing types may free one, which runs Python: another thread may begin the family anew. */
+    /* Comparing types may free a type, which runs Python: a different thread may recreate the family. */
     for (int i = 0; i < family->nopen && family->hash == hash; i++) {
         OpenTemplate *open = (OpenTemplate *)Py_NewRef((PyObject *)family->open[i]);
         int fits = is_of(open, function, key, numbers, is_float, count) &&
@@ -334,8 +335,8 @@ static int key_of(Key *key, PyObject *op, PyObject *attributes, FastPath *fast_p
     return fits && add_keywords(key, attributes);
 }
 
-/* The inputs of the numbers that differ from those of an earlier call: equal ones have the same input. Returns the
- * number of inputs. */
+/* Assign inputs to the numbers that differ from an earlier call; equal numbers share an input.
+ * Returns the number of inputs. */
 static int inputs_of(const int64_t *numbers, const int64_t *before, const char *is_float, int count,
                      int *inputs)
 {
@@ -513,7 +514,7 @@ static int read_step(OpenStep *step, PyObject *entry, Py_ssize_t count)
     for (int i = 0; i < step->ndim; i++) {
         step->dims[i] = (int)PyLong_AsLong(PyTuple_GetItem(dims, i));
         if (PyErr_Occurred() || step->dims[i] < 0 || step->dims[i] >= count)
-            return PyErr_SetString(PyExc_IndexError, "a length is of no formula"), -1;
+            return PyErr_SetString(PyExc_IndexError, "a length refers to an unknown formula"), -1;
     }
     step->call = call == Py_None ? NULL : (KernelCallObject *)Py_NewRef(call);
     step->dtype = Py_NewRef(dtype);
@@ -564,7 +565,7 @@ static PyObject *open_template(PyObject *module, PyObject *args)
     if (!failed)
         return (PyObject *)self;
     Py_DECREF((PyObject *)self);
-    return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_IndexError, "a guard is of no formula");
+    return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_IndexError, "a guard refers to an unknown formula");
 }
 
 /* traced_steps(function, args, keywords, tensors): see `steps_of_trace`. */
@@ -605,7 +606,7 @@ static PyObject *open_after(PyObject *module, PyObject *calls)
 }
 
 static PyType_Slot open_slots[] = {
-    {Py_tp_dealloc, open_dealloc}, {Py_tp_doc, "Steps of calls that differ by numbers."}, {0, NULL}};
+    {Py_tp_dealloc, open_dealloc}, {Py_tp_doc, "Steps of calls that differ only by numbers."}, {0, NULL}};
 static PyType_Spec open_spec = {"mlvm.machines.native._native.OpenTemplate", sizeof(OpenTemplate), 0,
                                 Py_TPFLAGS_DEFAULT, open_slots};
 
@@ -614,15 +615,15 @@ static PyMethodDef families_functions[] = {
      "call_into(out, op, operands, attributes): write a result to `out` by an open template, or return "
      "False."},
     {"open_template", open_template, METH_VARARGS,
-     "open_template(formulas, guards, steps, scalars): the steps of calls that differ by numbers."},
+     "open_template(formulas, guards, steps, scalars): the steps of calls that differ only by numbers."},
     {"traced_steps", traced_steps, METH_VARARGS,
      "traced_steps(function, args, keywords, tensors): the steps (call, operands, result) of a call in a "
-     "recorder, or None if the call that is generalized has others."},
+     "recorder, or None if they differ from the steps of the generalized call."},
     {"open_after", open_after, METH_O,
      "open_after(calls) -> the number before: calls with different numbers before one is generalized."},
     {"open_calls", count_open_calls, METH_NOARGS, "The number of calls that open templates ran."},
     {"install_families", install_families, METH_O,
-     "install_families(trace): the function that makes an open template of a call, or returns None."},
+     "install_families(trace): set the function that creates an open template of a call, or returns None."},
     {NULL, NULL, 0, NULL}};
 
 int families_init(PyObject *module)

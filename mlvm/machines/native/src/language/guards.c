@@ -1,9 +1,10 @@
 /* Guards of a captured function, checked by one walk over flat lists.
  *
  * `Checklist` compares the state that the function has read with the present state, as `_holds` in
- * mlvm/eager/capture/guards/checker.py does. `Pattern` compares a call's arguments with those of a cache
- * entry, as `Signature` in signature.py does, and returns their tensors. Both only say yes or no: Python
- * determines the reason. The interpreter lock is held throughout.
+ * mlvm/eager/capture/guards/checker.py does. `Pattern` compares a call's arguments with the
+ * arguments of a cache entry, as `Signature` in signature.py does, and returns the tensors. Both
+ * return only whether everything matches: Python determines the reason. The interpreter lock is
+ * held throughout.
  */
 #include "guards.h"
 
@@ -25,7 +26,7 @@ typedef struct {
 } Read;
 
 typedef struct {
-    PyObject_HEAD PyObject *missing, *reads; /* which keeps all of them alive */
+    PyObject_HEAD PyObject *missing, *reads; /* keeps all objects alive */
     Read *read;
     Py_ssize_t count;
 } Checklist;
@@ -159,7 +160,7 @@ static PyObject *checklist_new(PyTypeObject *type, PyObject *args, PyObject *kwa
         int of_dict = read->kind == ITEM || read->kind == UNREAD;
         if (read->kind == KINDS || (needs_tuple && !PyTuple_Check(read->value)) ||
             (of_dict && !PyDict_Check(read->owner))) {
-            PyErr_Format(PyExc_TypeError, "no such read: %s", kind);
+            PyErr_Format(PyExc_TypeError, "unknown kind of read: %s", kind);
             goto failed;
         }
     }
@@ -200,9 +201,9 @@ static void checklist_dealloc(Checklist *self)
     free_object((PyObject *)self);
 }
 
-static PyMethodDef checklist_methods[] = {
-    {"holds", (PyCFunction)checklist_holds, METH_NOARGS, "holds(): whether all reads lead where they led."},
-    {NULL, NULL, 0, NULL}};
+static PyMethodDef checklist_methods[] = {{"holds", (PyCFunction)checklist_holds, METH_NOARGS,
+                                           "holds(): whether all reads return the same objects."},
+                                          {NULL, NULL, 0, NULL}};
 static PyType_Slot checklist_slots[] = {
     {Py_tp_new, checklist_new},
     {Py_tp_dealloc, checklist_dealloc},
@@ -218,9 +219,9 @@ static PyType_Spec checklist_spec = {"mlvm.machines.native._native.Checklist", s
 
 enum PartKind { TENSOR, NUMBER, PLAIN, LIST, TUPLE, DICT, PART_KINDS };
 
-/* Part of a call's arguments, in traversal order: a tensor with its type, its ordinal and the ordinal of
- * its memory; a number with its ordinal; a plain value; or a container of `count` items, which are the
- * next parts. */
+/* Part of a call's arguments, in traversal order: a tensor with the type, an ordinal and the
+ * ordinal of the memory; a number with an ordinal; a plain value; or a container of `count` items,
+ * which are the following parts. */
 typedef struct {
     enum PartKind kind;
     PyObject *object; /* the type, the value, or a dict's keys */
@@ -232,8 +233,8 @@ typedef struct {
     PyObject_HEAD PyObject *tensor_class, *arena_class, *parts, *kept;
     Part *part;
     void **apart;   /* memory that must not be among the arguments, sorted */
-    uintptr_t *met; /* the tensors and memories of a walk: a table by hashes, 0 is free */
-    size_t room;    /* slots in it, a power of 2 */
+    uintptr_t *met; /* hash set of the tensors and memories of a walk; 0 marks an empty slot */
+    size_t room;    /* number of slots, a power of 2 */
     Py_ssize_t napart;
 } Pattern;
 
@@ -261,7 +262,7 @@ static int is_new(const Pattern *self, uintptr_t address)
     return 1;
 }
 
-/* Record a tensor with that ordinal and memory, or compare it with the recorded one. */
+/* Record a tensor with an ordinal and memory, or compare it with the recorded tensor. */
 static int fits_tensor(const Pattern *self, const Part *part, PyObject *value, PyObject *tensors,
                        PyObject *inputs)
 {
@@ -344,7 +345,7 @@ static PyObject *pattern_match(Pattern *self, PyObject *const *args, Py_ssize_t 
     PyObject *tensors = PyList_New(0), *inputs = PyList_New(0), *result = NULL;
     Py_ssize_t at = 0;
     int same = tensors && inputs ? 1 : -1;
-    memset(self->met, 0, self->room * sizeof *self->met); /* no other thread walks at the same time */
+    memset(self->met, 0, self->room * sizeof *self->met); /* no other thread walks simultaneously */
     for (int i = 0; i < 2 && same > 0; i++)
         same = fits(self, &at, args[i], args[2], tensors, inputs);
     if (same > 0) {
@@ -358,7 +359,7 @@ static PyObject *pattern_match(Pattern *self, PyObject *const *args, Py_ssize_t 
     return result;
 }
 
-/* exclusive(tensors) -> bool: whether no other view of their memory is known. */
+/* exclusive(tensors) -> bool: whether no other view of the memory is known. */
 static PyObject *exclusive(PyObject *module, PyObject *tensors)
 {
     (void)module;
@@ -447,7 +448,7 @@ static void pattern_dealloc(Pattern *self)
 
 static PyMethodDef pattern_methods[] = {
     {"match", (PyCFunction)(void (*)(void))pattern_match, METH_FASTCALL,
-     "match(args, kwargs, given): the tensors of such arguments, and the first of each memory."},
+     "match(args, kwargs, given): the tensors of the arguments, and the first tensor of each memory."},
     {NULL, NULL, 0, NULL}};
 static PyType_Slot pattern_slots[] = {
     {Py_tp_new, pattern_new},
@@ -461,7 +462,7 @@ static PyType_Spec pattern_spec = {"mlvm.machines.native._native.Pattern", sizeo
                                    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, pattern_slots};
 
 static PyMethodDef guards_functions[] = {
-    {"exclusive", exclusive, METH_O, "exclusive(tensors): whether nobody has a view of them."},
+    {"exclusive", exclusive, METH_O, "exclusive(tensors): whether no views of the tensors exist."},
     {NULL, NULL, 0, NULL}};
 
 int guards_init(PyObject *module)

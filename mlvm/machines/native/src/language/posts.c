@@ -1,9 +1,10 @@
 /* Eager calls to a remote VM: launches as messages, and messages as launches.
  *
- * On the client, `Outbox` gathers the messages of eager calls, with the line of Python that each came
- * from. On the server, `run_launches` finds a message in a cache, and runs its kernel call without Python.
- * docs/wire.md has the layout of a message. mlvm/machines/remote/ has all other calls; these two are in C
- * because an eager loop runs them at each op. The interpreter lock is held throughout.
+ * On the client, `Outbox` collects the messages of eager calls, each with a line of Python. On the
+ * server, `run_launches` looks up a message in a cache, and runs the kernel call without Python.
+ * docs/wire.md specifies the layout of a message. All other calls are in mlvm/machines/remote/;
+ * these two are in C because an eager loop runs them at each op. The interpreter lock is held
+ * throughout.
  */
 #include "posts.h"
 
@@ -173,7 +174,7 @@ static PyObject *outbox_take(Outbox *self, PyObject *argument)
         self->first = done;
         self->shown = self->shown_count = 0;
     } else if (done != self->first) {
-        return PyErr_Format(PyExc_ValueError, "messages before %lld are done, not %lld", self->first, done);
+        return PyErr_Format(PyExc_ValueError, "expected done >= %lld, got %lld", self->first, done);
     }
     /* These allocations may run the garbage collector, and a finalizer may add a message. */
     Py_ssize_t count = PyList_Size(self->places);
@@ -203,9 +204,10 @@ int is_outbox(PyObject *object)
 }
 
 static PyMethodDef outbox_methods[] = {
-    {"add", (PyCFunction)outbox_add, METH_VARARGS, "add(message, place): whether it is time to send."},
+    {"add", (PyCFunction)outbox_add, METH_VARARGS,
+     "add(message, place): whether the messages should be sent now."},
     {"take", (PyCFunction)outbox_take, METH_O,
-     "take(done): forget what comes before message number `done`; the others, and their places."},
+     "take(done): drop the messages before number `done`; return the remaining messages and places."},
     {NULL, NULL, 0, NULL}};
 static PyType_Slot outbox_slots[] = {
     {Py_tp_new, outbox_new},
@@ -217,7 +219,7 @@ static PyType_Slot outbox_slots[] = {
 static PyType_Spec outbox_spec = {"mlvm.machines.native._native.Outbox", sizeof(Outbox), 0,
                                   Py_TPFLAGS_DEFAULT, outbox_slots};
 
-/* --- Bound: a call and its arrays --- */
+/* --- Bound: a call with arrays --- */
 
 typedef struct {
     PyObject_HEAD KernelCallObject *call;
@@ -258,17 +260,18 @@ static void bound_dealloc(Bound *self)
     free_object((PyObject *)self);
 }
 
-static PyType_Slot bound_slots[] = {{Py_tp_new, bound_new},
-                                    {Py_tp_dealloc, bound_dealloc},
-                                    {Py_tp_doc, "Bound(call, arrays): a call, and what it runs on."},
-                                    {0, NULL}};
+static PyType_Slot bound_slots[] = {
+    {Py_tp_new, bound_new},
+    {Py_tp_dealloc, bound_dealloc},
+    {Py_tp_doc, "Bound(call, arrays): a call, and the arrays on which it runs."},
+    {0, NULL}};
 static PyType_Spec bound_spec = {"mlvm.machines.native._native.Bound", sizeof(Bound), 0, Py_TPFLAGS_DEFAULT,
                                  bound_slots};
 
 /* run_launches(pool, buffer, start, end, bound) -> start, count
  *
- * Run the launches that begin at `start`, as long as their bodies are in the dict `bound`. What is
- * not there, or is refused by its kernel, or is no launch, remains for Python. */
+ * Run the launches that begin at `start`, as long as their bodies are in the dict `bound`. Python
+ * handles messages that are not in the cache, that the kernel rejects, or that are not launches. */
 static PyObject *run_launches(PyObject *module, PyObject *args)
 {
     (void)module;

@@ -1,17 +1,19 @@
 /* Launches of a captured program on a call's tensors, without Python.
  *
  * In:        `Replay(operands, states, check)`: the tensors that a program runs on, by role and number, the
- *            states among them, and None or a function that tells under the VM's lock whether the program may
- *            run on some handles.
+ *            states among them, and None or a function that returns, under the VM's lock, whether the
+ *            program may run on some handles.
  * Out:       `run` allocates the outputs and runs the program on them and a call's inputs; or returns None
- *            before any side effect, and then Python launches it, as `Launch.run` in
- *            mlvm/eager/capture/launch.py does, and lets the replay `learn` of it.
+ *            before any side effect. In this case Python launches it, as `Launch.run` in
+ *            mlvm/eager/capture/launch.py does, and passes the launch to `learn`.
  * Must hold: as for eager calls (dispatch.c): a native VM without instruments, an arena with free regions.
- *            The program has only calls of kernels and jumps, bound to just these handles; `Replay` has a dict of these by
- *            the bytes of the handles, which the free store clears when a handle may name another array.
+ *            The program has only kernel calls and jumps, and is bound to these handles; `Replay` has a dict of
+ *            bound programs by handle bytes, which the free store clears when a handle may refer to a
+ *            different array.
  * Callers:   `Captured`, from any thread.
- * Locks:     the interpreter lock; the VM's lock from the launch's check to its end. Whatever was looked up
- *            before the VM's lock is looked up again under it, as it may have been waited for.
+ * Locks:     the interpreter lock; the VM's lock from the launch's check to its end. Everything that
+ *            was looked up before acquiring the VM's lock is looked up again under the lock, because
+ *            acquiring it may have waited.
  */
 #include "replay.h"
 
@@ -22,7 +24,7 @@
 
 enum { MOST_KNOWN = 16, MOST_VAIN = 64, NUMBERS = 2, ON_STACK = 64 };
 
-/* Operand of a program: its role (input, output, state), its number in that role, and its type. */
+/* Operand of a program: the role (input, output, state), the number in this role, and the type. */
 typedef struct {
     Py_ssize_t role, place;
     PyObject *type;
@@ -49,8 +51,8 @@ static int is_as_large(PyObject *x, PyObject *y)
     return answer;
 }
 
-/* Return the handle of an operand, borrowed; NULL if its tensor is missing or freed, or has no handle of
- * the type with which it is used. */
+/* Return the handle of an operand, borrowed; NULL if the tensor is missing or freed, or has no
+ * handle of the type with which it is used. */
 static PyObject *handle_of(const Replay *self, const Operand *operand, PyObject *inputs, PyObject *outputs)
 {
     PyObject *list = operand->role == 0 ? inputs : operand->role == 1 ? outputs : self->states;
@@ -61,7 +63,7 @@ static PyObject *handle_of(const Replay *self, const Operand *operand, PyObject 
         return NULL;
     if (x->handle && x->type == operand->type)
         return x->handle;
-    Region *region = home_of(x); /* it has a handle for each type of its views */
+    Region *region = home_of(x); /* it has a handle for each type of view */
     int is_there = region && region->handles && is_alive(x) &&
                    (x->type == operand->type || is_as_large(x->type, operand->type) > 0);
     return is_there ? PyDict_GetItemWithError(region->handles, operand->type) : NULL;
@@ -95,8 +97,8 @@ static PyObject *replay_handles(Replay *self, PyObject *const *args, Py_ssize_t 
     return handles || PyErr_Occurred() ? handles : Py_NewRef(Py_None);
 }
 
-/* Return the key of a launch: the VM, its functions and the handles of the operands. NULL with an
- * exception set without memory. */
+/* Return the key of a launch: the VM, the functions and the handles of the operands. NULL with an
+ * exception set if memory is missing. */
 static PyObject *key_of(const Replay *self, const FastPath *fast_path, PyObject *handles)
 {
     int64_t on_stack[ON_STACK], *numbers = on_stack;
@@ -214,12 +216,12 @@ static PyObject *replay_run(Replay *self, PyObject *const *args, Py_ssize_t narg
     return done < 0 || PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
 }
 
-/* learn(arena, program, handles): remember a launch that Python has just sent. Since then a signal's handler
- * may have moved its tensors, so they are not asked for their handles. */
+/* learn(arena, program, handles): remember a launch that Python has just sent. A signal handler may
+ * have moved the tensors since then, so the current handles of the tensors are not used. */
 static PyObject *replay_learn(Replay *self, PyObject *const *args, Py_ssize_t nargs)
 {
     if (nargs != 3 || !PyTuple_Check(args[2]) || PyTuple_Size(args[2]) < self->count)
-        return PyErr_Format(PyExc_TypeError, "learn takes an arena, a program and its handles");
+        return PyErr_Format(PyExc_TypeError, "learn takes an arena, a program and handles");
     FastPath *fast_path = fast_path_of(args[0]);
     if (!fast_path || !is_unwatched(fast_path) || self->vain >= MOST_VAIN)
         Py_RETURN_NONE;

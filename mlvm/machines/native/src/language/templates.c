@@ -2,22 +2,23 @@
  *
  * In:        `call(function, args, keywords)`: a function of mlvm and a call's arguments: tensors, numbers,
  *            strings, dtypes, None, slices, and tuples and lists of these.
- * Out:       what `function(*args, **keywords)` returns. The second call on such arguments is recorded: its
- *            steps are the one-op calls, views, selections, updates and next random keys that it makes. Later calls with the
- *            same key run these steps in C, in order, instead of the function, which stays the definition.
+ * Out:       what `function(*args, **keywords)` returns. The second call on such arguments is recorded: the
+ *            steps are the one-op calls, views, selections, updates and next random keys of the call.
+ *            Later calls with the same key run these steps in C, in order, instead of the function, which
+ *            remains the definition.
  * Must hold: the key contains everything that a result depends on except values: the function, the tensors' types and
  *            whether the tape tracks each, all other arguments, the VM, and the dtypes of the context.
- *            A call that does anything else makes no template: one that reads a value, allocates a tensor
- *            from an array, runs on a tensor that is no argument, step or constant, leaves other nodes on
- *            the tape, or warns.
+ *            A call that does anything else has no template: a call that reads a value, allocates a tensor
+ *            from an array, uses a tensor that is not an argument, step or constant, adds other nodes to
+ *            the tape, or issues a warning.
  * Callers:   the wrapper of public functions, and the slots for x[key] in views.c.
- * Locks:     the interpreter lock. One thread records at a time; other threads call the function meanwhile.
+ * Locks:     the interpreter lock. Only one thread records at a time; other threads call the function.
  */
 #include "templates.h"
 
 #include <string.h>
 
-/* Fields of a context behind those in dispatch.h. */
+/* Fields of a context after the fields in dispatch.h. */
 enum { KEY_SOURCE = AUTOCAST_DTYPE + 1, KEY_STATE };
 
 enum { MOST_CODES = 64, TEMPLATES = 4096, MOST_FAILURES = 3, MOST_CHAINED = 12 };
@@ -31,8 +32,8 @@ typedef struct Chain {
     short values[MOST_CHAINED], count, end;
 } Chain;
 
-/* Codes of a result: a value's number, or NOTHING for None; or one of the others, and then the number of
- * parts. */
+/* Codes of a result: the number of a value, or NOTHING for None; or a different code followed by
+ * the number of parts. */
 enum { NOTHING = -999, A_TUPLE = -1000, A_LIST = -1001, A_NAMED_TUPLE = -1002 };
 
 static struct {
@@ -41,15 +42,15 @@ static struct {
     unsigned long thread;
     const Key *key;
     TemplateStep steps[MOST_STEPS];
-    /* Results are weak references, so that the function frees them as it does without a recording; in a trace, whose
-     * tensors have no bytes, they are the tensors (`keeps`). */
+    /* Results are weak references, so that the function frees them as it does without a recording;
+     * in a trace, in which tensors have no memory, they are strong references (`keeps`). */
     PyObject *results[MOST_STEPS], *constants[MOST_STEPS];
     int made, keeps; /* nodes on the tape */
 } recording;
 
 static Template *templates[TEMPLATES];
 
-/* Keys that were called without a template: a hash, and how often. */
+/* Keys of calls without a template: a hash, and the number of calls. */
 typedef struct {
     uint64_t hash;
     int count;
@@ -87,7 +88,7 @@ int add_argument(Key *key, PyObject *value, int depth)
             fast_path_of(x->arena) != key->fast_path || !is_alive(x))
             return 0;
         for (int i = 0; i < key->ntensors; i++)
-            if (key->tensors[i] == x) /* operands that are one tensor stay one */
+            if (key->tensors[i] == x) /* operands that are the same tensor stay the same */
                 return add_item(key, SAME_TENSOR, NULL, (uint64_t)i);
         key->tensors[key->ntensors++] = x;
         int is_tracked = x->tape != Py_None && x->tape == key->tape;
@@ -166,7 +167,7 @@ int is_same_item(const Item *a, const Item *b)
     return (a->kind == TEXT || a->kind == KEYWORD) && PyUnicode_Compare(a->object, b->object) == 0;
 }
 
-/* Make the key of a call in a context. Returns 0 if it has none; an exception may be set. */
+/* Create the key of a call in a context. Returns 0 if it has no key; an exception may be set. */
 static int make_key(PyObject *context, Key *key, PyObject *function, PyObject *args, PyObject *keywords)
 {
     PyObject *arena = arena_of(context);
@@ -174,7 +175,7 @@ static int make_key(PyObject *context, Key *key, PyObject *function, PyObject *a
         return 0;
     key->fast_path = fast_path_of(arena);
     key->arena = arena;
-    Py_DECREF(arena); /* the thread or a block keeps it, and it keeps its VM's fast path */
+    Py_DECREF(arena); /* the thread or a block keeps it alive, and it keeps the VM's fast path alive */
     FastPath *fast_path = key->fast_path;
     if (!fast_path || fast_path->outbox || fast_path->observed || fast_path->instrumented)
         return 0;
@@ -287,7 +288,7 @@ Template *new_template(PyObject *function, const Key *key, int nsteps, int ncons
     return fresh;
 }
 
-/* Remember what was recorded, or that the function is to be called always. */
+/* Store the recorded steps, or that the function must always be called. */
 static void keep_template(PyObject *function, const Key *key, const short *codes, int ncodes,
                           PyObject *named, int failures)
 {
@@ -390,7 +391,7 @@ static int is_result(int step, PyObject *value)
     return (recording.keeps ? result : PyWeakref_GetObject(result)) == value;
 }
 
-/* The number of a value, of a constant if it is none. MOST_VALUES if it cannot be one. */
+/* The number of a value; other tensors become constants. MOST_VALUES if this is impossible. */
 static short number_of(PyObject *value)
 {
     for (int i = recording.nsteps; i-- > 0;)
@@ -427,7 +428,7 @@ void note_step(StepKind kind, PyObject *call, PyObject *extra, PyObject *const *
     PyObject *tape = present_tape();
     int is_elsewhere = (kind == APPLY || kind == NEXT_KEY) &&
                        ((Allocation *)out)->arena != recording.key->arena;
-    /* Steps may depend on the length of a dynamic result, except for selections along its other axes. */
+    /* Steps may depend on the length of a dynamic result, except for selections along the other axes. */
     int depends = recording.is_dynamic &&
                   (kind != SUBSCRIPT || !PyTuple_Check(extra) || !PyTuple_Size(extra) ||
                    Py_TYPE(PyTuple_GetItem(extra, 0)) != &PySlice_Type);
@@ -506,7 +507,7 @@ static Py_ssize_t count_nodes(PyObject *tape)
     return count;
 }
 
-/* Release each result after the last step that uses it; those of the call's result at the end. */
+/* Release each result after the last step that uses it, and the call's results at the end. */
 static void find_last_uses(const short *codes, int ncodes)
 {
     int first = recording.key->ntensors;
@@ -564,8 +565,8 @@ static void end_recording(void)
         Py_XDECREF(constants[i]);
 }
 
-/* Call a function and keep its steps, unless a call is being recorded already, or an operand is the tensor of a
- * number: a step with it may mean the number. */
+/* Call a function and store the steps, unless a call is already being recorded, or an operand is
+ * the tensor of a number: a step with this tensor could mean the number. */
 static PyObject *call_and_record(PyObject *function, PyObject *args, PyObject *keywords, const Key *key,
                                  int failures)
 {
@@ -573,7 +574,7 @@ static PyObject *call_and_record(PyObject *function, PyObject *args, PyObject *k
     for (int i = 0; i < key->ntensors; i++)
         has_constant |= holds_constant((PyObject *)key->tensors[i]);
     Py_ssize_t before = count_nodes(key->tape);
-    /* Check this after all calls of Python: another thread may have begun to record during them. */
+    /* Check this after all calls of Python: a different thread may have started to record during them. */
     if (recording.active || has_constant)
         return PyObject_Call(function, args, keywords);
     begin_recording(key, 0);
@@ -594,7 +595,7 @@ static PyObject *call_and_record(PyObject *function, PyObject *args, PyObject *k
     return result;
 }
 
-/* Whether the recorded steps are those of the template, but for numbers and types. */
+/* Whether the recorded steps equal the steps of the template, except for numbers and types. */
 static int has_steps_of(const Template *template, const short *codes, int ncodes)
 {
     int same = recording.nsteps == template->nsteps && recording.nconstants == template->nconstants &&
@@ -621,7 +622,7 @@ PyObject *steps_of_trace(PyObject *function, PyObject *args, PyObject *keywords,
     Key key = {.tape = Py_None, .ntensors = (int)PyTuple_Size(tensors), .arena = present_arena()};
     for (int i = 0; i < key.ntensors && i < MOST_TENSORS; i++)
         key.tensors[i] = (Allocation *)PyTuple_GetItem(tensors, i);
-    Py_XDECREF(key.arena); /* a block keeps it */
+    Py_XDECREF(key.arena); /* a block keeps it alive */
     if (!key.arena || key.ntensors > MOST_TENSORS || recording.active)
         return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
     begin_recording(&key, 1);
@@ -703,10 +704,10 @@ static PyObject *next_key_of(PyObject *module, PyObject *source)
     return key;
 }
 
-/* The global keys of one VM: operands of `next_key` in views.c. The state is a weak reference, as a tensor
- * keeps its VM alive. */
+/* The global keys of one VM: operands of `next_key` in views.c. The state is a weak reference, because a
+ * tensor keeps the VM alive. */
 static struct {
-    long long fast_path; /* its number; 0: Python draws */
+    long long fast_path; /* number of the VM; 0: Python draws */
     PyObject *call, *state, *type, *locked;
 } keys;
 
@@ -728,7 +729,7 @@ static PyObject *drawn_key(PyObject *context)
     return key;
 }
 
-/* draw_keys(fast_path, call, state, type, lock): steps draw the keys of that VM in C; draw_keys(): Python does. */
+/* draw_keys(fast_path, call, state, type, lock): steps draw the keys of this VM in C; draw_keys(): in Python. */
 static PyObject *draw_keys(PyObject *module, PyObject *args)
 {
     PyObject *path = NULL, *lock = NULL;
@@ -851,8 +852,8 @@ static int run_chain(const Chain *chain, const Key *key, PyObject *const *consta
     return clear_nonfatal_error() ? -1 : done > 0;
 }
 
-/* Run the steps. After an error the function explains it, with the keys that were drawn, unless an update has been
- * made: then `*is_final`. */
+/* Run the steps. After an error, the function runs with the same keys and raises the error, unless a tensor was
+ * updated: then `*is_final`. */
 static PyObject *run_template(Template *template, PyObject *context, const Key *key,
                               PyObject *const *constants, PyObject **keys, int *is_final)
 {
@@ -867,7 +868,7 @@ static PyObject *run_template(Template *template, PyObject *context, const Key *
     }
     for (int i = 0; i < template->nsteps && !failed; i++) {
         const TemplateStep *step = &template->steps[i];
-        if (step->chain && !is_recording()) { /* an outer call that is recorded must note each step */
+        if (step->chain && !is_recording()) { /* a recorded outer call must record each step */
             int done = run_chain(step->chain, key, constants, values);
             failed = done < 0;
             for (int end = step->chain->end; done > 0 && i < end; i++)
@@ -969,7 +970,7 @@ static PyObject *opaque(PyObject *module, PyObject *unused)
     Py_RETURN_NONE;
 }
 
-/* pause(paused) -> the state before: a recorded call notes nothing meanwhile. */
+/* pause(paused) -> the previous state: while paused, a recorded call records no steps. */
 static PyObject *pause_in_python(PyObject *module, PyObject *paused)
 {
     (void)module;
@@ -977,7 +978,7 @@ static PyObject *pause_in_python(PyObject *module, PyObject *paused)
     return now < 0 ? NULL : PyBool_FromLong(pause_recording(now));
 }
 
-/* use_templates(enabled) -> the setting before */
+/* use_templates(enabled) -> the previous setting */
 static PyObject *use_templates(PyObject *module, PyObject *enabled)
 {
     (void)module;
@@ -988,7 +989,7 @@ static PyObject *use_templates(PyObject *module, PyObject *enabled)
     return PyBool_FromLong(before);
 }
 
-/* chain_after(runs) -> the number before */
+/* chain_after(runs) -> the previous number */
 static PyObject *chain_after(PyObject *module, PyObject *runs)
 {
     (void)module;
@@ -1012,18 +1013,18 @@ static PyObject *install_templates(PyObject *module, PyObject *args, PyObject *k
 
 static PyMethodDef templates_functions[] = {
     {"call", (PyCFunction)(void (*)(void))call, METH_FASTCALL,
-     "call(function, args, keywords): call it, by its template if there is one."},
+     "call(function, args, keywords): call the function, by a template if one exists."},
     {"opaque", opaque, METH_NOARGS, "The composed call that runs in this thread cannot be a template."},
     {"next_key_of", next_key_of, METH_O, "next_key_of(source) -> source(), a step of a recorded call."},
     {"pause", pause_in_python, METH_O,
-     "pause(paused) -> the state before: a recorded call notes nothing meanwhile."},
-    {"use_templates", use_templates, METH_O, "use_templates(enabled) -> the setting before."},
+     "pause(paused) -> the previous state: while paused, a recorded call records no steps."},
+    {"use_templates", use_templates, METH_O, "use_templates(enabled) -> the previous setting."},
     {"draw_keys", draw_keys, METH_VARARGS,
      "draw_keys(fast_path, call, state, type, lock): steps draw keys by next_key(call, state, type)."},
     {"chain_after", chain_after, METH_O,
-     "chain_after(runs) -> the number before: runs of a template before its elementwise steps are joined."},
+     "chain_after(runs) -> the previous number: runs of a template before elementwise steps are chained."},
     {"install_templates", (PyCFunction)(void (*)(void))install_templates, METH_VARARGS | METH_KEYWORDS,
-     "Hand in what templates need of the language."},
+     "Set the Python objects that templates use."},
     {NULL, NULL, 0, NULL}};
 
 int templates_init(PyObject *module)

@@ -30,9 +30,8 @@ typedef struct {
     StepKind kind;
     PyObject *call, *extra;
     short operands[MOST_OPERANDS + 1], count;
-    short last; /* the last step that uses its result */
-    short freed,
-        next; /* the first of the steps whose results are used last by this one, and the next of them; -1 */
+    short last;          /* the last step that uses the result */
+    short freed, next;   /* list of steps whose results are last used by this step; -1 at the end */
     struct Chain *chain; /* the chain that begins with this step, or NULL */
 } TemplateStep;
 
@@ -42,15 +41,15 @@ typedef struct Template {
     PyObject *function;
     Item *items;
     TemplateStep *steps;
-    /* Weak references, because a tensor keeps its VM alive, and the VM keeps its constants. */
+    /* Weak references, because a tensor keeps the VM alive, and the VM keeps constants alive. */
     PyObject **constants, *constant_arena;
     PyObject **constant_types;
     PyObject *named; /* the class of named tuples in the result */
     short *codes;
     int nitems, nsteps, nconstants, ncodes; /* without codes, the function is called */
-    int users;                              /* calls that run its steps, and the table */
+    int users;                              /* references: calls that run the steps, and the table */
     int failures;                           /* recordings without success */
-    int runs;                               /* until its chains were planned */
+    int runs;                               /* until the chains are planned */
 } Template;
 
 int templates_init(PyObject *module);
@@ -71,7 +70,7 @@ int add_keywords(Key *key, PyObject *keywords);
 /* Add a part that is compared by its address. Returns 0 if there is no room. */
 int add_pointer(Key *key, PyObject *object);
 
-/* How often a call of that key was made without a template, to be counted. */
+/* The counter of calls with a key without a template. */
 int *calls_of(uint64_t hash);
 
 /* A template of these items without steps; NULL without memory. */
@@ -87,26 +86,27 @@ void release_constants(const Template *template, PyObject **constants);
 /* Return what a weak reference refers to, a new reference; NULL if it was freed. */
 PyObject *referent(PyObject *reference);
 
-/* The result of a template whose tensors and steps have these values. NULL with an exception set. */
+/* The result of a template, given the values of tensors and steps. NULL with an exception set. */
 PyObject *result_of(const Template *template, PyObject *const *values);
 
-/* Call a function inside a recorder on these tensors. Returns its steps as (call, operands, result), and its
- * constants; None if the steps are not those of the template, or NULL with an exception set. */
+/* Call a function inside a recorder on these tensors. Returns the steps as (call, operands,
+ * result), and the constants; None if the steps are not those of the template, or NULL with an
+ * exception set. */
 PyObject *steps_of_trace(PyObject *function, PyObject *args, PyObject *keywords, PyObject *tensors,
                          const Template *expected);
 
 /* Whether this thread records a composed call. */
 int is_recording(void);
 
-/* Note a step, or that the call cannot be a template. For an UPDATE, `out` is the updated tensor. */
+/* Record a step, or that the call cannot be a template. For an UPDATE, `out` is the updated tensor. */
 void note_step(StepKind kind, PyObject *call, PyObject *extra, PyObject *const *operands, int count,
                PyObject *out);
 void note_opaque(void);
 
-/* Note no steps while an update runs; returns the state before. */
+/* Record no steps while an update runs; returns the previous state. */
 int pause_recording(int paused);
 
-/* Call a function of Python, by its template if there is one. `keywords` may be NULL. */
+/* Call a function of Python, by a template if one exists. `keywords` may be NULL. */
 PyObject *call_composed(PyObject *function, PyObject *args, PyObject *keywords);
 
 #endif

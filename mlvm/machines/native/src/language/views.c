@@ -2,14 +2,14 @@
  *
  * In:        `alias(call, x, type)`; x[key] and x[key] = values with integers, slices, None and `...`;
  *            x[mask]; `scalar(x)`.
- * Out:       a view, a copy of the selected elements, an updated tensor, a Python number; or what the
- *            function in Python returns that defines the call: `alias_in_python` in tensor/apply.py,
+ * Out:       a view, a copy of the selected elements, an updated tensor, a Python number; or the
+ *            result of the Python function that defines the call: `alias_in_python` in tensor/apply.py,
  *            `getitem` and `setitem` in functions/indexing.py. It is called before any side effect.
  * Must hold: plain tensors on one native VM without instruments, no recorder in any thread, and at most
  *            MOST_COPIED bytes. Larger copies are launches, which share the work among threads.
  * Callers:   eager functions; the interpreter, by the slots of `AllocationFields`.
- * Locks:     the interpreter lock throughout; the VM's lock while elements are copied, since a launch of
- *            another thread may write them. All addresses are looked up again under it.
+ * Locks:     the interpreter lock throughout; the VM's lock while elements are copied, because a launch of
+ *            a different thread may write them. All addresses are looked up again under the lock.
  */
 #include "views.h"
 
@@ -36,7 +36,7 @@ NAMES(DECLARE_NAME)
 
 /* --- types --- */
 
-/* Freeing the old type may run Python, which must find the new one. */
+/* Freeing the old type may run Python, which must find the new type. */
 static void replace_layout(Layout *place, const Layout *with)
 {
     PyObject *old = place->type;
@@ -322,9 +322,9 @@ static int64_t window_of(const Layout *x, const Span *spans, int64_t *strides)
     return offset;
 }
 
-/* Create a tensor in an arena of that VM, which is locked until `release_vm`: `*to` is its first byte,
- * and `*from` that of x, which may be NULL. NULL without the lock if Python must do the caller's work;
- * an exception may be set. */
+/* Create a tensor in an arena of the VM, which is locked until `release_vm`: `*to` is the first
+ * byte of the tensor, and `*from` the first byte of x, which may be NULL. NULL without the lock if
+ * Python must do the caller's work; an exception may be set. */
 static Allocation *locked_tensor(FastPath *fast_path, PyObject *arena, PyObject *type, const Allocation *x,
                                  char **to, char **from)
 {
@@ -504,7 +504,7 @@ static PyObject *positions(PyObject *module, PyObject *args)
     return tensor_or_none(out);
 }
 
-/* Call a function of Python, by its template if there is one. */
+/* Call a function of Python, by a template if one exists. */
 static PyObject *call_with(PyObject *function, PyObject *const *args, int count)
 {
     PyObject *tuple = PyTuple_New(count);
@@ -523,7 +523,7 @@ static PyObject *subscript(PyObject *x, PyObject *key)
     PyObject *result = by_mask ? chosen((Allocation *)x, (Allocation *)key)
                                : selected((Allocation *)x, key);
     if (result && by_mask)
-        note_opaque(); /* its shape depends on values */
+        note_opaque(); /* the shape depends on values */
     else if (result && is_recording())
         note_step(SUBSCRIPT, NULL, key, &x, 1, result);
     if (result || clear_nonfatal_error())
@@ -572,8 +572,8 @@ static int element_of(PyObject *number, const Layout *x, char *element)
     return x->itemsize == 4;
 }
 
-/* Strides along the axes of x with which `values` broadcasts to a selection: 0 along its axes of length 1.
- * Returns 0 if it does not broadcast. */
+/* Strides along the axes of x with which `values` broadcasts to a selection: 0 along axes of length
+ * 1. Returns 0 if `values` does not broadcast. */
 static int broadcast_strides(const Layout *values, const Layout *x, const int *places, const int64_t *dims,
                              int ndim, int64_t *strides)
 {
@@ -644,7 +644,7 @@ static int assign_subscript(PyObject *x, PyObject *key, PyObject *values)
         return -1;
     }
     if (!values) {
-        PyErr_Format(PyExc_TypeError, "a Tensor does not support item deletion: its shape never changes");
+        PyErr_Format(PyExc_TypeError, "a Tensor does not support item deletion: the shape never changes");
         return -1;
     }
     Py_ssize_t references = Py_REFCNT(x); /* 1: only the stack refers to it; 2: also one name */
@@ -719,8 +719,8 @@ static PyObject *new_array(PyObject *empty, PyObject *type, PyObject *dtype, cha
     return values;
 }
 
-/* The one element of a tensor as a Python number, or its elements in nested lists, or with `empty` in an array that it
- * makes for a shape and dtype; None if Python must read them. */
+/* Return the only element of a tensor as a Python number, or all elements in nested lists, or with `empty` in
+ * the array that it creates for a shape and dtype; None if Python must read them. */
 static PyObject *values_of(PyObject *object, int is_one, PyObject *empty)
 {
     Allocation *x = (Allocation *)object;
@@ -807,8 +807,8 @@ static PyObject *number(PyObject *module, PyObject *args)
 /* Weak references to tensors of numbers that were recent operands; the VM keeps the tensors alive while they are in
  * use. */
 typedef struct {
-    long long fast_path; /* its number; 0: free */
-    PyObject *dtype;     /* of the other operand, which Python keeps for ever */
+    long long fast_path; /* number of the VM; 0: free */
+    PyObject *dtype;     /* dtype of the other operand, which is never freed */
     uint64_t bits;
     int is_int;
     PyObject *tensor;
@@ -816,8 +816,8 @@ typedef struct {
 static NumberOperand number_operands[REMEMBERED];
 static PyObject *slow_operand;
 
-/* Find the cache entry for a number that is combined with a tensor. NULL for any other value, and for a float with an
- * integer tensor, whose result also depends on the default dtype. */
+/* Find the cache entry for a number that is combined with a tensor. NULL for any other value, and
+ * for a float with an integer tensor, because that result also depends on the default dtype. */
 static NumberOperand *place_of_number(PyObject *value, PyObject *like, NumberOperand *wanted)
 {
     Layout layout;
@@ -935,9 +935,9 @@ static PyObject *tensor_with(PyObject *type, const Layout *layout, const char *b
     return (PyObject *)out;
 }
 
-/* The key in an arena that the op `call` splits off a state of random keys, which then counts on; NULL without an
- * exception if Python must do both. Either the caller holds the lock of the state's keys, or `locked()` tells whether
- * another thread does. */
+/* Return the key that the op `call` splits off a state of random keys, which advances; NULL without an exception if
+ * Python must do both. Either the caller holds the lock of the keys, or `locked()` returns whether another thread
+ * holds it. */
 static PyObject *next_key_in(PyObject *arena, PyObject *call, Allocation *state, PyObject *type,
                              PyObject *locked)
 {
@@ -1056,16 +1056,17 @@ static PyMethodDef views_functions[] = {
     {"view_as", view_as_python, METH_VARARGS, "view_as(x, type): an untracked view of x, or None."},
     {"number", number, METH_VARARGS, "number(arena, type, value): a tensor of one element, or None."},
     {"operand", (PyCFunction)(void (*)(void))operand, METH_FASTCALL,
-     "operand(value, like): the tensor of an operand beside another, as `as_operand` returns it."},
+     "operand(value, like): the tensor of an operand combined with another, as `as_operand` returns it."},
     {"are_alive", are_alive, METH_O, "are_alive(tensors): whether each tensor of a list has memory."},
-    {"install_operands", install_operands, METH_O, "install_operands(as_operand): what `operand` repeats."},
-    {"filled", filled, METH_VARARGS, "filled(x, type): a tensor full of the element of x, or None."},
+    {"install_operands", install_operands, METH_O,
+     "install_operands(as_operand): set the function that `operand` repeats."},
+    {"filled", filled, METH_VARARGS, "filled(x, type): a tensor filled with the element of x, or None."},
     {"next_key", (PyCFunction)(void (*)(void))next_key, METH_FASTCALL,
-     "next_key(call, state, type): the key that the op splits off a state, which then counts on, or None."},
+     "next_key(call, state, type): the key that the op splits off a state, which advances, or None."},
     {"copied", copied, METH_VARARGS, "copied(type, array): a tensor with the array's values, or None."},
     {"listed", listed, METH_VARARGS,
      "listed(numbers, float_type, int_type): a tensor of a list of floats and ints, or None."},
-    {"scalar", scalar, METH_O, "scalar(x): the one element as a Python number, or None."},
+    {"scalar", scalar, METH_O, "scalar(x): the only element as a Python number, or None."},
     {"chosen", chosen_in_python, METH_VARARGS,
      "chosen(x, mask): the rows of x where the mask is True, or None."},
     {"positions", positions, METH_VARARGS,
@@ -1074,7 +1075,7 @@ static PyMethodDef views_functions[] = {
      "array(x, empty): the elements in an array that empty(shape, dtype) returns, or None."},
     {"nested", nested, METH_O, "nested(x): the elements as numbers in nested lists, or None."},
     {"install_views", (PyCFunction)(void (*)(void))install_views, METH_VARARGS | METH_KEYWORDS,
-     "Hand in what `alias` and reads need of the language."},
+     "Set the Python objects that `alias` and reads use."},
     {"install_indexing", install_indexing, METH_VARARGS,
      "install_indexing(getitem, setitem, warn): the functions for keys that C leaves to Python, and for "
      "updates that may be lost."},

@@ -250,9 +250,9 @@ static PyObject *kernel_call_name(KernelCallObject *self, void *unused)
 
 static PyMethodDef kernel_call_methods[] = {
     {"run", (PyCFunction)(void (*)(void))kernel_call_run, METH_FASTCALL,
-     "run(pool, *arrays): do it; return False for values that the op refuses."},
+     "run(pool, *arrays): run the call; return False if the op rejects a value."},
     {"described", (PyCFunction)kernel_call_described, METH_NOARGS,
-     "What it was made of: ints, floats, parts, rows, patches."},
+     "The arguments that created the call: ints, floats, parts, rows, patches."},
     {NULL, NULL, 0, NULL}};
 
 #define MEMBER(name, type)                                                 \
@@ -338,14 +338,14 @@ static PyObject *pool_count(PoolObject *self, void *unused)
 }
 
 static PyGetSetDef pool_getters[] = {
-    {"threads", (getter)pool_count, NULL, "How many threads, the caller's included.", NULL},
+    {"threads", (getter)pool_count, NULL, "Number of threads, including the caller.", NULL},
     {NULL, NULL, NULL, NULL, NULL}};
 static PyType_Slot pool_slots[] = {
     {Py_tp_new, pool_new_},
     {Py_tp_dealloc, pool_dealloc},
     {Py_tp_getset, pool_getters},
     {Py_tp_doc, "Pool(threads=1, pinned=False, worth_sharing=4000): threads that share the work "
-                "of a call, from so many nanoseconds on."},
+                "of a call with at least this number of nanoseconds."},
     {0, NULL}};
 static PyType_Spec pool_spec = {"mlvm.machines.native._native.Pool", sizeof(PoolObject), 0,
                                 Py_TPFLAGS_DEFAULT, pool_slots};
@@ -442,19 +442,18 @@ static PyMethodDef call_functions[] = {
     {"simd_sets", get_simd_sets, METH_NOARGS,
      "The instruction sets of this build, the best first, and whether the processor has them."},
     {"simd_refused", simd_refused, METH_O,
-     "Whether the processor has that instruction set, and the system does not let this process use it."},
+     "Whether the processor supports an instruction set that the system denies to this process."},
     {"choose_simd", choose_simd, METH_O,
-     "Use that instruction set for calls made from now on; False if there is no such one here."},
+     "Use an instruction set for later calls; return False if it is not available."},
     {"code_after", set_code_after, METH_O,
      "Generate machine code for a chain after that many elements, for tests; return the number before."},
     {"kernel_call", (PyCFunction)(void (*)(void))kernel_call, METH_FASTCALL,
      "kernel_call(kernel, nparams, units, work, names, integers, floats, scratch, shared, parts, rest, "
      "rows): a call "
-     "with integers by name, or NotImplemented if a number is of another class."},
+     "with integers by name, or NotImplemented for numbers of other classes."},
     {"kernels", get_kernels, METH_NOARGS,
-     "All kernels: of each the file it is in, and the names of the integers that its calls have."},
-    {"rows", get_rows, METH_NOARGS,
-     "All row functions, and what a byte of the result costs in nanoseconds."},
+     "All kernels: the file of each kernel, and the names of the integers of a call."},
+    {"rows", get_rows, METH_NOARGS, "All row functions, and the nanoseconds per byte of the result."},
     {NULL, NULL, 0, NULL}};
 
 static int add_names(PyObject *module, const char *name, const char *const *names)

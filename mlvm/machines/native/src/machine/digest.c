@@ -1,6 +1,6 @@
 /* Accumulators of a tensor's digest, for Python.
  *
- * In:       the bytes of a packed array, and the class of its elements.
+ * In: the bytes of a packed array, and the class of the elements.
  * Out:      eight 64-bit sums, as mlvm/machines/digest.py defines them.
  * Callers:  `mlvm/machines/digest.py`, from any thread.
  */

@@ -2,7 +2,7 @@
  *
  * In:       inputs, constants and steps, added one by one; each has the next number. Values of inputs.
  * Out:      the values of all numbers; by these the integers of calls are written.
- * Must hold: a call whose integers are written does not run meanwhile: the caller has the VM's lock.
+ * Must hold: a call does not run while its integers are written: the caller holds the VM's lock.
  * Callers:  `mlvm/eager/capture/patched.py`.
  */
 #include "formulas.h"
@@ -95,7 +95,7 @@ static PyObject *formulas_hold(FormulasObject *self, PyObject *guards)
         Py_ssize_t place = PyLong_AsSsize_t(PyTuple_GetItem(guards, i));
         Number wanted;
         if (number_from(PyTuple_GetItem(guards, i + 1), &wanted) || place < 0 || place >= self->count)
-            return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_IndexError, "no number %zd", place);
+            return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_IndexError, "unknown number %zd", place);
         if (!is_same_number(&self->numbers[place], &wanted))
             Py_RETURN_FALSE;
     }
@@ -156,9 +156,9 @@ static void formulas_dealloc(FormulasObject *self)
 }
 
 static PyMethodDef formulas_methods[] = {
-    {"input", (PyCFunction)formulas_input, METH_NOARGS, "Add an input; return its number."},
-    {"constant", (PyCFunction)formulas_constant, METH_O, "Add a constant; return its number."},
-    {"step", (PyCFunction)formulas_step, METH_VARARGS, "Add an operator's result; return its number."},
+    {"input", (PyCFunction)formulas_input, METH_NOARGS, "Add an input; return the number."},
+    {"constant", (PyCFunction)formulas_constant, METH_O, "Add a constant; return the number."},
+    {"step", (PyCFunction)formulas_step, METH_VARARGS, "Add the result of an operator; return the number."},
     {"evaluate", (PyCFunction)formulas_evaluate, METH_O, "Compute all numbers, for values of the inputs."},
     {"hold", (PyCFunction)formulas_hold, METH_O, "Return whether numbers have these values."},
     {"write", (PyCFunction)formulas_write, METH_O, "Write the integers of kernel calls."},

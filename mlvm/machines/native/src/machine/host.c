@@ -1,4 +1,4 @@
-/* Host functions in C: their frames, and their calls. */
+/* Host functions in C: frames and calls. */
 #include "host.h"
 
 #include <pthread.h>
@@ -513,7 +513,7 @@ typedef struct {
     PyObject_HEAD PyObject *spec; /* owner of the objects that `host` borrows */
     Host *host;
     Types types;
-    int running; /* number of running calls, whose values may have these types */
+    int running; /* number of running calls, which may have values of these types */
 } Caller;
 
 static PyObject *caller_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)

@@ -1,4 +1,4 @@
-/* Calls of host functions: their descriptions, and the frame that a C function receives.
+/* Calls of host functions: descriptions, and the frame that a C function receives.
  *
  * The frame is the `mlvm_frame` of ../../mlvm.h. It answers common requests without the interpreter lock.
  * Rare requests and errors are delegated to Python, to a `HostCall` of host.py. A `Caller` makes such a
@@ -8,10 +8,10 @@
 
 #include "value.h"
 
-/* Host function call of a program, as in `host.Host`. Its objects are borrowed from a tuple that
- * the owner keeps. */
+/* Host function call of a program, as in `host.Host`. The objects are borrowed from a tuple that
+ * the owner keeps alive. */
 typedef struct {
-    PyObject *call, *attributes; /* the Python implementation and its attributes */
+    PyObject *call, *attributes; /* the Python implementation and the attributes */
     PyObject *helper;            /* the `HostCall` */
     int nparams, nresults;       /* declared numbers; MLVM_ANY for any number */
     mlvm_function function;      /* NULL for a Python function */
@@ -29,7 +29,7 @@ typedef struct {
 Host *host_new(PyObject *spec);
 void host_free(Host *host);
 
-/* State of a call. Frames are never freed: C code may keep a frame's address, and its callbacks
+/* State of a call. Frames are never freed: C code may keep a frame's address, and the callbacks
  * fail while no call uses the frame. */
 typedef struct Frame Frame;
 

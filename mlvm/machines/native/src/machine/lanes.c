@@ -66,7 +66,7 @@ static int grow(Lanes *lanes, int64_t size, int64_t count)
     return 0;
 }
 
-/* Set the program of a part and its addresses. Return 0, or -1 with an exception. */
+/* Set the program and the addresses of a part. Return 0, or -1 with an exception. */
 static int prepare(Lanes *lanes, int64_t number, int64_t k)
 {
     const LanesObject *self = object_of_lanes(lanes);
@@ -98,7 +98,7 @@ static int prepare(Lanes *lanes, int64_t number, int64_t k)
     return -!part->prepared;
 }
 
-/* Run a part: here if its program consists of kernel calls, otherwise in Python. */
+/* Run a part: here if the program consists of kernel calls, otherwise in Python. */
 static int run_part(Lanes *lanes, int64_t number, int64_t k)
 {
     const LanesObject *self = object_of_lanes(lanes);
@@ -382,7 +382,7 @@ static PyObject *lanes_forget(LanesObject *object, PyObject *unused)
     Py_RETURN_NONE;
 }
 
-/* forget_rows(): drop the rows, whose memory another program has used. */
+/* forget_rows(): drop the rows, because a different program has used the memory. */
 static PyObject *lanes_forget_rows(LanesObject *object, PyObject *unused)
 {
     Lanes *self = &object->lanes;
@@ -394,8 +394,10 @@ static PyObject *lanes_forget_rows(LanesObject *object, PyObject *unused)
 
 static PyMethodDef lanes_methods[] = {
     {"run", (PyCFunction)lanes_run, METH_VARARGS, "run(pool, helper, count, args, results, sums, shared)"},
-    {"forget", (PyCFunction)lanes_forget, METH_NOARGS, "Shared operands lie elsewhere now."},
-    {"forget_rows", (PyCFunction)lanes_forget_rows, METH_NOARGS, "Their memory had other rows."},
+    {"forget", (PyCFunction)lanes_forget, METH_NOARGS,
+     "Drop the programs of all parts, because shared operands have moved."},
+    {"forget_rows", (PyCFunction)lanes_forget_rows, METH_NOARGS,
+     "Drop the rows, because a different program has used the memory."},
     {NULL, NULL, 0, NULL}};
 static PyType_Slot lanes_slots[] = {{Py_tp_new, lanes_new},
                                     {Py_tp_dealloc, lanes_dealloc},

@@ -1,8 +1,9 @@
 /* The machine's loop (plan/loop.c) on programs of Python.
  *
  * In:       a Program, which `loop.py` prepares from the linker's steps; the arrays of a launch.
- * Out:      the outputs; or the state of the machine, from which the reference loop goes on or raises.
- * Must hold: arrays are contiguous and have the program's types; the function table has the program's
+ * Out:      the outputs; or the state of the machine, from which the reference loop continues or
+ *           raises the error. Must hold: arrays are contiguous and have the program's types; the
+ *           function table has the program's
  *           version. A raw VM's program is not verified: the loop checks the stack itself.
  * Callers:  `NativeLoop.__call__`; lanes.c, for the programs of segments.
  * Locks:    the VM's lock. The interpreter lock is released where a program has enough work, and taken for
@@ -166,7 +167,7 @@ static int fill_step(ProgramObject *self, Step *step, PyObject *spec)
     case JUMP:
     case JUMP_IF_FALSE:
     case CALL_FUNCTION: {
-        self->work = WORTH_RELEASING; /* its duration is unknown */
+        self->work = WORTH_RELEASING; /* the duration is unknown */
         long nparams = PyLong_AsLong(first);
         if (nparams > INT_MAX || nparams < INT_MIN)
             PyErr_SetNone(PyExc_OverflowError);
@@ -280,7 +281,7 @@ static int program_traverse(ProgramObject *self, visitproc visit, void *arg)
     return 0;
 }
 
-/* A program may be part of a cycle: a host function refers to its VM, which keeps its programs. */
+/* A program may be part of a cycle: a host function refers to the VM, which keeps programs alive. */
 static int program_clear(ProgramObject *self)
 {
     Py_CLEAR(self->keepalive);
@@ -292,7 +293,7 @@ static PyObject *object_of_call(const KernelCall *call)
     return call ? (PyObject *)((char *)call - offsetof(KernelCallObject, call)) : NULL;
 }
 
-/* Discard cached calls and their types. */
+/* Discard cached calls and types. */
 static void forget_cases(ProgramObject *self)
 {
     for (int f = 0; f < self->nfunctions; f++)
@@ -408,7 +409,7 @@ static int more_values(Machine *machine, int64_t count)
     int64_t more = VALUE_COUNTS * (room - machine->room);
     if (is_limited() && (room > MOST_VALUES || !count_made(more))) {
         hold(launch);
-        PyErr_SetString(PyExc_MemoryError, "the stack of the launch has too many values");
+        PyErr_SetString(PyExc_MemoryError, "the stack of the launch contains too many values");
         return -1;
     }
     launch->counted += is_limited() ? more : 0;
@@ -905,9 +906,9 @@ int program_run_straight(PyObject *object, PoolObject *pool)
     return refused != 0;
 }
 
-/* open_program(rows, nargs, types, version): a program whose calls are set later by `activate`.
- * A row is (code, number, arguments): a step of the loop, or RUN with argument numbers. `types`
- * are the types of the launch's arguments, which LOAD_ARG uses. */
+/* open_program(rows, nargs, types, version): a program with calls that `activate` sets later. A row
+ * is (code, number, arguments): a step of the loop, or RUN with argument numbers. `types` are the
+ * types of the launch's arguments, which LOAD_ARG uses. */
 static PyObject *open_program(PyObject *module, PyObject *args)
 {
     (void)module;
@@ -1047,7 +1048,7 @@ static PyObject *get_steps(PyObject *module, PyObject *unused)
 
 static PyMethodDef loop_functions[] = {
     {"steps", get_steps, METH_NOARGS, "The numbers of the steps that the loop knows."},
-    {"open_program", open_program, METH_VARARGS, "A program whose calls are set later."},
+    {"open_program", open_program, METH_VARARGS, "A program with calls that are set later."},
     {NULL, NULL, 0, NULL}};
 
 int loop_init(PyObject *module)

@@ -2,7 +2,7 @@
  *
  * In:       packed arrays of 64-bit integers; see offsets.h of `plan`.
  * Out:      the status and the number of visited nodes; offsets and failed states are written in place.
- * Must hold: arrays have the announced lengths, and a thread searches with arrays of its own.
+ * Must hold: arrays have the announced lengths, and each thread searches with separate arrays.
  * Callers:  `mlvm/arena/search.py` and `planner.py`.
  */
 #include "offsets.h"

@@ -20,7 +20,7 @@ typedef struct {
     PyObject *keepalive;           /* list of these arrays */
     Chunk *chunks;
     int64_t nchunks, room;
-    int64_t chunk, used; /* top of the stack: index of the chunk, and its used bytes */
+    int64_t chunk, used; /* top of the stack: index of the chunk, and used bytes in it */
     long long nbytes;
     mlvm_frame *frame; /* frame of the running call */
     char why[RECORDS_WHY];
@@ -143,7 +143,7 @@ static void records_dealloc(Stack *self)
     free_object((PyObject *)self);
 }
 
-/* begin() -> mark: start of a program's own records */
+/* begin() -> mark: start of the records of a program */
 static PyObject *records_begin(Stack *self, PyObject *unused)
 {
     (void)unused;
@@ -170,14 +170,14 @@ static PyMethodDef records_methods[] = {{"begin", (PyCFunction)records_begin, ME
                                         {"end", (PyCFunction)records_end, METH_O, NULL},
                                         {NULL, NULL, 0, NULL}};
 static PyMemberDef records_members[] = {
-    {"nbytes", T_LONGLONG, offsetof(Stack, nbytes), READONLY, "The bytes of its memory."},
+    {"nbytes", T_LONGLONG, offsetof(Stack, nbytes), READONLY, "Number of bytes of memory."},
     {NULL, 0, 0, 0, NULL}};
 static PyType_Slot records_slots[] = {
     {Py_tp_new, records_new},
     {Py_tp_dealloc, records_dealloc},
     {Py_tp_methods, records_methods},
     {Py_tp_members, records_members},
-    {Py_tp_doc, "Records(more): a stack of records, in memory that more(nbytes) gives."},
+    {Py_tp_doc, "Records(more): a stack of records, in memory that more(nbytes) allocates."},
     {0, NULL}};
 static PyType_Spec records_spec = {"mlvm.machines.native._native.Records", sizeof(Stack), 0,
                                    Py_TPFLAGS_DEFAULT, records_slots};

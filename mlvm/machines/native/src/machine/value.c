@@ -152,11 +152,11 @@ TypeObject *types_of_array(const Types *types, PyObject *array)
 
 /* --- memory that arrays view --- */
 
-/* A tensor, and its reference counts. */
+/* A tensor, and the reference counts. */
 typedef struct {
     Tensor tensor;
-    int holders;     /* the tensor and, protected by the interpreter lock, its array */
-    int64_t counted; /* its bytes in the count of the launch */
+    int holders;     /* references: the tensor's and, protected by the interpreter lock, the array's */
+    int64_t counted; /* bytes in the count of the launch */
 } Block;
 
 typedef struct {
@@ -222,7 +222,7 @@ static void memory_dealloc(MemoryObject *self)
 
 static PyType_Slot memory_slots[] = {{Py_tp_dealloc, memory_dealloc},
                                      {Py_bf_getbuffer, memory_getbuffer},
-                                     {Py_tp_doc, "The bytes of a tensor that the loop made."},
+                                     {Py_tp_doc, "The bytes of a tensor that the loop allocated."},
                                      {0, NULL}};
 static PyType_Spec memory_spec = {"mlvm.machines.native._native.Memory", sizeof(MemoryObject), 0,
                                   Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, memory_slots};
@@ -390,8 +390,8 @@ static PyObject *get_dtypes(PyObject *module, PyObject *unused)
 
 static PyMethodDef value_functions[] = {
     {"limit_made", set_limit_made, METH_O,
-     "Let launches in this thread make so many bytes; the bytes made till now. None: just tell."},
-    {"dtypes", get_dtypes, METH_NOARGS, "The codes of mlvm.h by the names of the dtypes."},
+     "Limit the bytes that launches in this thread allocate; return the allocated bytes. None: no change."},
+    {"dtypes", get_dtypes, METH_NOARGS, "The codes of mlvm.h by dtype name."},
     {NULL, NULL, 0, NULL}};
 
 int value_init(PyObject *module)

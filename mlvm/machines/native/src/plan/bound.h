@@ -10,7 +10,7 @@ typedef struct {
     const uint32_t *places;
 } BoundCall;
 
-/* Run a call and return its kernel's result. The pool must have enough scratch memory. */
+/* Run a call and return the result of the kernel. The pool must have enough scratch memory. */
 int run_one(Pool *pool, char *const *addresses, const BoundCall *bound);
 
 /* Run the calls from number *next on, for about the given nanoseconds of estimated work.

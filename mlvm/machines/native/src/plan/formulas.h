@@ -15,7 +15,7 @@
 #define OPERATOR_NAMED(name) AS_##name,
 enum Operator { OPERATORS(OPERATOR_NAMED) INPUT, CONSTANT };
 
-/* Operator of two numbers. Inputs and constants have none; their numbers are set. */
+/* Operator of two numbers. Inputs and constants have no operator, and their numbers are set. */
 typedef struct {
     int operator, a, b;
 } Formula;

@@ -1,15 +1,15 @@
-/* The scheduler of lanes: frames of many rows, each with a program counter of its own.
+/* The scheduler of lanes: frames of many rows, each with a separate program counter.
  *
  * In:       a Lanes (lanes.h): the code that native/lanes.py encodes, and the rows of arguments.
  * Out:      rows of results, and sums over all frames; or an error of the runner.
  * Must hold: the linker (lane_link.py) has checked registers and sizes. A row is written once, and never
- *           changes: registers are numbers of rows. The order in which frames run depends on the code
- *           and the conditions alone, and a row's bits on no other row.
+ *           changes: registers are numbers of rows. The order in which frames run depends only on the
+ *           code and the conditions, and the bits of a row do not depend on other rows.
  * Callers:  machine/lanes.c for Python; build/src/lanes.c for built steps.
- * Locks:    the VM's lock, held by the caller. Memory, programs of segments and errors come by callbacks
- *           of the runner, which may need the interpreter lock.
+ * Locks:    the VM's lock, held by the caller. Callbacks of the runner, which may need the
+ *           interpreter lock, handle memory, programs of segments and errors.
  *
- * Light steps run first, then the heavy one where most frames wait.
+ * Light steps run first, then the heavy step at which most frames wait.
  */
 #include "lanes.h"
 
@@ -83,7 +83,7 @@ static int64_t integer_at(const char *p, int64_t nbytes, int64_t is_signed)
 }
 
 /* Return the index in a frame's register, checked against `length` for `count` elements; -1 for an
- * error. `s` has the register, the size of its rows, and whether it is signed. */
+ * error. `s` contains the register, the size of the rows, and whether it is signed. */
 static int64_t place(Lanes *self, int64_t frame, const int64_t *s, int64_t length, int64_t count)
 {
     int64_t index = integer_at(lane_row(self, s[1], *lane_register(self, frame, s[0])),
@@ -96,8 +96,8 @@ static int64_t place(Lanes *self, int64_t frame, const int64_t *s, int64_t lengt
 
 /* --- programs --- */
 
-/* s: segment, number of operands, their registers and row sizes, number of results, their registers and
- * sizes. */
+/* s: segment, number of operands, operand registers and row sizes, number of results, result
+ * registers and sizes. */
 static int run_segment(Lanes *self, const int64_t *s, const List *frames)
 {
     int64_t number = s[0], nins = s[1], total = frames->count, start = 0;
@@ -156,7 +156,7 @@ static int widen(Lanes *self, int64_t **of, int64_t had, int64_t room)
     return 0;
 }
 
-/* Create frames, whose registers have no rows yet. Return 0, or -1. */
+/* Create frames with registers without rows. Return 0, or -1. */
 static int more_frames(Lanes *self, int64_t count)
 {
     if (!count)
@@ -210,7 +210,7 @@ static int give_back(Lanes *self, const List *frames)
         int64_t called = frames->of[i], caller = self->parent[called];
         if (caller < 0)
             continue;
-        const int64_t *s = self->code + self->at[self->site[called]] + 2; /* after its entry */
+        const int64_t *s = self->code + self->at[self->site[called]] + 2; /* after the entry */
         s += 1 + 2 * s[0];
         for (int64_t k = 0; k < s[0]; k++)
             *lane_register(self, caller, s[1 + 2 * k]) = *lane_register(self, called, s[2 + 2 * k]);
@@ -350,7 +350,7 @@ static int go_on(Lanes *self, int64_t pc, List *frames)
                 return -1;
             break;
         case STEP_return: return give_back(self, frames);
-        case STEP_push: { /* number, its size, count, registers and their sizes */
+        case STEP_push: { /* number, size, count, registers and sizes */
             int64_t first = more_rows(self, s[1], count);
             if (first < 0 || reserve(self, &self->records, count * (s[2] + 1)) ||
                 reserve(self, &self->record_at, count))
@@ -365,7 +365,7 @@ static int go_on(Lanes *self, int64_t pc, List *frames)
             }
             break;
         }
-        case STEP_read: /* number, its size, count, registers and their sizes */
+        case STEP_read: /* number, size, count, registers and sizes */
             for (int64_t i = 0; i < count; i++) {
                 int64_t number = *(int64_t *)lane_row(self, s[1], *lane_register(self, of[i], s[0])) - 1;
                 if (number < 0 || number >= self->record_at.count)

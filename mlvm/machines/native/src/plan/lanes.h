@@ -1,8 +1,9 @@
 /* Frames of many lanes during a run; mlvm/machines/lanes.py is the Python definition.
  *
- * This code is independent of Python. It requests memory, the programs of segments, and errors from its
- * runner: the extension (machine/lanes.c), or a step built without Python. All numbers are int64_t. A step
- * begins with its code, followed by the operands that `_flat` in native/lanes.py writes. */
+ * This code is independent of Python. It requests memory, the programs of segments, and errors from
+ * a runner: the extension (machine/lanes.c), or a step built without Python. All numbers are
+ * int64_t. A step begins with the code, followed by the operands that `_flat` in native/lanes.py
+ * writes. */
 #ifndef MLVM_PLAN_LANES_H
 #define MLVM_PLAN_LANES_H
 
@@ -42,15 +43,15 @@ typedef struct {
     Part *parts;    /* one for each count, the largest first */
 } Segment;
 
-/* Site at which frames add to a sum of `nbytes`, by a segment whose first operand is the sum; `sizes`
- * are the row sizes of its other operands. */
+/* Site at which frames add to a sum of `nbytes`, by a segment with the sum as first operand;
+ * `sizes` are the row sizes of the other operands. */
 typedef struct {
     int64_t segment, sum, nbytes, count;
     const int64_t *sizes;
     List frames, *rows;
 } Site;
 
-/* A register of the initial frames, and the size of its rows. */
+/* A register of the initial frames, and the size of the rows. */
 typedef struct {
     int64_t number, size;
 } LaneRegister;
@@ -67,7 +68,7 @@ typedef struct {
     int (*refuse)(Lanes *self, const char *what, int64_t a, int64_t b); /* report an error */
 } LanesRunner;
 
-/* State of lanes. The runner embeds it as the first member of its own struct, or after its object
+/* State of lanes. The runner embeds it as the first member of a struct, or after an object
  * header. */
 struct Lanes {
     const LanesRunner *runner;

@@ -1,4 +1,4 @@
-/* The machine's loop in C, with the semantics of `mlvm.core.machine.run`. It knows no Python.
+/* The machine's loop in C, with the semantics of `mlvm.core.machine.run`. It does not use Python.
  *
  * In:       a Machine (loop.h): functions of prepared steps, a stack, and a runner's callbacks.
  * Out:      the status of loop.h, and the state of the machine. Rare cases and errors end the loop with
@@ -9,8 +9,8 @@
  * Locks:    the VM's lock, held by the caller for the launch. The function table changes only under it, so
  *           only in this thread, by a host function or signal handler: each call checks `version`.
  *
- * A call that takes its parameters from the stack has a cache by their types: the kernel's call, and the
- * type of the result. The runner resolves others.
+ * A call with parameters on the stack has a cache by parameter types: the kernel call, and the type
+ * of the result. The runner resolves new types.
  */
 #include "loop.h"
 

@@ -1,6 +1,6 @@
 /* The machine's loop, and the values on its stack.
  *
- * This code is independent of Python. It requests memory, and delegates rare cases, to its runner: the
+ * This code is independent of Python. A runner provides memory and handles rare cases: the
  * extension (machine/loop.c), or a step built without Python. */
 #ifndef MLVM_LOOP_H
 #define MLVM_LOOP_H
@@ -39,7 +39,7 @@ typedef struct {
 
 /* Steps of this loop, named as in mlvm/core/machine/link.py, and two additional ones: RUN, a kernel call
  * with known addresses, and BACK, a call of something other than a kernel, without parameters and
- * results. Python reads their codes from here. */
+ * results. Python reads the codes from here. */
 /* clang-format off */
 #define STEPS(X)                                                                          \
     X(UNKNOWN) X(HALT) X(LOAD_ARG) X(CALL) X(PUSH) X(GET) X(SET) X(JUMP_IF_FALSE) X(JUMP) \
@@ -111,7 +111,7 @@ typedef struct {
     int (*store)(Machine *m, int64_t handle, Tensor *tensor);
 } Runner;
 
-/* State of the loop during a run. The runner embeds it as the first member of its own struct. */
+/* State of the loop during a run. The runner embeds it as the first member of a struct. */
 struct Machine {
     const Runner *runner;
     const Function *functions;

@@ -1,10 +1,10 @@
 /* Search for offsets of buffers with fixed lifetimes below a capacity.
  *
- * In:       buffers whose lifetimes are ranges of sections (offsets.h).
- * Out:      an offset for each buffer, or the proof that there are none, or the limit of nodes.
- * Must hold: the search is that of `_searched` in mlvm/arena/search.py, node by node: both return the
- *           same offsets, and the docstring of that file explains the algorithm.
- *           `place_best_fit` is `_place` in mlvm/arena/planner.py, likewise.
+ * In:       buffers with ranges of sections as lifetimes (offsets.h).
+ * Out:      an offset for each buffer; or that no solution exists, or that the node limit was reached.
+ * Must hold: the search equals `_searched` in mlvm/arena/search.py, node by node: both return the same
+ *           offsets, and the docstring of that file explains the algorithm. In the same way,
+ *           `place_best_fit` equals `_place` in mlvm/arena/planner.py.
  * Callers:  machine/offsets.c.
  */
 #include "offsets.h"
@@ -15,15 +15,15 @@
 /* Part: buffers without an offset that share no section with other parts. */
 typedef struct {
     int64_t low, high;    /* sections low .. high - 1 */
-    int64_t items, count; /* range of its buffers in `pool` */
+    int64_t items, count; /* range of the buffers in `pool` */
     int64_t origin;       /* node that created it, and fails with it */
     int64_t next;         /* part to solve after it, or -1 */
 } Part;
 
-/* Node: a part, and the buffers that may be the lowest in one of its sections. */
+/* Node: a part, and the buffers that may be the lowest in a section of the part. */
 typedef struct {
     Part part;
-    int64_t section, left, right; /* the section, and its valley */
+    int64_t section, left, right; /* the section, and the valley around it */
     int64_t candidates, count, at;
     int64_t placed; /* placed buffer, or -1 */
     int64_t raises, pool, parts;
@@ -152,7 +152,7 @@ static int64_t depth(const Search *search, const Part *part, int64_t left, int64
 }
 
 /* Count the blocks that may be at the floor of each section, and raise valleys without such
- * blocks to their lower side, until none remain. This changes no lowest offset. */
+ * blocks to their lower side, until none remain. This does not change any lowest offset. */
 static void fill_valleys(Search *search, const Part *part)
 {
     const Buffers *buffers = search->buffers;
@@ -242,7 +242,7 @@ static int open_node(Search *search, Part part)
 }
 
 /* Return the lowest offset in the node's section, if no buffer is at its floor: each buffer is
- * above the floors of its sections, or on another buffer, which is not in this section. */
+ * above the floors of its sections, or on a buffer that is not in this section. */
 static int64_t next_floor(const Search *search, const Node *node)
 {
     const int64_t *first = search->buffers->first, *last = search->buffers->last;

@@ -12,11 +12,10 @@ enum { OFFSETS_FOUND, OFFSETS_NONE, OFFSETS_LIMIT, OFFSETS_NO_MEMORY, OFFSETS_IN
  * twin: the buffer before with the same size and sections, or -1.
  * rank: order in which buffers are tried.
  * hash: random numbers of the buffers.
- * failed: hash table of states without a solution; its size is 2^(64 - shift).
- * fewest: whether the next section is that with the fewest candidates, not that with the least slack.
- * nodes: the number of nodes that the search may still visit.
- * offset: result.
- * interrupted: function that is called every few thousand nodes; if it returns true, the search stops. */
+ * failed: hash table of states without a solution, with 2^(64 - shift) entries. fewest: whether the
+ * next section is that with the fewest candidates, not that with the least slack. nodes: the number
+ * of nodes that the search may still visit. offset: result. interrupted: function that is called
+ * every few thousand nodes; if it returns true, the search stops. */
 typedef struct {
     int64_t count, sections, capacity;
     const int64_t *size, *first, *last, *twin, *rank;

@@ -1,8 +1,8 @@
 /* Kernels, and calls of kernels.
  *
- * A call is prepared once for the types of its parameters; only their addresses differ from run to run.
- * The division of the work into units depends only on the shapes. Each unit computes its elements in the same way on
- * any thread, so the bits of a result do not depend on the number of threads.
+ * A call is prepared once for parameter types; only the addresses differ from run to run. The
+ * division of the work into units depends only on the shapes. Each unit computes its elements in
+ * the same way on any thread, so the bits of a result do not depend on the number of threads.
  */
 #ifndef MLVM_PLAN_H
 #define MLVM_PLAN_H
@@ -15,8 +15,8 @@
 typedef struct KernelCall KernelCall;
 
 /* Run the units begin .. end - 1 of a call. `p` has the addresses of the result and the
- * operands, then of the call's shared bytes. All are packed, row-major and aligned to their
- * elements. `scratch` is aligned to 64 bytes and private to the thread. Return 0, or 1 if the op
+ * operands, then of the call's shared bytes. All are packed, row-major and aligned to the element
+ * size. `scratch` is aligned to 64 bytes and private to the thread. Return 0, or 1 if the op
  * rejects a value; the reference kernel then raises the error. */
 typedef int (*KernelFn)(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch);
 
@@ -54,21 +54,22 @@ struct KernelCall {
     int64_t units;   /* units of work, which any threads may run */
     double work;     /* approximate nanoseconds for all units on one thread */
     int64_t scratch; /* bytes for each thread */
-    int64_t shared;  /* bytes that `run` leaves for `finish`; without one, units wait for each other
-                        * there, and threads do those of others, too: they begin with the number of
-                        * threads and zeros, unless one thread has all */
+    int64_t shared;  /* bytes that `run` leaves for `finish`. Without `finish`, units synchronize
+                        * here, and a thread may run units of other threads: the bytes begin with the
+                        * number of threads and zeros, unless one thread runs all units */
     int nparams;
     const int64_t *ints;               /* lengths, strides, choices: see names.h */
     const double *floats;              /* floating-point attributes */
-    const KernelCall *const *children; /* child calls that the kernel runs on parts of its work */
+    const KernelCall *const *children; /* child calls that the kernel runs on parts of the work */
     int nchildren;
     const RowEntry *const *rows; /* row functions of a chain */
     struct MachineCode *code;    /* of a chain's links, or NULL */
 };
 
-/* Each file in kernels/ is compiled once per instruction set, with a different TARGET. Its last definition is a table
- * of its kernels, terminated by a name of NULL. For a step without Python, separate entries for the kernels that the
- * step calls replace the table; no other kernels are compiled. */
+/* Each file in kernels/ is compiled once per instruction set, with a different TARGET. The last
+ * definition of the file is a table of kernels, terminated by a name of NULL. For a step without
+ * Python, separate entries for the kernels that the step calls replace the table; no other kernels
+ * are compiled. */
 #define MLVM_JOIN_(x, y) x##_##y
 #define MLVM_JOIN(x, y) MLVM_JOIN_(x, y)
 #ifdef TARGET

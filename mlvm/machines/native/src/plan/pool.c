@@ -1,16 +1,16 @@
 /* A pool of threads that share the units of a kernel's call.
  *
- * In:       a KernelCall and the addresses of its parameters.
- * Out:      the parameters written; 1 for a value that the op refuses, else 0.
+ * In:       a KernelCall and the addresses of the parameters.
+ * Out:      the written parameters; 1 if the op rejects a value, otherwise 0.
  * Must hold: one caller at a time. Units depend only on the call, so that bits do not depend on threads.
  * Callers:  call.c and loop.c, without the interpreter lock for long calls; built steps have another
  *           pool, build/src/threads.c.
- * Locks:    the mutex only to sleep and wake. A job is announced by its `number`, a share is claimed by
- *           compare-and-exchange of `begun`, and the end of a share is its `done`.
+ * Locks:    the mutex only to sleep and wake. `number` announces a job, compare-and-exchange of
+ *           `begun` claims a share, and `done` marks the end of a share.
  *
  * Idle threads spin for some microseconds, since the next call mostly follows, and then sleep. A call is
- * divided evenly. The caller, after its share, takes the shares that no thread has begun: a thread that has
- * no processor then delays none. After fork() the child starts threads anew. */
+ * divided evenly. After its share, the caller takes the shares that no thread has begun, so a
+ * thread without a processor does not delay the call. After fork() the child starts new threads. */
 #define _GNU_SOURCE
 #include "pool.h"
 

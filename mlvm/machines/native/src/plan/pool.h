@@ -16,14 +16,14 @@ void pool_free(Pool *pool);
 
 int pool_threads(const Pool *pool);
 
-/* Return the generation of this process, which each fork increments. In a forked process the
- * work of the parent's other threads is abandoned. */
+/* Return the generation of this process, which each fork increments. In a forked process, the work
+ * of the parent's other threads is abandoned. */
 int process_number(void);
 
 /* Reserve scratch memory for calls before the first of them runs. Return 0, or -1. */
 int pool_reserve(Pool *pool, int64_t scratch, int64_t shared);
 
-/* Run all units in the calling thread with its own memory, while another caller uses the pool.
+/* Run all units in the calling thread with separate memory, while a different caller uses the pool.
  * Return the kernel's result, or -1 without memory. */
 int run_alone(const KernelCall *call, char **p);
 

@@ -7,8 +7,8 @@
 #include <string.h>
 
 enum { ALIGNMENT = 16 };
-static const char FULL[] = "the records of residuals need more bytes than --records says";
-static const char NO_TENSORS[] = "takes tensors, and an i64[] for the record's number";
+static const char FULL[] = "the records of residuals exceed the limit of --records";
+static const char NO_TENSORS[] = "expected tensors, and an i64[] as the record's number";
 
 /* Offsets are in bytes from the start of the record. */
 typedef struct {
@@ -104,7 +104,7 @@ static const char *read_each(Records *records, const Value *params, int64_t n)
         copy(&number, numbers->address + row * (int64_t)sizeof number, sizeof number);
         const Record *record = record_of(records, number);
         if (number && !fits(record, params, n)) {
-            snprintf(records->why, RECORDS_WHY, "no record %lld of %lld such tensors is there",
+            snprintf(records->why, RECORDS_WHY, "unknown record %lld of %lld tensors with these types",
                      (long long)number, (long long)n);
             return records->why;
         }
@@ -137,7 +137,7 @@ const char *records_read_rows(Records *records, const Value *params, int64_t cou
         if (type->ndim < rows->ndim ||
             memcmp(type->shape, rows->shape, (size_t)rows->ndim * sizeof *rows->shape) ||
             (rows->size && type->nbytes % rows->size))
-            return "takes a row of each tensor for each number of a record";
+            return "expected a row of each tensor for each number of a record";
     }
     return read_each(records, params, count - 1);
 }
@@ -151,7 +151,7 @@ static int64_t begin_sum(Records *records, int64_t rank, int64_t p, int64_t q, c
     const Record *x = record_of(records, p), *y = record_of(records, q);
     if (!x || !y || x->rank >= rank || y->rank >= rank || x->nparts != y->nparts ||
         memcmp(x->parts, y->parts, (size_t)x->nparts * sizeof(Part))) {
-        snprintf(records->why, RECORDS_WHY, "no records %lld and %lld of the same types are there",
+        snprintf(records->why, RECORDS_WHY, "records %lld and %lld do not exist or differ in types",
                  (long long)p, (long long)q);
         *wrong = records->why;
         return -1;
@@ -201,7 +201,7 @@ static const char *add_part(Records *records, const Record *sum, const Part *par
     case MLVM_F16: ADD(uint16_t, narrow_f16, widen_f16) return NULL;
     case MLVM_BF16: ADD(uint16_t, narrow_bf16, widen_bf16) return NULL;
     case MLVM_I64: return add_numbers(records, sum->rank, nbytes, out, out, y);
-    default: return "sums are of floats and of records";
+    default: return "only floats and records can be added";
     }
 }
 

@@ -1,11 +1,11 @@
 /* Residuals: records of copies of tensors, on a stack, as defined by mlvm/machines/residuals.py.
- * The runner of the loop owns their memory and the table of records. */
+ * The runner of the loop owns the memory and the table of records. */
 #ifndef MLVM_RECORDS_H
 #define MLVM_RECORDS_H
 
 #include "loop.h"
 
-/* A record is contiguous: the number of parts, their descriptions, and their elements. */
+/* A record is contiguous: the number of parts, the descriptions of the parts, and the elements. */
 typedef struct Record Record;
 
 typedef struct Records Records;

@@ -19,8 +19,8 @@ int simd_choose(const char *name);
 const KernelEntry *find_kernel(const char *name);
 const RowEntry *find_row(const char *name);
 
-/* Return entry i, or NULL after the last. For a kernel, also return its file in kernels/, and
- * the NULL-terminated names of its integers. */
+/* Return entry i, or NULL after the last. For a kernel, also return the file in kernels/, and the
+ * NULL-terminated names of the integers. */
 const KernelEntry *nth_kernel(int i, const char **file, const char *const **names);
 const RowEntry *nth_row(int i);
 

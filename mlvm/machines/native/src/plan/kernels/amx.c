@@ -1,8 +1,9 @@
 /* Matrix products of bf16 in tiles of registers (tiles.h), for the sets of instructions that have them.
  *
- * A block of the result is 32 x 32: two tiles of rows of x by two tiles of columns of y, whose elements
- * come in pairs of k and k + 1, TILE_DEPTH of k a step. A sum is made step by step, of each group after
- * the other, and rounded alike however rows, columns and steps are divided. */
+ * A block of the result is 32 x 32: two tiles of rows of x by two tiles of columns of y, with
+ * elements in pairs of k and k + 1, TILE_DEPTH of k a step. A sum is computed step by step, one
+ * group after the other. The rounding does not depend on the division of rows, columns and
+ * steps. */
 #include "../plan.h"
 
 #if defined(USE_AMX) || defined(AMX_EMULATED)
@@ -134,8 +135,8 @@ static void copy_y(uint16_t *to, const uint16_t *y, int64_t y_k, int64_t y_colum
 
 /* --- the block --- */
 
-/* C (+)= x y, for `high` tiles of rows and `wide` tiles of columns. Rows of x are x_row apart, its
- * second tile is at x_tile, and its steps are x_step apart. Rows of C are c_row apart. */
+/* C (+)= x y, for `high` tiles of rows and `wide` tiles of columns. Rows of x are x_row apart, the
+ * second tile of x is at x_tile, and the steps of x are x_step apart. Rows of C are c_row apart. */
 SPECIALIZED void block_of(const uint16_t *x, int64_t x_row, int64_t x_tile, int64_t x_step,
                           const uint16_t *y, int64_t steps, float *c, int64_t c_row, int add,
                           const int high, const int wide)

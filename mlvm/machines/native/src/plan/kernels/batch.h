@@ -5,7 +5,7 @@
 #include "../plan.h"
 #include "next.h"
 
-/* For each axis of the batch, its length and the strides of x and y follow. */
+/* For each axis of the batch, the length and the strides of x and y follow. */
 enum { linalg_integers(NAME) AXIS };
 
 /* Compute the offsets of the operands for one product of the batch. */

@@ -2,12 +2,13 @@
  * matrix, or windows over images, which are gathered row by row. Pixels outside of an image equal x's zero point.
  *
  * Some processors multiply unsigned bytes by signed bytes and add four products with one instruction. It needs unsigned
- * x and signed y, so the kernel flips the highest bit of an operand with the wrong sign; this shifts its elements and
- * its zero point by 128. Each zero point contributes a multiple of the other operand's sum, which the kernel subtracts.
- * For many rows of x, y is first packed into panels of PANELS times PANEL columns, with four elements of a column
- * adjacent: [chunks][k / 4][32][4], followed by a multiple of the sums of each chunk. For few rows, y is read unpacked.
- * On other processors, both operands minus their zero points are widened to 16 bits, so that a sum of two products
- * cannot overflow. `integer_depthwise` multiplies each channel in 32 bits. */
+ * x and signed y, so the kernel flips the highest bit of an operand with the wrong sign, which
+ * shifts the elements and the zero point by 128. Each zero point contributes a multiple of the
+ * other operand's sum, which the kernel subtracts. For many rows of x, y is first packed into
+ * panels of PANELS times PANEL columns, with four elements of a column adjacent: [chunks][k /
+ * 4][32][4], followed by a multiple of the sums of each chunk. For few rows, y is read unpacked. On
+ * other processors, both operands minus their zero points are widened to 16 bits, so that a sum of
+ * two products cannot overflow. `integer_depthwise` multiplies each channel in 32 bits. */
 #include "../plan.h"
 #include "../processor.h"
 
@@ -274,8 +275,8 @@ static inline void turn_square(__m512i r[PANEL])
     }
 }
 
-/* Copy columns of y to panels, padded with zeros along k, followed by the correction of their sums for
- * x's zero point. */
+/* Copy columns of y to panels, padded with zeros along k, followed by the corrections of the column
+ * sums for x's zero point. */
 VNNI static void copy_panels(uint32_t *to, const uint8_t *y, int64_t k, int64_t columns, const Side *side)
 {
     const int64_t quads = padded(k, 4) / 4, width = PANELS * PANEL, whole = k / 4;
@@ -365,7 +366,7 @@ VNNI SPECIALIZED void panel_rows(uint32_t *out, int64_t out_row, const Side *sid
         panel_tile(out + i * out_row, out_row, side, i, panels, columns, 1, vectors);
 }
 
-/* Copy rows of x, or windows, unless they can be read in place, and compute their sums. */
+/* Copy rows of x, or windows, unless they can be read in place, and compute the sums. */
 VNNI static void lay(Side *side, const int64_t *n, const uint8_t *x, int64_t m, int64_t count,
                      int64_t group, char *scratch)
 {
@@ -482,7 +483,7 @@ static int integer_matmul(const KernelCall *call, char *const *p, int64_t begin,
     return products(call, p, begin, end, scratch, NULL);
 }
 
-/* Prepare the call that follows on rows of the result, with its own parameters. */
+/* Prepare the call that follows on rows of the result, with its parameters. */
 static Next chained(const KernelCall *call, char *const *p, char **q, char *scratch)
 {
     const int64_t *n = call->ints;

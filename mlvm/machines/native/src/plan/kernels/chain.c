@@ -1,12 +1,13 @@
-/* A chain of row functions on one shape, piece by piece, so that what passes between them stays in
- * the first-level cache. `row` is a single one on packed operands of the result's shape.
+/* A chain of row functions on one shape, piece by piece, so intermediate values stay in the
+ * first-level cache. `row` is a single row function on packed operands of the result shape.
  *
- * A chain works on consecutive elements of its shape, which is seen as rows: the last axes that all
- * operands agree about are one. A piece is a few rows, or part of one. Row functions see packed
- * operands only: parameters are read and written where they are if a piece of them is packed. Others
- * are copied for each piece, and a single row that repeats once for all pieces. The short rows of a window
- * are a piece with what lies between them, PITCH apart, as then are those of all else. A scalar is a block of
- * its copies, which row functions with steps read again and again. */
+ * A chain works on consecutive elements of the shape, which is treated as rows: the last axes with
+ * the same layout in all operands are merged. A piece consists of a few rows, or is part of a row.
+ * Row functions support only packed operands: a parameter is read and written in place if a piece of
+ * it is packed. Other parameters are copied for each piece, and a single repeated row is copied
+ * once. Short rows of a window form a piece together with the elements between the rows, PITCH
+ * apart; all other values then have the same pitch. A scalar is a block of copies, which row
+ * functions with steps read repeatedly. */
 #include "../machine_code.h"
 #include "links.h"
 
@@ -34,9 +35,9 @@ static int short_row(const KernelCall *call, char *const *p, int64_t begin, int6
     return 0;
 }
 
-/* The integers of a chain are followed by the lengths of its axes, the last of which is the row; its values;
- * of each of its links how many operands it has with its result, which, and their steps; the windows that
- * it writes into. */
+/* After the integers of a chain follow: the lengths of the axes, the last of which is the row; the
+ * values; for each link, the number of operands including the result, the operands, and the steps;
+ * the written windows. */
 
 /* Repeat a row of `length` bytes up to `bytes`. */
 static void repeat(char *to, const char *from, int64_t length, int64_t bytes)
@@ -206,7 +207,7 @@ static void run_links(const KernelCall *call, const int64_t *link, char *const *
     }
 }
 
-/* A chain of one unit, all of whose values have its shape or are scalars. */
+/* A chain of one unit, in which all values have the shape of the chain or are scalars. */
 static int short_chain(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
     (void)begin, (void)end;
@@ -224,8 +225,8 @@ static int short_chain(const KernelCall *call, char *const *p, int64_t begin, in
     return 0;
 }
 
-/* A chain of single elements, whose links call each other. The processor predicts the jump of each link
- * separately, which a single call in a loop would prevent. */
+/* A chain of single elements. The links call each other, so the processor predicts the jump of each link
+ * separately. With a single call in a loop it could not. */
 static const Link *last_link(const Link *link)
 {
     return link;

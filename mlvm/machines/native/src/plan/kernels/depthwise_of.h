@@ -138,7 +138,7 @@ SPECIALIZED void OF(channels)(const Line *line, int64_t place, int64_t channel, 
 
 static void OF(line)(const Line *line)
 {
-    enum { BLOCK = 512 / sizeof(T) }; /* channels whose taps stay in the first-level cache */
+    enum { BLOCK = 512 / sizeof(T) }; /* channels with taps that fit into the first-level cache */
     const int64_t far = (line->wide - 1) * line->x_step;
     const int beside = VECTOR_BYTES * ROWS > 96 && line->channels >= LANES && line->places >= 7 &&
                        line->wide % 2 && line->wide >= 3 && line->wide <= 7 && line->stride == 1 &&
@@ -232,8 +232,8 @@ static inline int64_t OF(reaching)(int64_t at, int64_t taps, int64_t stride, int
     return nruns;
 }
 
-/* The result is an image; its windows are read, HEIGHT and WIDTH in number. A unit is a row of the
- * image. Positions that are `stride` apart are reached by the same taps. */
+/* The result is an image; HEIGHT x WIDTH windows are read. A unit is a row of the image. Positions
+ * that are `stride` apart are reached by the same taps. */
 static int OF(depthwise_transpose)(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
                                    char *scratch)
 {
@@ -262,7 +262,7 @@ static int OF(depthwise_transpose)(const KernelCall *call, char *const *p, int64
 
 /* --- sums over the places --- */
 
-/* Sums for some taps of a kernel row over a row of windows; `from` is their pixel in the first window. */
+/* Sums for some taps of a kernel row over a row of windows; `from` is the pixel in the first window. */
 SPECIALIZED void OF(taps)(V sum[3][4], const int64_t *n, const T *g, const T *from, int64_t column,
                           const int taps, const int vectors, int64_t some)
 {

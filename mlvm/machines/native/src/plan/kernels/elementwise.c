@@ -12,7 +12,7 @@
 #define PASTE_(x, y) x##y
 #define PASTE(x, y) PASTE_(x, y)
 
-/* Lists of (dtype, its C type, the type in which it is computed). */
+/* Lists of (dtype, C type, type of the computation). */
 #define EACH_UNSIGNED(X)       \
     X(u8, uint8_t, uint32_t)   \
     X(u16, uint16_t, uint32_t) \
@@ -261,7 +261,7 @@ SHORT_DIVISIONS(f32, float, REST, 4194304.0)                 /* 2^22 */
 SHORT_DIVISIONS(f64, double, FUSED_REST, 2251799813685248.0) /* 2^51 */
 
 /* An element has the same bits in any row: elements beyond TURNS_MOST, and only these, use the C library
- * in a wider type, because the last bits of its own type are not always correct. */
+ * in a wider type, because the last bits in the same type are not always correct. */
 #define TURNING(name, t, T, longer)                                           \
     static void name##_##t##_row(char *const *p, int64_t n, const int64_t *a) \
     {                                                                         \

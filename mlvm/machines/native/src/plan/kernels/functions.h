@@ -2,7 +2,7 @@
  * same bits in every lane, in every part of a row and with every instruction set: exp_f32, tanh_f64, ...
  * They use a fused multiply-add only where they say MAD.
  *
- * `python -m tests.ulp` measures their errors: at most 4 units in the last place for every f32, 5 for
+ * `python -m tests.ulp` measures the errors: at most 4 units in the last place for every f32, 5 for
  * derivatives. Polynomials and quotients were fitted by the algorithms of Remez and Lawson for the
  * smallest maximum relative error. Coefficients are listed from the constant term on. */
 #ifndef MLVM_FUNCTIONS_H

@@ -5,13 +5,14 @@
  * Out:      p[OUT], or rows of it for the call that follows in a chain (`Next`).
  * Must hold: the planner (planners/linalg.py) has checked lengths and sized scratch; BLOCK is at most 352;
  *           p[OUT] overlaps no operand. Strides are in elements of type S; copies are units of type T,
- *           each of PACK elements. An element is summed in the same order whatever the cuts.
+ *           each of PACK elements. The order in which an element is summed does not depend on the division.
  * Callers:  linalg.c, which includes this once for each dtype after tile.h and take.h.
- * Locks:    none. Threads run disjoint units, each with its own scratch memory.
+ * Locks:    none. Threads run disjoint units, each with separate scratch memory.
  *
- * The loops are Goto's (Goto and van de Geijn, TOMS 2008), with one moved outwards: a strip of
- * rows goes through several blocks of k while its part of C stays in the second-level cache. Panels
- * of B are as wide as a tile; the first strip copies them, just before it uses them. */
+ * The loops follow Goto and van de Geijn (TOMS 2008), with one loop moved outwards: a strip of
+ * rows is multiplied by several blocks of k while the corresponding part of C stays in the
+ * second-level cache. Panels of B are as wide as a tile; the first strip copies them just before it
+ * uses them. */
 
 /* Part of a call: some rows and columns of one product of the batch. */
 typedef struct {
@@ -85,7 +86,7 @@ static void OF(copy_panel)(T *to, const S *y, int64_t y_k, int64_t columns, int6
                 to[l * COLUMNS + j] = j < columns ? OF(unit)(y + l * PACK * y_k + j, y_k) : 0;
 }
 
-/* Transpose a square of y, whose columns are far apart, to rows of a panel. */
+/* Transpose a square of y, with columns that are far apart, to rows of a panel. */
 static inline void OF(transpose)(T *to, const S *y, int64_t y_column)
 {
     OF(Side) r[SQUARE];
@@ -341,9 +342,9 @@ static void OF(strip)(Part *part, const Strip *strip)
             t.b = panel;
             t.b_k = COLUMNS;
         }
-        /* Prefetch the next panel, or its source, while this one is read: `lines` cache lines, one per
-         * row, or per column if columns are far apart; and `beside` further lines if a copy is not
-         * contiguous. A small y is already cached. */
+        /* Prefetch the next panel, or the source of it, while this panel is read: `lines` cache
+         * lines, one per row, or per column if columns are far apart; and `beside` further lines if
+         * a copy is not contiguous. A small y is already cached. */
         int64_t lines = small || jr + 2 * COLUMNS > columns ? 0 : k, down = n[Y_K] * (int64_t)sizeof(T);
         const char *next;
         int64_t beside = 0;

@@ -33,7 +33,7 @@ static inline uint16_t narrow_bf16(float x)
     return (uint16_t)(((bits + carry) | (nan & 0x400000)) >> 16);
 }
 
-/* The product adjusts the bias of the exponent, also for subnormal numbers; it is exact. */
+/* The exact product adjusts the bias of the exponent, also for subnormal numbers. */
 static inline float widen_f16(uint16_t x)
 {
     uint32_t sign = (uint32_t)(x & 0x8000) << 16, rest = (uint32_t)(x & 0x7FFF) << 13;

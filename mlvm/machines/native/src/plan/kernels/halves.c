@@ -1,6 +1,6 @@
 /* Calls of f32 kernels with half-precision operands and results. The operands of some units are widened
- * in scratch memory, where the child reads them, and its results are rounded while they are in the
- * cache. */
+ * in scratch memory, where the child reads them, and the child's results are rounded while they are
+ * in the cache. */
 #include "../plan.h"
 
 #include "elements.h"

@@ -2,8 +2,8 @@
  *
  * Shapes are viewed as [before, length, behind], with the indexed axis in the middle. Every thread checks
  * all indices before it writes, so a call with an index out of range does not write. If a different VM that shares the
- * indices changes them afterwards, an index out of range counts as 0. Updates are added in their order; units divide
- * the output. */
+ * indices changes them afterwards, an index out of range counts as 0. Updates are added in order;
+ * units divide the output. */
 #include "../plan.h"
 #include "elements.h"
 

@@ -1,10 +1,9 @@
 /* Elements in a different order, or elsewhere.
  *
- * Nearly all of it is copies of boxes: elements that lie at equal distances along each axis, in the
- * result and in an operand. `mlvm/machines/native/boxes.py` brings an op into this form. The three
- * innermost axes of a box are planes, rows and columns; they are cut into tiles, and a tile is a
- * unit. Distances are in bytes. A value that fills a box is an operand of one element, at distances
- * 0. */
+ * Most ops are copies of boxes: elements at equal distances along each axis, in the result and in
+ * an operand. `mlvm/machines/native/boxes.py` brings an op into this form. The three innermost axes
+ * of a box are planes, rows and columns; they are cut into tiles, and a tile is a unit. Distances
+ * are in bytes. A value that fills a box is an operand of one element, at distances 0. */
 #include "../plan.h"
 #include "elements.h"
 

@@ -1,5 +1,5 @@
-/* The row function of a line: each op works on the result of the op before and on another operand. This is
- * included for each dtype: DT is its name, T its C type.
+/* The row function of a line: each op is applied to the result of the previous op and to one more
+ * operand. This is included for each dtype: DT is the name, T the C type.
  *
  * by[0] is the number of parameters, by[1] the step of the first operand. From k = 2 on, by[k] is the op on operand
  * k, times two, and the operand's step. */

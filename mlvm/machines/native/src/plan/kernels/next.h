@@ -7,7 +7,7 @@
 /* Call that processes rows of a product while they are in the cache. */
 typedef struct {
     const KernelCall *child;
-    char **p;       /* its parameters */
+    char **p;       /* parameters of the call */
     char **product; /* the parameter that is replaced by a strip */
     char *scratch, *strip;
     int64_t row_bytes;

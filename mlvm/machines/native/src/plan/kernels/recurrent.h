@@ -28,9 +28,10 @@ static inline char *kept_in(const KernelCall *call, char *const *p)
 typedef void Turn(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch,
                   int64_t turn);
 
-/* Run turns of some units; a turn starts only after the previous one is finished everywhere. A thread
- * first takes its own share, whose part of the kernel is in its cache, and then shares that other
- * threads have not begun: so a thread without a processor delays no other thread. */
+/* Run turns of some units; a turn starts only after the previous one is finished everywhere. A
+ * thread first takes its own share, because that part of the kernel is in its cache, and then takes
+ * shares that other threads have not begun. Therefore a thread without a processor does not delay
+ * other threads. */
 static inline void take_turns(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
                               char *scratch, int64_t turns, Turn *take)
 {

@@ -1,8 +1,8 @@
 /* Many elements to one: sums, extremes, statistics.
  *
- * Axes that lie side by side and are all reduced, or all kept, are one. What is left are at most
- * the kept outer, the reduced outer, the kept middle, the reduced and the kept inner axis. An
- * output is a row of `inner` results, for which `rows` times `length` rows of x are combined.
+ * Adjacent axes that are all reduced, or all kept, are merged. At most five axes remain: kept
+ * outer, reduced outer, kept middle, reduced inner and kept inner. An output is a row of `inner`
+ * results, for which `rows` times `length` rows of x are combined.
  */
 #include "../plan.h"
 
@@ -12,7 +12,7 @@
 #include <math.h>
 #include <stdint.h>
 
-/* A unit is a part of an output, for a block of its columns. */
+/* A unit is a part of an output, for a block of columns. */
 enum { reduction_integers(NAME) };
 
 typedef struct {
@@ -164,7 +164,7 @@ static inline int64_t elements_of(const int64_t *n, int64_t unit)
 #define NO_PRODUCTS
 #include "reductions.h"
 
-/* A unit is all units of the child for its own elements of x. */
+/* A unit consists of all units of the child for some elements of x. */
 static int each(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
     const int64_t *n = call->ints;

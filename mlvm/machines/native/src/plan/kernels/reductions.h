@@ -1,7 +1,7 @@
 /* The reductions of the same dtype: included after defining
  *
- *   TYPE, X          its name and its C type
- *   SUM              the C type of its sums and products; integers wrap around
+ *   TYPE, X          the name and the C type
+ *   SUM              the C type of sums and products; integers wrap around
  *   LOWEST, HIGHEST  no element is beyond
  *   FLOAT            for floating-point numbers
  *   NO_PRODUCTS      to leave products to numpy

@@ -9,7 +9,7 @@
 
 enum { rows_integers(NAME) };
 
-/* A block of columns: offsets of its elements, and its results' offsets if each column has a result. */
+/* A block of columns: offsets of the elements, and result offsets if each column has a result. */
 typedef struct {
     int64_t at, result, width;
 } Block;

@@ -1,5 +1,5 @@
 /* Factors, linear systems, inverses and determinants of small matrices, SIZE by SIZE, without the
- * overhead of a LAPACK call. All is computed in f64 and rounded at the end. A unit is a matrix. */
+ * overhead of a LAPACK call. Everything is computed in f64 and rounded at the end. A unit is a matrix. */
 #include "../plan.h"
 
 #include <math.h>

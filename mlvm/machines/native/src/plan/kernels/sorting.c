@@ -1,6 +1,6 @@
-/* Sorting. Elements are converted to unsigned keys of the same order, paired with their positions.
- * Sorted stably by key, the positions are the result of `argsort`, and `sort` gathers its elements with
- * them. */
+/* Sorting. Elements are converted to unsigned keys of the same order, paired with positions. After
+ * a stable sort by key, the positions are the result of `argsort`, and `sort` gathers the elements
+ * at these positions. */
 #include "../plan.h"
 
 #include <stdint.h>
@@ -106,7 +106,7 @@ INTEGERS(INTEGER_KEY)
         return 0;                                                                                      \
     }
 
-/* A unit is a row, whose elements are INNER apart. If only the FEW first records are needed, these are
+/* A unit is a row with elements INNER apart. If only the FEW first records are needed, these are
  * kept sorted while the row is read. */
 #define SORT(t, T, bits, unused)                                                        \
     static const Record##bits *order_##t(const int64_t *n, const T *x, char *scratch)   \

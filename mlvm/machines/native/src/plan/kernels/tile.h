@@ -1,8 +1,8 @@
 /* The innermost loop of a matrix product: a tile of C in registers. Included once for each dtype,
- * with T its C type and OF(name) the name with the dtype's suffix.
+ * with the C type T, and the macro OF(name) the name with the dtype's suffix.
  *
  * BLIS (Van Zee and van de Geijn, TOMS 2015) calls this the micro-kernel. Each element is summed in
- * the order of k with one accumulator, whatever the tile's size, so tiles may be cut anywhere. */
+ * the order of k with one accumulator, for any tile size, so tiles may be cut anywhere. */
 
 /* Arguments of a tile: C (+)= A B, with A[i, k] at a[i * a_row + k * a_k] and contiguous columns of B,
  * B[k, j] at b[k * b_k + j]. k is divided into runs, each with its own offset in A. */

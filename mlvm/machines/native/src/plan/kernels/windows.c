@@ -9,8 +9,8 @@ static inline int64_t largest(int64_t x, int64_t y)
     return x > y ? x : y;
 }
 
-/* For the window at x (its first column in the image, which may be in the padding), return the first and
- * the end column inside the image, relative to the window. */
+/* For the window at x (the first column in the image, which may be in the padding), return the
+ * first and the end column inside the image, relative to the window. */
 static inline int64_t first_column(const int64_t *n, int64_t x)
 {
     return x < 0 ? least((n[APART_X] - 1 - x) / n[APART_X], n[WIDE]) : 0;
@@ -139,7 +139,7 @@ UNPATCHES(double, unpatches_f64)
                 out[c] = start;                                                                          \
             for (int64_t a = 0, y = top; a < n[TALL]; a++, y += n[APART_Y])                              \
                 for (int64_t j = 0; j < n[WIDE] && y >= 0 && y < n[HEIGHT]; j++) {                       \
-                    /* The windows first .. stop - 1 have this place in the image. */                    \
+                    /* For the windows first .. stop - 1, this position is inside the image. */          \
                     int64_t x = j * n[APART_X] - n[LEFT], first = x < 0 ? (step - 1 - x) / step : 0;     \
                     int64_t room = n[WIDTH] - x;                                                         \
                     int64_t stop = room > 0 ? least(n[ACROSS], (room - 1) / step + 1) : 0;               \
