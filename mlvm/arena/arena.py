@@ -50,6 +50,7 @@ Otherwise calls with ever new sizes would free and allocate chunks all the time.
 MOST_HANDLES: Final = 16
 """Maximum number of handles per region, one for each type of tensor."""
 STALE: Final = 0  # no VM creates this handle
+_ENDED: Final = -1  # also unknown to every VM, but of a tensor that was not freed
 _LARGEST: Final = 3  # number of tensors in the message of an overflow
 _COPY: Final = Program.of_op("copy.out", 2, {}, 0)
 
@@ -853,7 +854,9 @@ class Arena(ArenaFields):
     # --- inside ---
 
     def _new_placement(self) -> Placement:
-        return Reuse(grows=self.grows, size_of=size_class if self.trims else rounded)
+        spare = self.trims and getattr(self.vm, "memory_limit", None) is None
+        size_of = size_class if self.trims else rounded
+        return Reuse(grows=self.grows, size_of=size_of, spare=spare)
 
     def _regions(self) -> list[Region]:
         return self._placement.regions.copy()  # other threads may change the list
@@ -886,6 +889,13 @@ class Arena(ArenaFields):
         if handle != new:  # another thread has created one
             self._dealloc(new)
         return handle
+
+    def _late_view(self, region: Region, type: TensorType) -> TensorHandle:
+        """Return the handle of a tensor that C code allocated; `_ENDED` after the VM was closed."""
+        try:
+            return self._view(region, type)
+        except errors.MachineError:
+            return _ENDED
 
     def _forget_handles(self, region: Region) -> None:
         """Free the handles of a region that has no tensor."""
@@ -980,7 +990,15 @@ class Arena(ArenaFields):
                 self._add_chunk(max(nbytes, self.capacity // 4, SMALLEST_CHUNK))
                 continue
             trim_arenas(self.vm)
-            self._add_chunk(nbytes)
+            try:
+                self._add_chunk(nbytes)
+            except errors.OutOfMemoryError as error:
+                with self._lock:
+                    region = self._placement.find(type, thrifty=True, last=True)
+                self._give_back()
+                if region is None:
+                    raise error from None  # hide the IndexError of the bin
+                return region
 
     def _overflow(self, type: TensorType, nbytes: int) -> errors.ArenaOverflowError:
         unused, gap = self.capacity - self.used, self._placement.largest_gap()

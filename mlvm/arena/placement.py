@@ -133,10 +133,10 @@ class Placement:
         self.resets = 0
         self._numbers = 0
 
-    def find(self, type: TensorType, *, thrifty: bool) -> Region | None:
+    def find(self, type: TensorType, *, thrifty: bool, last: bool = False) -> Region | None:
         """Return a region for a type, owned by the caller; None if no chunk has enough space.
 
-        If `thrifty`, free neighbours are merged.
+        If `thrifty`, free neighbours are merged; if it is the `last` attempt, any free neighbours.
         """
         raise NotImplementedError
 
@@ -190,25 +190,30 @@ class Reuse(Placement):
     resets, because a repeated step requests the other regions again.
 
     size_of: function that rounds the bytes of a request
+    spare: whether regions for slowly growing sizes are half larger
     """
 
-    def __init__(self, *, grows: bool, size_of: Callable[[int], int] = rounded) -> None:
+    def __init__(
+        self, *, grows: bool, size_of: Callable[[int], int] = rounded, spare: bool = False
+    ) -> None:
         super().__init__()
         self.grows = grows
         self.size_of = size_of
+        self.spare = spare
 
-    def find(self, type: TensorType, *, thrifty: bool) -> Region | None:
+    def find(self, type: TensorType, *, thrifty: bool, last: bool = False) -> Region | None:
         nbytes = self.size_of(type.nbytes)
         bin = self.bins[type] = self.sizes.setdefault(nbytes, [])
         region = pop(bin)
         if region is None and thrifty and self._tail(nbytes) is None:
-            if not self._merge(nbytes, idle=True) and not self.grows:
+            if not self._merge(nbytes, idle=True) and (last or not self.grows):
                 self._merge(nbytes, idle=False)
             region = pop(bin)
         if region is None and self.size_of is size_class and 0 < nbytes < MOST_SPARE:
             region = self._larger(nbytes)
             larger = self.size_of(nbytes * 3 // 2)
-            if region is None and self._has_smaller(nbytes) and self._tail(larger) is not None:
+            spare = self.spare and region is None and self._has_smaller(nbytes)
+            if spare and self._tail(larger) is not None:
                 nbytes, bin = larger, self.sizes.setdefault(larger, [])
         if region is not None:
             return region

@@ -160,6 +160,11 @@ class LocalVM(Closing, VM):
 
             self._scheduler = Workers(workers, self.name)
 
+    @property
+    def memory_limit(self) -> int | None:
+        """Limit of all storages of the VM together in bytes, or None."""
+        return self._store.limit
+
     def limit_memory(self, nbytes: int) -> None:
         """Limit all storages of the VM together, as `memory=` does. Raises `ArgumentError`."""
         self._store.limit = parse_size(nbytes, "limit_memory")

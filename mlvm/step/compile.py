@@ -35,7 +35,7 @@ from mlvm.machines import residuals
 from mlvm.machines.lane_link import host_call
 from mlvm.step.batch_rules import in_lane
 from mlvm.step.blocks import outline_blocks, with_blocks, without_dead_calls, without_moves
-from mlvm.step.budget import Candidate, candidates, total_seconds
+from mlvm.step.budget import Candidate, candidates, present, total_seconds
 from mlvm.step.flow import (
     Block,
     Call,
@@ -224,12 +224,15 @@ def compile_flow(
     `effort`: limit of the planner's search for smaller plans.
     `reserved`: bytes of the budget that values of a different program need.
 
-    Raises `BudgetError` if no program is found that fits.
+    Raises `BudgetError` if no program is found that fits, and within a budget for a step that saves
+    residuals on a stack of the VM.
     """
     options = _Options(fuse, recompute, policy, effort)
     best = _variant(flow, hoist, options)
-    if budget is not None and best.nbytes > budget - reserved:
-        best = _within(_with_unhoisted(best, flow, options), budget - reserved, effort)
+    if budget is not None:
+        _require_bounded(best.level)
+        if best.nbytes > budget - reserved:
+            best = _within(_with_unhoisted(best, flow, options), budget - reserved, effort)
     planned = best.planned()
     for observer in on_planned.copy():
         curve = partial(curve_of, flow, policy=policy, hoist=hoist)
@@ -386,11 +389,28 @@ def _within(variants: Sequence[_Variant], budget: int, effort: int) -> _Variant:
     )
 
 
+def _pushes(level: _Level) -> list[Call]:
+    """Return the calls that save residuals on a stack of the VM."""
+    calls = [call for run in level.schedule.runs for call in run.unit.calls]
+    return [call for call in with_blocks(calls) if call.name == residuals.PUSH]
+
+
+def _require_bounded(level: _Level) -> None:
+    """Raise `BudgetError` if the step saves residuals on a stack, whose size is unknown."""
+    for call in _pushes(level):
+        nbytes = sum(present(use.type).nbytes for use in call.ins)
+        raise BudgetError(
+            f"capture: expected a step of known size (memory=), got residuals of {nbytes:,} bytes "
+            f"for each of an unknown number of iterations or calls"
+            + (f" at {call.line}" if call.line else "")
+            + ": pass the number of iterations as an int, or omit memory="
+        )
+
+
 def _written(level: _Level) -> Planned:
     """Generate the code of the step."""
     writer = _ProgramWriter()
-    calls = [call for run in level.schedule.runs for call in run.unit.calls]
-    stacked = any(call.name == residuals.PUSH for call in with_blocks(calls))
+    stacked = bool(_pushes(level))
     if stacked:
         writer.code += host_call(residuals.BEGIN, 0, 0, NO_ATTRIBUTES)
     writer.level(level, 0)

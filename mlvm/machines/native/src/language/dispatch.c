@@ -56,7 +56,7 @@ PyObject *live_tapes;
 Later later;
 static PyObject *view_logs;
 static PyObject *raise_stale, *weak_reference, *slow_update;
-static PyObject *view_name; /* _view */
+static PyObject *view_name; /* _late_view */
 /* clang-format 14 does not find a stable layout of this list. */
 /* clang-format off */
 #define NAMES(EACH) \
@@ -1339,7 +1339,7 @@ int dispatch_init(PyObject *module)
     arena_type = add_type(module, "ArenaFields", &arena_spec);
     call_type = add_type(module, "CallFields", &call_spec);
     fast_path_type = add_type(module, "FastPath", &fast_path_spec);
-    view_name = PyUnicode_InternFromString("_view");
+    view_name = PyUnicode_InternFromString("_late_view");
     NAMES(INTERN_NAME)
     if (!allocation_type || !region_type || !arena_type || !call_type || !fast_path_type ||
         PyErr_Occurred())
