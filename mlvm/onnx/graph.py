@@ -330,8 +330,8 @@ class Builder:
             if len(message.input) < op.least:
                 count = len(message.input)
                 raise ModelError(f"{what}: expected at least {op.least} operands, got {count}")
-            for i, name in enumerate(message.input[: op.least]):
-                if not name and i not in op.absent:
+            for i in op.required(len(message.input)):
+                if not message.input[i]:
                     raise ModelError(f"{what}: operand {i} is required, got none")
             for i, name in enumerate(message.input[op.most :] if op.most is not None else ()):
                 if name:
@@ -341,6 +341,9 @@ class Builder:
                 name: self._value(attribute, constants, defined, what, within)
                 for name, attribute in _resolved(message, within.attributes).items()
             }
+            for i, names in op.older.items():
+                if not any(message.input[i : i + 1]) and values.keys().isdisjoint(names.split()):
+                    raise ModelError(f"{what}: operand {i} is required, got none")
             for name, value in op.only.items():
                 if values.get(name, value) != value:
                     got = values[name]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from inspect import signature
+from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -34,7 +35,8 @@ class Op(NamedTuple):
     `least`: smallest number of operands.
     `most`: largest number of operands, or None.
     `only`: attributes that have a single supported value.
-    `absent`: positions of operands before `least` that may be absent.
+    `absent`: positions of operands that may be absent, though `least` or a list includes them.
+    `older`: by position, names of attributes that replace an operand in older opsets.
     """
 
     run: Function
@@ -45,6 +47,13 @@ class Op(NamedTuple):
     most: int | None
     only: Mapping[str, Any]
     absent: Collection[int] = ()
+    older: Mapping[int, str] = MappingProxyType({})
+
+    def required(self, count: int) -> Iterator[int]:
+        """Yield the positions of the required operands, of `count` operands."""
+        for i in range(count if self.most is None else self.least):
+            if i not in self.absent:
+                yield i
 
 
 TABLE: Final[dict[str, Op]] = {}
@@ -58,6 +67,7 @@ def op(
     host: Collection[int] = (),
     packed: dict[int, Pack] | None = None,
     absent: Collection[int] = (),
+    older: Mapping[int, str] = MappingProxyType({}),
     **only: Any,
 ) -> Callable[[Function], Function]:
     """Register a function by name. `only` contains the only supported values of attributes."""
@@ -68,7 +78,7 @@ def op(
         least = sum(p.default is p.empty for p in kinds) - 1
         most = len(kinds) - 1 if len(kinds) == len(every) else None
         for name in names.split():
-            TABLE[name] = Op(run, kind, host, packed or {}, least, most, only, absent)
+            TABLE[name] = Op(run, kind, host, packed or {}, least, most, only, absent, older)
         return run
 
     return enter

@@ -194,3 +194,25 @@ def test_an_empty_tensor_inside_of_merged_memory_splits_nothing() -> None:
     assert arena.vm.read(merged.handle).tolist() == [1.0] * 32
     arena.free(neighbour)
     assert arena.vm.read(merged.handle).tolist() == [1.0] * 32
+
+
+def test_a_vm_with_a_limit_uses_most_of_it_for_tensors_of_slowly_growing_sizes() -> None:
+    """Its regions are not half larger, and free neighbours are merged before it refuses."""
+    live: list[ml.Tensor] = []
+
+    def fill() -> None:
+        for n in range(100, 1 << 20, 520):
+            live[:] = [*live[-9:], ml.zeros((n,))]
+
+    with ml.use(ml.VM("small", memory="2 MiB")):
+        refused = refuses(ml.errors.OutOfMemoryError, "its limit is 2,097,152", fill)
+    assert sum(x.nbytes for x in live) > 3 << 19
+    assert refused.__suppress_context__
+
+
+def test_free_neighbours_are_merged_before_a_vm_has_no_memory() -> None:
+    with ml.use(ml.VM("small", memory="512 KiB")):
+        small = [ml.ones((1 << 13,)) for _ in range(12)]
+        small = small[:1]
+        assert float(ml.sum(ml.ones((1 << 16,)))) == 1 << 16
+    assert len(small) == 1

@@ -413,6 +413,18 @@ def test_what_is_refused_says_why_before_anything_runs(data: bytes, text: str) -
     refuses(ModelError, text, load, data)
 
 
+@cases("op", "Concat", "Sum", "Max", "Einsum", "SequenceConstruct", "Reshape", "Unsqueeze", "Slice",
+       "Pad", "TopK")  # fmt: skip
+@cases("operands", ["x", ""], ["x"])
+def test_a_missing_operand_is_refused_at_load(op: str, operands: list[str]) -> None:
+    options = {"Concat": {"axis": 0}, "Einsum": {"equation": "i,i->i"}}.get(op, {})
+    if operands == ["x"] and op in ("Concat", "Sum", "Max", "Einsum", "SequenceConstruct"):
+        return  # a list of one operand
+    lacking = node(op, "x", "y", "n", **options)
+    lacking.input = operands
+    refuses(ModelError, f"{op} 'n': operand 1 is required, got none", load, only(lacking))
+
+
 def test_a_file_of_a_model_in_training_is_loaded_with_a_warning() -> None:
     flags = [constant("rate", np.float32(0.5)), constant("yes", True), constant("no", False)]
     drops = only(node("Dropout", "x rate yes", "y", "drop"), constants=flags)

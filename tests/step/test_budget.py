@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import mlvm.eager as ml
 from mlvm.core.errors import BudgetError
 from mlvm.eager import Tensor
 from mlvm.step import budget
-from tests.brief import cases
+from tests.brief import cases, refuses
 
 N = 1024
 
@@ -190,3 +191,15 @@ def test_the_estimate_counts_work_and_bytes() -> None:
 def test_a_budget_error_pickles() -> None:
     error = copy.copy(BudgetError("no", 5))
     assert (str(error), error.smallest) == ("no", 5)
+
+
+def test_a_budget_refuses_residuals_of_an_unknown_number_of_iterations() -> None:
+    def loss(w: Tensor, n: Any) -> Tensor:
+        return ml.sum(ml.fori_loop(0, n, lambda i, x: ml.tanh(x @ w), ml.ones((16, 16))))
+
+    w, grad = ml.ones((16, 16)), ml.grad(loss)
+    text = f"residuals of [0-9,]+ bytes for each .* iterations or calls at {__file__}:[0-9]+: pass"
+    for call in (ml.capture(grad, memory="1 MiB"), partial(ml.measure, grad, memory="1 MiB")):
+        refuses(BudgetError, text, call, w, ml.asarray(3))
+        call(w, 3)
+    ml.capture(loss, memory="1 MiB")(w, ml.asarray(3))  # saves no residuals

@@ -169,7 +169,8 @@ def _name_of(fn: Callable[..., Any], args: Sequence[object]) -> str:
     """Return the name that users call: the class name for a constructor or a call of a layer."""
     if fn.__name__ not in ("__init__", "__call__"):
         return fn.__name__
-    return type(args[0]).__name__.removeprefix("Local")  # users call LocalVM as ml.VM
+    name = type(args[0]).__name__.removeprefix("_Process")  # the class of the default VM
+    return name.removeprefix("Local")  # users call LocalVM as ml.VM
 
 
 def names_of(space: Mapping[str, Any]) -> list[str]:

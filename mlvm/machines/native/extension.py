@@ -25,11 +25,27 @@ if TYPE_CHECKING:
 
 MOST_THREADS: Final = 256
 _SETS: Final = ("amx", "avx512_bf16", "avx512", "avx2", "neon", "plain", "amx_emulated")
+_FLAGS: Final = {
+    "amx": "amx_tile",
+    "avx512_bf16": "avx512_bf16",
+    "avx512": "avx512f",
+    "avx2": "avx2",
+}
+"""Flags of Linux by instruction set."""
 
 _REMEDY: Final = (
     "installing mlvm compiles it if a C compiler exists: in a checkout, run `make native` "
     "or `pip install --force-reinstall .`"
 )
+
+
+def _has(simd: str) -> bool:
+    """Return whether the processor supports an instruction set, as far as the system lists it."""
+    try:
+        listed = Path("/proc/cpuinfo").read_text().split()
+    except OSError:
+        return True
+    return _FLAGS.get(simd) is None or "flags" not in listed or _FLAGS[simd] in listed
 
 
 def _compile(simd: str) -> str:
@@ -42,7 +58,7 @@ def _compile(simd: str) -> str:
     sources = native / "src" / "module.c"
     if simd not in _SETS or not all(x.exists() for x in (library, sources, checkout / "setup.py")):
         return ""
-    if f"kernels of {simd}\0".encode() in library.read_bytes():
+    if not _has(simd) or f"kernels of {simd}\0".encode() in library.read_bytes():
         return ""
     import subprocess  # a rare case
 
@@ -76,17 +92,19 @@ def is_native(native: bool | None) -> bool:
     Raises `MissingExtraError` if the option is True and the extension is missing, and
     `MachineError` for invalid environment variables.
     """
-    if native is None:
-        setting = os.environ.get("MLVM_NATIVE", "")
+    for name in ("MLVM_NATIVE", "MLVM_MACHINE_CODE"):
+        setting = os.environ.get(name, "")
         if setting not in ("", "0", "1"):
-            raise MachineError(f"MLVM_NATIVE: expected 0 or 1, got {setting!r}")
-        native = setting == "1" if setting else None
+            raise MachineError(f"{name}: expected 0 or 1, got {setting!r}")
+    if native is None:
+        native = {"0": False, "1": True}.get(os.environ.get("MLVM_NATIVE", ""))
     if native:
         require("the native machine is not available")
     native = EXTENSION is not None if native is None else bool(native)
     simd, here = os.environ.get("MLVM_SIMD", ""), [n for n, here in simd_sets().items() if here]
     if native and simd and simd not in here:
-        lacking = why_lacking(simd) if simd in simd_sets() else "this build lacks the set"
+        lacking = "this build lacks the set" if _has(simd) else "this processor lacks it"
+        lacking = why_lacking(simd) if simd in simd_sets() else lacking
         lacking += f", and compiling it failed: {_FAILURE}" if _FAILURE else ""
         raise MachineError(f"MLVM_SIMD={simd}: {lacking}; available are {' '.join(here)}")
     return native

@@ -46,7 +46,7 @@ def if_(at: Call, condition: Value) -> Value:
     return tuple(ml.cond(pred, branch(branches[0]), branch(branches[1])))
 
 
-@op("Loop", "raw")
+@op("Loop", "raw", absent=[0, 1])
 def loop(at: Call, most: Value = None, condition: Value = None, *state: Value) -> Value:
     frame, body = at.scope, at["body"]
     carried, stack_count = len(state), len(body.outputs) - 1 - len(state)
@@ -121,7 +121,7 @@ def _recorded(at: Call, most: Value, condition: Value, state: Any, stack_count: 
     return tuple(final[2:])
 
 
-@op("Scan", "raw")
+@op("Scan", "raw", absent=[0])
 def scan(at: Call, *operands: Value) -> Value:
     return _batched(at, operands) if at.opset < 9 else _scan(at, operands)
 

@@ -18,7 +18,7 @@ from mlvm.onnx.table import Call, op
 from mlvm.onnx.values import Value, bounded, in_memory, ints, permuted, tensor
 
 
-@op("Resize Upsample", "raw", host=[1, 2, 3])
+@op("Resize Upsample", "raw", host=[1, 2, 3], absent=[1, 2, 3])
 def resize(at: Call, x: Value, *operands: Any) -> Value:
     if at.node.type == "Upsample" or (len(operands) == 1 and at.opset < 11):
         operands = None, *(operands[:1] or [np.asarray(at["scales"])])

@@ -76,7 +76,7 @@ def transpose(at: Call, x: Value) -> Value:
     return permuted(y, [order[axis] for axis in axes])
 
 
-@op("Reshape", host=[1])
+@op("Reshape", host=[1], older={1: "shape"})
 def reshape(at: Call, x: Any, shape: Any = None) -> Any:
     target = [int(n) for n in (at["shape"] if shape is None else shape)]
     if not at.get("allowzero", 0):
@@ -99,7 +99,7 @@ def squeeze(at: Call, x: Any, axes: Any = None) -> Any:
     return at.xp.squeeze(x, axis=tuple(chosen))
 
 
-@op("Unsqueeze", host=[1])
+@op("Unsqueeze", host=[1], older={1: "axes"})
 def unsqueeze(at: Call, x: Any, axes: Any = None) -> Any:
     chosen = at["axes"] if axes is None else [int(n) for n in np.ravel(axes)]
     ndim = x.ndim + len(chosen)
@@ -144,7 +144,7 @@ def split(at: Call, x: Value, sizes: Value = None) -> Value:
     return tuple(permuted(part, order) for part in ml.split(y, ends, axis=order[axis]))
 
 
-@op("Slice", "raw", host=[1, 2, 3, 4])
+@op("Slice", "raw", host=[1, 2, 3, 4], older={1: "starts", 2: "ends"})
 def slice_(
     at: Call, x: Value, starts: Any = None, ends: Any = None, axes: Any = None, steps: Any = None
 ) -> Value:
@@ -215,7 +215,7 @@ def eye_like(at: Call, x: Value) -> Value:
     return np.eye(rows, columns, at.get("k", 0)).astype(dtype.numpy)
 
 
-@op("Pad", "raw", host=[1, 2, 3])
+@op("Pad", "raw", host=[1, 2, 3], older={1: "pads paddings"})
 def pad(at: Call, x: Value, pads: Any = None, value: Any = None, axes: Any = None) -> Value:
     ends = at.get("pads", at.get("paddings")) if pads is None else ints(pads, "widths of a pad")
     fill = at.get("value", 0.0) if value is None else value

@@ -349,7 +349,9 @@ def rms_normalization(at: Call, x: Any, scale: Any) -> Any:
 
 
 @op(
-    "com.microsoft.SkipLayerNormalization com.microsoft.SkipSimplifiedLayerNormalization", "tensors"
+    "com.microsoft.SkipLayerNormalization com.microsoft.SkipSimplifiedLayerNormalization",
+    "tensors",
+    absent=[3, 4],
 )
 def skip_layer_normalization(at: Call, x: Any, skip: Any, scale: Any, *rest: Any) -> Any:
     is_simple = "Simplified" in at.node.type

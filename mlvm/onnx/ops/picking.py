@@ -158,7 +158,7 @@ def tensor_scatter(at: Call, cache: Any, update: Any, starts: Any = None) -> Any
     return ml.reshape(primitives.index_set(*pairs, flat, axis=0), cache.shape)
 
 
-@op("TopK", host=[1])
+@op("TopK", host=[1], older={1: "k"})
 def top_k(at: Call, x: Any, k: Any = None) -> Any:
     order: Any
     count = at["k"] if k is None else int(k.reshape(-1)[0])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 import mlvm.eager as ml
@@ -37,3 +39,15 @@ def test_a_reset_after_the_end_of_the_vm_keeps_the_reason() -> None:
         x = ml.ones(3)
         vm.close()
     refuses(ml.errors.StaleTensorError, f"'batch' was freed: {CLOSED}", x.tolist)
+
+
+def test_tensors_that_were_never_read_name_the_closed_vm() -> None:
+    """C code allocates them without a handle."""
+    vm = ml.VM("mine")
+    with ml.use(vm):
+        tensors = ml.asarray(1.5), ml.zeros((1, 1)), ml.sum(ml.ones(3) + 1), ml.ones(1)[0]
+    vm.close()
+    for x in tensors:
+        assert repr(x) == f"<{x.type}: {CLOSED}>"
+        for read in (x.numpy, x.item, x.tolist, x.__float__, partial(ml.sum, x)):
+            refuses(ml.errors.HandleError, f"has ended: {CLOSED}", read)

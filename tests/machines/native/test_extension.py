@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import subprocess
+from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
@@ -19,7 +20,7 @@ needs_extension = pytest.mark.skipif(extension.EXTENSION is None, reason="it was
 
 @pytest.fixture(autouse=True)
 def unset(monkeypatch: Patch) -> None:
-    for name in ("MLVM_NATIVE", "MLVM_SIMD", "MLVM_THREADS"):
+    for name in ("MLVM_NATIVE", "MLVM_SIMD", "MLVM_THREADS", "MLVM_MACHINE_CODE"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -131,8 +132,20 @@ def test_what_is_no_number_of_threads_is_refused(setting: str, monkeypatch: Patc
 
 
 def test_a_setting_that_says_nothing_known_is_refused(monkeypatch: Patch) -> None:
-    monkeypatch.setenv("MLVM_NATIVE", "yes")
-    refuses(MachineError, "MLVM_NATIVE: expected 0 or 1, got 'yes'", LocalVM)
+    for name in ("MLVM_MACHINE_CODE", "MLVM_NATIVE"):
+        monkeypatch.setenv(name, "yes")
+        refuses(MachineError, f"{name}: expected 0 or 1, got 'yes'", LocalVM)
+        monkeypatch.delenv(name)
+
+
+def test_a_set_that_the_processor_lacks_is_not_compiled(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(Path, "read_text", lambda self: "flags : sse2 avx2")
+    monkeypatch.setattr(subprocess, "run", lambda *args, **options: pytest.fail("compiles"))
+    for simd in ("amx", "avx512"):
+        assert not extension._has(simd)
+        assert extension._compile(simd) == ""
+    assert extension._has("avx2")
+    assert extension._has("plain")
 
 
 @cases(
