@@ -14,9 +14,11 @@ from typing import Any, Final
 _locks: Final = weakref.WeakSet[Any]()
 
 
-def new_lock() -> threading.RLock:
-    """Return an RLock that is free in a forked process, unless the forking thread holds it."""
-    lock = threading.RLock()
+def new_lock(kind: Callable[[], Any] = threading.RLock) -> threading.RLock:
+    """Return an RLock that is free in a forked process, unless the forking thread holds it.
+
+    `kind` creates the lock; it may have another type with the methods of an RLock."""
+    lock: threading.RLock = kind()
     _locks.add(lock)
     return lock
 
