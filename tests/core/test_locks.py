@@ -1,170 +1,43 @@
-"""Locks of VMs: the one of C, and the RLock of Python that defines it."""
+"""Tests of cached properties without locks."""
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
-import time
-import weakref
 from collections.abc import Callable
-from typing import Any
 
-import pytest
-
-from mlvm.core.locks import is_mine, new_lock
-from mlvm.machines.native.extension import EXTENSION
-from tests.alarms import Interrupted, alarms_interrupt
-from tests.threads import PATIENCE, in_threads, start
-
-__all__ = ["alarms_interrupt"]
-
-KINDS: list[Callable[[], Any]] = [threading.RLock, *([] if EXTENSION is None else [EXTENSION.Lock])]
+from mlvm.core.locks import cached_property
 
 
-@pytest.fixture(params=KINDS, ids=lambda kind: kind.__module__)
-def lock(request: pytest.FixtureRequest) -> Any:
-    return new_lock(request.param)
+class Slow:
+    def __init__(self, wait: Callable[[], object]) -> None:
+        self.wait = wait
+        self.calls = 0
+
+    @cached_property
+    def value(self) -> int:
+        self.wait()
+        self.calls += 1
+        return self.calls
 
 
-def _held_by(lock: Any, ends: threading.Event) -> Any:
-    """Let another thread acquire the lock until the event; return its future."""
-    begins = threading.Event()
+def test_a_cached_property_is_computed_while_another_thread_computes_one() -> None:
+    """With a lock per property, a forked child would wait for a thread that it does not have."""
+    has_begun, may_end = threading.Event(), threading.Event()
 
-    def hold() -> None:
-        with lock:
-            begins.set()
-            ends.wait(PATIENCE)
+    def wait() -> None:
+        has_begun.set()
+        may_end.wait(30)
 
-    future = start(hold)
-    assert begins.wait(PATIENCE)
-    return future
-
-
-def test_another_thread_waits_for_the_last_release(lock: Any) -> None:
-    assert not is_mine(lock)
-    assert lock.acquire()
-    assert lock.acquire(True, 1.0)
-    with lock:
-        assert is_mine(lock)
-        assert lock.acquire(blocking=False)
-        assert not start(is_mine, lock).result(PATIENCE)
-        waiting = start(lock.acquire)
-    for _ in range(3):
-        assert not start(lock.acquire, False).result(PATIENCE)
-        assert not waiting.done()
-        lock.release()
-    assert waiting.result(PATIENCE)
-    assert not is_mine(lock)
-
-
-def test_only_the_owner_releases(lock: Any) -> None:
-    for _ in range(2):
-        with pytest.raises(RuntimeError, match="cannot release un-acquired lock"):
-            lock.release()
-        with lock, pytest.raises(RuntimeError, match="cannot release un-acquired lock"):
-            start(lock.release).result(PATIENCE)
-
-
-@pytest.mark.parametrize("args", [(False, 1.0), (True, -2.0), (True, float("nan"))])
-def test_invalid_timeouts(lock: Any, args: tuple[bool, float]) -> None:
-    with pytest.raises(ValueError):
-        lock.acquire(*args)
-    assert not is_mine(lock)
-
-
-def test_a_wait_ends_after_its_timeout(lock: Any) -> None:
-    ends = threading.Event()
-    holder = _held_by(lock, ends)
-    assert not lock.acquire(timeout=0.02)
-    ends.set()
-    assert lock.acquire(timeout=PATIENCE)
-    lock.release()
-    holder.result(PATIENCE)
-
-
-def test_one_thread_at_a_time(lock: Any) -> None:
-    """Threads that wait, give up, and hold the lock while others run."""
-    inside, most, total = 0, 0, [0]
-
-    def work(number: int) -> None:
-        nonlocal inside, most
-        for i in range(300):
-            if not lock.acquire(timeout=(-1, 1e-5, PATIENCE)[(i + number) % 3]):
-                continue
-            with lock:
-                inside += 1
-                most = max(most, inside)
-                if i % 7 == 0:
-                    time.sleep(0)
-                total[0] += 1
-                inside -= 1
-            lock.release()
-
-    in_threads(work, range(6))
-    assert most == 1
-    assert total[0] >= 6 * 200
-    assert lock.acquire(False)
-    assert not inside
-
-
-@pytest.mark.usefixtures("alarms_interrupt")
-def test_a_signal_ends_a_wait(lock: Any) -> None:
-    ends = threading.Event()
-    holder = _held_by(lock, ends)
-    for _ in range(3):
-        signal.setitimer(signal.ITIMER_REAL, 0.02)
-        with pytest.raises(Interrupted):
-            lock.acquire()
-        assert not is_mine(lock)
-    ends.set()
-    with lock:
-        assert is_mine(lock)
-    holder.result(PATIENCE)
-
-
-def test_a_wait_continues_after_a_handler_that_returns(lock: Any) -> None:
-    ends, calls = threading.Event(), []
-
-    def handler(*_: object) -> None:
-        calls.append(lock.acquire(False))
-        ends.set()
-
-    before = signal.signal(signal.SIGALRM, handler)
-    try:
-        holder = _held_by(lock, ends)
-        signal.setitimer(signal.ITIMER_REAL, 0.02)
-        with lock:
-            assert is_mine(lock)
-            assert calls == [False]
-        holder.result(PATIENCE)
-    finally:
-        signal.signal(signal.SIGALRM, before)
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_forked_process_has_no_locks_of_other_threads(lock: Any) -> None:
-    mine = new_lock(type(lock))
-    ends = threading.Event()
-    holder = _held_by(lock, ends)
-    waiting = start(lock.acquire, True, PATIENCE)
-    with mine:
-        wanting = start(mine.acquire, True, PATIENCE)
-        pid = os.fork()
-        if not pid:
-            works = lock.acquire(False) and is_mine(mine)
-            lock.release()
-            mine.release()
-            works &= all(start(each.acquire).result(PATIENCE) for each in (lock, mine))
-            os._exit(0 if works else 1)
-        assert os.waitpid(pid, 0)[1] == 0
-    ends.set()
-    holder.result(PATIENCE)
-    assert waiting.result(PATIENCE)
-    assert wanting.result(PATIENCE)
-
-
-def test_a_lock_is_freed(lock: Any) -> None:
-    gone = weakref.ref(new_lock(type(lock)))
-    assert gone() is None
+    slow, quick = Slow(wait), Slow(lambda: None)
+    first = threading.Thread(target=lambda: slow.value)
+    second = threading.Thread(target=lambda: quick.value, daemon=True)
+    first.start()
+    assert has_begun.wait(30)
+    second.start()
+    second.join(10)
+    is_blocked = second.is_alive()
+    may_end.set()
+    first.join(30)
+    assert not is_blocked
+    assert (quick.value, quick.calls, slow.value, slow.calls) == (1, 1, 1, 1)
+    assert isinstance(Slow.value, cached_property)
