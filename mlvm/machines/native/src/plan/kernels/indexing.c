@@ -99,6 +99,81 @@ static inline int64_t place(const char *indices, int64_t kind, int64_t i, int64_
 WEIGHTED_TAKE(float, weighted_take_f32)
 WEIGHTED_TAKE(double, weighted_take_f64)
 
+/* --- calls with single indices, as links --- */
+
+/* Return an index from 0 on, or -1 if it is out of range. */
+static inline int64_t index_at(const char *x, int64_t kind, int64_t length)
+{
+    if (kind != -8)
+        return in_range(x, kind, 1, -length, length) ? place(x, kind, 0, length) : -1;
+    int64_t index = *(const volatile int64_t *)x;
+    index += index < 0 ? length : 0;
+    return index < length ? index : -1;
+}
+
+/* Copy rows from or to an index. */
+static const Link *take_rows(const Link *link)
+{
+    const int64_t *n = link->call->ints, behind = n[BEHIND];
+    const int64_t index = index_at(link->at[2], n[KIND], n[LENGTH]);
+    if (index < 0)
+        return link;
+    copy_run(link->at[0], link->at[1] + index * behind, behind);
+    return link[1].run(link + 1);
+}
+
+static const Link *set_rows_at(const Link *link)
+{
+    const int64_t *n = link->call->ints, behind = n[BEHIND];
+    const int64_t index = index_at(link->at[2], n[KIND], n[LENGTH]);
+    if (index < 0 || index + n[COUNT] > n[LENGTH])
+        return link;
+    char *out = link->at[0] + index * behind;
+    if (out != link->at[1])
+        copy_run(out, link->at[1], n[COUNT] * behind);
+    return link[1].run(link + 1);
+}
+
+static int link_of_take(const KernelCall *call, char *const *p, Link *link)
+{
+    *link = (Link){.run = take_rows, .at = {p[0], p[1], p[2]}, .call = call};
+    return call->ints[BEFORE] == 1 && call->ints[COUNT] == 1;
+}
+
+/* In place, values of the shape of the rows. */
+static int link_of_set(const KernelCall *call, char *const *p, Link *link)
+{
+    const int64_t *n = call->ints;
+    *link = (Link){.run = set_rows_at, .at = {p[0], p[2], p[3]}, .call = call};
+    return n[BEFORE] == 1 && n[SIZE] == 0 && p[0] == p[1];
+}
+
+static int link_of_index_set(const KernelCall *call, char *const *p, Link *link)
+{
+    return link_of_set(call, p, link) && call->ints[COUNT] == 1;
+}
+
+static const Link *flat_index(const Link *link)
+{
+    const int64_t *n = link->call->ints, *axes = n + OPERANDS;
+    int64_t flat = 0;
+    for (int64_t axis = 0; axis < n[UPDATES]; axis++) {
+        const int64_t index = index_at(link->at[1 + axis], axes[2 * axis], axes[2 * axis + 1]);
+        if (index < 0)
+            return link;
+        flat = flat * axes[2 * axis + 1] + index;
+    }
+    *(int64_t *)link->at[0] = flat;
+    return link[1].run(link + 1);
+}
+
+static int link_of_flat_index(const KernelCall *call, char *const *p, Link *link)
+{
+    *link = (Link){.run = flat_index, .call = call};
+    memcpy(link->at, p, sizeof *p * (size_t)least(call->nparams, 4));
+    return call->ints[COUNT] == 1 && call->nparams <= 4;
+}
+
 /* Check and convert a chunk of indices. */
 enum { CHUNK = 256 };
 
@@ -513,8 +588,8 @@ static int boolean_index(const KernelCall *call, char *const *p, int64_t begin, 
 #define TYPED(suffix)                                                                    \
     ENTRY(scatter_add_##suffix) ENTRY(index_add_##suffix) ENTRY(scatter_along_##suffix)
 #define ENTRY_REDUCED(T, U, suffix) ENTRY(index_reduce_##suffix)
-KERNEL_TABLE(indexing, ENTRY(update_rows) ENTRY(weighted_take_f32)
-                           ENTRY(weighted_take_f64) ENTRY(take) SIZED(1) SIZED(2) SIZED(4) SIZED(8) TYPED(1)
+KERNEL_TABLE(indexing, LINKED_KERNEL(update_rows, link_of_set) ENTRY(weighted_take_f32)
+                           ENTRY(weighted_take_f64) LINKED_KERNEL(take, link_of_take) SIZED(1) SIZED(2) SIZED(4) SIZED(8) TYPED(1)
                            TYPED(2) TYPED(4) TYPED(8) TYPED(f32) TYPED(f64) ENTRY(one_hot)
-                               ENTRY(masked) ENTRY(boolean_index) ENTRY(index_set) ENTRY(flat_indices) EACH_NUMBER(ENTRY_REDUCED))
+                               ENTRY(masked) ENTRY(boolean_index) LINKED_KERNEL(index_set, link_of_index_set) LINKED_KERNEL(flat_indices, link_of_flat_index) EACH_NUMBER(ENTRY_REDUCED))
 /* clang-format on */
