@@ -36,12 +36,14 @@ struct Link {
     union {
         RowFn row;
         const KernelCall *call;
-        int64_t count;
+        const int64_t *ints; /* of a call */
+        int64_t nbytes;
     };
 };
 
 /* Write a link that does what a call does on these parameters; return whether there is one. If the op
- * rejects a value, the link stops the chain before it writes anything. */
+ * rejects a value, the link stops the chain before it writes anything. `link[-1]` is the link before, which may
+ * also do the work of this link and call link[1]; or zeros. */
 typedef int (*ToLinkFn)(const KernelCall *call, char *const *p, Link *link);
 
 typedef struct {

@@ -23,7 +23,7 @@ struct Turns {
     const Step *steps;
     int start, condition; /* pc of the first step; number of the argument that the condition is in */
     double work;          /* of a turn */
-    Link *links, *test, *last;
+    Link *space, *links, *test, *last; /* `space` has zeros before the links */
     char *memory;
 };
 
@@ -98,13 +98,13 @@ Turns *turns_new(const Function *function, int pc, char *const *addresses)
     if (!turns)
         return NULL;
     *turns = (Turns){.steps = steps, .start = start, .condition = steps[test].number, .work = work};
-    turns->links = calloc((size_t)nlinks, sizeof *turns->links);
+    turns->space = calloc((size_t)nlinks + 1, sizeof *turns->space);
     turns->memory = malloc((size_t)nbytes);
-    if (!turns->links || !turns->memory) {
+    if (!turns->space || !turns->memory) {
         turns_free(turns);
         return NULL;
     }
-    Link *link = turns->links;
+    Link *link = turns->links = turns->space + 1;
     char *memory = turns->memory;
     for (int i = start; i < pc; i++) {
         if (i == test) {
@@ -124,7 +124,7 @@ Turns *turns_new(const Function *function, int pc, char *const *addresses)
 void turns_free(Turns *turns)
 {
     if (turns) {
-        free(turns->links);
+        free(turns->space);
         free(turns->memory);
     }
     free(turns);

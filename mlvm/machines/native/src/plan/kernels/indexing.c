@@ -104,74 +104,106 @@ WEIGHTED_TAKE(double, weighted_take_f64)
 /* Return an index from 0 on, or -1 if it is out of range. */
 static inline int64_t index_at(const char *x, int64_t kind, int64_t length)
 {
-    if (kind != -8)
-        return in_range(x, kind, 1, -length, length) ? place(x, kind, 0, length) : -1;
-    int64_t index = *(const volatile int64_t *)x;
-    index += index < 0 ? length : 0;
-    return index < length ? index : -1;
+    const int64_t index = kind == -8 ? *(const volatile int64_t *)x : -1;
+    if (index >= 0 && index < length)
+        return index;
+    return in_range(x, kind, 1, -length, length) ? place(x, kind, 0, length) : -1;
 }
 
-/* Copy rows from or to an index. */
-static const Link *take_rows(const Link *link)
+SPECIALIZED int64_t flat_index_at(const Link *link, int64_t naxes)
 {
-    const int64_t *n = link->call->ints, behind = n[BEHIND];
-    const int64_t index = index_at(link->at[2], n[KIND], n[LENGTH]);
-    if (index < 0)
-        return link;
-    copy_run(link->at[0], link->at[1] + index * behind, behind);
-    return link[1].run(link + 1);
-}
-
-static const Link *set_rows_at(const Link *link)
-{
-    const int64_t *n = link->call->ints, behind = n[BEHIND];
-    const int64_t index = index_at(link->at[2], n[KIND], n[LENGTH]);
-    if (index < 0 || index + n[COUNT] > n[LENGTH])
-        return link;
-    char *out = link->at[0] + index * behind;
-    if (out != link->at[1])
-        copy_run(out, link->at[1], n[COUNT] * behind);
-    return link[1].run(link + 1);
-}
-
-static int link_of_take(const KernelCall *call, char *const *p, Link *link)
-{
-    *link = (Link){.run = take_rows, .at = {p[0], p[1], p[2]}, .call = call};
-    return call->ints[BEFORE] == 1 && call->ints[COUNT] == 1;
-}
-
-/* In place, values of the shape of the rows. */
-static int link_of_set(const KernelCall *call, char *const *p, Link *link)
-{
-    const int64_t *n = call->ints;
-    *link = (Link){.run = set_rows_at, .at = {p[0], p[2], p[3]}, .call = call};
-    return n[BEFORE] == 1 && n[SIZE] == 0 && p[0] == p[1];
-}
-
-static int link_of_index_set(const KernelCall *call, char *const *p, Link *link)
-{
-    return link_of_set(call, p, link) && call->ints[COUNT] == 1;
+    const int64_t *axes = link->ints + OPERANDS;
+    int64_t flat = 0;
+    for (int64_t axis = 0; axis < naxes; axis++) {
+        const int64_t length = axes[2 * axis + 1],
+                      index = index_at(link->at[1 + axis], axes[2 * axis], length);
+        if (index < 0)
+            return -1;
+        flat = flat * length + index;
+    }
+    return flat;
 }
 
 static const Link *flat_index(const Link *link)
 {
-    const int64_t *n = link->call->ints, *axes = n + OPERANDS;
-    int64_t flat = 0;
-    for (int64_t axis = 0; axis < n[UPDATES]; axis++) {
-        const int64_t index = index_at(link->at[1 + axis], axes[2 * axis], axes[2 * axis + 1]);
-        if (index < 0)
-            return link;
-        flat = flat * axes[2 * axis + 1] + index;
-    }
+    const int64_t flat = flat_index_at(link, link->ints[UPDATES]);
+    if (flat < 0)
+        return link;
     *(int64_t *)link->at[0] = flat;
     return link[1].run(link + 1);
 }
 
 static int link_of_flat_index(const KernelCall *call, char *const *p, Link *link)
 {
-    *link = (Link){.run = flat_index, .call = call};
+    *link = (Link){.run = flat_index, .ints = call->ints};
     memcpy(link->at, p, sizeof *p * (size_t)least(call->nparams, 4));
     return call->ints[COUNT] == 1 && call->nparams <= 4;
+}
+
+/* Copy rows from or to an index. A link with two indices also does this for the next link. */
+#define AT_INDEX(name, ...)                                                                \
+    SPECIALIZED const Link *name##_at(const Link *link, int64_t index)                     \
+    {                                                                                      \
+        const int64_t *n = link->ints, behind = n[BEHIND];                                 \
+        char *out = link->at[0], *in = link->at[1];                                        \
+        (void)behind;                                                                      \
+        __VA_ARGS__                                                                        \
+        return link[1].run(link + 1);                                                      \
+    }                                                                                      \
+    static const Link *name(const Link *link)                                              \
+    {                                                                                      \
+        const int64_t index = index_at(link->at[2], link->ints[KIND], link->ints[LENGTH]); \
+        return index < 0 ? link : name##_at(link, index);                                  \
+    }                                                                                      \
+    static const Link *name##_at_two(const Link *link)                                     \
+    {                                                                                      \
+        const int64_t flat = flat_index_at(link, 2);                                       \
+        if (flat < 0)                                                                      \
+            return link;                                                                   \
+        *(int64_t *)link->at[0] = flat;                                                    \
+        return name##_at(link + 1, flat);                                                  \
+    }
+#define AT_INDEX_OF(size)                                                              \
+    AT_INDEX(take_##size, *(Element##size *)out = ((const Element##size *)in)[index];) \
+    AT_INDEX(set_##size, ((Element##size *)out)[index] = *(const Element##size *)in;)
+AT_INDEX_OF(4)
+AT_INDEX_OF(8)
+AT_INDEX(take_run, copy_run(out, in + index * behind, behind);)
+AT_INDEX(set_run, if (index + n[COUNT] > n[LENGTH]) return link; out += index * behind;
+         if (out != in) copy_run(out, in, n[COUNT] * behind);)
+static const LinkFn takes[][2] = {
+    {take_run, take_run_at_two}, {take_4, take_4_at_two}, {take_8, take_8_at_two}};
+static const LinkFn sets[][2] = {{set_run, set_run_at_two}, {set_4, set_4_at_two}, {set_8, set_8_at_two}};
+
+static int link_at_index(const KernelCall *call, char *out, char *in, char *indices,
+                         const LinkFn (*runs)[2], Link *link)
+{
+    const int64_t *n = call->ints;
+    if (n[BEFORE] != 1)
+        return 0;
+    const int64_t nbytes = n[COUNT] == 1 ? n[BEHIND] : 0;
+    const LinkFn *run = runs[nbytes == 8 ? 2 : nbytes == 4];
+    *link = (Link){.run = run[0], .at = {out, in, indices}, .ints = n};
+    const int64_t *before = link[-1].run == flat_index && link[-1].at[0] == indices ? link[-1].ints : NULL;
+    if (before && before[UPDATES] == 2 && before[OPERANDS + 1] * before[OPERANDS + 3] == n[LENGTH])
+        link[-1].run = run[1];
+    return 1;
+}
+
+static int link_of_take(const KernelCall *call, char *const *p, Link *link)
+{
+    return call->ints[COUNT] == 1 && link_at_index(call, p[0], p[1], p[2], takes, link);
+}
+
+/* In place, values of the shape of the rows. */
+static int link_of_set(const KernelCall *call, char *const *p, Link *link)
+{
+    return !call->ints[SIZE] && p[0] == p[1] && link_at_index(call, p[0], p[2], p[3], sets, link);
+}
+
+static int link_of_index_set(const KernelCall *call, char *const *p, Link *link)
+{
+    return call->ints[COUNT] == 1 && link_of_set(call, p, link);
 }
 
 /* Check and convert a chunk of indices. */

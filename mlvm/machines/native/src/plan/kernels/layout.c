@@ -297,7 +297,7 @@ static int boxes(const KernelCall *call, char *const *p, int64_t begin, int64_t 
 
 static const Link *copy_as_link(const Link *link)
 {
-    copy_run(link->at[0], link->at[1], link->count);
+    copy_run(link->at[0], link->at[1], link->nbytes);
     return link[1].run(link + 1);
 }
 
@@ -305,7 +305,7 @@ static int link_of_copy(const KernelCall *call, char *const *p, Link *link)
 {
     const int64_t *n = call->ints;
     *link = (Link){
-        .run = copy_as_link, .at = {p[0] + n[OUT_AT], p[n[READS]] + n[IN_AT]}, .count = n[BYTES]};
+        .run = copy_as_link, .at = {p[0] + n[OUT_AT], p[n[READS]] + n[IN_AT]}, .nbytes = n[BYTES]};
     return link->at[0] != link->at[1];
 }
 
