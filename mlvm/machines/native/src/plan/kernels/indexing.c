@@ -105,30 +105,21 @@ WEIGHTED_TAKE(double, weighted_take_f64)
 static inline int64_t index_at(const char *x, int64_t kind, int64_t length)
 {
     const int64_t index = kind == -8 ? *(const volatile int64_t *)x : -1;
-    if (index >= 0 && index < length)
+    if ((uint64_t)index < (uint64_t)length)
         return index;
     return in_range(x, kind, 1, -length, length) ? place(x, kind, 0, length) : -1;
 }
 
-SPECIALIZED int64_t flat_index_at(const Link *link, int64_t naxes)
-{
-    const int64_t *axes = link->ints + OPERANDS;
-    int64_t flat = 0;
-    for (int64_t axis = 0; axis < naxes; axis++) {
-        const int64_t length = axes[2 * axis + 1],
-                      index = index_at(link->at[1 + axis], axes[2 * axis], length);
-        if (index < 0)
-            return -1;
-        flat = flat * length + index;
-    }
-    return flat;
-}
-
 static const Link *flat_index(const Link *link)
 {
-    const int64_t flat = flat_index_at(link, link->ints[UPDATES]);
-    if (flat < 0)
-        return link;
+    const int64_t *n = link->ints, *axes = n + OPERANDS;
+    int64_t flat = 0;
+    for (int64_t axis = 0; axis < n[UPDATES]; axis++, axes += 2) {
+        const int64_t index = index_at(link->at[1 + axis], axes[0], axes[1]);
+        if (index < 0)
+            return link;
+        flat = flat * axes[1] + index;
+    }
     *(int64_t *)link->at[0] = flat;
     return link[1].run(link + 1);
 }
@@ -140,7 +131,8 @@ static int link_of_flat_index(const KernelCall *call, char *const *p, Link *link
     return call->ints[COUNT] == 1 && call->nparams <= 4;
 }
 
-/* Copy rows from or to an index. A link with two indices also does this for the next link. */
+/* Copy rows from or to an index. A link with two indices of type i64 also does this for the next link, if the
+ * indices are neither negative nor out of range. */
 #define AT_INDEX(name, ...)                                                                \
     SPECIALIZED const Link *name##_at(const Link *link, int64_t index)                     \
     {                                                                                      \
@@ -157,11 +149,14 @@ static int link_of_flat_index(const KernelCall *call, char *const *p, Link *link
     }                                                                                      \
     static const Link *name##_at_two(const Link *link)                                     \
     {                                                                                      \
-        const int64_t flat = flat_index_at(link, 2);                                       \
-        if (flat < 0)                                                                      \
-            return link;                                                                   \
-        *(int64_t *)link->at[0] = flat;                                                    \
-        return name##_at(link + 1, flat);                                                  \
+        const uint64_t *axes = (const uint64_t *)link->ints + OPERANDS;                    \
+        const uint64_t i = *(const volatile uint64_t *)link->at[1];                        \
+        const uint64_t j = *(const volatile uint64_t *)link->at[2];                        \
+        if (i >= axes[1] || j >= axes[3])                                                  \
+            return flat_index(link);                                                       \
+        const uint64_t flat = i * axes[3] + j;                                             \
+        *(uint64_t *)link->at[0] = flat;                                                   \
+        return name##_at(link + 1, (int64_t)flat);                                         \
     }
 #define AT_INDEX_OF(size)                                                              \
     AT_INDEX(take_##size, *(Element##size *)out = ((const Element##size *)in)[index];) \
@@ -185,7 +180,8 @@ static int link_at_index(const KernelCall *call, char *out, char *in, char *indi
     const LinkFn *run = runs[nbytes == 8 ? 2 : nbytes == 4];
     *link = (Link){.run = run[0], .at = {out, in, indices}, .ints = n};
     const int64_t *before = link[-1].run == flat_index && link[-1].at[0] == indices ? link[-1].ints : NULL;
-    if (before && before[UPDATES] == 2 && before[OPERANDS + 1] * before[OPERANDS + 3] == n[LENGTH])
+    const int64_t *axes = before && before[UPDATES] == 2 ? before + OPERANDS : NULL;
+    if (axes && axes[0] == -8 && axes[2] == -8 && axes[1] * axes[3] == n[LENGTH])
         link[-1].run = run[1];
     return 1;
 }
