@@ -8,12 +8,12 @@ from __future__ import annotations
 import operator
 from collections import namedtuple
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
 from mlvm.core.errors import PipelineError, brief, with_article
+from mlvm.core.locks import cached_property
 from mlvm.core.memo import memoized
 from mlvm.core.types import Array
 from mlvm.input.padding import Ragged

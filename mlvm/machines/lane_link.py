@@ -13,12 +13,13 @@ begins with `lanes.part`, which describes the arguments.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
 from mlvm.core.errors import MachineError
+from mlvm.core.locks import cached_property
 from mlvm.core.machine.callee import OUT, Value
 from mlvm.core.program.encoding import Deferred
 from mlvm.core.program.program import STAR, Function, Instruction, Program

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
 from mlvm.core.errors import CaptureError
+from mlvm.core.locks import cached_property
 from mlvm.core.memo import exact_repr
 from mlvm.core.op import NO_ATTRIBUTES
 from mlvm.core.types import TensorType
