@@ -35,6 +35,15 @@ static int short_row(const KernelCall *call, char *const *p, int64_t begin, int6
     return 0;
 }
 
+static int link_of_element(const KernelCall *call, char *const *p, Link *link)
+{
+    link->run = call->rows[0]->element;
+    link->row = call->rows[0]->run;
+    for (int i = 0; i < 4; i++)
+        link->at[i] = p[i < call->nparams ? i : call->nparams - 1];
+    return call->ints[ELEMENTS] == 1 && call->nparams <= 4;
+}
+
 /* After the integers of a chain follow: the lengths of the axes, the last of which is the row; the
  * values; for each link, the number of operands including the result, the operands, and the steps;
  * the written windows. */
@@ -357,6 +366,6 @@ static int finish(const KernelCall *call, char *const *p, int64_t begin, int64_t
 }
 
 KERNEL_TABLE(chain,
-             KERNEL(row, row, NULL) KERNEL(short_row, short_row, NULL) KERNEL(chain, chain, NULL)
+             KERNEL(row, row, NULL) LINKED_KERNEL(short_row, link_of_element) KERNEL(chain, chain, NULL)
                  KERNEL(short_chain, short_chain, NULL) KERNEL(chain_of_elements, chain_of_elements, NULL)
                      KERNEL(chain_into_windows, chain, finish))
