@@ -360,7 +360,7 @@ class StaleTensorError(MlvmError, RuntimeError):
     >>> with ml.Arena(ml.VM('mine'), 'batch'): x = ml.ones(2)
     >>> try: x + 1.0
     ... except ml.errors.StaleTensorError as error: print(error)
-    use of a freed tensor: f32[2] of arena 'batch' was freed: its arena was reset; copy it out \
+    use of a freed tensor: f32[2] of arena 'batch' was freed: the arena was reset; copy it out \
 first, for example with weights.keep(x)
     """
 

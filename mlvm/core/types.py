@@ -333,7 +333,9 @@ class TensorType:
             raise ShapeError(f"expected at most {MAX_NDIM} dimensions, got {len(shape)}")
         size = math.prod(shape)
         if (size or math.prod([n or 1 for n in shape])) * dtype.itemsize > MAX_NBYTES:
-            raise ShapeError(f"{dtype.name} of shape {shape} is larger than {MAX_NBYTES} bytes")
+            raise ShapeError(
+                f"{dtype.name} of shape {shape} exceeds the limit of {MAX_NBYTES} bytes"
+            )
         per_byte = dtype.per_byte
         if per_byte > 1 and not shape:
             raise ShapeError(
@@ -465,9 +467,13 @@ def check_array(array: Array, type: TensorType, where: str) -> None:
             f"{where}: expected an array, got {with_article(array.__class__.__name__)}"
         )
     if array.dtype != type.dtype.numpy:
-        raise DTypeError(f"{where}: the array's dtype is {array.dtype}, not {type.dtype.numpy}")
+        raise DTypeError(
+            f"{where}: expected an array of dtype {type.dtype.numpy}, got {array.dtype}"
+        )
     if array.shape != type.array_shape:
-        raise ShapeError(f"{where}: the array's shape is {array.shape}, not {type.array_shape}")
+        raise ShapeError(
+            f"{where}: expected an array of shape {type.array_shape}, got {array.shape}"
+        )
 
 
 def check_out(out: Array, type: TensorType) -> None:

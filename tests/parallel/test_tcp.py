@@ -175,7 +175,7 @@ def test_a_range_of_ports_that_are_taken_is_named() -> None:
 @cases(
     "secret, size, text",
     ("another secret of them", 3, "the secret is wrong"),
-    (SECRET, 4, "this group has 3 members, not 4"),
+    (SECRET, 4, "expected a group of 3 members, got 4"),
 )
 def test_every_member_says_who_was_refused(secret: str, size: int, text: str, first: str) -> None:
     """Also one that joined before, or after."""

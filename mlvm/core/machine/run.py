@@ -164,7 +164,9 @@ def run(
                     )
                 store.replace(handle, value)
             else:
-                raise errors.MachineError("the verifier took this instruction for unreachable")
+                raise errors.MachineError(
+                    "internal error: the verifier considered this instruction unreachable"
+                )
     except Exception as error:
         # the function of a name from the stack
         binding = value if isinstance(value, Binding) else None

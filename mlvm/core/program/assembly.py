@@ -262,7 +262,7 @@ class _Body(Body):
             case _:  # attrs?
                 if not isinstance(word.value, dict):
                     raise word.error(
-                        f'expected attributes as a JSON object such as {{"axis": 0}}, not '
+                        f'expected attributes as a JSON object such as {{"axis": 0}}, got '
                         f"{word.text}"
                     )
                 return canonical(word.value)

@@ -160,7 +160,9 @@ def _check(
     """Check `fn` for the arguments with these numbers, and the gradients up to `orders`."""
     results = _results(fn(*args))
     if not results:
-        raise GradientError("check_gradients: expected a function that returns a float tensor")
+        raise GradientError(
+            "check_gradients: expected a function that returns float tensors, got none"
+        )
     weights = [asarray(weight) for weight in _weights([(y.shape, y.dtype) for y in results], order)]
 
     def gradients(weights: list[Tensor], *args: Any) -> Any:

@@ -88,7 +88,9 @@ class WeightsFile:
                 f"the file is truncated: it ends after {size} bytes, inside the header"
             )
         if start > _MOST_HEADER:
-            raise WeightsError(f"expected a header of at most {_MOST_HEADER} bytes")
+            raise WeightsError(
+                f"expected a header of at most {_MOST_HEADER} bytes, got {start - 8}"
+            )
         header = _parsed(content[8:start])
         metadata = header.pop(METADATA, None) or {}
         if not isinstance(metadata, dict) or not all(isinstance(x, str) for x in metadata.values()):
@@ -108,7 +110,7 @@ class WeightsFile:
         stored = dtype.numpy.newbyteorder("<")
         array: Array = np.ndarray(entry.shape, stored, self.data, entry.start)
         if entry.dtype == "BOOL" and (array.view(np.uint8) > 1).any():
-            raise WeightsError(f"{name} contains a bool that is neither 0 nor 1")
+            raise WeightsError(f"{name}: expected bools as 0 or 1, got a different byte")
         return widened(array) if dtype.is_half and not keep_halves else array
 
     def _dtype(self, name: str) -> DType:
@@ -181,7 +183,7 @@ def _place(name: str, type: TensorType) -> int:
 
     Raises `WeightsError` if it is not supported, or the name is not a valid tensor name."""
     if not isinstance(name, str) or name == METADATA:
-        raise WeightsError(f"{name!r} is not a valid name of a tensor")
+        raise WeightsError(f"expected a tensor name as a str, got {name!r}")
     if type.dtype not in _NAMES:
         raise WeightsError(
             f"{name}: the format does not support {type.dtype.name}; supported are "
@@ -199,7 +201,7 @@ def _parsed(head: bytes) -> dict[str, Any]:
     except WeightsError:
         raise
     except (ValueError, RecursionError):
-        raise WeightsError("the header is not JSON") from None
+        raise WeightsError("expected a header in JSON, got invalid JSON") from None
     if not isinstance(header, dict):
         raise WeightsError("expected a JSON object with str metadata as header")
     return header
@@ -209,7 +211,7 @@ def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     unique = dict(pairs)
     if len(unique) != len(pairs):
         twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]
-        raise WeightsError(f"the header contains {twice} twice")
+        raise WeightsError(f"expected distinct names in the header, got {twice} twice")
     return unique
 
 
@@ -222,7 +224,7 @@ def _entry(name: str, entry: Any) -> Entry:
     if not isinstance(dtype, str):
         raise WeightsError(f"{name}: expected dtype, shape and offsets")
     if not all(type(n) is int and n >= 0 for n in (*shape, start, stop)):
-        raise WeightsError(f"{name}: expected integers as shape and offsets")
+        raise WeightsError(f"{name}: expected a shape and offsets of integers >= 0")
     file_dtype = _DTYPES.get(dtype)
     try:  # the dtype to read: the widest has the fewest elements
         size = TensorType(
