@@ -95,7 +95,7 @@ class FreeStore:
         self.caches: dict[int, Cache] = {}
         self._entries: dict[Handle, Entry] = {}
         self._storages: dict[Handle, Storage] = {}
-        self._by_root: dict[int, Storage] = {}  # by `Memory.root`
+        self._by_root: dict[int, Storage] = {}  # keys are results of `Memory.root`
         self._ended: dict[Handle, str] = {}
         self._closed: str | None = None
 

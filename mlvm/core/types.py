@@ -333,9 +333,7 @@ class TensorType:
             raise ShapeError(f"expected at most {MAX_NDIM} dimensions, got {len(shape)}")
         size = math.prod(shape)
         if (size or math.prod([n or 1 for n in shape])) * dtype.itemsize > MAX_NBYTES:
-            raise ShapeError(
-                f"{dtype.name} of shape {shape} exceeds the limit of {MAX_NBYTES} bytes"
-            )
+            raise ShapeError(f"{dtype.name} of shape {shape} is larger than {MAX_NBYTES} bytes")
         per_byte = dtype.per_byte
         if per_byte > 1 and not shape:
             raise ShapeError(

@@ -260,7 +260,7 @@ class Linked:
         self._results: dict[str, list[int]] = {}
         self._types: dict[str, list[TensorType]] = {}  # types of registers by function
         self._calls: list[tuple[Step, str, list[int], list[TensorType]]] = []
-        self._waiting: list[Step] = []  # the heavy steps
+        self._waiting: list[Step] = []  # steps for which lanes wait for each other
         # sizes of the rows of results and of locals; locals start as zeros
         self._sizes: set[int] = set()
         todo = [ROW]

@@ -136,7 +136,7 @@ class _Memory:
             binding = _prepared(self.vm, program, tuple(arrays))
             if len(bindings) >= _MOST_BINDINGS:
                 del bindings[next(iter(bindings))]
-        bindings[key] = binding  # the last one used is the last
+        bindings[key] = binding  # the most recently used binding is the last
         return binding
 
     def free(self) -> None:
@@ -343,7 +343,7 @@ def register(vm: VM) -> None:
             if memory is None or not memory.users:
                 memory = memories[program.family] = _Memory(machine)
             lanes = Lanes(memory, program)
-        cache[attribute] = lanes  # the last one used is the last
+        cache[attribute] = lanes  # the most recently used program is the last
         return lanes
 
     def run(frame: Frame) -> None:

@@ -246,7 +246,7 @@ def _compare(gradient: Array, quotients: Array, tolerance: float, where: str) ->
     """Raise `GradientMismatchError` with the element that differs most, unless they agree."""
     bound = tolerance * max(1.0, float(np.max(np.abs(quotients), initial=0.0)))
     distances = np.abs(gradient - quotients)
-    wrong = ~(distances <= bound)  # True for nan
+    wrong = ~(distances <= bound)  # also where a distance is nan
     if np.any(wrong):
         most = np.unravel_index(np.argmax(np.where(wrong, distances, -1.0)), distances.shape)
         index = f"[{','.join(map(str, most))}]" if most else ""

@@ -24,8 +24,8 @@ from mlvm.core.types import Array, DType, TensorType, f32
 from mlvm.machines.files import mode_of, replacing
 
 METADATA: Final = "__metadata__"
-_MOST_HEADER: Final = 100_000_000  # bytes, as the format has it
-_ALIGNMENT: Final = 8  # of the first tensor's byte, as the format asks
+_MOST_HEADER: Final = 100_000_000  # limit of the format, in bytes
+_ALIGNMENT: Final = 8  # alignment of the first tensor, which the format requires
 
 _WORDS: Final = "bool u8 i8 f8_e5m2 f8_e4m3 i16 u16 f16 bf16 i32 u32 f32 c64 f64 i64 u64"
 """In the format's order."""
@@ -42,7 +42,7 @@ _OF_NUMPY: Final = "it is numpy's: use ml.asarray(numpy.load(file)), or a value 
 
 def _require_no_other(head: bytes) -> None:
     """Raise `WeightsError` for a file in a different format."""
-    if head[8:9] == b"{":  # a header of 640 bytes begins as a pickle does
+    if head[8:9] == b"{":  # a header of 640 bytes begins with the same bytes as a pickle
         return
     if head.startswith(b"\x80\x02") or (head.startswith(b"PK\3\4") and b"data.pkl" in head):
         raise WeightsError(_OF_PYTORCH)
@@ -183,7 +183,7 @@ def _place(name: str, type: TensorType) -> int:
 
     Raises `WeightsError` if it is not supported, or the name is not a valid tensor name."""
     if not isinstance(name, str) or name == METADATA:
-        raise WeightsError(f"expected a tensor name as a str, got {name!r}")
+        raise WeightsError(f"{name!r} is not a valid tensor name")
     if type.dtype not in _NAMES:
         raise WeightsError(
             f"{name}: the format does not support {type.dtype.name}; supported are "

@@ -604,7 +604,7 @@ def choice(
     draws = math.prod(result_shape)
     if n < 0 or (draws > n and not replace) or (draws and not n):
         how = "" if replace else " without replacement; pass replace=True"
-        raise ArgumentError(f"cannot draw {draws} elements from {n}{how}")
+        raise ArgumentError(f"cannot draw {draws} of {n} elements{how}")
     if p is not None and _float_type(p, "p").shape != (n,):
         raise ShapeError(f"expected one number in p for each of {n}, got {p.type}")
     if p is not None and draws and current().recorder is None:

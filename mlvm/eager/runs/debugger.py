@@ -158,7 +158,7 @@ class Debugger(cmd.Cmd):
             raise ArgumentError(f"goto: expected a position, got {argument!r}")
         position = int(argument)
         is_outside = False
-        with suppress(MlvmError):  # an op fails: `_move` goes there and raises that
+        with suppress(MlvmError):  # if an op raises, `_move` stops there and raises the error
             is_outside = position > 0 and self.execution.op_at(position - 1) is None
         if is_outside:
             last = self.execution.length

@@ -1032,7 +1032,7 @@ int run_kernel(KernelCallObject *call, FastPath *fast_path, long long generation
                 return PyErr_Occurred() ? -1 : 0;
         if (call_without_result(fast_path->acquire))
             return -1;
-        /* The lock may have been waited for: look again. */
+        /* Another thread may have changed the state while this thread waited for the lock. */
         int holds = !fast_path->observed && !fast_path->instrumented && fast_path->generation == generation;
         for (int i = 0; holds && known && i < count; i++)
             known = (p[i] = address_in(fast_path, tensors[i], 0)) != NULL;
@@ -1249,7 +1249,7 @@ static int overwrite(PyObject *call, Allocation *out, Allocation *const *operand
         return PyErr_Occurred() ? -1 : 0;
     if (call_without_result(fast_path->acquire))
         return -1;
-    /* The lock may have been waited for: look again. */
+    /* Another thread may have changed the state while this thread waited for the lock. */
     int done = 0;
     char *p[MOST_OPERANDS + 2];
     int holds = !fast_path->observed && !fast_path->instrumented && out->region == (PyObject *)region &&

@@ -63,7 +63,7 @@ static PyObject *handle_of(const Replay *self, const Operand *operand, PyObject 
         return NULL;
     if (x->handle && x->type == operand->type)
         return x->handle;
-    Region *region = home_of(x); /* it has a handle for each type of view */
+    Region *region = home_of(x); /* the region has one handle per type of view */
     int is_there = region && region->handles && is_alive(x) &&
                    (x->type == operand->type || is_as_large(x->type, operand->type) > 0);
     return is_there ? PyDict_GetItemWithError(region->handles, operand->type) : NULL;

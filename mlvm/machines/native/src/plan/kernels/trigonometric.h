@@ -61,7 +61,7 @@ static inline double turned(double x, uint64_t quarter)
     return of_bits_f64(bits_f64(x) ^ (quarter & 2) << 62);
 }
 
-/* x if n is odd, else y. */
+/* Return x if n is odd, otherwise y. */
 static inline double where_odd(uint64_t quarter, double x, double y)
 {
     return of_bits_f64(bits_f64(y) ^ ((bits_f64(x) ^ bits_f64(y)) & (0 - (quarter & 1))));
