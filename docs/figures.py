@@ -3,10 +3,10 @@
     python -m bench mixer --json mixer.json
     python -m docs.figures mixer.json
 
-The suites with tables are `mixer`, `dispatch` and `eager`. A report replaces the previous report of
-its suite in `docs/figures.json`. Both pages are written from that file, so their figures agree.
-`python -m docs.figures` without reports writes the pages again. A table is written between the
-comments `<!-- figures: NAME -->` and `<!-- end of figures -->`.
+The suites with tables are `mixer`, `dispatch`, `eager` and `science`. A report replaces the
+previous report of its suite in `docs/figures.json`. Both pages are written from that file, so their
+figures agree. `python -m docs.figures` without reports writes the pages again. A table is written
+between the comments `<!-- figures: NAME -->` and `<!-- end of figures -->`.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ PAGES: Final = (ROOT / "README.md", ROOT / "docs" / "performance.md")
 _TABLE: Final = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
 _HALVES: Final = ("bf16", "autocast")
 _LIBRARIES: Final = ("mlvm", "torch", "jax")
+_MINIMA: Final = ("eager", "science")
 
 Numbers = Mapping[str, Mapping[str, Mapping[str, float]]]
-"""Medians by case, metric and contender; minima of the eager calls."""
+"""Medians by case, metric and contender; minima of the suites in `_MINIMA`."""
 
 Figures = Mapping[str, Mapping[str, Any]]
 """For each suite the environment of its report, and its numbers."""
@@ -36,7 +37,7 @@ Figures = Mapping[str, Mapping[str, Any]]
 def collect(report: Mapping[str, Any]) -> Figures:
     """Return the figures in a report of `python -m bench SUITE --json`."""
     table: dict[str, dict[str, dict[str, float]]] = {}
-    statistic = "min" if report["benchmark"] == "eager" else "median"
+    statistic = "min" if report["benchmark"] in _MINIMA else "median"
     for each in report["records"]:
         by_metric = table.setdefault(each["case"], {}).setdefault(each["metric"], {})
         by_metric[each["contender"]] = float(f"{each[statistic]:.4g}")
@@ -141,11 +142,33 @@ def _call(name: str, row: Mapping[str, Mapping[str, float]]) -> str:
     return f"| `{name}` | {' | '.join([*times, *ratios])} |"
 
 
+def science(figures: Figures) -> str:
+    """Return the table of numerical programs: a captured call of each, and ratios of peers."""
+    numbers: Numbers = figures["science"]["numbers"]
+    rows, ratios = [], []
+    for case, metrics in numbers.items():
+        times = {name.split("-")[0]: time / 1000 for name, time in metrics["us"].items()}
+        ratios.append([times[peer] / times["mlvm"] for peer in _PEERS])
+        cells = [f"{times['mlvm']:.3g}", *(f"{ratio:.2f}" for ratio in ratios[-1])]
+        rows.append(f"| {case} | {' | '.join(cells)} |")
+    means = [f"{statistics.geometric_mean(column):.2f}" for column in zip(*ratios, strict=True)]
+    return "\n".join(
+        [
+            f"Minima of interleaved rounds on {_machine(figures, 'science')}; f64, one thread.\n",
+            f"| program | mlvm, ms | {' | '.join(f'{peer} / mlvm' for peer in _PEERS.values())} |",
+            "|---|---|---|---|---|",
+            *rows,
+            f"| geometric mean | | {' | '.join(means)} |",
+        ]
+    )
+
+
 _HEAD: Final = "| | mlvm | PyTorch | JAX | best peer / mlvm |\n|---|---|---|---|---|"
 TABLES: Final[Mapping[str, Callable[[Figures], str]]] = {
     "training": training,
     "machine": machine,
     "eager": eager,
+    "science": science,
 }
 
 
