@@ -266,7 +266,7 @@ LARGE = """
     ("check unknown.mlasm", "no function 'ad'; did you mean"),
     ("check unknown.mlasm", "at main, pc 3: cfunc 2 1"),
     ("run underflow.mlasm", "main, pc 0: pop 1: expected 1 value above base, got 0"),
-    ("run add.mlasm", "the program loads 2 arguments; got 0 --arg"),
+    ("run add.mlasm", "the program needs 2 arguments, got 0 --arg"),
     ("run add.mlasm --arg x.npy", "loads 2 arguments; got 1 --arg"),
     ("run add.mlasm" + 3 * " --arg x.npy", "loads 2 arguments; got 3 --arg"),
     ("check add.mlasm --type f32[2]", "loads 2 arguments; got 1 --type"),
@@ -512,7 +512,7 @@ def test_show_opens_a_browser_if_told(step: Any, monkeypatch: Patch) -> None:
     ("memory nosuch.py", "nosuch.py: the file does not exist"),
     ("memory nosuch.mlasm", "nosuch.mlasm: No such file or directory"),
     ("memory scripts/train.py --arg f32[2]", "--arg is only for programs"),
-    ("memory add.mlasm --arg x.npy", "the program loads 2 arguments; got 1 --arg"),
+    ("memory add.mlasm --arg x.npy", "the program needs 2 arguments, got 1 --arg"),
     ("memory add.mlasm --arg x.npy --arg f32[-1]", "argument 1: 'f32[-1]' is not a type"),
     ("memory add.mlasm --arg x.npy --arg f32[3]", "add(f32[2,2], f32[3]): shapes do not"),
     ("memory add.mlasm --arg x.npy --arg y.npy --out x.npy", "x.npy: File exists"),
@@ -720,7 +720,7 @@ def test_a_saved_step_is_a_program_to_look_at(step: Any, capsys: Capsys) -> None
 
 @cases(
     "command, message",
-    ("run step.mlvm", "the program loads 2 arguments; got 0 --arg; expected f32[2,2], f32[2,2]"),
+    ("run step.mlvm", "the program needs 2 arguments, got 0 --arg; expected f32[2,2], f32[2,2]"),
     ("run step.mlvm --arg x.npy --arg f32[3]", "argument 1"),
     ("run step.mlvm --arg x.npy --arg z.npy", "f32[2,2]"),
     ("run step.mlvm --arg x.npy --arg w.npy", "f32[2,2]"),

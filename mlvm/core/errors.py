@@ -182,7 +182,7 @@ class DLPackError(DTypeError, AttributeError):
 
     >>> try: ml.from_dlpack('text')
     ... except ml.errors.DLPackError as error: print(error)
-    from_dlpack(): a str has no __dlpack__; see asarray
+    from_dlpack(): expected an object with __dlpack__, got a str; use ml.asarray
     """
 
 
@@ -490,7 +490,7 @@ class CopyError(ExchangeError, ValueError):
 
     >>> try: ml.asarray([1.0], copy=False)
     ... except ml.errors.CopyError as error: print(error)
-    asarray: the values of a list must be copied into a VM; leave out copy=False
+    asarray: the values of a list must be copied into a VM; omit copy=False
     """
 
 

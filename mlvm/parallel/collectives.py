@@ -321,7 +321,10 @@ class Member:
 
     def _scattered(self, x: TensorType, op: Reduction, timeout: float | None = None) -> TensorType:
         if not x.ndim or x.shape[0] % self.size:
-            raise ShapeError(f"expected a multiple of {self.size} members as axis 0, got {x}")
+            text = (
+                f"expected the length of axis 0 as a multiple of {self.size}, the number of members"
+            )
+            raise ShapeError(f"{text}, got {x}")
         self._reduced(x, op=op, timeout=timeout)
         return x.with_shape((x.shape[0] // self.size, *x.shape[1:]))
 

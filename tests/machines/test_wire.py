@@ -228,7 +228,7 @@ def test_a_program_refused_is_sent_again(monkeypatch: Patch) -> None:
     names = calls_of(wire_vm, monkeypatch)
     program = straight(("push_str", object()))
     for _ in range(2):
-        refuses(errors.EncodingError, "cannot encode <object", wire_vm.launch, program)
+        refuses(errors.EncodingError, "can be encoded, got <object", wire_vm.launch, program)
     assert names == []
 
 

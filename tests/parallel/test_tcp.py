@@ -379,7 +379,7 @@ def test_nothing_that_arrives_is_unpickled() -> None:
 
 
 def test_what_is_no_plain_data_is_refused_by_all(three: Joined) -> None:
-    refuses(GroupError, "is not plain data", three.run, lambda rank, vm: threading.Lock())
+    refuses(GroupError, "is not supported", three.run, lambda rank, vm: threading.Lock())
     assert three.run(places.reduce) == [[3.0] * 4] * 3
 
 

@@ -225,7 +225,7 @@ class _Linker:
             # read-only, because the user function receives them
             bound = MappingProxyType(dict(bound))
         if nresults == STAR and callee.nresults is not None:
-            nresults = callee.nresults  # the same is checked for replacements
+            nresults = callee.nresults  # `register` checks replacements in the same way
         numbers = each.arguments if self.folds and callee.kernel is not None else None
         if numbers is not None and not unproven and nresults in (STAR, 0):
             first = pc - 1 - len(numbers)

@@ -180,7 +180,7 @@ class Writer:
         form = _BY_TYPE.get(type(value))
         form = form or next((form for form in _FORMS if isinstance(value, form.type)), None)
         if form is None:
-            raise EncodingError(f"cannot encode {value!r}")
+            raise EncodingError(f"expected a value that can be encoded, got {value!r}")
         self._data += form.tag
         self._depth += 1
         form.write(self, value)

@@ -139,7 +139,7 @@ def write(
     header: dict[str, Any] = {METADATA: {**metadata}} if metadata else {}
     for name, text in metadata.items():
         if not isinstance(name, str) or not isinstance(text, str):
-            raise WeightsError(f"metadata: expected str by str, got {name!r}: {text!r}")
+            raise WeightsError(f"metadata: expected a dict from str to str, got {name!r}: {text!r}")
     end, ordered = 0, order(types)
     for name in ordered:
         start, end = end, end + types[name].nbytes

@@ -152,7 +152,7 @@ def quantize(
     if dynamic and group is not None:
         raise ArgumentError("dynamic=True uses one scale per row: omit group=")
     if not isinstance(model, (Module, list, tuple, dict)):
-        raise ArgumentError(f"expected a Module, or several, got {brief(model)}")
+        raise ArgumentError(f"expected a Module, or a list or dict of Modules, got {brief(model)}")
     if group is not None and (type(group) is not int or group < 1):
         raise ArgumentError(
             f"expected group, the number of elements per scale, as an int >= 1, got {group!r}"

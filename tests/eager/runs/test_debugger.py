@@ -265,7 +265,7 @@ def test_the_arena_is_drawn(tmp_path: Path) -> None:
 
 @cases(
     "command, error",
-    ("nothing", "no command 'nothing'"),
+    ("nothing", "unknown command 'nothing'"),
     ("p", "expected an expression, got ''"),
     ("p nothing", "no value is named nothing"),
     ("p %999", "expected an input, state, constant or result"),
@@ -303,7 +303,7 @@ def test_the_arena_is_drawn(tmp_path: Path) -> None:
     ("cl 7", "expected the number of a breakpoint"),
     ("b open('x')", "without keywords, got open"),
     ("b 1 +", "invalid syntax"),
-    ("h nothing", "no command 'nothing'"),
+    ("h nothing", "unknown command 'nothing'"),
     ("result", "no op with a result was executed"),
     ("arena /nothing/there.svg", "No such file"),
     ("arena /nothing/there.txt", "expected a name that ends in .svg"),

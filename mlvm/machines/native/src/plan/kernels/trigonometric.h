@@ -67,7 +67,7 @@ static inline double where_odd(uint64_t quarter, double x, double y)
     return of_bits_f64(bits_f64(y) ^ ((bits_f64(x) ^ bits_f64(y)) & (0 - (quarter & 1))));
 }
 
-/* For tiny numbers the function is the number itself, also for -0. */
+/* For a tiny x, the function returns x, also for -0. */
 #define TINY(x, y) (fabs(x) < 0x1p-27 ? (x) : (y))
 
 #define TURNS(t, T)                                                                       \
