@@ -427,7 +427,7 @@ def test_the_command_debugs_a_repro_and_a_saved_step(files: tuple[Path, Path]) -
     assert ran.stdout.endswith("error: no value is named nothing; info and l show names\n")
     ran = run_python("-m", "mlvm", "debug", saved)
     assert ran.returncode == 1
-    assert "loads 1 argument" in ran.stderr
+    assert "needs 1 argument, got 0" in ran.stderr
     ran = run_python("-m", "mlvm", "debug", repro)  # stdin is at its end
     assert (ran.returncode, ran.stderr) == (0, "")
     assert ran.stdout.startswith("[0]")
