@@ -562,5 +562,5 @@ def test_axes_that_cannot_be_open_are_refused(tmp_path: Path) -> None:
         ml.errors.ArgumentError, r"list: for 'f32\[2\]' write \[ml.T", save, ml.sin, "f32[2]", path
     )
     refuses(ml.errors.ArgumentError, r"list, \[x\] for one", save, ml.sin, cast(Any, images), path)
-    refuses(ml.errors.ArgumentError, r"no opset=: .* opset 20", save, convnet, [X], path, opset=9)
+    refuses(ml.errors.ArgumentError, r"argument opset=: .* opset 20", save, convnet, [X], path, opset=9)
     assert not path.exists()
