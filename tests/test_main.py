@@ -354,7 +354,7 @@ def test_a_program_that_text_cannot_spell_is_shown_as_far_as_it_goes(
     for command in ("run", "check"):
         assert (
             fails(capsys, f"{command} odd.mlvm")
-            == "error: main, pc 0: jump: expected the immediates label\n"
+            == "error: main, pc 0: jump: expected the immediates label, got 0\n"
         )
 
 
@@ -965,6 +965,6 @@ def test_a_step_with_lengths_draws_its_plan_at_a_length(folder: Path, capsys: Ca
         errors = fails(capsys, f"memory step.mlvm --arg {wrong} --arg i64[]")
         assert f"expected input 0 as f32[n,4], got {wrong}" in errors
     errors = fails(capsys, "memory step.mlvm --arg i64[]")
-    assert "2 arguments; got 1 --arg; expected f32[n,4], i64[]" in errors
+    assert "2 arguments, got 1 --arg; expected f32[n,4], i64[]" in errors
     errors = fails(capsys, f"run step.mlvm --arg 'f32[3,4] {'1 ' * 12}' --arg 'i64[] 7'")
     assert re.search(r"index 7 .* recorded at .*test_main\.py:\d+$", errors)

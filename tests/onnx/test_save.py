@@ -531,7 +531,11 @@ def test_axes_that_cannot_be_open_are_refused(tmp_path: Path) -> None:
             r"test_save.py:\d+ is not valid for other lengths.* of b; write x.sh",
         ),
         (lambda x: x[:100], {0: "b"}, r"test_save.py:\d+ is not valid for other lengths"),
-        (lambda x: x if x.shape[0] < 6 else ml.exp(-x), {0: "b"}, r"test_save.py:\d+ is not valid for other lengths"),
+        (
+            lambda x: x if x.shape[0] < 6 else ml.exp(-x),
+            {0: "b"},
+            r"test_save.py:\d+ is not valid for other lengths",
+        ),
         (lambda x: x[:10] + 1, {0: "b"}, r"test_save.py:\d+ is not valid for other lengths"),
         (lambda x: x[:100] + 1, {0: "b"}, r"test_save.py:\d+ is not valid for other lengths"),
         (lambda x: x * (len(x) // 32), {0: "b"}, r"the value of b; write x.shape\[0\] for len"),
@@ -562,5 +566,7 @@ def test_axes_that_cannot_be_open_are_refused(tmp_path: Path) -> None:
         ml.errors.ArgumentError, r"list: for 'f32\[2\]' write \[ml.T", save, ml.sin, "f32[2]", path
     )
     refuses(ml.errors.ArgumentError, r"list, \[x\] for one", save, ml.sin, cast(Any, images), path)
-    refuses(ml.errors.ArgumentError, r"argument opset=: .* opset 20", save, convnet, [X], path, opset=9)
+    refuses(
+        ml.errors.ArgumentError, r"argument opset=: .* opset 20", save, convnet, [X], path, opset=9
+    )
     assert not path.exists()

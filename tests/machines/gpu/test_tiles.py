@@ -69,7 +69,7 @@ def test_a_processor_is_a_device_without_tiles_to_find(capsys: Capsys) -> None:
     for name, suggestion in (("opencl:0", "opencl:0"), ("cuda:1", "cuda:1"), ("gpu", "opencl:0")):
         refuses(
             MachineError,
-            rf'is a device, not a name of a VM: write VM\(device="{suggestion}"\)',
+            rf'expected a name of a VM, got the device .*: write VM\(device="{suggestion}"\)',
             LocalVM,
             name,
         )
