@@ -171,7 +171,7 @@ class Outcome:
         self.row: list[int] | None = None
         if type(tree) in (list, tuple) and {ResultLeaf}.issuperset(map(type, tree)):
             row = [results[each.value].whole_output for each in tree]
-            self.row = None if None in row or rebound else row  # type: ignore[assignment]
+            self.row = None if None in row or rebound else row
         leaves: list[Any] = []
         replace(leaves.append, tree, (Leaf, ObjectTemplate))
         self.returns_arguments = any(type(each) is ArgumentLeaf for each in leaves)

@@ -422,7 +422,7 @@ def test_rows_that_loop_forever_end_with_their_launch() -> None:
     handles = [put(vm, x) for x in arrays]
     rows = lane_link.LaneProgram.of(rows_of("again:\nget -1\njump_if_false again\nget -1"))
     program = Program.of_op(lanes.RUN, 3, {"program": rows}, 0)
-    refuses(LimitExceededError, "exceeded the limit of", vm.launch, program, handles)
+    refuses(LimitExceededError, "exceeded the limit", vm.launch, program, handles)
 
 
 @pytest.mark.local(reason="the limits are of the VM that a server lends")

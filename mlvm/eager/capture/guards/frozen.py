@@ -110,7 +110,8 @@ _by_code: weakref.WeakKeyDictionary[types.CodeType, list[Reading]] = weakref.Wea
 def warn_of_frozen(guards: GuardSet, name: str) -> None:
     """Issue one `FrozenWarning` per line of reached code that reads what a trace freezes.
 
-    `name` is the name of the captured function."""
+    Lines that read files count only in functions that are called by name: classes and modules often
+    have functions that load files beside the captured function `name`."""
     functions = [
         each
         for each in guards.keepalive
@@ -118,12 +119,14 @@ def warn_of_frozen(guards: GuardSet, name: str) -> None:
         and not is_library(str(each.__globals__.get("__name__")))
     ]
     named: set[int] = set()  # ids of functions that a line refers to by name
+    called = _called(functions, name)
     for fn in functions:
         for code, reading in _readings(fn.__code__):
             value = _value_of(reading, fn)
             named.add(id(value))
             where, what = f"{code.co_filename}:{reading.line}", ".".join(reading.path)
-            _warn(name, where, what, _remedy(value, reading.args))
+            if fn in called or not _reads_file(value):
+                _warn(name, where, what, _remedy(value, reading.args))
     # functions in a field, or in a partial call
     for value in guards.keepalive if functions else ():
         if type(value) is types.BuiltinFunctionType and id(value) not in named:
@@ -142,6 +145,30 @@ def _warn(name: str, where: str, what: str, remedy: str | None) -> None:
             FrozenWarning,
         )
         _warned.add((where, what))
+
+
+def _called(functions: Sequence[types.FunctionType], name: str) -> set[types.FunctionType]:
+    """Return the functions that the captured function calls by name, directly or indirectly."""
+    called = {fn for fn in functions if fn.__name__ in (name, "__call__")} or {*functions}
+    while True:
+        names = {each for fn in called for each in _names(fn.__code__)}
+        more = {fn for fn in functions if fn.__name__ in names} - called
+        if not more:
+            return called
+        called |= more
+
+
+def _names(code: types.CodeType) -> set[str]:
+    """Return the global names, free variables and attributes that code, or nested code, uses."""
+    nested = [each for each in code.co_consts if isinstance(each, types.CodeType)]
+    return {*code.co_names, *code.co_freevars}.union(*map(_names, nested))
+
+
+def _reads_file(value: Any) -> bool:
+    if type(value) not in _FUNCTIONS:
+        return False
+    full = f"{value.__module__}.{value.__name__}"
+    return full in _FILES or (full.startswith("pathlib.") and value.__name__ in _PATHS)
 
 
 def _remedy(value: Any, args: tuple[Any, ...] | None) -> str | None:
@@ -167,7 +194,7 @@ def _remedy(value: Any, args: tuple[Any, ...] | None) -> str | None:
         return None if is_given else _AS_ARGUMENT
     if full in _ENTROPY or full.startswith("secrets."):
         return _WITH_KEY
-    if full in _FILES or (full.startswith("pathlib.") and value.__name__ in _PATHS):
+    if _reads_file(value):
         writes = args is not None and len(args) > 1 and str(args[1])[:1] in ("w", "a", "x")
         return None if writes else _AS_ARGUMENT
     return _AS_ARGUMENT if full in _CLOCKS or full == "builtins.input" else None

@@ -64,6 +64,24 @@ HERE = Path(__file__)
 CLOCKS = types.SimpleNamespace(now=time.perf_counter)
 
 
+class Loaded(ml.nn.Module):
+    """Module with a method that loads a file, which `__call__` does not call."""
+
+    def __init__(self) -> None:
+        self.w = ml.ones(2)
+
+    def load(self, file: str) -> None:
+        self.w = ml.asarray(np.load(file))
+
+    def __call__(self, x: ml.Tensor) -> ml.Tensor:
+        return x * self.w
+
+
+def file_length() -> int:
+    with open(__file__) as file:
+        return len(file.read())
+
+
 def around() -> Callable[[ml.Tensor], ml.Tensor]:
     numbers = np.random
     return lambda x: x * numbers.rand()
@@ -102,6 +120,7 @@ def around() -> Callable[[ml.Tensor], ml.Tensor]:
     (lambda x: x * len(os.listdir("/")), "os.listdir()"),
     (lambda x: x * len(os.getcwd()), "os.getcwd()"),
     (lambda x: x * (np.load(__file__) if np.isnan(2.0) else 1), "np.load()"),
+    (lambda x: x * file_length(), "open()"),
     (Timed(), "np.random.uniform()"),
     (within, "time.time_ns()"),
     (around(), "numbers.rand()"),
@@ -154,6 +173,8 @@ FIELDS = Fields()
     lambda x: x * len(os.environ.get("HOME", "")) * os.getpid(),
     lambda x: x * ml.random.uniform(2),
     lambda x: x * builtins.len("ab"),
+    Loaded(),
+    Loaded().__call__,
 )
 def test_what_stays_the_same_is_not_told(fn: Callable[..., Any]) -> None:
     with warnings.catch_warnings():
