@@ -147,8 +147,8 @@ def _counts(
     """Return the result length along each axis, and the step in x between result positions."""
     axes = len(places)
     if (size is None) == (scale is None):
-        given = "both" if scale is not None else "neither"
-        raise ArgumentError(f"expected either size or scale, got {given}")
+        actual = "both" if scale is not None else "neither"
+        raise ArgumentError(f"expected either size or scale, got {actual}")
     if size is not None:
         counts = each_of(size, axes, "size")
         return counts, [n / count for n, count in zip(places, counts, strict=True)]
