@@ -155,7 +155,7 @@ class LengthError(ShapeError, TypeError):
 
     >>> try: len(ml.ones(()))
     ... except ml.errors.LengthError as error: print(error)
-    len(f32[]): a tensor without dimensions has no length
+    len(f32[]): a scalar tensor has no length
     """
 
 
@@ -332,7 +332,7 @@ class LibraryError(MlvmError, OSError):
 
     >>> try: ml.VM().register_library('none.so')
     ... except ml.errors.LibraryError as error: print(str(error).split()[:3])
-    ['no', 'library', 'at']
+    ['expected', 'a', 'shared']
     """
 
 
@@ -472,7 +472,7 @@ class ModelError(MlvmError, ValueError):
     >>> with open('damaged.onnx', 'wb') as file: _ = file.write(b'none')
     >>> try: ml.onnx.load('damaged.onnx')
     ... except ml.errors.ModelError as error: print(str(error).partition(': ')[2])
-    not an ONNX file, or damaged: field 13 of Model has the wire type 6
+    not an ONNX file, or damaged: field 13 of Model: unknown wire type 6
     """
 
 
