@@ -175,7 +175,10 @@ class _Samples:
     def __getitem__(self, indices: Indices) -> Arrays:
         rows = [parts_of(self._samples[int(i)]) for i in indices]
         if len({len(row) for row in rows}) > 1:
-            raise PipelineError("expected samples with the same number of parts")
+            counts = sorted({len(row) for row in rows})
+            raise PipelineError(
+                f"expected samples with the same number of parts, got {counts[0]} and {counts[-1]}"
+            )
         if any(hasattr(row, "_fields") for row in rows):
             rows = [_in_order(row, self._first) for row in rows]
         columns = [[_array(x) for x in column] for column in zip(*rows, strict=True)]

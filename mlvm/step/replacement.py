@@ -60,10 +60,10 @@ class Pattern:
                 raise CaptureError(f"expected a pattern of ops, got a call of {call.name}")
         outputs = {use.value for call in calls for use in call.outs}
         if any(value.home and value.home.role in ("input", "state") for value in outputs):
-            raise CaptureError("a pattern must not update a tensor in place; compute a new one")
+            raise CaptureError("a pattern must not update a tensor in place; return a new tensor")
         values = [use.value for use in results]
         if not values or not outputs.issuperset(values) or len({*values}) < len(values):
-            raise CaptureError("expected a pattern that returns computed tensors, each once")
+            raise CaptureError("expected a pattern that returns distinct computed tensors")
         read = {use.value for call in calls for use in call.ins} - outputs
         numbers = {value.home.index for value in read if value.home and value.home.role == "input"}
         unused = [number for number in range(len(params)) if number not in numbers]

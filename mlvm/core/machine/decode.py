@@ -239,7 +239,7 @@ class _Decoder:
             operands, goes_on = self.pop(immediates[0]), False
         elif opcode is Opcode.jump or opcode is Opcode.jump_if_false:
             if self.is_open:
-                raise ValueError("the stack's height is not known here")
+                raise ValueError("expected a stack of known height at this jump")
             [at], goes_on = immediates, opcode is Opcode.jump_if_false
             operands = self.pop(int(goes_on))
         elif opcode is Opcode.set:

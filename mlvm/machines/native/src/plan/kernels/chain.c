@@ -27,7 +27,7 @@ static int row(const KernelCall *call, char *const *p, int64_t begin, int64_t en
     return 0;
 }
 
-/* The same of one unit. */
+/* A single row function that runs as one unit. */
 static int short_row(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
     (void)begin, (void)end, (void)scratch;
@@ -182,7 +182,7 @@ static int64_t piece_at(const int64_t *n, const Position *position, int64_t rest
     return rest < most ? rest : most;
 }
 
-/* Save what is between the rows of a piece that is written where it is, or put it back. */
+/* Save or restore the bytes between the rows of a piece that is written in place. */
 static void move_gaps(const int64_t *n, int64_t rows, int64_t size, char *at, char *space, int back)
 {
     int64_t length = n[REST + n[NAXES] - 1] * size, gap = n[PITCH] * size - length;

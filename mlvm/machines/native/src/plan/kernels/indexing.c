@@ -222,7 +222,7 @@ static void places(int64_t at[CHUNK], const char *x, int64_t kind, int64_t first
         for (int64_t k = 0; k < rows; k++)                                    \
             ((Element##size *)out)[k] = ((const Element##size *)in)[from[k]]; \
     else
-/* The same of a single index. */
+/* Check and convert a single index. */
 #define TAKE_ONE(size)                                                                \
     if (behind == size)                                                               \
         for (; row < last; row++)                                                     \
@@ -372,7 +372,7 @@ static int for_columns(const KernelCall *call, char *const *p, const char *x, in
     return 0;
 }
 
-/* Kernel that does so: `updates` is the number of the parameter with the updates. */
+/* Define a kernel that calls `add` for columns; `updates` is the number of the parameter with the updates. */
 #define BY_COLUMNS(name, add, updates, x, indices)                                                     \
     static int name(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch) \
     {                                                                                                  \
@@ -519,7 +519,7 @@ static void set_rows(const int64_t *n, char *const *p, const char *x, int64_t b,
 
 BY_COLUMNS(set_columns, set_rows, 2, p[1], n[COUNT])
 
-/* A single index in place, where a row is one element: those of a column. */
+/* Set the elements of one column in place, for rows of a single element. */
 #define SET_ONE(size)                                                                 \
     if (n[BEHIND] == size) {                                                          \
         Element##size *out = (Element##size *)p[0] + place(p[3], n[KIND], 0, length); \

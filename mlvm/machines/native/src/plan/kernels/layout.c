@@ -266,7 +266,7 @@ TRANSPOSE(2)
 TRANSPOSE(4)
 TRANSPOSE(8)
 
-/* --- one run, and several boxes --- */
+/* --- copies of contiguous memory and of boxes --- */
 
 static int copy(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
