@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import itertools
+import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -94,16 +95,19 @@ class VM(Identity):
         self.checked = checked
         self.functions = FunctionTable(kernels, memory)
         self._store = self._new_store()
-        self._lock = new_lock()
+        self._lock = self._new_lock()
         self._run = run
         self._scheduler = scheduler
         self._linked: dict[int, _Linked] = {}
         self._workspace = Workspace()
-        self.depth = 0  # of launches by host functions inside a launch
+        self.depth = 0  # nesting depth of launches that host functions make
         self.shared = False  # True once `share` has given tensors to a different VM
         self._context = contextvars.Context()
         self._context.run(np.seterr, all="ignore")
         _vms.add(self)
+
+    def _new_lock(self) -> threading.RLock:
+        return new_lock()
 
     def _new_store(self) -> FreeStore:
         return FreeStore(self.memory)
