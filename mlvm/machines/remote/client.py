@@ -167,6 +167,7 @@ class RemoteVM(Closing, WireVM):
                 "the server's version of mlvm does not support memory=: omit it, and limit "
                 "clients with --held-bytes of the server"
             ) from None
+        self.memory_limit: int | None = nbytes
 
     def launch(
         self, program: Program, args: Sequence[TensorHandle] = (), *, max_steps: int | None = None
