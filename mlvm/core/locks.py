@@ -11,7 +11,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Self, TypeVar, overload
 
 T = TypeVar("T")
 
@@ -41,6 +41,10 @@ class cached_property(functools.cached_property[T]):
 
     if sys.version_info < (3, 12):
 
+        @overload
+        def __get__(self, instance: None, owner: type[Any] | None = None) -> Self: ...
+        @overload
+        def __get__(self, instance: object, owner: type[Any] | None = None) -> T: ...
         def __get__(self, instance: Any, owner: type[Any] | None = None) -> Any:
             if instance is None:
                 return self
