@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
+from string import Formatter
 from typing import Any, Final
 
 import numpy as np
@@ -82,8 +83,8 @@ def formatted(text: str, names: Sequence[str], values: Sequence[Array]) -> str:
     shown_values = [_Shown(x) for x in values]
     count = len(values) - len(names)
     try:
-        return text.format(
-            *shown_values[:count], **dict(zip(names, shown_values[count:], strict=True))
+        return _Formatter().vformat(
+            text, shown_values[:count], dict(zip(names, shown_values[count:], strict=True))
         )
     except IndexError:
         reason = f"it refers to more than {counted(count, 'positional value')}"
@@ -94,6 +95,16 @@ def formatted(text: str, names: Sequence[str], values: Sequence[Array]) -> str:
     except ValueError as error:  # for example "Single '}' encountered in format string"
         reason = str(error)
     raise HostFunctionError(f"{PRINT}: expected a format for str.format, got {text!r}: {reason}")
+
+
+class _Formatter(Formatter):
+    """Formatter that raises `ValueError` for a value without a field, which `str.format` drops."""
+
+    def check_unused_args(
+        self, used_args: Set[int | str], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> None:
+        if not used_args.issuperset([*range(len(args)), *kwargs]):
+            raise ValueError("expected a placeholder {} for each value")
 
 
 class _Shown:
