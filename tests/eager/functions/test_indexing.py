@@ -157,7 +157,7 @@ def test_every_order_of_items_reads_and_sets_as_numpy_does() -> None:
 
 
 @cases(
-    "key, at", ((3, 0), "0 of length 3"), ((0, 4), "1 of length 4"), ((3, 0, 0), "0 of length 3")
+    "key, at", ((3, 0), "0 of length 3"), ((0, 4), "1 of length 4"), ((0, 0, 5), "2 of length 5")
 )
 def test_an_index_out_of_range_is_told_by_the_key_and_the_axis(key: Any, at: str) -> None:
     x = ml.ones((3, 4, 5))
