@@ -415,7 +415,7 @@ def _check_count(
     if count != expected:
         takes = f"; expected {', '.join(map(str, types))}" if types else ""
         arguments = counted(expected, "argument")
-        raise BadInput(f"the program loads {arguments}; got {count} {option}{takes}")
+        raise BadInput(f"the program needs {arguments}, got {count} {option}{takes}")
 
 
 # --- the commands ----------------------------------------------------------------------

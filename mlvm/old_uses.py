@@ -452,7 +452,7 @@ class OldUses:
         return _same(self._kinds_of(each, depth) for each in assignments)
 
     def _kinds_of(self, assignment: _Assignment, depth: int) -> frozenset[str] | None:
-        if assignment.owner is not None:  # self: the known bases
+        if assignment.owner is not None:  # `self` in a class: search the known bases
             paths = [
                 self._path(base, each.around)
                 for each in assignment.owner.ancestors()

@@ -83,7 +83,9 @@ def warn_of_old_name(old: str, new: str) -> None:
         if frame.f_code.co_name == "_handle_fromlist":
             return
         frame = frame.f_back
-        module = str(frame.f_globals.get("__name__", "<string>"))  # as `warnings.warn` has it
+        module = str(
+            frame.f_globals.get("__name__", "<string>")
+        )  # the same default as in `warnings.warn`
     if module in _INSPECTORS:
         return
     file = frame.f_code.co_filename

@@ -190,7 +190,7 @@ class Tokenizer:
             _, i, left, right = heapq.heappop(heap)
             j = after[i]
             if j < 0 or pieces[i] != left or pieces[j] != right:
-                continue  # one of the two was already merged
+                continue  # an earlier merge has changed one of the two pieces
             pieces[i], pieces[j] = left + right, ""
             after[i] = after[j]
             if after[j] >= 0:

@@ -266,10 +266,10 @@ LARGE = """
     ("check unknown.mlasm", "no function 'ad'; did you mean"),
     ("check unknown.mlasm", "at main, pc 3: cfunc 2 1"),
     ("run underflow.mlasm", "main, pc 0: pop 1: expected 1 value above base, got 0"),
-    ("run add.mlasm", "the program loads 2 arguments; got 0 --arg"),
-    ("run add.mlasm --arg x.npy", "loads 2 arguments; got 1 --arg"),
-    ("run add.mlasm" + 3 * " --arg x.npy", "loads 2 arguments; got 3 --arg"),
-    ("check add.mlasm --type f32[2]", "loads 2 arguments; got 1 --type"),
+    ("run add.mlasm", "the program needs 2 arguments, got 0 --arg"),
+    ("run add.mlasm --arg x.npy", "needs 2 arguments, got 1 --arg"),
+    ("run add.mlasm" + 3 * " --arg x.npy", "needs 2 arguments, got 3 --arg"),
+    ("check add.mlasm --type f32[2]", "needs 2 arguments, got 1 --type"),
     ("check add.mlasm --type f32[2] --type f32", "argument 1: 'f32' is not a type"),
     ("check add.mlasm --type f32[2] --type f32[3]", "add(f32[2], f32[3]): shapes do not"),
     ("run add.mlasm --arg x.npy --arg three.npy", "at main, pc 3: cfunc 2 1"),
@@ -354,7 +354,7 @@ def test_a_program_that_text_cannot_spell_is_shown_as_far_as_it_goes(
     for command in ("run", "check"):
         assert (
             fails(capsys, f"{command} odd.mlvm")
-            == "error: main, pc 0: jump: expected the immediates label\n"
+            == "error: main, pc 0: jump: expected the immediates label, got 0\n"
         )
 
 
@@ -512,7 +512,7 @@ def test_show_opens_a_browser_if_told(step: Any, monkeypatch: Patch) -> None:
     ("memory nosuch.py", "nosuch.py: the file does not exist"),
     ("memory nosuch.mlasm", "nosuch.mlasm: No such file or directory"),
     ("memory scripts/train.py --arg f32[2]", "--arg is only for programs"),
-    ("memory add.mlasm --arg x.npy", "the program loads 2 arguments; got 1 --arg"),
+    ("memory add.mlasm --arg x.npy", "the program needs 2 arguments, got 1 --arg"),
     ("memory add.mlasm --arg x.npy --arg f32[-1]", "argument 1: 'f32[-1]' is not a type"),
     ("memory add.mlasm --arg x.npy --arg f32[3]", "add(f32[2,2], f32[3]): shapes do not"),
     ("memory add.mlasm --arg x.npy --arg y.npy --out x.npy", "x.npy: File exists"),
@@ -720,7 +720,7 @@ def test_a_saved_step_is_a_program_to_look_at(step: Any, capsys: Capsys) -> None
 
 @cases(
     "command, message",
-    ("run step.mlvm", "the program loads 2 arguments; got 0 --arg; expected f32[2,2], f32[2,2]"),
+    ("run step.mlvm", "the program needs 2 arguments, got 0 --arg; expected f32[2,2], f32[2,2]"),
     ("run step.mlvm --arg x.npy --arg f32[3]", "argument 1"),
     ("run step.mlvm --arg x.npy --arg z.npy", "f32[2,2]"),
     ("run step.mlvm --arg x.npy --arg w.npy", "f32[2,2]"),
@@ -965,6 +965,6 @@ def test_a_step_with_lengths_draws_its_plan_at_a_length(folder: Path, capsys: Ca
         errors = fails(capsys, f"memory step.mlvm --arg {wrong} --arg i64[]")
         assert f"expected input 0 as f32[n,4], got {wrong}" in errors
     errors = fails(capsys, "memory step.mlvm --arg i64[]")
-    assert "2 arguments; got 1 --arg; expected f32[n,4], i64[]" in errors
+    assert "2 arguments, got 1 --arg; expected f32[n,4], i64[]" in errors
     errors = fails(capsys, f"run step.mlvm --arg 'f32[3,4] {'1 ' * 12}' --arg 'i64[] 7'")
     assert re.search(r"index 7 .* recorded at .*test_main\.py:\d+$", errors)

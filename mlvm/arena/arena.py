@@ -101,7 +101,7 @@ class Allocation(AllocationFields):
 
     def stale(self) -> errors.StaleTensorError:
         """Return the error for using this tensor after it was freed."""
-        why = getattr(self.root, "ended", "its arena was closed")
+        why = getattr(self.root, "ended", "the arena was closed")
         text = f"{self.type} of arena {self.arena.name!r} was freed: {why}"
         return errors.StaleTensorError(
             f"use of a freed tensor: {text}; copy it out first, for example with weights.keep(x)"
@@ -611,7 +611,7 @@ class Arena(ArenaFields):
         """
         with self._lock:
             self._require_turn()
-            self._end_all("its arena was reset")
+            self._end_all("the arena was reset")
 
     def mark(self) -> Mark:
         """Return a mark of this point, to which `rewind` can return any number of times.
@@ -662,7 +662,7 @@ class Arena(ArenaFields):
             for region in self._regions():
                 tensor = region.tensor()
                 if tensor is not None and id(region.holder) not in mark._living:
-                    self._end(tensor, "its arena was rewound")
+                    self._end(tensor, "the arena was rewound")
             self._placement.tidy()
 
     def trim(self) -> None:
@@ -684,7 +684,7 @@ class Arena(ArenaFields):
             if not self.closed:
                 self._require_turn()
             self._close.detach()
-            self._end_all("its arena was closed")
+            self._end_all("the arena was closed")
             self._placement.clear()
         self._give_back()
 
@@ -777,7 +777,7 @@ class Arena(ArenaFields):
             self._inside = [each for each in self._inside if each is not entry]
             resets = entry is None or entry.resets
             if resets and self._is_my_turn() and not any(each.resets for each in self._inside):
-                self._end_all("its arena was reset")
+                self._end_all("the arena was reset")
 
     def _is_my_turn(self) -> bool:
         return not self._inside or self._inside[0].thread is threading.current_thread()

@@ -97,7 +97,9 @@ class Formulas:
         fn = getattr(operator, name, None)
         is_real = x.dtype.kind == "f" or y.dtype.kind == "f"
         if fn is None or name not in _OPERATORS or (is_real and name in _OF_INTS):
-            raise CannotBuild(f"{name} of lengths cannot be built")
+            raise CannotBuild(
+                f"lengths: the operation {name} is not supported; compute it with tensors"
+            )
         if name in ("floordiv", "mod", "truediv"):
             is_defined = np.logical_and(is_defined, y != 0)
             y = np.where(y != 0, y, 1)

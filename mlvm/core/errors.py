@@ -155,7 +155,7 @@ class LengthError(ShapeError, TypeError):
 
     >>> try: len(ml.ones(()))
     ... except ml.errors.LengthError as error: print(error)
-    len(f32[]): a tensor without dimensions has no length
+    len(f32[]): a scalar tensor has no length
     """
 
 
@@ -182,7 +182,7 @@ class DLPackError(DTypeError, AttributeError):
 
     >>> try: ml.from_dlpack('text')
     ... except ml.errors.DLPackError as error: print(error)
-    from_dlpack(): a str has no __dlpack__; see asarray
+    from_dlpack(): expected an object with __dlpack__, got a str; use ml.asarray
     """
 
 
@@ -332,7 +332,7 @@ class LibraryError(MlvmError, OSError):
 
     >>> try: ml.VM().register_library('none.so')
     ... except ml.errors.LibraryError as error: print(str(error).split()[:3])
-    ['no', 'library', 'at']
+    ['expected', 'a', 'shared']
     """
 
 
@@ -360,7 +360,7 @@ class StaleTensorError(MlvmError, RuntimeError):
     >>> with ml.Arena(ml.VM('mine'), 'batch'): x = ml.ones(2)
     >>> try: x + 1.0
     ... except ml.errors.StaleTensorError as error: print(error)
-    use of a freed tensor: f32[2] of arena 'batch' was freed: its arena was reset; copy it out \
+    use of a freed tensor: f32[2] of arena 'batch' was freed: the arena was reset; copy it out \
 first, for example with weights.keep(x)
     """
 
@@ -472,7 +472,7 @@ class ModelError(MlvmError, ValueError):
     >>> with open('damaged.onnx', 'wb') as file: _ = file.write(b'none')
     >>> try: ml.onnx.load('damaged.onnx')
     ... except ml.errors.ModelError as error: print(str(error).partition(': ')[2])
-    not an ONNX file, or damaged: field 13 of Model has the wire type 6
+    not an ONNX file, or damaged: field 13 of Model: unknown wire type 6
     """
 
 
@@ -490,7 +490,7 @@ class CopyError(ExchangeError, ValueError):
 
     >>> try: ml.asarray([1.0], copy=False)
     ... except ml.errors.CopyError as error: print(error)
-    asarray: the values of a list must be copied into a VM; leave out copy=False
+    asarray: the values of a list must be copied into a VM; omit copy=False
     """
 
 

@@ -5,11 +5,15 @@ A forked process has only the thread that forked, so it releases the locks of al
 
 from __future__ import annotations
 
+import functools
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, TypeVar
+
+T = TypeVar("T")
 
 _locks: Final = weakref.WeakSet[Any]()
 
@@ -24,6 +28,24 @@ def new_lock() -> threading.RLock:
 def is_mine(lock: Any) -> bool:
     """Return whether this thread holds the lock."""
     return bool(lock._is_owned())
+
+
+class cached_property(functools.cached_property[T]):
+    """`functools.cached_property` without a lock, as in Python 3.12.
+
+    In Python 3.11 one lock per property is held while a value is computed. If another thread of the
+    parent holds it at a fork, the child would wait forever.
+    """
+
+    if sys.version_info < (3, 12):
+
+        def __get__(self, instance: Any, owner: type[Any] | None = None) -> Any:
+            if instance is None:
+                return self
+            name = self.attrname
+            if name not in instance.__dict__:
+                instance.__dict__[name] = self.func(instance)
+            return instance.__dict__[name]
 
 
 def after_fork(function: Callable[[], None]) -> Callable[[], None]:

@@ -20,12 +20,13 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from typing import Any, Final, Literal, Union, final
 
 import numpy as np
 
 from mlvm.core.errors import ArgumentError, DTypeError, OpError, ShapeError, brief, did_you_mean
+from mlvm.core.locks import cached_property
 from mlvm.core.memo import Memo
 from mlvm.core.types import DType, TensorType
 

@@ -130,7 +130,7 @@ def normalize_axes(axis: Axis, ndim: int) -> tuple[int, ...]:
     axes = (axis,) if isinstance(axis, int) else axis
     result = tuple(normalize_axis(a, ndim) for a in axes)
     if len(set(result)) != len(result):
-        raise AxisError(f"axis {axis} contains an axis twice")
+        raise AxisError(f"expected distinct axes, got {axis}")
     return result
 
 

@@ -95,7 +95,7 @@ class FreeStore:
         self.caches: dict[int, Cache] = {}
         self._entries: dict[Handle, Entry] = {}
         self._storages: dict[Handle, Storage] = {}
-        self._by_root: dict[int, Storage] = {}  # by `Memory.root`
+        self._by_root: dict[int, Storage] = {}  # keys are results of `Memory.root`
         self._ended: dict[Handle, str] = {}
         self._closed: str | None = None
 
@@ -173,7 +173,7 @@ class FreeStore:
             return
         storage = self._storage(handle)
         for view in list(storage.views):
-            self._end(view, f"freed with its storage {handle}")
+            self._end(view, f"freed with storage {handle}")
         del self._storages[handle]
         storage.has_handle = False
         self._release(storage)
@@ -192,7 +192,7 @@ class FreeStore:
         if self._closed is not None:
             return
         self.entry(handle)
-        self._end(handle, "ended by dealloc_tensor")
+        self._end(handle, "freed by dealloc_tensor")
         self.clear_caches()
 
     def tensor_from_storage(self, storage: Handle, type: TensorType, offset: int) -> Handle:
@@ -311,7 +311,7 @@ class FreeStore:
 
     def _fate(self, handle: Handle) -> str:
         if not isinstance(handle, (int, np.integer)):  # untyped callers pass anything
-            return "is not a handle, which is an integer"
+            return "is not valid: expected an integer"
         if self._closed is not None:
             return f"is no longer valid: {self._closed}"
         if handle in self._storages:

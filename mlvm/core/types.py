@@ -465,9 +465,13 @@ def check_array(array: Array, type: TensorType, where: str) -> None:
             f"{where}: expected an array, got {with_article(array.__class__.__name__)}"
         )
     if array.dtype != type.dtype.numpy:
-        raise DTypeError(f"{where}: the array's dtype is {array.dtype}, not {type.dtype.numpy}")
+        raise DTypeError(
+            f"{where}: expected an array of dtype {type.dtype.numpy}, got {array.dtype}"
+        )
     if array.shape != type.array_shape:
-        raise ShapeError(f"{where}: the array's shape is {array.shape}, not {type.array_shape}")
+        raise ShapeError(
+            f"{where}: expected an array of shape {type.array_shape}, got {array.shape}"
+        )
 
 
 def check_out(out: Array, type: TensorType) -> None:

@@ -99,7 +99,7 @@ class VM(Identity):
         self._scheduler = scheduler
         self._linked: dict[int, _Linked] = {}
         self._workspace = Workspace()
-        self.depth = 0  # of launches by host functions inside a launch
+        self.depth = 0  # nesting depth of launches that host functions make
         self.shared = False  # True once `share` has given tensors to a different VM
         self._context = contextvars.Context()
         self._context.run(np.seterr, all="ignore")

@@ -273,7 +273,7 @@ def children(tree: Tree, path: str = "", *, buffers: bool = False) -> dict[str, 
     named = {str(name): child for name, child in pairs}
     if len(named) != len(pairs):
         names = ", ".join([str(name) for name, _ in pairs])
-        raise DTypeError(f"a name occurs twice among {names}{_at(path)}")
+        raise DTypeError(f"expected distinct names, got {names}{_at(path)}")
     return named
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 import operator
 from collections import namedtuple
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
 from mlvm.core.errors import PipelineError, brief, with_article
+from mlvm.core.locks import cached_property
 from mlvm.core.memo import memoized
 from mlvm.core.types import Array
 from mlvm.input.padding import Ragged
@@ -175,7 +175,10 @@ class _Samples:
     def __getitem__(self, indices: Indices) -> Arrays:
         rows = [parts_of(self._samples[int(i)]) for i in indices]
         if len({len(row) for row in rows}) > 1:
-            raise PipelineError("expected samples with the same number of parts")
+            counts = sorted({len(row) for row in rows})
+            raise PipelineError(
+                f"expected samples with the same number of parts, got {counts[0]} and {counts[-1]}"
+            )
         if any(hasattr(row, "_fields") for row in rows):
             rows = [_in_order(row, self._first) for row in rows]
         columns = [[_array(x) for x in column] for column in zip(*rows, strict=True)]

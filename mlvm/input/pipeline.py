@@ -183,7 +183,8 @@ class Pipeline(Closing, Generic[A]):
         )
         if drop_last and self._recipe.length < batch_size:
             raise PipelineError(
-                f"{name}: {self._recipe.length} samples are fewer than one batch of {batch_size}"
+                f"{name}: expected at least {batch_size} samples, one batch, got "
+                f"{self._recipe.length}; use a smaller batch_size, or drop_last=False"
             )
         self._types = self._recipe.types()
         self._next = self._schedule.at(0, 0)

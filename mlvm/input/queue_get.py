@@ -106,7 +106,7 @@ def taken_ahead(queue: Queue) -> Iterator[None]:
 def _get(queues: Queues, frame: Frame) -> None:
     raises, wait, *others = {"raises": False, "wait": True, **frame.attributes}.values()
     if others or not isinstance(raises, bool) or not isinstance(wait, bool):
-        raise ArgumentError("the attributes are raises and wait, true or false").at(NAME, ())
+        raise ArgumentError("expected the attributes raises and wait as bools").at(NAME, ())
     queue = _named(frame.param(0), queues)
     claim = queues.claims.pop((get_ident(), queue.handle), None)
     try:

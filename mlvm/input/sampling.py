@@ -8,13 +8,13 @@ Generators", OOPSLA 2014). They are computed for all samples of a batch together
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mlvm.core.errors import ArgumentError
+from mlvm.core.locks import cached_property
 from mlvm.core.memo import memoized
 
 Indices: TypeAlias = NDArray[np.int64]

@@ -58,7 +58,8 @@ class SlotMemory:
             )
         except (MemoryError, OSError) as error:
             why = f": {error.strerror}" if isinstance(error, OSError) else ""
-            raise OutOfMemoryError(f"{maxsize} slots of {self.slot_nbytes:,} bytes{why}") from None
+            text = f"cannot allocate {maxsize} slots of {self.slot_nbytes:,} bytes{why}"
+            raise OutOfMemoryError(f"{text}; use a smaller maxsize") from None
         self.slots = [self._slot(k * self.slot_nbytes) for k in range(maxsize)]
 
     @property

@@ -43,7 +43,7 @@ def load_library(path: str | os.PathLike[str]) -> list[CFunction]:
 
     file = Path(path).resolve()
     if not file.is_file():
-        raise LibraryError(f"no library at {file}")
+        raise LibraryError(f"expected a shared library, but {file} does not exist")
     try:
         library = ctypes.CDLL(str(file))
     except OSError as error:
@@ -56,13 +56,13 @@ def load_library(path: str | os.PathLike[str]) -> list[CFunction]:
             f"{file} lists no functions; list them with MLVM_FUNCTIONS({...})"
         ) from None
     if version != MLVM_ABI_VERSION:
-        built = f"{file} was built for version {version} of mlvm.h"
-        raise LibraryError(f"{built}; this is version {MLVM_ABI_VERSION}")
+        text = f"{file}: expected version {MLVM_ABI_VERSION} of mlvm.h, got {version}"
+        raise LibraryError(f"{text}; compile the library again")
     functions: dict[str, CFunction] = {}
     while (entry := _Entry.from_address(address)).name is not None:
         function = _function(entry, library, file)
         if functions.setdefault(function.name, function) is not function:
-            raise LibraryError(f"{file} lists {function.name!r} twice")
+            raise LibraryError(f"{file}: expected distinct names, got {function.name!r} twice")
         address += ctypes.sizeof(_Entry)
     return list(functions.values())
 

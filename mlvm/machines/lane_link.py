@@ -13,12 +13,13 @@ begins with `lanes.part`, which describes the arguments.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
 from mlvm.core.errors import MachineError
+from mlvm.core.locks import cached_property
 from mlvm.core.machine.callee import OUT, Value
 from mlvm.core.program.encoding import Deferred
 from mlvm.core.program.program import STAR, Function, Instruction, Program
@@ -124,9 +125,11 @@ class LaneProgram(Deferred):
         self.rows, self.segments, self.types = rows, segments, types_of(rows)
         self.family = family or self
         if not all(min(each.parts) == 1 for each in segments.values()):
-            raise MachineError("lanes: each segment needs a part for a single row")
+            raise MachineError("lanes: expected a part for a single row in each segment, got none")
         if any(each.sum >= 0 and len(each.outs) != 1 for each in segments.values()):
-            raise MachineError("lanes: a segment that adds to a sum must have one result, the sum")
+            raise MachineError(
+                "lanes: expected one result, the sum, of a segment that adds to a sum"
+            )
 
     @staticmethod
     def of(program: Program) -> LaneProgram:
@@ -258,7 +261,7 @@ class Linked:
         self._results: dict[str, list[int]] = {}
         self._types: dict[str, list[TensorType]] = {}  # types of registers by function
         self._calls: list[tuple[Step, str, list[int], list[TensorType]]] = []
-        self._waiting: list[Step] = []  # the heavy steps
+        self._waiting: list[Step] = []  # steps for which lanes wait for each other
         # sizes of the rows of results and of locals; locals start as zeros
         self._sizes: set[int] = set()
         todo = [ROW]
@@ -320,11 +323,11 @@ class Linked:
             elif kind in _HANDLERS:
                 _HANDLERS[kind](self, function, *immediates)
             else:
-                raise MachineError(f"lanes: {kind} is not supported")
+                raise MachineError(f"lanes: instruction {kind} is not supported")
         for step, label in jumps:
             step[-1] = self.labels[label]
             if step[-1] < 0:
-                raise MachineError("lanes: a jump has no target")
+                raise MachineError(f"lanes: label {label!r} of a jump is not defined")
         for step in self.steps[entry:]:
             computed, read = self._rows(*step)
             self._sizes.update([nbytes for _, nbytes in computed])
@@ -375,7 +378,9 @@ class Linked:
         """Close a basic block: frames may enter or leave at this position."""
         self._join()
         if self.stack:
-            raise MachineError("lanes: a jump needs an empty stack")
+            raise MachineError(
+                f"lanes: expected an empty stack at a jump, got {len(self.stack)} values"
+            )
 
     def _settle(self, *registers: int) -> None:
         """Wait for the calls that write these registers."""
@@ -384,7 +389,9 @@ class Linked:
 
     def _pop(self, count: int) -> list[_Symbol]:
         if count > len(self.stack):
-            raise MachineError("lanes: the stack has too few values")
+            raise MachineError(
+                f"lanes: expected {count} values on the stack, got {len(self.stack)}"
+            )
         at = len(self.stack) - count
         popped = self.stack[at:]
         del self.stack[at:]
@@ -469,7 +476,7 @@ class Linked:
         callee = self.program.functions[name]
         args = self._operands(callee.nparams)
         if callee.nresults == STAR:
-            raise MachineError(f"lanes: expected a fixed number of results of {name}")
+            raise MachineError(f"lanes: expected a fixed number of results of {name}, got *")
         nresults = int(callee.nresults)
         segment = self.segments.get(name)
         if segment is not None:
@@ -513,7 +520,10 @@ class Linked:
         x, index = self._pop(2)
         of, by = x.type, index.type
         if attributes["axis"] != 0 or by.size != 1:
-            raise MachineError("lanes: take: expected one row")
+            raise MachineError(
+                f"lanes: take: expected a single index along axis 0, got {by} along axis "
+                f"{attributes['axis']}"
+            )
         nbytes = of.nbytes // max(of.shape[0], 1)
         row = self._place(x), self._place(index), of.shape[0], nbytes, by.dtype.numpy.str
         step = self._emit("take", -1, *row)
@@ -522,7 +532,7 @@ class Linked:
     def _put(self, nparams: int, attributes: Mapping[str, Any]) -> None:
         to, x, value, index = self._pop(4)
         if to != x or to.kind != "register" or attributes["axis"] != 0:
-            raise MachineError("lanes: expected rows to be replaced in place")
+            raise MachineError("lanes: expected an in-place replacement of rows along axis 0")
         sizes, at = self._place(value), self._place(index)
         self._settle(to.at)
         length, rows = to.type.shape[0], value.type.shape[0]
@@ -550,7 +560,9 @@ class Linked:
         if not 0 <= site < len(self.sites) or len(operands) != len(
             self.segments[self.sites[site]].ins
         ):
-            raise MachineError("lanes: a sum is out of range or has other operands")
+            raise MachineError(
+                "lanes: the number or the operands of a sum do not match the program"
+            )
         self._emit("add", site, operands)
 
     def _check(self, nparams: int, attributes: Mapping[str, Any]) -> None:
@@ -560,7 +572,7 @@ class Linked:
 
 def _require_bytes(type: TensorType, nbytes: int) -> None:
     if type.nbytes != nbytes:
-        raise MachineError(f"lanes: a register of {type} has rows of {nbytes} bytes")
+        raise MachineError(f"lanes: expected rows of {type.nbytes} bytes for {type}, got {nbytes}")
 
 
 def _result_registers(step: Step) -> list[int]:

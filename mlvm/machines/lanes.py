@@ -136,7 +136,7 @@ class _Memory:
             binding = _prepared(self.vm, program, tuple(arrays))
             if len(bindings) >= _MOST_BINDINGS:
                 del bindings[next(iter(bindings))]
-        bindings[key] = binding  # the last one used is the last
+        bindings[key] = binding  # the most recently used binding is the last
         return binding
 
     def free(self) -> None:
@@ -216,7 +216,7 @@ class Lanes:
             or any(type.nbytes > w.nbytes for w, type in zip(ws, shared_types, strict=True))
             or any(site.outs[0] != sums[site.sum].nbytes for _, site in self.sites)
         ):
-            raise MachineError("lanes: the sizes of operands differ from the program's types")
+            raise MachineError("lanes: expected operands of the sizes in the program's types")
         memory = self.memory
         memory.begin()
         places = [x.__array_interface__ for x in ws]
@@ -237,7 +237,7 @@ class Lanes:
         if self._first is not None:
             self._first()
         if not 0 <= count <= min(map(len, (*xs, *results)), default=0):
-            raise OperandValueError(f"lanes: the operands have fewer than {count} rows")
+            raise OperandValueError(f"lanes: expected operands with at least {count} rows")
         vm = memory.vm
         for y in results:
             y[count:] = 0
@@ -266,7 +266,8 @@ class Lanes:
                 for y, row in zip(results, filter(is_tensor, outputs), strict=True):
                     if y[i : i + 1].nbytes != row.nbytes:
                         raise MachineError(
-                            "results have a different size than the program's results"
+                            f"lanes: expected result rows of {row.nbytes} bytes, got "
+                            f"{y[i : i + 1].nbytes}"
                         )
                     TensorType.of(row).over(y[i : i + 1])[...] = row
         finally:
@@ -342,7 +343,7 @@ def register(vm: VM) -> None:
             if memory is None or not memory.users:
                 memory = memories[program.family] = _Memory(machine)
             lanes = Lanes(memory, program)
-        cache[attribute] = lanes  # the last one used is the last
+        cache[attribute] = lanes  # the most recently used program is the last
         return lanes
 
     def run(frame: Frame) -> None:

@@ -14,7 +14,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -29,6 +28,7 @@ from mlvm.core.errors import (
     brief,
     with_article,
 )
+from mlvm.core.locks import cached_property
 from mlvm.core.machine.verify import verify
 from mlvm.core.program.encoding import Kind, Reader, Writer, open_message
 from mlvm.core.program.program import Program

@@ -168,7 +168,9 @@ def array_of(tensor: Message, files: Files) -> Array:
     shape = tuple(int(n) for n in tensor.dims)
     dtype = dtype_of(number, what)
     if any(n < 0 for n in shape) or len(shape) > 64:
-        raise ModelError(f"{what} has the shape {list(shape)[:9]}")
+        raise ModelError(
+            f"{what}: expected a shape of at most 64 lengths >= 0, got {list(shape)[:9]}"
+        )
     size = math.prod(shape)
     bits = INTEGERS[number][0] if number in INTEGERS else 4 if number == 23 else 0
     itemsize = dtype.itemsize if number in DTYPES else 1
@@ -190,7 +192,7 @@ def array_of(tensor: Message, files: Files) -> Array:
     try:
         return flat.reshape(shape)
     except ValueError as error:  # no elements, but lengths that numpy does not support
-        raise ModelError(f"{what} has the shape {list(shape)}: {error}") from None
+        raise ModelError(f"{what}: invalid shape {list(shape)}: {error}") from None
 
 
 _LISTS: Final = {

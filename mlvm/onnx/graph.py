@@ -252,7 +252,8 @@ class Builder:
         outputs = [each.name for each in message.output]
         defined = {*names, *constants, *own, *inputs}
         if len(set(inputs)) != len(inputs):
-            raise ModelError("expected inputs with different names")
+            twice = next(name for name in inputs if inputs.count(name) > 1)
+            raise ModelError(f"expected inputs with different names, got {twice!r} twice")
         kinds = {each.name: kind_of(each) for each in (*message.input, *message.output)}
         graph = Graph([], inputs, outputs, {}, kinds, self.labels)
         self._numbers |= {name: kind.number for name, kind in kinds.items()}
@@ -295,7 +296,7 @@ class Builder:
         for message in messages:
             self._count += 1
             if self._count > _MOST_NODES:
-                raise ModelError(f"it has more than {_MOST_NODES} nodes")
+                raise ModelError(f"expected at most {_MOST_NODES} nodes, got more")
             what = f"{message.op_type} {message.name!r}"
             for name in message.input:
                 if name and name not in defined:
@@ -499,7 +500,7 @@ def dense(sparse: Message, files: Files) -> Array:
         places = indices.T if indices.ndim == 2 else np.unravel_index(indices, shape)
         array[tuple(places)] = values
     except (ValueError, IndexError, MemoryError) as error:
-        raise ModelError(f"a sparse tensor of {list(shape)} does not fit: {error}") from None
+        raise ModelError(f"a sparse tensor of shape {list(shape)} is invalid: {error}") from None
     return array
 
 

@@ -19,6 +19,7 @@ from mlvm.core.errors import (
     MlvmError,
     ModelError,
     ShapeError,
+    brief,
     user_line,
 )
 from mlvm.core.types import Array, DType, bf16, f64
@@ -216,9 +217,8 @@ def load(file: str | os.PathLike[str] | bytes) -> Model:
     try:
         path = Path(os.fspath(file))
     except TypeError:
-        raise ArgumentError("load expects a file name or the bytes of a file").at(
-            "load", ()
-        ) from None
+        text = f"expected a file name or the bytes of a file, got {brief(file)}"
+        raise ArgumentError(text).at("load", ()) from None
     files = Files(path)
     return _loaded(files.mapped(path), files, str(path))
 

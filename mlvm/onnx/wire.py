@@ -166,11 +166,12 @@ def decode(data: Bytes, kind: str = "Model", depth: int = 0) -> Message:
         elif wire in _WIDTHS:
             size = _WIDTHS[wire]
         else:
-            raise EncodingError(f"field {key >> 3} of {kind} has the wire type {wire}")
+            raise EncodingError(f"field {key >> 3} of {kind}: unknown wire type {wire}")
         if wire:
             if size > end - place:
                 raise EncodingError(
-                    f"field {key >> 3} of {kind} has {size} bytes, of {end - place}"
+                    f"field {key >> 3} of {kind}: expected {size} bytes, but only {end - place} "
+                    f"remain"
                 )
             value = data[place : place + size]
             place += size
@@ -178,7 +179,7 @@ def decode(data: Bytes, kind: str = "Model", depth: int = 0) -> Message:
         if reader is None:
             if key >> 3 in FIELDS[kind]:
                 name = FIELDS[kind][key >> 3].name
-                raise EncodingError(f"{kind}.{name} has the wire type {wire}")
+                raise EncodingError(f"{kind}.{name}: unexpected wire type {wire}")
             continue
         name, inner, many, is_number = reader
         if is_number:  # or packed numbers

@@ -212,7 +212,9 @@ class _Model:
         """Write the graph of a trace."""
         results = recorded.named_results()
         if not results:
-            raise ModelError("expected a function that returns a tensor")
+            raise ModelError(
+                "expected a function that returns a tensor, got no tensors in the result"
+            )
         flow = recorded.flow
         calls = without_dead_calls(Flow(flow.calls, flow.results))
         shown = [_shown(path) or "output" for path, _ in results]

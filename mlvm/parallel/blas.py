@@ -36,7 +36,7 @@ class BlasLimit:
                 self._holders.add(holder)
             yield
             self._release(holder)
-        except BaseException:  # also an interrupt of the release
+        except BaseException:  # includes an interrupt during the release
             self._release(holder)
             raise
 

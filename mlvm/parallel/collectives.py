@@ -313,15 +313,18 @@ class Member:
         _require_time(timeout)
         for x in xs:
             if op == "mean" and not x.dtype.is_inexact:
-                raise DTypeError("a mean requires floats")
+                raise DTypeError(f"a mean requires floats, got {x.dtype.name}; convert with astype")
             if op in ("max", "min") and x.dtype.kind == "complex":
-                raise DTypeError("max and min do not support complex numbers")
+                raise DTypeError(f"{op} requires real numbers, got {x.dtype.name}")
             if op == "sum" and x.dtype.kind == "bool":
-                raise DTypeError("a sum requires numbers")
+                raise DTypeError("a sum requires numbers, got bool; convert with astype")
 
     def _scattered(self, x: TensorType, op: Reduction, timeout: float | None = None) -> TensorType:
         if not x.ndim or x.shape[0] % self.size:
-            raise ShapeError(f"axis 0 must be a multiple of the group's {self.size} members")
+            text = (
+                f"expected the length of axis 0 as a multiple of {self.size}, the number of members"
+            )
+            raise ShapeError(f"{text}, got {x}")
         self._reduced(x, op=op, timeout=timeout)
         return x.with_shape((x.shape[0] // self.size, *x.shape[1:]))
 
@@ -420,7 +423,7 @@ def _require_time(timeout: float | None = None) -> None:
 
 def _require_type(y: TensorType, result: TensorType) -> None:
     if y != result:
-        raise ShapeError(f"the result is {result}")
+        raise ShapeError(f"expected {result} as the output, got {y}")
 
 
 def _key(xs: Sequence[Array]) -> _Key:

@@ -98,7 +98,7 @@ def _flattened(value: Any, arrays: list[Array], blobs: list[bytes]) -> Any:
         ]
         return ["dict", tuple(pairs)]
     if value is not None and not isinstance(value, (bool, int, float, str, np.generic)):
-        raise EncodingError(f"{with_article(type(value).__name__)} is not plain data")
+        raise EncodingError(f"{with_article(type(value).__name__)} is not supported")
     return value
 
 

@@ -42,7 +42,7 @@ class Rendezvous:
         self.error: BaseException | None = None
         self._reason = ""
         self._lock = system.lock()
-        self._calls: list[Collective | None] = [None] * len(names)  # of waiting members
+        self._calls: list[Collective | None] = [None] * len(names)  # calls of waiting members
         self._ended = [False] * len(names)
         self._at_rest = 0  # number of members that wait or have finished
         self._gathering: Collective | None = None  # the first waiting call of the whole group

@@ -188,7 +188,8 @@ def _reachable(advertise: str | None, ports: range | str | None) -> _Reachable:
             raise GroupError(f"advertise=: {text}") from None
         host, port = place.host, place.port
         if len(host) > MOST_NAME // 2:
-            raise GroupError(f"advertise=: a host has at most {MOST_NAME // 2} characters")
+            most = MOST_NAME // 2
+            raise GroupError(f"advertise=: expected a host of at most {most} characters")
     chosen = ports if isinstance(ports, range) else range(0)
     if isinstance(ports, str):
         first, _, last = ports.partition("-")
@@ -744,11 +745,11 @@ class _Meeting:
                 rank, port, theirs, their_versions = hello.name.split(" ", 3)
                 size, _, advertised = hello.vm.partition(" ")
                 if size != str(self.size):
-                    raise AccessDeniedError(f"this group has {self.size} members, not {size}")
+                    raise AccessDeniedError(f"expected a group of {self.size} members, got {size}")
                 self._require_same(int(rank), their_versions)
                 with self._lock:
                     if int(rank) not in self._expected or int(rank) in self._arrived:
-                        raise AccessDeniedError(f"{self._name(int(rank))} is here already")
+                        raise AccessDeniedError(f"{self._name(int(rank))} is already connected")
                     self._arrived.add(int(rank))
                 offers.append((int(rank), advertised, int(port), bytes.fromhex(theirs)))
                 return {"nonce": nonce.hex(), "versions": versions()}

@@ -411,7 +411,7 @@ def plain_page(title: str, body: str, *, policy: str = "img-src data:") -> str:
 
 def filled(name: str, parts: Mapping[str, str]) -> str:
     """Return a template of this folder, with the parts between pairs of `@@` replaced."""
-    pieces = enumerate(_file(name).split("@@"))  # odd pieces name a part
+    pieces = enumerate(_file(name).split("@@"))  # odd pieces are names of parts
     return "".join([parts[piece] if i % 2 else piece for i, piece in pieces])
 
 

@@ -114,7 +114,7 @@ class _Instrument:
 
     def __init__(self, vm: VM, trace: Trace) -> None:
         self._trace = trace
-        self._alone = vm.instrumented  # the method without the layer around it
+        self._alone = vm.instrumented  # the VM's method, before it is wrapped below
         self._own = ExitStack()
         self._own.enter_context(self._alone(trace))
         self._is_shared = self._has_ended = False

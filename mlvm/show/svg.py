@@ -19,7 +19,7 @@ from html import escape
 from itertools import accumulate
 from typing import Final
 
-_SIZE: Final = 13  # of letters, in pixels
+_SIZE: Final = 13  # font size in pixels
 _WIDEST: Final = 0.62
 """Average width of a letter in a wide font, DejaVu Sans, as a fraction of the font size."""
 
@@ -135,7 +135,7 @@ def fitted(content: str, width: float, size: int = _SIZE) -> str:
     """Cut the text to that width in pixels."""
     if width_of(content, size) <= width:
         return content
-    ends = accumulate(map(_width, content), initial=_WIDEST)  # with the sign for the rest
+    ends = accumulate(map(_width, content), initial=_WIDEST)  # includes the width of the ellipsis
     letters = sum(end * size <= width for end in ends) - 1
     return f"{content[: max(letters, 0)]}…"
 

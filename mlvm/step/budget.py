@@ -371,7 +371,7 @@ class _SimulatedRun:
         """Estimate the seconds to recompute a value, and the values that it needs, at that time."""
         if value in costs:
             return costs[value]
-        costs[value] = math.inf  # in case it needs itself
+        costs[value] = math.inf  # if the value depends on itself, it cannot be recomputed
         step = self._step
         producer = step.producer.get(value)
         if producer is None or depth > _DEEPEST or moment > step.repeatable_until[producer]:

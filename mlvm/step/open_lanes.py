@@ -186,7 +186,7 @@ def _function_of(fields: Any, opened: Callable[[Any], Any]) -> LaneFunction:
 
     def block_of(number: Any, after: int) -> Block:
         if number <= after:
-            raise ValueError("a block contains itself")
+            raise ValueError(f"block {number} contains itself")
         free.remove(number)
         return _at(all_blocks, number)
 
@@ -225,7 +225,7 @@ def _function_of(fields: Any, opened: Callable[[Any], Any]) -> LaneFunction:
 
 def _at(rows: Sequence[T], number: Any) -> T:
     if type(number) is not int or not 0 <= number < len(rows):
-        raise ValueError(f"no part has the number {number}")
+        raise ValueError(f"expected an index below {len(rows)}, got {number}")
     return rows[number]
 
 

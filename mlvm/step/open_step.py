@@ -225,18 +225,24 @@ class OpenStep(NamedTuple):
         rows: list[tuple[Any, ...]] = [tuple(reader.sequence()) for _ in range(11)]
         try:
             if not rows[0]:
-                raise ValueError("expected at least one length")
+                raise ValueError("expected at least one length, got none")
             lengths = tuple([StepLength(*each) for each in rows[0]])
             for name, at_most, _, axes in lengths:
                 if type(name) is not str or type(at_most) is not int or not axes:
-                    raise ValueError("expected a length with a name, a bound and axes")
+                    raise ValueError(
+                        f"expected a length with a name, a bound and axes, got {brief(name)}"
+                    )
             for _, place in rows[4]:
                 if place not in range(len(rows[1])) or type(rows[1][place]) not in _NUMBERS:
-                    raise ValueError("expected the number of a state among the values")
+                    text = f"expected the index of a number in the state, got {brief(place)}"
+                    raise ValueError(text)
             guards = tuple([each if type(each) is tuple else (each, "") for each in rows[3]])
             for place, line in guards:
                 if type(place) is not int or type(line) is not str:
-                    raise ValueError("expected a guard as a place and a line")
+                    raise ValueError(
+                        f"expected a guard as an index and a source line, got "
+                        f"{brief((place, line))}"
+                    )
             inputs, outputs, results = [tuple(map(_opened, row)) for row in rows[5:8]]
             types = {i: _opened(type) for i, type, _ in rows[8]}
             sizes = {i: nbytes for i, _, nbytes in rows[8] if nbytes >= 0}
@@ -271,5 +277,5 @@ def _opened(part: Any) -> Any:
             case (*fields,) if len(fields) == OpenLanes.NFIELDS:
                 return OpenLanes.read(fields, _opened)
             case other:
-                raise ValueError(f"{brief(other)} is not the index of a value")
+                raise ValueError(f"expected the index of a value, got {brief(other)}")
     return mapped(_opened, part)

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
 from mlvm.core.errors import CaptureError
+from mlvm.core.locks import cached_property
 from mlvm.core.memo import exact_repr
 from mlvm.core.op import NO_ATTRIBUTES
 from mlvm.core.types import TensorType
@@ -60,10 +60,10 @@ class Pattern:
                 raise CaptureError(f"expected a pattern of ops, got a call of {call.name}")
         outputs = {use.value for call in calls for use in call.outs}
         if any(value.home and value.home.role in ("input", "state") for value in outputs):
-            raise CaptureError("a pattern must not update a tensor in place; compute a new one")
+            raise CaptureError("a pattern must not update a tensor in place; return a new tensor")
         values = [use.value for use in results]
         if not values or not outputs.issuperset(values) or len({*values}) < len(values):
-            raise CaptureError("expected a pattern that returns computed tensors, each once")
+            raise CaptureError("expected a pattern that returns distinct computed tensors")
         read = {use.value for call in calls for use in call.ins} - outputs
         numbers = {value.home.index for value in read if value.home and value.home.role == "input"}
         unused = [number for number in range(len(params)) if number not in numbers]

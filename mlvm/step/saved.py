@@ -197,7 +197,7 @@ class SavedStep(NamedTuple):
             in_time = 0 <= each.start <= each.end <= len(moments)
             in_place = 0 <= each.offset <= each.offset + each.nbytes <= self.planned.plan.nbytes
             if not (in_time and in_place):
-                raise EncodingError(f"{brief(each)} is not within the step")
+                raise EncodingError(f"expected a lifetime within the step, got {brief(each)}")
 
 
 class LoadedStep:
@@ -240,7 +240,8 @@ class LoadedStep:
         inputs = self.step.inputs
         if len(arrays) != len(inputs):
             types = ", ".join(map(str, self.step.input_types))
-            raise ProgramError(f"the step takes {len(inputs)} arrays ({types}), not {len(arrays)}")
+            text = f"step: expected {len(inputs)} arrays ({types}), got {len(arrays)}"
+            raise ProgramError(text)
         if self._is_closed:
             raise HandleError("step: expected an open step, this one was closed; load it again")
         now = self._now

@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Container, Iterable, Sequence
-from functools import cached_property
 from typing import TypeAlias
 
 from mlvm.arena.planner import Block, lower_bound
+from mlvm.core.locks import cached_property
 from mlvm.core.machine.fused import WRITES_WINDOW, is_apart
 from mlvm.core.op import Attributes
 from mlvm.core.types import TensorType

@@ -12,12 +12,13 @@ import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from mlvm.arena.placement import rounded
 from mlvm.core.lengths import Length
+from mlvm.core.locks import cached_property
 from mlvm.core.machine.decode import decode
 from mlvm.core.program.program import Instruction
 from mlvm.core.types import DType, TensorType

@@ -35,9 +35,9 @@ FORMATS: Final = [
     "WEBP",
 ]
 """Supported formats, by Pillow's names. Some other formats of Pillow run external programs."""
-MOST_PIXELS = 1 << 26  # per image, before scaling
+MOST_PIXELS = 1 << 26  # maximum pixels of an image before scaling
 _FEW_PIXELS: Final = 1 << 22
-_PIXELS_PER_BYTE: Final = 32  # of the file; no photograph has more
+_PIXELS_PER_BYTE: Final = 32  # maximum pixels per byte of the file; photographs have fewer
 _BITS: Final = 258  # TIFF tag: bits per grey value
 
 

@@ -18,7 +18,7 @@ OPERATORS: Final = ("MIN", "MAX", "MED", "SM")
 SYMBOLS: Final = (*map(str, range(10)), *(f"[{name}" for name in OPERATORS), "]")
 """Symbols of leaves by number. The number of a digit is the digit."""
 END: Final = SYMBOLS.index("]")
-VALUE_P: Final = 0.25  # of an operator at a position that allows a digit
+VALUE_P: Final = 0.25  # probability of an operator where a digit is also allowed
 MAX_ARGS: Final = 5
 MAX_DEPTH: Final = 20
 MOST_SYMBOLS: Final = 50

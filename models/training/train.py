@@ -36,7 +36,7 @@ from models.training.trainer import ArenaReport, Making, Trainer
 DEFAULT: Final = "mlp_mixer"
 LOSS_FILE: Final = "loss.svg"
 STEP_FILE: Final = "step_memory.svg"
-LOSSES: Final = "losses"  # of the completed steps, in a checkpoint
+LOSSES: Final = "losses"  # key of the losses of completed steps in a checkpoint
 DTYPES: Final = ("f32", "bf16", "f16")
 _LONG_NAMES: Final = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 

@@ -163,7 +163,7 @@ class ArenaAgainstModel(RuleBasedStateMachine):
         del self.marks[index + 1 :]
         for group in [*self.groups]:
             if not any(group is earlier for earlier in before):
-                self.end(group, "its arena was rewound")
+                self.end(group, "the arena was rewound")
 
     @precondition(lambda self: self.passed)
     @rule(data=st.data())
@@ -209,7 +209,7 @@ class ArenaAgainstModel(RuleBasedStateMachine):
     @rule()
     def reset(self) -> None:
         self.arena.reset()
-        self.end_all("its arena was reset")
+        self.end_all("the arena was reset")
 
     @rule()
     def enter(self) -> None:
@@ -226,7 +226,7 @@ class ArenaAgainstModel(RuleBasedStateMachine):
         else:
             stack.close()
         if not self.entered:
-            self.end_all("its arena was reset")
+            self.end_all("the arena was reset")
 
     @precondition(lambda self: not self.fixed)
     @rule()
@@ -296,7 +296,7 @@ class ArenaAgainstModel(RuleBasedStateMachine):
         self.other.close()
         assert consumed(self.vm) == self.arena.capacity == self.arena.used == 0
         for tensor in live:
-            assert "its arena was closed" in str(tensor.stale())
+            assert "the arena was closed" in str(tensor.stale())
         refuses(ArenaError, "'batch' is closed", self.arena.alloc, TensorType("u8", (0,)))
 
 

@@ -116,7 +116,7 @@ def test_a_loop_that_rewinds_finds_the_same_addresses(vm: ml.VM, capacity: int |
             assert arena.used == used
         assert len(set(addresses)) == 1
         np.testing.assert_array_equal(x.numpy(), np.ones(16))
-        refuses(StaleTensorError, "its arena was rewound", z.numpy)
+        refuses(StaleTensorError, "the arena was rewound", z.numpy)
     refuses(ArenaError, "the mark is no longer valid: the arena was reset", arena.rewind, mark)
 
 

@@ -31,7 +31,7 @@ def test_tensors_lie_where_they_are_asked_for_and_share_bytes(vm: VM) -> None:
         assert [str(tensor.type) for tensor in pad.live()] == ["u32[16]", "u8[4]"]
     assert vm.consumed_size_in_mib() == 0
     for tensor in (words, row):
-        assert "arena 'scratch' was freed: its arena was closed" in str(tensor.stale())
+        assert "arena 'scratch' was freed: the arena was closed" in str(tensor.stale())
         refuses(HandleError, "", vm.read, tensor.handle)
     refuses(ArenaError, "scratch pad 'scratch' is closed", pad.tensor, "u8[1]", 0)
 
@@ -78,7 +78,7 @@ def test_eager_tensors_compute_in_a_pad() -> None:
         np.testing.assert_array_equal((ml.reshape(x, (2, 2)) * 2).numpy(), np.full((2, 2), 2))
         y = pad.tensor("f32[4]", 4)
         refuses(MachineError, "overlaps an operand", ml.negative, x, out=y)
-    text = "arena 'pad' was freed: its arena was closed"
+    text = "arena 'pad' was freed: the arena was closed"
     refuses(StaleTensorError, text, ml.add, x, 1)
     refuses(StaleTensorError, text, ml.add, x, x, out=x)
     refuses(StaleTensorError, text, ml.reshape, x, (2, 2))

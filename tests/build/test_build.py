@@ -228,7 +228,7 @@ def test_a_program_of_the_callers(folder: Path) -> None:
         "-1 expected memory at a multiple of 64 bytes",
         "-1 expected weights that begin with MLVMSTEP",
         "-1 the step was not built for this processor and mmx", "3 runs, 0 allocations", "the same",
-        f"-1 take: the op refuses the values that it is given, at build/{here}",
+        f"-1 take: an operand has an invalid value, at build/{here}",
         "-1 input 0 is NULL", "0 ",
     ]  # fmt: skip
     assert done.returncode == 0

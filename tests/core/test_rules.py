@@ -34,7 +34,7 @@ def test_reduced_shape_is_numpys(
     try:
         expected = np.sum(np.zeros(shape), axis=axis, keepdims=keepdims).shape
     except ValueError:  # numpy's AxisError is one
-        with pytest.raises(ArgumentError, match=r"out of range|contains an axis twice"):
+        with pytest.raises(ArgumentError, match=r"out of range|expected distinct axes"):
             reduced_shape(shape, axis, keepdims)
     else:
         assert reduced_shape(shape, axis, keepdims) == expected

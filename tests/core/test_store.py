@@ -125,7 +125,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
         handle = self.tensor(data)
         self.store.dealloc_tensor(handle)
         type = self.tensors.pop(handle).type
-        self.ended[handle] = f"was a tensor {type}, ended by dealloc_tensor"
+        self.ended[handle] = f"was a tensor {type}, freed by dealloc_tensor"
 
     @precondition(lambda self: self.storages)
     @rule(data=st.data())
@@ -136,7 +136,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
         self.ended[storage] = f"was a storage of {nbytes} bytes, freed by dealloc_storage"
         for handle in [h for h, place in self.tensors.items() if place.storage == storage]:
             type = self.tensors.pop(handle).type
-            self.ended[handle] = f"was a tensor {type}, freed with its storage {storage}"
+            self.ended[handle] = f"was a tensor {type}, freed with storage {storage}"
 
     @precondition(lambda self: self.tensors)
     @rule(data=st.data())
@@ -212,7 +212,7 @@ def test_the_fate_of_long_ended_handles_is_forgotten(monkeypatch: Patch) -> None
     for handle in handles:
         store.dealloc_tensor(handle)
     refuses(HandleError, "it was never created, or freed long ago", store.entry, handles[0])
-    refuses(HandleError, "ended by dealloc_tensor", store.entry, handles[1])
+    refuses(HandleError, "freed by dealloc_tensor", store.entry, handles[1])
 
 
 def test_caches_are_cleared_when_a_handle_may_name_another_array() -> None:

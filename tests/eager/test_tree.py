@@ -114,7 +114,7 @@ def test_a_tree_does_not_contain_itself() -> None:
 def test_two_fields_of_one_name() -> None:
     node = Leaf()
     vars(node).update(x=[tensor()], x_0=tensor())
-    refuses(DTypeError, "a name occurs twice among weight, x_0, x_0", children, node)
+    refuses(DTypeError, "expected distinct names, got weight, x_0, x_0", children, node)
 
 
 def test_modules_become_dicts() -> None:
@@ -223,7 +223,7 @@ class TestLoad:
         x = tensor()
         with Arena(default_vm(), "batch"):
             y = tensor()
-        with pytest.raises(StaleTensorError, match="its arena was reset"):
+        with pytest.raises(StaleTensorError, match="the arena was reset"):
             load({"x": x, "y": y}, {"x": ONE, "y": ONE}, "value")
         assert float(x) == 0
 

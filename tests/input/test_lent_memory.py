@@ -32,7 +32,7 @@ def test_a_storage_over_given_bytes_is_a_storage_like_others() -> None:
     refuses(HandleError, "belongs to a storage of this VM", vm.storage_over, memory[:128])
     vm.dealloc_storage(storage)
     assert vm.consumed_size_in_mib() == 0
-    refuses(HandleError, "freed with its storage", vm.read, x)
+    refuses(HandleError, "freed with storage", vm.read, x)
     vm.dealloc_storage(vm.storage_over(memory))
 
 

@@ -271,8 +271,13 @@ def test_a_relative_path_is_found_from_the_working_directory(
 def test_no_library(tmp_path: Path) -> None:
     register, text = VM().register_library, tmp_path / "text.so"
     text.write_text("this is no library")
-    refuses(LibraryError, r"^no library at .*missing\.so$", register, tmp_path / "missing.so")
-    refuses(LibraryError, r"^no library at", register, tmp_path)
+    refuses(
+        LibraryError,
+        r"^expected a shared library, but .*missing\.so does not exist$",
+        register,
+        tmp_path / "missing.so",
+    )
+    refuses(LibraryError, r"^expected a shared library, but", register, tmp_path)
     refuses(LibraryError, r"text\.so cannot be loaded: ", register, text)
 
 

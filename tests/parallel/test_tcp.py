@@ -175,7 +175,7 @@ def test_a_range_of_ports_that_are_taken_is_named() -> None:
 @cases(
     "secret, size, text",
     ("another secret of them", 3, "the secret is wrong"),
-    (SECRET, 4, "this group has 3 members, not 4"),
+    (SECRET, 4, "expected a group of 3 members, got 4"),
 )
 def test_every_member_says_who_was_refused(secret: str, size: int, text: str, first: str) -> None:
     """Also one that joined before, or after."""
@@ -379,7 +379,7 @@ def test_nothing_that_arrives_is_unpickled() -> None:
 
 
 def test_what_is_no_plain_data_is_refused_by_all(three: Joined) -> None:
-    refuses(GroupError, "is not plain data", three.run, lambda rank, vm: threading.Lock())
+    refuses(GroupError, "is not supported", three.run, lambda rank, vm: threading.Lock())
     assert three.run(places.reduce) == [[3.0] * 4] * 3
 
 

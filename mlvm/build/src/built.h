@@ -132,7 +132,7 @@ typedef struct {
     const Number *constants; /* one per formula; set for constants */
     const Variant *variants;
     const Scalar *scalars;
-    const uint32_t *input_formulas; /* formulas of the bytes of inputs */
+    const uint32_t *input_formulas; /* formulas of the sizes of inputs in bytes */
     const Shape *shapes;            /* of outputs */
     size_t image;                   /* bytes of the largest image */
 } Built;

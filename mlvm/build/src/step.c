@@ -493,7 +493,7 @@ static int explain(Running *r)
     const Place *place = &places[r->m.pc];
     char why[sizeof step->error];
     memcpy(why, step->error, sizeof why);
-    const char *reason = why[0] ? why : "the op refuses the values that it is given";
+    const char *reason = why[0] ? why : "an operand has an invalid value";
     return fail(step, "%s: %s, at %s", built.ops[place->op], reason, built.lines[place->line]);
 }
 

@@ -17,10 +17,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from mlvm.core.errors import counted
+from mlvm.core.locks import cached_property
 from mlvm.core.op import NO_ATTRIBUTES, Attributes
 from mlvm.core.program.program import STAR, Function, Instruction, Opcode, Program
 
@@ -239,7 +239,7 @@ class _Decoder:
             operands, goes_on = self.pop(immediates[0]), False
         elif opcode is Opcode.jump or opcode is Opcode.jump_if_false:
             if self.is_open:
-                raise ValueError("the stack's height is not known here")
+                raise ValueError("expected a stack of known height at this jump")
             [at], goes_on = immediates, opcode is Opcode.jump_if_false
             operands = self.pop(int(goes_on))
         elif opcode is Opcode.set:

@@ -148,12 +148,14 @@ class Chain:
         for i, (op, target, sources, attributes) in enumerate(self.links):
             for source in sources:
                 if source not in inferred or (0 <= source < self.outputs and source not in written):
-                    raise ArgumentError(f"{op.name} reads {source}, which has no value yet")
+                    raise ArgumentError(f"{op.name} reads value {source} before the first write")
                 if source in windows and source >= 0:
-                    raise ArgumentError(f"{op.name} reads {source}, which is written in part")
+                    raise ArgumentError(
+                        f"{op.name} reads value {source}, which is only partly written"
+                    )
             result = op.infer([inferred[source] for source in sources], attributes)
             if target in windows:
-                raise ArgumentError(f"{op.name} would write {target}, a window")
+                raise ArgumentError(f"{op.name} must not overwrite {target}, which is a window")
             if result is not None and op.name in (READS_WINDOW, WRITES_WINDOW):
                 is_read = op.name == READS_WINDOW
                 if sources[0] < self.outputs or is_read == (target >= 0):
@@ -177,15 +179,16 @@ class Chain:
             worked = result if whole else inferred[sources[-1 if sets else 0]]
             shape = worked.shape if shape is None else shape
             if worked.shape != shape:
-                raise ShapeError(f"{op.name} works on {worked}, in a chain on shape {shape}")
+                raise ShapeError(f"{op.name}: expected shape {shape} like the chain, got {worked}")
             if target in sources and not op.in_place:
-                raise ArgumentError(f"{op.name} would write {target} while it reads it")
+                raise ArgumentError(f"{op.name} must not overwrite operand {target} in place")
             if target in written and (target >= 0 or inferred[target] is not result):
                 raise ArgumentError(f"{op.name} would write {target} again")
             if target >= self.outputs:
-                raise ArgumentError(f"{op.name} would write parameter {target}, an operand")
+                raise ArgumentError(f"{op.name} must not write to parameter {target}, an operand")
             if target >= 0 and inferred[target] is not result:
-                raise ShapeError(f"{op.name} gives {result}, which does not fit {inferred[target]}")
+                text = f"{op.name}: expected an output of type {result}, got {inferred[target]}"
+                raise ShapeError(text)
             inferred[target] = result
             written.add(target)
         missing = set(range(self.outputs)) - written

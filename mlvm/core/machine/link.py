@@ -31,7 +31,7 @@ from mlvm.core.types import Array
 # Codes of steps with stack effects. The linker creates a step from the instruction of the
 # same name. `run` has a branch for each code, the most frequent first.
 CALL_ON_ARGS: Final = 0  # ( -- )                    a kernel on arguments of the launch
-HALT: Final = 1  # ( ... -- )                        what lies above base is left
+HALT: Final = 1  # ( ... -- )                        the values above base are the results
 LOAD_ARG: Final = 2  # ( -- t )
 CALL: Final = 3  # ( p1..pn -- r1..rm )              a function of the table
 PUSH: Final = 4  # ( -- v )                          an Int, a Str or a constant
@@ -225,7 +225,7 @@ class _Linker:
             # read-only, because the user function receives them
             bound = MappingProxyType(dict(bound))
         if nresults == STAR and callee.nresults is not None:
-            nresults = callee.nresults  # the same is checked for replacements
+            nresults = callee.nresults  # `register` checks replacements in the same way
         numbers = each.arguments if self.folds and callee.kernel is not None else None
         if numbers is not None and not unproven and nresults in (STAR, 0):
             first = pc - 1 - len(numbers)

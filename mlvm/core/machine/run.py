@@ -164,9 +164,11 @@ def run(
                     )
                 store.replace(handle, value)
             else:
-                raise errors.MachineError("the verifier took this instruction for unreachable")
+                raise errors.MachineError(
+                    "internal error: the verifier considered this instruction unreachable"
+                )
     except Exception as error:
-        # the function of a name from the stack
+        # `value` is a Binding if the step calls a function of the table
         binding = value if isinstance(value, Binding) else None
         state = State(stack, frames, current, pc - 1, base, nparams)
         if isinstance(error, MemoryError) and not isinstance(error, errors.MlvmError):

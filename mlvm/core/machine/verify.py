@@ -282,7 +282,7 @@ class _Verifier:
                 )
             if start in code.targets:
                 if block.is_open:
-                    raise self.error("the stack's height is not known here")
+                    raise self.error("expected a stack of known height where two paths join")
                 self.merge(self.context, start, _state(self.slots, like))
                 return
 
@@ -518,7 +518,8 @@ class _Verifier:
         elif opcode is Opcode.halt and not immediates:
             return
         if not opcode.takes(len(immediates)):
-            raise self.error(f"expected the immediates {' '.join(opcode.immediates) or '(none)'}")
+            expected = " ".join(opcode.immediates) or "(none)"
+            raise self.error(f"expected the immediates {expected}, got {len(immediates)}")
         for kind, value in zip(opcode.immediates, immediates, strict=False):
             if kind in ("name", "func"):
                 here = self.program.constants if kind == "name" else self.program.functions

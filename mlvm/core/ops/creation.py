@@ -33,7 +33,7 @@ def _arange(start: int | float, stop: int | float, step: int | float, dtype: str
     require("real", kind)
     _finite(start=start, stop=stop, step=step)
     if step == 0:
-        raise ArgumentError("expected a step other than 0")
+        raise ArgumentError("expected a step other than 0, got 0")
     if kind.dtype.is_float:
         steps = (stop - start) / step
         if not math.isfinite(steps):

@@ -55,7 +55,7 @@ def _scalars(x: TensorType) -> TensorType:
 
 def _det_vjp(g: TensorType, x: TensorType) -> TensorType:
     if g is not _scalars(x):
-        raise ShapeError(f"expected g as {_scalars(x)}, the type of det(x)")
+        raise ShapeError(f"expected g of the type of det(x), {_scalars(x)}, got {g}")
     return x
 
 
@@ -63,7 +63,7 @@ def _solve(x: TensorType, y: TensorType) -> TensorType:
     require("inexact", y)
     dtype, n = promote(_squares(x).dtype, y.dtype), x.shape[-1]
     if y.ndim == 0:
-        raise ShapeError("expected a right-hand side of 1 dimension or more")
+        raise ShapeError("expected a right-hand side with at least 1 dimension, got a scalar")
     rows = y.shape[-1] if y.ndim == 1 else y.shape[-2]
     if rows != n:
         raise ShapeError(f"expected {counted(n, 'row')} on the right-hand side, got {rows}")

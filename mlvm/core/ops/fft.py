@@ -61,7 +61,7 @@ def _resized(x: TensorType, axis: int, length: int) -> TensorType:
 
 def _require_elements(length: int, axis: int) -> None:
     if length < 1:
-        raise ShapeError(f"axis {axis} is empty")
+        raise ShapeError(f"expected at least 1 element along axis {axis}, got {length}")
 
 
 # --- how many operations -------------------------------------------------------------

@@ -345,7 +345,7 @@ def _beta_edge(a: Array, b: Array, x: Array) -> Array:
     """Return I(a, b, x) at the ends of x, and the limits for a parameter of 0 or infinity.
 
     In a limit, the whole distribution is at one end. The result is nan where there is no limit."""
-    low, high = (a == 0.0) | np.isinf(b), (b == 0.0) | np.isinf(a)  # all mass at 0, at 1
+    low, high = (a == 0.0) | np.isinf(b), (b == 0.0) | np.isinf(a)  # whether all mass is at 0, at 1
     valid = (a >= 0.0) & (b >= 0.0) & (x >= 0.0) & (x <= 1.0) & ~(low & high)
     value = np.where(low, x > 0.0, np.where(high, x == 1.0, x > 0.0))
     return np.where(valid, value, np.nan)

@@ -106,7 +106,8 @@ def _flat_indices(*indices: TensorType, lengths: tuple[int, ...]) -> TensorType:
     for length in lengths:
         _length(length)
     if any(x.shape != indices[0].shape for x in indices):
-        raise ShapeError("expected indices of equal shapes")
+        shapes = ", ".join([str(x.shape) for x in indices])
+        raise ShapeError(f"expected indices of equal shapes, got {shapes}")
     return TensorType(i64, indices[0].shape)
 
 
@@ -114,7 +115,10 @@ def _take_along_axis(x: TensorType, indices: TensorType, axis: int) -> TensorTyp
     require("integer", indices)
     axis = normalize_axis(axis, x.ndim)
     if _without(indices.shape, axis) != _without(x.shape, axis) or indices.ndim != x.ndim:
-        raise ShapeError(f"expected x and indices of the same shape except along axis {axis}")
+        raise ShapeError(
+            f"expected x and indices of the same shape except along axis {axis}, got {x.shape} "
+            f"and {indices.shape}"
+        )
     return x.with_shape(indices.shape)
 
 
@@ -125,7 +129,10 @@ def _scatter_add_along_axis(
     require("integer", indices)
     axis = normalize_axis(axis, updates.ndim)
     if updates.shape != indices.shape:
-        raise ShapeError("expected updates and indices of the same shape")
+        raise ShapeError(
+            f"expected updates and indices of the same shape, got {updates.shape} and "
+            f"{indices.shape}"
+        )
     return updates.with_shape((*updates.shape[:axis], _length(length), *updates.shape[axis + 1 :]))
 
 
@@ -145,9 +152,12 @@ def _dynamic_update(x: TensorType, update: TensorType, start: TensorType, axis: 
     axis = normalize_axis(axis, x.ndim)
     fits = update.ndim == x.ndim and update.shape[axis] <= x.shape[axis]
     if not fits or _without(update.shape, axis) != _without(x.shape, axis):
-        raise ShapeError(f"expected an update of x's shape, or shorter along axis {axis}")
+        raise ShapeError(
+            f"expected an update of shape {x.shape}, or shorter along axis {axis}, got "
+            f"{update.shape}"
+        )
     if update.dtype is not x.dtype:
-        raise DTypeError(f"expected an update of x's dtype {x.dtype.name}")
+        raise DTypeError(f"expected an update of dtype {x.dtype.name}, got {update.dtype.name}")
     if start.shape != ():
         raise ShapeError(f"expected one number as start, got {start}")
     return x
@@ -174,7 +184,7 @@ def _mask_scatter(updates: TensorType, mask: TensorType, shape: Shape) -> Tensor
 def _mask_set(x: TensorType, values: TensorType, mask: TensorType) -> TensorType:
     _check_mask(mask, x.shape)
     if values.ndim == 0:
-        raise ShapeError("expected values with an axis for the selected elements")
+        raise ShapeError("expected one value per selected element, got a scalar")
     require_values(x, values, (values.shape[0], *x.shape[mask.ndim :]))
     return x
 

@@ -45,7 +45,8 @@ def _concat(*xs: TensorType, axis: int) -> TensorType:
     along = rules.normalize_axis(axis, xs[0].ndim)
     others = [x.shape[:along] + x.shape[along + 1 :] for x in xs]
     if any(each != others[0] for each in others) or any(x.ndim != xs[0].ndim for x in xs):
-        raise ShapeError(f"expected equal shapes except along axis {along}")
+        shapes = ", ".join([str(x.shape) for x in xs[:5]])
+        raise ShapeError(f"expected equal shapes except along axis {along}, got {shapes}")
     shape = list(xs[0].shape)
     shape[along] = sum(x.shape[along] for x in xs)
     return TensorType(rules.common_dtype(xs), shape)
@@ -111,7 +112,7 @@ def _check_window(shape: Shape, start: Shape, length: Shape, step: tuple[int, ..
         )
     for axis, (size, first, n, by) in enumerate(zip(shape, start, length, step, strict=True)):
         if by == 0:
-            raise ArgumentError(f"expected a step other than 0 along axis {axis}")
+            raise ArgumentError(f"expected a step other than 0 along axis {axis}, got 0")
         if n < 0 or (n and not (0 <= first < size and 0 <= first + (n - 1) * by < size)):
             raise ArgumentError(
                 f"slice out of range: start {first}, step {by}, length {n} on axis {axis} of "
@@ -381,7 +382,10 @@ def _searchsorted(edges: TensorType, x: TensorType, right: bool) -> TensorType:
     if edges.dtype is not x.dtype:
         raise DTypeError(f"expected edges and x of one dtype, got {edges} and {x}")
     if not x.ndim or x.ndim != edges.ndim or x.shape[:-1] != edges.shape[:-1]:
-        raise ShapeError("expected edges [..., N] and x [..., M] with the same leading axes")
+        raise ShapeError(
+            f"expected edges [..., N] and x [..., M] with the same leading axes, got "
+            f"{edges.shape} and {x.shape}"
+        )
     return TensorType(i64, x.shape)
 
 

@@ -39,7 +39,10 @@ def _batch_contract(
     x: TensorType, y: TensorType, transpose_x: bool, transpose_y: bool
 ) -> TensorType:
     if x.ndim < 2 or y.ndim < 2 or x.shape[:-2] != y.shape[:-2]:
-        raise ShapeError("expected matrices with the same batch axes before the last two")
+        raise ShapeError(
+            f"expected matrices with equal batch axes, all but the last two, got {x.shape} and "
+            f"{y.shape}"
+        )
     product = _matmul(x, y, transpose_x, transpose_y)
     return product.with_shape(product.shape[-2:])
 

@@ -221,7 +221,10 @@ def _cross_entropy(logits: TensorType, labels: TensorType) -> TensorType:
     require("float", logits)
     require("integer", labels)
     if not logits.ndim or labels.shape != logits.shape[:-1]:
-        raise ShapeError("expected labels of logits' shape without the last axis (the classes)")
+        raise ShapeError(
+            f"expected labels of shape {logits.shape[:-1]}, which is the shape of logits without "
+            f"the class axis, got {labels.shape}"
+        )
     return labels.with_dtype(logits.dtype)
 
 

@@ -36,7 +36,7 @@ def panels_of(matrix: TensorType) -> TensorType:
 
 def _pack_panels(y: TensorType, transpose_y: bool) -> TensorType:
     if y.ndim < 2 or (transpose_y and y.ndim > 2):
-        raise ShapeError("expected a matrix, or a kernel without transpose_y")
+        raise ShapeError(f"expected a matrix, or a kernel without transpose_y, got {y}")
     matrix = y.with_shape((math.prod(y.shape[:-1]), y.shape[-1]))
     return panels_of(matrix.with_shape(matrix.shape[::-1]) if transpose_y else matrix)
 
@@ -54,7 +54,7 @@ def _packed_matmul(
     x: TensorType, panels: TensorType, columns: int, transpose_x: bool
 ) -> TensorType | None:
     if x.ndim < 2:
-        raise ShapeError("expected x with 2 dimensions or more")
+        raise ShapeError(f"expected x with at least 2 dimensions, got {x}")
     y = _unpacked_type(panels, (x.shape[-2 if transpose_x else -1], columns))
     return matmul.infer((x, y), {"transpose_x": transpose_x, "transpose_y": False})
 

@@ -74,7 +74,10 @@ def _quantized_matmul(x: TensorType, y: TensorType, scale: TensorType) -> Tensor
 
 def _integer_matmul(x: TensorType, y: TensorType) -> TensorType:
     if not {x.dtype, y.dtype} <= {i8, u8}:
-        raise DTypeError("expected x and y of i8 or u8: convert with astype(x, ...)")
+        raise DTypeError(
+            f"expected x and y of i8 or u8, got {x.dtype.name} and {y.dtype.name}: convert with "
+            f"astype(x, ...)"
+        )
     return TensorType(i32, _rows_by_rows(x, y))
 
 
@@ -86,10 +89,14 @@ def _integer_conv2d(
     **how: Any,
 ) -> TensorType:
     if not {x.dtype, kernel.dtype} <= {i8, u8}:
-        raise DTypeError("expected x and kernel of i8 or u8: convert with astype(x, ...)")
+        raise DTypeError(
+            f"expected x and kernel of i8 or u8, got {x.dtype.name} and {kernel.dtype.name}: "
+            f"convert with astype(x, ...)"
+        )
     if (x_zero.dtype, kernel_zero.dtype) != (x.dtype, kernel.dtype):
         raise DTypeError(
-            f"expected zeros of {x.dtype.name} and {kernel.dtype.name}, as x and kernel"
+            f"expected zero points of {x.dtype.name} and {kernel.dtype.name}, like x and kernel, "
+            f"got {x_zero.dtype.name} and {kernel_zero.dtype.name}"
         )
     if x_zero.size != 1 or kernel_zero.size != 1:
         raise ShapeError(f"expected single numbers as zeros, got {x_zero} and {kernel_zero}")

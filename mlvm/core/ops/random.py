@@ -143,7 +143,7 @@ def bernoulli(out: Array, key: Array, p: Array, *, shape: tuple[int, ...]) -> No
     """True with probability p, which broadcasts to `shape`; requires 0 <= p <= 1."""
     bad = p[~((p >= 0) & (p <= 1))]
     if bad.size:
-        raise OperandValueError(f"{bad[0]} is not a probability; p must be in [0, 1]")
+        raise OperandValueError(f"expected probabilities p in [0, 1], got {bad[0]}")
     np.less(generator(key).random(out.shape), p, out)
 
 
@@ -249,7 +249,7 @@ def _multinomial(
     require("integer", n)
     require("float", p)
     if not p.ndim or not p.shape[-1]:
-        raise ShapeError("expected p with a last axis of one probability or more")
+        raise ShapeError(f"expected p with at least 1 probability along the last axis, got {p}")
     _by(("n", n), ("p without its last axis", p.with_shape(p.shape[:-1])), shape=shape)
     return _draw_integer(key, (*shape, p.shape[-1]), dtype)
 

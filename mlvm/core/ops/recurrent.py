@@ -78,7 +78,8 @@ def _recurrence(
     gates, parts, saved_sums, *_ = CELLS[cell]
     if projected.ndim != 3 or state.ndim != 3:
         raise ShapeError(
-            "expected projected [time, batch, gates * hidden], state [parts, batch, hidden]"
+            f"expected projected [time, batch, gates * hidden] and state [parts, batch, hidden], "
+            f"got {projected} and {state}"
         )
     time, batch, width = projected.shape
     hidden = state.shape[2]
@@ -115,7 +116,10 @@ def _recurrence_vjp(
     stored = parts + saved_sums, time + 1, batch, hidden
     expected = (parts, batch, hidden), sums, stored, (gates * hidden, hidden)
     if (last.shape, projected.shape, states.shape, turned.shape) != expected:
-        raise ShapeError(f"expected last, projected, states and turned as {expected}")
+        actual = last.shape, projected.shape, states.shape, turned.shape
+        raise ShapeError(
+            f"expected last, projected, states and turned of shapes {expected}, got {actual}"
+        )
     _lengths(lengths, batch)
     return TensorType(states.dtype, (g.size * cotangents + last.size,))
 

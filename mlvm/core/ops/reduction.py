@@ -60,7 +60,7 @@ def _choose(x: TensorType, axis: Axis, keepdims: bool) -> TensorType:
     require("real or bool", x)
     for i in normalize_axes(axis, x.ndim):
         if x.shape[i] == 0:
-            raise ShapeError(f"axis {i} is empty")
+            raise ShapeError(f"expected at least 1 element along axis {i}, got 0")
     return x.with_shape(reduced_shape(x.shape, axis, keepdims))
 
 

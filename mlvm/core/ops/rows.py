@@ -11,7 +11,7 @@ import numpy as np
 
 from mlvm.core.types import Array
 
-_PIECE = 8192  # elements; below OpenBLAS's threshold for several threads
+_PIECE = 8192  # elements per product, so that OpenBLAS uses one thread
 
 
 def row_sums(x: Array, y: Array) -> Array:

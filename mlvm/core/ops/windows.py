@@ -93,10 +93,11 @@ def _grid(image: Shape, window: Shape, stride: Shape, padding: Sides, dilation: 
     padded = tuple(n + sum(side) for n, side in zip(image[1:-1], padding, strict=True))
     span = span_of(window, dilation)
     if any(length > n for length, n in zip(span, padded, strict=True)):
-        description = f"the window is {_times(window)}"
-        if span != window:
-            description = f"a window spans {_times(span)}"
-        raise ShapeError(f"{description}, larger than the padded image, which is {_times(padded)}")
+        dilated = f"; with dilation, the window spans {_times(span)}" if span != window else ""
+        raise ShapeError(
+            f"expected a window of at most {_times(padded)}, the padded image, got "
+            f"{_times(window)}{dilated}"
+        )
     return tuple((n - k) // step + 1 for n, k, step in zip(padded, span, stride, strict=True))
 
 
@@ -232,9 +233,9 @@ def _require_channels(x: TensorType, kernel: TensorType, groups: int) -> None:
             f"expected a kernel of shape [{window}, {channels} / {groups}, a multiple of {groups}] "
             f"for {groups} groups of {channels} channels, got {list(kernel.shape)}"
         )
-    text = f"x has {channels} channels, but the kernel has {inputs} input channels"
+    text = f"expected {inputs} channels in x, as in the kernel, got {channels}"
     if x.shape[1] == inputs:
-        text += "; the axis of channels is the last: moveaxis(x, 1, -1)"
+        text += "; channels are the last axis: write moveaxis(x, 1, -1)"
     raise ShapeError(text)
 
 

@@ -188,7 +188,7 @@ def assemble(text: str) -> Program:
         first, rest = words[0], words[1:]
         if first.text == ".const":
             if len(rest) < 2:
-                raise first.error("write .const NAME TYPE ELEMENTS...")
+                raise first.error("expected .const NAME TYPE ELEMENTS...")
             name, value = _name(rest[0]), _read_value(rest[1], rest[2:])
             if name in constants:
                 raise first.error(f"constant {name!r} is defined twice")
@@ -210,7 +210,7 @@ class _Body(Body):
 
     def __init__(self, head: _Token, words: list[_Token]) -> None:
         if len(words) != 3:
-            raise head.error("write .func NAME PARAMETERS RESULTS")
+            raise head.error("expected .func NAME PARAMETERS RESULTS")
         super().__init__(_name(words[0]), _int(words[1], least=0), _count(words[2]))
         self.head = head
         self.jumps: list[_Token] = []  # labels of the jumps
@@ -262,7 +262,7 @@ class _Body(Body):
             case _:  # attrs?
                 if not isinstance(word.value, dict):
                     raise word.error(
-                        f'expected attributes as a JSON object such as {{"axis": 0}}, not '
+                        f'expected attributes as a JSON object such as {{"axis": 0}}, got '
                         f"{word.text}"
                     )
                 return canonical(word.value)
@@ -299,7 +299,7 @@ def parse_constant(text: str) -> Array:
     """Return the array of a text in the format of `format_constant`. Raises `AssemblyError`."""
     words = list(_tokens(text, 1))
     if not words:
-        raise AssemblyError("write TYPE ELEMENTS..., such as f32[2] 1.5 nan", 1, 1)
+        raise AssemblyError("expected TYPE ELEMENTS..., such as f32[2] 1.5 nan", 1, 1)
     return _read_value(words[0], words[1:])
 
 

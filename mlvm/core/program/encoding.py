@@ -123,7 +123,7 @@ class Writer:
 
     def count(self, n: int) -> None:
         if n >= 2**32:
-            raise EncodingError(f"{n} items or bytes exceed the limit of a field")
+            raise EncodingError(f"expected fewer than 2**32 items or bytes in a field, got {n}")
         self._data += n.to_bytes(4, "little")
 
     def blob(self, data: bytes) -> None:
@@ -143,7 +143,7 @@ class Writer:
             raise EncodingError(f"expected an integer, got {n!r}") from None
         size = n.bit_length() // 8 + 1
         if size > 255:
-            raise EncodingError(f"an integer of {size} bytes is too large; it may have 255")
+            raise EncodingError(f"expected an integer of at most 255 bytes, got {size} bytes")
         self._data.append(size)
         self._data += n.to_bytes(size, "little", signed=True)
 
@@ -180,7 +180,7 @@ class Writer:
         form = _BY_TYPE.get(type(value))
         form = form or next((form for form in _FORMS if isinstance(value, form.type)), None)
         if form is None:
-            raise EncodingError(f"cannot encode {value!r}")
+            raise EncodingError(f"expected a value that can be encoded, got {value!r}")
         self._data += form.tag
         self._depth += 1
         form.write(self, value)
@@ -223,13 +223,13 @@ class Reader:
     def end(self) -> None:
         """Raise `EncodingError` unless all bytes have been read."""
         if self.remaining:
-            raise self.error(f"{self.remaining} bytes follow the end")
+            raise self.error(f"expected the end of the message, got {self.remaining} more bytes")
 
     def count(self) -> int:
         """Read a number of items or bytes; each item has at least one byte."""
         n = int.from_bytes(self._take(4), "little")
         if n > self.remaining:
-            raise self.error(f"{n} items or bytes are announced; {self.remaining} bytes are left")
+            raise self.error(f"expected {n} items or bytes, but only {self.remaining} bytes remain")
         return n
 
     def blob(self) -> bytes:
@@ -269,7 +269,7 @@ class Reader:
         dtype = type.dtype.numpy
         data = self._elements(type.nbytes)
         if type.dtype.kind == "bool" and data.size and data.max() > 1:
-            raise self.error("expected a bool as 0 or 1")
+            raise self.error(f"expected a bool as 0 or 1, got {data.max()}")
         data = data.view(dtype.newbyteorder("<")).astype(dtype, copy=False)
         return data.reshape(type.array_shape)
 
@@ -295,7 +295,7 @@ class Reader:
         for _ in range(self._items()):
             name = self.text()
             if name in items:
-                raise self.error(f"{brief(name)} is given twice")
+                raise self.error(f"expected distinct names, got {brief(name)} twice")
             items[name] = read(self)
         return items
 

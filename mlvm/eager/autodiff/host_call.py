@@ -100,7 +100,7 @@ def _program(name: str, nparams: int, attributes: Attributes) -> Program:
 
     def make() -> Program:
         if name.endswith(".out") and name[:-4] in OPS:
-            text = f"it writes to an operand; use ml.{name[:-4]} with out="
+            text = f"expected a function that returns results; use ml.{name[:-4]} with out="
             raise ArgumentError(text).at(name, ())
         return Program.of_op(name, nparams, _attributes(attributes), STAR)
 
@@ -120,8 +120,8 @@ def _key(name: str, value: object) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value.__class__, exact_repr(value)
     raise ArgumentError(
-        f"an attribute is None, a bool, number or string, or lists of these, "
-        f"not {with_article(type(value).__name__)}"
+        f"expected attributes of None, bools, numbers, strings, or lists of these, "
+        f"got {with_article(type(value).__name__)}"
     ).at(name, ())
 
 

@@ -166,7 +166,7 @@ def _beta_density_x(g: Tensor, a: Tensor, b: Tensor, x: Tensor, out: Tensor) -> 
     factor = a + b - 1.0
     rise = _lowered(lambda less: _times(op.beta_density(less, b, x), factor), a, x, out)
     fall = _lowered(lambda less: _times(op.beta_density(a, less, x), factor), b, 1.0 - x, out)
-    both = op.logical_and(op.isinf(rise), op.isinf(fall))  # at an end, where one power is larger
+    both = op.logical_and(op.isinf(rise), op.isinf(fall))  # at 0 or 1, where one term dominates
     return g * op.where(both, op.where(op.less(x, 0.5), rise, -fall), rise - fall)
 
 
@@ -348,7 +348,7 @@ def _recurrence(a: Tensor, b: Tensor, axis: int, finite: Tensor | None) -> Tenso
     while step < n:
         added = product(a, part(b, axis, span(n - step)), finite)
         b = op.pad(added, widths=tuple((step * (i == axis), 0) for i in range(b.ndim))) + b
-        if 2 * step < n:  # products of twice as many factors
+        if 2 * step < n:  # double the number of factors in each product of a
             later, earlier = span(step, n - step), span(n - 2 * step)
             a = product(part(a, axis, later), part(a, axis, earlier), finite)
         step = 2 * step

@@ -160,7 +160,9 @@ def _check(
     """Check `fn` for the arguments with these numbers, and the gradients up to `orders`."""
     results = _results(fn(*args))
     if not results:
-        raise GradientError("check_gradients: expected a function that returns a float tensor")
+        raise GradientError(
+            "check_gradients: expected a function that returns float tensors, got none"
+        )
     weights = [asarray(weight) for weight in _weights([(y.shape, y.dtype) for y in results], order)]
 
     def gradients(weights: list[Tensor], *args: Any) -> Any:
@@ -244,7 +246,7 @@ def _compare(gradient: Array, quotients: Array, tolerance: float, where: str) ->
     """Raise `GradientMismatchError` with the element that differs most, unless they agree."""
     bound = tolerance * max(1.0, float(np.max(np.abs(quotients), initial=0.0)))
     distances = np.abs(gradient - quotients)
-    wrong = ~(distances <= bound)  # True for nan
+    wrong = ~(distances <= bound)  # also where a distance is nan
     if np.any(wrong):
         most = np.unravel_index(np.argmax(np.where(wrong, distances, -1.0)), distances.shape)
         index = f"[{','.join(map(str, most))}]" if most else ""

@@ -25,14 +25,14 @@ import copy
 import dataclasses
 import weakref
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from mlvm.arena.arena import Allocation, Arena, trim_arenas
 from mlvm.arena.writes import may_count
 from mlvm.core.collecting import uncollected
 from mlvm.core.errors import BudgetError, HandleError, MlvmError, OutOfMemoryError
-from mlvm.core.locks import is_mine, new_lock
+from mlvm.core.locks import cached_property, is_mine, new_lock
 from mlvm.core.observe import explaining
 from mlvm.core.program.program import Program, Variant
 from mlvm.core.protocol import StorageHandle, TensorHandle, VMProtocol

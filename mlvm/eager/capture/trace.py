@@ -18,12 +18,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, suppress
-from functools import cached_property
 from typing import Any, NamedTuple, NoReturn
 
 from mlvm.arena.arena import STALE, Allocation, Arena
 from mlvm.arena.placement import rounded
 from mlvm.core.errors import CaptureError, DTypeError, ShapeError, brief, with_article
+from mlvm.core.locks import cached_property
 from mlvm.core.types import NamedType, TensorType
 from mlvm.eager.capture.guards.guard_set import Field, is_mutable
 from mlvm.eager.capture.guards.rebinding import NamespaceSnapshot, settled

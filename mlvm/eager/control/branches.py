@@ -80,7 +80,9 @@ def switch(index: Tensor | int, branches: Sequence[Body], *operands: Tree) -> An
         ml.switch(0.5, [ml.sin], v)  # DTypeError
     """
     if callable(branches):
-        raise DTypeError("switch: expected a list of branches: switch(index, [f, g], x)")
+        raise DTypeError(
+            "switch: expected a list of branches, got a function; write switch(index, [f, g], x)"
+        )
     if not branches:
         raise ArgumentError("switch: expected one or more branches, got none")
     thunks = _bind("switch", "index, branches, *operands", branches, operands)
@@ -138,7 +140,9 @@ def _cond(
     Errors refer to both branches, and to the second branch, by these `names`.
     """
     if pred.size != 1:
-        raise ShapeError("expected a condition of one element").at("cond", (pred.type,))
+        raise ShapeError(f"expected a condition of one element, got {pred.size}").at(
+            "cond", (pred.type,)
+        )
     results: list[Tree] = []
 
     def run(thunk: Callable[[], Any]) -> Tensors:

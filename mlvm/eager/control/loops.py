@@ -250,7 +250,7 @@ def scan(
             raise OperandValueError(
                 f"scan: expected a length of 0 to {total}, the number of rows, got {trip_count}"
             )
-    rows = aliased(rows)  # to sum the gradients of the rows separately, as in a captured function
+    rows = aliased(rows)  # gradients of rows are summed separately, as in a captured function
     loop = _EagerLoop(numbers)
     ys: list[Tree] = []
     for i in reversed(range(trip_count)) if reverse else range(trip_count):

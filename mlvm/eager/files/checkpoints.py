@@ -126,9 +126,12 @@ def save(
     path = _path(file, "save")
     if path.suffix in _OTHERS:
         problem = (
-            f'ml.save writes safetensors{_OTHERS[path.suffix]}: name it "{path.stem}.safetensors"'
+            f'got "{path}", but ml.save writes safetensors{_OTHERS[path.suffix]}: write '
+            f'"{path.stem}.safetensors"'
         )
-        raise ArgumentError(f"{path} would be read as {path.suffix[1:]}; {problem}").at("save", ())
+        raise ArgumentError(f"expected a file name that ends in .safetensors, {problem}").at(
+            "save", ()
+        )
     if not isinstance(tensors, Mapping) and loader_of(tensors) is None:
         raise DTypeError(
             f"save: expected a Module or a dict of tensors such as {{'x': x}}, got {brief(tensors)}"
@@ -154,8 +157,8 @@ def save(
         if isinstance(x, Node):
             warn_of_hidden(x)
     for place in _arrays_in({path: x for path, (x, _) in parts.objects.items()}):
-        text = f"{place} is an array of numpy, which is not saved: ml.nn.buffer(ml.asarray(x))"
-        warnings.warn(f"{text} makes it part of the model's state", stacklevel=3)
+        text = f"{place} is a numpy array, which is not saved; to save it with the model, write"
+        warnings.warn(f"{text} ml.nn.buffer(ml.asarray(x))", stacklevel=3)
     chosen, plain = parts.selected(where)
     texts = dict(metadata or {})
     if plain:
@@ -287,7 +290,7 @@ def _parsed(text: str) -> Values:
     except (ValueError, RecursionError):
         values = None
     if not isinstance(values, dict):
-        raise WeightsError("expected JSON by path as its plain values")
+        raise WeightsError("expected the plain values of the file as a JSON object by path")
     return values
 
 
@@ -325,7 +328,7 @@ def _path(file: File, function: str) -> Path:
     try:
         return Path(file)
     except TypeError:
-        text = f"a file is named by a text or a path, not {brief(file)}"
+        text = f"expected a file name as a str or a path, got {brief(file)}"
         if function == "save":
-            text = f"{text}: it comes first, save(file, tensors)"
+            text = f"{text}; write save(file, tensors)"
         raise ArgumentError(text).at(function, ()) from None

@@ -208,7 +208,7 @@ class GgufFile:
         entries = [self._entry() for _ in range(self._count(tensors, 24))]
         alignment = self.plain.get(_ALIGNMENT, 32)
         if type(alignment) is not int or not 0 < alignment <= 1 << 20:
-            raise WeightsError(f"invalid alignment {alignment!r}")
+            raise WeightsError(f"expected an alignment from 1 to {1 << 20}, got {alignment!r}")
         start = -(-self._at // alignment) * alignment
         self._stored: Final[dict[str, Entry]] = {}
         self.entries: Final[dict[str, TensorType]] = {}

@@ -24,8 +24,8 @@ from mlvm.core.types import Array, DType, TensorType, f32
 from mlvm.machines.files import mode_of, replacing
 
 METADATA: Final = "__metadata__"
-_MOST_HEADER: Final = 100_000_000  # bytes, as the format has it
-_ALIGNMENT: Final = 8  # of the first tensor's byte, as the format asks
+_MOST_HEADER: Final = 100_000_000  # limit of the format, in bytes
+_ALIGNMENT: Final = 8  # alignment of the first tensor, which the format requires
 
 _WORDS: Final = "bool u8 i8 f8_e5m2 f8_e4m3 i16 u16 f16 bf16 i32 u32 f32 c64 f64 i64 u64"
 """In the format's order."""
@@ -42,7 +42,7 @@ _OF_NUMPY: Final = "it is numpy's: use ml.asarray(numpy.load(file)), or a value 
 
 def _require_no_other(head: bytes) -> None:
     """Raise `WeightsError` for a file in a different format."""
-    if head[8:9] == b"{":  # a header of 640 bytes begins as a pickle does
+    if head[8:9] == b"{":  # a header of 640 bytes begins with the same bytes as a pickle
         return
     if head.startswith(b"\x80\x02") or (head.startswith(b"PK\3\4") and b"data.pkl" in head):
         raise WeightsError(_OF_PYTORCH)
@@ -88,7 +88,9 @@ class WeightsFile:
                 f"the file is truncated: it ends after {size} bytes, inside the header"
             )
         if start > _MOST_HEADER:
-            raise WeightsError(f"expected a header of at most {_MOST_HEADER} bytes")
+            raise WeightsError(
+                f"expected a header of at most {_MOST_HEADER} bytes, got {start - 8}"
+            )
         header = _parsed(content[8:start])
         metadata = header.pop(METADATA, None) or {}
         if not isinstance(metadata, dict) or not all(isinstance(x, str) for x in metadata.values()):
@@ -108,7 +110,7 @@ class WeightsFile:
         stored = dtype.numpy.newbyteorder("<")
         array: Array = np.ndarray(entry.shape, stored, self.data, entry.start)
         if entry.dtype == "BOOL" and (array.view(np.uint8) > 1).any():
-            raise WeightsError(f"{name} contains a bool that is neither 0 nor 1")
+            raise WeightsError(f"{name}: expected bools as 0 or 1, got a different byte")
         return widened(array) if dtype.is_half and not keep_halves else array
 
     def _dtype(self, name: str) -> DType:
@@ -137,7 +139,7 @@ def write(
     header: dict[str, Any] = {METADATA: {**metadata}} if metadata else {}
     for name, text in metadata.items():
         if not isinstance(name, str) or not isinstance(text, str):
-            raise WeightsError(f"metadata: expected str by str, got {name!r}: {text!r}")
+            raise WeightsError(f"metadata: expected a dict from str to str, got {name!r}: {text!r}")
     end, ordered = 0, order(types)
     for name in ordered:
         start, end = end, end + types[name].nbytes
@@ -181,7 +183,7 @@ def _place(name: str, type: TensorType) -> int:
 
     Raises `WeightsError` if it is not supported, or the name is not a valid tensor name."""
     if not isinstance(name, str) or name == METADATA:
-        raise WeightsError(f"{name!r} is not a valid name of a tensor")
+        raise WeightsError(f"{name!r} is not a valid tensor name")
     if type.dtype not in _NAMES:
         raise WeightsError(
             f"{name}: the format does not support {type.dtype.name}; supported are "
@@ -199,7 +201,7 @@ def _parsed(head: bytes) -> dict[str, Any]:
     except WeightsError:
         raise
     except (ValueError, RecursionError):
-        raise WeightsError("the header is not JSON") from None
+        raise WeightsError("expected a header in JSON, got invalid JSON") from None
     if not isinstance(header, dict):
         raise WeightsError("expected a JSON object with str metadata as header")
     return header
@@ -209,7 +211,7 @@ def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     unique = dict(pairs)
     if len(unique) != len(pairs):
         twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]
-        raise WeightsError(f"the header contains {twice} twice")
+        raise WeightsError(f"expected distinct names in the header, got {twice} twice")
     return unique
 
 
@@ -222,7 +224,7 @@ def _entry(name: str, entry: Any) -> Entry:
     if not isinstance(dtype, str):
         raise WeightsError(f"{name}: expected dtype, shape and offsets")
     if not all(type(n) is int and n >= 0 for n in (*shape, start, stop)):
-        raise WeightsError(f"{name}: expected integers as shape and offsets")
+        raise WeightsError(f"{name}: expected a shape and offsets of integers >= 0")
     file_dtype = _DTYPES.get(dtype)
     try:  # the dtype to read: the widest has the fewest elements
         size = TensorType(

@@ -161,7 +161,10 @@ def prelu(x: Tensor, slope: Tensor, /) -> Tensor:
         Tensor([[-0.25, -0.5 ]], f32[1,2])
     """
     if _floats(slope).shape not in ((), _floats(x).shape[-1:]):
-        raise ShapeError("expected a slope of shape [] or [channels], the last axis of x")
+        raise ShapeError(
+            f"expected a slope of shape [] or {list(x.shape[-1:])}, the channels of x, got "
+            f"{list(slope.shape)}"
+        )
     positive = op.greater(x, 0.0)
     return where(positive, x, slope * where(positive, 0.0, x))
 

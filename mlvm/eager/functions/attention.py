@@ -58,10 +58,11 @@ def scaled_dot_product_attention(
         ml.scaled_dot_product_attention(x, x, x, x)  # DTypeError
     """
     if min(type_of(x).ndim for x in (query, key, value)) < 2:
-        raise ShapeError("expected query, key and value with at least two axes")
+        raise ShapeError("expected query, key and value as [..., time, features]")
     if query.shape[-1] != key.shape[-1] or key.shape[-2] != value.shape[-2]:
         raise ShapeError(
-            "query and key must have the same number of features, key and value of rows"
+            f"expected equal features of query and key, got {query.shape[-1]} and {key.shape[-1]}, "
+            f"and equal lengths of key and value, got {key.shape[-2]} and {value.shape[-2]}"
         )
     causal = causal_mask(query.shape[-2], key.shape[-2]) if is_causal else None
     scale = 1 / math.sqrt(query.shape[-1] or 1) if scale is None else scale
@@ -212,7 +213,7 @@ def rotary_encoding(
         ml.rotary_encoding(ml.ones((5, 4), dtype="i64"))  # DTypeError
     """
     if type_of(x).ndim < 2:
-        raise ShapeError("expected [..., time, features]")
+        raise ShapeError(f"expected x as [..., time, features], got {x.type}")
     if not x.dtype.is_float:
         raise DTypeError(f"expected floats, got {x.dtype.name}; convert with astype")
     if positions is None:
@@ -242,7 +243,7 @@ def _angles(positions: Tensor, features: int, base: float) -> Tensor:
 
     In f32, the angles of late positions would be inaccurate."""
     if not type_of(positions).dtype.is_integer:
-        raise DTypeError("expected integers as positions")
+        raise DTypeError(f"expected integers as positions, got {positions.dtype.name}")
     if features < 2 or features % 2:
         raise ArgumentError(f"expected an even number of features, got {features}")
     if not is_real(base) or not base > 0:

@@ -82,7 +82,8 @@ def _parsed(subscripts: str, ndims: tuple[int, ...]) -> tuple[tuple[Labels, ...]
     for part, ndim, rest in zip(parts, ndims, dots, strict=True):
         if rest < 0 or (rest and "..." not in part):
             raise ShapeError(
-                f"{part!r} of {subscripts!r} does not match {counted(ndim, 'dimension')}"
+                f"expected an operand with the axes {part!r} of {subscripts!r}, got "
+                f"{counted(ndim, 'dimension')}"
             )
     labels = tuple(_labels(part, rest, subscripts) for part, rest in zip(parts, dots, strict=True))
     listed = [label for each in labels for label in each]
@@ -95,10 +96,11 @@ def _parsed(subscripts: str, ndims: tuple[int, ...]) -> tuple[tuple[Labels, ...]
     if len({*out}) < len(out) or not {*out} <= {*listed}:
         wrong = next(label for label in out if label not in listed or out.count(label) > 1)
         raise ArgumentError(
-            f"{subscripts!r}: {wrong!r} is not in an operand, or twice in the result"
+            f"{subscripts!r}: expected each letter of the result in an operand, and once in the "
+            f"result, got {wrong!r}"
         )
     if not {*broadcast} <= {*out}:
-        raise ArgumentError(f"{subscripts!r}: the result lacks the ... of the operands")
+        raise ArgumentError(f"{subscripts!r}: expected ... in the result, as in the operands")
     return labels, out
 
 

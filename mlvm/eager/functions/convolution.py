@@ -298,7 +298,9 @@ def _transposed(
             for n, step, length, side in zip(places, steps, span, geometry.padding, strict=True)
         )
     if min(size) < 1:
-        raise ShapeError(f"the result would be empty with a padding of {padding}")
+        raise ShapeError(
+            f"padding {padding} would remove all elements of the result; use less padding"
+        )
     shape = (x.shape[0], *size, outputs * groups)
     if axes > 1:
         return transpose(x, kernel, shape, *geometry, groups)

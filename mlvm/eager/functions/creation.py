@@ -126,7 +126,7 @@ def asarray(
         if copy is False:
             raise CopyError(
                 f"asarray: the values of {with_article(kind_of(obj))} must be copied into "
-                f"a VM; leave out "
+                f"a VM; omit "
                 f"copy=False"
             )
         return tensor_of(obj, target)
@@ -138,7 +138,7 @@ def _of_tensor(x: Tensor, dtype: DType | None, device: Device, copy: bool | None
     elsewhere = None if device is None or x.arena.vm.is_same(device) else device
     if copy is False and not (elsewhere is None and same_dtype):
         target = elsewhere.name if elsewhere and same_dtype else dtype and dtype.name
-        raise CopyError(f"asarray: {x.type} as {target} needs a copy; leave out copy=False")
+        raise CopyError(f"asarray: {x.type} as {target} needs a copy; omit copy=False")
     if elsewhere is not None:
         x = reused(x, elsewhere)
     if dtype is not None and not same_dtype:

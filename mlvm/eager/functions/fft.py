@@ -36,7 +36,7 @@ def _real(x: Tensor) -> Tensor:
 def _lengths(x: Tensor, s: Ints | None, axes: Ints | None) -> tuple[tuple[int, ...], list[int]]:
     """Return the axes and the lengths to transform along them."""
     if s is not None and axes is None:
-        raise ArgumentError("expected axes for the lengths s")
+        raise ArgumentError("expected axes= for the lengths in s=, got None")
     along = axes_of(tuple(axes) if isinstance(axes, range) else axes, x, name="axes")
     if s is None:
         return along, [x.shape[i] for i in along]

@@ -147,7 +147,8 @@ def _counts(
     """Return the result length along each axis, and the step in x between result positions."""
     axes = len(places)
     if (size is None) == (scale is None):
-        raise ArgumentError("expected exactly one of size and scale")
+        actual = "both" if scale is not None else "neither"
+        raise ArgumentError(f"expected either size or scale, got {actual}")
     if size is not None:
         counts = each_of(size, axes, "size")
         return counts, [n / count for n, count in zip(places, counts, strict=True)]
@@ -156,7 +157,10 @@ def _counts(
         raise ArgumentError(f"expected scale as one number > 0, or {axes}, got {brief(scale)}")
     counts = tuple(math.floor(n * each) for n, each in zip(places, scales, strict=True))
     if min(counts) < 1:
-        raise ArgumentError(f"the result would be empty: scale {brief(scale)} for {list(places)}")
+        raise ArgumentError(
+            f"scale {brief(scale)} of an image of size {list(places)} would give an empty result; "
+            f"use a larger scale"
+        )
     return counts, [1 / each for each in scales]
 
 

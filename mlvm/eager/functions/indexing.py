@@ -92,7 +92,9 @@ def _item(key: object) -> Item | EllipsisType:
         return key
     if isinstance(key, Tensor):
         if key.dtype.is_inexact:
-            raise errors.IndexingError("expected integers or bools in an index tensor")
+            raise errors.IndexingError(
+                f"expected an index tensor of integers or bools, got {key.dtype.name}"
+            )
         return key
     try:
         if not isinstance(key, bool):
@@ -165,7 +167,7 @@ def _without_ellipsis(items: list[Item | EllipsisType], ndim: int) -> list[Item]
     """Return one item per axis: full slices replace `...`, or are appended."""
     dots = [i for i, item in enumerate(items) if item is Ellipsis]
     if len(dots) > 1:
-        raise errors.IndexingError("expected at most one ... in an index")
+        raise errors.IndexingError(f"expected at most one ... in an index, got {len(dots)}")
     count = len([item for item in items if item is not None]) - len(dots)
     if count > ndim:
         raise errors.IndexingError(f"expected at most {ndim} indices, got {count}")
@@ -258,7 +260,7 @@ def _places(item: int | slice | Tensor, length: int) -> Span:
     try:
         places = sliced(item, length)
     except (TypeError, ValueError) as error:
-        raise errors.IndexingError(f"{brief(item)} is not a valid index: {error}") from None
+        raise errors.IndexingError(f"invalid index {brief(item)}: {error}") from None
     return places if places.step == 1 or places.length > 1 else Span(places.start, places.length)
 
 
@@ -284,7 +286,7 @@ def _flat(lengths: list[int], indices: list[Tensor]) -> Tensor:
     try:
         shape = broadcast_shapes(*[index.shape for index in indices])
     except errors.ShapeError as error:
-        raise errors.IndexingError(f"the index tensors together: {error.reason}") from None
+        raise errors.IndexingError(f"index tensors must broadcast: {error.reason}") from None
     return op.flat_indices(*[broadcast_to(x, shape) for x in indices], lengths=tuple(lengths))
 
 

@@ -248,12 +248,15 @@ def _contracted(
             ) from None
         if not 0 <= count <= min(x1.ndim, x2.ndim):
             raise ArgumentError(
-                f"axes={count} must be >= 0 and at most the dimensions, {x1.ndim} and {x2.ndim}"
+                f"expected axes from 0 to {min(x1.ndim, x2.ndim)}, the number of dimensions, got "
+                f"{count}"
             )
         first, second = tuple(range(x1.ndim - count, x1.ndim)), tuple(range(count))
     lengths = [x1.shape[i] for i in first], [x2.shape[i] for i in second]
     if lengths[0] != lengths[1]:
-        raise ShapeError(f"the contracted axes have lengths {lengths[0]} and {lengths[1]}")
+        raise ShapeError(
+            f"expected contracted axes of equal lengths, got {lengths[0]} and {lengths[1]}"
+        )
     return first, second
 
 

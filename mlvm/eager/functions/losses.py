@@ -248,7 +248,10 @@ def nll_loss(
     require("float", type_of(log_predictions))
     require("integer", type_of(labels))
     if not log_predictions.ndim or labels.shape != log_predictions.shape[:-1]:
-        raise ShapeError("expected labels of the shape of the predictions without its last axis")
+        raise ShapeError(
+            f"expected labels of shape {log_predictions.shape[:-1]}, which is the shape of the "
+            f"predictions without the last axis, got {labels.shape}"
+        )
     if weight is not None:
         _require_class_weight(weight, log_predictions.type)
     labels, ignored = _counted(labels, ignore_index)
@@ -296,7 +299,9 @@ def softmax_cross_entropy(
         ml.softmax_cross_entropy(x, ml.asarray([0, 1, 2, 9]))  # OperandValueError
     """
     if type_of(labels).dtype.is_float and type_of(logits).dtype.is_integer:
-        raise DTypeError("expected logits, then labels: exchange the arguments")
+        raise DTypeError(
+            "expected logits first and labels second, got them in reverse order: exchange them"
+        )
     if not isinstance(label_smoothing, (int, float)) or not 0 <= label_smoothing <= 1:
         raise ArgumentError(
             f"expected label_smoothing as a number from 0 to 1, got {brief(label_smoothing)}"
@@ -377,7 +382,10 @@ def cosine_embedding_loss(
     """
     type = _require_alike(x, y)
     if not type.ndim or type_of(targets).shape != type.shape[:-1]:
-        raise ShapeError("expected one target for each pair of vectors (last axis)")
+        raise ShapeError(
+            f"expected one target per pair of vectors, {list(type.shape[:-1])}, got "
+            f"{list(targets.shape)}"
+        )
     cosine = cosine_similarity(x, y)
     dissimilar = op.maximum(cosine - margin, 0.0)
     return reduced(op.where(op.greater(targets, 0), 1.0 - cosine, dissimilar), reduction)
@@ -565,7 +573,10 @@ def _require_weight(weight: Tensor, type: TensorType, name: str) -> Tensor:
 def _require_class_weight(weight: Tensor, type: TensorType) -> None:
     require("float", type_of(weight))
     if weight.shape != type.shape[-1:]:
-        raise ShapeError("expected a weight with one number per class (last axis)")
+        raise ShapeError(
+            f"expected a weight with one number per class, {list(type.shape[-1:])}, got "
+            f"{list(weight.shape)}"
+        )
 
 
 def _counted(labels: Tensor, ignore_index: int | None) -> tuple[Tensor, Tensor | None]:
@@ -598,7 +609,10 @@ def _require_alike(*tensors: Tensor) -> TensorType:
         if not type.dtype.is_float:
             raise DTypeError(f"expected floats, got {type.dtype.name}; convert with astype")
         if type.shape != types[0].shape:
-            raise ShapeError("expected predictions and targets of the same shape")
+            raise ShapeError(
+                f"expected predictions and targets of the same shape, got {list(types[0].shape)} "
+                f"and {list(type.shape)}"
+            )
     return types[0]
 
 

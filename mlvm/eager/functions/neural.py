@@ -80,13 +80,19 @@ def embedding_bag(
     if mode not in ("sum", "mean", "max"):
         raise ArgumentError(f"expected mode as one of 'sum', 'mean', 'max', got {mode!r}")
     if embedding.ndim != 2 or not type_of(indices).ndim:
-        raise ShapeError("expected an embedding with two axes, and indices with at least one")
+        raise ShapeError(
+            f"expected an embedding with 2 axes and indices with at least 1 axis, got "
+            f"{embedding.ndim} and {indices.ndim}"
+        )
     if weights is not None:
         require("float", type_of(weights))
         if mode == "max":
             raise ArgumentError("weights are only supported for a sum or a mean, got mode max")
         if weights.shape != indices.shape:
-            raise ShapeError("expected weights of the shape of the indices")
+            raise ShapeError(
+                f"expected weights of the shape of the indices, {list(indices.shape)}, got "
+                f"{list(weights.shape)}"
+            )
     if offsets is not None:
         require("integer", type_of(offsets))
         if offsets.ndim != 1 or indices.ndim != 1:

@@ -376,7 +376,7 @@ def _pooled(pool: Any, x: Tensor, places: _Windows) -> Tensor:
     if axes == 1:
         images = expand_dims(x, axis=1)
         return squeeze(_of_images(pool, images, (1, *shape), *geometry.of_rows()), axis=1)
-    # in each layer, and then from layer to layer: neither a mean nor a largest element cares
+    # pool within each layer, then across layers: for means and maxima, the result is the same
     n, depth = x.shape[:2]
     steps, sides, dilations = geometry
     layers = reshape(x, (n * depth, *x.shape[2:]))

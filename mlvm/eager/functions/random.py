@@ -603,7 +603,8 @@ def choice(
     result_shape = integers(shape, "shape")
     draws = math.prod(result_shape)
     if n < 0 or (draws > n and not replace) or (draws and not n):
-        raise ArgumentError(f"cannot draw {draws} of {n}{'' if replace else ' without replace'}")
+        how = "" if replace else " without replacement; pass replace=True"
+        raise ArgumentError(f"cannot draw {draws} of {n} elements{how}")
     if p is not None and _float_type(p, "p").shape != (n,):
         raise ShapeError(f"expected one number in p for each of {n}, got {p.type}")
     if p is not None and draws and current().recorder is None:
@@ -853,7 +854,7 @@ def dirichlet(
     """
     type = _float_type(alpha, "alpha")
     if not type.ndim:
-        raise ShapeError("expected alpha with a last axis of parameters")
+        raise ShapeError("expected alpha with at least 1 dimension, got a scalar")
     drawn, target = _drawn_shape(type.shape[:-1], shape), float_dtype(dtype)
     logs = _log_gamma(alpha, (*drawn, type.shape[-1]), _or_next(key), target)
     return rounded(op.softmax(logs, axis=-1), target)
@@ -981,7 +982,7 @@ def multinomial(
     trials = n if isinstance(n, Tensor) else full((), integer(n, "n"), dtype=i64)
     type = _float_type(p, "p")
     if not type.ndim:
-        raise ShapeError("expected p with a last axis of probabilities")
+        raise ShapeError("expected p with at least 1 dimension, got a scalar")
     drawn = _drawn_shape(broadcast_shapes(trials.shape, type.shape[:-1]), shape)
     return op.multinomial(_or_next(key), trials, p, shape=drawn, dtype=DType.of(dtype))
 

@@ -292,7 +292,8 @@ def meshgrid(*arrays: Tensor, indexing: Literal["xy", "ij"] = "xy") -> tuple[Ten
     if indexing not in ("xy", "ij"):
         raise ArgumentError(f'expected indexing as "xy" or "ij", got {indexing!r}')
     if any(type.ndim != 1 for type in types):
-        raise ShapeError("expected tensors of 1 dimension")
+        ndim = next(type.ndim for type in types if type.ndim != 1)
+        raise ShapeError(f"expected tensors of 1 dimension, got one of {ndim}")
     axes = list(range(len(arrays)))
     if indexing == "xy":
         axes[:2] = reversed(axes[:2])
@@ -346,7 +347,8 @@ def stack(arrays: Iterable[Tensor], /, axis: int = 0) -> Tensor:
     xs = [as_operand(x, widest if is_whole(x) else like) if is_array(x) else x for x in operands]
     shapes = [x.shape for x in xs if isinstance(x, Tensor)]
     if any(each != shapes[0] for each in shapes):
-        raise ShapeError("expected equal shapes")
+        other = next(each for each in shapes if each != shapes[0])
+        raise ShapeError(f"expected equal shapes, got {shapes[0]} and {other}")
     is_same = all(isinstance(x, Tensor) and x.type is xs[0].type for x in xs)
     if is_same and len(xs) > 1 and type(axis) is int and not xs[0].dtype.is_storage:
         along, shape = rules.normalize_axis(axis, xs[0].ndim + 1), xs[0].shape
@@ -521,9 +523,9 @@ def _listed(repeats: Ints | Tensor) -> Ints:
     if not isinstance(repeats, Tensor):
         return repeats
     if not repeats.dtype.is_integer:
-        raise DTypeError("expected integers as repeats")
+        raise DTypeError(f"expected integers as repeats, got {repeats.dtype.name}")
     if repeats.ndim > 1:
-        raise ShapeError("expected repeats as a number or a vector")
+        raise ShapeError(f"expected repeats as a number or a vector, got {repeats.type}")
     counts: Ints = repeats.tolist()
     return counts
 
@@ -733,7 +735,7 @@ def _bordered(x: Tensor, pairs: tuple[Pair, ...], mode: Border) -> Tensor:
             continue
         n = x.shape[axis]
         if n == 0:
-            raise ShapeError(f"axis {axis} is empty: a border needs elements to repeat")
+            raise ShapeError(f"expected elements to repeat along axis {axis}, got length 0")
         places = arange(-before, n + after)
         if mode == "edge":
             places = op.clip(places, 0, n - 1)

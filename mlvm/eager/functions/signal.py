@@ -111,7 +111,7 @@ def stft(
     x = op.astype(x, dtype=f32) if x.dtype.is_half else x
     shape = _window(window, size, x.dtype.real)
     if not x.ndim:
-        raise ShapeError("expected a signal with an axis of samples")
+        raise ShapeError("expected a signal [..., samples], got a scalar")
     n, margin = x.shape[-1], size // 2 if center else 0
     if n + 2 * margin < size or (margin and n <= margin):
         raise ShapeError(f"expected at least {size} samples for a frame, got {n}")
@@ -276,7 +276,7 @@ def _sums_of_products(x: Tensor, y: Tensor, mode: Mode, first: int) -> Tensor:
             f"expected mode as one of {', '.join(get_args(Mode))}, got {brief(mode)}"
         )
     if x.ndim != 1 or y.ndim != 1 or not x.size or not y.size:
-        raise ShapeError("expected two nonempty vectors")
+        raise ShapeError(f"expected two nonempty vectors, got {x.type} and {y.type}")
     if x.size < y.size:
         x, y = y, x
     m, n = x.size, y.size

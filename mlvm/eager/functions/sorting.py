@@ -176,7 +176,7 @@ def searchsorted(
     x1 = _ordered(x1)
     x2 = _ordered(as_operand(x2, x1))
     if x1.ndim != 1:
-        raise ShapeError("expected a sorted tensor of 1 dimension")
+        raise ShapeError(f"expected a sorted tensor of 1 dimension, got {x1.type}")
     if side not in ("left", "right"):
         raise ArgumentError(f'expected side as "left" or "right", got {brief(side)}')
     if sorter is not None:

@@ -396,7 +396,10 @@ def average(
     if weights.shape != x.shape:
         along = axes_of(axis, x)
         if len(along) != 1 or weights.shape != (x.shape[along[0]],):
-            raise ShapeError("expected weights of the shape of x, or a vector for one axis of it")
+            raise ShapeError(
+                f"expected weights of the shape of x, {x.shape}, or a vector for a single axis, "
+                f"got {weights.shape}"
+            )
         weights = reshape(weights, [n if i in along else 1 for i, n in enumerate(x.shape)])
         weights = broadcast_to(weights, x.shape)
     total = op.sum(weights, axis=axis, keepdims=keepdims)
@@ -507,7 +510,7 @@ def bincount(
     if x.ndim != 1:
         raise ShapeError(f"expected a vector, got {counted(x.ndim, 'dimension')}")
     if weights is not None and type_of(weights).shape != x.shape:
-        raise ShapeError(f"expected weights of the shape of x, {x.shape}")
+        raise ShapeError(f"expected weights of shape {x.shape}, like x, got {weights.shape}")
     [least] = counts_of(integer(minlength, "minlength"), "minlength")
     if length is None:
         length = max(least, int(op.max(x)) + 1 if x.size else 0)
@@ -580,7 +583,7 @@ def histogram(
     """
     require("real", type_of(x))
     if weights is not None and type_of(weights).shape != x.shape:
-        raise ShapeError(f"expected weights of the shape of x, {x.shape}")
+        raise ShapeError(f"expected weights of shape {x.shape}, like x, got {weights.shape}")
     flat = reshape(x, -1)
     if isinstance(bins, (list, tuple)) or is_array(bins):
         bins = as_operand(bins, flat)

@@ -84,7 +84,7 @@ def var(
     if where is None:
         return op.var(x, axis=axis, correction=correction, keepdims=keepdims, out=out)
     if out is not None:
-        raise ArgumentError("out= is not supported with where")
+        raise ArgumentError("out= cannot be combined with where=; omit out=")
     return _masked_var(x, axis, correction, keepdims, where)
 
 
@@ -201,7 +201,7 @@ def outer(x: Tensor, y: Tensor, /) -> Tensor:
     """
     types = type_of(x), type_of(y)
     if types[0].ndim != 1 or types[1].ndim != 1:
-        raise ShapeError("expected two tensors of 1 dimension")
+        raise ShapeError(f"expected two vectors, got {types[0]} and {types[1]}")
     return expand_dims(x, axis=1) * y
 
 
@@ -287,7 +287,9 @@ def cumulative_sum(
     if not (include_initial or exclusive):
         return op.cumulative_sum(x, axis=axis, dtype=target, out=out)
     if out is not None:
-        raise ArgumentError("out= is not supported with include_initial or exclusive")
+        raise ArgumentError(
+            "out= cannot be combined with include_initial= or exclusive=; omit out="
+        )
     sums = op.cumulative_sum(x, axis=axis, dtype=target)
     return _from_initial(0.0, sums, axis, include_initial)
 
@@ -377,7 +379,7 @@ def _scanned(combine: Callable[[Tensor, Tensor], Tensor], x: Tensor, axis: int |
     It needs log2(n) steps over all elements (Hillis and Steele, Data Parallel Algorithms, CACM 29,
     1986)."""
     if axis is None and type_of(x).ndim != 1:
-        raise ShapeError("expected an axis, unless x has 1 dimension")
+        raise ShapeError(f"expected axis= for x with {type_of(x).ndim} dimensions, got None")
     [along] = axes_of(axis or 0, x)
     n, step = x.shape[along], 1
     result = alias_of(x)
@@ -455,7 +457,10 @@ def trapezoid(y: Tensor, x: Tensor | None = None, dx: float = 1.0, axis: int = -
     if x.ndim == 1:
         x = reshape(x, [x.size if i == along else 1 for i in range(y.ndim)])
     if x.ndim != y.ndim or x.shape[along] != y.shape[along]:
-        raise ShapeError(f"expected x like y, or a vector of {y.shape[along]}, got {x.type}")
+        raise ShapeError(
+            f"expected x of the shape of y, {list(y.shape)}, or a vector of {y.shape[along]}, "
+            f"got {x.type}"
+        )
     return op.sum(heights * op.subtract(*neighbours(x, along)), axis=along) / 2.0
 
 

@@ -199,9 +199,8 @@ def from_dlpack(
     if isinstance(x, Tensor):
         return asarray(x, device=device, copy=copy)
     if not hasattr(x, "__dlpack__") or not hasattr(x, "__dlpack_device__"):
-        raise DLPackError(f"{with_article(type(x).__name__)} has no __dlpack__; see asarray").at(
-            "from_dlpack", ()
-        )
+        text = f"expected an object with __dlpack__, got {with_article(type(x).__name__)}"
+        raise DLPackError(f"{text}; use ml.asarray").at("from_dlpack", ())
     if copy is False:
         raise CopyError(
             f"from_dlpack: the values of {with_article(type(x).__name__)} are copied into "

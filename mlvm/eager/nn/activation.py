@@ -188,7 +188,7 @@ class CELU(Module):
     def __init__(self, alpha: float = 1.0) -> None:
         self.alpha = _number("CELU: alpha", alpha)
         if not self.alpha:
-            raise ArgumentError("CELU: expected alpha as a number other than 0")
+            raise ArgumentError("CELU: expected alpha as a number other than 0, got 0")
 
     def __call__(self, x: Tensor) -> Tensor:
         return activations.celu(x, self.alpha)

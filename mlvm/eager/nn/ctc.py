@@ -68,7 +68,11 @@ def ctc_loss(
         or log_predictions.shape[1:2] != batch
         or not (batch == lengths.shape == label_lengths.shape)
     ):
-        raise ShapeError("expected [time, batch, classes], labels [batch, S], two lengths [batch]")
+        raise ShapeError(
+            f"expected log_predictions [time, batch, classes], labels [batch, S] and two lengths "
+            f"[batch], got {log_predictions.shape}, {labels.shape}, {lengths.shape} and "
+            f"{label_lengths.shape}"
+        )
     time, n, classes = log_predictions.shape
     if not 0 <= number < classes:
         raise ArgumentError(f"expected blank as one of the {classes} classes, got {number}")

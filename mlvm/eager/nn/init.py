@@ -360,7 +360,7 @@ def orthogonal(
         (max(rows, columns), min(rows, columns)), key=key, dtype=f32 if kind.is_half else kind
     )
     q, r = linalg.qr(drawn)
-    q = elements.where(op.less(linalg.diagonal(r), 0.0), -q, q)  # like a positive diagonal of r
+    q = elements.where(op.less(linalg.diagonal(r), 0.0), -q, q)  # make the diagonal of r positive
     q = q if rows >= columns else shapes.permute_dims(q, (1, 0))
     q = op.astype(q * _number(gain, "gain"), dtype=kind)
     return shapes.reshape(q, lengths)

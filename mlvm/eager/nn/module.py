@@ -320,7 +320,8 @@ def buffer(x: T) -> T:
         return x if x._buffer_of is not None else buffer_of(x)
     values = as_operand(x) if hasattr(x, "__array__") and not isinstance(x, Tensor) else x
     if not holds_tensors(values):
-        raise DTypeError(f"expected a buffer of a tensor or several, got {brief(x)}; see asarray")
+        text = f"expected a tensor or a tree of tensors as buffer, got {brief(x)}"
+        raise DTypeError(f"{text}; convert with ml.asarray")
     return cast(T, Buffer(values))  # for a type checker it has the type of the field's value
 
 

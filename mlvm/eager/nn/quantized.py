@@ -150,11 +150,13 @@ def quantize(
     if dynamic and target is not i8:
         raise ArgumentError(f"expected dtype i8 with dynamic=True, got {target.name}")
     if dynamic and group is not None:
-        raise ArgumentError("dynamic=True has one scale per row: leave out group=")
+        raise ArgumentError("dynamic=True uses one scale per row: omit group=")
     if not isinstance(model, (Module, list, tuple, dict)):
-        raise ArgumentError(f"expected a Module, or several, got {brief(model)}")
+        raise ArgumentError(f"expected a Module, or a list or dict of Modules, got {brief(model)}")
     if group is not None and (type(group) is not int or group < 1):
-        raise ArgumentError(f"expected group as an int, the elements of a scale, got {group!r}")
+        raise ArgumentError(
+            f"expected group, the number of elements per scale, as an int >= 1, got {group!r}"
+        )
     layers = dict(_linear_layers(model))
     if not layers:
         classes = dict.fromkeys(each.layer for each in _unquantized(model))
@@ -172,7 +174,10 @@ def quantize(
         weight = elements.astype(shapes.permute_dims(layer.kernel, (1, 0)), f32)
         if group is not None and weight.shape[-1] % group:
             path = chosen[id(layer)]
-            raise ShapeError(f"groups of {group} do not fill rows of {weight.shape[-1]}, of {path}")
+            raise ShapeError(
+                f"expected a group that divides the {weight.shape[-1]} input features of {path}, "
+                f"got {group}"
+            )
         q, scale = quantization.quantize_groups(weight, dtype, group=group)
         return QuantizedLinear(q, scale, layer.bias, dynamic=dynamic)
 

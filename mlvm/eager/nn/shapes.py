@@ -40,7 +40,8 @@ class Upsample(Module):
         align_corners: bool = False,
     ) -> None:
         if (size is None) == (scale is None):
-            raise ArgumentError("Upsample: expected either a size or a scale")
+            actual = "neither" if size is None else "both"
+            raise ArgumentError(f"Upsample: expected either size or scale, got {actual}")
         self.size, self.scale = size, scale
         self.mode, self.align_corners = mode, align_corners
 

@@ -29,7 +29,7 @@ def strong_wolfe(phi: Phi, loss: float, slope: float, most: int) -> float:
     t = 1.0
     for number in range(most):
         here = _Point(t, *phi(t))
-        is_worse = not here.loss <= loss + _DECREASE * t * slope  # True for nan
+        is_worse = not here.loss <= loss + _DECREASE * t * slope  # also if the loss is nan
         if is_worse or (number and here.loss >= previous.loss):
             return _zoom(phi, loss, slope, previous, here, most - number - 1)
         if abs(here.slope) <= -_CURVATURE * slope:

@@ -456,7 +456,7 @@ class Optimizer(_OfFields):
         fields = vars(self)
         hyper = SimpleNamespace(**{name: fields[name] for name in self._options})
         own = vars(group)
-        if len(own) > 2:  # than `paths` and `_kinds`
+        if len(own) > 2:  # the group sets more fields than `paths` and `_kinds`
             vars(hyper).update({name: own[name] for name in self._options if name in own})
         return hyper
 

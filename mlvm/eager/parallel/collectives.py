@@ -440,7 +440,7 @@ def _require_untracked(name: str, x: Tensor) -> None:
     Raise `GradientError` if a gradient flows through it, and `DTypeError` if it is not a tensor."""
     if not isinstance(x, Tensor):
         raise DTypeError(
-            f"expected a tensor, got {with_article(type(x).__name__)}; see asarray"
+            f"expected a tensor, got {with_article(type(x).__name__)}; convert with ml.asarray"
         ).at(name, ())
     if is_tracked(x):
         raise GradientError(

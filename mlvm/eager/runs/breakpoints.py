@@ -61,10 +61,7 @@ class Breakpoint(NamedTuple):
             return False
         try:
             value = self.condition.value(values.after(before).lookup)
-        except (
-            LookupError,
-            ArgumentError,
-        ):  # a name without a value or type so far
+        except (LookupError, ArgumentError):  # a name in the condition has no value yet
             return False
         return bool(value.all())
 

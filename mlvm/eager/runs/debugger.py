@@ -87,7 +87,7 @@ class Debugger(cmd.Cmd):
         command, _, rest = line.strip().partition(" ")
         method = getattr(self, f"do_{_ALIASES.get(command, '')}", None)
         if method is None:
-            raise ArgumentError(f"no command {command!r}; h lists the commands")
+            raise ArgumentError(f"unknown command {command!r}; h lists the commands")
         method(rest.strip())
 
     def do_EOF(self, _: str) -> bool:
@@ -101,7 +101,7 @@ class Debugger(cmd.Cmd):
         """h(elp) [COMMAND]: list the commands, or describe one."""
         name = _ALIASES.get(argument, argument)
         if name and not hasattr(self, f"do_{name}"):
-            raise ArgumentError(f"no command {argument!r}; h lists the commands")
+            raise ArgumentError(f"unknown command {argument!r}; h lists the commands")
         names = [name] if name else [x[3:] for x in dir(self) if x[:3] == "do_"]
         for each in names:
             text = getattr(self, f"do_{each}").__doc__
@@ -158,7 +158,7 @@ class Debugger(cmd.Cmd):
             raise ArgumentError(f"goto: expected a position, got {argument!r}")
         position = int(argument)
         is_outside = False
-        with suppress(MlvmError):  # an op fails: `_move` goes there and raises that
+        with suppress(MlvmError):  # if an op raises, `_move` stops there and raises the error
             is_outside = position > 0 and self.execution.op_at(position - 1) is None
         if is_outside:
             last = self.execution.length

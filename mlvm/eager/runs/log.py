@@ -107,10 +107,14 @@ class LogReader:
         if _HEAD.startswith(data) and len(data) < len(_HEAD):  # killed before the first frame
             return
         if data[:8] != _HEAD[:8]:
-            raise EncodingError(f"a recording begins with {_HEAD[:8]!r}, not {data[:8]!r}")
+            raise EncodingError(
+                f"expected a recording that begins with {_HEAD[:8]!r}, got {data[:8]!r}"
+            )
         version = int.from_bytes(data[8:12], "little")
         if version != VERSION:
-            raise EncodingError(f"version {version} of a recording; this release reads {VERSION}")
+            raise EncodingError(
+                f"expected version {VERSION} of the recording format, got {version}"
+            )
         self.values += self._frames(data)
 
     def _frames(self, data: bytes) -> Iterator[Any]:

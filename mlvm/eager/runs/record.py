@@ -201,11 +201,11 @@ class _Session:
         except FileExistsError:
             raise _contains_recording(folder) from None
         self._data: BinaryIO = open_to_append(folder / DATA)
-        self._end = 0  # of the data
+        self._end = 0  # size of the data file
         self._process = os.getpid()
         self._steps = 0
         self._cells = Cells()
-        self._ncells = self._ntables = self._ncheckpoints = 0  # in the log
+        self._ncells = self._ntables = self._ncheckpoints = 0  # numbers of entries in the log
         self._last_checkpoint, self._spent = -1, 0
         self._programs: dict[object, _Recorded] = {}
         self._untraceable: dict[object, str] = {}  # functions without a program, with the reason

@@ -245,7 +245,10 @@ class Replay:
         cells = step.table.cells()
         digests = {each: digest(self._cells[each]) for each in cells if each in self._cells}
         if len(digests) < len(cells):
-            raise EncodingError(f"{self.run.folder}: step {step.number} has state that is missing")
+            missing = len(cells) - len(digests)
+            raise EncodingError(
+                f"{self.run.folder}: {missing} state tensors of step {step.number} are missing"
+            )
         return number_of(digest_of(*digest_of_cells(digests, cells)))
 
     def _finish(self, step: RecordedStep, results: Sequence[Array]) -> list[Mismatch]:

@@ -48,10 +48,10 @@ class Repro(NamedTuple):
         digests = tuple(reader.sequence(Reader.blob))
         reader.end()
         if tuple(map(TensorType.of, inputs)) != program.step.inputs:
-            raise EncodingError("the inputs do not have the types of the program's inputs")
+            raise EncodingError("expected inputs of the types in the program")
         lengths = [len(each) for each in digests]
         if lengths != [_DIGEST] * len(program.step.results):
-            raise EncodingError(f"expected a digest of {_DIGEST} bytes for each result")
+            raise EncodingError(f"expected one digest of {_DIGEST} bytes per result")
         return Repro(program, inputs, digests)
 
     def run(self, vm: VMProtocol, *, max_steps: int | None = None) -> list[Array]:

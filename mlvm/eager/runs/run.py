@@ -137,12 +137,13 @@ class Run:
                             type = TensorType.parse(text)
                             self.cells.append(Cell(len(self.cells), name, type))
                         case _:
-                            raise EncodingError("expected the name and type of a cell")
+                            text = f"expected a state cell as a name and a type, got {brief(row)}"
+                            raise EncodingError(text)
             case ("program", table):
                 self.tables.append(self._checked(StepTable.of_value(table)))
             case ("checkpoint", str() as name, int() as content, [*cells], [*digests]):
                 if len(cells) != len(digests) or not all(map(self._is_cell, cells)):
-                    raise EncodingError("expected the cells of a checkpoint")
+                    raise EncodingError("expected a checkpoint with one digest per state cell")
                 if name != Path(name).name:
                     raise EncodingError(f"expected the name of a checkpoint, got {brief(name)}")
                 by_cell = dict(zip(cells, map(_number, digests), strict=True))
@@ -178,14 +179,19 @@ class Run:
             )
         table = self.tables[program]
         if len(inputs) != len(table.names) or len(results) < len(table.updated):
-            raise EncodingError("expected the digests of all inputs and results")
+            raise EncodingError(
+                f"expected digests of {len(table.names)} inputs and at least "
+                f"{len(table.updated)} results, got {len(inputs)} and {len(results)}"
+            )
         scalars: dict[int, float] = {}
         for pair in values:
             match pair:
                 case (int() as number, float() as value) if 0 <= number < len(results):
                     scalars[number] = value
                 case _:
-                    raise EncodingError("expected the value of a result")
+                    raise EncodingError(
+                        f"expected the number and value of a result, got {brief(pair)}"
+                    )
         places = [_stored(each, self._is_cell) for each in cells]
         input_places = [_stored(each, lambda i: 0 <= i < len(inputs)) for each in stored]
         return RecordedStep(
@@ -206,7 +212,7 @@ class Run:
 
     def _checked(self, table: StepTable) -> StepTable:
         if not all(map(self._is_cell, table.cells())):
-            raise EncodingError("the table of a program contains a cell that does not exist")
+            raise EncodingError("a program table refers to a state cell that does not exist")
         for text in table.types:
             TensorType.parse(text)
         return table
@@ -331,7 +337,7 @@ def _stored(row: Any, is_valid: Callable[[int], bool]) -> Stored:
             is_valid(number) and 0 <= place < 1 << 60 and 0 <= length < 1 << 40
         ):
             return Stored(number, place, length)
-    raise EncodingError("expected the place of a content")
+    raise EncodingError("expected a number, an offset and a length of stored bytes")
 
 
 def _cell_in(file: WeightsFile, cell: Cell) -> Array:

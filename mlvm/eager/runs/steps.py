@@ -93,7 +93,7 @@ class StepTable:
         except (AttributeError, KeyError, TypeError, ValueError):
             is_table = False
         if not is_table:
-            raise EncodingError("expected the table of a program")
+            raise EncodingError("expected a valid program table")
         return table
 
 

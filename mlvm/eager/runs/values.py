@@ -148,7 +148,7 @@ class Values:
     def _next_read(self, ref: Ref) -> str:
         """Describe the next op that reads a value."""
         is_ended = False
-        with suppress(MlvmError):  # an op fails: the ops before it are known
+        with suppress(MlvmError):  # if an op raises, the ops before it are known
             is_ended = self.execution.op_at(self.position + _MOST_AHEAD) is None
         for op in self._from(self.position):
             if ref in op.operands:

@@ -113,7 +113,7 @@ def _check_data(run: Run, places: set[tuple[int, int]]) -> None:
     end = 0
     for place, length in sorted(places):
         if place != end:
-            raise EncodingError(f"{run.folder / DATA}: byte {end}: expected a content")
+            raise EncodingError(f"{run.folder / DATA}: expected stored bytes at {end}, got {place}")
         end = place + length
     size = (run.folder / DATA).stat().st_size
     if size < end or (run.is_closed and size != end):

@@ -81,7 +81,9 @@ def constant(value: Scalar | Number, dtype: DType) -> Tensor:
         return tensor
     if EXTENSION is not None:
         number: Tensor | None = EXTENSION.number(pool.arena, TensorType(dtype), value)
-        if number is not None and key not in pool.used_once.entries:  # first use: keep no tensor
+        if (
+            number is not None and key not in pool.used_once.entries
+        ):  # at the first use, do not cache the tensor
             pool.used_once[key] = None
             return number
         tensor = number

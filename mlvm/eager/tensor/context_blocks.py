@@ -95,7 +95,7 @@ class ContextBlock(OpenBlocks, ContextDecorator):
         """Decorate a function so that it runs in such a block."""
         if inspect.isclass(func) or inspect.isasyncgenfunction(func):
             raise ArgumentError(
-                f"{type(self).__name__}: decorates functions and generators, not "
+                f"{type(self).__name__}: expected a function or generator to decorate, got "
                 f"{'a class: decorate its __call__' if inspect.isclass(func) else brief(func)}"
             )
         result: Any = super().__call__(func)

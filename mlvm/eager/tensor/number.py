@@ -103,7 +103,7 @@ class Numbers:
         self.tensors: dict[tuple[int, Any], Any] = {}
         self.vm = vm
         self.closed = False
-        self.formulas: Any = None  # formulas of the native machine, in a fork
+        self.formulas: Any = None  # formulas of the native machine, set in a fork
         self._numbers_of: dict[int, int] = {}  # formula numbers by index
         self._constants: set[int] = set()
         # index of each constant by value, and of each result by computation

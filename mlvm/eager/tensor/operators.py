@@ -60,7 +60,7 @@ def _without_zero(op: str, operator: Binary) -> Binary:
 
     def checked(self: Tensor, other: Operand) -> Tensor:
         if other.__class__ is int and other == 0 and self.dtype.is_integer:
-            text = f"integers have no quotient by 0; ml.{op}(x, 0) gives 0"
+            text = f"integer division by zero; ml.{op}(x, 0) returns 0 instead of raising"
             raise OperandValueError(text).at(op, (self.type, 0))
         return operator(self, other)
 

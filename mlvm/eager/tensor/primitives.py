@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from inspect import Parameter, Signature
 from typing import Any
 
-from mlvm.core.errors import ArgumentError, DTypeError, MlvmError, ShapeError
+from mlvm.core.errors import ArgumentError, DTypeError, MlvmError, ShapeError, with_article
 from mlvm.core.op import OPS, Attribute, Op
 from mlvm.core.types import DType
 from mlvm.eager.tensor import templates, wrapper
@@ -44,15 +44,17 @@ def _derive(op: Op) -> Callable[..., Tensor]:
             if last is not None and len(operands) == last + 1:
                 *operands, axis = operands
                 if "axis" in attributes:
-                    raise ArgumentError("axis is given twice")
+                    raise ArgumentError("got axis by position and by keyword; pass it once")
                 if isinstance(axis, Tensor):
-                    raise ArgumentError("expected one tensor; use maximum or minimum for two")
+                    raise ArgumentError(
+                        "expected one tensor, got two; use maximum or minimum for two tensors"
+                    )
                 attributes["axis"] = axis
             if takes_where and "where" in attributes:
                 if attributes["where"] is None:
                     del attributes["where"]
                 elif out is not None:
-                    raise ArgumentError("out= is not supported with where")
+                    raise ArgumentError("out= cannot be combined with where=; omit out=")
                 else:
                     return reduce_where(op.name, *as_operands(operands), **attributes)
             if takes_dtype and attributes.get("dtype") is not None:
@@ -68,9 +70,13 @@ def _derive(op: Op) -> Callable[..., Tensor]:
             if out is None:
                 return apply(call, *operands)
             if not isinstance(out, Tensor):
-                raise DTypeError(f"out must be a tensor, not {type(out).__name__}")
+                raise DTypeError(
+                    f"expected a tensor as out=, got {with_article(type(out).__name__)}"
+                )
             if op.dynamic:
-                raise ArgumentError("out= is not supported: the result's shape depends on values")
+                raise ArgumentError(
+                    "out= is not supported, because the result shape depends on values"
+                )
             return apply_into(out, call, *operands)
         except MlvmError as error:
             if error.late:

@@ -287,12 +287,12 @@ class Tensor(Methods, Allocation):
 
     def __len__(self) -> int:
         if not self.shape:
-            raise LengthError("a tensor without dimensions has no length").at("len", (self.type,))
+            raise LengthError("a scalar tensor has no length").at("len", (self.type,))
         return self.shape[0]
 
     def __iter__(self) -> Iterator[Tensor]:
         if not self.shape:
-            raise LengthError("a tensor without dimensions has no length, and no rows").at(
+            raise LengthError("a scalar tensor has no rows to iterate over").at(
                 "iter", (self.type,)
             )
         return _rows(self)

@@ -80,7 +80,7 @@ class CustomRule:
             if tracked and self.fwd is not None:
                 outs, res = self.fwd(operands)
             elif tracked and self.jvp is not None and isinstance(on, Tracer):
-                # transformed by the rule
+                # the rule's jvp transforms the call
                 outs, res = self.jvp(operands, [None] * len(operands))[0], []
             elif tracked:
                 outs, res = self.fn(operands), []

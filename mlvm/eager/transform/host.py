@@ -84,7 +84,7 @@ def host_call(
     for x in operands:
         if not isinstance(x, Tensor):
             raise DTypeError(
-                f"takes tensors, not {with_article(type(x).__name__)}; see asarray"
+                f"expected tensors, got {with_article(type(x).__name__)}; convert with ml.asarray"
             ).at(name, ())
     types = None
     if isinstance(current().recorder, Tracer):
@@ -141,9 +141,8 @@ def _without_gradient(name: str, position: int, x: Tensor) -> Tensor:
 
     def refuse(*_: Any) -> NoReturn:
         raise GradientError(
-            f"{name} has no gradient for operand {position}, {with_article(x.type)}: give "
-            f"ml.host_call a vjp; "
-            f"stop_gradient makes a constant of it"
+            f"{name} has no gradient for operand {position}, {with_article(x.type)}: pass vjp= to "
+            f"ml.host_call, or use stop_gradient(x)"
         )
 
     [y] = CustomRule(name, _aliased, fwd=lambda xs: (_aliased(xs), []), bwd=refuse)([x])

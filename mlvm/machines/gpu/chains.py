@@ -100,7 +100,9 @@ class _Lowering:
         self._outputs = chain.outputs
         self._inferred = chain.infer(types)
         self._types = dict(enumerate(types))
-        self._value = {i: i for i in range(chain.outputs, len(types))}  # by the numbers in links
+        self._value = {
+            i: i for i in range(chain.outputs, len(types))
+        }  # keys are the value numbers that links use
         self._next = len(types)
         self._at: dict[int, Argument] = {i: i for i in range(chain.outputs, len(types))}
         self._links: list[Link] = []

@@ -96,7 +96,7 @@ class Refusals:
         self._free: list[int] = []
         self._used = 0
         self._noted: dict[Note, None] = {}
-        self._due: list[tuple[Note, Array, bool]] = []  # the bool: it was already raised
+        self._due: list[tuple[Note, Array, bool]] = []  # the bool: the error was already raised
         self._launch = 0
         self._adds: Callable[[Exception], object] | None = None
 
@@ -108,7 +108,7 @@ class Refusals:
     def begin(self) -> None:
         """Handle the start of a launch."""
         self._launch += 1
-        self._adds = explaining.get()  # the machine runs in a different context
+        self._adds = explaining.get()  # saved here, because the machine runs in a different context
 
     def take(self) -> tuple[int, Any]:
         """Return the number and the memory of a flag for a call."""

@@ -12,7 +12,7 @@ from mlvm.machines.gpu.dtypes import around, computed
 from mlvm.machines.gpu.kernels import Argument, Call, Calls, Facts, Scratch, Types, kernel, source
 from mlvm.machines.gpu.reductions import GROUP
 
-_RUN: Final = 32  # RUN of sorting.c
+_RUN: Final = 32  # the same value as RUN in sorting.c
 _MOST: Final = 2**31 - 1  # maximum elements per row, because indices are i32
 
 

@@ -33,7 +33,9 @@ def tune(device: str, size: int | None = None) -> Iterator[Timed]:
     a VM on the device raises.
     """
     if device == "cpu":
-        raise MachineError("the tiles of a processor are fixed; tune a different device")
+        raise MachineError(
+            "expected a GPU or OpenCL device to tune, got 'cpu', whose tiles are fixed"
+        )
     facts = GpuVM(device=device).memory.driver.facts
     n = size or (512 if facts.is_cpu else 2048)
     for dtype in (f32, f64):

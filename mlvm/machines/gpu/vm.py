@@ -273,11 +273,11 @@ class Stretch:
         self._version = int(functions.version)
         self._queue = queue
         self._ready: Ready | None = None
-        self._steps: list[int] = []  # of which each launch is
+        self._steps: list[int] = []  # number of the step of each launch
 
     def kernel(self) -> None:
         """Launch the calls. Raises `Failed`."""
-        if int(self._functions.version) != self._version:  # since the program was bound
+        if int(self._functions.version) != self._version:  # the function table has changed
             self._call_each()
             return
         ready = self._ready or self._made_ready()

@@ -60,7 +60,7 @@ class Boxes:
         """
         if 0 in shape:
             return
-        if reads and (size := _run_of(self.itemsize, shape, out, into)) > self.itemsize:
+        if reads and (size := _run_of(self.itemsize, shape, out, into)):
             units, work = -(-size // COPY_UNIT), size / 10
             self._add("copy", units, work, bytes=size, reads=reads, out_at=out_at, in_at=in_at)
             return

@@ -146,7 +146,7 @@ class NativeLanes:
         if len(results) != len(self._results) or any(
             x.nbytes != len(x) * n for x, n in zip(results, self._results, strict=True)
         ):
-            raise MachineError("results have a different size than the program's results")
+            raise MachineError("lanes: expected results of the sizes in the program's types")
         addresses = [_ints([_address(x) for x in xs]) for xs in arrays]
         self._keep(self._nbytes)
         try:
@@ -186,7 +186,7 @@ class NativeLanes:
             raise LimitExceededError(f"lanes exceed the limit of {a:,} frames")
         if what == "check":
             raise CheckError(self._steps[a][3])
-        raise MachineError("the record does not exist")
+        raise MachineError(f"lanes: record {a} does not exist")
 
 
 def _ints(numbers: Any) -> Array:

@@ -244,7 +244,7 @@ class _BoundedStore(FreeStore):
     def _check_handles(self) -> None:
         if len(self._entries) + len(self._storages) >= self._limits.handles:
             count = f"{self._limits.handles:,} tensors and storages"
-            raise LimitExceededError(f"the VM has {count}, the limit")
+            raise LimitExceededError(f"the VM has reached the limit of {count}; free some of them")
         self._check(_PER_HANDLE)
 
 

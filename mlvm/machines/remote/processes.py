@@ -158,7 +158,9 @@ class Processes:
                 return self._shared[shared]
             count = sum(each.name not in self._shared for each in self._living)
             if count >= self._most:
-                raise AccessDeniedError(f"{count} processes of clients are running, the limit")
+                raise AccessDeniedError(
+                    f"the server has reached its limit of {count} client processes"
+                )
             try:
                 return self._fork(name, shared=False, nice=nice)
             except MachineError as error:

@@ -417,7 +417,9 @@ class Server(Closing):
         if hello.wants == "status":
             with self._lock:
                 if len(self._observers) >= _MOST_OBSERVERS:
-                    raise AccessDeniedError(f"{_MOST_OBSERVERS} observers are connected, the limit")
+                    raise AccessDeniedError(
+                        f"the server has reached its limit of {_MOST_OBSERVERS} observers"
+                    )
                 self._strangers.leave(client.socket)
                 self._observers.add(client.socket)
             return self._about
@@ -439,10 +441,10 @@ class Server(Closing):
                 raise AccessDeniedError("the server is shutting down")
             count = len(self._clients)
             if count >= self._limits.connections:
-                raise AccessDeniedError(f"{count} clients are connected, the limit")
+                raise AccessDeniedError(f"the server has reached its limit of {count} clients")
             own = sum(each.user == hello.user for each in self._clients.values())
             if own >= self._limits.user_connections:
-                raise AccessDeniedError(f"{own} clients of this user are connected, the limit")
+                raise AccessDeniedError(f"this user has reached the limit of {own} clients")
             if reason := self._accounts.over(hello.user):
                 raise AccessDeniedError(reason)
             client.user = hello.user

@@ -188,7 +188,10 @@ class Session(WireServer):
 
     def _launch_from(self, reader: Received) -> None:
         if reader.remaining % 8 or not reader.remaining:
-            raise reader.error("a launch: expected 8 bytes for the program and each handle")
+            raise reader.error(
+                f"a launch: expected 8 bytes for the program and each handle, got "
+                f"{reader.remaining} bytes"
+            )
         if reader.remaining > 8 * _MOST_HANDLES:
             raise LimitExceededError(f"a launch: expected at most {_MOST_HANDLES - 1:,} arguments")
         body = reader.rest()
@@ -259,7 +262,7 @@ class Session(WireServer):
         reader.read_into(elements)
         if type.dtype.kind == "bool" and elements.max(initial=0) > 1:
             elements[...] = 0
-            raise reader.error("a bool: expected 0 or 1")
+            raise reader.error("a bool: expected 0 or 1, got a different byte")
 
     def close(self) -> None:
         """Free all remaining tensors and storages of the client."""

@@ -47,7 +47,7 @@ def resize(at: Call, x: Value, *operands: Any) -> Value:
     else:
         raise ModelError("expected scales or sizes, got neither")
     if min(counts) < 0 or math.prod(counts) > 1 << 40:
-        raise ModelError(f"the result would have the shape {counts}")
+        raise ModelError(f"expected a result of at most 2**40 elements, got the shape {counts}")
     is_cropped = at.get("coordinate_transformation_mode") == "tf_crop_and_resize"
     if is_cropped and (roi is None or not len(roi)):
         roi = [0.0] * len(which) + [1.0] * len(which)  # the whole image

@@ -417,7 +417,7 @@ def _rows_of_bits(xp: Any, node: Any, w: Array) -> Array:
     bits = node.attributes.get("bits", 4)
     has_zeros = len(node.inputs) > 3 and (is_array(node.inputs[3]) or bool(node.inputs[3]))
     if xp is not np:
-        raise ModelError("expected constant weights")
+        raise ModelError("expected weights that are constants of the file, got computed weights")
     if bits not in (2, 4, 8):
         raise ModelError(f"{node}: expected weights of 2, 4 or 8 bits, got {bits}")
     signs = sum(1 << i for i in range(bits - 1, 8, bits))

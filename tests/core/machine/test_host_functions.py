@@ -347,7 +347,7 @@ def test_a_tensor_that_ends_during_a_launch_stays_for_the_launch(vm: VM) -> None
     [out] = vm.launch(program, [x])
     np.testing.assert_array_equal(out, [1, 2])
     assert vm.consumed_size_in_mib() == 0
-    refuses(HandleError, "ended by dealloc_tensor", vm.launch, program, [x])
+    refuses(HandleError, "freed by dealloc_tensor", vm.launch, program, [x])
 
 
 def test_launches_within_each_other_end_in_a_typed_error(vm: VM) -> None:

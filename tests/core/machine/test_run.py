@@ -53,7 +53,7 @@ def test_load_global_names_a_tensor_of_the_store() -> None:
     program = straight(("push_int", handle), "load_global", "halt")
     assert run(program, store=store)[0] is store.entry(handle).array
     store.dealloc_tensor(handle)
-    refuses(HandleError, r"f32\[2\], ended by dealloc_tensor", run, program, store=store)
+    refuses(HandleError, r"f32\[2\], freed by dealloc_tensor", run, program, store=store)
 
 
 # --- each instruction -----------------------------------------------------------------

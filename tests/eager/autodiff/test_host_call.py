@@ -143,10 +143,20 @@ def test_a_replaced_function_is_seen(vm: ml.VM) -> None:
     "args, attributes, error, message",
     (("sina",), {}, UnknownFunctionError, "no function 'sina'; did you mean sin"),
     ((7,), {}, UnknownFunctionError, "expected a function's name, a str, got 7"),
-    (("sine", 3.0), {}, DTypeError, r"^sine\(\): takes tensors, not a float; see asarray$"),
-    (("scale",), {"by": {}}, ArgumentError, r"^scale\(\): an attribute is None.*not a dict"),
-    (("scale",), {"by": [np.ones(2)]}, ArgumentError, "not an ndarray"),
-    (("add.out",), {}, ArgumentError, "it writes to an operand; use ml.add with out="),
+    (
+        ("sine", 3.0),
+        {},
+        DTypeError,
+        r"^sine\(\): expected tensors, got a float; convert with ml.asarray$",
+    ),
+    (("scale",), {"by": {}}, ArgumentError, r"^scale\(\): expected attributes of None.*got a dict"),
+    (("scale",), {"by": [np.ones(2)]}, ArgumentError, "got an ndarray"),
+    (
+        ("add.out",),
+        {},
+        ArgumentError,
+        "expected a function that returns results; use ml.add with out=",
+    ),
     (("sine",), {}, MachineError, "sine: parameter 0 does not exist; the call has 0"),
 )
 def test_what_is_refused(

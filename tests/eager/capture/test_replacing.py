@@ -255,8 +255,8 @@ def test_a_pattern_that_fits_nowhere_warns_once_a_recording(host: Host) -> None:
 
 @cases(
     "pattern, text",
-    (lambda x: x, "expected a pattern that returns computed tensors"),
-    (lambda x: (y := ml.exp(x), y), "pattern that returns computed tensors, each once"),
+    (lambda x: x, "expected a pattern that returns distinct computed tensors"),
+    (lambda x: (y := ml.exp(x), y), "pattern that returns distinct computed tensors"),
     (lambda x, y: ml.exp(x), "operand 1 is unused"),
     (
         lambda x: ml.fori_loop(0, 3, lambda i, x: ml.exp(x), x),

@@ -214,7 +214,7 @@ def test_names_that_are_refused(tmp_path: Path) -> None:
         {"__metadata__": np.zeros(1)},
         None,
         ml.errors.WeightsError,
-        "'__metadata__' is not a valid name",
+        "'__metadata__' is not a valid tensor name",
     ),
     ({3: np.zeros(1)}, None, ml.errors.WeightsError, "3 is not a valid name"),
     ({"\ud800": np.zeros(1)}, None, ml.errors.WeightsError, "not UTF-8"),
@@ -337,7 +337,7 @@ def test_what_is_no_file(tmp_path: Path) -> None:
             ml.save(tmp_path / name if name in ("pipe", "loop") else name, EXAMPLE)
     assert sorted(each.name for each in tmp_path.iterdir()) == ["loop", "pipe"]
     for call in (lambda: ml.load(3), lambda: ml.save(3, {})):  # type: ignore[call-overload,arg-type]
-        refuses(ml.errors.ArgumentError, "a text or a path, not 3", call)
+        refuses(ml.errors.ArgumentError, "a str or a path, got 3", call)
     with pytest.raises(ml.errors.DTypeError, match="expected a Module or a dict as into=, got "):
         ml.load(tmp_path / "x", into=[])
 
@@ -365,7 +365,7 @@ def test_a_file_of_another_library_says_whose_it_is(tmp_path: Path) -> None:
 
 def test_a_name_that_promises_another_format_is_refused(tmp_path: Path) -> None:
     for ending, text in (("gguf", ""), ("pt", ""), ("onnx", "ml.onnx.save"), ("mlvm", "Captured")):
-        message = rf"would be read as {ending}; .*{text}.* name it \"x\.safetensors\""
+        message = rf"that ends in .safetensors, got .*{ending}.*{text}.*: write \"x\.safetensors\""
         refuses(ml.errors.ArgumentError, message, ml.save, tmp_path / f"x.{ending}", {"x": [1.0]})
     assert not [*tmp_path.iterdir()]
 
@@ -382,17 +382,17 @@ def test_a_file_whose_header_is_as_long_as_a_pickle_begins_is_loaded(file: Path)
 @cases(
     "header, reason",
     ("[]", "expected a JSON object"),
-    ("{", "not JSON"),
+    ("{", "expected a header in JSON"),
     ('{"x\ud7ff": NaN}', "expected dtype"),
     ({"__metadata__": {"a": 1}}, "expected a JSON object with str metadata"),
     ({"x": 3}, "x: expected dtype, shape and offsets"),
-    ({"x": entry("F32", [], 0, None)}, "x: expected integers as shape and offsets"),
+    ({"x": entry("F32", [], 0, None)}, "x: expected a shape and offsets of integers"),
     ({"x": entry(["F32"], [2], 0, 8)}, "x: expected dtype"),
     ({"x": {"dtype": "F32", "shape": [], "data_offsets": [0]}}, "x: expected dtype"),
     ({"x": entry("F8_E8M0", [8], 0, 8)}, "x: expected one of the dtypes .*, got F8_E8M0"),
-    ({"x": entry("F32", [-1], 0, 4)}, "expected integers"),
-    ({"x": entry("F32", [1.0], 0, 4)}, "expected integers"),
-    ({"x": entry("F32", [True], 0, 4)}, "expected integers"),
+    ({"x": entry("F32", [-1], 0, 4)}, "expected a shape and offsets of integers"),
+    ({"x": entry("F32", [1.0], 0, 4)}, "expected a shape and offsets of integers"),
+    ({"x": entry("F32", [True], 0, 4)}, "expected a shape and offsets of integers"),
     ({"x": entry("F32", [2], 0, 4)}, r"x: 4 bytes do not fit F32 of shape \(2,\)"),
     ({"x": entry("BF16", [3], 0, 8)}, r"x: 8 bytes do not fit BF16 of shape \(3,\)"),
     ({"x": entry("F32", [0, 2**63], 0, 0)}, "x: f32 of shape .* is larger than"),
@@ -408,8 +408,11 @@ def test_a_file_whose_header_is_as_long_as_a_pickle_begins_is_loaded(file: Path)
         {"x": entry("U8", [8], 0, 8), "y": entry("U8", [4], 4, 8)},
         "y: expected an offset of 8 after the previous tensor, got bytes 4 to 8",
     ),
-    ({"x": entry("BOOL", [8], 0, 8)}, "x contains a bool that is neither"),
-    ('{"x": {"dtype": "U8", "dtype": "I8"}}', "the header contains dtype twice"),
+    ({"x": entry("BOOL", [8], 0, 8)}, "x: expected bools as 0 or 1"),
+    (
+        '{"x": {"dtype": "U8", "dtype": "I8"}}',
+        "expected distinct names in the header, got dtype twice",
+    ),
 )
 def test_impossible_headers(file: Path, header: object, reason: str) -> None:
     file.write_bytes(written(header, bytes(range(8))))
@@ -422,7 +425,12 @@ def test_a_name_that_stands_twice_is_found_in_a_long_header(file: Path) -> None:
     file.write_bytes(written("{" + ", ".join(f'"{name}": 0' for name in names) + "}", b""))
 
     def load() -> None:
-        refuses(ml.errors.WeightsError, "the header contains 99999 twice", ml.load, file)
+        refuses(
+            ml.errors.WeightsError,
+            "expected distinct names in the header, got 99999 twice",
+            ml.load,
+            file,
+        )
 
     assert not interrupt_after(10, load)
 

@@ -359,7 +359,12 @@ def test_plain_values_that_are_damaged(tmp_path: Path) -> None:
         ml.save(tmp_path / "x", {"a": np.zeros(1)}, {"mlvm.plaim": text})
         content = (tmp_path / "x").read_bytes().replace(b"mlvm.plaim", b"mlvm.plain")
         (tmp_path / "x").write_bytes(content)
-        refuses(ml.errors.WeightsError, "expected JSON by path", ml.load, tmp_path / "x")
+        refuses(
+            ml.errors.WeightsError,
+            "expected the plain values of the file as a JSON object by path",
+            ml.load,
+            tmp_path / "x",
+        )
     message = "'mlvm.plain' is reserved for plain values"
     refuses(ml.errors.ArgumentError, message, ml.save, tmp_path / "x", {}, {"mlvm.plain": ""})
 

@@ -208,7 +208,7 @@ def test_from_dlpack() -> None:
     assert z.handle == x.handle
     refuses(CopyError, "ndarray", ml.from_dlpack, source, copy=False)
     refuses(CopyError, "f64", ml.from_dlpack, x, device=vm, copy=False)
-    refused = refuses(DLPackError, "a list has no __dlpack__", ml.from_dlpack, [1])
+    refused = refuses(DLPackError, "an object with __dlpack__, got a list", ml.from_dlpack, [1])
     assert isinstance(refused, AttributeError)
 
 

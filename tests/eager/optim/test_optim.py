@@ -729,7 +729,7 @@ def stale(shape: tuple[int, ...]) -> Tensor:
         "gradient 'gain' is f64[], got f32[]: convert it with astype('float64')",
     ),
     (0.1, {"gain": from_array(np.ones(1))}, ShapeError, "gradient 'gain' is f64[], got f64[1]"),
-    (0.1, {"gain": stale(())}, StaleTensorError, "its arena was reset"),
+    (0.1, {"gain": stale(())}, StaleTensorError, "the arena was reset"),
     (lambda count: 0.1, {}, DTypeError, "Adam: expected a schedule that returns an f32[], got flo"),
     (lambda count: op.astype(count, dtype="f64"), {}, DTypeError, "returns an f32[], got f64[]"),
 )
@@ -808,7 +808,7 @@ def test_an_update_of_parameters_that_have_ended() -> None:
         params = tensors(START)
         optimizer = optim.SGD(params, 0.1)
     refuses(
-        StaleTensorError, "its arena was reset", lambda: optimizer.update(tensors(GRADIENTS[0]))
+        StaleTensorError, "the arena was reset", lambda: optimizer.update(tensors(GRADIENTS[0]))
     )
 
 

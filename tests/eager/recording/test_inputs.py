@@ -56,7 +56,7 @@ def test_a_tensor_used_after_its_step_names_what_ended_it(q: ml.QueueTensor) -> 
         flat = ml.reshape(x, (6,))
     for stale in (x, flat):
         with pytest.raises(
-            ml.errors.StaleTensorError, match="of arena 'queue' was freed: its arena was"
+            ml.errors.StaleTensorError, match="of arena 'queue' was freed: the arena was"
         ):
             stale + 1.0
     assert y.handle == 0

@@ -67,9 +67,9 @@ def test_commands_and_panes(server: DebuggerServer) -> None:
     assert answer["arena"].startswith("moment 1: ")
     assert answered(server, "rs")["text"].startswith("[0] ")
     assert json.loads(requested(f"{server.url}panes"))["moment"] == 0
-    assert "error: no command 'nothing'" in answered(server, "nothing")["text"]
+    assert "error: unknown command 'nothing'" in answered(server, "nothing")["text"]
     assert answered(server, "")["text"] == answered(server, "nothing")["text"]
-    assert "error: no command" in requested(server.url)
+    assert "error: unknown command" in requested(server.url)
     assert ">now</text>" in requested(f"{server.url}arena.svg?0")
 
 

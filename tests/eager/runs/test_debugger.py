@@ -265,7 +265,7 @@ def test_the_arena_is_drawn(tmp_path: Path) -> None:
 
 @cases(
     "command, error",
-    ("nothing", "no command 'nothing'"),
+    ("nothing", "unknown command 'nothing'"),
     ("p", "expected an expression, got ''"),
     ("p nothing", "no value is named nothing"),
     ("p %999", "expected an input, state, constant or result"),
@@ -303,7 +303,7 @@ def test_the_arena_is_drawn(tmp_path: Path) -> None:
     ("cl 7", "expected the number of a breakpoint"),
     ("b open('x')", "without keywords, got open"),
     ("b 1 +", "invalid syntax"),
-    ("h nothing", "no command 'nothing'"),
+    ("h nothing", "unknown command 'nothing'"),
     ("result", "no op with a result was executed"),
     ("arena /nothing/there.svg", "No such file"),
     ("arena /nothing/there.txt", "expected a name that ends in .svg"),
@@ -427,7 +427,7 @@ def test_the_command_debugs_a_repro_and_a_saved_step(files: tuple[Path, Path]) -
     assert ran.stdout.endswith("error: no value is named nothing; info and l show names\n")
     ran = run_python("-m", "mlvm", "debug", saved)
     assert ran.returncode == 1
-    assert "loads 1 argument" in ran.stderr
+    assert "needs 1 argument, got 0" in ran.stderr
     ran = run_python("-m", "mlvm", "debug", repro)  # stdin is at its end
     assert (ran.returncode, ran.stderr) == (0, "")
     assert ran.stdout.startswith("[0]")

@@ -102,7 +102,7 @@ def test_what_has_moved_survives_a_rewind_and_ends_with_its_arena(arena: ml.Aren
     assert (x.tolist(), view.tolist()) == ([2.0] * 3, [1.0] * 3)
     arena.reset()
     for each in (x, view):
-        with pytest.raises(StaleTensorError, match="its arena was reset"):
+        with pytest.raises(StaleTensorError, match="the arena was reset"):
             each += 1.0
 
 

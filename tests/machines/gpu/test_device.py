@@ -216,7 +216,7 @@ def test_bytes_are_counted_exactly_and_given_back(vm: GpuVM) -> None:
     vm.dealloc_storage(storage)
     assert vm.consumed_size_in_mib() == before
     assert memory.allocated <= memory.peak - 1120
-    refuses(HandleError, "freed with its storage", vm.read, view)
+    refuses(HandleError, "freed with storage", vm.read, view)
 
 
 def test_more_than_the_device_has_is_out_of_memory(vm: GpuVM) -> None:

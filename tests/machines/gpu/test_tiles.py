@@ -65,11 +65,11 @@ def test_a_processor_is_a_device_without_tiles_to_find(capsys: Capsys) -> None:
     assert (first.name, first.nbytes > 0, bool(first.model)) == ("cpu", True, True)
     assert LocalVM("mine", device=first.name).on_host
     assert main(["tune", "cpu"]) == 1
-    assert "the tiles of a processor are fixed" in capsys.readouterr().err
+    assert "got 'cpu', whose tiles are fixed" in capsys.readouterr().err
     for name, suggestion in (("opencl:0", "opencl:0"), ("cuda:1", "cuda:1"), ("gpu", "opencl:0")):
         refuses(
             MachineError,
-            rf'is a device, not a name of a VM: write VM\(device="{suggestion}"\)',
+            rf'expected a name of a VM, got the device .*: write VM\(device="{suggestion}"\)',
             LocalVM,
             name,
         )

@@ -80,6 +80,39 @@ def loop(body: str) -> str:
     )
 
 
+AT_INDEX = {  # 4: index, 5: position in a matrix, 6: rows, 7: a row, 8: the second index
+    "take": ("7 6 4", 'take.out {"axis": 0}'),
+    "dynamic_update": ("6 6 7 4", 'dynamic_update.out {"axis": 0}'),
+    "index_set": ("6 6 7 4", 'index_set.out {"axis": 0, "axes": 1}'),
+    "flat_indices": ("5 4 8", 'flat_indices.out {"lengths": [5, 7]}'),
+    "three indices": ("5 8 4 8", 'flat_indices.out {"lengths": [7, 5, 7]}'),
+    "take at two": (
+        "5 4 8",
+        'flat_indices.out {"lengths": [5, 7]}',
+        "7 6 5",
+        'take.out {"axis": 0}',
+    ),
+    "set at two": (
+        *("5 4 8", 'flat_indices.out {"lengths": [5, 7]}'),
+        *("6 6 7 5", 'index_set.out {"axis": 0, "axes": 1}'),
+    ),
+}
+
+
+def calls(*words: str) -> str:
+    """The calls of pairs of parameters and an op with its attributes."""
+    text = ""
+    for parameters, op in zip(words[::2], words[1::2], strict=True):
+        name, _, attributes = op.partition(" ")
+        loads = "".join([f"load_arg {i}\n" for i in parameters.split()])
+        text += f'{loads}push_str "{name}"\ncfunc {len(parameters.split())} 0 {attributes}\n'
+    return text
+
+
+def window(start: int) -> str:
+    return f'{{"start": [{start}], "length": [1], "step": [1]}}'
+
+
 def operands(turns: int, rows: int = 50) -> list[Array]:
     integers = [np.array(n) for n in (0, 1, turns)]
     floats = [np.array(0.75), np.array(1.5), np.linspace(-1, 1, rows)]
@@ -96,6 +129,56 @@ def test_turns_have_the_results_of_the_steps(body: str, turns: int, max_steps: i
 @cases("rows", 1, 2, 20)
 def test_a_turn_that_a_kernel_rejects_fails_in_its_step(rows: int) -> None:
     both(loop(BODIES["a chain"] + BODIES["rows"]), *operands(40, rows))
+
+
+def at_indices(body: str, turns: int, first: Array, second: Array, rows: Array) -> None:
+    """Run turns in which the first index grows by one."""
+    change = calls("4 4 9", "add.out") if first.dtype.kind in "iu" else ""
+    state = [first, np.array(0), rows, np.array(rows[3]), second, np.ones((), first.dtype)]
+    integers = [np.array(n) for n in (0, 1, turns)]
+    both(loop(calls(*AT_INDEX[body]) + change), *integers, np.array(True), *state)
+
+
+@cases("dtype", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8")
+@cases("body", *AT_INDEX)
+@cases("turns", 3, 9)
+def test_an_index_of_any_dtype_until_it_is_out_of_range(body: str, turns: int, dtype: str) -> None:
+    size = 35 if "two" in body else 5
+    firsts = (0, 2) if dtype[0] == "u" else (-5, -1, 2, -6)
+    for first in firsts:
+        index, second = np.array(first, dtype), np.array(6 - (first < 0) * 7, dtype)
+        at_indices(body, turns, index, second, np.arange(size) * 1.5)
+
+
+@cases("second", 7, -8, 1 << 40, -(1 << 63))
+@cases("body", "flat_indices", "three indices", "take at two", "set at two")
+def test_a_second_index_out_of_range(body: str, second: int) -> None:
+    at_indices(body, 3, np.array(1), np.array(second), np.arange(35.0))
+
+
+def test_an_index_beyond_the_signed_integers_is_out_of_range() -> None:
+    for body in ("take", "dynamic_update", "index_set", "flat_indices"):
+        index = np.array((1 << 64) - 2, "u8")
+        at_indices(body, 3, index, np.array(1), np.arange(5.0))
+
+
+@cases("dtype", "?", "i1", "i2", "i4", "f4", "f8")
+@cases("shape", (), (1,), (3,), (2, 5), (0,))
+@cases("body", "take", "dynamic_update", "index_set")
+def test_rows_of_any_size_at_an_index(body: str, shape: tuple[int, ...], dtype: str) -> None:
+    rows = (np.arange(5 * int(np.prod(shape))).reshape(5, *shape) % 3).astype(dtype)
+    for turns in (4, 9):
+        at_indices(body, turns, np.array(-3), np.array(0), rows)
+
+
+@cases("dtype", "?", "i1", "i2", "i4", "f8")
+@cases("shape", (), (1,))
+def test_windows_of_one_run_are_copied(shape: tuple[int, ...], dtype: str) -> None:
+    x, value = (np.arange(5) % 3).astype(dtype), np.ones(shape, dtype)
+    body = calls(*("4 5", f"slice.out {window(2)}", "5 5 4", f"slice_set.out {window(4)}"))
+    body += calls(*("6 5", "copy.out", "6 6 7", f"slice_set.out {window(1)}"))
+    integers = [np.array(n) for n in (0, 1, 4)]
+    both(loop(body), *integers, np.array(True), np.zeros(1, dtype), x, x.copy(), value)
 
 
 def test_a_condition_of_another_dtype_is_computed_by_steps() -> None:

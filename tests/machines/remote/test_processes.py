@@ -156,7 +156,9 @@ def test_memory_that_ends_where_no_limit_is_ends_the_connection() -> None:
 def test_who_is_killed_is_told(tls: bool) -> None:
     with Served(processes=2, certificate=CERTIFICATE if tls else None) as server:
         good, bad = (server.vm(name=name) for name in ("good", "bad"))
-        refuses(AccessDeniedError, "2 processes of clients are running", server.vm)
+        refuses(
+            AccessDeniedError, "the server has reached its limit of 2 client processes", server.vm
+        )
         large = np.random.default_rng(0).integers(255, size=3 * MIB, dtype=np.uint8)
         handle = good.alloc_tensor(TensorType.of(large))
         for _ in range(3):

@@ -31,7 +31,9 @@ def test_each_user_proves_a_secret_of_its_own() -> None:
     small_limits = limits(user_connections=2)
     with Served(secret=FILE, limits=small_limits) as server:
         alices = [of(server, "alice") for _ in range(2)]
-        refuses(AccessDeniedError, "2 clients of this user are connected", of, server, "alice")
+        refuses(
+            AccessDeniedError, "this user has reached the limit of 2 clients", of, server, "alice"
+        )
         of(server, "bob")
         server.vm(secret=users_of(FILE)["bob"])  # the name need not be said
         names = [each["user"] for each in server.status()["clients"]]

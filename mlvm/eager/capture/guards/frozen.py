@@ -50,9 +50,9 @@ _SEEDS: Final = frozenset({"seed", "get_state", "set_state"})
 
 _FILES: Final = frozenset(
     {"_io.open", "io.open", "glob.glob", "glob.iglob"}
-    | {f"numpy.{name}" for name in ("load", "loadtxt", "genfromtxt", "fromfile")}
+    | {f"numpy.{name}" for name in ("load", "loadtxt", "genfromtxt", "fromfile", "memmap")}
     | {f"genericpath.{name}" for name in ("exists", "isfile", "isdir", "getsize", "getmtime")}
-    | {f"{os.name}.{name}" for name in ("getcwd", "listdir", "open", "read", "scandir", "stat")}
+    | {f"{os.name}.{name}" for name in ("getcwd", "listdir", "read", "scandir", "stat")}
     | {"os.walk"}
 )
 _PATHS: Final = frozenset({"read_text", "read_bytes", "open", "exists", "is_file", "iterdir"})
@@ -171,6 +171,13 @@ def _reads_file(value: Any) -> bool:
     return full in _FILES or (full.startswith("pathlib.") and value.__name__ in _PATHS)
 
 
+def _is_read_mode(full: str, args: tuple[Any, ...] | None) -> bool:
+    """Return whether the constant arguments of an `open` are for reading only."""
+    position = 0 if full.startswith("pathlib.") else 1
+    mode = "r" if args is None or len(args) <= position else args[position]
+    return args is not None and isinstance(mode, str) and mode.strip("bt") == "r"
+
+
 def _remedy(value: Any, args: tuple[Any, ...] | None) -> str | None:
     """Return the remedy for a call of a function with a value that a trace freezes, or None."""
     if value is np.datetime64:
@@ -195,8 +202,7 @@ def _remedy(value: Any, args: tuple[Any, ...] | None) -> str | None:
     if full in _ENTROPY or full.startswith("secrets."):
         return _WITH_KEY
     if _reads_file(value):
-        writes = args is not None and len(args) > 1 and str(args[1])[:1] in ("w", "a", "x")
-        return None if writes else _AS_ARGUMENT
+        return _AS_ARGUMENT if value.__name__ != "open" or _is_read_mode(full, args) else None
     return _AS_ARGUMENT if full in _CLOCKS or full == "builtins.input" else None
 
 

@@ -1,8 +1,9 @@
 /* Names that differ between OpenCL C 1.2 and CUDA C, and dtypes. It is prepended to each source.
  *
- * A tensor's parameter is two: the memory it lies in, and its first byte there. TENSOR(DT, x) declares
- * them, POINTER(DT, x) makes a pointer x of them. LOAD(DT, x, i) is element i as what the dtype is
- * computed in, STORE(DT, x, i, v) rounds it to the dtype: COMPUTED(f16) and COMPUTED(bf16) are float.
+ * A tensor is passed as two parameters: the memory, and the offset of the first byte. TENSOR(DT, x)
+ * declares them, and POINTER(DT, x) combines them into a pointer x. LOAD(DT, x, i) reads element i in the
+ * type in which the dtype is computed, and STORE(DT, x, i, v) rounds v to the dtype. COMPUTED(f16) and
+ * COMPUTED(bf16) are float.
  *
  *     KERNEL void twice(TENSOR(f16, out), TENSOR(f16, x), const i64 n) {
  *         POINTER(f16, out); POINTER(f16, x);
@@ -129,12 +130,12 @@ typedef u16 stored_bf16;
 typedef f32 computed_f16;
 typedef f32 computed_bf16;
 DEVICE f32 load_bf16(const GLOBAL u16 *x, i64 i) { return F32_OF_BITS((u32)x[i] << 16); }
-DEVICE void store_bf16(GLOBAL u16 *x, i64 i, f32 v) { /* to nearest even; a nan stays one */
+DEVICE void store_bf16(GLOBAL u16 *x, i64 i, f32 v) { /* to nearest even; nan stays nan */
     const u32 bits = BITS_OF_F32(v), upper = bits >> 16;
     x[i] = (u16)(v != v ? upper | 0x40 : (bits + 0x7fff + (upper & 1)) >> 16);
 }
 
-/* A value as a half has it, in an f32. */
+/* Round a value to half precision; return it as f32. */
 DEVICE f32 rounded_f16(f32 v) {
 #ifdef __OPENCL_VERSION__
     u16 bits;
@@ -151,8 +152,8 @@ DEVICE f32 rounded_bf16(f32 v) {
     return F32_OF_BITS((v != v ? upper | 0x40 : (bits + 0x7fff + (upper & 1)) >> 16) << 16);
 }
 #ifdef HAVE_F64
-/* An f64 as f32, one between two of these as that with an odd last bit: rounding it again gives what
- * rounding x gives (Boldo and Melquiond, IEEE Trans. Computers 57, 2008). */
+/* Round an f64 to f32 with rounding to odd. A second rounding then gives the same result as a single
+ * rounding of x (Boldo and Melquiond, IEEE Trans. Computers 57, 2008). */
 DEVICE f32 odd_f32(f64 x) {
     const f32 nearest = (f32)x;
     u32 bits = BITS_OF_F32(nearest);
@@ -163,7 +164,7 @@ DEVICE f32 odd_f32(f64 x) {
 }
 #define BEFORE_HALF(x) odd_f32((f64)(x))
 #else
-#define BEFORE_HALF(x) ((f32)(x)) /* of integers, which may be rounded twice */
+#define BEFORE_HALF(x) ((f32)(x)) /* without f64, integers may be rounded twice */
 #endif
 
 #define PASTE_(a, b) a##b
@@ -175,9 +176,9 @@ DEVICE f32 odd_f32(f64 x) {
 #define TENSOR(DT, x) GLOBAL u8 *x##_memory, const i64 x##_at
 #define POINTER(DT, x) GLOBAL STORED(DT) *x = (GLOBAL STORED(DT) *)(x##_memory + x##_at)
 
-/* A kernel that refuses a value reports it here, and continues with a harmless one: a flag, then where
- * the value lies in the operand, and the value, of floats the bits of an f64. If several values are rejected, the first
- * is reported. */
+/* A kernel that rejects a value reports it here, and continues with a harmless value. The report consists
+ * of a flag, the position of the value in the operand, and the value; floats are reported as the bits of an
+ * f64. If several values are rejected, the first is reported. */
 #define REFUSALS TENSOR(i64, refused)
 DEVICE void refuse(GLOBAL i64 *report, i64 at, i64 value) {
     if (ATOMIC_SWAP((GLOBAL i32 *)report, 0, 1) == 0) {

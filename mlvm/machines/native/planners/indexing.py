@@ -84,7 +84,7 @@ def add(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     along, sizes = op == "scatter_add_along_axis", _split(out, attributes)
     count = _split(indices, attributes)["length"] if along else indices.size
     piece, before = 64 // out.dtype.itemsize, sizes["before"]
-    started = 0 if op == "index_add" else out.nbytes  # usually also the operand
+    started = 0 if op == "index_add" else out.nbytes  # index_add works in place
     units = max(1, before * -(-sizes["behind"] // piece))
     work = before * count * 2 + updates.size * (2 if along else 0.3) + started / 20
     sizes |= {"kind": integer_kind(indices.dtype), "count": count, "piece": piece}

@@ -122,7 +122,7 @@ def _bytes(dtype: DType) -> DType:
 def sum(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     kernel, size = _sum_kernel("prod" if op == "prod" else "sum", types), types[0].dtype.itemsize
     divisor = types[1].size // max(1, types[0].size) if op == "mean" else 1
-    axis, floats = attributes["axis"], (divisor,)  # a product does not read it
+    axis, floats = attributes["axis"], (divisor,)  # a product ignores the divisor
     return reduction(kernel, types, axis, floats=floats, shared=size)
 
 

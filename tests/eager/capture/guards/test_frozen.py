@@ -173,6 +173,10 @@ FIELDS = Fields()
     lambda x: x * len(os.environ.get("HOME", "")) * os.getpid(),
     lambda x: x * ml.random.uniform(2),
     lambda x: x * builtins.len("ab"),
+    lambda x: x if x.shape else open(os.devnull, "w"),  # noqa: SIM115
+    lambda x: x if x.shape else open(os.devnull, mode="w"),  # noqa: SIM115
+    lambda x: x if x.shape else open(os.devnull, "r+"),  # noqa: SIM115
+    lambda x: x if x.shape else HERE.open("a"),
     Loaded(),
     Loaded().__call__,
 )

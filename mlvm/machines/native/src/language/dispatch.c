@@ -200,7 +200,7 @@ static PyObject *region_views(Region *self, void *unused)
 static PyObject *region_add_view(Region *self, PyObject *view)
 {
     if (!PyObject_TypeCheck(view, allocation_type))
-        return PyErr_Format(PyExc_TypeError, "add_view takes an Allocation");
+        return PyErr_Format(PyExc_TypeError, "add_view: expected an Allocation");
     link_view(self, (Allocation *)view);
     Py_RETURN_NONE;
 }
@@ -209,7 +209,7 @@ static PyObject *region_remove_view(Region *self, PyObject *view)
 {
     (void)self;
     if (!PyObject_TypeCheck(view, allocation_type))
-        return PyErr_Format(PyExc_TypeError, "remove_view takes an Allocation");
+        return PyErr_Format(PyExc_TypeError, "remove_view: expected an Allocation");
     unlink_view((Allocation *)view);
     Py_RETURN_NONE;
 }
@@ -751,7 +751,7 @@ char *address_in(FastPath *fast_path, const Allocation *x, int ask)
 static PyObject *fast_path_address_of(FastPath *self, PyObject *const *args, Py_ssize_t nargs)
 {
     if (nargs != 2)
-        return PyErr_Format(PyExc_TypeError, "address_of takes a handle and a type");
+        return PyErr_Format(PyExc_TypeError, "address_of: expected a handle and a type");
     if (self->outbox)
         return PyLong_FromLong(0);
     find_address(self, args[0]);
@@ -1032,7 +1032,7 @@ int run_kernel(KernelCallObject *call, FastPath *fast_path, long long generation
                 return PyErr_Occurred() ? -1 : 0;
         if (call_without_result(fast_path->acquire))
             return -1;
-        /* The lock may have been waited for: look again. */
+        /* Another thread may have changed the state while this thread waited for the lock. */
         int holds = !fast_path->observed && !fast_path->instrumented && fast_path->generation == generation;
         for (int i = 0; holds && known && i < count; i++)
             known = (p[i] = address_in(fast_path, tensors[i], 0)) != NULL;
@@ -1113,7 +1113,7 @@ static PyObject *applied(PyObject *context, PyObject *const *args, Py_ssize_t na
 {
     int count = (int)nargs - 1;
     if (!slow)
-        return PyErr_Format(PyExc_RuntimeError, "apply requires an earlier call of `install`");
+        return PyErr_Format(PyExc_RuntimeError, "apply: expected an earlier call of install");
     if (count < 0 || count > MOST_OPERANDS || !is_call(args[0]))
         return long_way(args, nargs);
     Allocation *const *operands = (Allocation *const *)(args + 1);
@@ -1249,7 +1249,7 @@ static int overwrite(PyObject *call, Allocation *out, Allocation *const *operand
         return PyErr_Occurred() ? -1 : 0;
     if (call_without_result(fast_path->acquire))
         return -1;
-    /* The lock may have been waited for: look again. */
+    /* Another thread may have changed the state while this thread waited for the lock. */
     int done = 0;
     char *p[MOST_OPERANDS + 2];
     int holds = !fast_path->observed && !fast_path->instrumented && out->region == (PyObject *)region &&
@@ -1272,7 +1272,7 @@ PyObject *apply_into(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
     (void)module;
     if (nargs < 2)
-        return PyErr_Format(PyExc_TypeError, "apply_into takes a tensor, an op and operands");
+        return PyErr_Format(PyExc_TypeError, "apply_into: expected a tensor, an op and operands");
     Allocation *const *operands = (Allocation *const *)(args + 2);
     int count = (int)nargs - 2, paused = later.pause_recording(1);
     int done = overwrite(args[1], (Allocation *)args[0], operands, count);

@@ -464,7 +464,7 @@ static PyObject *call_into(PyObject *module, PyObject *const *args, Py_ssize_t n
 {
     (void)module;
     if (nargs != 4 || Py_TYPE(args[0]) != tensor_class || !PyTuple_Check(args[2]))
-        return PyErr_Format(PyExc_TypeError, "call_into takes a tensor, an op, a tuple and a mapping");
+        return PyErr_Format(PyExc_TypeError, "call_into: expected a tensor, an op, a tuple and a mapping");
     Key key;
     int count = (int)PyTuple_Size(args[2]), learns = 0;
     Allocation *out = (Allocation *)args[0], *operands[MOST_OPERANDS];
@@ -510,7 +510,7 @@ static int read_step(OpenStep *step, PyObject *entry, Py_ssize_t count)
         return -1;
     step->ndim = (int)PyTuple_Size(dims);
     if ((call != Py_None && !is_kernel_call(call)) || step->ndim > MOST_AXES)
-        return PyErr_SetString(PyExc_TypeError, "a step is of a kernel call, and of at most 8 axes"), -1;
+        return PyErr_SetString(PyExc_TypeError, "a step: expected a kernel call with at most 8 axes"), -1;
     for (int i = 0; i < step->ndim; i++) {
         step->dims[i] = (int)PyLong_AsLong(PyTuple_GetItem(dims, i));
         if (PyErr_Occurred() || step->dims[i] < 0 || step->dims[i] >= count)
@@ -534,7 +534,7 @@ static PyObject *open_template(PyObject *module, PyObject *args)
                           &steps, &PyList_Type, &scalars))
         return NULL;
     if (!is_formulas(formulas) || ((FormulasObject *)formulas)->count > MOST_FORMULAS)
-        return PyErr_Format(PyExc_TypeError, "open_template takes at most %d formulas", MOST_FORMULAS);
+        return PyErr_Format(PyExc_TypeError, "open_template: expected at most %d formulas", MOST_FORMULAS);
     OpenTemplate *self = (OpenTemplate *)object_of(open_type);
     if (!self)
         return NULL;
@@ -600,7 +600,8 @@ static PyObject *open_after(PyObject *module, PyObject *calls)
     (void)module;
     long now = PyLong_AsLong(calls), before = calls_before;
     if (PyErr_Occurred() || now < 2 || now > 1000)
-        return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "open_after takes 2 to 1000 calls");
+        return PyErr_Occurred() ? NULL
+                                : PyErr_Format(PyExc_ValueError, "open_after: expected 2 to 1000 calls");
     calls_before = (int)now;
     return PyLong_FromLong(before);
 }

@@ -48,7 +48,7 @@ static PyObject *outbox_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO:Outbox", names, &ours, &place))
         return NULL;
     if (!PyDict_Check(ours))
-        return PyErr_Format(PyExc_TypeError, "ours is a dict");
+        return PyErr_Format(PyExc_TypeError, "expected a dict of our files");
     Outbox *self = (Outbox *)object_of(type);
     if (!self)
         return NULL;

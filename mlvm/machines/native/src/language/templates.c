@@ -959,7 +959,7 @@ static PyObject *call(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
     (void)module;
     if (nargs != 3 || !PyTuple_Check(args[1]) || !PyDict_Check(args[2]))
-        return PyErr_Format(PyExc_TypeError, "call takes a function, a tuple and a dict");
+        return PyErr_Format(PyExc_TypeError, "call: expected a function, a tuple and a dict");
     return call_composed(args[0], args[1], PyDict_Size(args[2]) ? args[2] : NULL);
 }
 
@@ -995,7 +995,8 @@ static PyObject *chain_after(PyObject *module, PyObject *runs)
     (void)module;
     long now = PyLong_AsLong(runs), before = runs_before;
     if (PyErr_Occurred() || now < 0 || now > 1000)
-        return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "chain_after takes 0 to 1000 runs");
+        return PyErr_Occurred() ? NULL
+                                : PyErr_Format(PyExc_ValueError, "chain_after: expected 0 to 1000 runs");
     runs_before = (int)now;
     return PyLong_FromLong(before);
 }

@@ -177,7 +177,7 @@ static PyObject *alias(PyObject *module, PyObject *const *args, Py_ssize_t nargs
 {
     (void)module;
     if (nargs != 3)
-        return PyErr_Format(PyExc_TypeError, "alias takes 3 arguments, got %zd", nargs);
+        return PyErr_Format(PyExc_TypeError, "alias: expected 3 arguments, got %zd", nargs);
     int is_plain = Py_TYPE(args[1]) == tensor_class && is_call(args[0]);
     PyObject *out = is_plain ? view_as((Allocation *)args[1], args[2]) : NULL;
     if (out) {
@@ -853,7 +853,7 @@ static PyObject *operand(PyObject *module, PyObject *const *args, Py_ssize_t nar
 {
     (void)module;
     if (nargs != 2)
-        return PyErr_Format(PyExc_TypeError, "operand takes 2 arguments, got %zd", nargs);
+        return PyErr_Format(PyExc_TypeError, "operand: expected 2 arguments, got %zd", nargs);
     if (Py_TYPE(args[0]) == tensor_class)
         return Py_NewRef(args[0]);
     NumberOperand wanted, *place = place_of_number(args[0], args[1], &wanted);
@@ -882,7 +882,7 @@ static PyObject *are_alive(PyObject *module, PyObject *tensors)
 {
     (void)module;
     if (!PyList_CheckExact(tensors))
-        return PyErr_Format(PyExc_TypeError, "are_alive takes a list");
+        return PyErr_Format(PyExc_TypeError, "are_alive: expected a list");
     for (Py_ssize_t i = 0; i < PyList_Size(tensors); i++) {
         PyObject *x = PyList_GetItem(tensors, i);
         if (Py_TYPE(x) != tensor_class || !is_alive((Allocation *)x))
@@ -970,7 +970,7 @@ static PyObject *next_key(PyObject *module, PyObject *const *args, Py_ssize_t na
 {
     (void)module;
     if (nargs != 3 || Py_TYPE(args[1]) != tensor_class)
-        return PyErr_Format(PyExc_TypeError, "next_key takes an op, a tensor and a type");
+        return PyErr_Format(PyExc_TypeError, "next_key: expected an op, a tensor and a type");
     PyObject *arena = present_arena();
     PyObject *key = arena ? next_key_in(arena, args[0], (Allocation *)args[1], args[2], NULL) : NULL;
     Py_XDECREF(arena);

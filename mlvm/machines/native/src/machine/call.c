@@ -51,7 +51,7 @@ static int find_rows(KernelCallObject *self, PyObject *names)
         const char *text = name ? PyUnicode_AsUTF8AndSize(name, NULL) : NULL;
         self->rows[self->nrows] = text ? find_row(text) : NULL;
         if (text && !self->rows[self->nrows])
-            PyErr_Format(PyExc_LookupError, "no row function %s", text);
+            PyErr_Format(PyExc_LookupError, "unknown row function %s", text);
         Py_XDECREF(name);
         if (PyErr_Occurred())
             return -1;
@@ -100,7 +100,7 @@ static PyObject *kernel_call_new(PyTypeObject *type, PyObject *args, PyObject *k
         return NULL;
     const KernelEntry *entry = find_kernel(kernel);
     if (!entry)
-        return PyErr_Format(PyExc_LookupError, "no native kernel %s", kernel);
+        return PyErr_Format(PyExc_LookupError, "unknown native kernel %s", kernel);
     KernelCallObject *self = (KernelCallObject *)object_of(type);
     if (!self)
         return NULL;

@@ -76,7 +76,7 @@ typedef struct {
     const Case *cases;  /* CALL of an op */
     const void *callee; /* CALL of an op or another function, and BACK; owned by the runner */
     int foreign;        /* CALL of a function that is not an op; the runner calls it */
-    Turns *turns;       /* JUMP back to the start of a loop that the runner runs; or NULL */
+    Turns *turns;       /* JUMP back to the start of a loop that the runner executes; otherwise NULL */
 } Step;
 
 typedef struct {

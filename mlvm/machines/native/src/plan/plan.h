@@ -20,12 +20,6 @@ typedef struct KernelCall KernelCall;
  * rejects a value; the reference kernel then raises the error. */
 typedef int (*KernelFn)(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch);
 
-typedef struct {
-    const char *name; /* "layer_norm_f32" */
-    KernelFn run;
-    KernelFn finish; /* NULL, or a function that one thread runs after all units */
-} KernelEntry;
-
 /* A loop over n elements of a packed row: p[0] is written, p[1] and following are read. An
  * operand may be the result itself. An operand with step 0 is a block of BLOCK_BYTES of copies
  * of one element; only row functions with steps support it. */
@@ -39,8 +33,25 @@ typedef const Link *(*LinkFn)(const Link *link);
 struct Link {
     LinkFn run;
     char *at[4];
-    RowFn row;
+    union {
+        RowFn row;
+        const KernelCall *call;
+        const int64_t *ints; /* of a call */
+        int64_t nbytes;
+    };
 };
+
+/* Write a link that does what a call does on these parameters; return whether there is one. If the op
+ * rejects a value, the link stops the chain before it writes anything. `link[-1]` is the link before, which may
+ * also do the work of this link and call link[1]; or zeros. */
+typedef int (*ToLinkFn)(const KernelCall *call, char *const *p, Link *link);
+
+typedef struct {
+    const char *name; /* "layer_norm_f32" */
+    KernelFn run;
+    KernelFn finish;  /* NULL, or a function that one thread runs after all units */
+    ToLinkFn to_link; /* NULL if no call of the kernel is a link */
+} KernelEntry;
 
 typedef struct {
     const char *name; /* "add_f32" */
@@ -91,17 +102,18 @@ struct KernelCall {
 #define LEFT_OUT(...)
 #define IF_USED(kind, name) SECOND(MLVM_JOIN(USES_##kind, name), LEFT_OUT, ~)
 #define KERNEL_TABLE(file, ...) __VA_ARGS__ extern const KernelEntry TARGETED(file##_kernels)[];
-#define KERNEL_(name, text, run, finish) \
-    IF_USED(kernel, name)(const KernelEntry TARGETED(MLVM_JOIN(kernel, name)) = {text, run, finish};)
+#define KERNEL_(name, text, run, finish, to_link) \
+    IF_USED(kernel, name)(const KernelEntry TARGETED(MLVM_JOIN(kernel, name)) = {text, run, finish, NULL};)
 #define ROW_(name, text, run, element, cost) \
     IF_USED(row, name)(const RowEntry TARGETED(MLVM_JOIN(row, name)) = {text, run, element, cost};)
 #else
 #define KERNEL_TABLE(file, ...) \
-    const KernelEntry TARGETED(file##_kernels)[] = {__VA_ARGS__{NULL, NULL, NULL}};
-#define KERNEL_(name, text, run, finish) {text, run, finish},
+    const KernelEntry TARGETED(file##_kernels)[] = {__VA_ARGS__{NULL, NULL, NULL, NULL}};
+#define KERNEL_(name, text, run, finish, to_link) {text, run, finish, to_link},
 #define ROW_(name, text, run, element, cost) {text, run, element, cost},
 #endif
-#define KERNEL(name, run, finish) KERNEL_(name, #name, run, finish)
+#define KERNEL(name, run, finish) KERNEL_(name, #name, run, finish, NULL)
+#define LINKED_KERNEL(name, to_link) KERNEL_(name, #name, name, NULL, to_link)
 
 /* Loops whose iterations are independent: the result may be an operand. */
 #if defined(__clang__)

@@ -6,8 +6,8 @@
  * Callers:  machine/loop.c.
  * Locks:    the VM's lock, held by the caller for the launch.
  *
- * A link is an op on single elements, a call of another kernel, or the test of the condition. A link that stops
- * the turn has the address of its step.
+ * A link is an op on single elements, a call of another kernel, or the test of the condition. If a link stops
+ * the turn, its step is the next step of the machine.
  */
 #include "turns.h"
 
@@ -23,7 +23,7 @@ struct Turns {
     const Step *steps;
     int start, condition; /* pc of the first step; number of the argument that the condition is in */
     double work;          /* of a turn */
-    Link *links, *test, *last;
+    Link *space, *links, *test, *last; /* `space` has zeros before the links */
     char *memory;
 };
 
@@ -35,8 +35,7 @@ static const Link *test_condition(const Link *link)
 static const Link *call_kernel(const Link *link)
 {
     const Turns *turns = (const Turns *)link->at[0];
-    const Step *step = (const Step *)link->at[1];
-    return pool_run(turns->pool, step->bound.call, (char **)link->at[2]) ? link : link[1].run(link + 1);
+    return pool_run(turns->pool, link->call, (char **)link->at[1]) ? link : link[1].run(link + 1);
 }
 
 static const Link *end_turn(const Link *link)
@@ -49,9 +48,11 @@ static int is_chain(const KernelCall *call)
     return !strcmp(call->kernel->name, "chain_of_elements");
 }
 
-static int is_element(const KernelCall *call)
+static int64_t links_of(const Step *step)
 {
-    return !strcmp(call->kernel->name, "short_row") && call->ints[ELEMENTS] == 1 && call->nparams <= 4;
+    if (step->code != RUN)
+        return step->code == LOAD_ARG; /* with the next step, the test of the condition */
+    return is_chain(step->bound.call) ? step->bound.call->ints[NLINKS] : 1;
 }
 
 /* Return the bytes that a call needs besides its links. */
@@ -68,13 +69,9 @@ static Link *add_step(Turns *turns, const Step *step, char *const *addresses, ch
         p[i] = addresses[step->bound.places[i]];
     if (is_chain(call))
         return add_links(call, p, memory, link);
-    if (is_element(call)) {
-        *link = (Link){.run = call->rows[0]->element, .row = call->rows[0]->run};
-        for (int i = 0; i < 4; i++)
-            link->at[i] = p[i < call->nparams ? i : call->nparams - 1];
-    } else {
+    if (!call->kernel->to_link || !call->kernel->to_link(call, p, link)) {
         memcpy(memory, p, (size_t)call->nparams * sizeof *p);
-        *link = (Link){.run = call_kernel, .at = {(char *)turns, (char *)step, memory}};
+        *link = (Link){.run = call_kernel, .at = {(char *)turns, memory}, .call = call};
     }
     return link + 1;
 }
@@ -88,13 +85,12 @@ Turns *turns_new(const Function *function, int pc, char *const *addresses)
     for (int i = start; i < pc; i++) {
         const KernelCall *call = steps[i].bound.call;
         if (steps[i].code == LOAD_ARG && !test && steps[i + 1].code == JUMP_IF_FALSE) {
-            test = i++;
-            nlinks++;
+            nlinks += links_of(&steps[test = i++]);
             continue;
         }
         if (steps[i].code != RUN)
             return NULL;
-        nlinks += is_chain(call) ? call->ints[NLINKS] : 1;
+        nlinks += links_of(&steps[i]);
         nbytes += (memory_of(call) + 15) & -16;
         work += call->work;
     }
@@ -102,18 +98,19 @@ Turns *turns_new(const Function *function, int pc, char *const *addresses)
     if (!turns)
         return NULL;
     *turns = (Turns){.steps = steps, .start = start, .condition = steps[test].number, .work = work};
-    turns->links = calloc((size_t)nlinks, sizeof *turns->links);
+    turns->space = calloc((size_t)nlinks + 1, sizeof *turns->space);
     turns->memory = malloc((size_t)nbytes);
-    if (!turns->links || !turns->memory) {
+    if (!turns->space || !turns->memory) {
         turns_free(turns);
         return NULL;
     }
-    Link *link = turns->links;
+    Link *link = turns->links = turns->space + 1;
     char *memory = turns->memory;
     for (int i = start; i < pc; i++) {
         if (i == test) {
             turns->test = link;
-            *link++ = (Link){.run = test_condition, .at = {NULL, (char *)&steps[i++]}};
+            *link++ = (Link){.run = test_condition};
+            i++;
             continue;
         }
         link = add_step(turns, &steps[i], addresses, memory, link);
@@ -127,10 +124,19 @@ Turns *turns_new(const Function *function, int pc, char *const *addresses)
 void turns_free(Turns *turns)
 {
     if (turns) {
-        free(turns->links);
+        free(turns->space);
         free(turns->memory);
     }
     free(turns);
+}
+
+/* Return the pc of a link's step. */
+static int step_of(const Turns *turns, const Link *link)
+{
+    int pc = turns->start;
+    for (const Link *next = turns->links; (next += links_of(&turns->steps[pc])) <= link;)
+        pc++;
+    return pc;
 }
 
 int run_turns(Machine *m, Turns *turns)
@@ -145,5 +151,5 @@ int run_turns(Machine *m, Turns *turns)
     for (; left > 0 && link == turns->last; left -= turns->work)
         link = turns->links->run(turns->links);
     m->worked += TILL_CLOCK - (int64_t)left;
-    return link == turns->last ? turns->start : (int)((const Step *)link->at[1] - turns->steps);
+    return link == turns->last ? turns->start : step_of(turns, link);
 }

@@ -27,12 +27,21 @@ static int row(const KernelCall *call, char *const *p, int64_t begin, int64_t en
     return 0;
 }
 
-/* The same of one unit. */
+/* A single row function that runs as one unit. */
 static int short_row(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
     (void)begin, (void)end, (void)scratch;
     call->rows[0]->run(p, call->ints[ELEMENTS], ones);
     return 0;
+}
+
+static int link_of_element(const KernelCall *call, char *const *p, Link *link)
+{
+    link->run = call->rows[0]->element;
+    link->row = call->rows[0]->run;
+    for (int i = 0; i < 4; i++)
+        link->at[i] = p[i < call->nparams ? i : call->nparams - 1];
+    return call->ints[ELEMENTS] == 1 && call->nparams <= 4;
 }
 
 /* After the integers of a chain follow: the lengths of the axes, the last of which is the row; the
@@ -173,7 +182,7 @@ static int64_t piece_at(const int64_t *n, const Position *position, int64_t rest
     return rest < most ? rest : most;
 }
 
-/* Save what is between the rows of a piece that is written where it is, or put it back. */
+/* Save or restore the bytes between the rows of a piece that is written in place. */
 static void move_gaps(const int64_t *n, int64_t rows, int64_t size, char *at, char *space, int back)
 {
     int64_t length = n[REST + n[NAXES] - 1] * size, gap = n[PITCH] * size - length;
@@ -357,6 +366,6 @@ static int finish(const KernelCall *call, char *const *p, int64_t begin, int64_t
 }
 
 KERNEL_TABLE(chain,
-             KERNEL(row, row, NULL) KERNEL(short_row, short_row, NULL) KERNEL(chain, chain, NULL)
+             KERNEL(row, row, NULL) LINKED_KERNEL(short_row, link_of_element) KERNEL(chain, chain, NULL)
                  KERNEL(short_chain, short_chain, NULL) KERNEL(chain_of_elements, chain_of_elements, NULL)
                      KERNEL(chain_into_windows, chain, finish))

@@ -1,4 +1,4 @@
-/* Moves of elements and byte ranges, regardless of dtype. */
+/* Functions that copy elements and byte ranges of any dtype. */
 #ifndef MLVM_ELEMENTS_H
 #define MLVM_ELEMENTS_H
 

@@ -264,7 +264,7 @@ static int64_t OF(runs_of)(Run *run, const int64_t *w, int64_t first, int64_t k)
     return count;
 }
 
-/* One block of k of a strip of rows. */
+/* A strip of rows, restricted to one block of k. */
 typedef struct {
     int64_t block; /* number, counted over all groups */
     int64_t row, rows, column, columns;
@@ -684,7 +684,7 @@ SPECIALIZED void OF(turned_squares)(T *total, const T *x, const S *y, int64_t y_
             total[s * SQUARE + i] += sum[s][i];
 }
 
-/* All of some columns, which are 1, SQUARE or 2 SQUARE: their memory is read sequentially. k counts
+/* Process 1, SQUARE or 2 SQUARE complete columns, which are read sequentially. k counts
  * elements. */
 SPECIALIZED void OF(turned_columns)(T *total, const T *x, const S *y, int64_t y_column, int64_t k,
                                     int64_t block, const int columns)
@@ -727,7 +727,7 @@ static void OF(turned_product)(const int64_t *n, const S *x, const S *y, T *tota
         }
 }
 
-/* y is a vector, and takes the role of x: dot products with some rows. A sum has the same number of
+/* If y is a vector, it is treated as x: compute dot products with some rows. A sum has the same number of
  * lanes in every instruction set, folded in halves. */
 enum { OF(DOT) = 64 / sizeof(T) };
 typedef T OF(Half) __attribute__((vector_size(16)));

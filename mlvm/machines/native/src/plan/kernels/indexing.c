@@ -99,6 +99,109 @@ static inline int64_t place(const char *indices, int64_t kind, int64_t i, int64_
 WEIGHTED_TAKE(float, weighted_take_f32)
 WEIGHTED_TAKE(double, weighted_take_f64)
 
+/* --- calls with single indices, as links --- */
+
+/* Return an index from 0 on, or -1 if it is out of range. */
+static inline int64_t index_at(const char *x, int64_t kind, int64_t length)
+{
+    const int64_t index = kind == -8 ? *(const volatile int64_t *)x : -1;
+    if ((uint64_t)index < (uint64_t)length)
+        return index;
+    return in_range(x, kind, 1, -length, length) ? place(x, kind, 0, length) : -1;
+}
+
+static const Link *flat_index(const Link *link)
+{
+    const int64_t *n = link->ints, *axes = n + OPERANDS;
+    int64_t flat = 0;
+    for (int64_t axis = 0; axis < n[UPDATES]; axis++, axes += 2) {
+        const int64_t index = index_at(link->at[1 + axis], axes[0], axes[1]);
+        if (index < 0)
+            return link;
+        flat = flat * axes[1] + index;
+    }
+    *(int64_t *)link->at[0] = flat;
+    return link[1].run(link + 1);
+}
+
+static int link_of_flat_index(const KernelCall *call, char *const *p, Link *link)
+{
+    *link = (Link){.run = flat_index, .ints = call->ints};
+    memcpy(link->at, p, sizeof *p * (size_t)least(call->nparams, 4));
+    return call->ints[COUNT] == 1 && call->nparams <= 4;
+}
+
+/* Copy rows from or to an index. A link with two indices of type i64 also does this for the next link, if the
+ * indices are neither negative nor out of range. */
+#define AT_INDEX(name, ...)                                                                \
+    SPECIALIZED const Link *name##_at(const Link *link, int64_t index)                     \
+    {                                                                                      \
+        const int64_t *n = link->ints, behind = n[BEHIND];                                 \
+        char *out = link->at[0], *in = link->at[1];                                        \
+        (void)behind;                                                                      \
+        __VA_ARGS__                                                                        \
+        return link[1].run(link + 1);                                                      \
+    }                                                                                      \
+    static const Link *name(const Link *link)                                              \
+    {                                                                                      \
+        const int64_t index = index_at(link->at[2], link->ints[KIND], link->ints[LENGTH]); \
+        return index < 0 ? link : name##_at(link, index);                                  \
+    }                                                                                      \
+    static const Link *name##_at_two(const Link *link)                                     \
+    {                                                                                      \
+        const uint64_t *axes = (const uint64_t *)link->ints + OPERANDS;                    \
+        const uint64_t i = *(const volatile uint64_t *)link->at[1];                        \
+        const uint64_t j = *(const volatile uint64_t *)link->at[2];                        \
+        if (i >= axes[1] || j >= axes[3])                                                  \
+            return flat_index(link);                                                       \
+        const uint64_t flat = i * axes[3] + j;                                             \
+        *(uint64_t *)link->at[0] = flat;                                                   \
+        return name##_at(link + 1, (int64_t)flat);                                         \
+    }
+#define AT_INDEX_OF(size)                                                              \
+    AT_INDEX(take_##size, *(Element##size *)out = ((const Element##size *)in)[index];) \
+    AT_INDEX(set_##size, ((Element##size *)out)[index] = *(const Element##size *)in;)
+AT_INDEX_OF(4)
+AT_INDEX_OF(8)
+AT_INDEX(take_run, copy_run(out, in + index * behind, behind);)
+AT_INDEX(set_run, if (index + n[COUNT] > n[LENGTH]) return link; out += index * behind;
+         if (out != in) copy_run(out, in, n[COUNT] * behind);)
+static const LinkFn takes[][2] = {
+    {take_run, take_run_at_two}, {take_4, take_4_at_two}, {take_8, take_8_at_two}};
+static const LinkFn sets[][2] = {{set_run, set_run_at_two}, {set_4, set_4_at_two}, {set_8, set_8_at_two}};
+
+static int link_at_index(const KernelCall *call, char *out, char *in, char *indices,
+                         const LinkFn (*runs)[2], Link *link)
+{
+    const int64_t *n = call->ints;
+    if (n[BEFORE] != 1)
+        return 0;
+    const int64_t nbytes = n[COUNT] == 1 ? n[BEHIND] : 0;
+    const LinkFn *run = runs[nbytes == 8 ? 2 : nbytes == 4];
+    *link = (Link){.run = run[0], .at = {out, in, indices}, .ints = n};
+    const int64_t *before = link[-1].run == flat_index && link[-1].at[0] == indices ? link[-1].ints : NULL;
+    const int64_t *axes = before && before[UPDATES] == 2 ? before + OPERANDS : NULL;
+    if (axes && axes[0] == -8 && axes[2] == -8 && axes[1] * axes[3] == n[LENGTH])
+        link[-1].run = run[1];
+    return 1;
+}
+
+static int link_of_take(const KernelCall *call, char *const *p, Link *link)
+{
+    return call->ints[COUNT] == 1 && link_at_index(call, p[0], p[1], p[2], takes, link);
+}
+
+/* In place, values of the shape of the rows. */
+static int link_of_set(const KernelCall *call, char *const *p, Link *link)
+{
+    return !call->ints[SIZE] && p[0] == p[1] && link_at_index(call, p[0], p[2], p[3], sets, link);
+}
+
+static int link_of_index_set(const KernelCall *call, char *const *p, Link *link)
+{
+    return call->ints[COUNT] == 1 && link_of_set(call, p, link);
+}
+
 /* Check and convert a chunk of indices. */
 enum { CHUNK = 256 };
 
@@ -119,7 +222,7 @@ static void places(int64_t at[CHUNK], const char *x, int64_t kind, int64_t first
         for (int64_t k = 0; k < rows; k++)                                    \
             ((Element##size *)out)[k] = ((const Element##size *)in)[from[k]]; \
     else
-/* The same of a single index. */
+/* Check and convert a single index. */
 #define TAKE_ONE(size)                                                                \
     if (behind == size)                                                               \
         for (; row < last; row++)                                                     \
@@ -269,7 +372,7 @@ static int for_columns(const KernelCall *call, char *const *p, const char *x, in
     return 0;
 }
 
-/* Kernel that does so: `updates` is the number of the parameter with the updates. */
+/* Define a kernel that calls `add` for columns; `updates` is the number of the parameter with the updates. */
 #define BY_COLUMNS(name, add, updates, x, indices)                                                     \
     static int name(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch) \
     {                                                                                                  \
@@ -416,7 +519,7 @@ static void set_rows(const int64_t *n, char *const *p, const char *x, int64_t b,
 
 BY_COLUMNS(set_columns, set_rows, 2, p[1], n[COUNT])
 
-/* A single index in place, where a row is one element: those of a column. */
+/* Set the elements of one column in place, for rows of a single element. */
 #define SET_ONE(size)                                                                 \
     if (n[BEHIND] == size) {                                                          \
         Element##size *out = (Element##size *)p[0] + place(p[3], n[KIND], 0, length); \
@@ -513,8 +616,8 @@ static int boolean_index(const KernelCall *call, char *const *p, int64_t begin, 
 #define TYPED(suffix)                                                                    \
     ENTRY(scatter_add_##suffix) ENTRY(index_add_##suffix) ENTRY(scatter_along_##suffix)
 #define ENTRY_REDUCED(T, U, suffix) ENTRY(index_reduce_##suffix)
-KERNEL_TABLE(indexing, ENTRY(update_rows) ENTRY(weighted_take_f32)
-                           ENTRY(weighted_take_f64) ENTRY(take) SIZED(1) SIZED(2) SIZED(4) SIZED(8) TYPED(1)
+KERNEL_TABLE(indexing, LINKED_KERNEL(update_rows, link_of_set) ENTRY(weighted_take_f32)
+                           ENTRY(weighted_take_f64) LINKED_KERNEL(take, link_of_take) SIZED(1) SIZED(2) SIZED(4) SIZED(8) TYPED(1)
                            TYPED(2) TYPED(4) TYPED(8) TYPED(f32) TYPED(f64) ENTRY(one_hot)
-                               ENTRY(masked) ENTRY(boolean_index) ENTRY(index_set) ENTRY(flat_indices) EACH_NUMBER(ENTRY_REDUCED))
+                               ENTRY(masked) ENTRY(boolean_index) LINKED_KERNEL(index_set, link_of_index_set) LINKED_KERNEL(flat_indices, link_of_flat_index) EACH_NUMBER(ENTRY_REDUCED))
 /* clang-format on */

@@ -266,7 +266,7 @@ TRANSPOSE(2)
 TRANSPOSE(4)
 TRANSPOSE(8)
 
-/* --- one run, and several boxes --- */
+/* --- copies of contiguous memory and of boxes --- */
 
 static int copy(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
@@ -291,6 +291,32 @@ static int boxes(const KernelCall *call, char *const *p, int64_t begin, int64_t 
         end -= part->units;
     }
     return 0;
+}
+
+/* --- calls that copy one run, as links --- */
+
+static const Link *copy_as_link(const Link *link)
+{
+    copy_run(link->at[0], link->at[1], link->nbytes);
+    return link[1].run(link + 1);
+}
+
+static int link_of_copy(const KernelCall *call, char *const *p, Link *link)
+{
+    const int64_t *n = call->ints;
+    *link = (Link){
+        .run = copy_as_link, .at = {p[0] + n[OUT_AT], p[n[READS]] + n[IN_AT]}, .nbytes = n[BYTES]};
+    return link->at[0] != link->at[1];
+}
+
+/* One run, and the rest of an operand, which is the result. */
+static int link_of_boxes(const KernelCall *call, char *const *p, Link *link)
+{
+    int rests = 0;
+    while (rests < call->nchildren && !strncmp(call->children[rests]->kernel->name, "box_rest", 8))
+        rests++;
+    const KernelCall *last = rests + 1 == call->nchildren && p[0] == p[1] ? call->children[rests] : NULL;
+    return last && last->kernel->to_link && last->kernel->to_link(last, p, link);
 }
 
 /* --- triangles --- */
@@ -321,6 +347,6 @@ static int triangle(const KernelCall *call, char *const *p, int64_t begin, int64
 /* clang-format off */
 #define OF_SIZE(size)                                                                    \
     ENTRY(box_each_##size) ENTRY(box_transpose_##size) ENTRY(box_rest_##size) ENTRY(box_add_##size)
-KERNEL_TABLE(layout, ENTRY(copy) ENTRY(boxes) ENTRY(triangle) ENTRY(box_rows) OF_SIZE(1) OF_SIZE(2)
+KERNEL_TABLE(layout, LINKED_KERNEL(copy, link_of_copy) LINKED_KERNEL(boxes, link_of_boxes) ENTRY(triangle) ENTRY(box_rows) OF_SIZE(1) OF_SIZE(2)
                          OF_SIZE(4) OF_SIZE(8) ENTRY(box_add_f32) ENTRY(box_add_f64))
 /* clang-format on */

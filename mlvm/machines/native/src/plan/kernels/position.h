@@ -10,7 +10,7 @@
 
 #define IS_IT(x) (((x) == best) | IS_NAN(x))
 
-/* W to 2 W elements: the first W and the last W, which may overlap. */
+/* Process W to 2 W elements: the first W and the last W, which may overlap. */
 #define FIRST(W)                                                                    \
     if (n >= (W)) {                                                                 \
         const X *last = x + n - (W);                                                \

@@ -100,7 +100,7 @@ static inline int64_t elements_of(const int64_t *n, int64_t unit)
 #define NO_PRODUCTS
 #include "reductions.h"
 
-/* For the corrections of products of bytes. */
+/* Sums of bytes, which correct matrix products of bytes for zero points. */
 #define TYPE i8_i32
 #define X int8_t
 #define SUM uint32_t

@@ -94,7 +94,7 @@ static void NAMED(without_overflow, cumulative_prod)(SUM *out, const X *x, int64
 {
     if (!IS_NAN(out[(length - 1) * by]))
         return;
-    X sum = 0; /* of what is 0 for a finite element, else nan */
+    X sum = 0; /* sum of values that are 0 for finite elements, and nan for other elements */
     for (int64_t i = 0; i < length && !IS_NAN(sum); i++) {
         sum += x[i * by] * 0;
         if (IS_NAN(out[i * by]) && !IS_NAN(sum))

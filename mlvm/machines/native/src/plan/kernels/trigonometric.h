@@ -61,13 +61,13 @@ static inline double turned(double x, uint64_t quarter)
     return of_bits_f64(bits_f64(x) ^ (quarter & 2) << 62);
 }
 
-/* x if n is odd, else y. */
+/* Return x if n is odd, otherwise y. */
 static inline double where_odd(uint64_t quarter, double x, double y)
 {
     return of_bits_f64(bits_f64(y) ^ ((bits_f64(x) ^ bits_f64(y)) & (0 - (quarter & 1))));
 }
 
-/* For tiny numbers the function is the number itself, also for -0. */
+/* For a tiny x, the function returns x, also for -0. */
 #define TINY(x, y) (fabs(x) < 0x1p-27 ? (x) : (y))
 
 #define TURNS(t, T)                                                                       \
