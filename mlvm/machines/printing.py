@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Mapping, Sequence, Set
-from string import Formatter
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -83,9 +82,12 @@ def formatted(text: str, names: Sequence[str], values: Sequence[Array]) -> str:
     shown_values = [_Shown(x) for x in values]
     count = len(values) - len(names)
     try:
-        return _Formatter().vformat(
-            text, shown_values[:count], dict(zip(names, shown_values[count:], strict=True))
+        result = text.format(
+            *shown_values[:count], **dict(zip(names, shown_values[count:], strict=True))
         )
+        if all(each.is_used for each in shown_values):
+            return result
+        reason = "each value needs a placeholder {}"
     except IndexError:
         reason = f"it refers to more than {counted(count, 'positional value')}"
     except KeyError as error:
@@ -97,23 +99,18 @@ def formatted(text: str, names: Sequence[str], values: Sequence[Array]) -> str:
     raise HostFunctionError(f"{PRINT}: expected a format for str.format, got {text!r}: {reason}")
 
 
-class _Formatter(Formatter):
-    """Formatter that raises `ValueError` for a value without a field, which `str.format` drops."""
-
-    def check_unused_args(
-        self, used_args: Set[int | str], args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> None:
-        if not used_args.issuperset([*range(len(args)), *kwargs]):
-            raise ValueError("expected a placeholder {} for each value")
-
-
 class _Shown:
-    """Wrapper of an array for `str.format`."""
+    """Wrapper of an array for `str.format`. `is_used`: whether the text contains the value."""
 
     def __init__(self, array: Array) -> None:
         self._array = shown(array)
+        self.is_used = False
+
+    def __repr__(self) -> str:
+        return format(self)
 
     def __format__(self, spec: str) -> str:
+        self.is_used = True
         if not spec:
             return str(self._array)
         if not self._array.ndim:
