@@ -129,8 +129,8 @@ def equality(a: Run, b: Run) -> str:
     """
     count = min(len(a.steps), len(b.steps))
     longer = [f"; {run.folder} has {len(run.steps)}" for run in (a, b) if len(run.steps) != count]
-    cut = [f"; {run.folder} was not closed" for run in (a, b) if not run.is_closed]
-    return f"equal: {count} steps{''.join(longer + cut)}"
+    incomplete = [f"; {run.folder} was not closed" for run in (a, b) if not run.is_closed]
+    return f"equal: {count} steps{''.join(longer + incomplete)}"
 
 
 def elements(x: Array, y: Array) -> Elements | None:

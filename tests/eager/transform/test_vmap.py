@@ -376,7 +376,7 @@ def test_a_gradient_through_vmap_of_a_function_has_the_same_bits_captured() -> N
 @pytest.mark.parametrize("wrap", _WRAPS)
 @pytest.mark.parametrize("pick", [lambda x, i: x[i], lambda x, i: _set(x, i)])
 def test_an_index_error_has_the_index_length_and_line_of_the_function(wrap: Any, pick: Any) -> None:
-    call, text = wrap(ml.vmap(pick)), r"index 9 at .* range for length 7"
+    call, text = wrap(ml.vmap(pick)), r"index 9 .*range for length 7"
     indices = ml.asarray([1, 2, 3, 9])
     raised = refuses(ml.errors.PositionError, text, call, ml.ones((4, 7)), indices)
     line = pick.__code__.co_firstlineno if pick(ml.ones(7), ml.asarray(0)).ndim == 0 else _SET_LINE
