@@ -11,16 +11,18 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Self, TypeVar, overload
 
 T = TypeVar("T")
 
 _locks: Final = weakref.WeakSet[Any]()
 
 
-def new_lock() -> threading.RLock:
-    """Return an RLock that is free in a forked process, unless the forking thread holds it."""
-    lock = threading.RLock()
+def new_lock(kind: Callable[[], Any] = threading.RLock) -> threading.RLock:
+    """Return an RLock that is free in a forked process, unless the forking thread holds it.
+
+    `kind` creates the lock; it may have another type with the methods of an RLock."""
+    lock: threading.RLock = kind()
     _locks.add(lock)
     return lock
 
@@ -39,6 +41,10 @@ class cached_property(functools.cached_property[T]):
 
     if sys.version_info < (3, 12):
 
+        @overload
+        def __get__(self, instance: None, owner: type[Any] | None = None) -> Self: ...
+        @overload
+        def __get__(self, instance: object, owner: type[Any] | None = None) -> T: ...
         def __get__(self, instance: Any, owner: type[Any] | None = None) -> Any:
             if instance is None:
                 return self

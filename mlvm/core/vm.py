@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import itertools
+import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -94,7 +95,7 @@ class VM(Identity):
         self.checked = checked
         self.functions = FunctionTable(kernels, memory)
         self._store = self._new_store()
-        self._lock = new_lock()
+        self._lock = self._new_lock()
         self._run = run
         self._scheduler = scheduler
         self._linked: dict[int, _Linked] = {}
@@ -104,6 +105,9 @@ class VM(Identity):
         self._context = contextvars.Context()
         self._context.run(np.seterr, all="ignore")
         _vms.add(self)
+
+    def _new_lock(self) -> threading.RLock:
+        return new_lock()
 
     def _new_store(self) -> FreeStore:
         return FreeStore(self.memory)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from inspect import unwrap
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import numpy as np
 
 from mlvm.core.errors import ArgumentError, MachineError, brief
+from mlvm.core.locks import new_lock
 from mlvm.core.machine import run as reference
 from mlvm.core.machine.callee import NO_KERNELS, Kernels
 from mlvm.core.machine.run import Run
@@ -159,6 +161,10 @@ class LocalVM(Closing, VM):
             from mlvm.machines.workers import Workers
 
             self._scheduler = Workers(workers, self.name)
+
+    def _new_lock(self) -> threading.RLock:
+        module = extension.EXTENSION
+        return super()._new_lock() if module is None else new_lock(module.Lock)
 
     def limit_memory(self, nbytes: int) -> None:
         """Limit all storages of the VM together, as `memory=` does. Raises `ArgumentError`."""

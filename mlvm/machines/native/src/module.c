@@ -2,6 +2,7 @@
 #include "language/dispatch.h"
 #include "language/families.h"
 #include "language/guards.h"
+#include "language/lock.h"
 #include "language/posts.h"
 #include "language/replay.h"
 #include "language/templates.h"
@@ -16,10 +17,10 @@
 #include "machine/records.h"
 #include "machine/value.h"
 
-static int (*const parts[])(PyObject *) = {call_init,     value_init,     host_init,   loop_init,
-                                           records_init,  lanes_init,     posts_init,  dispatch_init,
-                                           views_init,    templates_init, guards_init, replay_init,
-                                           formulas_init, offsets_init,   digest_init, families_init};
+static int (*const parts[])(PyObject *) = {
+    call_init,   value_init,    host_init,     loop_init,   records_init,   lanes_init,
+    posts_init,  lock_init,     dispatch_init, views_init,  templates_init, guards_init,
+    replay_init, formulas_init, offsets_init,  digest_init, families_init};
 
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT,
                                         "_native",

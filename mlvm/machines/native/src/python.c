@@ -3,10 +3,7 @@
 
 PyObject *object_of(PyTypeObject *type)
 {
-    PyObject *empty = PyTuple_New(0);
-    PyObject *object = empty ? PyType_GenericNew(type, empty, NULL) : NULL;
-    Py_XDECREF(empty);
-    return object;
+    return PyType_GenericAlloc(type, 0);
 }
 
 void free_object(PyObject *object)

@@ -604,19 +604,20 @@ static PyObject *fast_path_new(PyTypeObject *type, PyObject *args, PyObject *kwa
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|OOOOOOO:FastPath", names, &find, &prepare, &bound,
                                      &lock, &pool, &outbox, &flush))
         return NULL;
-    if (!prepare ||
-        (outbox ? !is_outbox(outbox) || !flush : !find || !bound || !lock || !pool || !is_pool(pool)))
+    if (!prepare || (outbox ? !is_outbox(outbox) || !flush
+                            : !find || !bound || !lock || !is_lock(lock) || !pool || !is_pool(pool)))
         return PyErr_Format(PyExc_TypeError,
-                            "FastPath: expected find, bound, lock and Pool, or Outbox and flush");
+                            "FastPath: expected find, bound, Lock and Pool, or Outbox and flush");
     FastPath *self = (FastPath *)object_of(type);
     if (!self)
         return NULL;
-    PyObject *owned[] = {find, prepare, bound, pool, outbox, flush};
+    PyObject *owned[] = {find, prepare, bound, lock, pool, outbox, flush};
     for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
         Py_XINCREF(owned[i]);
     self->find = find;
     self->prepare = prepare;
     self->bound = bound;
+    self->lock = (LockObject *)lock;
     self->pool = (PoolObject *)pool;
     self->outbox = (Outbox *)outbox;
     self->flush = flush;
@@ -624,13 +625,9 @@ static PyObject *fast_path_new(PyTypeObject *type, PyObject *args, PyObject *kwa
     self->number = ++number;
     self->room = 256;
     self->places = PyMem_Calloc((size_t)self->room, sizeof *self->places);
-    if (lock) {
-        self->acquire = PyObject_GetAttrString(lock, "acquire");
-        self->release = PyObject_GetAttrString(lock, "release");
-    }
-    if (!self->places || (lock && (!self->acquire || !self->release))) {
+    if (!self->places) {
         Py_DECREF((PyObject *)self);
-        return PyErr_Occurred() ? NULL : PyErr_NoMemory();
+        return PyErr_NoMemory();
     }
     return (PyObject *)self;
 }
@@ -658,8 +655,7 @@ static void fast_path_dealloc(FastPath *self)
 {
     PyObject_GC_UnTrack(self);
     fast_path_clear(self);
-    Py_XDECREF(self->acquire);
-    Py_XDECREF(self->release);
+    Py_XDECREF((PyObject *)self->lock);
     Py_XDECREF((PyObject *)self->pool);
     Py_XDECREF((PyObject *)self->outbox);
     PyMem_Free(self->places);
@@ -794,7 +790,8 @@ static PyType_Spec fast_path_spec = {"mlvm.machines.native._native.FastPath", si
 
 /* --- apply --- */
 
-int call_without_result(PyObject *function)
+/* Call a function for its effect. Returns 0, or -1 with an exception set. */
+static int call_without_result(PyObject *function)
 {
     PyObject *result = PyObject_CallNoArgs(function);
     Py_XDECREF(result);
@@ -806,15 +803,6 @@ static void set(PyObject **field, PyObject *value)
     PyObject *old = *field;
     *field = Py_NewRef(value);
     Py_XDECREF(old);
-}
-
-void release_vm(FastPath *fast_path)
-{
-    PyObject *type, *error, *traceback;
-    PyErr_Fetch(&type, &error, &traceback);
-    if (call_without_result(fast_path->release))
-        PyErr_Clear();
-    PyErr_Restore(type, error, traceback);
 }
 
 FastPath *fast_path_of(PyObject *arena)
@@ -1030,7 +1018,7 @@ int run_kernel(KernelCallObject *call, FastPath *fast_path, long long generation
         for (int i = 0; asks && i < count; i++)
             if (!address_in(fast_path, tensors[i], 1))
                 return PyErr_Occurred() ? -1 : 0;
-        if (call_without_result(fast_path->acquire))
+        if (acquire_lock(fast_path->lock))
             return -1;
         /* Another thread may have changed the state while this thread waited for the lock. */
         int holds = !fast_path->observed && !fast_path->instrumented && fast_path->generation == generation;
@@ -1040,7 +1028,7 @@ int run_kernel(KernelCallObject *call, FastPath *fast_path, long long generation
             int refused = run_in_pool(fast_path->pool, &call->call, p);
             done = refused < 0 ? -1 : !refused;
         }
-        release_vm(fast_path);
+        release_lock(fast_path->lock);
         if (!holds || known)
             break;
     }
@@ -1247,7 +1235,7 @@ static int overwrite(PyObject *call, Allocation *out, Allocation *const *operand
     Entry *entry = filled_entry((Call *)call, fast_path, operands, count);
     if (!entry || !entry->call || entry->out != out->type || !address_in(fast_path, out, 1))
         return PyErr_Occurred() ? -1 : 0;
-    if (call_without_result(fast_path->acquire))
+    if (acquire_lock(fast_path->lock))
         return -1;
     /* Another thread may have changed the state while this thread waited for the lock. */
     int done = 0;
@@ -1264,7 +1252,7 @@ static int overwrite(PyObject *call, Allocation *out, Allocation *const *operand
         Py_DECREF((PyObject *)kernel);
         done = refused < 0 ? -1 : !refused;
     }
-    release_vm(fast_path);
+    release_lock(fast_path->lock);
     return done;
 }
 

@@ -40,6 +40,12 @@
  *     language/posts.c       outbox_add            -> mlvm/machines/remote/outbox.py: PythonOutbox.add
  *     language/posts.c       outbox_take           -> mlvm/machines/remote/outbox.py: PythonOutbox.take
  *     language/posts.c       run_launches          -> mlvm/core/vm.py: VM.launch
+ *     language/lock.c        lock_acquire          -> mlvm/core/locks.py: new_lock
+ *     language/lock.c        lock_release          -> mlvm/core/locks.py: new_lock
+ *     language/lock.c        lock_enter            -> mlvm/core/locks.py: new_lock
+ *     language/lock.c        lock_exit             -> mlvm/core/locks.py: new_lock
+ *     language/lock.c        lock_is_owned         -> mlvm/core/locks.py: new_lock
+ *     language/lock.c        lock_reinitialize     -> mlvm/core/locks.py: new_lock
  *     plan/loop.c            run_machine           -> mlvm/core/machine/run.py: run
  *     machine/lanes.c        lanes_run             -> mlvm/machines/lanes.py: Lanes.run
  *     machine/records.c      records_begin         -> mlvm/machines/residuals.py: Stack.begin
@@ -51,6 +57,7 @@
 #include "../limited_api.h"
 #include "../machine/call.h"
 #include "../machine/formulas.h"
+#include "lock.h"
 #include "posts.h"
 
 /* The fields of allocations, regions and arenas: see mlvm/arena/fields.py. */
@@ -89,7 +96,7 @@ typedef struct {
     PyObject_HEAD PyObject *find; /* find(handle, fast_path) -> (array, type), or None */
     PyObject *prepare; /* prepare(program, name, types, attributes) -> KernelCall, number or None */
     PyObject *bound;   /* bound(program, handles, cache) -> (Program, helper, resume, handles), or None */
-    PyObject *acquire, *release; /* of the VM's lock */
+    LockObject *lock;
     PoolObject *pool;
     Outbox *outbox;              /* of a remote VM, which has neither pool nor lock */
     PyObject *flush;             /* flush(): send the messages, unless a different thread is sending */
@@ -222,11 +229,5 @@ extern Later later;
 
 /* Keep all arguments of a call alive until the process exits. */
 void keep_for_ever(PyObject *args, PyObject *kwargs);
-
-/* Call a function for its effect. Returns 0, or -1 with an exception set. */
-int call_without_result(PyObject *function);
-
-/* Release the VM's lock; a current exception is preserved. */
-void release_vm(FastPath *fast_path);
 
 #endif

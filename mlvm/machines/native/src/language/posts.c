@@ -34,7 +34,7 @@ struct Outbox {
     double emptied;
 };
 
-static double now(void)
+double now(void)
 {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);

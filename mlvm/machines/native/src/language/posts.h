@@ -9,6 +9,9 @@ typedef struct Outbox Outbox;
 int posts_init(PyObject *module);
 int is_outbox(PyObject *object);
 
+/* Seconds of a clock that only moves forward. */
+double now(void);
+
 /* Add a launch of the program with that number, from the current line of Python. Return whether the box
  * should be sent now, or -1 with an exception set. */
 int outbox_launch(Outbox *box, long long number, const int64_t *handles, int count);

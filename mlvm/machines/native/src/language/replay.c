@@ -200,10 +200,9 @@ static PyObject *replay_run(Replay *self, PyObject *const *args, Py_ssize_t narg
     PyObject *handles = outputs ? handles_of(self, args[1], outputs, NULL) : NULL;
     PyObject *key = handles ? key_of(self, fast_path, handles) : NULL;
     int done = PyErr_Occurred() ? -1 : 0;
-    if (key && PyDict_GetItemWithError(self->runs, key) &&
-        !(done = call_without_result(fast_path->acquire))) {
+    if (key && PyDict_GetItemWithError(self->runs, key) && !(done = acquire_lock(fast_path->lock))) {
         done = run_bound_to(self, fast_path, key, generation);
-        release_vm(fast_path);
+        release_lock(fast_path->lock);
     }
     Py_XDECREF(key);
     Py_XDECREF(handles);

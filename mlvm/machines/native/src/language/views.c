@@ -322,7 +322,7 @@ static int64_t window_of(const Layout *x, const Span *spans, int64_t *strides)
     return offset;
 }
 
-/* Create a tensor in an arena of the VM, which is locked until `release_vm`: `*to` is the first
+/* Create a tensor in an arena of the VM, which is locked until `release_lock`: `*to` is the first
  * byte of the tensor, and `*from` the first byte of x, which may be NULL. NULL without the lock if
  * Python must do the caller's work; an exception may be set. */
 static Allocation *locked_tensor(FastPath *fast_path, PyObject *arena, PyObject *type, const Allocation *x,
@@ -330,12 +330,12 @@ static Allocation *locked_tensor(FastPath *fast_path, PyObject *arena, PyObject 
 {
     Allocation *out = arena && fast_path_of(arena) == fast_path ? tensor_in(arena, type) : NULL;
     if (out && (!x || address_in(fast_path, x, 1)) && address_in(fast_path, out, 1) &&
-        !call_without_result(fast_path->acquire)) {
+        !acquire_lock(fast_path->lock)) {
         *to = address_in(fast_path, out, 0);
         *from = x ? address_in(fast_path, x, 0) : NULL;
         if (*to && (!x || *from) && !fast_path->observed && !fast_path->instrumented)
             return out;
-        release_vm(fast_path);
+        release_lock(fast_path->lock);
     }
     Py_XDECREF((PyObject *)out);
     return NULL;
@@ -387,7 +387,7 @@ static PyObject *selected(Allocation *x, PyObject *key)
             packed_strides(lengths, layout.ndim, layout.itemsize, into);
             if (nbytes)
                 copy_box(target, into, source + offset, from, lengths, layout.ndim, layout.itemsize);
-            release_vm(fast_path);
+            release_lock(fast_path->lock);
         }
         Py_XDECREF(arena);
     }
@@ -404,11 +404,11 @@ static PyObject *chosen(Allocation *x, Allocation *mask)
         !layout_of(mask->type, &covers) || covers.kind != 'b' || !layout_of(x->type, &layout) ||
         layout.size * layout.itemsize > MOST_COPIED || covers.ndim > layout.ndim ||
         memcmp(covers.dims, layout.dims, sizeof *layout.dims * (size_t)covers.ndim) || !covers.size ||
-        !address_in(fast_path, mask, 1) || call_without_result(fast_path->acquire))
+        !address_in(fast_path, mask, 1) || acquire_lock(fast_path->lock))
         return NULL;
     const char *flags = address_in(fast_path, mask, 0);
     const int64_t count = flags ? count_true(flags, covers.size) : -1;
-    release_vm(fast_path);
+    release_lock(fast_path->lock);
     int64_t dims[MOST_AXES + 1] = {count}, row = layout.size / covers.size * layout.itemsize;
     int ndim = 1 + layout.ndim - covers.ndim;
     memcpy(dims + 1, layout.dims + covers.ndim, sizeof *dims * (size_t)(ndim - 1));
@@ -425,7 +425,7 @@ static PyObject *chosen(Allocation *x, Allocation *mask)
     int holds = flags && count_true(flags, covers.size) == count;
     if (holds)
         copy_chosen(to, in, flags, covers.size, count, row);
-    release_vm(fast_path);
+    release_lock(fast_path->lock);
     if (!holds)
         Py_CLEAR(out);
     return (PyObject *)out;
@@ -477,13 +477,13 @@ static PyObject *positions(PyObject *module, PyObject *args)
         return NULL;
     FastPath *fast_path = is_quiet() ? plain_path(object) : NULL;
     if (!fast_path || !layout_of(((Allocation *)object)->type, &x) || x.size * x.ndim * 8 > MOST_COPIED ||
-        !address_in(fast_path, (Allocation *)object, 1) || call_without_result(fast_path->acquire))
+        !address_in(fast_path, (Allocation *)object, 1) || acquire_lock(fast_path->lock))
         return tensor_or_none(NULL);
     const char *p = address_in(fast_path, (Allocation *)object, 0);
     char *flags = p ? PyMem_Malloc((size_t)x.size + 1) : NULL, *to, *unused;
     if (flags)
         flag_nonzero(flags, p, &x);
-    release_vm(fast_path);
+    release_lock(fast_path->lock);
     int64_t dims[2] = {flags ? count_true(flags, x.size) : 0, x.ndim}, at[MOST_AXES] = {0};
     PyObject *type = flags ? type_of(dtype, dims, 2) : NULL, *arena = type ? present_arena() : NULL;
     Allocation *out = locked_tensor(fast_path, arena, type, NULL, &to, &unused);
@@ -497,7 +497,7 @@ static PyObject *positions(PyObject *module, PyObject *args)
             at[axis] = 0;
     }
     if (out)
-        release_vm(fast_path);
+        release_lock(fast_path->lock);
     PyMem_Free(flags);
     Py_XDECREF(arena);
     Py_XDECREF(type);
@@ -625,7 +625,7 @@ static int assign(Allocation *x, PyObject *key, PyObject *values)
     int same = arena && fast_path_of(arena) == fast_path;
     Py_XDECREF(arena);
     if (!same || !address_in(fast_path, x, 1) || (tensor && !address_in(fast_path, tensor, 1)) ||
-        call_without_result(fast_path->acquire))
+        acquire_lock(fast_path->lock))
         return PyErr_Occurred() ? -1 : 0;
     char *target = address_in(fast_path, x, 0);
     char *source = tensor ? address_in(fast_path, tensor, 0) : element;
@@ -633,7 +633,7 @@ static int assign(Allocation *x, PyObject *key, PyObject *values)
                 region_of(x) == region && !region->first_view;
     if (holds && nbytes)
         copy_box(target + offset, into, source, from, lengths, layout.ndim, layout.itemsize);
-    release_vm(fast_path);
+    release_lock(fast_path->lock);
     return holds;
 }
 
@@ -734,12 +734,12 @@ static PyObject *values_of(PyObject *object, int is_one, PyObject *empty)
          : empty ? layout.kind != 'h' && layout.size * layout.itemsize <= MOST_COPIED &&
                        (values = new_array(empty, x->type, layout.dtype, &to))
                  : layout.size <= MOST_LISTED) &&
-        address_in(fast_path, x, 1) && !call_without_result(fast_path->acquire)) {
+        address_in(fast_path, x, 1) && !acquire_lock(fast_path->lock)) {
         char *source = address_in(fast_path, x, 0);
         int is_known = source && !fast_path->observed && !fast_path->instrumented;
         if (is_known)
             memcpy(to, source, (size_t)(layout.size * layout.itemsize));
-        release_vm(fast_path);
+        release_lock(fast_path->lock);
         const char *p = bytes;
         if (is_known && !empty)
             values = nested_at(&p, &layout, is_one ? layout.ndim : 0);
@@ -789,7 +789,7 @@ Allocation *tensor_of_number(PyObject *arena, PyObject *type, PyObject *value)
     Allocation *out = locked_tensor(fast_path, arena, type, NULL, &target, &unused);
     if (out) {
         memcpy(target, element, (size_t)layout.itemsize);
-        release_vm(fast_path);
+        release_lock(fast_path->lock);
     }
     return out;
 }
@@ -911,7 +911,7 @@ static PyObject *filled(PyObject *module, PyObject *args)
             packed_strides(to.dims, to.ndim, to.itemsize, into);
             if (to.size)
                 copy_box(target, into, source, none, to.dims, to.ndim, to.itemsize);
-            release_vm(fast_path);
+            release_lock(fast_path->lock);
         }
         Py_XDECREF(arena);
     }
@@ -928,7 +928,7 @@ static PyObject *tensor_with(PyObject *type, const Layout *layout, const char *b
     Allocation *out = is_plain ? locked_tensor(fast_path, arena, type, NULL, &target, &unused) : NULL;
     if (out) {
         memcpy(target, bytes, (size_t)(layout->size * layout->itemsize));
-        release_vm(fast_path);
+        release_lock(fast_path->lock);
         note_opaque();
     }
     Py_XDECREF(arena);
@@ -957,7 +957,7 @@ static PyObject *next_key_in(PyObject *arena, PyObject *call, Allocation *state,
             number += (uint64_t)done;
             memcpy(p[1] + sizeof number, &number, sizeof number);
         }
-        release_vm(fast_path);
+        release_lock(fast_path->lock);
     }
     Py_XDECREF((PyObject *)kernel);
     if (!done)
