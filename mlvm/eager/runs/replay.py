@@ -185,13 +185,23 @@ class Replay:
         return {**cells, **{cell: results[i] for cell, i in table.writes}}
 
     def compute(self, step: RecordedStep, operands: Sequence[Array]) -> list[Array]:
-        """Return the results of a step's program on these operands."""
+        """Return the results of a step's program on these operands.
+
+        Raises `EncodingError` if the table of the step refers to results that the program lacks.
+        """
         table = step.table
         if self._loaded is None or self._loaded[0] is not table:
             if self._loaded is not None:
                 self._loaded[1].close()
             self._loaded = table, LoadedStep(self.run.program(table).step, _machine())
-        return self._loaded[1](*operands)
+        results = self._loaded[1](*operands)
+        places = [*table.returns, *[i for _, i in (*table.updated, *table.writes)]]
+        if places and max(places) >= len(results):
+            raise EncodingError(
+                f"{self.run.folder}: step {step.number} refers to result {max(places)} of a "
+                f"program with {len(results)} results"
+            )
+        return results
 
     # --- steps ------------------------------------------------------------------------------
 

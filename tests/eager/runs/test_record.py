@@ -286,6 +286,17 @@ def test_a_damaged_checkpoint_is_a_typed_error(folder: Path) -> None:
             replay.replay(n)
 
 
+@cases("field, value", ("returns", [9]), ("writes", [(0, 9)]), ("returns", [2**70]))
+def test_a_table_refers_only_to_results_of_the_program(
+    folder: Path, field: str, value: list[Any]
+) -> None:
+    train(folder / "a")
+    run = ml.runs.open(folder / "a")
+    object.__setattr__(run.steps[0].table, field, value)
+    replay = Replay(run)
+    refuses(ml.errors.EncodingError, r"step 0 refers to result \d+ of a program", replay.replay, 0)
+
+
 def test_a_function_that_cannot_be_traced_has_no_program(folder: Path) -> None:
     @ml.runs.step
     def step(x: Tensor) -> float:
