@@ -75,7 +75,7 @@ def add_command(commands: Any) -> None:
     add(
         "--check",
         action="store_true",
-        help="only list old names; exit with status 1 if any are found",
+        help="only list old names; exit with status 1 if a file would change",
     )
     add("--diff", action="store_true", help="only print the changes, as a unified diff")
     add("--no-backup", action="store_true", help="do not keep the old text as FILE.orig")

@@ -212,6 +212,8 @@ class OldUses:
         self._has_star = False
         self._has_mlvm = bool(paths)
         self._others: set[str] = set()
+        self.edits: list[Edit] = []
+        self.doubts: list[Doubt] = []
         self._visit(tree, self._module)
         for name, path in (paths or {}).items():
             if name not in self._module.names:
@@ -225,8 +227,6 @@ class OldUses:
                     scope.bases_here += [each.body for each in bindings if each.body]
             for each in scope.bases_here:
                 each.subclasses.append(scope)
-        self.edits: list[Edit] = []
-        self.doubts: list[Doubt] = []
 
     def find(self, preserved: Set[str] = frozenset()) -> None:
         """Find the edits and doubts. Imports of names in `preserved` continue to bind them."""
@@ -344,10 +344,13 @@ class OldUses:
             if each.name == "*":
                 self._has_star |= module == "mlvm.eager"
                 continue
-            path = f"{module}.{each.name}" if module else None
+            path = f"{module}.{each.name}" if module and module != "mlvm.eager.errors" else None
             alias = None if each.asname else each
             scope.bind(each.asname or each.name, _Assignment(path=path, alias=alias))
-            if _new_name(_shown(path or "")) is not None:
+            if module == "mlvm.eager.errors":  # no such module: `ml.errors` is mlvm.core.errors
+                if each.name in NAMES["ml.errors"]:
+                    self._doubt(each, f"{each.name} of {module}, which cannot be imported")
+            elif _new_name(_shown(path or "")) is not None:
                 self._uses.append((each, scope))
 
     def _function(
@@ -563,7 +566,7 @@ class OldUses:
         if isinstance(node.value, str) and node.value.rpartition(".")[2] in NAMES["ml.errors"]:
             self._doubt(node, f"the text {node.value!r}")
 
-    def _doubt(self, node: ast.expr | ast.keyword, text: str) -> None:
+    def _doubt(self, node: ast.expr | ast.keyword | ast.alias, text: str) -> None:
         self.doubts.append(Doubt(node.lineno, text))
 
 

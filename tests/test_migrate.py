@@ -105,8 +105,16 @@ def test_check_and_diff_write_nothing(script: Path, capsys: Capsys) -> None:
     assert "-ml.nll(x)  # the loss\n+ml.nll_loss(x)  # the loss\n" in capsys.readouterr().out
     assert [*script.parent.iterdir()] == [script]
     assert script.read_text() == OLD
-    script.write_text(NEW)
+    script.write_text(NEW + "def rate(optimizer): return optimizer.rate\n")
     assert migrate(script, "--check") == 0
+    assert "train.py:3: unclear, not changed: " in capsys.readouterr().out
+
+
+def test_an_import_that_never_worked_stays(script: Path, capsys: Capsys) -> None:
+    script.write_text("from mlvm.eager.errors import StaleTensor\nStaleTensor\n")
+    assert migrate(script, "--check") == 0
+    unclear = "train.py:1: unclear, not changed: StaleTensor of mlvm.eager.errors, which cannot"
+    assert unclear in capsys.readouterr().out
 
 
 def test_a_folder(script: Path) -> None:

@@ -82,9 +82,12 @@ def formatted(text: str, names: Sequence[str], values: Sequence[Array]) -> str:
     shown_values = [_Shown(x) for x in values]
     count = len(values) - len(names)
     try:
-        return text.format(
+        result = text.format(
             *shown_values[:count], **dict(zip(names, shown_values[count:], strict=True))
         )
+        if all(each.is_used for each in shown_values):
+            return result
+        reason = "each value needs a placeholder {}"
     except IndexError:
         reason = f"it refers to more than {counted(count, 'positional value')}"
     except KeyError as error:
@@ -97,12 +100,17 @@ def formatted(text: str, names: Sequence[str], values: Sequence[Array]) -> str:
 
 
 class _Shown:
-    """Wrapper of an array for `str.format`."""
+    """Wrapper of an array for `str.format`. `is_used`: whether the text contains the value."""
 
     def __init__(self, array: Array) -> None:
         self._array = shown(array)
+        self.is_used = False
+
+    def __repr__(self) -> str:
+        return format(self)
 
     def __format__(self, spec: str) -> str:
+        self.is_used = True
         if not spec:
             return str(self._array)
         if not self._array.ndim:

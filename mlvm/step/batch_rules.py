@@ -610,6 +610,7 @@ def in_lane(error: PositionError, lane: Sequence[int], naxes: int) -> None:
     The first `naxes` numbers of a position are lane numbers as well.
     """
     numbers, rest = [*lane, *error.position[:naxes]], error.position[naxes:]
-    place = f"position {rest} of lane {numbers[0] if len(numbers) == 1 else numbers}"
-    error.reason = error.reason.replace(f"position {error.position}", place, 1)
+    before, after = [f" at position {each}" if each else "" for each in (error.position, rest)]
+    place = f"{after} of lane {numbers[0] if len(numbers) == 1 else numbers}"
+    error.reason = error.reason.replace(f"{before} is ", f"{place} is ", 1)
     error.position = rest

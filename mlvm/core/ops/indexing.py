@@ -367,7 +367,8 @@ def _positions(indices: Array, length: int, *, negative: bool = True) -> Array:
         if low < lowest or high >= length:
             where = np.argwhere((indices < lowest) | (indices >= length))[0].tolist()
             index = indices[tuple(where)]
-            reason = f"index {index} at position {where} is out of range for length {length}"
+            place = f" at position {where}" if where else ""
+            reason = f"index {index}{place} is out of range for length {length}"
             raise PositionError(reason, where)
         if low < 0:
             indices = np.where(indices < 0, indices.astype(np.intp) + length, indices)

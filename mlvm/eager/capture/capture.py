@@ -608,7 +608,9 @@ class Captured(Generic[P, R]):
 
     def _last_entry(self) -> CacheEntry:
         if self._last is None:
-            raise CaptureError(f"{self!r} has not been called yet")
+            raise CaptureError(
+                f"{self!r} has not been called yet: call it once, or use ml.measure(f, *args)"
+            )
         return self._last
 
     def _compile(self, miss: _Miss, named: Sequence[OpenLength]) -> CacheEntry:

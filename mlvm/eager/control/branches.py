@@ -57,7 +57,7 @@ def cond(pred: Tensor | bool, true_fun: Body, false_fun: Body, *operands: Tree) 
         ml.cond(True, 1, 2)  # DTypeError
         ml.cond(v, ml.sin, ml.cos, v)  # ShapeError
     """
-    thunks = _bind("cond", (true_fun, false_fun), operands)
+    thunks = _bind("cond", "pred, true_fun, false_fun, *operands", (true_fun, false_fun), operands)
     if isinstance(pred, Tensor) and blocks.is_recorded():
         return _cond(pred, thunks)
     return copied(as_tree(thunks[0 if bool(pred) else 1]()))
@@ -85,14 +85,16 @@ def switch(index: Tensor | int, branches: Sequence[Body], *operands: Tree) -> An
         )
     if not branches:
         raise ArgumentError("switch: expected one or more branches, got none")
-    thunks = _bind("switch", branches, operands)
+    thunks = _bind("switch", "index, branches, *operands", branches, operands)
     if isinstance(index, Tensor) and blocks.is_recorded():
         require_integer("index", index)
         return _switch(index, 0, thunks)
     return copied(as_tree(thunks[min(max(integer("index", index), 0), len(thunks) - 1)]()))
 
 
-def _bind(name: str, branches: Sequence[Body], operands: Sequence[Tree]) -> list[Callable[[], Any]]:
+def _bind(
+    name: str, order: str, branches: Sequence[Body], operands: Sequence[Tree]
+) -> list[Callable[[], Any]]:
     """Bind each branch to aliases of the operands, since a branch may update them.
 
     Raises `DTypeError` for a branch that is not a function.
@@ -101,7 +103,7 @@ def _bind(name: str, branches: Sequence[Body], operands: Sequence[Tree]) -> list
         if not callable(each):
             raise DTypeError(
                 f"{name}: expected a function as branch, got {described(each)}; "
-                "use ml.where to select between tensors"
+                f"the order is ({order}); use ml.where to select between tensors"
             )
     trees = [as_tree(each) for each in operands]
 

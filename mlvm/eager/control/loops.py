@@ -46,6 +46,7 @@ from mlvm.eager.control.state import (
     as_tree,
     copied,
     integer,
+    require_functions,
     require_integer,
     tensors,
 )
@@ -100,6 +101,7 @@ def while_loop(cond_fun: Body, body_fun: Body, init_val: Tree, *, checkpoint: bo
         ml.while_loop(lambda x: True, lambda x: x > 0.0, v)  # DTypeError
         ml.while_loop(lambda x: x > 0.0, lambda x: x, v)  # ShapeError
     """
+    require_functions("cond_fun, body_fun, init_val", cond_fun=cond_fun, body_fun=body_fun)
     numbers = _WeakNumbers(init_val)
     body_fun = checkpointed(body_fun) if checkpoint else body_fun
     if blocks.is_recorded():
@@ -149,6 +151,7 @@ def fori_loop(
         ml.fori_loop(0.0, 3, lambda i, x: x, v)  # DTypeError
         ml.fori_loop(0, 3, lambda i, x: ml.sum(x), v)  # ShapeError
     """
+    require_functions("lower, upper, body_fun, init_val", body_fun=body_fun)
     require_integer("lower", lower)
     require_integer("upper", upper)
     numbers = _WeakNumbers(init_val)
@@ -231,6 +234,7 @@ def scan(
         ml.scan(lambda s, x: (s, x), v, v, length=ml.asarray(9))  # OperandValueError
         ml.scan(lambda s, x: (s, x), v, v, length=3)  # ShapeError
     """
+    require_functions("f, init, xs", f=f)
     rows = as_tree(xs)
     numbers = _WeakNumbers(init)
     f = checkpointed(f) if checkpoint else f
@@ -295,6 +299,7 @@ def map(f: Body, xs: Tree) -> Tree:
         >>> ml.map(lambda row: ml.sum(row), ml.asarray([[1.0, 2.0], [3.0, 4.0]]))
         Tensor([3., 7.], f32[2])
     """
+    require_functions("f, xs", f=f)
     return scan(lambda _, x: (None, f(x)), None, xs)[1]
 
 

@@ -19,7 +19,7 @@ from mlvm.eager.tensor.autocast import autocast_dtype
 from mlvm.eager.tensor.constants import constant
 from mlvm.eager.tensor.default import default_of
 from mlvm.eager.tensor.number import is_free
-from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.tensor import Tensor, described
 from mlvm.eager.tree import Tree, flatten, named_leaves, partners, replace, unflatten, with_leaves
 
 Body: TypeAlias = Callable[..., Any]
@@ -87,7 +87,10 @@ def _listed(path: str, tree: Tree) -> str:
     """Describe a tree by kind and tensors."""
     if isinstance(tree, Tensor):
         return str(tree.type)
-    named = [f"{name} {x.type}" for name, x in named_leaves(tree, path, buffers=True)]
+    named = [
+        f"{f'item {name}' if name.isdecimal() else name}: {x.type}"
+        for name, x in named_leaves(tree, path, buffers=True)
+    ]
     kind = "None" if tree is None else with_article(type(tree).__name__)
     return f"{kind} of {', '.join(named)}" if named else kind
 
@@ -100,6 +103,15 @@ def aliased(tree: Tree) -> Tree:
 def copied(tree: Tree) -> Tree:
     """Copy the tensors of a tree."""
     return with_leaves(tree, iter([op.copy(x) for x in tensors(tree)]))
+
+
+def require_functions(order: str, **functions: Any) -> None:
+    """Raise `DTypeError` for a value that is not a function; the text states the parameters."""
+    for name, value in functions.items():
+        if not callable(value):
+            raise DTypeError(
+                f"{name}: expected a function, got {described(value)}; the order is ({order})"
+            )
 
 
 def require_integer(name: str, value: Any) -> None:

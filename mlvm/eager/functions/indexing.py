@@ -31,6 +31,7 @@ from mlvm.eager.tensor.constants import is_same_kind
 from mlvm.eager.tensor.number import index_of
 from mlvm.eager.tensor.operands import as_operand, is_array, tensor_of
 from mlvm.eager.tensor.parts import warn_of_part
+from mlvm.eager.tensor.positions import numbers_in
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import apply_into
 from mlvm.eager.tensor.warn import LOCAL, has_temporary_count, warn_of_temporary
@@ -66,8 +67,21 @@ def getitem(x: Tensor, key: Any) -> Tensor:
     except errors.MlvmError as error:
         if isinstance(error, errors.IndexingError):
             error.at("getitem", (x.type, *map(_text, keys)))
+        elif isinstance(error, errors.PositionError):
+            _name_axis(error, "getitem", x, keys)
         error.__traceback__ = None  # removes our frames, as in `tensor`
         raise
+
+
+def _name_axis(error: errors.PositionError, name: str, x: Tensor, keys: tuple[Any, ...]) -> None:
+    """Describe an index out of range by the key, which the caller wrote, and the axis if unique."""
+    if error.late or error.op not in ("take", "index_set", "flat_indices"):
+        return
+    error.op, error.operands = name, (x.type, *map(_text, keys))
+    _, length = numbers_in(error)
+    if x.shape.count(length) == 1:
+        axis = f"axis {x.shape.index(length)} of length"
+        error.reason = error.reason.replace("for length", f"for {axis}")
 
 
 def _item(key: object) -> Item | EllipsisType:
@@ -293,6 +307,8 @@ def setitem(x: Tensor, key: Any, values: Any) -> None:
     except errors.MlvmError as error:
         if isinstance(error, errors.IndexingError):
             error.at("setitem", (x.type, *map(_text, keys)))
+        elif isinstance(error, errors.PositionError):
+            _name_axis(error, "setitem", x, keys)
         error.__traceback__ = None  # removes our frames, as in `tensor`
         raise
 

@@ -99,7 +99,7 @@ class Module(Node):
         return module
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        hint = ", which is what its forward is here" if hasattr(self, "forward") else ""
+        hint = "; rename forward to __call__" if hasattr(self, "forward") else ""
         raise NotImplementedError(f"{type(self).__name__} defines no __call__{hint}")
 
     def train(self, mode: bool = True) -> Self:

@@ -15,10 +15,11 @@ from mlvm.core.ops.half import shown
 from mlvm.core.types import Array, TensorType
 from mlvm.eager.files import safetensors
 from mlvm.eager.runs.cells import storable
-from mlvm.eager.runs.diff import diff
+from mlvm.eager.runs.diff import diff, equality
 from mlvm.eager.runs.execution import Executed, Execution
 from mlvm.eager.runs.replay import Replay, open_run
 from mlvm.eager.runs.run import RecordedStep
+from mlvm.eager.runs.source import Line
 from mlvm.eager.runs.verification import verify
 from mlvm.machines.files import write_array
 
@@ -57,10 +58,7 @@ def run_diff(options: argparse.Namespace) -> int:
     if difference is not None:
         print(difference)
         return 1
-    count = min(len(a.steps), len(b.steps))
-    open_ends = [run for run in (a, b) if len(run.steps) != count]
-    more = f"; {open_ends[0].folder} has {len(open_ends[0].steps)}" if open_ends else ""
-    print(f"equal: {count} steps{more}")
+    print(equality(a, b))
     return 0
 
 
@@ -99,7 +97,7 @@ def run_replay(options: argparse.Namespace) -> int:
     if options.nan:
         return _show_nan(replay, range(count) if options.step is None else [options.step])
     number = count - 1 if options.step is None else options.step
-    step = replay.run.step(number)
+    step = replay.run.step(number, "replay")
     if options.at is not None:
         return _show_line(replay, number, options.at, options.save)
     if options.save is not None:
@@ -136,7 +134,10 @@ def _show_line(replay: Replay, number: int, place: str, folder: Path | None) -> 
         raise ArgumentError(f"replay: expected --at as FILE:LINE, got {place!r}")
     execution = replay.execution(number)
     ops: list[Executed] = []
+    lines: dict[Line, None] = {}
     while (op := execution.step()) is not None:
+        if op.line is not None:
+            lines[op.line] = None
         if op.line is None or op.line.number != int(line) or not op.line.file.endswith(file):
             continue
         ops.append(op)
@@ -151,7 +152,11 @@ def _show_line(replay: Replay, number: int, place: str, folder: Path | None) -> 
                     folder / f"{op.position:05}-{_file_name(name or op.name)}{suffix}.npy", array
                 )
     if not ops:
-        raise ArgumentError(f"replay: no op of step {number} was recorded at {place}")
+        candidates = [each for each in lines if each.file.endswith(file)] or [*lines]
+        nearest = sorted(candidates, key=lambda each: abs(each.number - int(line)))[:5]
+        listed = ", ".join(dict.fromkeys(map(str, nearest)))
+        known = f"; it has ops at {listed}" if listed else ""
+        raise ArgumentError(f"replay: no op of step {number} was recorded at {place}{known}")
     return 0
 
 
@@ -170,7 +175,7 @@ def _show_nan(replay: Replay, numbers: Sequence[int]) -> int:
     """Print the first op of these steps with a result that contains nan or infinity."""
     is_one = len(numbers) == 1
     for number in numbers:
-        step = replay.run.step(number)
+        step = replay.run.step(number, "replay")
         if not is_one and not _may_have_nan(replay, step):
             continue
         first = _first_nan(replay.execution(number))

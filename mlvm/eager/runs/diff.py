@@ -122,6 +122,17 @@ def diff(a: Run | Replay, b: Run | Replay) -> Difference | None:
     return Difference(min(counts), "length", text)
 
 
+def equality(a: Run, b: Run) -> str:
+    """Return a sentence for two runs without a difference: the steps, and a recording that was cut.
+
+    A run that was not closed counts as equal to a longer run with the same first steps.
+    """
+    count = min(len(a.steps), len(b.steps))
+    longer = [f"; {run.folder} has {len(run.steps)}" for run in (a, b) if len(run.steps) != count]
+    incomplete = [f"; {run.folder} was not closed" for run in (a, b) if not run.is_closed]
+    return f"equal: {count} steps{''.join(longer + incomplete)}"
+
+
 def elements(x: Array, y: Array) -> Elements | None:
     """Return the differing elements of two arrays of the same type; None for equal bits or nans."""
     if digest(x) == digest(y):

@@ -9,7 +9,7 @@ from itertools import zip_longest
 from math import nan
 from typing import Final
 
-from mlvm.eager.runs.diff import Difference
+from mlvm.eager.runs.diff import Difference, equality
 from mlvm.eager.runs.log import digest_of
 from mlvm.eager.runs.run import RecordedStep, Run
 from mlvm.show.html import block, picture, table
@@ -24,7 +24,7 @@ def comparison_page(a: Run, b: Run, difference: Difference | None) -> str:
     """Return the page of two recordings and the difference that `diff` has found."""
     mark = difference.step if difference is not None else None
     count = min(len(a.steps), len(b.steps))
-    summary = str(difference) if difference is not None else f"equal: {count} steps"
+    summary = str(difference) if difference is not None else equality(a, b)
     losses = {
         f"{name}: {run.folder.name}": [_loss(step) for step in run.steps]
         for name, run in (("A", a), ("B", b))

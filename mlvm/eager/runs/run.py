@@ -224,8 +224,8 @@ class Run:
         """The first number without axes that each step returns, of the steps that return one."""
         return [min(step.values.items())[1] for step in self.steps if step.values]
 
-    def step(self, number: int) -> RecordedStep:
-        """Return a step. Raises `ArgumentError` if the step does not exist."""
+    def step(self, number: int, caller: str = "run") -> RecordedStep:
+        """Return a step. Raises `ArgumentError`, which names the caller, if it does not exist."""
         if type(number) is not int or not 0 <= number < len(self.steps):
             last = len(self.steps) - 1
             expected = (
@@ -233,7 +233,7 @@ class Run:
                 if self.steps
                 else "expected a recording with steps"
             )
-            raise ArgumentError(f"run: {expected}, got {brief(number)}")
+            raise ArgumentError(f"{caller}: {expected}, got {brief(number)}")
         return self.steps[number]
 
     # --- files ------------------------------------------------------------------------------

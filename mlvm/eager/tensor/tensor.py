@@ -277,7 +277,13 @@ class Tensor(Methods, Allocation):
     def __index__(self) -> int:
         if not self.dtype.is_integer:
             raise DTypeError("expected an integer tensor as an index").at("index", (self.type,))
-        return int(self._number("index"))
+        try:
+            return int(self._number("index"))
+        except CaptureError as error:
+            raise CaptureError(
+                f"{error}; instead of x[i:i + 2], write ml.take(x, i + ml.arange(2), axis=0), and "
+                "instead of range(i), ml.fori_loop"
+            ) from None
 
     def __len__(self) -> int:
         if not self.shape:

@@ -156,6 +156,17 @@ def test_every_order_of_items_reads_and_sets_as_numpy_does() -> None:
         np.testing.assert_array_equal(x.numpy(), updated, repr(key))
 
 
+@cases(
+    "key, at", ((3, 0), "0 of length 3"), ((0, 4), "1 of length 4"), ((0, 0, 5), "2 of length 5")
+)
+def test_an_index_out_of_range_is_told_by_the_key_and_the_axis(key: Any, at: str) -> None:
+    x = ml.ones((3, 4, 5))
+    ours_key = tuple([ml.asarray(i) if i > 2 else i for i in key])
+    text = rf"index \d is out of range for axis {at}"
+    refuses(PositionError, rf"^setitem\(f32\[3,4,5\], .*{text}", x.__setitem__, ours_key, 1.0)
+    refuses(PositionError, rf"^getitem\(f32\[3,4,5\], .*{text}", x.__getitem__, ours_key)
+
+
 @cases("key", (AGAIN, AGAIN), (0, AGAIN), (slice(None), AGAIN, 1), (..., AGAIN, AGAIN), ids=repr)
 def test_several_indices_set_no_more_than_they_choose(key: Any) -> None:
     """The last value for an element stays, and an index out of range changes nothing."""
@@ -165,8 +176,8 @@ def test_several_indices_set_no_more_than_they_choose(key: Any) -> None:
     np.testing.assert_array_equal(x.numpy(), updated)
     far = tuple([AGAIN + 5 if isinstance(item, np.ndarray) else item for item in key])
     for _ in range(3):
-        refuses(PositionError, "is out of range for length", x.__setitem__, ours(far), 1.0)
-        refuses(PositionError, "is out of range for length", x.__getitem__, ours(far))
+        refuses(PositionError, "is out of range for .*length", x.__setitem__, ours(far), 1.0)
+        refuses(PositionError, "is out of range for .*length", x.__getitem__, ours(far))
     np.testing.assert_array_equal(x.numpy(), updated)
 
 

@@ -35,6 +35,14 @@ def test_equal_runs_are_one_line(folder: Path, capsys: Capsys) -> None:
     assert output(capsys, "diff", "a", "b") == (0, f"equal: {STEPS} steps\n")
 
 
+def test_a_run_that_was_cut_is_named(folder: Path, capsys: Capsys) -> None:
+    for name in "ab":
+        train(folder / name)
+    log = folder / "b" / "log"
+    log.write_bytes(log.read_bytes()[:-1])  # the last frame, which closes the log, is torn
+    assert output(capsys, "diff", "a", "b") == (0, f"equal: {STEPS} steps; b was not closed\n")
+
+
 def test_a_difference_has_lines_and_operands(folder: Path, capsys: Capsys) -> None:
     train(folder / "a")
     train(folder / "b", square=lambda x: x**2 + 0.25)
@@ -64,6 +72,11 @@ def test_the_tensors_of_a_line(folder: Path, capsys: Capsys) -> None:
     assert np.load(saved).shape == (8, 2)
     status, text = output(capsys, "replay", "a", "--step", 2, "--at", "recorded.py:1")
     assert (status, text.count("no op of step 2")) == (1, 1)
+    assert re.search(r"; it has ops at \S*recorded\.py:\d+, ", text)
+    for option in ((), ("--nan",)):
+        status, text = output(capsys, "replay", "a", "--step", 99, *option)
+        assert status == 1
+        assert f"replay: expected a step from 0 to {STEPS - 1}, got 99" in text
 
 
 def test_the_state_and_inputs_of_a_step_are_saved(folder: Path, capsys: Capsys) -> None:

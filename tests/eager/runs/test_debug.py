@@ -128,6 +128,8 @@ def test_formats(capsys: Capsys) -> None:
 @cases(
     "format, values, text",
     ("{} {}", (X,), "got '{} {}': it refers to more than 1 positional value"),
+    ("hello", (X,), "each value needs a placeholder {}"),
+    ("{1!r}", (X, X), "each value needs a placeholder {}"),
     ("{:d}", (X,), ""),
     ("{name}", (X,), "no value is named 'name'"),
     ("{", (X,), ""),

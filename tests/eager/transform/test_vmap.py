@@ -353,7 +353,7 @@ def test_an_index_error_tells_the_lane_and_the_position_in_it(wrap: Any) -> None
     text = text.replace(" of lane 1", "")
     assert first_refused(ml.vmap(ml.take, in_axes=(0, None)), x, i[1]) == text
     nested = ml.vmap(ml.vmap(lambda x, k: x[k]))
-    text = "index 7 at position [] of lane [1, 1] is out of range for length 3"
+    text = "index 7 of lane [1, 1] is out of range for length 3"
     assert text in first_refused(nested, ml.ones((2, 2, 3)), i)
 
 
@@ -376,7 +376,7 @@ def test_a_gradient_through_vmap_of_a_function_has_the_same_bits_captured() -> N
 @pytest.mark.parametrize("wrap", _WRAPS)
 @pytest.mark.parametrize("pick", [lambda x, i: x[i], lambda x, i: _set(x, i)])
 def test_an_index_error_has_the_index_length_and_line_of_the_function(wrap: Any, pick: Any) -> None:
-    call, text = wrap(ml.vmap(pick)), r"index 9 at .* range for length 7"
+    call, text = wrap(ml.vmap(pick)), r"index 9 .*range for length 7"
     indices = ml.asarray([1, 2, 3, 9])
     raised = refuses(ml.errors.PositionError, text, call, ml.ones((4, 7)), indices)
     line = pick.__code__.co_firstlineno if pick(ml.ones(7), ml.asarray(0)).ndim == 0 else _SET_LINE
