@@ -177,7 +177,7 @@ def test_lengths_and_branches_are_known_or_not() -> None:
     net = load(data)
     assert net.static_inputs == {"shape", "yes"}
     with pytest.warns(DeprecationWarning, match=r"^Model.asked is now Model.static_inputs"):
-        assert net.asked == net.static_inputs
+        assert net.asked == net.static_inputs  # type: ignore[attr-defined]
     x = ml.reshape(ml.arange(8.0), (2, 4))
     step = ml.capture(net)
     for shape, yes in (((8,), True), ((4, 2), False)):
