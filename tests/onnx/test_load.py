@@ -421,7 +421,7 @@ def test_what_is_refused_says_why_before_anything_runs(data: bytes, text: str) -
 )  # fmt: skip
 def test_a_missing_operand_is_refused_at_load(op: str, operands: list[str]) -> None:
     lacking = node(op, "x", "y", "n")
-    lacking.input = operands
+    lacking.input = operands  # type: ignore[attr-defined]
     refuses(ModelError, f"{op} 'n': operand 1 is required, got none", load, only(lacking))
 
 

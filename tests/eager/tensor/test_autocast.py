@@ -212,7 +212,7 @@ def test_what_it_cannot_decorate_is_refused() -> None:
     async def endless() -> AsyncIterator[None]:
         yield
 
-    for wrong, text in ((ml.nn.Linear, "not a class: decorate its __call__"), (endless, "endless")):
+    for wrong, text in ((ml.nn.Linear, "got a class: decorate its __call__"), (endless, "endless")):
         refuses(ml.errors.ArgumentError, text, ml.autocast("bfloat16"), wrong)
 
 
