@@ -580,7 +580,7 @@ class MessageCommunicator(Passing):
         if all(inbox.blocked.get(rank, (None, ""))[0] == waits for rank in waiting):
             texts = [f"{self.names[rank]} in {inbox.blocked[rank][1]}" for rank in waiting]
             texts += [f"{self.names[rank]} has ended" for rank in sorted(inbox.outcomes)]
-            self.give_up(f"no member can go on; these wait: {'; '.join(texts)}")
+            self.give_up(f"deadlock: all members wait: {'; '.join(texts)}")
 
     def _end_run(self, error: GroupError) -> None:
         self.is_mine = True

@@ -258,7 +258,7 @@ def test_what_is_not_built(tmp_path: Path, capsys: Capsys) -> None:
     for function, most, text in (
         (multiplied, 9, "expected numbers below 2**62"),
         (called, 9, "without functions, ml.auto_batch and gradients of loops of unknown"),
-        (halved, 9, "expected numbers of f32, f64, i32 or i64, got one of f16"),
+        (halved, 9, "expected numbers of f32, f64, i32 or i64, got f16"),
         (lambda x: x + 1, 1 << 17, "expected at most 65,536 combinations, got 131,072"),
     ):
         step = ml.capture(function, dynamic_axes={"x": ("n", None)}, max_sizes={"n": most})

@@ -138,7 +138,7 @@ def test_ray_has_the_resources_that_actors_need() -> None:
     ("invalid options of an actor: .*'resources'", {"resources": 3}),
     ("invalid options of an actor: .* nosuch", {"nosuch": 3}),
     ("mixed=: expected True or False, got 3", {"mixed": 3}),
-    ("a group's start is", {"start": -1}),
+    ("a group's start must be", {"start": -1}),
 )
 def test_wrong_options_of_actors_start_no_ray(text: str, options: dict[str, Any]) -> None:
     ray = pytest.importorskip("ray")

@@ -214,7 +214,7 @@ def test_other_versions_are_refused_unless_members_may_differ(monkeypatch: Patch
     assert text in str(errors[0])
     assert isinstance(errors[1], AccessDeniedError)
     assert text in str(errors[1])
-    assert "and member 0 (vm0) has mlvm" in str(errors[1])
+    assert "but member 0 (vm0) has mlvm" in str(errors[1])
     assert both(partial(first, mixed=True), partial(second, mixed=True)) == [None, None]
 
 

@@ -205,7 +205,7 @@ def test_iteration_and_length() -> None:
     assert len(x) == 2
     for row, expected in zip(x, X, strict=True):
         np.testing.assert_array_equal(row.numpy(), expected)
-    refuses(ml.errors.ShapeError, "no length", list, ml.asarray(1.0))
+    refuses(ml.errors.ShapeError, "no rows to iterate over", list, ml.asarray(1.0))
 
 
 def test_an_update_of_a_temporary_warns() -> None:

@@ -140,7 +140,7 @@ def test_what_they_refuse() -> None:
         x = ml.asarray([1.0, 2.0, 3.0])
         refuses(ArgumentError, "median", ml.parallel.all_reduce, x, "median")  # type: ignore[arg-type]
         refuses(ArgumentError, "True", ml.parallel.broadcast, x, root=True)
-        refuses(ShapeError, r"reduce_scatter\(f32\[3\]\): axis 0", ml.parallel.reduce_scatter, x)
+        refuses(ShapeError, r"reduce_scatter\(f32\[3\]\): .* axis 0", ml.parallel.reduce_scatter, x)
         with pytest.raises(DTypeError, match="expected a tensor as leaf, got a float"):
             ml.parallel.all_reduce([1.0])
         refuses(DTypeError, "expected a tensor, got a float", ml.parallel.all_gather, 1.0)  # type: ignore[arg-type]
@@ -243,7 +243,7 @@ def test_halves_that_do_not_fit_are_refused(name: str) -> None:
         wait(y, x)
         refuses(GroupError, rf"expected an earlier {name}\.start of these tensors", wait, y, x)
         refuses(ArgumentError, "a number of seconds > 0, got 0", start, x, timeout=0.0)
-        refuses(ShapeError, "the result is f32", ml.host_call, f"{name}.start", x, x)
+        refuses(ShapeError, r"expected f32\[\d\] as the output", ml.host_call, f"{name}.start", x, x)
 
     run(2, step)
 
