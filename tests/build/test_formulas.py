@@ -269,4 +269,4 @@ def test_what_is_not_built(tmp_path: Path, capsys: Capsys) -> None:
     both = ml.capture(ml.add, dynamic_axes=names, max_sizes={"n": 9, "m": 9})
     saved(tmp_path / "step.mlvm", both, x, x)
     assert main(["build", str(tmp_path / "step.mlvm"), "-o", str(tmp_path / "c")]) == 1
-    assert "'n' and 'm' are of one axis" in capsys.readouterr().err
+    assert "'n' and 'm' name the same axis" in capsys.readouterr().err
