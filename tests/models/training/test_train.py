@@ -230,7 +230,7 @@ def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path) -> None:
         ),
         ({k: v for k, v in tensors.items() if k != "losses"}, metadata, "not written by"),
         *(
-            (tensors | {"losses": losses}, metadata, "losses are not those of 44 steps")
+            (tensors | {"losses": losses}, metadata, "expected losses of 44 steps")
             for losses in (np.zeros(43), np.zeros((44, 1)), np.full(44, np.nan), np.zeros(44, "i8"))
         ),
     ]
@@ -303,7 +303,7 @@ def test_what_a_file_cannot_replace_is_refused_before_the_training(
     with socket.socket(socket.AF_UNIX) as bound:
         bound.bind("it")
     assert main(["--save", "it", "--data", "mnist:nowhere"]) == 1
-    assert_one_line(capsys.readouterr().err, "it: it is not a regular file")
+    assert_one_line(capsys.readouterr().err, "it: not a regular file")
 
 
 def test_a_failed_run_leaves_no_file_and_keeps_an_old_one(tmp_path: Path) -> None:
