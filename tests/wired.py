@@ -31,7 +31,7 @@ def connect_to(machine: VM) -> RemoteVM:
     ours, theirs = socket.socketpair()
     threading.Thread(target=_serve, args=(machine, theirs), daemon=True).start()
     vm = RemoteVM(Stream(ours))
-    vm.memory_limit = getattr(machine, "memory_limit", None)  # as after `limit_memory`
+    vm.memory_limit = machine.memory_limit  # as after `limit_memory`
     if not getattr(machine, "native", True):
         vm.fast_path = None  # some tests look at what the way through Python does
     weakref.finalize(vm, ours.close).atexit = False  # the VM closes it itself

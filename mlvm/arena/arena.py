@@ -854,7 +854,7 @@ class Arena(ArenaFields):
     # --- inside ---
 
     def _new_placement(self) -> Placement:
-        spare = self.trims and getattr(self.vm, "memory_limit", None) is None
+        spare = self.trims and self.vm.memory_limit is None
         size_of = size_class if self.trims else rounded
         return Reuse(grows=self.grows, size_of=size_of, spare=spare)
 

@@ -56,6 +56,11 @@ class Identity:
         """Return whether handles of the other VM are valid on this VM."""
         return other.stands_for is self.stands_for
 
+    @property
+    def memory_limit(self) -> int | None:
+        """Return the limit of all storages and tensors of the VM in bytes, or None."""
+        return None
+
     def memory_used(self: VMProtocol) -> int:
         """Return the number of bytes of all storages and tensors of the VM.
 
@@ -77,6 +82,8 @@ class VMProtocol(Protocol):
     def is_same(self, other: VMProtocol) -> bool: ...
     def require_open(self) -> None: ...
     def attached(self, kind: Callable[[VMProtocol], T]) -> T: ...
+    @property
+    def memory_limit(self) -> int | None: ...
     @property
     def lock(self) -> AbstractContextManager[object]: ...
 

@@ -163,6 +163,7 @@ def _settled(flow: Flow, renamed: dict[Value, Value], steady: Container[Home | N
 def _updated_in_place(calls: list[Call], results: Container[Value]) -> list[Call]:
     """Compute a value in the home to which a later update writes it: `x[0] = a; x[1:] = b`."""
     producers = {use.value: i for i, call in enumerate(calls) for use in call.outs}
+    last = {use.value: i for i, call in enumerate(calls) for use in (*call.ins, *call.passed)}
     for at in reversed(range(len(calls))):
         call = calls[at]
         if call.op is None or not (call.op.copies_only and call.op.in_place == 1):
@@ -171,13 +172,13 @@ def _updated_in_place(calls: list[Call], results: Container[Value]) -> list[Call
         home, value, producer = out.value.home, source.value, producers.get(source.value)
         if home is None or home.role in VISIBLE or producer is None or value.home is not None:
             continue
-        later = {use.value for each in calls[at + 1 :] for use in (*each.ins, *each.passed)}
-        if value in later or value in results or out.type is not source.type:
+        if last[value] != at or value in results or out.type is not source.type:
             continue
         if any(use.value is value or use.value.home is home for use in rest):
             continue
-        if _may_lie(calls, producer, at, source, home, is_result=False):
-            calls = renewed(calls, {value: Value(value.nbytes, home)})
+        live = calls[producer : at + 1]
+        if _may_lie(live, 0, at - producer, source, home, is_result=False):
+            calls[producer : at + 1] = renewed(live, {value: Value(value.nbytes, home)})
     return calls
 
 

@@ -147,8 +147,7 @@ def candidates(schedule: Schedule, live_out: set[Value], limit: float) -> list[C
     targets = [most - (most - least) * i // count for i in range(1, count + 2)]
     for target, lower in pairwise(targets):
         # A run that needs no more than the next target has the same rows as the next run.
-        run = _SimulatedRun(step, target)
-        if lower <= limit and run.finish():
+        if lower <= limit and (run := _SimulatedRun(step, target)).finish():
             rows = tuple(step.without_dead(run.rows))
             time = sum([step.costs[row.moment] for row in rows])
             candidates[rows] = Candidate(time, lower, step, rows)

@@ -307,6 +307,7 @@ class Recorder:
     no_value = "it is traced once, so later calls would reuse this value"
     no_repeat = "later calls would not repeat it"
     outer: Mapping[Tape, int] = MappingProxyType({})
+    memory_limit = None
 
     def __init__(
         self,

@@ -91,6 +91,9 @@ class RemoteVM(Closing, WireVM):
         RemoteVM Tensor([2., 2.], f32[2])
     """
 
+    memory_limit: int | None = None
+    """Limit that `limit_memory` has set, in bytes, or None."""
+
     def __init__(
         self,
         stream: Stream,
@@ -167,7 +170,7 @@ class RemoteVM(Closing, WireVM):
                 "the server's version of mlvm does not support memory=: omit it, and limit "
                 "clients with --held-bytes of the server"
             ) from None
-        self.memory_limit: int | None = nbytes
+        self.memory_limit = nbytes
 
     def launch(
         self, program: Program, args: Sequence[TensorHandle] = (), *, max_steps: int | None = None

@@ -104,7 +104,14 @@ def test_a_model_of_few_bits_is_copied_and_pickled(model: ml.nn.Sequential, x: m
 
 def test_what_is_refused(model: ml.nn.Sequential, x: ml.Tensor) -> None:
     refuses(DTypeError, r"expected a quantized dtype, i8, .*, got f32", ml.quantize, model, "f32")
-    refuses(ShapeError, "divides the 64 input features of layers_0, got 48", ml.quantize, model, "i4", group=48)
+    refuses(
+        ShapeError,
+        "divides the 64 input features of layers_0, got 48",
+        ml.quantize,
+        model,
+        "i4",
+        group=48,
+    )
     refuses(
         ArgumentError,
         "expected dtype i8 with dynamic=True, got i4",

@@ -243,7 +243,9 @@ def test_halves_that_do_not_fit_are_refused(name: str) -> None:
         wait(y, x)
         refuses(GroupError, rf"expected an earlier {name}\.start of these tensors", wait, y, x)
         refuses(ArgumentError, "a number of seconds > 0, got 0", start, x, timeout=0.0)
-        refuses(ShapeError, r"expected f32\[\d\] as the output", ml.host_call, f"{name}.start", x, x)
+        refuses(
+            ShapeError, r"expected f32\[\d\] as the output", ml.host_call, f"{name}.start", x, x
+        )
 
     run(2, step)
 

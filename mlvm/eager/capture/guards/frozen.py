@@ -119,14 +119,17 @@ def warn_of_frozen(guards: GuardSet, name: str) -> None:
         and not is_library(str(each.__globals__.get("__name__")))
     ]
     named: set[int] = set()  # ids of functions that a line refers to by name
-    called = _called(functions, name)
+    called: set[types.FunctionType] | None = None
     for fn in functions:
         for code, reading in _readings(fn.__code__):
             value = _value_of(reading, fn)
             named.add(id(value))
             where, what = f"{code.co_filename}:{reading.line}", ".".join(reading.path)
-            if fn in called or not _reads_file(value):
-                _warn(name, where, what, _remedy(value, reading.args))
+            if _reads_file(value):
+                called = _called(functions, name) if called is None else called
+                if fn not in called:
+                    continue
+            _warn(name, where, what, _remedy(value, reading.args))
     # functions in a field, or in a partial call
     for value in guards.keepalive if functions else ():
         if type(value) is types.BuiltinFunctionType and id(value) not in named:

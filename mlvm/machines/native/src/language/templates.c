@@ -135,11 +135,6 @@ int add_argument(Key *key, PyObject *value, int depth)
     return 0;
 }
 
-int add_pointer(Key *key, PyObject *object)
-{
-    return add_item(key, POINTER, object, bits_of_pointer(object));
-}
-
 int add_context(Key *key, PyObject *context)
 {
     key->tape = PyTuple_GetItem(context, TAPE);

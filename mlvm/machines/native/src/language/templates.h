@@ -67,9 +67,6 @@ int add_context(Key *key, PyObject *context);
 /* Add the names and values of a dict; NULL and other mappings are empty. Returns 0 if it has no key. */
 int add_keywords(Key *key, PyObject *keywords);
 
-/* Add a part that is compared by its address. Returns 0 if there is no room. */
-int add_pointer(Key *key, PyObject *object);
-
 /* The counter of calls with a key without a template. */
 int *calls_of(uint64_t hash);
 
