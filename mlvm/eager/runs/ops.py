@@ -72,10 +72,6 @@ class OpProgram(NamedTuple):
         ]
         return {str(code[pc - 1].immediates[0]).removesuffix(OUT) for code, pc in calls}
 
-    def with_states(self, states: Sequence[Array]) -> OpProgram:
-        """Return the program with other state values of the same types."""
-        return self._replace(step=self.step._replace(states=tuple(states)))
-
     def write(self, writer: Writer) -> None:
         """Write the program; `read` reads it back."""
         writer.blob(self.step.to_bytes())
