@@ -46,7 +46,8 @@ def on_device(name: str) -> Callable[[VM], Any]:
     def attach(machine: VM) -> Any:
         if isinstance(machine, DryVM):  # which computes nothing
             return machine
-        return vm_on_device(machine.name, device=name, checked=machine.checked)
+        limit = machine.memory_limit
+        return vm_on_device(machine.name, device=name, checked=machine.checked, memory=limit)
 
     return attach
 

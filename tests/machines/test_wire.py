@@ -51,7 +51,7 @@ def wired() -> tuple[VM, WireVM]:
     return vm, WireVM(vm)
 
 
-LOCAL_CALLS = {"attached", "is_same", "lock", "require_open", "stands_for"}
+LOCAL_CALLS = {"attached", "is_same", "lock", "memory_limit", "require_open", "stands_for"}
 """What a VM answers on this side of a wire."""
 
 

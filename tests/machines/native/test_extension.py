@@ -58,7 +58,9 @@ def test_the_sets_are_those_that_can_be_chosen(monkeypatch: Patch) -> None:
         if here:
             assert extension.is_native(None)
         else:
-            refuses(MachineError, f"MLVM_SIMD={name}: .* there are ", extension.is_native, None)
+            refuses(
+                MachineError, f"MLVM_SIMD={name}: .*; available are ", extension.is_native, None
+            )
             assert not extension.is_native(False)
 
 
