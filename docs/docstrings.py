@@ -19,7 +19,7 @@ from mlvm.eager.tensor import primitives
 
 _EXAMPLE: Final = re.compile(r"^ *>>> .*\n?(?:^.*\S.*\n?)*", re.MULTILINE)
 
-_REFUSES: Final = re.compile(r"^ *Refuses:\n((?:^ +\S.*\n?)+)", re.MULTILINE)
+_INVALID: Final = re.compile(r"^ *Invalid calls:\n((?:^ +\S.*\n?)+)", re.MULTILINE)
 
 
 class Docstrings(griffe.Extension):
@@ -33,7 +33,7 @@ class Docstrings(griffe.Extension):
         text = obj.docstring.value
         if obj.parent is not None and obj.parent.path == primitives.__name__:
             text = getattr(primitives, obj.name).__doc__
-        text = _REFUSES.sub(_fenced_refusals, text)
+        text = _INVALID.sub(_fenced_calls, text)
         obj.docstring.value = _EXAMPLE.sub(_fenced, text)
 
 
@@ -47,9 +47,9 @@ def _assigned_docstring(path: str) -> str | None:
     return inspect.cleandoc(text) if text else None
 
 
-def _fenced_refusals(block: re.Match[str]) -> str:
-    """Return a block of wrong calls as a heading and fenced code."""
-    return f"Refuses:\n\n```python\n{textwrap.dedent(block[1]).rstrip()}\n```\n"
+def _fenced_calls(block: re.Match[str]) -> str:
+    """Return a block of invalid calls as a heading and fenced code."""
+    return f"Invalid calls:\n\n```python\n{textwrap.dedent(block[1]).rstrip()}\n```\n"
 
 
 def _fenced(example: re.Match[str]) -> str:

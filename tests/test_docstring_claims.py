@@ -1,11 +1,12 @@
 """Claims of docstrings of public names about shapes and errors, held against the functions.
 
 A docstring about tensors says their shapes, and names the classes of `ml.errors` that its function
-raises. Wrong calls stand in its block `Refuses`; right calls with another operand are wrong, too.
-Each must raise an error that the docstring names. Each error that it names must come from a wrong
-call. The docstring of `mlvm.eager` names errors of all functions, which are not looked for here.
+raises. Its block `Invalid calls` lists invalid calls. Valid calls with a different operand are
+invalid, too. Each must raise an error that the docstring names, and each error that it names must
+come from an invalid call. The docstring of `mlvm.eager` names errors of all functions, which this
+file does not check.
 
-    python -m pytest tests/test_docstring_claims.py -k conv2d      # the `Refuses` block of conv2d
+    python -m pytest tests/test_docstring_claims.py -k conv2d  # the `Invalid calls` of conv2d
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from tests.test_docstrings import public
 
 BRACKETS_OR_WORD = re.compile(r"\w*\[[^\]`\"]*\]|\bshapes?\b")
 TENSORS = re.compile(r"\b(Tensor|Operand|Tree)\b")
-REFUSES = re.compile(r"^ *Refuses:\n(?:^ +\S.*\n?)+", re.MULTILINE)
+INVALID = re.compile(r"^ *Invalid calls:\n(?:^ +\S.*\n?)+", re.MULTILINE)
 CALL = re.compile(r"(\S.*?)  # (\w+)$", re.MULTILINE | re.DOTALL)
 PARSER = doctest.DocTestParser()
 EXAMPLE = re.compile(r"^ *>>> .*\n?(?:^.*\S.*\n?)*", re.MULTILINE)
@@ -100,7 +101,7 @@ NEVER = {
 
 
 def named() -> dict[str, Any]:
-    """Build the tensors that `Refuses` blocks name, see the docstring of `mlvm.eager`."""
+    """Build the tensors that `Invalid calls` blocks name, see the docstring of `mlvm.eager`."""
     bools, ints, v = ml.asarray([True, False]), ml.asarray([0, 1]), ml.asarray([1.0, 2.0])
     x, half = ml.eye(4) * 4.0, ml.full((4, 4), 0.5)
     images, sequences = ml.ones((1, 4, 4, 2)), ml.ones((1, 4, 2))
@@ -158,7 +159,7 @@ def callables() -> dict[str, Callable[..., Any]]:
 def prose(value: object) -> str:
     """Return the docstring without examples and refusals."""
     doc = inspect.getdoc(value) or ""
-    return " ".join(EXAMPLE.sub("", REFUSES.sub("", doc)).split())
+    return " ".join(EXAMPLE.sub("", INVALID.sub("", doc)).split())
 
 
 def errors_in(text: str) -> set[str]:
@@ -188,16 +189,16 @@ def about_tensors(name: str, value: Callable[..., Any]) -> bool:
 
 
 def refusals(value: object) -> list[tuple[str, str]]:
-    """Return the wrong calls in the `Refuses` block of a docstring, each with its error."""
-    block = REFUSES.search(inspect.getdoc(value) or "")
+    """Return the wrong calls in the `Invalid calls` block of a docstring, each with its error."""
+    block = INVALID.search(inspect.getdoc(value) or "")
     text = block[0].partition("\n")[2] if block is not None else ""
     if rest := CALL.sub("", text).strip():
-        raise ValueError(f"expected two spaces before '# Error' in a block Refuses, got {rest}")
+        raise ValueError(f"expected two spaces before '# Error' in Invalid calls, got {rest}")
     return [(call.strip(), error) for call, error in CALL.findall(text)]
 
 
 def assert_refused(value: object, claims: set[str], names: dict[str, Any]) -> set[str]:
-    """Run the `Refuses` block: each call raises its error, which the prose names."""
+    """Run the `Invalid calls` block: each call raises its error, which the prose names."""
     for call, error in refusals(value):
         assert is_named(error, claims), f"the docstring with {call} does not name {error}"
         got = raised(lambda: eval(call, names))  # noqa: B023 - called at once
@@ -355,7 +356,7 @@ def test_docstrings_name_the_errors_that_wrong_operands_raise(
 
 @pytest.fixture(scope="module")
 def block_names(folder_of_file: Path) -> Iterator[dict[str, Any]]:
-    """The names that calls in `Refuses` blocks use, and in the working folder their files."""
+    """The names that calls in `Invalid calls` blocks use, and in the working folder their files."""
     (folder_of_file / "damaged").write_bytes(b"none")
     ml.save("layer", ml.nn.Linear(2, 3))
     names = {**named(), **prepared()}
@@ -463,7 +464,7 @@ class Numbers:
 
 
 def built() -> dict[str, Any]:
-    """Build the objects whose methods the `Refuses` blocks call."""
+    """Build the objects whose methods the `Invalid calls` blocks call."""
     vm, dry, array = ml.VM("built"), ml.DryVM(), np.ones(2, np.float32)
     vm_arena, closed = ml.Arena(vm, "a"), ml.Arena(vm, "closed")
     closed_mark, freed = closed.mark(), vm_arena.alloc(ml.TensorType("f32"))

@@ -277,7 +277,7 @@ def lines_without_examples(source: str) -> int:
         if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node):
             start, end = node.body[0].lineno - 1, node.body[0].end_lineno
             text = lines[start:end]
-            starts = (">>>", "Refuses:")
+            starts = (">>>", "Invalid calls:")
             first = next((i for i, x in enumerate(text) if x.lstrip().startswith(starts)), None)
             if first is not None:
                 shown += len(text) - first + 1  # and the empty line before

@@ -394,7 +394,7 @@ class Arena(ArenaFields):
         >>> arena.used, arena.high_water
         (0, 128)
 
-    Refuses:
+    Invalid calls:
         ml.Arena(vm, "a", capacity=-1)  # ArenaError
         ml.Arena(5, "a")  # ArenaError
         busy.mark()  # ArenaBusyError
@@ -473,7 +473,7 @@ class Arena(ArenaFields):
 
         Raises `ArenaOverflowError` if a fixed capacity does not suffice, `ArenaError` after close.
 
-        Refuses:
+        Invalid calls:
             closed.alloc(x.type)  # ArenaError
             tight.alloc(x.type)  # ArenaOverflowError
         """
@@ -521,7 +521,7 @@ class Arena(ArenaFields):
         Raises `StaleTensorError`, or `ArenaError` for a type of a different size or a base of
         another arena.
 
-        Refuses:
+        Invalid calls:
             v.arena.view(v, x.type)  # ArenaError
             stale.arena.view(stale, stale.type)  # StaleTensorError
         """
@@ -556,7 +556,7 @@ class Arena(ArenaFields):
         a different VM, `ArenaBusyError` while another thread is inside this arena, and the errors
         of `alloc`.
 
-        Refuses:
+        Invalid calls:
             vm_arena.keep(v)  # ArenaError
             vm_arena.keep(freed)  # StaleTensorError
             busy.keep(in_busy)  # ArenaBusyError
@@ -590,7 +590,7 @@ class Arena(ArenaFields):
 
         Raises `StaleTensorError`, or `ArenaError` for a view or a tensor of a different arena.
 
-        Refuses:
+        Invalid calls:
             vm_arena.free(v)  # ArenaError
             vm_arena.free(freed)  # StaleTensorError
         """
@@ -607,7 +607,7 @@ class Arena(ArenaFields):
 
         Raises `ArenaBusyError` while another thread is inside.
 
-        Refuses:
+        Invalid calls:
             busy.reset()  # ArenaBusyError
         """
         with self._lock:
@@ -619,7 +619,7 @@ class Arena(ArenaFields):
 
         Raises `ArenaBusyError` while another thread is inside.
 
-        Refuses:
+        Invalid calls:
             busy.mark()  # ArenaBusyError
         """
         with self._lock:
@@ -641,7 +641,7 @@ class Arena(ArenaFields):
         Raises `ArenaError` for a mark of a different arena, and for a mark that a reset or a rewind
         to an earlier mark has invalidated; `ArenaBusyError` while another thread is inside.
 
-        Refuses:
+        Invalid calls:
             busy.rewind(begun)  # ArenaBusyError
             vm_arena.rewind(closed_mark)  # ArenaError
         """
@@ -678,7 +678,7 @@ class Arena(ArenaFields):
 
         Raises `ArenaBusyError` while another thread is inside.
 
-        Refuses:
+        Invalid calls:
             busy.close()  # ArenaBusyError
         """
         with self._lock:
@@ -728,7 +728,7 @@ class Arena(ArenaFields):
 
         Raises `ArenaBusyError` while another thread is inside.
 
-        Refuses:
+        Invalid calls:
             within(busy.allocating(), list)  # ArenaBusyError
         """
         self._require_open_vm()
@@ -1015,7 +1015,7 @@ class Arena(ArenaFields):
 
         The memory is allocated elsewhere, but counts as part of this arena while `what` runs.
 
-        Refuses:
+        Invalid calls:
             tight.require_room(1 << 20, "a step")  # ArenaOverflowError
         """
         if not self.grows and nbytes > self.capacity - self.used:

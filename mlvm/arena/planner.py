@@ -126,7 +126,7 @@ class Plan(NamedTuple):
         A plan of blocks and the plan of a saved step have no such values. Raises `ArgumentError`
         unless `count` is an int of 1 or more.
 
-        Refuses:
+        Invalid calls:
             ml.measure(ml.tanh, v).plan.why(0)  # ArgumentError
         """
         if type(count) is not int or count < 1:

@@ -42,7 +42,7 @@ class ScratchPad(Arena):
         ...     print(words.tolist())
         [1065353216, 1065353216]
 
-    Refuses:
+    Invalid calls:
         ml.ScratchPad(vm, -1)  # ArenaError
         ml.ScratchPad(vm, 2**60)  # OutOfMemoryError
     """
@@ -71,7 +71,7 @@ class ScratchPad(Arena):
         Raises `ArenaError` if it exceeds the pad or is not aligned, and after close; `ShapeError`
         or `DTypeError` for text that is not a type.
 
-        Refuses:
+        Invalid calls:
             pad.tensor("f32[99]", 0)  # ArenaError
             pad.tensor("f99[2]", 0)  # DTypeError
             pad.tensor("f32[-2]", 0)  # ShapeError

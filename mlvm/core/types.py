@@ -300,7 +300,7 @@ class TensorType:
         >>> type, type.size, type.nbytes
         (f32[2,3], 6, 24)
 
-    Refuses:
+    Invalid calls:
         ml.TensorType("f99")  # DTypeError
         ml.TensorType("f32", (-1,))  # ShapeError
     """
@@ -367,7 +367,7 @@ class TensorType:
         `sizes` are the lengths of the current call; only `nbytes` depends on them. Raises
         `ShapeError`.
 
-        Refuses:
+        Invalid calls:
             ml.TensorType.opened(ml.float32, (2,), (-2,))  # ShapeError
         """
         self = object.__new__(TensorType)
@@ -394,7 +394,7 @@ class TensorType:
         Raises `DTypeError` for a dtype that mlvm does not have, and `ShapeError` for a packed dtype
         if the array has no dimensions.
 
-        Refuses:
+        Invalid calls:
             ml.TensorType.of(np.asarray(["text"]))  # DTypeError
             ml.TensorType.of(np.zeros((), ml.int4.numpy))  # ShapeError
         """
@@ -407,7 +407,7 @@ class TensorType:
     def parse(text: str) -> TensorType:
         """Parse the text of a type, such as `f32[2,3]`. Raises `ShapeError` or `DTypeError`.
 
-        Refuses:
+        Invalid calls:
             ml.TensorType.parse("f99[2]")  # DTypeError
             ml.TensorType.parse("f32[-2]")  # ShapeError
         """
@@ -427,7 +427,7 @@ class TensorType:
     def with_shape(self, shape: Sequence[int]) -> TensorType:
         """Return the type with that shape and this dtype. Raises `ShapeError`.
 
-        Refuses:
+        Invalid calls:
             v.type.with_shape((-2,))  # ShapeError
         """
         return TensorType(self.dtype, shape)

@@ -132,7 +132,7 @@ class VM(Identity):
     def dealloc_tensor(self, handle: TensorHandle) -> None:
         """Free the handle, and the storage unless the tensor is a view. Raises `HandleError`.
 
-        Refuses:
+        Invalid calls:
             vm.dealloc_tensor(99)  # HandleError
         """
         with self._lock:
@@ -141,7 +141,7 @@ class VM(Identity):
     def type_of(self, handle: TensorHandle) -> TensorType:
         """Return the type of the tensor. Raises `HandleError`.
 
-        Refuses:
+        Invalid calls:
             vm.type_of(99)  # HandleError
         """
         return self._store.entry(handle).type
@@ -152,7 +152,7 @@ class VM(Identity):
         `out` must be a writable array of the tensor's type. Raises `HandleError`; for another
         `out`, `DTypeError`, `ShapeError` or `ArgumentError`.
 
-        Refuses:
+        Invalid calls:
             vm.read(vm.alloc_tensor(v.type), np.broadcast_to(array[:1], (2,)))  # ArgumentError
             vm.read(vm.alloc_tensor(v.type), np.ones(2))  # DTypeError
             vm.read(99)  # HandleError
@@ -171,7 +171,7 @@ class VM(Identity):
 
         Raises `HandleError`, or `DTypeError` and `ShapeError` for an array of a different type.
 
-        Refuses:
+        Invalid calls:
             vm.write(vm.alloc_tensor(v.type), np.ones(2))  # DTypeError
             vm.write(99, array)  # HandleError
             vm.write(vm.alloc_tensor(v.type), array[:1])  # ShapeError
@@ -189,7 +189,7 @@ class VM(Identity):
 
         Only a VM in this process can lend memory. Raises `HandleError`.
 
-        Refuses:
+        Invalid calls:
             vm.borrow(99)  # HandleError
         """
         return self.array_of(handle).view()
@@ -228,7 +228,7 @@ class VM(Identity):
         Raises `ShapeError` or `DTypeError` for any other array, `HandleError` if the memory already
         belongs to a storage of this VM.
 
-        Refuses:
+        Invalid calls:
             vm.storage_over(array)  # DTypeError
             vm.storage_over(bytes_of_vm)  # HandleError
             vm.storage_over(np.ones((2, 2), np.uint8))  # ShapeError
@@ -241,7 +241,7 @@ class VM(Identity):
 
         It does not wait for a running launch. A VM with workers raises `HandleError`.
 
-        Refuses:
+        Invalid calls:
             ml.VM(workers=1).make_writable([99])  # HandleError
         """
         if self._scheduler is not None:
@@ -251,7 +251,7 @@ class VM(Identity):
     def dealloc_storage(self, handle: StorageHandle) -> None:
         """Free the storage and every tensor in it. Raises `HandleError`.
 
-        Refuses:
+        Invalid calls:
             vm.dealloc_storage(99)  # HandleError
         """
         with self._lock:
@@ -264,7 +264,7 @@ class VM(Identity):
 
         Raises `HandleError`, or `ShapeError` if the tensor exceeds the storage or is not aligned.
 
-        Refuses:
+        Invalid calls:
             vm.tensor_from_storage(99, v.type, 0)  # HandleError
             vm.tensor_from_storage(vm.alloc_storage(4), v.type, 0)  # ShapeError
         """
@@ -285,7 +285,7 @@ class VM(Identity):
         Both VMs count the whole storage, and each sees the writes of the other; the caller must
         order these writes. Raises `HandleError`.
 
-        Refuses:
+        Invalid calls:
             vm.share(99, dry)  # HandleError
         """
         if not isinstance(other, VM):
@@ -359,7 +359,7 @@ class VM(Identity):
 
         Raises `UnknownFunctionError`, or `MachineError` if the rule fails.
 
-        Refuses:
+        Invalid calls:
             vm.result_types("nothing", (), {})  # UnknownFunctionError
         """
         callee = self.functions.binding(name).callee
@@ -377,7 +377,7 @@ class VM(Identity):
     def remove(self, name: str) -> None:
         """Remove the function of that name from the table. Raises `UnknownFunctionError`.
 
-        Refuses:
+        Invalid calls:
             vm.remove("nothing")  # UnknownFunctionError
         """
         with self._lock:
@@ -391,7 +391,7 @@ class VM(Identity):
         The instrument may replace results. Raises `MachineError` inside an outer block of this
         kind.
 
-        Refuses:
+        Invalid calls:
             within(vm.instrumented(v), lambda: within(vm.instrumented(v), v.item))  # MachineError
         """
         with self._lock:
@@ -434,7 +434,7 @@ class VM(Identity):
     def require_open(self) -> None:
         """Raise `MachineError` if the VM was closed.
 
-        Refuses:
+        Invalid calls:
             closed_vm.require_open()  # MachineError
         """
         self._store.require_open()
@@ -457,7 +457,7 @@ class VM(Identity):
         Raises `HandleError`, errors of `verify`, ops and host functions, and `LimitExceededError`
         after `max_steps` instructions.
 
-        Refuses:
+        Invalid calls:
             vm.launch(returning, [99])  # HandleError
             vm.launch(endless_program, max_steps=9)  # LimitExceededError
         """

@@ -12,8 +12,8 @@ shapes, dtypes and values. It does not repeat the errors that every function rai
 tensor of a different VM `HandleError`. `ArenaOverflowError` or `OutOfMemoryError` is raised if the
 result does not fit.
 
-A block `Refuses` lists wrong calls with the error of each. In it v is f32[2], x and half are
-f32[4,4], ints is i64[2], sequences is f32[1,4,2], images is f32[1,4,4,2], volumes is
+A block `Invalid calls` lists calls with the error that each raises. In it v is f32[2], x and half
+are f32[4,4], ints is i64[2], sequences is f32[1,4,2], images is f32[1,4,4,2], volumes is
 f32[1,2,2,2,2], key is a random key, vm is a different VM, and stale is a tensor of a closed arena.
 """
 

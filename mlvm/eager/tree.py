@@ -717,7 +717,7 @@ def map(f: Callable[..., Any], tree: Tree, /, *rest: Tree) -> Tree:
         >>> ml.tree.map(ml.negative, {"a": ml.ones(2), "b": [ml.zeros(1)]})
         {'a': Tensor([-1., -1.], f32[2]), 'b': [Tensor([-0.], f32[1])]}
 
-    Refuses:
+    Invalid calls:
         ml.tree.map(ml.add, [v], [v, v])  # DTypeError
     """
     pairs, structure = flatten(tree, ends=anywhere)
@@ -756,7 +756,7 @@ def leaves(tree: Tree, /) -> list[Any]:
         >>> ml.tree.leaves({"a": ml.ones(2), "b": [ml.zeros(1)]})
         [Tensor([1., 1.], f32[2]), Tensor([0.], f32[1])]
 
-    Refuses:
+    Invalid calls:
         ml.tree.leaves(endless)  # DTypeError
     """
     return [leaf for _, leaf in flatten(tree, ends=anywhere)[0]]

@@ -134,7 +134,7 @@ class Pipeline(Closing, Generic[A]):
         1 [4, 5, 6, 7]
         1 [8, 9]
 
-    Refuses:
+    Invalid calls:
         ml.Pipeline([1.0], 0)  # PipelineError
         list(ml.Pipeline([1.0], 1, epochs=0))  # QueueClosedError
     """
@@ -219,7 +219,7 @@ class Pipeline(Closing, Generic[A]):
         no batch is ready within `timeout` seconds. Raises `PipelineError` if all slots are in use,
         or in a process that did not create the pipeline.
 
-        Refuses:
+        Invalid calls:
             batches.get()  # QueueClosedError
             slow.get(timeout=0.0)  # QueueEmptyError
             [greedy.get() for _ in range(9)]  # PipelineError
@@ -230,7 +230,7 @@ class Pipeline(Closing, Generic[A]):
         """Return the batch that the next `get` returns, made on this thread in separate memory.
         Raises `QueueClosedError` as `get` does, and errors of the dataset or the transform.
 
-        Refuses:
+        Invalid calls:
             batches.peek()  # QueueClosedError
         """
         batch = self._coming()
@@ -283,7 +283,7 @@ class Pipeline(Closing, Generic[A]):
         Prefetched batches are dropped. Raises `PipelineError` for an invalid state, and for a state
         beyond this dataset or these epochs; the pipeline is then unchanged.
 
-        Refuses:
+        Invalid calls:
             greedy.restore({"epoch": 0})  # PipelineError
         """
         self._require_usable()

@@ -104,7 +104,7 @@ class QueueTensor:
         >>> x.tolist(), int(label), queue.qsize()
         ([1.0, 1.0], 7, 0)
 
-    Refuses:
+    Invalid calls:
         ml.QueueTensor(vm, ["f32[2]"], 0)  # ArenaError
         ml.QueueTensor(vm, ["f99[2]"], 1)  # DTypeError
         ml.QueueTensor(vm, ["f32[1125899906842624]"], 4)  # OutOfMemoryError
@@ -165,7 +165,7 @@ class QueueTensor:
         of `cancel` after `cancel`; `ArenaError`, `DTypeError` or `ShapeError` for arrays that do
         not fit.
 
-        Refuses:
+        Invalid calls:
             queue.put([array, array])  # ArenaError
             queue.put([array.astype(np.int64)])  # DTypeError
             queue.put([array[:1]])  # ShapeError
@@ -180,7 +180,7 @@ class QueueTensor:
     def put_nowait(self, arrays: Sequence[Array]) -> None:
         """Put without waiting; raise `QueueFullError` if no slot is free.
 
-        Refuses:
+        Invalid calls:
             full.put_nowait([array])  # QueueFullError
         """
         self.put(arrays, 0)
@@ -215,7 +215,7 @@ class QueueTensor:
         the queue is drained. Waiting threads wake. Idempotent: a second `close` completes an
         interrupted call.
 
-        Refuses:
+        Invalid calls:
             shut.put([array])  # QueueClosedError
         """
         for marks in (self._end, self.arena.end):
@@ -228,7 +228,7 @@ class QueueTensor:
         All elements are dropped, and every waiting or later call raises `error`. Later errors are
         ignored. Raises `ArenaError` if `error` is not an exception.
 
-        Refuses:
+        Invalid calls:
             queue.cancel("text")  # ArenaError
         """
         if not isinstance(error, BaseException):
@@ -249,7 +249,7 @@ class QueueTensor:
         closed and drained, the error of `cancel` after `cancel`. Without a timeout it also raises
         `QueueEmptyError` if the calling thread holds all slots, and would wait for itself.
 
-        Refuses:
+        Invalid calls:
             queue.get(timeout=0.0)  # QueueEmptyError
             shut.get()  # QueueClosedError
         """
@@ -258,7 +258,7 @@ class QueueTensor:
     def get_nowait(self, kind: type[A] = Allocation) -> tuple[A, ...]:  # type: ignore[assignment]
         """Get without waiting; raise `QueueEmptyError` if no element is ready.
 
-        Refuses:
+        Invalid calls:
             queue.get_nowait()  # QueueEmptyError
         """
         return self.get(0, kind)
@@ -324,7 +324,7 @@ class QueueTensor:
         With `raises` the effect is ( -- t1 .. tn ), and `QueueClosedError` is raised at the end.
         Raises `ArenaError` if the VM does not share the memory of this process.
 
-        Refuses:
+        Invalid calls:
             far.emit(None)  # ArenaError
         """
         if not self.in_programs:

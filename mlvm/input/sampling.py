@@ -89,7 +89,7 @@ class SampleRandom:
 
         Raises `ArgumentError` unless low <= high.
 
-        Refuses:
+        Invalid calls:
             draws.uniform(1.0, 0.0)  # ArgumentError
         """
         if not low <= high:
@@ -102,7 +102,7 @@ class SampleRandom:
 
         Raises `ArgumentError` unless low < high.
 
-        Refuses:
+        Invalid calls:
             draws.integers(2, 2)  # ArgumentError
         """
         if not low < high:
@@ -125,7 +125,7 @@ class SampleRandom:
 
         Raises `ArgumentError` unless 0 < alpha, beta <= 1: above 1, many draws are rejected.
 
-        Refuses:
+        Invalid calls:
             draws.beta(2.0, 1.0)  # ArgumentError
         """
         if not (0 < alpha <= 1 and 0 < beta <= 1):

@@ -26,7 +26,7 @@ class DryVM(LocalVM):
     >>> x.nbytes
     400000000
 
-    Refuses:
+    Invalid calls:
         ml.DryVM().read(5)  # HandleError
     """
 
@@ -42,7 +42,7 @@ class DryVM(LocalVM):
 
         Raises `HandleError` for a program with outputs, because their values are unknown.
 
-        Refuses:
+        Invalid calls:
             dry.launch(returning, [dry.alloc_tensor(v.type)])  # HandleError
         """
         with self._lock:
@@ -59,7 +59,7 @@ class DryVM(LocalVM):
     def read(self, handle: TensorHandle, out: Array | None = None) -> Array:
         """Raise `HandleError`: a dry VM has no values to read.
 
-        Refuses:
+        Invalid calls:
             dry.borrow(99)  # HandleError
             dry.read(dry.alloc_tensor(v.type))  # HandleError
         """
@@ -70,7 +70,7 @@ class DryVM(LocalVM):
     def storage_over(self, memory: Array) -> StorageHandle:
         """Raise `HandleError`: a dry VM has no memory.
 
-        Refuses:
+        Invalid calls:
             dry.storage_over(bytes_of_vm)  # HandleError
         """
         raise HandleError(f"{self.name} is a dry VM, which cannot store values")

@@ -64,7 +64,7 @@ class LocalVM(Closing, VM):
         >>> ml.ones(2, device=vm).device.name
         'mine'
 
-    Refuses:
+    Invalid calls:
         ml.VM(threads=2, native=False)  # MachineError
         ml.VM(kernels={"nothing": None})  # UnknownFunctionError
         ml.VM(memory="all")  # ArgumentError
@@ -214,7 +214,7 @@ class LocalVM(Closing, VM):
         `mlvm.h` describes how a library lists them. If `LibraryError` is raised, no function is
         registered.
 
-        Refuses:
+        Invalid calls:
             vm.register_library("none.so")  # LibraryError
         """
         from mlvm.machines.c_functions import load_library

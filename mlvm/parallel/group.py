@@ -144,7 +144,7 @@ class AnyGroup(Closing, ABC):
         Also raises it if the members call different collectives, if a member finishes while another
         member waits for it, or if all members wait.
 
-        Refuses:
+        Invalid calls:
             members(lambda rank, vm: rank or ml.parallel.barrier())  # GroupError
             members(lambda rank: rank)  # GroupError
         """
@@ -281,7 +281,7 @@ class Group(AnyGroup):
         >>> with ml.parallel.Group(2) as group: group.run(lambda rank, vm: float(ml.ones(4).sum()))
         [4.0, 4.0]
 
-    Refuses:
+    Invalid calls:
         ml.parallel.Group(0)  # GroupError
     """
 

@@ -33,7 +33,7 @@ def group(name: str, *, timeout: float | None = None) -> AnyGroup:
         >>> with ml.parallel.group("threads:3") as group: group.run(lambda rank, vm: rank * rank)
         [0, 1, 4]
 
-    Refuses:
+    Invalid calls:
         ml.parallel.group("friends")  # GroupError
         ml.parallel.group(2)  # GroupError
     """

@@ -76,7 +76,7 @@ class ProcessGroup(AnyGroup):
     Raises `GroupError` if the size or cores are invalid, or a process does not start;
     `MissingExtraError` without threadpoolctl.
 
-    Refuses:
+    Invalid calls:
         ml.parallel.ProcessGroup(0)  # GroupError
     """
 

@@ -73,7 +73,7 @@ class RayGroup(AnyGroup):
     Raises `MissingExtraError` without ray; `GroupError` if the size or an option is invalid, or the
     cluster lacks the resources; `GroupTimeoutError` if they are in use, or the actors do not start.
 
-    Refuses:
+    Invalid calls:
         ml.parallel.RayGroup(0)  # GroupError
         ml.parallel.RayGroup(1, strategy="pack")  # GroupError
         ml.parallel.RayGroup(1, restarts=-1)  # GroupError

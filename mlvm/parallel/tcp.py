@@ -123,7 +123,7 @@ class TcpGroup(MessageGroup):
     ...     group.run(lambda rank, vm: ml.parallel.size())
     [1]
 
-    Refuses:
+    Invalid calls:
         ml.parallel.TcpGroup(2, 2, ":1")  # GroupError
         ml.parallel.TcpGroup(0, 2, ":1", secret="short")  # AccessDeniedError
         ml.parallel.TcpGroup(0, 2, "unix:x")  # AddressError

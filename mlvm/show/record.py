@@ -48,7 +48,7 @@ def record(arena: Arena, *, max_tensors: int | None = None) -> _GeneratorContext
         >>> arena.report().splitlines()[-1].split()[:4]
         ['64', '1', 'f32[16]', 'full']
 
-    Refuses:
+    Invalid calls:
         ml.record(vm)  # ArenaError
     """
     if not isinstance(arena, Arena):

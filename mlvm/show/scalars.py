@@ -50,7 +50,7 @@ class ScalarLog(Closing):
         step,loss,rate
         1,0.5,0.25
 
-    Refuses:
+    Invalid calls:
         ml.ScalarLog("nowhere", purge_step=-1)  # ArgumentError
     """
 
@@ -77,7 +77,7 @@ class ScalarLog(Closing):
         Raises `ArgumentError` for other names, none, a step that is no int from 0 on, and a
         group that is no file's name; `OSError`, and `ValueError` after `close`.
 
-        Refuses:
+        Invalid calls:
             ml.ScalarLog.add(None, "train", -1, loss=1.0)  # ArgumentError
         """
         number = _step(step)

@@ -219,7 +219,7 @@ def profile(
     Raises `ArgumentError` unless `path` is a path, and `OSError` at the start if the file cannot be
     written.
 
-    Refuses:
+    Invalid calls:
         vm.profile()  # ArgumentError
     """
     if not isinstance(path, (str, os.PathLike)):

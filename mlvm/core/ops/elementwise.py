@@ -173,7 +173,7 @@ def pow(out: Array, x: Array, y: Array) -> None:
         >>> ml.pow([2.0, 3.0], 2.0)
         Tensor([4., 9.], f32[2])
 
-    Refuses:
+    Invalid calls:
         ml.pow(ints, ml.asarray([-1, 1]))  # OperandValueError
     """
     if y.dtype.kind == "i" and out.dtype.kind == "i" and np.any(y < 0):

@@ -323,7 +323,7 @@ def beta(out: Array, x: Array, y: Array) -> None:
         >>> ml.beta(ml.asarray([2.0]), 3.0)
         Tensor([0.08333334], f32[1])
 
-    Refuses:
+    Invalid calls:
         ml.beta(v, ml.ones(3))  # ShapeError
         ml.beta(v, 1j)  # DTypeError
     """
@@ -366,7 +366,7 @@ def betainc(out: Array, a: Array, b: Array, x: Array) -> None:
         >>> ml.betainc([1.0, 2.0], 2.0, 0.5)
         Tensor([0.75, 0.5 ], f32[2])
 
-    Refuses:
+    Invalid calls:
         ml.betainc(v, v, ml.ones(3))  # ShapeError
         ml.betainc(v, v, 1j)  # DTypeError
     """

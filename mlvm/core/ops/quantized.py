@@ -192,7 +192,7 @@ def dequantize_rows(out: Array, indices: Array, x: Array, scale: Array) -> None:
                 [3., 4.],
                 [1., 2.]], f32[3,2])
 
-    Refuses:
+    Invalid calls:
         ml.dequantize_rows(ml.asarray([9]), *quantized)  # OperandValueError
         ml.dequantize_rows(ml.asarray([0]), ml.ones(4, dtype=ml.int8), ml.ones(1))  # ShapeError
         ml.dequantize_rows(ml.asarray([0.0]), *quantized)  # DTypeError

@@ -45,7 +45,7 @@ def disassemble(program: Program) -> str:
         >>> ml.disassemble(ml.program_of(ml.sin, ml.zeros(2))).split()[-5:]
         ['"sin.out"', 'cfunc', '2', '0', 'halt']
 
-    Refuses:
+    Invalid calls:
         ml.disassemble(5)  # ProgramError
     """
     if not isinstance(program, Program):

@@ -311,7 +311,7 @@ def value_and_grad(
         >>> ml.grad(lambda x, *, scale: ml.sum(x * scale), argnames="scale")(ml.ones(2), scale=3.0)
         Tensor(2., f32[])
 
-    Refuses:
+    Invalid calls:
         ml.value_and_grad(ml.sum, where="w")(x)  # ArgumentError
         ml.grad(lambda x: ml.sum(x), argnames="y")  # ArgumentError
         ml.value_and_grad(ml.sum)(ints)  # DTypeError
@@ -515,7 +515,7 @@ def vjp(fn: Callable[..., Any], *primals: Tree, has_aux: bool = False) -> Any:
         >>> pull((1.0, 1.0))
         (Tensor(8., f32[]),)
 
-    Refuses:
+    Invalid calls:
         ml.vjp(ml.sin, ints)  # DTypeError
         ml.vjp(ml.sin, v)[1](x)  # GradientError
     """

@@ -65,7 +65,7 @@ def check_gradients(
 
         >>> ml.testing.check_gradients(lambda x: ml.sum(ml.sin(x)), ml.asarray([1.0, 2.0]))
 
-    Refuses:
+    Invalid calls:
         ml.testing.check_gradients(ml.sum, v, order=0)  # ArgumentError
         ml.testing.check_gradients(ml.sum, ints)  # GradientError
         ml.testing.check_gradients(ml.relu, ml.zeros(1))  # GradientMismatchError
@@ -104,7 +104,7 @@ def replacement(
         >>> vm.register("relu2", lambda frame: frame.push(np.maximum(frame.param(0), 0)))
         >>> with ml.use(vm): ml.testing.replacement(ml.relu, "relu2", ml.TensorType("f32", (2, 3)))
 
-    Refuses:
+    Invalid calls:
         ml.testing.replacement(ml.relu, "relu", 3)  # ArgumentError
         ml.testing.replacement(ml.exp, "sin", ml.TensorType("f32", (2,)))  # CheckError
         ml.testing.replacement(ml.relu, "none", ml.TensorType("f32", (2,)))  # UnknownFunctionError

@@ -216,7 +216,7 @@ class Captured(Generic[P, R]):
         Raises `QueueClosedError` if the queue has no element, and `ProgramError` unless the
         function takes exactly one element from one queue, before anything else.
 
-        Refuses:
+        Invalid calls:
             drained.drain()  # QueueClosedError
             ml.capture(ml.sum).drain(v)  # ProgramError
         """
@@ -420,7 +420,7 @@ class Captured(Generic[P, R]):
 
         Raises `CaptureError` before the first call.
 
-        Refuses:
+        Invalid calls:
             ml.capture(ml.sum).planned  # CaptureError
         """
         return self._last_entry().variants.last.planned
@@ -431,7 +431,7 @@ class Captured(Generic[P, R]):
 
         Raises `CaptureError` before the first call.
 
-        Refuses:
+        Invalid calls:
             ml.capture(ml.sum).program  # CaptureError
         """
         return self.planned.program
@@ -443,7 +443,7 @@ class Captured(Generic[P, R]):
         With dynamic lengths it is the plan for the bounds, and `used` is the number of bytes in
         use at the last lengths. Raises `CaptureError` before the first call.
 
-        Refuses:
+        Invalid calls:
             ml.capture(ml.sum).plan  # CaptureError
         """
         planned = self.planned
@@ -457,7 +457,7 @@ class Captured(Generic[P, R]):
 
         Each name maps to a list of calls. Raises `CaptureError` before the first call.
 
-        Refuses:
+        Invalid calls:
             ml.capture(ml.sum).replaced  # CaptureError
         """
         return {name: list(places) for name, places in self._last_entry().replaced.items()}
@@ -481,7 +481,7 @@ class Captured(Generic[P, R]):
         lengths; `ShapeError` for lengths that the program does not support; `ArgumentError` for a
         file name that does not end in .svg; and `OSError`.
 
-        Refuses:
+        Invalid calls:
             ml.capture(ml.sum).plot("step.svg")  # CaptureError
             ml.capture(ml.sum).plot("step.png")  # ArgumentError
             bounded.plot("step.svg", sizes={"n": 10})  # ShapeError
@@ -519,7 +519,7 @@ class Captured(Generic[P, R]):
         program of the last call is valid only for the lengths of that call; `ArgumentError` for a
         file name with the suffix ".onnx" or ".safetensors"; and `OSError`.
 
-        Refuses:
+        Invalid calls:
             ml.capture(ml.sum).save("step.mlvm")  # CaptureError
             ml.capture(ml.sum).save("step.onnx")  # ArgumentError
         """
@@ -955,7 +955,7 @@ def capture(
         >>> step(ml.ones(3)), step(ml.zeros(3))
         (Tensor(3., f32[]), Tensor(0., f32[]))
 
-    Refuses:
+    Invalid calls:
         ml.capture(hoist="no")  # ArgumentError
         ml.capture(memory="64 blocks")  # ArgumentError
         ml.capture(lambda x: ml.sum(ml.sort(x)), memory=1)(v)  # BudgetError

@@ -80,7 +80,7 @@ class Measured:
         >>> sizes.at(batch=n).plan.nbytes <= 64 << 10
         True
 
-    Refuses:
+    Invalid calls:
         ml.measure(ml.tanh, ml.TensorType("f32", ("n",))).plan  # ArgumentError
     """
 
@@ -142,7 +142,7 @@ class Measured:
 
         Raises `ArgumentError` for a file name that does not end in .svg, and `OSError`.
 
-        Refuses:
+        Invalid calls:
             ml.measure(ml.tanh, v).plot("curve.png")  # ArgumentError
         """
         require_suffix(path, ".svg", "plot")
@@ -153,7 +153,7 @@ class Measured:
 
         Raises the errors of `measure`, and `ArgumentError` for unknown names and invalid sizes.
 
-        Refuses:
+        Invalid calls:
             ml.measure(ml.tanh, ml.TensorType("f32", ("n",))).at()  # ArgumentError
             ml.measure(ml.tanh, ml.TensorType("f32", ("n",))).at(n="many")  # ArgumentError
         """
@@ -179,7 +179,7 @@ class Measured:
         Raises `BudgetError` if size 1 does not fit, and `ArgumentError` without `memory=` and for a
         name that no type contains.
 
-        Refuses:
+        Invalid calls:
             ml.measure(ml.tanh, ml.TensorType("f32", ("n",))).largest("m")  # ArgumentError
             ml.measure(ml.tanh, ml.TensorType("f32", ("n",))).largest("n")  # ArgumentError
             ml.measure(ml.cov, ml.TensorType("f32", ("n",)), memory=1).largest("n")  # BudgetError
@@ -298,7 +298,7 @@ def measure(
         >>> ml.measure(ml.tanh, ml.TensorType("f32", ("n", 4))).at(n=8).arena
         128
 
-    Refuses:
+    Invalid calls:
         ml.measure(ml.sum, v, fuse="no")  # ArgumentError
         ml.measure(ml.sum, v, budgets=["much"])  # ArgumentError
         ml.measure(lambda x: float(x), ml.TensorType("f32"))  # CaptureError

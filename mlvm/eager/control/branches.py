@@ -53,7 +53,7 @@ def cond(pred: Tensor | bool, true_fun: Body, false_fun: Body, *operands: Tree) 
         >>> ml.cond(ml.asarray(True), ml.negative, ml.abs, ml.asarray([1.0, -2.0]))
         Tensor([-1.,  2.], f32[2])
 
-    Refuses:
+    Invalid calls:
         ml.cond(True, 1, 2)  # DTypeError
         ml.cond(v, ml.sin, ml.cos, v)  # ShapeError
     """
@@ -75,7 +75,7 @@ def switch(index: Tensor | int, branches: Sequence[Body], *operands: Tree) -> An
         >>> ml.switch(ml.asarray(1), [ml.sin, ml.negative], ml.asarray([1.0]))
         Tensor([-1.], f32[1])
 
-    Refuses:
+    Invalid calls:
         ml.switch(0, [])  # ArgumentError
         ml.switch(0.5, [ml.sin], v)  # DTypeError
     """

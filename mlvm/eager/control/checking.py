@@ -34,7 +34,7 @@ def check(condition: Tensor | bool | np.bool_, message: str) -> None:
         ... except ml.errors.CheckError as error: print(error)
         x is above 1
 
-    Refuses:
+    Invalid calls:
         ml.check(True, 3)  # ArgumentError
         ml.check(False, "never")  # CheckError
         ml.check(v, "floats")  # DTypeError

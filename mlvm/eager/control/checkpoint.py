@@ -58,7 +58,7 @@ def checkpoint(fn: Callable[P, R]) -> Callable[P, R]:
         >>> ml.grad(lambda x: ml.sum(ml.checkpoint(ml.tanh)(x)))(ml.zeros(2))
         Tensor([1., 1.], f32[2])
 
-    Refuses:
+    Invalid calls:
         ml.grad(lambda x: ml.checkpoint(leaky)(x) + ml.sum(leaked[-1]))(v)  # GradientError
         ml.checkpoint(v)  # ArgumentError
     """

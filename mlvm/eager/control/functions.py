@@ -91,7 +91,7 @@ def subroutine(fn: Callable[P, R]) -> Function[P, R]:
         >>> half(ml.asarray(5.0))
         Tensor(0.625, f32[])
 
-    Refuses:
+    Invalid calls:
         ml.capture(lambda x: ml.subroutine(lambda x: x * ml.random.normal())(x))(v)  # CaptureError
         ml.subroutine(v)  # ArgumentError
     """

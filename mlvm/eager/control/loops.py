@@ -97,7 +97,7 @@ def while_loop(cond_fun: Body, body_fun: Body, init_val: Tree, *, checkpoint: bo
         >>> ml.while_loop(lambda x: x < 100.0, lambda x: x * 3.0, ml.asarray(1.0))
         Tensor(243., f32[])
 
-    Refuses:
+    Invalid calls:
         ml.while_loop(lambda x: True, lambda x: x > 0.0, v)  # DTypeError
         ml.while_loop(lambda x: x > 0.0, lambda x: x, v)  # ShapeError
     """
@@ -147,7 +147,7 @@ def fori_loop(
         >>> ml.fori_loop(0, 3, lambda i, x: x * 2.0, ml.ones(2))
         Tensor([8., 8.], f32[2])
 
-    Refuses:
+    Invalid calls:
         ml.fori_loop(0.0, 3, lambda i, x: x, v)  # DTypeError
         ml.fori_loop(0, 3, lambda i, x: ml.sum(x), v)  # ShapeError
     """
@@ -228,7 +228,7 @@ def scan(
         >>> ml.scan(lambda total, x: (total + x, total), ml.asarray(0.0), xs)
         (Tensor(6., f32[]), Tensor([0., 1., 3.], f32[3]))
 
-    Refuses:
+    Invalid calls:
         ml.scan(lambda s, x: (s, x * float(x)), v, v[:0])  # CaptureError
         ml.scan(lambda s, x: (s > 0, x), v, v)  # DTypeError
         ml.scan(lambda s, x: (s, x), v, v, length=ml.asarray(9))  # OperandValueError

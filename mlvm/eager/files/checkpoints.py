@@ -116,7 +116,7 @@ def save(
         >>> sorted(ml.load("layer.safetensors"))
         ['bias', 'kernel']
 
-    Refuses:
+    Invalid calls:
         ml.save("x", {"x": len})  # DTypeError
         ml.save("x", {"x": ml.ones(1)}, where="y")  # ArgumentError
         ml.save("x", {"x/y": 1, "x": {"y": ml.ones(1), "z": 1}})  # PathError
@@ -235,7 +235,7 @@ def load(
         >>> ml.load("layer.safetensors", into=ml.nn.Linear(2, 3)).bias
         Tensor([0., 0., 0.], f32[3])
 
-    Refuses:
+    Invalid calls:
         ml.load("layer", into=ml.nn.Linear(2, 3, dtype="f64"))  # DTypeError
         ml.load("layer", into=ml.nn.Dropout(0.5))  # PathError
         ml.load("layer", into=ml.nn.Linear(2, 4))  # ShapeError

@@ -50,7 +50,7 @@ def leaky_relu(x: Tensor, /, negative_slope: float = 0.01) -> Tensor:
         >>> ml.leaky_relu(ml.asarray([-1.0, 2.0]))
         Tensor([-0.01,  2.  ], f32[2])
 
-    Refuses:
+    Invalid calls:
         ml.leaky_relu("text")  # DTypeError
     """
     return where(op.greater(x, 0.0), x, op.multiply(x, negative_slope))
@@ -66,7 +66,7 @@ def elu(x: Tensor, /, alpha: float = 1.0) -> Tensor:
         >>> ml.elu(ml.asarray([-1.0, 2.0]))
         Tensor([-0.63212055,  2.        ], f32[2])
 
-    Refuses:
+    Invalid calls:
         ml.elu("text")  # DTypeError
     """
     positive = op.greater(x, 0.0)

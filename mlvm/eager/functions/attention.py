@@ -53,7 +53,7 @@ def scaled_dot_product_attention(
         >>> ml.scaled_dot_product_attention(q, q, q, is_causal=True).type
         f32[1,2,5,4]
 
-    Refuses:
+    Invalid calls:
         ml.scaled_dot_product_attention(x, x, x, dropout=2.0)  # ArgumentError
         ml.scaled_dot_product_attention(x, x, x, x)  # DTypeError
     """
@@ -176,7 +176,7 @@ def sinusoidal_encoding(
         >>> ml.sinusoidal_encoding(ml.arange(5), 8).type
         f32[5,8]
 
-    Refuses:
+    Invalid calls:
         ml.sinusoidal_encoding(ints, 3)  # ArgumentError
         ml.sinusoidal_encoding(ints, 4, base="x")  # ArgumentError
         ml.sinusoidal_encoding(ints, 4, dtype="i64")  # DTypeError
@@ -208,7 +208,7 @@ def rotary_encoding(
         >>> ml.rotary_encoding(ml.ones((1, 2, 5, 4)), ml.arange(5)).type
         f32[1,2,5,4]
 
-    Refuses:
+    Invalid calls:
         ml.rotary_encoding(ml.ones((5, 3)))  # ArgumentError
         ml.rotary_encoding(ml.ones((5, 4), dtype="i64"))  # DTypeError
     """

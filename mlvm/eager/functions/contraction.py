@@ -45,7 +45,7 @@ def einsum(subscripts: str, /, *operands: Tensor) -> Tensor:
         >>> ml.einsum("ij,j->i", ml.ones((2, 3)), ml.arange(3))
         Tensor([3., 3.], f32[2])
 
-    Refuses:
+    Invalid calls:
         ml.einsum("ij,jk->ik", x)  # ArgumentError
         ml.einsum("i,i->", bools, bools)  # DTypeError
     """

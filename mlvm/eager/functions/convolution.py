@@ -58,7 +58,7 @@ def conv2d(
         >>> ml.conv2d(ml.ones((1, 4, 4, 3)), ml.ones((3, 3, 3, 8))).type
         f32[1,2,2,8]
 
-    Refuses:
+    Invalid calls:
         ml.conv2d(images, ml.ones((2, 2, 2, 3)), groups=0)  # ArgumentError
     """
     return _conv(x, kernel, *_geometry(x, kernel, 2, stride, padding, dilation), groups)
@@ -86,7 +86,7 @@ def conv1d(
         >>> ml.conv1d(ml.ones((1, 4, 3)), ml.ones((3, 3, 8))).type
         f32[1,2,8]
 
-    Refuses:
+    Invalid calls:
         ml.conv1d(sequences, ml.ones((2, 2, 3)), stride=0)  # ArgumentError
     """
     geometry = _geometry(x, kernel, 1, stride, padding, dilation)
@@ -117,7 +117,7 @@ def conv3d(
         >>> ml.conv3d(ml.ones((1, 4, 4, 4, 3)), ml.ones((3, 3, 3, 3, 8))).type
         f32[1,2,2,2,8]
 
-    Refuses:
+    Invalid calls:
         ml.conv3d(volumes, ml.ones((2, 2, 2, 2, 3)), dilation=0)  # ArgumentError
     """
     return _conv(x, kernel, *_geometry(x, kernel, 3, stride, padding, dilation), groups)
@@ -153,7 +153,7 @@ def conv_transpose2d(
         >>> ml.conv_transpose2d(ml.ones((1, 4, 4, 3)), ml.ones((2, 2, 8, 3)), stride=2).type
         f32[1,8,8,8]
 
-    Refuses:
+    Invalid calls:
         ml.conv_transpose2d(images, ml.ones((2, 2, 3, 2)), padding="most")  # ArgumentError
         ml.conv_transpose2d(images, ml.ones((2, 2, 3, 2)), padding=((1, 1),))  # ArgumentError
     """
@@ -183,7 +183,7 @@ def conv_transpose1d(
         >>> ml.conv_transpose1d(ml.ones((1, 4, 3)), ml.ones((2, 8, 3)), stride=2).type
         f32[1,8,8]
 
-    Refuses:
+    Invalid calls:
         ml.conv_transpose1d(sequences, ml.ones((2, 3, 2)), stride=0)  # ArgumentError
     """
     return _transposed(x, kernel, 1, stride, padding, dilation, groups)
@@ -212,7 +212,7 @@ def conv_transpose3d(
         >>> ml.conv_transpose3d(ml.ones((1, 2, 2, 2, 3)), ml.ones((2, 2, 2, 8, 3)), stride=2).type
         f32[1,4,4,4,8]
 
-    Refuses:
+    Invalid calls:
         ml.conv_transpose3d(volumes, ml.ones((2, 2, 2, 3, 2)), stride=0)  # ArgumentError
     """
     return _transposed(x, kernel, 3, stride, padding, dilation, groups)

@@ -111,7 +111,7 @@ def asarray(
         >>> ml.asarray([1, 2], dtype=ml.float32)
         Tensor([1., 2.], f32[2])
 
-    Refuses:
+    Invalid calls:
         ml.asarray([1.0], copy=False)  # CopyError
         ml.asarray("text")  # DTypeError
         ml.asarray(np.array([300]), dtype="i8")  # DTypeError
@@ -177,7 +177,7 @@ def full(
         Tensor([[7., 7.],
                 [7., 7.]], f32[2,2])
 
-    Refuses:
+    Invalid calls:
         ml.full(2, 1.5, dtype="i64")  # DTypeError
         ml.full(2, 300, dtype="u8")  # OperandValueError
         ml.full(-2, 1.0)  # ShapeError
@@ -230,7 +230,7 @@ def zeros(shape: Ints, dtype: object = None, *, device: Device = None) -> Tensor
         Tensor([[0, 0],
                 [0, 0]], i64[2,2])
 
-    Refuses:
+    Invalid calls:
         ml.zeros(2, dtype="f99")  # DTypeError
         ml.zeros(-2)  # ShapeError
     """
@@ -249,7 +249,7 @@ def ones(shape: Ints, dtype: object = None, *, device: Device = None) -> Tensor:
         Tensor([[1., 1.],
                 [1., 1.]], f32[2,2])
 
-    Refuses:
+    Invalid calls:
         ml.ones(2, dtype="f99")  # DTypeError
         ml.ones(-2)  # ShapeError
     """
@@ -265,7 +265,7 @@ def empty(shape: Ints, dtype: object = None, *, device: Device = None) -> Tensor
         >>> ml.empty((2, 3)).shape
         (2, 3)
 
-    Refuses:
+    Invalid calls:
         ml.empty(2, dtype="f99")  # DTypeError
         ml.empty(-2)  # ShapeError
     """
@@ -296,7 +296,7 @@ def full_like(
         >>> ml.full_like(ml.zeros(2), 7.0)
         Tensor([7., 7.], f32[2])
 
-    Refuses:
+    Invalid calls:
         ml.full_like(ints, 1.5)  # DTypeError
         ml.full_like(ml.ones(2, dtype="u8"), 300)  # OperandValueError
         ml.full_like(v, v)  # ShapeError
@@ -314,7 +314,7 @@ def zeros_like(x: Tensor, /, dtype: object = None, *, device: Device = None) -> 
         >>> ml.zeros_like(ml.ones(2))
         Tensor([0., 0.], f32[2])
 
-    Refuses:
+    Invalid calls:
         ml.zeros_like(v, dtype="f99")  # DTypeError
     """
     return _like(x, 0, dtype, device)
@@ -329,7 +329,7 @@ def ones_like(x: Tensor, /, dtype: object = None, *, device: Device = None) -> T
         >>> ml.ones_like(ml.zeros(2))
         Tensor([1., 1.], f32[2])
 
-    Refuses:
+    Invalid calls:
         ml.ones_like(v, dtype="f99")  # DTypeError
     """
     return _like(x, 1, dtype, device)
@@ -344,7 +344,7 @@ def empty_like(x: Tensor, /, dtype: object = None, *, device: Device = None) -> 
         >>> ml.empty_like(ml.ones(3)).type
         f32[3]
 
-    Refuses:
+    Invalid calls:
         ml.empty_like(v, dtype="f99")  # DTypeError
     """
     return _like(x, 0, dtype, device)
@@ -379,7 +379,7 @@ def arange(
         >>> ml.arange(1.0, 2.0, 0.5)
         Tensor([1. , 1.5], f32[2])
 
-    Refuses:
+    Invalid calls:
         ml.arange(0, 3, 0)  # ArgumentError
         ml.arange(300, dtype="u8")  # ArgumentError
         ml.arange(3, dtype="bool")  # DTypeError
@@ -428,7 +428,7 @@ def linspace(
         >>> ml.linspace(0.0, 1.0, 5)
         Tensor([0.  , 0.25, 0.5 , 0.75, 1.  ], f32[5])
 
-    Refuses:
+    Invalid calls:
         ml.linspace(0.0, 1.0, -1)  # ArgumentError
         ml.linspace(0.0, 1j, 3, dtype="f32")  # ArgumentError
         ml.linspace(0.0, 300.0, 3, dtype="u8")  # ArgumentError
@@ -500,7 +500,7 @@ def eye(
         Tensor([[1., 0.],
                 [0., 1.]], f32[2,2])
 
-    Refuses:
+    Invalid calls:
         ml.eye(2, dtype="f99")  # DTypeError
         ml.eye(-2)  # ShapeError
     """

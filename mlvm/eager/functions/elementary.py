@@ -81,7 +81,7 @@ def heaviside(x: Operand, y: Operand, /) -> Tensor:
         >>> ml.heaviside(ml.asarray([-1.0, 0.0, 2.0]), 0.5)
         Tensor([0. , 0.5, 1. ], f32[3])
 
-    Refuses:
+    Invalid calls:
         ml.heaviside(v, ml.ones(3))  # ShapeError
     """
     first, second = as_operands((x, y))
@@ -104,7 +104,7 @@ def ldexp(x: Tensor, exponent: Tensor | int | list[Any], /) -> Tensor:
         >>> ml.ldexp(ml.asarray([0.5, 3.0]), [2, -1])
         Tensor([2. , 1.5], f32[2])
 
-    Refuses:
+    Invalid calls:
         ml.ldexp(v, v)  # DTypeError
         ml.ldexp(v, ml.asarray([1, 2, 3]))  # ShapeError
     """
@@ -134,7 +134,7 @@ def fmax(x: Operand, y: Operand, /) -> Tensor:
         >>> ml.fmax(ml.asarray([1.0, ml.nan]), 0.5)
         Tensor([1. , 0.5], f32[2])
 
-    Refuses:
+    Invalid calls:
         ml.fmax(v, ml.ones(3))  # ShapeError
     """
     return op.maximum(*_numbers(x, y))
@@ -150,7 +150,7 @@ def fmin(x: Operand, y: Operand, /) -> Tensor:
         >>> ml.fmin(ml.asarray([1.0, ml.nan]), 0.5)
         Tensor([0.5, 0.5], f32[2])
 
-    Refuses:
+    Invalid calls:
         ml.fmin(v, ml.ones(3))  # ShapeError
     """
     return op.minimum(*_numbers(x, y))
@@ -179,7 +179,7 @@ def logaddexp2(x: Operand, y: Operand, /) -> Tensor:
         >>> ml.logaddexp2(ml.asarray([1.0, 1000.0]), ml.asarray([1.0, 0.0]))
         Tensor([   2., 1000.], f32[2])
 
-    Refuses:
+    Invalid calls:
         ml.logaddexp2(v, ml.ones(3))  # ShapeError
     """
     first, second = [floating(each) for each in as_operands((x, y))]
@@ -204,7 +204,7 @@ def select(
         >>> ml.select([x < 2.0, x > 2.0], [x, 10.0 * x])
         Tensor([ 1.,  0., 30.], f32[3])
 
-    Refuses:
+    Invalid calls:
         ml.select([], [])  # ArgumentError
         ml.select([v], [v])  # DTypeError
         ml.select([v > 0.0], [ml.ones(3)])  # ShapeError
@@ -232,7 +232,7 @@ def complex(x: Operand, y: Operand, /) -> Tensor:
         >>> ml.complex(ml.asarray([1.0]), ml.asarray([ml.inf]))
         Tensor([1.+infj], c64[1])
 
-    Refuses:
+    Invalid calls:
         ml.complex(x * 1j, v)  # DTypeError
         ml.complex(v, ml.ones(3))  # ShapeError
     """
@@ -257,7 +257,7 @@ def view_as_complex(x: Tensor, /) -> Tensor:
         >>> ml.view_as_complex(ml.asarray([[1.0, 2.0]]))
         Tensor([1.+2.j], c64[1])
 
-    Refuses:
+    Invalid calls:
         ml.view_as_complex(ml.ones((4, 3)))  # ShapeError
     """
     if type_of(x).dtype not in (f32, f64):
@@ -295,7 +295,7 @@ def view(x: Tensor, dtype: object, /) -> Tensor:
         >>> ml.view(ml.asarray([1.0]), ml.int32)
         Tensor([1065353216], i32[1])
 
-    Refuses:
+    Invalid calls:
         ml.view(v, "bool")  # DTypeError
         ml.view(ml.ones(3), "f64")  # ShapeError
     """
@@ -324,7 +324,7 @@ def put_along_axis(
         Tensor([[0., 5.],
                 [5., 0.]], f32[2,2])
 
-    Refuses:
+    Invalid calls:
         ml.put_along_axis(v, ml.asarray([9]), 1.0, 0)  # PositionError
         ml.put_along_axis(v, ints, 1j, 0)  # DTypeError
         ml.put_along_axis(x, ints, 1.0, 0)  # ShapeError
@@ -359,7 +359,7 @@ def scatter(
         Tensor([[0., 0., 7.],
                 [7., 0., 0.]], f32[2,3])
 
-    Refuses:
+    Invalid calls:
         ml.scatter(v, 0, ints, 1.0, reduce="mean")  # ArgumentError
         ml.scatter(v, 5, ints, 1.0)  # AxisError
         ml.scatter(v, 0, ml.asarray([9]), 1.0)  # PositionError

@@ -140,7 +140,7 @@ def take(x: Tensor, indices: Tensor, /, axis: int | None = None) -> Tensor:
         >>> ml.take(ml.asarray([10, 20, 30]), ml.asarray([2, 0]))
         Tensor([30, 10], i64[2])
 
-    Refuses:
+    Invalid calls:
         ml.take(x, ints)  # ArgumentError
     """
     if axis is None:
@@ -169,7 +169,7 @@ def take_along_axis(x: Tensor, indices: Tensor, /, axis: int = -1) -> Tensor:
         Tensor([[2],
                 [3]], i64[2,1])
 
-    Refuses:
+    Invalid calls:
         ml.take_along_axis(ml.ones(0), ints)  # PositionError
     """
     [along] = axes_of(axis, x)
@@ -203,7 +203,7 @@ def dynamic_update(
         >>> ml.dynamic_update(ml.zeros(4), ml.ones(()), ml.asarray(2))
         Tensor([0., 0., 1., 0.], f32[4])
 
-    Refuses:
+    Invalid calls:
         ml.dynamic_update(v, ml.ones(()), 9)  # OperandValueError
     """
     types = (type_of(x), type_of(update))
@@ -228,7 +228,7 @@ def round(x: Tensor, /, decimals: int = 0, *, out: Tensor | None = None) -> Tens
         >>> ml.round(ml.asarray([0.126, 2.5]), 2), ml.round(ml.asarray([0.126, 2.5]))
         (Tensor([0.13, 2.5 ], f32[2]), Tensor([0., 2.], f32[2]))
 
-    Refuses:
+    Invalid calls:
         ml.round(ints, 1)  # DTypeError
     """
     places = integer(decimals, "decimals")
@@ -330,7 +330,7 @@ def one_hot(x: Tensor, /, num_classes: int, *, dtype: object = None) -> Tensor:
         Tensor([[0., 0., 1.],
                 [1., 0., 0.]], f32[2,3])
 
-    Refuses:
+    Invalid calls:
         ml.one_hot(ints, -1)  # ArgumentError
         ml.one_hot(ints, 1)  # PositionError
     """
@@ -392,7 +392,7 @@ def unravel_index(indices: Tensor, /, shape: Sequence[int]) -> tuple[Tensor, ...
         >>> ml.unravel_index(ml.asarray([0, 5]), (2, 3))
         (Tensor([0, 1], i64[2]), Tensor([0, 2], i64[2]))
 
-    Refuses:
+    Invalid calls:
         ml.unravel_index(v, (2, 3))  # DTypeError
         ml.unravel_index(ints * 9, (2, 3))  # PositionError
     """
@@ -440,7 +440,7 @@ def positive(x: Tensor, /) -> Tensor:
         >>> ml.positive(ml.asarray([1.0, -2.0]))
         Tensor([ 1., -2.], f32[2])
 
-    Refuses:
+    Invalid calls:
         ml.positive("text")  # DTypeError
     """
     require("numeric", type_of(x))
@@ -457,7 +457,7 @@ def stop_gradient(x: Tensor) -> Tensor:
         >>> ml.grad(lambda x: x * ml.stop_gradient(x))(ml.asarray(3.0))
         Tensor(3., f32[])
 
-    Refuses:
+    Invalid calls:
         ml.stop_gradient("text")  # DTypeError
     """
     type_of(x)

@@ -90,7 +90,7 @@ def fft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backwa
         >>> ml.fft.fft(ml.asarray([1 + 0j, 0, 0, 0]))
         Tensor([1.+0.j, 1.+0.j, 1.+0.j, 1.+0.j], c64[4])
 
-    Refuses:
+    Invalid calls:
         ml.fft.fft(v, norm="none")  # ArgumentError
     """
     x, along = _fitted_along(floating(x), n, axis)
@@ -108,7 +108,7 @@ def ifft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backw
         >>> ml.fft.ifft(ml.asarray([4 + 0j, 0, 0, 0]))
         Tensor([1.+0.j, 1.+0.j, 1.+0.j, 1.+0.j], c64[4])
 
-    Refuses:
+    Invalid calls:
         ml.fft.ifft(v, norm="none")  # ArgumentError
     """
     x, along = _fitted_along(floating(x), n, axis)
@@ -130,7 +130,7 @@ def fftn(
         >>> ml.fft.fftn(ml.ones((2, 3), dtype=ml.complex64)).type
         c64[2,3]
 
-    Refuses:
+    Invalid calls:
         ml.fft.fftn(x, s=(1,), axes=(0, 1))  # ArgumentError
     """
     x = floating(x)
@@ -151,7 +151,7 @@ def ifftn(
         >>> ml.fft.ifftn(ml.ones((2, 3), dtype=ml.complex64)).type
         c64[2,3]
 
-    Refuses:
+    Invalid calls:
         ml.fft.ifftn(x, s=(1,), axes=(0, 1))  # ArgumentError
     """
     x = floating(x)
@@ -175,7 +175,7 @@ def rfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backw
         >>> ml.fft.rfft(ml.ones(4))
         Tensor([4.+0.j, 0.+0.j, 0.+0.j], c64[3])
 
-    Refuses:
+    Invalid calls:
         ml.fft.rfft(v, norm="none")  # ArgumentError
     """
     x, along = _fitted_along(_real(x), n, axis)
@@ -195,7 +195,7 @@ def irfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "back
         >>> ml.fft.irfft(ml.asarray([4 + 0j, 0, 0]))
         Tensor([1., 1., 1., 1.], f32[4])
 
-    Refuses:
+    Invalid calls:
         ml.fft.irfft(v, norm="none")  # ArgumentError
         ml.fft.irfft(ml.ones(0))  # ShapeError
     """
@@ -224,7 +224,7 @@ def rfftn(
         >>> ml.fft.rfftn(ml.ones((2, 4))).type
         c64[2,3]
 
-    Refuses:
+    Invalid calls:
         ml.fft.rfftn(x, s=(1,), axes=(0, 1))  # ArgumentError
     """
     x = _real(x)
@@ -248,7 +248,7 @@ def irfftn(
         >>> ml.fft.irfftn(ml.ones((2, 3), dtype=ml.complex64)).type
         f32[2,4]
 
-    Refuses:
+    Invalid calls:
         ml.fft.irfftn(x, s=(1,), axes=(0, 1))  # ArgumentError
     """
     x = floating(x)
@@ -274,7 +274,7 @@ def hfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backw
         >>> ml.fft.hfft(ml.ones(3, dtype=ml.complex64)).type
         f32[4]
 
-    Refuses:
+    Invalid calls:
         ml.fft.hfft(v, norm="none")  # ArgumentError
     """
     return _irfft(conj(floating(x)), n, axis, _other_way(norm))
@@ -291,7 +291,7 @@ def ihfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "back
         >>> ml.fft.ihfft(ml.ones(4)).type
         c64[3]
 
-    Refuses:
+    Invalid calls:
         ml.fft.ihfft(v, norm="none")  # ArgumentError
     """
     x, along = _fitted_along(_real(x), n, axis)
@@ -320,7 +320,7 @@ def fftfreq(n: int, /, d: float = 1.0, dtype: object = None, device: Device = No
         >>> ml.fft.fftfreq(4)
         Tensor([ 0.  ,  0.25, -0.5 , -0.25], f32[4])
 
-    Refuses:
+    Invalid calls:
         ml.fft.fftfreq(0)  # ArgumentError
         ml.fft.fftfreq(4, "x")  # ArgumentError
         ml.fft.fftfreq(4, dtype="i64")  # DTypeError
@@ -340,7 +340,7 @@ def rfftfreq(n: int, /, d: float = 1.0, dtype: object = None, device: Device = N
         >>> ml.fft.rfftfreq(4)
         Tensor([0.  , 0.25, 0.5 ], f32[3])
 
-    Refuses:
+    Invalid calls:
         ml.fft.rfftfreq(4, 0.0)  # ArgumentError
         ml.fft.rfftfreq(4, dtype="i64")  # DTypeError
     """

@@ -69,7 +69,7 @@ def interpolate(
         >>> ml.interpolate(x, 4, mode="linear")[0, :, 0]
         Tensor([1.  , 1.25, 1.75, 2.  ], f32[4])
 
-    Refuses:
+    Invalid calls:
         ml.interpolate(images)  # ArgumentError
     """
     require("float", type_of(x))
@@ -216,7 +216,7 @@ def grid_sample(
         >>> ml.grid_sample(x, [[[[0.0, 0.0], [0.5, -0.5]]]])[0, 0, :, 0]
         Tensor([1.5, 1. ], f32[2])
 
-    Refuses:
+    Invalid calls:
         ml.grid_sample(images, ml.ones((1, 2, 2, 2)), mode="most")  # ArgumentError
     """
     require("float", type_of(x), type_of(grid))
@@ -297,7 +297,7 @@ def pixel_shuffle(x: Tensor, factor: int, /) -> Tensor:
         Tensor([[0, 1],
                 [2, 3]], i64[2,2])
 
-    Refuses:
+    Invalid calls:
         ml.pixel_shuffle(images, 0)  # ArgumentError
     """
     r = _factor(x, factor)
@@ -320,7 +320,7 @@ def pixel_unshuffle(x: Tensor, factor: int, /) -> Tensor:
         >>> ml.pixel_unshuffle(ml.reshape(ml.arange(4), (1, 2, 2, 1)), 2)[0, 0, 0]
         Tensor([0, 1, 2, 3], i64[4])
 
-    Refuses:
+    Invalid calls:
         ml.pixel_unshuffle(images, 0)  # ArgumentError
     """
     r = _factor(x, factor)

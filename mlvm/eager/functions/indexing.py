@@ -506,7 +506,7 @@ def scatter_add(x: Tensor, indices: Any, updates: Any, /) -> Tensor:
         >>> ml.scatter_add(ml.zeros(3), [0, 2, 0], [1.0, 2.0, 3.0])
         Tensor([4., 0., 2.], f32[3])
 
-    Refuses:
+    Invalid calls:
         ml.scatter_add(v, 9, 1.0)  # IndexingError
         ml.scatter_add(v, 0, 1j)  # DTypeError
         ml.scatter_add(v, [9], 1.0)  # PositionError

@@ -208,7 +208,7 @@ def tensordot(x1: Tensor, x2: Tensor, /, axes: int | Sequence[Ints] = 2) -> Tens
         Tensor([[3., 3., 3., 3.],
                 [3., 3., 3., 3.]], f32[2,4])
 
-    Refuses:
+    Invalid calls:
         ml.tensordot(x, x, axes=((5,), (0,)))  # AxisError
         ml.linalg.tensordot(x, x, axes=((5,), (0,)))  # AxisError
     """
@@ -274,7 +274,7 @@ def cross(x1: Tensor, x2: Tensor, /, *, axis: int = -1) -> Tensor:
         >>> ml.linalg.cross(ml.asarray([1.0, 0.0, 0.0]), ml.asarray([0.0, 1.0, 0.0]))
         Tensor([0., 0., 1.], f32[3])
 
-    Refuses:
+    Invalid calls:
         ml.cross(ml.ones(()), ml.ones(3))  # AxisError
         ml.cross(ml.ones(0), ml.ones(3))  # ShapeError
         ml.cross(ml.ones(3, dtype="bool"), ml.ones(3, dtype="bool"))  # DTypeError
@@ -303,7 +303,7 @@ def matrix_power(x: Tensor, n: int, /) -> Tensor:
         Tensor([[ 8.,  0.],
                 [ 0., 64.]], f32[2,2])
 
-    Refuses:
+    Invalid calls:
         ml.linalg.matrix_power(ml.zeros((2, 2)), -1)  # LinAlgError
     """
     x, n = floating(x), integer(n, "n")
@@ -352,7 +352,7 @@ def trace(x: Tensor, /, offset: int = 0, dtype: object = None) -> Tensor:
         >>> ml.linalg.trace(ml.asarray([[4.0, 0.0], [0.0, 9.0]]))
         Tensor(13., f32[])
 
-    Refuses:
+    Invalid calls:
         ml.linalg.trace(x, dtype="bool")  # DTypeError
     """
     return op.sum(diagonal(x, offset=offset), axis=-1, dtype=dtype)
@@ -374,7 +374,7 @@ def cholesky(x: Tensor, /, *, upper: bool = False) -> Tensor:
         Tensor([[2., 0.],
                 [0., 3.]], f32[2,2])
 
-    Refuses:
+    Invalid calls:
         ml.linalg.cholesky(ml.zeros((2, 2)))  # LinAlgError
     """
     return op.cholesky(floating(x), upper=upper)
@@ -394,7 +394,7 @@ def qr(x: Tensor, /, mode: QRMode = "reduced") -> QRResult:
         >>> q.type, r.type
         (f32[3,2], f32[2,2])
 
-    Refuses:
+    Invalid calls:
         ml.linalg.qr(x, mode="r")  # ArgumentError
     """
     x = floating(x)
@@ -427,7 +427,7 @@ def solve(x1: Tensor, x2: Tensor, /) -> Tensor:
         >>> ml.linalg.solve(ml.asarray([[2.0, 0.0], [0.0, 4.0]]), ml.asarray([2.0, 4.0]))
         Tensor([1., 1.], f32[2])
 
-    Refuses:
+    Invalid calls:
         ml.linalg.solve(ml.zeros((4, 4)), x)  # LinAlgError
     """
     return op.solve(floating(x1), floating(x2))
@@ -449,7 +449,7 @@ def solve_triangular(
         >>> ml.linalg.solve_triangular(ml.asarray([[2.0, 1.0], [0.0, 4.0]]), ml.asarray([4.0, 8.0]))
         Tensor([1., 2.], f32[2])
 
-    Refuses:
+    Invalid calls:
         ml.linalg.solve_triangular(ml.zeros((2, 2)), v)  # LinAlgError
     """
     return op.solve_triangular(floating(x1), floating(x2), lower=lower, unit_diagonal=unit_diagonal)
@@ -467,7 +467,7 @@ def cholesky_solve(x1: Tensor, x2: Tensor, /, *, upper: bool = False) -> Tensor:
         >>> ml.linalg.cholesky_solve(factor, ml.asarray([4.0, 18.0]))
         Tensor([1., 2.], f32[2])
 
-    Refuses:
+    Invalid calls:
         ml.linalg.cholesky_solve(ml.zeros((2, 2)), v)  # LinAlgError
     """
     x1 = floating(x1)
@@ -532,7 +532,7 @@ def lu_solve(factors: tuple[Tensor, Tensor], x2: Tensor, /) -> Tensor:
         >>> ml.linalg.lu_solve(factors, ml.asarray([3.0, 8.0]))
         Tensor([1., 1.], f32[2])
 
-    Refuses:
+    Invalid calls:
         ml.linalg.lu_solve(ml.linalg.lu_factor(ml.ones((2, 2))), v)  # LinAlgError
     """
     both, order = factors
@@ -580,7 +580,7 @@ def det(x: Tensor, /) -> Tensor:
         >>> ml.linalg.det(ml.asarray([[2.0, 0.0], [0.0, 4.0]]))
         Tensor(8., f32[])
 
-    Refuses:
+    Invalid calls:
         ml.grad(lambda x: ml.sum(ml.grad(ml.linalg.det)(x)))(ml.zeros((2, 2)))  # LinAlgError
     """
     return op.det(floating(x))
@@ -618,7 +618,7 @@ def pinv(x: Tensor, /, *, rtol: float | Tensor | None = None) -> Tensor:
         Tensor([[0.5 , 0.  ],
                 [0.  , 0.25]], f32[2,2])
 
-    Refuses:
+    Invalid calls:
         ml.linalg.pinv(nans)  # LinAlgError
         ml.linalg.pinv(x, rtol=v)  # ShapeError
     """
@@ -656,7 +656,7 @@ def lstsq(x1: Tensor, x2: Tensor, /, rcond: float | Tensor | None = None) -> Lst
         >>> ml.linalg.lstsq(ml.asarray([[2.0], [0.0]]), ml.asarray([4.0, 1.0]))[0]
         Tensor([2.], f32[1])
 
-    Refuses:
+    Invalid calls:
         ml.linalg.lstsq(nans, ml.ones(2))  # LinAlgError
     """
     x1, x2 = floating(x1), floating(x2)
@@ -752,7 +752,7 @@ def svd(x: Tensor, /, full_matrices: bool = True) -> SVDResult:
         >>> u.type, s.type, vh.type
         (f32[3,2], f32[2], f32[2,2])
 
-    Refuses:
+    Invalid calls:
         ml.linalg.svd(nans)  # LinAlgError
     """
     x = floating(x)
@@ -771,7 +771,7 @@ def svdvals(x: Tensor, /) -> Tensor:
         >>> ml.linalg.svdvals(ml.asarray([[4.0, 0.0], [0.0, 9.0]]))
         Tensor([9., 4.], f32[2])
 
-    Refuses:
+    Invalid calls:
         ml.linalg.svdvals(nans)  # LinAlgError
     """
     return op.svdvals(floating(x))
@@ -790,7 +790,7 @@ def matrix_rank(x: Tensor, /, *, rtol: float | Tensor | None = None) -> Tensor:
         >>> ml.linalg.matrix_rank(ml.ones((3, 3)))
         Tensor(1, i64[])
 
-    Refuses:
+    Invalid calls:
         ml.linalg.matrix_rank(nans)  # LinAlgError
     """
     x = floating(x)
@@ -820,7 +820,7 @@ def vector_norm(
         >>> ml.linalg.vector_norm(ml.asarray([3.0, 4.0]))
         Tensor(5., f32[])
 
-    Refuses:
+    Invalid calls:
         ml.linalg.vector_norm(v, ord="nuc")  # ArgumentError
     """
     x = floating(x)
@@ -874,7 +874,7 @@ def matrix_norm(x: Tensor, /, *, keepdims: bool = False, ord: NormOrder = "fro")
         >>> ml.linalg.matrix_norm(ml.asarray([[3.0, 0.0], [0.0, 4.0]]))
         Tensor(5., f32[])
 
-    Refuses:
+    Invalid calls:
         ml.linalg.matrix_norm(x, ord=3)  # ArgumentError
         ml.linalg.matrix_norm(nans, ord="nuc")  # LinAlgError
     """
@@ -908,7 +908,7 @@ def norm(x: Tensor, /, ord: NormOrder = None, axis: Axis = None, keepdims: bool 
         >>> ml.linalg.norm(ml.asarray([3.0, 4.0]))
         Tensor(5., f32[])
 
-    Refuses:
+    Invalid calls:
         ml.linalg.norm(x, ord=3)  # ArgumentError
         ml.linalg.norm(ml.ones((2, 2, 2)), ord=2)  # ShapeError
     """

@@ -47,7 +47,7 @@ def mean_squared_error(
         >>> ml.mean_squared_error(ml.asarray([0.5, 3.0]), ml.zeros(2))
         Tensor(4.625, f32[])
 
-    Refuses:
+    Invalid calls:
         ml.mean_squared_error(x, half, reduction="most")  # ArgumentError
     """
     _require_alike(predictions, targets)
@@ -65,7 +65,7 @@ def l1_loss(predictions: Tensor, targets: Tensor, /, *, reduction: Reduction = "
         >>> ml.l1_loss(ml.asarray([0.5, 3.0]), ml.zeros(2))
         Tensor([0.5, 3. ], f32[2])
 
-    Refuses:
+    Invalid calls:
         ml.l1_loss(x, half, reduction="most")  # ArgumentError
     """
     _require_alike(predictions, targets)
@@ -86,7 +86,7 @@ def huber_loss(
         >>> ml.huber_loss(ml.asarray([0.5, 3.0]), ml.zeros(2))
         Tensor([0.125, 2.5  ], f32[2])
 
-    Refuses:
+    Invalid calls:
         ml.huber_loss(x, half, delta=0.0)  # ArgumentError
     """
     _require_alike(predictions, targets)
@@ -111,7 +111,7 @@ def smooth_l1_loss(
         >>> ml.smooth_l1_loss(ml.asarray([0.5, 3.0]), ml.zeros(2), beta=2.0)
         Tensor([0.0625, 2.    ], f32[2])
 
-    Refuses:
+    Invalid calls:
         ml.smooth_l1_loss(x, half, beta=0.0)  # ArgumentError
     """
     beta = _positive(beta, "beta")
@@ -141,7 +141,7 @@ def binary_cross_entropy_with_logits(
         >>> ml.binary_cross_entropy_with_logits(ml.asarray([0.0, 9.0]), ml.asarray([1.0, 1.0]))
         Tensor([6.9314718e-01, 1.2340219e-04], f32[2])
 
-    Refuses:
+    Invalid calls:
         ml.binary_cross_entropy_with_logits(x, half, reduction="most")  # ArgumentError
     """
     type = _require_alike(logits, targets)
@@ -173,7 +173,7 @@ def binary_cross_entropy(
         >>> ml.binary_cross_entropy(ml.asarray([0.5, 0.0]), ml.asarray([1.0, 0.0]))
         Tensor([0.6931472, 0.       ], f32[2])
 
-    Refuses:
+    Invalid calls:
         ml.binary_cross_entropy(half, half, reduction="most")  # ArgumentError
     """
     _require_alike(predictions, targets)
@@ -205,7 +205,7 @@ def kl_divergence(
         >>> ml.kl_divergence(ml.log(ml.asarray([0.5, 0.5])), ml.asarray([1.0, 0.0]))
         Tensor(0.6931472, f32[])
 
-    Refuses:
+    Invalid calls:
         ml.kl_divergence(x, half, reduction="most")  # ArgumentError
     """
     type = _require_alike(log_predictions, targets)
@@ -241,7 +241,7 @@ def nll_loss(
         >>> ml.nll_loss(ml.log(ml.asarray([[0.5, 0.5], [0.25, 0.75]])), ml.asarray([1, 0]))
         Tensor([0.6931472, 1.3862944], f32[2])
 
-    Refuses:
+    Invalid calls:
         ml.nll_loss(x, ml.asarray([0, 1, 2, 3]), reduction="most")  # ArgumentError
         ml.nll_loss(x, ml.asarray([0, 1, 2, 9]))  # OperandValueError
     """
@@ -294,7 +294,7 @@ def softmax_cross_entropy(
         >>> ml.softmax_cross_entropy(ml.asarray([[0.0, 0.0], [9.0, 0.0]]), ml.asarray([1, 0]))
         Tensor([6.931472e-01, 1.233740e-04], f32[2])
 
-    Refuses:
+    Invalid calls:
         ml.softmax_cross_entropy(x, ml.asarray([0, 1, 2, 3]), label_smoothing=2.0)  # ArgumentError
         ml.softmax_cross_entropy(x, ml.asarray([0, 1, 2, 9]))  # OperandValueError
     """
@@ -349,7 +349,7 @@ def cosine_similarity(x: Tensor, y: Tensor, /, axis: int = -1, *, eps: float = 1
         >>> ml.cosine_similarity(ml.asarray([3.0, 4.0]), ml.asarray([3.0, 0.0]))
         Tensor(0.6, f32[])
 
-    Refuses:
+    Invalid calls:
         ml.cosine_similarity(x, half, eps=0.0)  # ArgumentError
     """
     require("float", type_of(x), type_of(y))
@@ -377,7 +377,7 @@ def cosine_embedding_loss(
         >>> ml.cosine_embedding_loss(x, y, ml.asarray([1, -1]))
         Tensor([1., 1.], f32[2])
 
-    Refuses:
+    Invalid calls:
         ml.cosine_embedding_loss(x, half, ml.ones(4), reduction="most")  # ArgumentError
     """
     type = _require_alike(x, y)
@@ -417,7 +417,7 @@ def triplet_margin_loss(
         >>> ml.triplet_margin_loss(x, x + 1.0, x + 2.0, margin=2.0)
         Tensor([0.5857864], f32[1])
 
-    Refuses:
+    Invalid calls:
         ml.triplet_margin_loss(x, half, half, p=0.0)  # ArgumentError
     """
     if not _require_alike(anchor, positive, negative).ndim:
@@ -453,7 +453,7 @@ def margin_ranking_loss(
         >>> ml.margin_ranking_loss(ml.ones(1), ml.asarray([3.0]), ml.ones(1), margin=0.5)
         Tensor([2.5], f32[1])
 
-    Refuses:
+    Invalid calls:
         ml.margin_ranking_loss(x, half, half, reduction="most")  # ArgumentError
     """
     _require_alike(x, y, targets)
@@ -471,7 +471,7 @@ def hinge_loss(predictions: Tensor, targets: Tensor, /, *, reduction: Reduction 
         >>> ml.hinge_loss(ml.asarray([0.5, 3.0]), ml.asarray([-1.0, 1.0]))
         Tensor([1.5, 0. ], f32[2])
 
-    Refuses:
+    Invalid calls:
         ml.hinge_loss(x, half, reduction="most")  # ArgumentError
     """
     _require_alike(predictions, targets)
@@ -502,7 +502,7 @@ def poisson_nll_loss(
         >>> ml.poisson_nll_loss(ml.asarray([0.0, 1.0]), ml.asarray([2.0, 1.0]))
         Tensor([1.       , 1.7182817], f32[2])
 
-    Refuses:
+    Invalid calls:
         ml.poisson_nll_loss(x, half, reduction="most")  # ArgumentError
     """
     type = _require_alike(predictions, targets)
@@ -541,7 +541,7 @@ def gaussian_nll_loss(
         >>> ml.gaussian_nll_loss(ml.asarray([1.0]), ml.asarray([3.0]), ml.asarray([4.0]))
         Tensor([1.1931472], f32[1])
 
-    Refuses:
+    Invalid calls:
         ml.gaussian_nll_loss(x, half, half, eps=0.0)  # ArgumentError
     """
     _require_alike(predictions, targets, variances)

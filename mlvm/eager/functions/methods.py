@@ -202,7 +202,7 @@ _SWAP: Final = one_op("permute_dims", axes=(1, 0))
 def _transposed(x: Tensor) -> Tensor:
     """Transpose a matrix. Raises `TransposeError` unless x has two dimensions.
 
-    Refuses:
+    Invalid calls:
         v.T  # TransposeError
     """
     type = x.type

@@ -32,7 +32,7 @@ def dropout(x: Tensor, rate: float, *, key: Tensor | None = None) -> Tensor:
         >>> ml.dropout(ml.ones(3), 0.0)
         Tensor([1., 1., 1.], f32[3])
 
-    Refuses:
+    Invalid calls:
         ml.dropout(v, 1.0)  # ArgumentError
         ml.dropout(v, 0.5, key=v)  # ShapeError
         ml.dropout(ml.ones((4, 4), dtype="bool"), 0.5)  # DTypeError
@@ -71,7 +71,7 @@ def embedding_bag(
         Tensor([[1., 2.],
                 [6., 8.]], f32[2,2])
 
-    Refuses:
+    Invalid calls:
         ml.embedding_bag(ml.ones((1, 2)), ints)  # PositionError
         ml.embedding_bag(x, ints, mode="most")  # ArgumentError
         ml.embedding_bag(x, x)  # DTypeError

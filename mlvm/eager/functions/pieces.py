@@ -42,7 +42,7 @@ def array_split(x: Tensor, indices_or_sections: Ints, axis: int = 0) -> list[Ten
         >>> ml.array_split(ml.arange(5), 2)
         [Tensor([0, 1, 2], i64[3]), Tensor([3, 4], i64[2])]
 
-    Refuses:
+    Invalid calls:
         ml.array_split(v, 0)  # ArgumentError
     """
     if isinstance(indices_or_sections, (tuple, list)):
@@ -66,7 +66,7 @@ def hsplit(x: Tensor, indices_or_sections: Ints) -> list[Tensor]:
         >>> ml.hsplit(ml.arange(4), 2)
         [Tensor([0, 1], i64[2]), Tensor([2, 3], i64[2])]
 
-    Refuses:
+    Invalid calls:
         ml.hsplit(v, 3)  # ShapeError
     """
     _require_ndim(x, 1)
@@ -83,7 +83,7 @@ def vsplit(x: Tensor, indices_or_sections: Ints) -> list[Tensor]:
         >>> [each.shape for each in ml.vsplit(ml.zeros((4, 2)), 2)]
         [(2, 2), (2, 2)]
 
-    Refuses:
+    Invalid calls:
         ml.vsplit(v, 2)  # ShapeError
     """
     _require_ndim(x, 2)
@@ -100,7 +100,7 @@ def dsplit(x: Tensor, indices_or_sections: Ints) -> list[Tensor]:
         >>> [each.shape for each in ml.dsplit(ml.zeros((1, 1, 4)), [1])]
         [(1, 1, 1), (1, 1, 3)]
 
-    Refuses:
+    Invalid calls:
         ml.dsplit(v, 2)  # ShapeError
     """
     _require_ndim(x, 3)
@@ -122,7 +122,7 @@ def atleast_1d(*arrays: Operand) -> Any:
         >>> ml.atleast_1d(ml.asarray(3.0))
         Tensor([3.], f32[1])
 
-    Refuses:
+    Invalid calls:
         ml.atleast_1d("x")  # DTypeError
     """
     return _each(arrays, lambda x: x if x.ndim else reshape(x, (1,)))
@@ -138,7 +138,7 @@ def atleast_2d(*arrays: Operand) -> Any:
         >>> ml.atleast_2d(ml.asarray([1.0, 2.0])).shape
         (1, 2)
 
-    Refuses:
+    Invalid calls:
         ml.atleast_2d("x")  # DTypeError
     """
     return _each(arrays, lambda x: x if x.ndim > 1 else reshape(x, (1, -1)) if x.size else _row(x))
@@ -156,7 +156,7 @@ def atleast_3d(*arrays: Operand) -> Any:
         >>> ml.atleast_3d(ml.zeros(2)).shape, ml.atleast_3d(ml.zeros((2, 3))).shape
         ((1, 2, 1), (2, 3, 1))
 
-    Refuses:
+    Invalid calls:
         ml.atleast_3d("x")  # DTypeError
     """
     return _each(arrays, _solid)
@@ -200,7 +200,7 @@ def column_stack(arrays: Iterable[Tensor], /) -> Tensor:
         Tensor([[0., 1.],
                 [0., 1.]], f32[2,2])
 
-    Refuses:
+    Invalid calls:
         ml.column_stack([])  # ShapeError
         ml.column_stack([ml.ones(2, dtype="u64"), ml.ones(2, dtype="i64")])  # DTypeError
     """
@@ -217,7 +217,7 @@ def dstack(arrays: Iterable[Tensor], /) -> Tensor:
         >>> ml.dstack([ml.zeros((2, 3)), ml.ones((2, 3))]).shape
         (2, 3, 2)
 
-    Refuses:
+    Invalid calls:
         ml.dstack([])  # ShapeError
         ml.dstack([ml.ones(2, dtype="u64"), ml.ones(2, dtype="i64")])  # DTypeError
     """
@@ -234,7 +234,7 @@ def unflatten(x: Tensor, /, axis: int, shape: Ints) -> Tensor:
         >>> ml.unflatten(ml.zeros((2, 12)), 1, (3, -1)).shape
         (2, 3, 4)
 
-    Refuses:
+    Invalid calls:
         ml.unflatten(v, 0, (3, -1))  # ShapeError
     """
     [along] = axes_of(axis, x)
@@ -259,7 +259,7 @@ def delete(x: Tensor, index: Any, axis: int | None = None) -> Tensor:
         >>> ml.delete(ml.asarray([1.0, 2.0, 3.0]), -1)
         Tensor([1., 2.], f32[2])
 
-    Refuses:
+    Invalid calls:
         ml.delete(v, 9)  # ArgumentError
     """
     if axis is None:
@@ -293,7 +293,7 @@ def diag_embed(x: Tensor, offset: int = 0) -> Tensor:
         Tensor([[1., 0.],
                 [0., 2.]], f32[2,2])
 
-    Refuses:
+    Invalid calls:
         ml.diag_embed(ml.ones(()))  # ShapeError
     """
     _require_ndim(x, 1)

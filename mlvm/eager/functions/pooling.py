@@ -80,7 +80,7 @@ def max_pool2d(
         >>> ml.max_pool2d(ml.reshape(ml.arange(4.0), (1, 2, 2, 1)), window=2).tolist()
         [[[[3.0]]]]
 
-    Refuses:
+    Invalid calls:
         ml.max_pool2d(images, 0)  # ArgumentError
     """
     places = _places(x, 2, window, stride, padding, dilation, ceil_mode)
@@ -112,7 +112,7 @@ def avg_pool2d(
         >>> ml.avg_pool2d(ml.reshape(ml.arange(4.0), (1, 2, 2, 1)), window=2).tolist()
         [[[[1.5]]]]
 
-    Refuses:
+    Invalid calls:
         ml.avg_pool2d(images, 0)  # ArgumentError
     """
     places = _places(x, 2, window, stride, padding, dilation, ceil_mode)
@@ -164,7 +164,7 @@ def max_pool1d(
         >>> ml.max_pool1d(ml.reshape(ml.arange(4.0), (1, 4, 1)), window=2).tolist()
         [[[1.0], [3.0]]]
 
-    Refuses:
+    Invalid calls:
         ml.max_pool1d(sequences, 0)  # ArgumentError
     """
     places = _places(x, 1, window, stride, padding, dilation, ceil_mode)
@@ -195,7 +195,7 @@ def avg_pool1d(
         >>> ml.avg_pool1d(ml.reshape(ml.arange(4.0), (1, 4, 1)), window=2).tolist()
         [[[0.5], [2.5]]]
 
-    Refuses:
+    Invalid calls:
         ml.avg_pool1d(sequences, 0)  # ArgumentError
     """
     places = _places(x, 1, window, stride, padding, dilation, ceil_mode)
@@ -247,7 +247,7 @@ def max_pool3d(
         >>> ml.max_pool3d(ml.reshape(ml.arange(8.0), (1, 2, 2, 2, 1)), window=2).tolist()
         [[[[[7.0]]]]]
 
-    Refuses:
+    Invalid calls:
         ml.max_pool3d(volumes, 0)  # ArgumentError
     """
     places = _places(x, 3, window, stride, padding, dilation, ceil_mode)
@@ -279,7 +279,7 @@ def avg_pool3d(
         >>> ml.avg_pool3d(ml.reshape(ml.arange(8.0), (1, 2, 2, 2, 1)), window=2).tolist()
         [[[[[3.5]]]]]
 
-    Refuses:
+    Invalid calls:
         ml.avg_pool3d(volumes, 0)  # ArgumentError
     """
     places = _places(x, 3, window, stride, padding, dilation, ceil_mode)
@@ -302,7 +302,7 @@ def adaptive_avg_pool(x: Tensor, size: Ints) -> Tensor:
         >>> ml.adaptive_avg_pool(ml.reshape(ml.arange(4.0), (1, 4, 1)), 2).tolist()
         [[[0.5], [2.5]]]
 
-    Refuses:
+    Invalid calls:
         ml.adaptive_avg_pool(images, 0)  # ArgumentError
     """
     return _adapted(op.mean, x, size)
@@ -321,7 +321,7 @@ def adaptive_max_pool(x: Tensor, size: Ints) -> Tensor:
         >>> ml.adaptive_max_pool(ml.reshape(ml.arange(4.0), (1, 4, 1)), 2).tolist()
         [[[1.0], [3.0]]]
 
-    Refuses:
+    Invalid calls:
         ml.adaptive_max_pool(images, 0)  # ArgumentError
     """
     return _adapted(op.max, x, size)

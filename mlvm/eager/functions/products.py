@@ -101,7 +101,7 @@ def cdist(x1: Tensor, x2: Tensor, /, p: float = 2.0) -> Tensor:
         >>> ml.cdist(ml.asarray([[0.0, 0.0]]), ml.asarray([[3.0, 4.0], [0.0, 1.0]]))
         Tensor([[5., 1.]], f32[1,2])
 
-    Refuses:
+    Invalid calls:
         ml.cdist(x, x, -1.0)  # ArgumentError
     """
     for each in (x1, x2):
@@ -131,7 +131,7 @@ def diagonal(x: Tensor, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tens
         >>> ml.diagonal(ml.asarray([[4.0, 0.0], [0.0, 9.0]]))
         Tensor([4., 9.], f32[2])
 
-    Refuses:
+    Invalid calls:
         ml.diagonal(x, 0, 0, 5)  # AxisError
     """
     if type_of(x).ndim < 2:
@@ -154,7 +154,7 @@ def trace(
         >>> ml.trace(ml.asarray([[4.0, 0.0], [0.0, 9.0]]))
         Tensor(13., f32[])
 
-    Refuses:
+    Invalid calls:
         ml.trace(x, 0, 0, 5)  # AxisError
         ml.trace(x, dtype="bool")  # DTypeError
     """
@@ -197,7 +197,7 @@ def tril_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Tensor, Tens
         >>> ml.tril_indices(2)
         (Tensor([0, 1, 1], i64[3]), Tensor([0, 0, 1], i64[3]))
 
-    Refuses:
+    Invalid calls:
         ml.tril_indices(-1)  # ArgumentError
     """
     return _indices(n, integer(k, "k"), m, below=True)
@@ -214,7 +214,7 @@ def triu_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Tensor, Tens
         >>> ml.triu_indices(2)
         (Tensor([0, 0, 1], i64[3]), Tensor([0, 1, 1], i64[3]))
 
-    Refuses:
+    Invalid calls:
         ml.triu_indices(2, 0, -1)  # ArgumentError
     """
     return _indices(n, integer(k, "k"), m, below=False)

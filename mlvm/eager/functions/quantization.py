@@ -50,7 +50,7 @@ def quantize_groups(
         >>> q, ml.dequantize(q, scale).type
         (Tensor([ 4, -7,  3,  7], i4[4]), f32[4])
 
-    Refuses:
+    Invalid calls:
         ml.quantize_groups(v, "f32")  # DTypeError
         ml.quantize_groups(ml.ones(6), group=4)  # ShapeError
     """
@@ -104,7 +104,7 @@ def quantize_linear(
         >>> ml.quantize_linear(ml.asarray([0.0, 1.3, -3.0]), ml.asarray(0.5), zero)
         Tensor([2, 5, 0], u8[3])
 
-    Refuses:
+    Invalid calls:
         ml.quantize_linear(v, v, axis=3)  # AxisError
         ml.quantize_linear(v, ml.ones(()), dtype="f32")  # DTypeError
         ml.quantize_linear(v, ml.ones(7), axis=0)  # ShapeError
@@ -136,7 +136,7 @@ def dequantize_linear(
         >>> ml.dequantize_linear(ml.asarray([2, 5], dtype="u8"), ml.asarray(0.5), zero)
         Tensor([0. , 1.5], f32[2])
 
-    Refuses:
+    Invalid calls:
         ml.dequantize_linear(v, v, axis=3)  # AxisError
         ml.dequantize_linear(ml.ones(3, dtype="c64"), ml.ones(()))  # DTypeError
         ml.dequantize_linear(v, ml.ones(7), axis=0)  # ShapeError
@@ -163,7 +163,7 @@ def dynamic_quantize_linear(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         >>> ml.dynamic_quantize_linear(ml.asarray([0.0, 255.0]))[0]
         Tensor([  0, 255], u8[2])
 
-    Refuses:
+    Invalid calls:
         ml.dynamic_quantize_linear(ml.ones(2, dtype="c64"))  # DTypeError
         ml.dynamic_quantize_linear(ml.ones(0))  # ShapeError
     """

@@ -82,7 +82,7 @@ def key(seed: int) -> Tensor:
         >>> ml.random.key(0).type
         u64[2]
 
-    Refuses:
+    Invalid calls:
         ml.random.key(-1)  # OperandValueError
     """
     return from_array(_words(seed, 0))
@@ -100,7 +100,7 @@ def split(key: Tensor, n: int = 2) -> Tensor:
         >>> ml.random.split(ml.random.key(0), 3).type
         u64[3,2]
 
-    Refuses:
+    Invalid calls:
         ml.random.split(key, -1)  # ArgumentError
     """
     return op.split_key(key, n=n)
@@ -116,7 +116,7 @@ def fold_in(key: Tensor, data: int | Tensor) -> Tensor:
         >>> ml.random.fold_in(ml.random.key(0), 7).type
         u64[2]
 
-    Refuses:
+    Invalid calls:
         ml.random.fold_in(key, 1.5)  # DTypeError
     """
     return op.fold_in(key, asarray(data))
@@ -321,7 +321,7 @@ def seed(seed: int) -> None:
         >>> bool(ml.all(x == ml.random.normal(3)))
         True
 
-    Refuses:
+    Invalid calls:
         ml.random.seed(-1)  # OperandValueError
     """
     set_state(_words(seed, 1))  # called first, because captured functions reject it
@@ -361,7 +361,7 @@ def set_state(state: Array | Tensor) -> None:
         >>> bool(ml.all(x == ml.random.normal(3)))
         True
 
-    Refuses:
+    Invalid calls:
         ml.random.set_state(np.zeros(3))  # ShapeError
     """
     if isinstance(state, Tensor):
@@ -426,7 +426,7 @@ def normal(shape: Ints = (), *, key: Tensor | None = None, dtype: object = None)
         >>> ml.random.normal((2, 3), key=ml.random.key(0)).type
         f32[2,3]
 
-    Refuses:
+    Invalid calls:
         ml.random.normal(2, dtype="i64")  # DTypeError
         ml.random.normal(2, key=v)  # ShapeError
     """
@@ -453,7 +453,7 @@ def uniform(
         >>> ml.random.uniform((2, 3), low=-1.0, key=ml.random.key(0)).type
         f32[2,3]
 
-    Refuses:
+    Invalid calls:
         ml.random.uniform(2, low=2.0, high=1.0)  # ArgumentError
         ml.random.uniform(2, high=1e39)  # ArgumentError
         ml.random.uniform(2, dtype="i64")  # DTypeError
@@ -486,7 +486,7 @@ def bernoulli(shape: Ints = (), p: Tensor | float = 0.5, *, key: Tensor | None =
         >>> ml.random.bernoulli(4, 1.0, key=ml.random.key(0))
         Tensor([ True,  True,  True,  True], bool[4])
 
-    Refuses:
+    Invalid calls:
         ml.random.bernoulli(3, 2.0)  # OperandValueError
         ml.random.bernoulli(2, ml.ones(2, dtype="bool"))  # DTypeError
         ml.random.bernoulli(2, ml.ones(0))  # ShapeError
@@ -509,7 +509,7 @@ def randint(
         >>> ml.random.randint(5, low=0, high=2, key=ml.random.key(0)).type
         i64[5]
 
-    Refuses:
+    Invalid calls:
         ml.random.randint(2, low=3, high=1)  # ArgumentError
         ml.random.randint(2, low=0, high=2, dtype="f32")  # DTypeError
         ml.random.randint(-2, low=0, high=2)  # ShapeError
@@ -529,7 +529,7 @@ def permutation(x: Tensor | int, *, key: Tensor | None = None) -> Tensor:
         >>> ml.sort(ml.random.permutation(4, key=ml.random.key(0)))
         Tensor([0, 1, 2, 3], i64[4])
 
-    Refuses:
+    Invalid calls:
         ml.random.permutation(-1)  # ArgumentError
         ml.random.permutation(ml.ones(()))  # ShapeError
     """
@@ -588,7 +588,7 @@ def choice(
         >>> ml.random.choice(10, 3, replace=False, key=ml.random.key(0)).type
         i64[3]
 
-    Refuses:
+    Invalid calls:
         ml.random.choice(2, 2, p=-v)  # OperandValueError
         ml.random.choice(0, 2)  # ArgumentError
         ml.random.choice(v, 1, axis="x")  # ArgumentError
@@ -659,7 +659,7 @@ def truncated_normal(
         >>> ml.random.truncated_normal(-1.0, 1.0, 3, key=ml.random.key(0)).type
         f32[3]
 
-    Refuses:
+    Invalid calls:
         ml.random.truncated_normal(1.0, -1.0, 2)  # ArgumentError
         ml.random.truncated_normal(-1.0, 1.0, 2, dtype="i64")  # DTypeError
         ml.random.truncated_normal(v, 3.0, 3)  # ShapeError
@@ -693,7 +693,7 @@ def exponential(shape: Ints = (), *, key: Tensor | None = None, dtype: object = 
         >>> ml.random.exponential((2, 3), key=ml.random.key(0)).type
         f32[2,3]
 
-    Refuses:
+    Invalid calls:
         ml.random.exponential(2, dtype="i64")  # DTypeError
         ml.random.exponential(-2)  # ShapeError
     """
@@ -711,7 +711,7 @@ def laplace(shape: Ints = (), *, key: Tensor | None = None, dtype: object = None
         >>> ml.random.laplace((2, 3), key=ml.random.key(0)).type
         f32[2,3]
 
-    Refuses:
+    Invalid calls:
         ml.random.laplace(2, dtype="i64")  # DTypeError
         ml.random.laplace(-2)  # ShapeError
     """
@@ -730,7 +730,7 @@ def gumbel(shape: Ints = (), *, key: Tensor | None = None, dtype: object = None)
         >>> ml.random.gumbel((2, 3), key=ml.random.key(0)).type
         f32[2,3]
 
-    Refuses:
+    Invalid calls:
         ml.random.gumbel(2, dtype="i64")  # DTypeError
         ml.random.gumbel(-2)  # ShapeError
     """
@@ -749,7 +749,7 @@ def cauchy(shape: Ints = (), *, key: Tensor | None = None, dtype: object = None)
         >>> ml.random.cauchy((2, 3), key=ml.random.key(0)).type
         f32[2,3]
 
-    Refuses:
+    Invalid calls:
         ml.random.cauchy(2, dtype="i64")  # DTypeError
         ml.random.cauchy(-2)  # ShapeError
     """
@@ -767,7 +767,7 @@ def rademacher(shape: Ints = (), *, key: Tensor | None = None, dtype: object = i
         >>> ml.random.rademacher((2, 3), key=ml.random.key(0)).type
         i64[2,3]
 
-    Refuses:
+    Invalid calls:
         ml.random.rademacher(2, dtype="u8")  # DTypeError
         ml.random.rademacher(-2)  # ShapeError
     """
@@ -792,7 +792,7 @@ def gamma(
         >>> ml.random.gamma(2.0, (2, 3), key=ml.random.key(0)).type
         f32[2,3]
 
-    Refuses:
+    Invalid calls:
         ml.random.gamma(-1.0)  # OperandValueError
         ml.random.gamma(1.0, dtype="i64")  # DTypeError
         ml.random.gamma(v, 3)  # ShapeError
@@ -822,7 +822,7 @@ def beta(
         >>> ml.random.beta(2.0, 3.0, (2, 3), key=ml.random.key(0)).type
         f32[2,3]
 
-    Refuses:
+    Invalid calls:
         ml.random.beta(-1.0, 1.0)  # OperandValueError
         ml.random.beta(1.0, 1.0, dtype="i64")  # DTypeError
         ml.random.beta(v, 1.0, 3)  # ShapeError
@@ -849,7 +849,7 @@ def dirichlet(
         >>> ml.random.dirichlet(ml.asarray([1.0, 2.0, 3.0]), 2, key=ml.random.key(0)).type
         f32[2,3]
 
-    Refuses:
+    Invalid calls:
         ml.random.dirichlet(v * 0.0)  # OperandValueError
     """
     type = _float_type(alpha, "alpha")
@@ -877,7 +877,7 @@ def student_t(
         >>> ml.random.student_t(3.0, (2, 3), key=ml.random.key(0)).type
         f32[2,3]
 
-    Refuses:
+    Invalid calls:
         ml.random.student_t(-1.0)  # OperandValueError
         ml.random.student_t(1.0, dtype="i64")  # DTypeError
         ml.random.student_t(v, 3)  # ShapeError
@@ -912,7 +912,7 @@ def poisson(
         >>> ml.random.poisson(4.0, (2, 3), key=ml.random.key(0)).type
         i64[2,3]
 
-    Refuses:
+    Invalid calls:
         ml.random.poisson(-1.0)  # OperandValueError
         ml.random.poisson(1.0, dtype="f32")  # DTypeError
         ml.random.poisson(v, 3)  # ShapeError
@@ -942,7 +942,7 @@ def binomial(
         >>> ml.random.binomial(10, 0.5, (2, 3), key=ml.random.key(0)).type
         i64[2,3]
 
-    Refuses:
+    Invalid calls:
         ml.random.binomial(-1, 0.5)  # OperandValueError
         ml.random.binomial(1, 0.5, dtype="f32")  # DTypeError
         ml.random.binomial(ml.ones(0, dtype="i64"), half[0, :2])  # ShapeError
@@ -975,7 +975,7 @@ def multinomial(
         >>> ml.random.multinomial(10, ml.asarray([0.5, 0.5]), 3, key=ml.random.key(0)).type
         i64[3,2]
 
-    Refuses:
+    Invalid calls:
         ml.random.multinomial(-1, v)  # OperandValueError
         ml.random.multinomial(1, v, dtype="f32")  # DTypeError
     """

@@ -40,7 +40,7 @@ def segment_sum(data: Tensor, segment_ids: Tensor, num_segments: int | None = No
         >>> ml.segment_sum(ml.asarray([1.0, 2.0, 4.0]), ml.asarray([1, 0, 1]), 3)
         Tensor([2., 5., 0.], f32[3])
 
-    Refuses:
+    Invalid calls:
         ml.segment_sum(v, ints, -1)  # ArgumentError
         ml.segment_sum(v, ints, 1)  # PositionError
     """

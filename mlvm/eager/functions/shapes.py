@@ -116,7 +116,7 @@ def permute_dims(x: Tensor, /, axes: Sequence[int] | None = None) -> Tensor:
         >>> ml.permute_dims(ml.zeros((2, 3, 4)), (2, 0, 1)).shape
         (4, 2, 3)
 
-    Refuses:
+    Invalid calls:
         ml.permute_dims(x, (0,))  # ArgumentError
     """
     order = tuple(reversed(range(x.ndim))) if axes is None else integers(axes, "axes")
@@ -143,7 +143,7 @@ def matrix_transpose(x: Tensor, /) -> Tensor:
 def transposed(x: Tensor) -> Tensor:
     """Swap the last two axes: `x.mT`. Raises `TransposeError` if x has fewer than two dimensions.
 
-    Refuses:
+    Invalid calls:
         v.mT  # TransposeError
     """
     shape, ndim = x.type.shape, x.type.ndim
@@ -168,7 +168,7 @@ def flatten(x: Tensor, /, start_dim: int = 0, end_dim: int = -1) -> Tensor:
         >>> ml.flatten(ml.zeros((2, 3, 4)), 1).shape
         (2, 12)
 
-    Refuses:
+    Invalid calls:
         ml.flatten(x, 1, 0)  # ArgumentError
         ml.flatten(x, 9)  # AxisError
     """
@@ -193,7 +193,7 @@ def moveaxis(
         >>> ml.moveaxis(ml.zeros((2, 3, 4)), 0, -1).shape
         (3, 4, 2)
 
-    Refuses:
+    Invalid calls:
         ml.moveaxis(x, (0, 1), (0,))  # ArgumentError
     """
     sources, destinations = axes_of(source, x), axes_of(destination, x)
@@ -214,7 +214,7 @@ def swapaxes(x: Tensor, /, axis1: int, axis2: int) -> Tensor:
         >>> ml.swapaxes(ml.zeros((2, 3, 4)), 0, 2).shape
         (4, 3, 2)
 
-    Refuses:
+    Invalid calls:
         ml.swapaxes(x, 0, 9)  # AxisError
     """
     [i], [j] = axes_of(axis1, x), axes_of(axis2, x)
@@ -248,7 +248,7 @@ def broadcast_shapes(*shapes: Ints) -> Shape:
         >>> ml.broadcast_shapes((3, 1), (4,))
         (3, 4)
 
-    Refuses:
+    Invalid calls:
         ml.broadcast_shapes((2,), (3,))  # ShapeError
     """
     lengths = [integers(shape, "a shape") for shape in shapes]
@@ -285,7 +285,7 @@ def meshgrid(*arrays: Tensor, indexing: Literal["xy", "ij"] = "xy") -> tuple[Ten
                 [0, 1],
                 [0, 1]], i64[3,2])
 
-    Refuses:
+    Invalid calls:
         ml.meshgrid(v, indexing="yx")  # ArgumentError
     """
     types = [type_of(x) for x in arrays]
@@ -315,7 +315,7 @@ def concat(arrays: Iterable[Tensor], /, axis: int | None = 0) -> Tensor:
         Tensor([[0., 0.],
                 [1., 1.]], f32[2,2])
 
-    Refuses:
+    Invalid calls:
         ml.concat([ml.ones(2, dtype="u64"), ml.ones(2, dtype="i64")])  # DTypeError
     """
     xs = tuple(arrays)
@@ -339,7 +339,7 @@ def stack(arrays: Iterable[Tensor], /, axis: int = 0) -> Tensor:
         Tensor([[0., 0.],
                 [1., 1.]], f32[2,2])
 
-    Refuses:
+    Invalid calls:
         ml.stack([ml.ones(2, dtype="u64"), ml.ones(2, dtype="i64")])  # DTypeError
     """
     operands = list(arrays)
@@ -377,7 +377,7 @@ def vstack(arrays: Iterable[Tensor], /) -> Tensor:
         Tensor([[0., 0.],
                 [1., 1.]], f32[2,2])
 
-    Refuses:
+    Invalid calls:
         ml.vstack([ml.ones(2, dtype="u64"), ml.ones(2, dtype="i64")])  # DTypeError
     """
     return concat([reshape(x, (1, -1)) if x.ndim < 2 else x for x in _operands(arrays)])
@@ -395,7 +395,7 @@ def hstack(arrays: Iterable[Tensor], /) -> Tensor:
         Tensor([[0., 1.],
                 [0., 1.]], f32[2,2])
 
-    Refuses:
+    Invalid calls:
         ml.hstack([ml.ones(2, dtype="u64"), ml.ones(2, dtype="i64")])  # DTypeError
     """
     xs = [reshape(x, -1) if not x.ndim else x for x in _operands(arrays)]
@@ -412,7 +412,7 @@ def split(x: Tensor, indices_or_sections: Ints, axis: int = 0) -> list[Tensor]:
         >>> ml.split(ml.arange(6), 3)
         [Tensor([0, 1], i64[2]), Tensor([2, 3], i64[2]), Tensor([4, 5], i64[2])]
 
-    Refuses:
+    Invalid calls:
         ml.split(v, 3)  # ShapeError
     """
     [along] = axes_of(axis, x)
@@ -470,7 +470,7 @@ def tile(x: Tensor, repetitions: Ints, /) -> Tensor:
         >>> ml.tile(ml.asarray([1, 2]), (2,))
         Tensor([1, 2, 1, 2], i64[4])
 
-    Refuses:
+    Invalid calls:
         ml.tile(v, -1)  # ArgumentError
     """
     times, lengths = counts_of(repetitions, "repetitions"), type_of(x).shape
@@ -495,7 +495,7 @@ def repeat(x: Tensor, repeats: Ints | Tensor, /, axis: int | None = None) -> Ten
         >>> ml.repeat(ml.asarray([1, 2]), 2)
         Tensor([1, 1, 2, 2], i64[4])
 
-    Refuses:
+    Invalid calls:
         ml.repeat(v, -1)  # ArgumentError
         ml.repeat(v, v)  # DTypeError
         ml.repeat(v, ml.asarray([1, 2, 3]))  # ShapeError
@@ -544,7 +544,7 @@ def roll(x: Tensor, /, shift: int | tuple[int, ...] | Tensor, axis: Axis = None)
         >>> ml.roll(ml.asarray([1, 2, 3]), 1)
         Tensor([3, 1, 2], i64[3])
 
-    Refuses:
+    Invalid calls:
         ml.roll(v, (1, 2), 0)  # ArgumentError
         ml.roll(v, v)  # DTypeError
         ml.roll(v, ints)  # ShapeError
@@ -580,7 +580,7 @@ def tril(x: Tensor, /, *, k: int | Tensor = 0) -> Tensor:
                 [1., 1., 0.],
                 [1., 1., 1.]], f32[3,3])
 
-    Refuses:
+    Invalid calls:
         ml.tril(x, k=ints)  # ShapeError
         ml.tril(x, k=v)  # DTypeError
     """
@@ -604,7 +604,7 @@ def triu(x: Tensor, /, *, k: int | Tensor = 0) -> Tensor:
                 [0., 0., 1.],
                 [0., 0., 0.]], f32[3,3])
 
-    Refuses:
+    Invalid calls:
         ml.triu(x, k=v)  # DTypeError
         ml.triu(x, k=ints)  # ShapeError
     """
@@ -642,7 +642,7 @@ def rot90(x: Tensor, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Tensor:
         Tensor([[2, 4],
                 [1, 3]], i64[2,2])
 
-    Refuses:
+    Invalid calls:
         ml.rot90(x, 1, (0,))  # ArgumentError
     """
     several = axes_of(axes, x, name="axes")
@@ -688,7 +688,7 @@ def pad(
         >>> ml.pad(ml.asarray([1.0, 2.0, 3.0]), (0, 2), mode="reflect")
         Tensor([1., 2., 3., 2., 1.], f32[5])
 
-    Refuses:
+    Invalid calls:
         ml.pad(x, (1, 2, 3))  # ArgumentError
         ml.pad(ints, 1, 0.5)  # ArgumentError
         ml.pad(x, 1, mode="odd")  # ArgumentError

@@ -41,7 +41,7 @@ def hanning(n: int, *, periodic: bool = False, dtype: object = None) -> Tensor:
         >>> ml.hanning(4, periodic=True)
         Tensor([0. , 0.5, 1. , 0.5], f32[4])
 
-    Refuses:
+    Invalid calls:
         ml.hanning(-1)  # ArgumentError
         ml.hanning(2, dtype="i64")  # DTypeError
     """
@@ -58,7 +58,7 @@ def hamming(n: int, *, periodic: bool = False, dtype: object = None) -> Tensor:
         >>> ml.hamming(4, periodic=True)
         Tensor([0.08, 0.54, 1.  , 0.54], f32[4])
 
-    Refuses:
+    Invalid calls:
         ml.hamming(-1)  # ArgumentError
         ml.hamming(2, dtype="i64")  # DTypeError
     """
@@ -102,7 +102,7 @@ def stft(
         >>> ml.stft(ml.ones((2, 100)), 16, window=ml.hanning(16, periodic=True)).type
         c64[2,9,26]
 
-    Refuses:
+    Invalid calls:
         ml.stft(v, 0)  # ArgumentError
     """
     size, hop = _sizes(n_fft, hop_length)
@@ -154,7 +154,7 @@ def istft(
         >>> bool(ml.allclose(ml.istft(ml.stft(x, 16, window=w), 16, window=w), x, atol=1e-5))
         True
 
-    Refuses:
+    Invalid calls:
         ml.istft(x * 1j, 0)  # ArgumentError
         ml.istft(x, 4)  # DTypeError
     """
@@ -237,7 +237,7 @@ def convolve(x: Tensor, y: Tensor, /, mode: Mode = "full") -> Tensor:
         >>> ml.convolve(ml.asarray([1.0, 2.0, 3.0]), ml.asarray([1.0, 0.5]))
         Tensor([1. , 2.5, 4. , 1.5], f32[4])
 
-    Refuses:
+    Invalid calls:
         ml.convolve(v, v, mode="all")  # ArgumentError
         ml.convolve(x, v)  # ShapeError
     """
@@ -256,7 +256,7 @@ def correlate(x: Tensor, y: Tensor, /, mode: Mode = "valid") -> Tensor:
         >>> ml.correlate(ml.asarray([1.0, 2.0, 3.0]), ml.asarray([0.0, 1.0]))
         Tensor([2., 3.], f32[2])
 
-    Refuses:
+    Invalid calls:
         ml.correlate(v, v, mode="all")  # ArgumentError
         ml.correlate(x, v)  # ShapeError
     """

@@ -98,7 +98,7 @@ def topk(x: Tensor, /, k: int, axis: int = -1, *, largest: bool = True) -> tuple
         >>> ml.topk(ml.asarray([1.0, 5.0, 3.0]), 2)
         (Tensor([5., 3.], f32[2]), Tensor([1, 2], i64[2]))
 
-    Refuses:
+    Invalid calls:
         ml.topk(v, 9)  # ArgumentError
     """
     [along] = axes_of(axis, x)
@@ -123,7 +123,7 @@ def partition(x: Tensor, /, kth: Ints, axis: int = -1) -> Tensor:
         >>> ml.partition(ml.asarray([3.0, 1.0, 2.0]), 1)
         Tensor([1., 2., 3.], f32[3])
 
-    Refuses:
+    Invalid calls:
         ml.partition(v, 9)  # ArgumentError
     """
     _require_ranks(x, kth, axis)
@@ -168,7 +168,7 @@ def searchsorted(
         >>> ml.searchsorted(ml.asarray([1.0, 3.0, 5.0]), ml.asarray([0.0, 3.0, 9.0]))
         Tensor([0, 1, 3], i64[3])
 
-    Refuses:
+    Invalid calls:
         ml.searchsorted(v, v, side="mid")  # ArgumentError
         ml.searchsorted(v, v, sorter=ml.full(v.size, 9))  # PositionError
         ml.searchsorted(v, v, sorter=ml.arange(v.size + 1))  # ShapeError
@@ -375,7 +375,7 @@ def unique(
         Tensor([[0, 5],
                 [1, 2]], i64[2,2])
 
-    Refuses:
+    Invalid calls:
         ml.unique(x * 1j, axis=0)  # DTypeError
     """
     if axis is None:
@@ -445,7 +445,7 @@ def interp(
         >>> ml.interp(ml.asarray([0.5, 9.0]), ml.asarray([0.0, 1.0]), ml.asarray([2.0, 4.0]))
         Tensor([3., 4.], f32[2])
 
-    Refuses:
+    Invalid calls:
         ml.interp(v, v, v, period=0.0)  # ArgumentError
     """
     require("real", type_of(x), type_of(xp), type_of(fp))
@@ -523,7 +523,7 @@ def isin(x1: Operand, x2: Operand, /, *, invert: bool = False) -> Tensor:
         >>> ml.isin(ml.asarray([1, 2, 3]), ml.asarray([2, 5]))
         Tensor([False,  True, False], bool[3])
 
-    Refuses:
+    Invalid calls:
         ml.isin(1, 2)  # DTypeError
     """
     if not isinstance(x1, Tensor):

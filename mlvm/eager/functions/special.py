@@ -79,7 +79,7 @@ def array_equal(x: Tensor, y: Tensor, /, equal_nan: bool = False) -> Tensor:
         >>> ml.array_equal(ml.asarray([1, 2]), ml.asarray([1, 2, 3]))
         Tensor(False, bool[])
 
-    Refuses:
+    Invalid calls:
         ml.array_equal(ml.ones(2, dtype="u64"), ml.ones(2, dtype="i64"))  # DTypeError
     """
     if type_of(x).shape != type_of(y).shape:
@@ -108,7 +108,7 @@ def nan_to_num(
         >>> ml.nan_to_num(ml.asarray([1.0, ml.nan, ml.inf]), posinf=9.0)
         Tensor([1., 0., 9.], f32[3])
 
-    Refuses:
+    Invalid calls:
         ml.nan_to_num(v, nan=[1.0, 2.0])  # ArgumentError
     """
     if not type_of(x).dtype.is_inexact:
@@ -140,7 +140,7 @@ def lerp(x: Tensor, y: Operand, weight: Operand, /) -> Tensor:
         >>> ml.lerp(ml.asarray([0.0, 10.0]), 20.0, 0.25)
         Tensor([ 5. , 12.5], f32[2])
 
-    Refuses:
+    Invalid calls:
         ml.lerp(ml.ones(0), v, v)  # ShapeError
     """
     require("inexact", type_of(x))
@@ -160,7 +160,7 @@ def fmod(x: Tensor, y: Operand, /) -> Tensor:
         >>> ml.fmod(ml.asarray([7, -7]), 3)
         Tensor([ 1, -1], i64[2])
 
-    Refuses:
+    Invalid calls:
         ml.fmod(ml.ones(0), x)  # ShapeError
     """
     require("real", type_of(x))
@@ -212,7 +212,7 @@ def polygamma(n: int, x: Tensor, /) -> Tensor:
         >>> ml.polygamma(1, ml.asarray([1.0]))
         Tensor([1.644934], f32[1])
 
-    Refuses:
+    Invalid calls:
         ml.polygamma(-1, v)  # ArgumentError
     """
     type_of(x)
@@ -260,7 +260,7 @@ def multigammaln(x: Tensor, d: int, /) -> Tensor:
         >>> ml.multigammaln(ml.asarray([2.5]), 2)
         Tensor([0.8570478], f32[1])
 
-    Refuses:
+    Invalid calls:
         ml.multigammaln(v, 0)  # ArgumentError
     """
     x = floating(x)

@@ -64,7 +64,7 @@ def quantile(
         >>> ml.quantile(ml.asarray([3.0, 1.0, 2.0]), 0.25)
         Tensor(1.5, f32[])
 
-    Refuses:
+    Invalid calls:
         ml.quantile(v, 1.5)  # ArgumentError
     """
     return _quantile(x, q, 1.0, axis, method, keepdims)
@@ -133,7 +133,7 @@ def percentile(
         >>> ml.percentile(ml.asarray([3.0, 1.0, 2.0]), 25.0)
         Tensor(1.5, f32[])
 
-    Refuses:
+    Invalid calls:
         ml.percentile(v, 101.0)  # ArgumentError
     """
     return _quantile(x, q, 100.0, axis, method, keepdims)
@@ -291,7 +291,7 @@ def nanquantile(
         >>> ml.nanquantile(ml.asarray([3.0, ml.nan, 2.0]), 0.5)
         Tensor(2.5, f32[])
 
-    Refuses:
+    Invalid calls:
         ml.nanquantile(v, 1.5)  # ArgumentError
     """
     return _nanquantile(x, q, 1.0, axis, method, keepdims)
@@ -309,7 +309,7 @@ def nanpercentile(
         >>> ml.nanpercentile(ml.asarray([3.0, ml.nan, 2.0]), 50.0)
         Tensor(2.5, f32[])
 
-    Refuses:
+    Invalid calls:
         ml.nanpercentile(v, 101.0)  # ArgumentError
     """
     return _nanquantile(x, q, 100.0, axis, method, keepdims)
@@ -502,7 +502,7 @@ def bincount(
         >>> ml.bincount(ml.asarray([1, 3, 1]))
         Tensor([0, 2, 0, 1], i64[4])
 
-    Refuses:
+    Invalid calls:
         ml.bincount(ints, minlength=-1)  # ArgumentError
         ml.bincount(ints, length=1)  # PositionError
     """
@@ -577,7 +577,7 @@ def histogram(
         >>> counts, edges
         (Tensor([3, 1], i64[2]), Tensor([0., 2., 4.], f32[3]))
 
-    Refuses:
+    Invalid calls:
         ml.histogram(v, 0)  # ArgumentError
         ml.histogram(v, ml.ones(1))  # ShapeError
     """

@@ -71,7 +71,7 @@ def var(
         >>> ml.var(ml.asarray([1.0, 3.0]))
         Tensor(1., f32[])
 
-    Refuses:
+    Invalid calls:
         ml.var(v, where=v)  # DTypeError
         ml.var(v, where=ml.ones(3, dtype="bool"))  # ShapeError
     """
@@ -124,7 +124,7 @@ def gradient(
         >>> ml.gradient(ml.asarray([1.0, 2.0, 4.0, 7.0]))
         Tensor([1. , 1.5, 2.5, 3. ], f32[4])
 
-    Refuses:
+    Invalid calls:
         ml.gradient(v, 1.0, 1.0)  # ArgumentError
         ml.gradient(ml.ones(1))  # ShapeError
     """
@@ -195,7 +195,7 @@ def outer(x: Tensor, y: Tensor, /) -> Tensor:
         Tensor([[3., 4.],
                 [6., 8.]], f32[2,2])
 
-    Refuses:
+    Invalid calls:
         ml.linalg.outer(ml.ones(2, dtype="u64"), ml.ones(2, dtype="i64"))  # DTypeError
         ml.linalg.outer(ml.ones(()), v)  # ShapeError
     """
@@ -228,7 +228,7 @@ def diff(
         >>> ml.diff(ml.asarray([1.0, 4.0, 9.0]))
         Tensor([3., 5.], f32[2])
 
-    Refuses:
+    Invalid calls:
         ml.diff(v, n=-1)  # ArgumentError
         ml.diff(v, prepend=x)  # ShapeError
     """
@@ -279,7 +279,7 @@ def cumulative_sum(
         >>> ml.cumulative_sum(ml.asarray([1.0, 2.0, 3.0]))
         Tensor([1., 3., 6.], f32[3])
 
-    Refuses:
+    Invalid calls:
         ml.cumulative_sum(v, dtype="bool")  # DTypeError
     """
     target = None if dtype is None else DType.of(dtype)
@@ -334,7 +334,7 @@ def cumulative_prod(
         >>> ml.cumulative_prod(ml.asarray([1.0, 2.0, 3.0]))
         Tensor([1., 2., 6.], f32[3])
 
-    Refuses:
+    Invalid calls:
         ml.cumulative_prod(v, dtype="bool")  # DTypeError
     """
     target = None if dtype is None else DType.of(dtype)
@@ -444,7 +444,7 @@ def trapezoid(y: Tensor, x: Tensor | None = None, dx: float = 1.0, axis: int = -
         >>> ml.trapezoid(ml.asarray([1.0, 2.0, 3.0]))
         Tensor(4., f32[])
 
-    Refuses:
+    Invalid calls:
         ml.trapezoid(ml.ones(0), v)  # ShapeError
     """
     require("numeric", type_of(y))

@@ -137,7 +137,7 @@ def unfold(
         >>> ml.unfold(ml.ones((1, 4, 4, 3)), 2).type
         f32[1,3,3,2,2,3]
 
-    Refuses:
+    Invalid calls:
         ml.unfold(images, 0)  # ArgumentError
     """
     size, shape = require_places(x, 2), pair(window, "window")
@@ -170,7 +170,7 @@ def fold(
                 [ 6., 16., 10.],
                 [ 6., 14.,  8.]], f32[3,3])
 
-    Refuses:
+    Invalid calls:
         ml.fold(ml.ones((1, 2, 2, 2, 2, 1)), 0)  # ArgumentError
     """
     if type_of(windows).ndim != 6:

@@ -192,7 +192,7 @@ def from_dlpack(
         >>> ml.from_dlpack(np.ones(2))
         Tensor([1., 1.], f64[2])
 
-    Refuses:
+    Invalid calls:
         ml.from_dlpack(np.ones(2), copy=False)  # CopyError
         ml.from_dlpack(5)  # DLPackError
     """

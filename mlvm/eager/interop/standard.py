@@ -90,7 +90,7 @@ def to_device(x: Tensor, device: VMProtocol, /, *, stream: None = None) -> Tenso
     Raises `ArgumentError` if the device is not a VM, or a stream is given: VMs have none;
     `GradientError` if a gradient would flow through a copy.
 
-    Refuses:
+    Invalid calls:
         v.to_device("cpu")  # ArgumentError
         ml.grad(lambda x: ml.sum(x.to_device(vm)))(v)  # GradientError
     """

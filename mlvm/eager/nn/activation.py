@@ -58,7 +58,7 @@ class LeakyReLU(Module):
         >>> ml.nn.LeakyReLU()(ml.asarray([-1.0]))
         Tensor([-0.01], f32[1])
 
-    Refuses:
+    Invalid calls:
         ml.nn.LeakyReLU("1")  # ArgumentError
     """
 
@@ -78,7 +78,7 @@ class ELU(Module):
         >>> ml.nn.ELU()(ml.asarray([2.0]))
         Tensor([2.], f32[1])
 
-    Refuses:
+    Invalid calls:
         ml.nn.ELU("1")  # ArgumentError
     """
 
@@ -165,7 +165,7 @@ class Softmax(_AlongAxis):
         >>> ml.nn.Softmax()(ml.asarray([0.0, 0.0]))
         Tensor([0.5, 0.5], f32[2])
 
-    Refuses:
+    Invalid calls:
         ml.nn.Softmax(9)(v)  # AxisError
     """
 
@@ -181,7 +181,7 @@ class CELU(Module):
         >>> ml.nn.CELU()(ml.asarray([2.0]))
         Tensor([2.], f32[1])
 
-    Refuses:
+    Invalid calls:
         ml.nn.CELU(0.0)  # ArgumentError
     """
 
@@ -227,7 +227,7 @@ class GLU(_AlongAxis):
         >>> ml.nn.GLU()(ml.asarray([1.0, 0.0]))
         Tensor([0.5], f32[1])
 
-    Refuses:
+    Invalid calls:
         ml.nn.GLU(9)(v)  # AxisError
     """
 
@@ -246,7 +246,7 @@ class PReLU(Module):
         >>> ml.nn.PReLU(2)(ml.asarray([-1.0, 2.0]))
         Tensor([-0.25,  2.  ], f32[2])
 
-    Refuses:
+    Invalid calls:
         ml.nn.PReLU(0)  # ArgumentError
     """
 
@@ -305,7 +305,7 @@ class Hardtanh(Module):
         >>> ml.nn.Hardtanh()(ml.asarray([-3.0, 0.5]))
         Tensor([-1. ,  0.5], f32[2])
 
-    Refuses:
+    Invalid calls:
         ml.nn.Hardtanh("1")  # ArgumentError
     """
 
@@ -337,7 +337,7 @@ class LogSoftmax(_AlongAxis):
         >>> ml.nn.LogSoftmax()(ml.asarray([0.0, 0.0]))
         Tensor([-0.6931472, -0.6931472], f32[2])
 
-    Refuses:
+    Invalid calls:
         ml.nn.LogSoftmax(9)(v)  # AxisError
     """
 
@@ -377,7 +377,7 @@ class Softshrink(Module):
         >>> ml.nn.Softshrink()(ml.asarray([2.0]))
         Tensor([1.5], f32[1])
 
-    Refuses:
+    Invalid calls:
         ml.nn.Softshrink("1")  # ArgumentError
     """
 
@@ -397,7 +397,7 @@ class Hardshrink(Module):
         >>> ml.nn.Hardshrink()(ml.asarray([2.0]))
         Tensor([2.], f32[1])
 
-    Refuses:
+    Invalid calls:
         ml.nn.Hardshrink("1")  # ArgumentError
     """
 

@@ -53,7 +53,7 @@ class MultiHeadAttention(Module):
         >>> ml.nn.MultiHeadAttention(16, 4)(ml.ones((2, 5, 16)), is_causal=True).type
         f32[2,5,16]
 
-    Refuses:
+    Invalid calls:
         ml.nn.MultiHeadAttention(4, 3)  # ArgumentError
     """
 

@@ -125,7 +125,7 @@ class Conv2d(_Convolution):
         >>> ml.nn.Conv2d(3, 8, 3)(ml.ones((2, 6, 6, 3))).type
         f32[2,6,6,8]
 
-    Refuses:
+    Invalid calls:
         ml.nn.Conv2d(2, 3, 2, groups=5)  # ArgumentError
     """
 
@@ -149,7 +149,7 @@ class Conv1d(_Convolution):
         >>> ml.nn.Conv1d(3, 8, 3)(ml.ones((2, 6, 3))).type
         f32[2,6,8]
 
-    Refuses:
+    Invalid calls:
         ml.nn.Conv1d(2, 3, 2, groups=5)  # ArgumentError
     """
 
@@ -174,7 +174,7 @@ class Conv3d(_Convolution):
         >>> ml.nn.Conv3d(3, 8, 3)(ml.ones((2, 6, 6, 6, 3))).type
         f32[2,6,6,6,8]
 
-    Refuses:
+    Invalid calls:
         ml.nn.Conv3d(2, 3, 0)  # ArgumentError
     """
 
@@ -200,7 +200,7 @@ class ConvTranspose2d(_Convolution):
         >>> ml.nn.ConvTranspose2d(3, 8, 2, stride=2)(ml.ones((2, 6, 6, 3))).type
         f32[2,12,12,8]
 
-    Refuses:
+    Invalid calls:
         ml.nn.ConvTranspose2d(2, 3, 0)  # ArgumentError
     """
 
@@ -224,7 +224,7 @@ class ConvTranspose1d(_Convolution):
         >>> ml.nn.ConvTranspose1d(3, 8, 2, stride=2)(ml.ones((2, 6, 3))).type
         f32[2,12,8]
 
-    Refuses:
+    Invalid calls:
         ml.nn.ConvTranspose1d(2, 3, 0)  # ArgumentError
     """
 
@@ -249,7 +249,7 @@ class ConvTranspose3d(_Convolution):
         >>> ml.nn.ConvTranspose3d(3, 8, 2, stride=2)(ml.ones((2, 3, 3, 3, 3))).type
         f32[2,6,6,6,8]
 
-    Refuses:
+    Invalid calls:
         ml.nn.ConvTranspose3d(2, 3, 0)  # ArgumentError
     """
 

@@ -55,7 +55,7 @@ def ctc_loss(
         >>> ml.exp(-ml.ctc_loss(even, [[1]], [3], [1]))
         Tensor([0.75], f32[1])
 
-    Refuses:
+    Invalid calls:
         ml.ctc_loss(ml.zeros((4, 1, 2)), [[1]], [3], [1], blank=2)  # ArgumentError
         ml.ctc_loss(ml.zeros((4, 1, 2)), [[5]], [3], [1])  # PositionError
     """

@@ -22,7 +22,7 @@ class Dropout(Module):
         >>> ml.nn.Dropout(0.5).eval()(ml.ones(3))
         Tensor([1., 1., 1.], f32[3])
 
-    Refuses:
+    Invalid calls:
         ml.nn.Dropout(1.0)  # ArgumentError
         ml.nn.Dropout(0.5)(ml.ones((4, 4), dtype="bool"))  # DTypeError
     """
@@ -65,7 +65,7 @@ class Dropout1d(_OfChannels):
         >>> ml.nn.Dropout1d(0.5).eval()(ml.ones((1, 4, 3))).shape
         (1, 4, 3)
 
-    Refuses:
+    Invalid calls:
         ml.nn.Dropout1d(1.0)  # ArgumentError
         ml.nn.Dropout1d(0.5)(images)  # ShapeError
         ml.nn.Dropout1d(0.5)(sequences > 0.0)  # DTypeError
@@ -86,7 +86,7 @@ class Dropout2d(_OfChannels):
         >>> ml.nn.Dropout2d(0.5).eval()(ml.ones((1, 4, 4, 3))).shape
         (1, 4, 4, 3)
 
-    Refuses:
+    Invalid calls:
         ml.nn.Dropout2d(1.0)  # ArgumentError
         ml.nn.Dropout2d(0.5)(sequences)  # ShapeError
         ml.nn.Dropout2d(0.5)(images > 0.0)  # DTypeError
@@ -107,7 +107,7 @@ class Dropout3d(_OfChannels):
         >>> ml.nn.Dropout3d(0.5).eval()(ml.ones((1, 4, 4, 4, 3))).shape
         (1, 4, 4, 4, 3)
 
-    Refuses:
+    Invalid calls:
         ml.nn.Dropout3d(1.0)  # ArgumentError
         ml.nn.Dropout3d(0.5)(images)  # ShapeError
         ml.nn.Dropout3d(0.5)(volumes > 0.0)  # DTypeError

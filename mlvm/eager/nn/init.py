@@ -63,7 +63,7 @@ def zeros(shape: Ints, *, key: Tensor | None = None, dtype: object = None) -> Te
         Tensor([[0., 0., 0.],
                 [0., 0., 0.]], f32[2,3])
 
-    Refuses:
+    Invalid calls:
         ml.nn.init.zeros(-2)  # ShapeError
         ml.nn.init.zeros(2, dtype="i64")  # DTypeError
     """
@@ -80,7 +80,7 @@ def ones(shape: Ints, *, key: Tensor | None = None, dtype: object = None) -> Ten
         >>> ml.nn.Linear(2, 3, bias_init=ml.nn.init.ones).bias
         Tensor([1., 1., 1.], f32[3])
 
-    Refuses:
+    Invalid calls:
         ml.nn.init.ones(-2)  # ShapeError
         ml.nn.init.ones(2, dtype="i64")  # DTypeError
     """
@@ -99,7 +99,7 @@ def constant(
         >>> ml.nn.Linear(2, 3, bias_init=ml.nn.init.constant(0.5)).bias
         Tensor([0.5, 0.5, 0.5], f32[3])
 
-    Refuses:
+    Invalid calls:
         ml.nn.init.constant("1", 2)  # ArgumentError
         ml.nn.init.constant(1.0, -2)  # ShapeError
         ml.nn.init.constant(1.0, 2, dtype="i64")  # DTypeError
@@ -124,7 +124,7 @@ def normal(
         >>> ml.nn.Linear(2, 3, kernel_init=ml.nn.init.normal(std=0.02)).kernel.type
         f32[2,3]
 
-    Refuses:
+    Invalid calls:
         ml.nn.init.normal(2, dtype="i64")  # DTypeError
         ml.nn.init.normal(2, key=v)  # ShapeError
         ml.nn.init.normal(2, std="1")  # ArgumentError
@@ -150,7 +150,7 @@ def uniform(
         >>> ml.nn.Linear(2, 3, kernel_init=ml.nn.init.uniform(low=-0.1, high=0.1)).kernel.type
         f32[2,3]
 
-    Refuses:
+    Invalid calls:
         ml.nn.init.uniform(2, dtype="i64")  # DTypeError
         ml.nn.init.uniform(2, key=v)  # ShapeError
         ml.nn.init.uniform(2, low=2.0)  # ArgumentError
@@ -182,7 +182,7 @@ def truncated_normal(
         >>> ml.max(ml.abs(ml.nn.Embedding(5, 3, embedding_init=narrow).embedding)) <= 0.04
         Tensor(True, bool[])
 
-    Refuses:
+    Invalid calls:
         ml.nn.init.truncated_normal(2, dtype="i64")  # DTypeError
         ml.nn.init.truncated_normal(2, key=v)  # ShapeError
         ml.nn.init.truncated_normal(2, lower=3.0)  # ArgumentError
@@ -203,7 +203,7 @@ def lecun_normal(shape: Ints, *, key: Tensor | None = None, dtype: object = None
         >>> ml.nn.init.lecun_normal((2, 3)).type
         f32[2,3]
 
-    Refuses:
+    Invalid calls:
         ml.nn.init.lecun_normal((2, 2), dtype="i64")  # DTypeError
         ml.nn.init.lecun_normal((2, 2), key=v)  # ShapeError
         ml.nn.init.lecun_normal(2)  # ArgumentError
@@ -221,7 +221,7 @@ def lecun_uniform(shape: Ints, *, key: Tensor | None = None, dtype: object = Non
         >>> ml.nn.init.lecun_uniform((2, 3)).type
         f32[2,3]
 
-    Refuses:
+    Invalid calls:
         ml.nn.init.lecun_uniform((2, 2), dtype="i64")  # DTypeError
         ml.nn.init.lecun_uniform((2, 2), key=v)  # ShapeError
         ml.nn.init.lecun_uniform(2)  # ArgumentError
@@ -244,7 +244,7 @@ def xavier_normal(
         >>> ml.nn.init.xavier_normal((2, 3)).type
         f32[2,3]
 
-    Refuses:
+    Invalid calls:
         ml.nn.init.xavier_normal((2, 2), dtype="i64")  # DTypeError
         ml.nn.init.xavier_normal((2, 2), key=v)  # ShapeError
         ml.nn.init.xavier_normal(2)  # ArgumentError
@@ -266,7 +266,7 @@ def xavier_uniform(
         >>> ml.nn.init.xavier_uniform((2, 3)).type
         f32[2,3]
 
-    Refuses:
+    Invalid calls:
         ml.nn.init.xavier_uniform((2, 2), dtype="i64")  # DTypeError
         ml.nn.init.xavier_uniform((2, 2), key=v)  # ShapeError
         ml.nn.init.xavier_uniform(2)  # ArgumentError
@@ -296,7 +296,7 @@ def kaiming_normal(
         >>> ml.nn.Conv2d(3, 8, 3, kernel_init=ml.nn.init.kaiming_normal).kernel.type
         f32[3,3,3,8]
 
-    Refuses:
+    Invalid calls:
         ml.nn.init.kaiming_normal((2, 2), dtype="i64")  # DTypeError
         ml.nn.init.kaiming_normal((2, 2), key=v)  # ShapeError
         ml.nn.init.kaiming_normal(2)  # ArgumentError
@@ -323,7 +323,7 @@ def kaiming_uniform(
         >>> ml.nn.Linear(2, 3, kernel_init=ml.nn.init.kaiming_uniform(mode="fan_out")).kernel.type
         f32[2,3]
 
-    Refuses:
+    Invalid calls:
         ml.nn.init.kaiming_uniform((2, 2), dtype="i64")  # DTypeError
         ml.nn.init.kaiming_uniform((2, 2), key=v)  # ShapeError
         ml.nn.init.kaiming_uniform(2)  # ArgumentError
@@ -349,7 +349,7 @@ def orthogonal(
         >>> ml.all(ml.abs(q.T @ q - ml.eye(2)) < 1e-5)
         Tensor(True, bool[])
 
-    Refuses:
+    Invalid calls:
         ml.nn.init.orthogonal((2, 2), dtype="i64")  # DTypeError
         ml.nn.init.orthogonal((2, 2), key=v)  # ShapeError
         ml.nn.init.orthogonal(2)  # ArgumentError

@@ -29,7 +29,7 @@ class Linear(Module):
         >>> layer(ml.ones((5, 3))).type
         f32[5,2]
 
-    Refuses:
+    Invalid calls:
         ml.nn.Linear(0, 2)  # ArgumentError
         ml.nn.Linear(4, 2, dtype=ml.float16)(ml.ones(4))  # DTypeError
     """
@@ -84,7 +84,7 @@ class Bilinear(Module):
         >>> ml.nn.Bilinear(3, 4, 2)(ml.ones((5, 3)), ml.ones((5, 4))).type
         f32[5,2]
 
-    Refuses:
+    Invalid calls:
         ml.nn.Bilinear(0, 2, 3)  # ArgumentError
         ml.nn.Bilinear(4, 4, 2, dtype=ml.float16)(x, x)  # DTypeError
         ml.nn.Bilinear(4, 4, 3)(v, v)  # ShapeError
@@ -137,7 +137,7 @@ class Embedding(Module):
         >>> ml.nn.Embedding(10, 4)(ml.asarray([[1, 2, 3]])).type
         f32[1,3,4]
 
-    Refuses:
+    Invalid calls:
         ml.nn.Embedding(0, 3)  # ArgumentError
         ml.nn.Embedding(1, 3)(ints)  # PositionError
     """
@@ -179,7 +179,7 @@ class EmbeddingBag(Embedding):
         >>> ml.nn.EmbeddingBag(10, 4)(ml.asarray([[1, 2, 3]])).type
         f32[1,4]
 
-    Refuses:
+    Invalid calls:
         ml.nn.EmbeddingBag(0, 3)  # ArgumentError
         ml.nn.EmbeddingBag(1, 3)(ints)  # PositionError
         ml.nn.EmbeddingBag(5, 3)(ints[0])  # ShapeError

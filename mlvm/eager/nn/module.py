@@ -134,7 +134,7 @@ class Module(Node):
             >>> list(model.freeze("layers_0").named_parameters()), len(model.state())
             (['layers_1/kernel', 'layers_1/bias'], 4)
 
-        Refuses:
+        Invalid calls:
             model.freeze("x")  # ArgumentError
         """
         freeze(self, where, frozen=True)
@@ -172,7 +172,7 @@ class Module(Node):
             >>> half(ml.ones((1, 2), dtype=ml.bfloat16)).type
             bf16[1,3]
 
-        Refuses:
+        Invalid calls:
             ml.nn.Linear(2, 2).astype(ml.int32)  # DTypeError
         """
         target = DType.of(dtype)
@@ -218,7 +218,7 @@ class Module(Node):
         unknown; `DTypeError` if a dtype is wrong, or `arrays` is not a mapping to arrays;
         `ShapeError` if a shape is wrong.
 
-        Refuses:
+        Invalid calls:
             model.load_parameters({"kernel": np.eye(2), "bias": bias})  # DTypeError
             model.load_parameters({"bias": bias})  # PathError
             model.load_parameters({"kernel": bias, "bias": bias})  # ShapeError
@@ -313,7 +313,7 @@ def buffer(x: T) -> T:
 
     Raises `DTypeError` if x is not a Module and contains no tensor.
 
-    Refuses:
+    Invalid calls:
         ml.nn.buffer(5)  # DTypeError
     """
     if isinstance(x, Module):

@@ -30,7 +30,7 @@ class LayerNorm(Module):
         >>> ml.nn.LayerNorm(3)(ml.asarray([[1.0, 2.0, 3.0]]))
         Tensor([[-1.224744,  0.      ,  1.224744]], f32[1,3])
 
-    Refuses:
+    Invalid calls:
         ml.nn.LayerNorm(4, eps=0.0)  # ArgumentError
     """
 
@@ -59,7 +59,7 @@ class RMSNorm(Module):
         >>> ml.nn.RMSNorm(2)(ml.asarray([[1.0, 1.0]]))
         Tensor([[0.9999995, 0.9999995]], f32[1,2])
 
-    Refuses:
+    Invalid calls:
         ml.nn.RMSNorm(4, eps=0.0)  # ArgumentError
     """
 
@@ -89,7 +89,7 @@ class GroupNorm(Module):
         >>> ml.nn.GroupNorm(2, 4)(ml.ones((1, 3, 3, 4))).type
         f32[1,3,3,4]
 
-    Refuses:
+    Invalid calls:
         ml.nn.GroupNorm(3, 4)  # ArgumentError
     """
 
@@ -130,7 +130,7 @@ class InstanceNorm(GroupNorm):
         >>> ml.nn.InstanceNorm(4)(ml.ones((1, 3, 3, 4))).type
         f32[1,3,3,4]
 
-    Refuses:
+    Invalid calls:
         ml.nn.InstanceNorm(0)  # ArgumentError
     """
 
@@ -157,7 +157,7 @@ class BatchNorm(Module):
         >>> ml.nn.BatchNorm(3)(ml.ones((8, 3))).type
         f32[8,3]
 
-    Refuses:
+    Invalid calls:
         ml.nn.BatchNorm(0)  # ArgumentError
     """
 

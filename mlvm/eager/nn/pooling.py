@@ -80,7 +80,7 @@ class MaxPool1d(_Pool):
         >>> ml.nn.MaxPool1d(2)(ml.ones((1, 4, 3))).type
         f32[1,2,3]
 
-    Refuses:
+    Invalid calls:
         ml.nn.MaxPool1d(0)  # ArgumentError
     """
 
@@ -98,7 +98,7 @@ class MaxPool2d(_Pool):
         >>> ml.nn.MaxPool2d(2)(ml.ones((1, 4, 4, 3))).type
         f32[1,2,2,3]
 
-    Refuses:
+    Invalid calls:
         ml.nn.MaxPool2d(0)  # ArgumentError
     """
 
@@ -116,7 +116,7 @@ class MaxPool3d(_Pool):
         >>> ml.nn.MaxPool3d(2)(ml.ones((1, 4, 4, 4, 3))).type
         f32[1,2,2,2,3]
 
-    Refuses:
+    Invalid calls:
         ml.nn.MaxPool3d(0)  # ArgumentError
     """
 
@@ -134,7 +134,7 @@ class AvgPool1d(_AvgPool):
         >>> ml.nn.AvgPool1d(2)(ml.ones((1, 4, 3))).type
         f32[1,2,3]
 
-    Refuses:
+    Invalid calls:
         ml.nn.AvgPool1d(0)  # ArgumentError
     """
 
@@ -152,7 +152,7 @@ class AvgPool2d(_AvgPool):
         >>> ml.nn.AvgPool2d(2)(ml.ones((1, 4, 4, 3))).type
         f32[1,2,2,3]
 
-    Refuses:
+    Invalid calls:
         ml.nn.AvgPool2d(0)  # ArgumentError
     """
 
@@ -170,7 +170,7 @@ class AvgPool3d(_AvgPool):
         >>> ml.nn.AvgPool3d(2)(ml.ones((1, 4, 4, 4, 3))).type
         f32[1,2,2,2,3]
 
-    Refuses:
+    Invalid calls:
         ml.nn.AvgPool3d(0)  # ArgumentError
     """
 
@@ -203,7 +203,7 @@ class AdaptiveAvgPool(_AdaptivePool):
         >>> ml.nn.AdaptiveAvgPool(2)(ml.ones((1, 5, 7, 3))).type
         f32[1,2,2,3]
 
-    Refuses:
+    Invalid calls:
         ml.nn.AdaptiveAvgPool(0)  # ArgumentError
     """
 
@@ -223,7 +223,7 @@ class AdaptiveMaxPool(_AdaptivePool):
         >>> ml.nn.AdaptiveMaxPool(2)(ml.ones((1, 5, 7, 3))).type
         f32[1,2,2,3]
 
-    Refuses:
+    Invalid calls:
         ml.nn.AdaptiveMaxPool(0)  # ArgumentError
     """
 

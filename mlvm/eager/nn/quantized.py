@@ -41,7 +41,7 @@ class QuantizedLinear(Module):
         >>> ml.nn.QuantizedLinear(q, scale)(ml.ones((1, 2))).shape
         (1, 2)
 
-    Refuses:
+    Invalid calls:
         ml.nn.QuantizedLinear(v, v)  # ShapeError
         ml.nn.QuantizedLinear(quantized[1], quantized[1], dynamic=True)  # DTypeError
     """
@@ -91,7 +91,7 @@ class QuantizedEmbedding(Module):
         >>> ml.nn.QuantizedEmbedding(q, scale)(ml.asarray([1, 1, 0])).shape
         (3, 2)
 
-    Refuses:
+    Invalid calls:
         ml.nn.QuantizedEmbedding(*quantized)([5])  # OperandValueError
         ml.nn.QuantizedEmbedding(*quantized)([0.5])  # DTypeError
     """
@@ -141,7 +141,7 @@ def quantize(
         >>> small.layers[0].weight.type, small(ml.ones((1, 64))).shape
         (i4[32,64], (1, 4))
 
-    Refuses:
+    Invalid calls:
         ml.quantize(ml.nn.LayerNorm(3))  # ArgumentError
         ml.quantize(ml.nn.Linear(2, 3), "f32")  # DTypeError
         ml.quantize(ml.nn.Linear(6, 3), group=4)  # ShapeError
@@ -291,7 +291,7 @@ def quantization_errors(model: Module, quantized: Module, *inputs: Any) -> Quant
         >>> ml.quantization_errors(model, ml.quantize(model, "i8"), ml.ones((1, 64))).rows[0].weight
         i8[4,64]
 
-    Refuses:
+    Invalid calls:
         ml.quantization_errors(ml.nn.Linear(2, 3), ml.nn.Linear(2, 3))  # ArgumentError
     """
     before, pairs = dict(_linear_layers(model)), {}

@@ -121,7 +121,7 @@ class _Cell(Module):
 
         Raises `ShapeError` or `DTypeError` unless it has the types of `initial_state(*batch)`.
 
-        Refuses:
+        Invalid calls:
             cell.required_state("GRUCell", ml.ones((1, 2), dtype="i64"), 1)  # DTypeError
             cell.required_state("GRUCell", ml.ones((3, 2)), 1)  # ShapeError
         """
@@ -169,7 +169,7 @@ class RNNCell(_Cell):
         >>> ml.nn.RNNCell(4, 8)(ml.ones((2, 4)), ml.zeros((2, 8))).type
         f32[2,8]
 
-    Refuses:
+    Invalid calls:
         ml.nn.RNNCell(0, 8)  # ArgumentError
         ml.nn.RNNCell(4, 8)(x, ml.ones((4, 8), dtype="i64"))  # DTypeError
     """
@@ -219,7 +219,7 @@ class LSTMCell(_Cell):
         >>> h.type
         f32[2,8]
 
-    Refuses:
+    Invalid calls:
         ml.nn.LSTMCell(0, 8)  # ArgumentError
     """
 
@@ -246,7 +246,7 @@ class GRUCell(_Cell):
         >>> ml.nn.GRUCell(4, 8)(ml.ones((2, 4)), ml.zeros((2, 8))).type
         f32[2,8]
 
-    Refuses:
+    Invalid calls:
         ml.nn.GRUCell(0, 8)  # ArgumentError
     """
 
@@ -391,7 +391,7 @@ class RNN(_Recurrent):
         >>> outputs.type, h.type
         (f32[5,2,8], f32[1,2,8])
 
-    Refuses:
+    Invalid calls:
         ml.nn.RNN(2, 8, num_layers=0)  # ArgumentError
     """
 
@@ -446,7 +446,7 @@ class LSTM(_Recurrent):
         >>> outputs.type, h.type
         (f32[5,2,8], f32[1,2,8])
 
-    Refuses:
+    Invalid calls:
         ml.nn.LSTM(2, 8, dropout=1.0)  # ArgumentError
     """
 
@@ -471,7 +471,7 @@ class GRU(_Recurrent):
         >>> outputs.type, h.type
         (f32[5,2,8], f32[1,2,8])
 
-    Refuses:
+    Invalid calls:
         ml.nn.GRU(2, 0)  # ArgumentError
     """
 

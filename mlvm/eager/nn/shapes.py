@@ -27,7 +27,7 @@ class Upsample(Module):
         >>> ml.nn.Upsample(scale=2, mode="bilinear")(ml.ones((1, 4, 4, 3))).type
         f32[1,8,8,3]
 
-    Refuses:
+    Invalid calls:
         ml.nn.Upsample()  # ArgumentError
     """
 
@@ -62,7 +62,7 @@ class PixelShuffle(Module):
         >>> ml.nn.PixelShuffle(2)(ml.ones((1, 4, 4, 12))).type
         f32[1,8,8,3]
 
-    Refuses:
+    Invalid calls:
         ml.nn.PixelShuffle(0)  # ArgumentError
         ml.nn.PixelShuffle(2)(images)  # ShapeError
     """
@@ -85,7 +85,7 @@ class PixelUnshuffle(PixelShuffle):
         >>> ml.nn.PixelUnshuffle(2)(ml.ones((1, 8, 8, 3))).type
         f32[1,4,4,12]
 
-    Refuses:
+    Invalid calls:
         ml.nn.PixelUnshuffle(0)  # ArgumentError
     """
 
@@ -103,7 +103,7 @@ class Flatten(Module):
         >>> ml.nn.Flatten()(ml.ones((2, 4, 4, 3))).type
         f32[2,48]
 
-    Refuses:
+    Invalid calls:
         ml.nn.Flatten(-1)  # ArgumentError
     """
 

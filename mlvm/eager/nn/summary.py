@@ -98,7 +98,7 @@ def summary(model: Module, *inputs: Any, **named: Any) -> Summary:
                 18     72            40  f32[5,2]    layers_2: Linear
         a call needs 448 additional bytes
 
-    Refuses:
+    Invalid calls:
         ml.nn.Sequential(lambda x: x * x.item()).summary(ml.ones(()))  # CaptureError
     """
     outputs: Outputs = {}

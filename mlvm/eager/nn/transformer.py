@@ -114,7 +114,7 @@ class TransformerEncoderLayer(_TransformerLayer):
         >>> ml.nn.TransformerEncoderLayer(16, 4)(ml.ones((2, 5, 16))).type
         f32[2,5,16]
 
-    Refuses:
+    Invalid calls:
         ml.nn.TransformerEncoderLayer(4, 3)  # ArgumentError
     """
 
@@ -154,7 +154,7 @@ class TransformerDecoderLayer(_TransformerLayer):
         >>> layer(ml.ones((2, 5, 16)), ml.ones((2, 7, 16))).type
         f32[2,5,16]
 
-    Refuses:
+    Invalid calls:
         ml.nn.TransformerDecoderLayer(2, 1)(
             ml.ones((1, 4, 2), dtype="c64"), sequences)  # DTypeError
         ml.nn.TransformerDecoderLayer(4, 2)(x, x)  # ShapeError

@@ -63,7 +63,7 @@ class EMA(CheckedFields):
         >>> w
         Tensor([4., 4.], f32[2])
 
-    Refuses:
+    Invalid calls:
         ml.optim.EMA({})  # ArgumentError
     """
 
@@ -92,7 +92,7 @@ class EMA(CheckedFields):
         Raises as `Optimizer.update` does for parameters with other paths or types, `ArgumentError`
         inside `swapped()`, and `GradientError` inside a differentiated function.
 
-        Refuses:
+        Invalid calls:
             within(swapped.swapped(), swapped.update)  # ArgumentError
             ml.grad(lambda x: (swapped.update(), x)[1])(ml.ones(()))  # GradientError
         """
@@ -177,7 +177,7 @@ class MultiSteps:
         >>> w
         Tensor([-1.5, -1.5], f32[2])
 
-    Refuses:
+    Invalid calls:
         ml.optim.MultiSteps(None, 2)  # ArgumentError
     """
 

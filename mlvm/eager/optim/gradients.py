@@ -79,7 +79,7 @@ def global_norm(tree: Tree) -> Tensor:
         >>> ml.optim.global_norm({"w": ml.asarray([3.0, 4.0])})
         Tensor(5., f32[])
 
-    Refuses:
+    Invalid calls:
         ml.optim.global_norm({"w": 5})  # DTypeError
         ml.optim.global_norm({"w": ints})  # DTypeError
     """
@@ -112,7 +112,7 @@ def clip_by_global_norm(grads: Tree, max_norm: float) -> Tree:
         >>> ml.optim.clip_by_global_norm({"w": ml.asarray([3.0, 4.0])}, 1.0)["w"]
         Tensor([0.6, 0.8], f32[2])
 
-    Refuses:
+    Invalid calls:
         ml.optim.clip_by_global_norm({"w": v}, 0.0)  # ArgumentError
         ml.optim.clip_by_global_norm({"w": ints}, 1.0)  # DTypeError
     """
@@ -161,7 +161,7 @@ class LossScale(CheckedFields):
         >>> scale.update(optimizer, {"w": ml.asarray([ml.inf])}), w, scale.value
         (Tensor(False, bool[]), Tensor([2.], f32[1]), Tensor(4., f32[]))
 
-    Refuses:
+    Invalid calls:
         ml.optim.LossScale(0.5)  # ArgumentError
     """
 
@@ -206,7 +206,7 @@ class LossScale(CheckedFields):
 
         f16 would overflow. Raises `DTypeError` if the loss is not a tensor of floats.
 
-        Refuses:
+        Invalid calls:
             ml.optim.LossScale().scale(1.0)  # DTypeError
         """
         if not isinstance(loss, Tensor) or not loss.dtype.is_float:
@@ -220,7 +220,7 @@ class LossScale(CheckedFields):
         Half-precision gradients become f32, because they would underflow. Raises `DTypeError` if a
         leaf is not a tensor.
 
-        Refuses:
+        Invalid calls:
             ml.optim.LossScale().unscale({"w": 1.0})  # DTypeError
         """
         for leaf in leaves(grads):
@@ -239,7 +239,7 @@ class LossScale(CheckedFields):
         Return whether they were finite: bool[]. Otherwise the parameters, the optimizer's state and
         its `count` do not change. Raises `DTypeError` if the first argument is not an optimizer.
 
-        Refuses:
+        Invalid calls:
             ml.optim.LossScale().update(None, {})  # DTypeError
         """
         if not callable(getattr(optimizer, "update", None)):
@@ -286,7 +286,7 @@ def all_finite(tree: Tree) -> Tensor:
         >>> ml.optim.all_finite({"w": ml.ones(2), "b": ml.asarray([ml.nan])})
         Tensor(False, bool[])
 
-    Refuses:
+    Invalid calls:
         ml.optim.all_finite({"w": 5})  # DTypeError
     """
     whole, pieces = parted(tree)

@@ -53,7 +53,7 @@ class Lamb(Adam):
         >>> w
         Tensor([0.5, 0.5], f32[2])
 
-    Refuses:
+    Invalid calls:
         ml.optim.Lamb(v, -1.0)  # ArgumentError
     """
 
@@ -104,7 +104,7 @@ class Adafactor(Optimizer):
         >>> w[0], {path: x.type for path, x in optimizer.state().items() if path != "count"}
         (Tensor([0.5, 0.5, 0.5, 0.5], f32[4]), {'row_mean/w': f32[3], 'column_mean/w': f32[4]})
 
-    Refuses:
+    Invalid calls:
         ml.optim.Adafactor(v, -1.0)  # ArgumentError
     """
 
@@ -182,7 +182,7 @@ class Muon(AdamW):
         Tensor([[-1.,  0.],
                 [ 0.,  1.]], f32[2,2])
 
-    Refuses:
+    Invalid calls:
         ml.optim.Muon(v, -1.0)  # ArgumentError
     """
 
@@ -252,7 +252,7 @@ class LBFGS(Optimizer):
         >>> ml.all(ml.abs(w) < 1e-3)
         Tensor(True, bool[])
 
-    Refuses:
+    Invalid calls:
         ml.optim.LBFGS(v, -1.0)  # ArgumentError
     """
 
@@ -319,7 +319,7 @@ class LBFGS(Optimizer):
             >>> float(loss) < 1e-4
             True
 
-        Refuses:
+        Invalid calls:
             ml.optim.LBFGS(v, 1.0).search(lambda: (ml.sum(v), v), max_calls=0)  # ArgumentError
             ml.optim.LBFGS(v, 1.0).search(lambda: ml.sum(v))  # ArgumentError
             ml.optim.LBFGS(v, 1.0).search(lambda: (ml.sum(v) * ml.nan, v))  # NonFiniteError

@@ -242,7 +242,7 @@ class Optimizer(_OfFields):
         >>> w, params["b"], int(optimizer.count)
         (Tensor([0.5, 0.5], f32[2]), Tensor([0.75], f32[1]), 1)
 
-    Refuses:
+    Invalid calls:
         ml.optim.SGD(v, 0.1, groups=[("w", {})])  # ArgumentError
         ml.optim.SGD(ints, 0.1)  # DTypeError
         ml.optim.SGD([v, ml.ones(2, device=vm)], 0.1)  # HandleError
@@ -391,7 +391,7 @@ class Optimizer(_OfFields):
         `ArgumentError` if a hyperparameter needs state that was not created. If
         `ArenaOverflowError` interrupts an update, the remaining parameters are unchanged.
 
-        Refuses:
+        Invalid calls:
             sgd.update({"w": ints})  # DTypeError
             ml.grad(lambda x: sgd.update({"w": x}))(v)  # GradientError
             sgd.update({"b": v})  # PathError
@@ -475,7 +475,7 @@ class Optimizer(_OfFields):
         The state changes only if all arrays fit. Raises `PathError` for paths that are missing or
         unknown, `DTypeError` for a wrong dtype, `ShapeError` for a wrong shape.
 
-        Refuses:
+        Invalid calls:
             sgd.load_state({"count": np.ones(())})  # DTypeError
             sgd.load_state({})  # PathError
             sgd.load_state({"count": array})  # ShapeError

@@ -45,7 +45,7 @@ class SGD(Optimizer):
         >>> w
         Tensor([0.5, 0.5], f32[2])
 
-    Refuses:
+    Invalid calls:
         ml.optim.SGD(v, -1.0)  # ArgumentError
     """
 
@@ -101,7 +101,7 @@ class RMSProp(Optimizer):
         >>> w
         Tensor([0.5, 0.5], f32[2])
 
-    Refuses:
+    Invalid calls:
         ml.optim.RMSProp(v, -1.0)  # ArgumentError
     """
 
@@ -154,7 +154,7 @@ class Adagrad(Optimizer):
         >>> w
         Tensor([0.5, 0.5], f32[2])
 
-    Refuses:
+    Invalid calls:
         ml.optim.Adagrad(v, -1.0)  # ArgumentError
     """
 
@@ -191,7 +191,7 @@ class Adadelta(Optimizer):
         >>> w.round()
         Tensor([0., 0.], f32[2])
 
-    Refuses:
+    Invalid calls:
         ml.optim.Adadelta(v, -1.0)  # ArgumentError
     """
 
@@ -236,7 +236,7 @@ class Lion(Optimizer):
         >>> w
         Tensor([0.5, 0.5], f32[2])
 
-    Refuses:
+    Invalid calls:
         ml.optim.Lion(v, -1.0)  # ArgumentError
     """
 
@@ -280,7 +280,7 @@ class Adam(Optimizer):
         >>> w
         Tensor([0.5, 0.5], f32[2])
 
-    Refuses:
+    Invalid calls:
         ml.optim.Adam(v, -1.0)  # ArgumentError
     """
 
@@ -320,7 +320,7 @@ class AdamW(Adam):
         >>> w
         Tensor([0.5, 0.5], f32[2])
 
-    Refuses:
+    Invalid calls:
         ml.optim.AdamW(v, -1.0)  # ArgumentError
     """
 
@@ -351,7 +351,7 @@ class Adamax(Optimizer):
         >>> w
         Tensor([0.5, 0.5], f32[2])
 
-    Refuses:
+    Invalid calls:
         ml.optim.Adamax(v, -1.0)  # ArgumentError
     """
 
@@ -390,7 +390,7 @@ class NAdam(Adam):
         >>> w
         Tensor([0.5, 0.5], f32[2])
 
-    Refuses:
+    Invalid calls:
         ml.optim.NAdam(v, -1.0)  # ArgumentError
     """
 
@@ -427,7 +427,7 @@ class RAdam(Adam):
         >>> w
         Tensor([0.5, 0.5], f32[2])
 
-    Refuses:
+    Invalid calls:
         ml.optim.RAdam(v, -1.0)  # ArgumentError
     """
 
@@ -478,7 +478,7 @@ class Rprop(Optimizer):
         >>> w
         Tensor([0.5, 0.5], f32[2])
 
-    Refuses:
+    Invalid calls:
         ml.optim.Rprop(v, -1.0)  # ArgumentError
     """
 
@@ -525,7 +525,7 @@ class ASGD(Optimizer):
         >>> w, optimizer.state()["average/w"]
         (Tensor([0.5, 0.5], f32[2]), Tensor([0.5, 0.5], f32[2]))
 
-    Refuses:
+    Invalid calls:
         ml.optim.ASGD(v, -1.0)  # ArgumentError
     """
 

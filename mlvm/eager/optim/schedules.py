@@ -80,7 +80,7 @@ def constant(rate: float) -> Schedule:
         >>> ml.optim.constant(0.1)(5)
         Tensor(0.1, f32[])
 
-    Refuses:
+    Invalid calls:
         ml.optim.constant(-1.0)  # ArgumentError
     """
     rate = number_in("constant", "rate", rate, 0)
@@ -101,7 +101,7 @@ def cosine(peak: float, total_steps: int, warmup_steps: int = 0, final: float = 
         >>> rate(0), rate(100)
         (Tensor(1., f32[]), Tensor(0., f32[]))
 
-    Refuses:
+    Invalid calls:
         ml.optim.cosine(1.0, 0)  # ArgumentError
     """
     peak, final = numbers_in("cosine", 0, peak=peak, final=final)
@@ -133,7 +133,7 @@ def cosine_restarts(
         >>> rate(0), rate(10), rate(20)
         (Tensor(1., f32[]), Tensor(1., f32[]), Tensor(0.5, f32[]))
 
-    Refuses:
+    Invalid calls:
         ml.optim.cosine_restarts(1.0, 0)  # ArgumentError
     """
     peak, final = numbers_in("cosine_restarts", 0, peak=peak, final=final)
@@ -164,7 +164,7 @@ def exponential(initial: float, decay_rate: float, transition_steps: int = 1) ->
         >>> ml.optim.exponential(1.0, 0.5)(3)
         Tensor(0.125, f32[])
 
-    Refuses:
+    Invalid calls:
         ml.optim.exponential(1.0, -1.0)  # ArgumentError
     """
     initial, decay_rate = numbers_in("exponential", 0, initial=initial, decay_rate=decay_rate)
@@ -184,7 +184,7 @@ def step(initial: float, decay_rate: float, step_size: int) -> Schedule:
         >>> rate(9), rate(10)
         (Tensor(1., f32[]), Tensor(0.5, f32[]))
 
-    Refuses:
+    Invalid calls:
         ml.optim.step(1.0, 0.5, 0)  # ArgumentError
     """
     initial, decay_rate = numbers_in("step", 0, initial=initial, decay_rate=decay_rate)
@@ -206,7 +206,7 @@ def warmup(schedule: float | Schedule, warmup_steps: int, initial: float = 0.0) 
         >>> rate(1), rate(4), rate(5)
         (Tensor(0.25, f32[]), Tensor(1., f32[]), Tensor(0.5, f32[]))
 
-    Refuses:
+    Invalid calls:
         ml.optim.warmup(1.0, 0)  # ArgumentError
     """
     initial = number_in("warmup", "initial", initial, 0)
@@ -247,7 +247,7 @@ class Plateau(CheckedFields):
         >>> rate
         <Plateau: Tensor(0.5, f32[])>
 
-    Refuses:
+    Invalid calls:
         ml.optim.Plateau(-1.0)  # ArgumentError
     """
 
@@ -348,7 +348,7 @@ def one_cycle(
         >>> rate(0), rate(30)
         (Tensor(0.04, f32[]), Tensor(1., f32[]))
 
-    Refuses:
+    Invalid calls:
         ml.optim.one_cycle(1.0, 0)  # ArgumentError
     """
     peak = number_in("one_cycle", "peak", peak, 0)

@@ -66,7 +66,7 @@ def rank(axis_name: str | None = None) -> int | Tensor:
     >>> with ml.parallel.Group(2) as group: group.run(lambda rank, vm: ml.parallel.rank())
     [0, 1]
 
-    Refuses:
+    Invalid calls:
         ml.parallel.rank("nobody")  # ArgumentError
     """
     return place_of(current_arena().vm)[0] if axis_name is None else axis_of(axis_name)[1]
@@ -83,7 +83,7 @@ def size(axis_name: str | None = None) -> int:
     >>> with ml.parallel.Group(2) as group: group.run(lambda rank, vm: ml.parallel.size())
     [2, 2]
 
-    Refuses:
+    Invalid calls:
         ml.parallel.size("nobody")  # ArgumentError
     """
     return place_of(current_arena().vm)[1] if axis_name is None else axis_of(axis_name)[0]
@@ -119,7 +119,7 @@ def all_reduce(
         >>> ml.vmap(centered, axis_name="batch")(ml.asarray([1.0, 2.0, 6.0]))
         Tensor([-2., -1.,  3.], f32[3])
 
-    Refuses:
+    Invalid calls:
         ml.parallel.all_reduce(v, "most")  # ArgumentError
         ml.parallel.all_reduce(bools)  # DTypeError
         ml.grad(lambda x: [x * x, ml.parallel.all_reduce(x)])(v)  # GradientError
@@ -166,7 +166,7 @@ def all_reduce_wait(tree: Tree) -> None:
         >>> with ml.parallel.Group(2) as group: group.run(member)
         [[2.0, 2.0], [2.0, 2.0]]
 
-    Refuses:
+    Invalid calls:
         members(lambda *_: ml.parallel.all_reduce_wait(ml.ones(2)))  # GroupError
     """
     _in_place("all_reduce.wait", tree)
@@ -190,7 +190,7 @@ def broadcast(
         >>> with ml.parallel.Group(2) as group: group.run(member)
         [[2.0, 2.0], [2.0, 2.0]]
 
-    Refuses:
+    Invalid calls:
         ml.parallel.broadcast(v, root=5)  # ArgumentError
     """
     if axis_name is None:
@@ -220,7 +220,7 @@ def all_gather(x: Tensor, *, axis_name: str | None = None, timeout: float | None
         >>> with ml.parallel.Group(2) as group: group.run(member)
         [[1.0, 1.0, 2.0, 2.0], [1.0, 1.0, 2.0, 2.0]]
 
-    Refuses:
+    Invalid calls:
         members(lambda rank, vm: ml.parallel.all_gather(ml.ones(2 + rank)))  # GroupError
     """
     if axis_name is not None:
@@ -246,7 +246,7 @@ def reduce_scatter(
         >>> with ml.parallel.Group(2) as group: group.run(member)
         [[0.0, 2.0], [4.0, 6.0]]
 
-    Refuses:
+    Invalid calls:
         ml.parallel.reduce_scatter(ml.ones(()))  # ShapeError
         members(lambda rank, vm: ml.parallel.reduce_scatter(ml.ones(3)))  # ShapeError
     """
@@ -297,7 +297,7 @@ def all_gather_wait(y: Tensor, x: Tensor) -> None:
         >>> with ml.parallel.Group(2) as group: group.run(member)
         [[0.0, 1.0], [0.0, 1.0]]
 
-    Refuses:
+    Invalid calls:
         members(lambda *_: ml.parallel.all_gather_wait(*two()))  # GroupError
     """
     _ended("all_gather", y, x)
@@ -340,7 +340,7 @@ def reduce_scatter_wait(y: Tensor, x: Tensor) -> None:
         >>> with ml.parallel.Group(2) as group: group.run(member)
         [[0.0], [1.0]]
 
-    Refuses:
+    Invalid calls:
         members(lambda *_: ml.parallel.reduce_scatter_wait(*two()))  # GroupError
     """
     _ended("reduce_scatter", y, x)
@@ -359,7 +359,7 @@ def send(x: Tensor, to: int, *, timeout: float | None = None) -> None:
         >>> with ml.parallel.Group(2) as group: group.run(member)
         [[1.0, 1.0], None]
 
-    Refuses:
+    Invalid calls:
         ml.parallel.send(v, to=0)  # ArgumentError
     """
     _require_untracked("send", x)
@@ -379,7 +379,7 @@ def recv(shape: Ints, *, source: int, dtype: object, timeout: float | None = Non
         >>> with ml.parallel.Group(2) as group: group.run(member)
         [[1.0, 1.0], None]
 
-    Refuses:
+    Invalid calls:
         ml.parallel.recv(2, source=0, dtype="f32")  # ArgumentError
     """
     lengths = integers(shape, "shape")

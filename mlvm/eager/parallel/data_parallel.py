@@ -75,7 +75,7 @@ def value_and_grad(
         >>> with ml.parallel.Group(2) as group: group.run(member)
         [[1.0, 1.0], [1.0, 1.0]]
 
-    Refuses:
+    Invalid calls:
         ml.parallel.value_and_grad(lambda x: x)(v)  # GradientError
     """
     alone = collecting(fn, argnums, has_aux=has_aux, where=where)
@@ -204,7 +204,7 @@ def data_parallel(
         ...     ml.parallel.data_parallel(make_step, group)(ml.ones(6))
         3.0
 
-    Refuses:
+    Invalid calls:
         ml.parallel.data_parallel(lambda vm: None, None, shard="most")  # ArgumentError
         ml.parallel.data_parallel(lambda rank, vm: None, group)  # ArgumentError
         ml.parallel.data_parallel(lambda vm: None, group)  # ArgumentError

@@ -70,7 +70,7 @@ class nans(ContextDecorator):
         ...     except ml.errors.NonFiniteError as error: print(error)
         sqrt(f32[2]): the result, f32[2], is nan at [1]; the operands are finite
 
-    Refuses:
+    Invalid calls:
         ml.debug.nans(ml.sqrt)  # MachineError
     """
 

@@ -28,7 +28,7 @@ def program_of(fn: Callable[..., Any], *args: Any) -> Program:
         >>> "sin.out" in ml.disassemble(ml.program_of(ml.sin, ml.zeros(2)))
         True
 
-    Refuses:
+    Invalid calls:
         ml.program_of(ml.nonzero, v)  # ProgramError
     """
     arena = Arena(current_arena().vm, "program_of")

@@ -28,7 +28,7 @@ def save_repro(
     Raises the errors of a call, `CaptureError` for a function that reads a queue,
     `ArgumentError` for any value but a path, and `OSError`.
 
-    Refuses:
+    Invalid calls:
         ml.capture(ml.sum).save_repro(3, v)  # ArgumentError
         ml.capture(lambda x: float(x)).save_repro("bug.mlvm", ml.ones(()))  # CaptureError
     """
@@ -56,7 +56,7 @@ def debug(
     Raises the errors that a call raises before the launch, and `CaptureError` for a function that
     reads a queue.
 
-    Refuses:
+    Invalid calls:
         ml.capture(lambda x: float(x)).debug(ml.ones(()))  # CaptureError
     """
     from mlvm.eager.runs.debugger import Debugger

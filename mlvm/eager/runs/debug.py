@@ -41,7 +41,7 @@ def print(format: str, /, *values: Tensor | float, **named: Tensor | float) -> N
         >>> step(ml.ones(2))  # doctest: +ELLIPSIS
         <...>:1: twice [2.0 2.0]
 
-    Refuses:
+    Invalid calls:
         ml.debug.print("{} {}", v)  # ArgumentError
         ml.debug.print("{}", "text")  # ArgumentError
         ml.debug.print(v)  # ArgumentError
@@ -71,7 +71,7 @@ def watch(x: Tensor, name: str) -> None:
         >>> [float(y) for y in ml.debug.watched("y", clear=True)]
         [1.0, 2.0, 3.0]
 
-    Refuses:
+    Invalid calls:
         ml.debug.watch(v, 3)  # ArgumentError
         ml.debug.watch("v", "v")  # ArgumentError
     """

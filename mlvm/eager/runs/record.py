@@ -78,7 +78,7 @@ class record(ContextDecorator):
         >>> ml.runs.open("run").losses
         [0.0, 2.0, 8.0]
 
-    Refuses:
+    Invalid calls:
         ml.runs.record("run", every=0)  # ArgumentError
         ml.runs.record("run", inputs="some")  # ArgumentError
     """
@@ -125,7 +125,7 @@ def step(fn: Callable[P, R]) -> Callable[P, R]:
         >>> double(ml.ones(2))
         Tensor([2., 2.], f32[2])
 
-    Refuses:
+    Invalid calls:
         ml.runs.step(3)  # CaptureError
     """
     captured = capture(fn)

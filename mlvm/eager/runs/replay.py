@@ -102,7 +102,7 @@ class Replay:
 
     Raises `ArgumentError` unless the arguments are a run and a function.
 
-    Refuses:
+    Invalid calls:
         ml.runs.Replay("folder")  # ArgumentError
     """
 
@@ -364,7 +364,7 @@ def open_run(folder: str | os.PathLike[str]) -> Run:
     Raises `EncodingError` for a damaged recording, `FileNotFoundError` for a folder without a
     recording, other `OSError`, and `ArgumentError` if `folder` is not a path.
 
-    Refuses:
+    Invalid calls:
         ml.runs.open(5)  # ArgumentError
     """
     if not isinstance(folder, str | os.PathLike):

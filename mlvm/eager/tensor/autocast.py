@@ -58,7 +58,7 @@ class autocast(ContextBlock):
         ...     y.dtype, ml.softmax(y).dtype, layer.kernel.dtype
         (bf16, f32, f32)
 
-    Refuses:
+    Invalid calls:
         ml.autocast("float32")  # DTypeError
         ml.autocast("bfloat16")(ml.nn.Linear)  # ArgumentError
     """

@@ -107,7 +107,7 @@ class use(OpenBlocks):
         >>> x.device.name
         'there'
 
-    Refuses:
+    Invalid calls:
         ml.use("cpu")  # MachineError
     """
 

@@ -41,7 +41,7 @@ def set_default_dtype(dtype: object, /) -> None:
         (Tensor(0.1, f64[]), f64)
         >>> ml.set_default_dtype(ml.float32)
 
-    Refuses:
+    Invalid calls:
         ml.set_default_dtype("i64")  # DTypeError
         ml.capture(lambda x: ml.set_default_dtype("f64"))(v)  # CaptureError
     """
@@ -67,7 +67,7 @@ class default_dtype(ContextBlock):
         ...     ml.linspace(0, 1, 3), 1 + ml.nn.Linear(2, 2).bias
         (Tensor([0. , 0.5, 1. ], f64[3]), Tensor([1., 1.], f64[2]))
 
-    Refuses:
+    Invalid calls:
         ml.default_dtype("i64")  # DTypeError
         ml.default_dtype(lambda x: x)  # DTypeError
         ml.default_dtype("f64")(ml.nn.Linear)  # ArgumentError

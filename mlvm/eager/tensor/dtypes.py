@@ -65,7 +65,7 @@ def isdtype(dtype: object, kind: object) -> bool:
         >>> ml.isdtype(ml.float32, "real floating")
         True
 
-    Refuses:
+    Invalid calls:
         ml.isdtype(ml.float32, "odd")  # ArgumentError
         ml.isdtype("f99", "bool")  # DTypeError
     """
@@ -94,7 +94,7 @@ def result_type(*arrays_and_dtypes: object) -> DType:
         >>> ml.result_type(ml.int64, ml.float32)
         f32
 
-    Refuses:
+    Invalid calls:
         ml.result_type(ml.uint64, ml.int64)  # DTypeError
     """
     if not arrays_and_dtypes:
@@ -124,7 +124,7 @@ def can_cast(source: object, to: object, /) -> bool:
         >>> ml.can_cast(ml.int64, ml.float32)
         True
 
-    Refuses:
+    Invalid calls:
         ml.can_cast(ml.float32, "f99")  # DTypeError
     """
     target = DType.of(to)
@@ -144,7 +144,7 @@ def finfo(type: object, /) -> FloatInfo:
         >>> ml.finfo(ml.float32).eps
         1.1920928955078125e-07
 
-    Refuses:
+    Invalid calls:
         ml.finfo(ml.int64)  # DTypeError
     """
     dtype = _dtype_of(type)
@@ -167,7 +167,7 @@ def iinfo(type: object, /) -> IntInfo:
     >>> ml.iinfo(ml.int64).max
     9223372036854775807
 
-    Refuses:
+    Invalid calls:
         ml.iinfo(ml.float32)  # DTypeError
     """
     dtype = _dtype_of(type)

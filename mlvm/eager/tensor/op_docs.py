@@ -56,8 +56,8 @@ def described(op: Op) -> str:
         types = _of_two(op)
     else:
         return op.doc
-    prose, *examples = re.split(r"\n\n(?= *>>>|Refuses:)", op.doc)
-    examples = [each if each.startswith("Refuses:") else _indented(each) for each in examples]
+    prose, *examples = re.split(r"\n\n(?= *>>>|Invalid calls:)", op.doc)
+    examples = [each if each.startswith("Invalid calls:") else _indented(each) for each in examples]
     return "\n\n".join([prose, textwrap.fill(types, _WIDTH), *examples])
 
 

@@ -86,7 +86,7 @@ class Tensor(Methods, Allocation):
         >>> x.shape, x.dtype, x.sum()
         ((1, 2), f32, Tensor(3., f32[]))
 
-    Refuses:
+    Invalid calls:
         stale + 1.0  # StaleTensorError
     """
 
@@ -152,7 +152,7 @@ class Tensor(Methods, Allocation):
         bf16, which numpy does not support, becomes f32, and low-bit dtypes become i8, u8 or f32.
         Raises `StaleTensorError` after the tensor was freed.
 
-        Refuses:
+        Invalid calls:
             stale.numpy()  # StaleTensorError
         """
         array = _array(self, np.empty)
@@ -167,7 +167,7 @@ class Tensor(Methods, Allocation):
         Raises `ShapeError` unless there is exactly one element, and `GradientError` if a gradient
         flows through x.
 
-        Refuses:
+        Invalid calls:
             v.item()  # ShapeError
             ml.grad(lambda x: x * x.item())(ml.asarray(1.0))  # GradientError
         """
@@ -178,7 +178,7 @@ class Tensor(Methods, Allocation):
 
         Raises `GradientError` if a gradient flows through x.
 
-        Refuses:
+        Invalid calls:
             ml.grad(lambda x: ml.sum(x * x.tolist()))(v)  # GradientError
         """
         values = _nested(self)

@@ -146,7 +146,7 @@ def auto_batch(fn: Callable[[Any], Any]) -> Batch:
         >>> captured(ml.asarray([1.0, 100.0])), captured
         (Tensor([1, 7], i64[2]), <captured <lambda>, 1 program>)
 
-    Refuses:
+    Invalid calls:
         ml.auto_batch(ml.sin)([v], 1)  # ArgumentError
         ml.auto_batch(lambda x: float(x))([ml.ones(())])  # CaptureError
         ml.auto_batch(ml.sin)([v, ml.arange(3)])  # DTypeError

@@ -328,7 +328,7 @@ class custom_vjp(_CustomFunction[P, R]):
         >>> ml.grad(lambda x: clipped(x) * 5.0)(ml.asarray(3.0))
         Tensor(1., f32[])
 
-    Refuses:
+    Invalid calls:
         ml.custom_vjp(3)  # GradientError
         ml.custom_vjp(lambda x: x)(v)  # GradientError
     """
@@ -397,7 +397,7 @@ class custom_jvp(_CustomFunction[P, R]):
         >>> ml.grad(absolute)(ml.asarray(0.0))
         Tensor(1., f32[])
 
-    Refuses:
+    Invalid calls:
         ml.custom_jvp(3)  # GradientError
         ml.custom_jvp(lambda x: x)(v)  # GradientError
     """

@@ -71,7 +71,7 @@ def host_call(
         >>> with ml.use(vm): ml.host_call("softclip", ml.zeros(2))
         Tensor([0., 0.], f32[2])
 
-    Refuses:
+    Invalid calls:
         ml.host_call("doubled", v, how=object())  # ArgumentError
         ml.capture(lambda x: ml.host_call("doubled", x))(v)  # CaptureError
         ml.host_call("doubled", 1.0)  # DTypeError

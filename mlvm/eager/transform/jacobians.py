@@ -62,7 +62,7 @@ def jacfwd(
         Tensor([[2., 0.],
                 [0., 4.]], f32[2,2])
 
-    Refuses:
+    Invalid calls:
         ml.jacfwd(ml.sin)(ints)  # DTypeError
         ml.jacfwd(ml.floor)(v)  # GradientError
     """
@@ -121,7 +121,7 @@ def jacrev(
         >>> ml.jacrev(lambda x: ml.sum(x * x, axis=1))(ml.asarray([[1.0, 2.0]]))
         Tensor([[[2., 4.]]], f32[1,1,2])
 
-    Refuses:
+    Invalid calls:
         ml.jacrev(lambda x: x + 0j)(v)  # DTypeError
         ml.jacrev(ml.floor)(v)  # GradientError
     """
@@ -186,7 +186,7 @@ def hessian(
         Tensor([[ 6.,  0.],
                 [ 0., 12.]], f32[2,2])
 
-    Refuses:
+    Invalid calls:
         ml.hessian(ml.sin)(ints)  # DTypeError
     """
     options: Any = {"has_aux": has_aux, "holomorphic": holomorphic}
@@ -215,7 +215,7 @@ def hvp(
         >>> ml.hvp(lambda x: ml.sum(x**3), (x,), (v,))
         Tensor([6., 0.], f32[2])
 
-    Refuses:
+    Invalid calls:
         ml.hvp(ml.sin, (v,), (v,))  # GradientError
     """
     return jvp(grad(fn, argnums), primals, tangents)[1]

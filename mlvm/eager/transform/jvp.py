@@ -580,7 +580,7 @@ def jvp(
         >>> ml.jvp(lambda x, y: x * y, (2.0, 3.0), (1.0, None))
         (Tensor(6., f32[]), Tensor(3., f32[]))
 
-    Refuses:
+    Invalid calls:
         ml.jvp(ml.sin, (v,), (x, x))  # DTypeError
         ml.jvp(ml.sin, (v,), (v[:1],))  # ShapeError
         ml.jvp(ml.floor, (v,), (v,))  # GradientError
@@ -615,7 +615,7 @@ def linearize(fn: Callable[..., Any], *primals: Tree, has_aux: bool = False) -> 
         >>> forward(ml.asarray([2.0]))
         Tensor([2.], f32[1])
 
-    Refuses:
+    Invalid calls:
         ml.linearize(ml.floor, v)  # GradientError
     """
     traced_fn = TracedFunction(fn, primals, "linearize", has_aux)

@@ -83,7 +83,7 @@ def vmap(
         Tensor([[2., 4.],
                 [6., 8.]], f32[2,2])
 
-    Refuses:
+    Invalid calls:
         ml.vmap(ml.add)(v, v[:1])  # ShapeError
         ml.vmap(ml.abs, 5)(v)  # AxisError
         ml.vmap(ml.abs, None)(v)  # ArgumentError

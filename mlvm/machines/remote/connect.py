@@ -94,7 +94,7 @@ def connect(
         ...         print(type(vm).__name__, ml.ones(2) + 1.0)
         RemoteVM Tensor([2., 2.], f32[2])
 
-    Refuses:
+    Invalid calls:
         ml.connect(":1", secret="short")  # AccessDeniedError
         ml.connect("nowhere")  # AddressError
         ml.connect("unix:nowhere")  # ConnectionLostError
