@@ -9,8 +9,9 @@ import sys
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, Final, ParamSpec, TypeAlias, TypeVar
 
 import pytest
@@ -119,6 +120,23 @@ def output_of(
     done = run_python(*arguments, cwd=cwd, timeout=timeout, **variables)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     return done.stdout
+
+
+def require_passing(*arguments: str | Path, timeout: float = 840, of_test: float = 420) -> None:
+    """Run pytest in another process, all tests of which must pass. A test or a run that hangs fails
+    with its output, before the `faulthandler_timeout` of pyproject.toml ends this process."""
+    ends = f"faulthandler_timeout={of_test}", "faulthandler_exit_on_timeout=true"
+    options = ["-q", "-p", "no:cacheprovider", *[part for end in ends for part in ("-o", end)]]
+    command = [sys.executable, "-m", "pytest", *options, *arguments]
+    with TemporaryFile("w+", encoding="utf-8") as output:  # processes left over may hold a pipe
+        end: object = f"still runs after {timeout} s"
+        with suppress(subprocess.TimeoutExpired):
+            how: Any = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
+            end = subprocess.run(
+                command, cwd=ROOT, env=_environment({}), timeout=timeout, **how
+            ).returncode
+        output.seek(0)
+        assert end == 0, f"{end}: {output.read()[-8000:]}"
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tests.brief import ROOT, output_of, run_python
+from tests.brief import ROOT, output_of, refuses, require_passing, run_python
 
 WALK = "tests/walks/test_machines.py"
 
@@ -25,3 +25,9 @@ def test_each_table_of_claims_is_read() -> None:
     sources = "".join(file.read_text("utf-8") for file in (ROOT / "tests").rglob("test_*.py"))
     tables = {file.stem for file in (ROOT / "tests" / "cases" / "claims").iterdir()}
     assert tables == {*re.findall(r'\bclaims\("(\w+)", ', sources)}
+
+
+def test_a_test_of_another_process_that_hangs_is_shown(tmp_path: Path) -> None:
+    file = tmp_path / "test_it.py"
+    file.write_text("import time\ndef test_slow(): time.sleep(60)\n")
+    refuses(AssertionError, "in test_slow", require_passing, file, of_test=1)

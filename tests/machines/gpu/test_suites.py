@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-from tests.brief import output_of
+from tests.brief import require_passing
 
 
 def test_the_arena_tests_pass_on_a_device(device: str) -> None:
-    options = ["--device", device, "--few=1", "-q", "-p", "no:cacheprovider"]
-    output_of("-m", "pytest", *options, "tests/arena", timeout=1800)
+    require_passing("--device", device, "--few=1", "tests/arena")
