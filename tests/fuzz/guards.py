@@ -591,6 +591,26 @@ class Chain:
         return read
 
 
+def singles() -> dict[str, Program]:
+    """Return a program for each holder, each way to read a number, and each place, by its name."""
+    programs = {name: Program("variable", (name,), "number", (0,)) for name in HOLDERS}
+    programs |= {f"read by {name}": Program("variable", (), name, (0,)) for name in LEAVES}
+    programs |= {f"from {name}": Program(name, ("list",), "number", (0,)) for name in PLACES}
+    return {name: each for name, each in programs.items() if _first(each).put is not None}
+
+
+def _first(program: Program) -> Holder:
+    """Return the holder at depth 0."""
+    return HOLDERS[program.holders[0]] if program.holders else LEAVES[program.leaf]
+
+
+def built(program: Program) -> tuple[Any, ...]:
+    """Return the function of a program, a change of its number, and its arguments besides x."""
+    chain = Chain(program, 2.0)
+    fn, args = PLACES[program.place](chain.root, chain.reader())
+    return fn, lambda: chain.change(0, 3.0), *args
+
+
 def drawn(draw: random.Random) -> Program:
     """Draw a program."""
     depth = draw.choice([0, 1, 1, 2, 2, 3])

@@ -1,7 +1,7 @@
-"""Changes of what a function reaches: each row builds an object and a function that reads it.
+"""Changes of what a function reaches, apart from those of the fuzzer `guards`.
 
-A row is the object, a function of it that returns the function, and the change, which makes the
-function compute another result.
+A row of `OBJECTS` is the object, a function of it that returns the function, and the change, which
+makes the function compute another result.
 """
 
 from __future__ import annotations
@@ -11,26 +11,22 @@ import argparse
 import array
 import builtins
 import collections
-import copy
 import dataclasses
 import functools
 import json
 import numbers
-import operator
-import os
-import string
 import sys
 import textwrap
 import types
 import typing
 import unittest.mock
-import weakref
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 import mlvm.eager as ml
+from tests.fuzz import guards
 
 Fn = Callable[..., Any]
 Row = tuple[Callable[[], Any], Callable[[Any], Fn], Callable[[Any], object]]
@@ -239,10 +235,6 @@ def constructs_by(build: Fn) -> Callable[[Any], Fn]:
 
 OBJECTS: dict[str, Row] = {
     # fields
-    "a field": (lambda: plain(lr=2.0), lambda c: lambda x: x * c.lr, sets(lr=3.0)),
-    "a simple namespace": (
-        lambda: types.SimpleNamespace(inner=types.SimpleNamespace(lr=2.0)),
-        lambda c: lambda x: x * c.inner.lr, lambda c: setattr(c.inner, "lr", 3.0)),
     "two simple namespaces compared": (
         lambda: [types.SimpleNamespace(unnamed=1), types.SimpleNamespace(unnamed=1)],
         lambda c: (lambda a, b: lambda x: x * (1.0 if a == b else 2.0))(*c),
@@ -263,20 +255,9 @@ OBJECTS: dict[str, Row] = {
     "a format in a variable": (
         lambda: [plain(lr=2.0), "{0.lr}"], lambda c: lambda x: x * float(c[1].format(c[0])),
         lambda c: sets(lr=3.0)(c[0])),
-    "a format that is a global": (
-        lambda: plain(lr=2.0), lambda c: lambda x: x * float(FORMAT.format(c)), sets(lr=3.0)),
-    "a format of a class": (
-        lambda: plain(lr=2.0),
-        lambda c: (lambda formats: lambda x: x * float(formats.format(FORMAT, c)))(
-            string.Formatter()), sets(lr=3.0)),
     "a bound format": (
         lambda: plain(lr=2.0), lambda c: (lambda text: lambda x: x * float(text(c)))(FORMAT.format),
         sets(lr=3.0)),
-    "the method format": (
-        lambda: plain(lr=2.0), lambda c: lambda x: x * float(str.format(FORMAT, c)), sets(lr=3.0)),
-    "a member of a protocol": (
-        lambda: plain(), lambda c: lambda x: x * (2.0 if isinstance(c, HasRate) else 1.0),
-        sets(rated=1.0)),
     "a special method of a list": (
         lambda: [1.0, 2.0], lambda c: (lambda count: lambda x: x * count())(c.__len__),
         lambda c: c.append(3.0)),
@@ -287,10 +268,6 @@ OBJECTS: dict[str, Row] = {
         lambda: plain(inner=plain()),
         lambda c: (lambda other: lambda x: x * getattr(c.inner, "lr", other))(5.0),
         lambda c: setattr(c.inner, "lr", 3.0)),
-    "a computed name of getattr": (
-        lambda: plain(rate_1=2.0, rate_2=3.0),
-        lambda c: (lambda names: lambda x: x * sum(
-            getattr(c, f"{names[0]}_{i}") for i in (1, 2)))(["rate"]), sets(rate_2=4.0)),
     "getattr itself as a value": (
         lambda: plain(lr=2.0), lambda c: (lambda get: lambda x: x * get(c, "".join("lr")))(
             functools.partial(getattr)), sets(lr=3.0)),
@@ -301,16 +278,9 @@ OBJECTS: dict[str, Row] = {
         lambda: plain(lr=2.0), lambda c: lambda x: x * sum(c.__dict__.values()), sets(lr=3.0)),
     "another dict": (
         lambda: plain(lr=2.0), lambda c: lambda x: x * c.lr, sets(__dict__={"lr": 3.0})),
-    "an attrgetter": (
-        lambda: plain(lr=2.0),
-        lambda c: (lambda get: lambda x: x * get(c))(operator.attrgetter("l" + "r")), sets(lr=3.0)),
-    "a copy and its fields": (
-        lambda: plain(lr=2.0),
-        lambda c: lambda x: x * sum(copy.copy(c).__dict__.values()), sets(lr=3.0)),
     "a library that looks into objects": (
         lambda: plain(lr=2.0), lambda c: lambda x: x * json.loads(json.dumps(
             c, default=lambda each: list(each.__dict__.values())))[0], sets(lr=3.0)),
-    "a class pattern": (Config, matched, sets(lr=3.0)),
     "a slot that gets a value": (
         Slotted, lambda c: lambda x: x * getattr(c, "lr", 2.0), sets(lr=3.0)),
     "an inherited slot": (
@@ -319,7 +289,7 @@ OBJECTS: dict[str, Row] = {
     "an object within an object without a dict": (
         lambda: (lambda inner: Slotted(lr=inner, more=[inner]))(plain(lr=2.0)),
         lambda c: lambda x: x * c.more[0].lr, lambda c: setattr(c.lr, "lr", 3.0)),
-    "a dataclass": (Config, lambda c: lambda x: x * c.lr, sets(lr=3.0)),
+    "a class pattern": (Config, matched, sets(lr=3.0)),
     "a dataclass compared with a new one": (
         Config, lambda c: lambda x: x * (2.0 if c > Config(2.5) else 1.0), sets(lr=3.0)),
     "a dataclass as a dict": (
@@ -329,8 +299,6 @@ OBJECTS: dict[str, Row] = {
     "a field of a mock": (
         lambda: unittest.mock.MagicMock(lr=2.0), lambda c: lambda x: x * c.lr, sets(lr=3.0)),
     # special methods
-    "getattr": (
-        special(getattr=lambda self, name: self.hidden), lambda c: lambda x: x * c.other, hides),
     "getattribute": (
         special(getattribute=lambda self, name: object.__getattribute__(self, "hidden")),
         lambda c: lambda x: x * c.anything, hides),
@@ -340,39 +308,17 @@ OBJECTS: dict[str, Row] = {
     "a generator of iter": (
         lambda: special(iter=lambda self: (each for each in self.values))(),
         lambda c: (sets(values=[2.0])(c), lambda x: x * sum(c))[1], lambda c: c.values.append(1.0)),
-    "len": (
-        special(len=lambda self: int(self.hidden)), lambda c: lambda x: x * len(c), hides),
-    "call": (special(call=lambda self, x: x * self.hidden), lambda c: lambda x: c(x), hides),
     "an operator": (
         special(rmul=lambda self, x: x * self.hidden, mul=lambda self, x: x * self.hidden),
         lambda c: lambda x: c * x, hides),
-    "str": (
-        special(str=lambda self: f"{self.hidden}"), lambda c: lambda x: x * float(str(c)), hides),
-    "format": (
-        special(format=lambda self, spec: str(self.hidden)),
-        lambda c: lambda x: x * float(f"{c}"), hides),
     "a mapping unpacked": (
         Unpacked, lambda c: lambda x: scaled(x, **c), sets(scale="other")),
-    "a dict of a library class": (
-        lambda: collections.UserDict({"lr": 2.0}), lambda c: lambda x: x * c["lr"],
-        lambda c: c.update(lr=3.0)),
     # mlvm's objects
-    "a rule of a gradient": (
-        lambda: plain(lr=2.0),
-        lambda c: (lambda fn: lambda x: ml.grad(lambda x: ml.sum(fn(x)))(x))(reversal(c)),
-        sets(lr=3.0)),
     "a rule that is set again": (
         lambda: reversal(plain(lr=2.0)), lambda c: lambda x: ml.grad(lambda x: ml.sum(c(x)))(x),
         lambda c: c.defvjp(lambda x: (x, None), lambda _, g: (g * 9.0,))),
-    "a schedule in a schedule": (
-        lambda: plain(lr=2.0),
-        lambda c: (lambda rate: lambda x: x * rate(5.0))(ml.optim.warmup(lambda n: n * c.lr, 1)),
-        sets(lr=3.0)),
     # classes
     "another class": (plain, lambda c: lambda x: x * c.rate(), sets(__class__=Other)),
-    "an attribute of a base class": (
-        class_of(lr=2.0), lambda c: (lambda kind: lambda x: x * kind.lr)(type(c)),
-        sets_base(lr=3.0)),
     "a property of a base": (
         class_of(_hidden=2.0, lr=property(lambda self: self._hidden)),
         lambda c: lambda x: x * c.lr, sets_base(_hidden=3.0)),
@@ -418,37 +364,17 @@ OBJECTS: dict[str, Row] = {
         lambda: {"lr": 2.0},
         lambda c: (lambda get: lambda x: x * get())(functools.partial(c.get, "lr")),
         lambda c: c.update(lr=3.0)),
-    "an argument of a partial call": (
-        lambda: plain(lr=2.0),
-        lambda c: functools.partial(lambda by, x: x * by.lr, c), sets(lr=3.0)),
-    "keywords of a partial call": (
-        lambda: functools.partial(scaled, rate=2.0), lambda c: c,
-        lambda c: c.keywords.update(rate=3.0)),
-    "a captured function within": (
-        lambda: plain(lr=2.0),
-        lambda c: (lambda inner: lambda x: inner(x))(ml.capture(lambda x: x * c.lr)), sets(lr=3.0)),
-    "a differentiated function within": (
-        lambda: plain(lr=2.0),
-        lambda c: (lambda inner: lambda x: inner(x))(ml.grad(lambda x: ml.sum(x * c.lr))),
-        sets(lr=3.0)),
     "a cached function of arguments": (
         lambda: plain(lr=2.0),
         lambda c: (lambda doubled: lambda x: x * doubled(c.lr))(functools.cache(lambda r: 2 * r)),
         sets(lr=3.0)),
     # containers
-    "an item of a list in a dict": (
-        lambda: {"a": [1.0, 2.0]}, lambda c: lambda x: x * c["a"][0], lambda c: c["a"].reverse()),
     "a key of another name": (
         lambda: {"a": 1, "b": 1}, lambda c: lambda x: x * len("".join(c)),
         lambda c: c.update(cc=c.pop("b"))),
-    "a set of the same length": (
-        lambda: {1, 2}, lambda c: lambda x: x * sum(c),
-        lambda c: c.symmetric_difference_update({1, 9})),
     "a set of objects": (
         lambda: {plain(lr=2.0)}, lambda c: lambda x: x * sum(each.lr for each in c),
         lambda c: setattr(next(iter(c)), "lr", 3.0)),
-    "a deque": (
-        lambda: collections.deque([2.0, 3.0]), lambda c: lambda x: x * c[0], lambda c: c.rotate()),
     "a deque of another length": (
         lambda: plain(last=collections.deque([2.0], 1)),
         lambda c: lambda x: x * (c.last.maxlen or 5), sets(last=collections.deque([2.0]))),
@@ -460,8 +386,6 @@ OBJECTS: dict[str, Row] = {
         sets(default_factory=lambda: 3.0)),
     "a list of a class of one's own": (
         lambda: Values([1.0]), lambda c: lambda x: x * c[0] * c.factor, sets(factor=3.0)),
-    "an array of numpy": (
-        lambda: np.ones(3), lambda c: lambda x: x * float(c[1]), lambda c: c.__setitem__(1, 2.0)),
     "the base of a view": (
         lambda: np.ones(3), lambda c: (lambda part: lambda x: x * float(part.base[2]))(c[:2]),
         lambda c: c.__setitem__(2, 2.0)),
@@ -471,9 +395,6 @@ OBJECTS: dict[str, Row] = {
     "an array of bytes": (
         lambda: (array.array("d", [2.0]), bytearray(b"a")),
         lambda c: lambda x: x * c[0][0] * c[1][0], lambda c: c[1].__setitem__(0, 0)),
-    "a weak reference": (
-        lambda: plain(lr=2.0), lambda c: (lambda ref: lambda x: x * ref().lr)(weakref.ref(c)),  # type: ignore[union-attr]
-        sets(lr=3.0)),
     "what the constructor of a new class reads": (
         lambda: plain(lr=2.0),
         constructs_by(lambda name, body: types.new_class(name, (), {}, body)), sets(lr=3.0)),
@@ -499,29 +420,17 @@ OBJECTS: dict[str, Row] = {
         lambda: module_of(
             "signature_lazy", "TABLE = {'LR': 2.0}\ndef __getattr__(n): return TABLE[n]"),
         lambda m: lambda x: x * m.LR, lambda m: m.TABLE.update(LR=3.0)),
-    "a global of a module": (
-        lambda: module_of("signature_plain", "RATE = 2.0\nUNREAD = 1"),
-        lambda m: lambda x: x * m.RATE, sets(RATE=3.0)),
-    "a variable that getenv reads": (
-        lambda: os.environ.update(SIGNATURE_RATE="2.0"),
-        lambda _: lambda x: x * float(os.getenv("SIGNATURE_RATE", "1")),
-        lambda _: os.environ.update(SIGNATURE_RATE="3.0")),
-    "a variable that expandvars reads": (
-        lambda: os.environ.update(SIGNATURE_RATE="2.0"),
-        lambda _: lambda x: x * float(os.path.expandvars("$SIGNATURE_RATE")),
-        lambda _: os.environ.update(SIGNATURE_RATE="3.0")),
-    "a file named as a standard module": (
-        lambda: module_of("this", "RATE = 2.0\nclass C:\n    def rate(self): return RATE"),
-        lambda m: lambda x: x * m.C().rate(), sets(RATE=3.0)),
-    "a variable of the environment": (
-        lambda: os.environ.update(SIGNATURE_RATE="2.0"),
-        lambda _: lambda x: x * float(os.environ["SIGNATURE_RATE"]),
-        lambda _: os.environ.update(SIGNATURE_RATE="3.0")),
 }  # fmt: skip
 
 
-def built(name: str) -> tuple[Fn, Callable[[], object]]:
-    """Return the function and the change of a row."""
+PARTS = guards.singles()
+"""Programs of the fuzzer `guards`, one for each of its holders, ways to read and places."""
+
+
+def built(name: str) -> tuple[Any, ...]:
+    """Return the function and the change of a row of `OBJECTS` or `PARTS`, and more arguments."""
+    if name in PARTS:
+        return guards.built(PARTS[name])
     build, use, change = OBJECTS[name]
     c = build()
     return use(c), lambda: change(c)
