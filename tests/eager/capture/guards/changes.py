@@ -18,7 +18,6 @@ import numbers
 import sys
 import textwrap
 import types
-import typing
 import unittest.mock
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
@@ -167,11 +166,6 @@ def function_of_code(rate: float = 2.0, *, more: float = 1.0) -> Any:
 
 
 FORMAT = "{0.lr}"
-
-
-@typing.runtime_checkable
-class HasRate(typing.Protocol):
-    rated: float
 
 
 def reversal(c: Any) -> Any:
