@@ -1,4 +1,5 @@
-"""Each row of tests/cases/claims/ops.txt holds by the reference kernels, and by native ones."""
+"""Rows of tests/cases/claims/ops.txt hold by the reference and native kernels, and rows of
+op_types.txt over the wire, too."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from mlvm.machines.native import extension
 from tests.brief import Fn
 from tests.cases.claim_tests import claims
 from tests.cases.evaluate import evaluate
+from tests.walks.test_machines import wired
 
 KEY: Final = np.array([42, 0], np.uint64)
 OF_NOTHING = {"sum": 0.0, "prod": 1.0, "mean": np.nan}
@@ -24,7 +26,7 @@ OF_A_SCALAR: Final[dict[str, Any]] = {
     "embed": {"shape": (), "start": ()},
 }  # fmt: skip
 OF_A_SCALAR["slice"]["step"] = OF_A_SCALAR["embed"]["step"] = ()
-MACHINES: dict[str, Fn] = {"reference": evaluate}
+MACHINES: dict[str, Fn] = {"reference": evaluate, "wire": wired}
 if extension.EXTENSION is not None:
     from tests.machines.native.planners import native, planned
 
@@ -46,6 +48,12 @@ class Ops:
         return partial(self.run, name)
 
 
+def of(types: str) -> list[Array]:
+    """Zeros of these types."""
+    parsed = map(TensorType.parse, types.split())
+    return [np.zeros(each.array_shape, each.dtype.numpy) for each in parsed]
+
+
 def f32(*shape: int) -> Array:
     return np.random.default_rng(11).standard_normal(shape).astype(np.float32)
 
@@ -62,6 +70,8 @@ def flops(name: str, *types: str, **attributes: Any) -> int:
     return OPS[name].flops(operands, result, bound)
 
 
+test_the_reference_refuses = claims("op_types", globals() | {"f": Ops("reference")})
+test_the_wire_refuses = claims("op_types", globals() | {"f": Ops("wire")})
 test_the_reference_kernels = claims("ops", globals() | {"f": Ops("reference")})
 if "native" in MACHINES:
     test_the_native_kernels = claims("ops", globals() | {"f": Ops("native")})
