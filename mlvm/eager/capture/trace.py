@@ -303,7 +303,18 @@ def trace_once(
         code = code_for_type(x)
         if code is not None:
             raise CaptureError(f"expected a TensorType, got the text {x!r}; write {code}")
-    signatures, arena = Signatures(fn), current_arena()
+    return trace_call(fn, args, kwargs, Signatures(fn), lengths)
+
+
+def trace_call(
+    fn: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    signatures: Signatures,
+    lengths: Callable[[Signature], Sequence[OpenLength]] = lambda _: (),
+) -> tuple[TracedCall, Signature]:
+    """Trace a call in the current arena with these lengths dynamic, and repeat it after a copy."""
+    arena = current_arena()
     while True:
         signature, _ = signatures.of(arena.vm, args, kwargs)
         try:

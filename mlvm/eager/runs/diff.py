@@ -18,7 +18,7 @@ from mlvm.core.ops.half import shown
 from mlvm.core.types import Array, TensorType
 from mlvm.eager.runs.execution import Executed, Execution, Ref
 from mlvm.eager.runs.nesting import LOOP
-from mlvm.eager.runs.replay import Replay, replay_of
+from mlvm.eager.runs.replay import Replay, listed, replay_of
 from mlvm.eager.runs.run import RecordedStep, Run
 from mlvm.eager.runs.source import Line
 from mlvm.eager.runs.steps import CELL
@@ -203,20 +203,20 @@ def _difference(left: Replay, right: Replay, x: RecordedStep, y: RecordedStep) -
         if names:
             previous = f"between step {x.number - 1} and step {x.number}"
             when = previous if x.number else "before the first step"
-            text = f"{head}: the state differs, and was written {when}: {_listed(names)}"
+            text = f"{head}: the state differs, and was written {when}: {listed(names)}"
             return Difference(x.number, "state", text, names, elements=differing)
     inputs = [i for i, (p, q) in enumerate(zip(x.inputs, y.inputs, strict=False)) if p != q]
     counts = [len(each.inputs) for each in (x, y)]
     tensors = [sum(not each.startswith("number ") for each in s.table.names) for s in (x, y)]
     if tensors[0] != tensors[1]:
-        listed = [_listed(each.table.names) or "none" for each in (x, y)]
-        text = f"{head}: the inputs differ: A has {listed[0]}; B has {listed[1]}"
+        described = [listed(each.table.names) or "none" for each in (x, y)]
+        text = f"{head}: the inputs differ: A has {described[0]}; B has {described[1]}"
         return Difference(x.number, "input", text)
     is_constant = counts[0] != counts[1]  # a Python number is a constant of one of the programs
     inputs = [i for i in inputs if not is_constant or i < tensors[0]]
     if inputs:
         names = [x.table.names[i] for i in inputs]
-        text = f"{head}: the inputs differ: {_listed([_with_types(x, y, i) for i in inputs])}"
+        text = f"{head}: the inputs differ: {listed([_with_types(x, y, i) for i in inputs])}"
         differing = _differing_input(left, right, x.number, inputs)
         return Difference(x.number, "input", text, names, elements=differing)
     for step in (x, y):
@@ -353,7 +353,7 @@ def _differing_op(left: Replay, right: Replay, x: RecordedStep, y: RecordedStep)
     pair, is_first = (_lockstep(*traces), True) if same else _sources(*traces)
     if pair == (None, None):
         names = _results(x, y)
-        text = f"step {x.number}: the recordings differ ({_listed(names)}), and replays are equal"
+        text = f"step {x.number}: the recordings differ ({listed(names)}), and replays are equal"
         text += _culprit(left, right, x.number)
         return Difference(x.number, "result", text, names)
     a, b = pair
@@ -501,11 +501,6 @@ def _initial_refs(ops: Sequence[Executed]) -> Iterator[Ref]:
 # --- text ---------------------------------------------------------------------------------
 
 
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-    return ", ".join(names[:4]) + more
-
-
 def _lines(difference: Difference) -> Iterator[str]:
     yield difference.text
     for name, other, report in zip("AB", "BA", difference.ops, strict=True):
@@ -538,5 +533,5 @@ def _place(report: OpReport) -> Iterator[str]:
 
 
 def _attributes(attributes: Mapping[str, Any]) -> str:
-    listed = ", ".join(f"{name}={value}" for name, value in attributes.items())
-    return f" {{{listed}}}" if listed else ""
+    texts = ", ".join(f"{name}={value}" for name, value in attributes.items())
+    return f" {{{texts}}}" if texts else ""

@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from typing import Final
 
 from mlvm.core.errors import ArgumentError, ProgramError, UnknownFunctionError
-from mlvm.core.machine.decode import decode
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import Array, TensorType
 from mlvm.core.vm import VM
@@ -239,9 +238,7 @@ def vm_like(vm: VMProtocol, program: OpProgram, *, is_silent: bool = False) -> L
     if is_silent:
         printing.register_silent(new)
     if isinstance(vm, VM):
-        codes = decode(program.step.planned.program).values()
-        names = {each.name for code in codes for each in code.instructions()}
-        for name in [each for each in names if each is not None]:
+        for name in program.host_functions():
             try:
                 new.functions.binding(name)
             except UnknownFunctionError:

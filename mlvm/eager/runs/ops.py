@@ -13,22 +13,21 @@ from typing import Any, NamedTuple, TypeAlias
 
 from mlvm.core.errors import CaptureError, EncodingError
 from mlvm.core.machine.callee import OUT
+from mlvm.core.machine.decode import Code, decode
 from mlvm.core.program.encoding import Kind, Reader, Writer, open_message
-from mlvm.core.program.program import STAR, Function, Instruction, Opcode, Program
+from mlvm.core.program.program import STAR, Instruction, Program
 from mlvm.core.types import Array
 from mlvm.eager.capture.call import as_tensors
 from mlvm.eager.capture.capture import Captured
 from mlvm.eager.capture.guards.signature import Signature, Signatures
-from mlvm.eager.capture.trace import TracedCall, trace
+from mlvm.eager.capture.trace import TracedCall, trace_call
 from mlvm.eager.functions import random
-from mlvm.eager.recording.recorder import RetryAfterCopy
 from mlvm.eager.runs.names import KEYS, names_of_tensors
 from mlvm.eager.runs.nesting import BRANCH, LOOP, Span, spans_of
 from mlvm.eager.runs.source import Line, line_at, statement_of
 from mlvm.eager.tensor.constants import scalar_array
 from mlvm.eager.tensor.context import current_arena
 from mlvm.eager.tensor.reading import values_of
-from mlvm.eager.tensor.update import make_exclusive
 from mlvm.step.compile import as_recorded
 from mlvm.step.saved import SavedStep
 
@@ -66,11 +65,13 @@ class OpProgram(NamedTuple):
 
     def op_names(self) -> set[str]:
         """Return the names of the ops and functions that the program calls."""
-        codes = [each.code for each in self.step.planned.program.functions.values()]
-        calls = [
-            (code, pc) for code in codes for pc, x in enumerate(code) if x.opcode is Opcode.cfunc
-        ]
-        return {str(code[pc - 1].immediates[0]).removesuffix(OUT) for code, pc in calls}
+        return {name.removesuffix(OUT) for name in self.host_functions()}
+
+    def host_functions(self) -> set[str]:
+        """Return the names of the host functions that the program calls."""
+        codes = decode(self.step.planned.program).values()
+        names = {each.name for code in codes for each in code.instructions()}
+        return {name for name in names if name is not None}
 
     def write(self, writer: Writer) -> None:
         """Write the program; `read` reads it back."""
@@ -128,20 +129,18 @@ class OpProgram(NamedTuple):
 
 
 def op_program(
-    captured: Captured[..., Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    free: Sequence[int] = (),
+    captured: Captured[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[OpProgram, list[Array]]:
     """Trace a call of a captured function; return the program and the input arrays.
 
-    The program has the present state. Python numbers at the positions `free` of the signature
-    become states; all other numbers are constants of the program.
+    The program has the present state. Python numbers are constants of the program.
 
     Raises the errors of `capture`, and `CaptureError` for a function that reads a queue.
     """
     fn: Callable[..., Any] = captured.fn
-    call, signature, args, kwargs = _traced(fn, args, kwargs, free)
+    signatures = Signatures(fn)
+    args, kwargs = as_tensors(signatures, current_arena().vm, args, kwargs)
+    call, signature = trace_call(fn, args, kwargs, signatures)
     if takes_from_queue(call):
         raise CaptureError(f"{captured!r} reads from a queue, which cannot be saved")
     inputs = [values_of(x.root) for x in signature.inputs]
@@ -187,20 +186,6 @@ def program_of_call(call: TracedCall, signature: Signature, names: Mapping[int, 
     )
 
 
-def _traced(
-    fn: Callable[..., Any], args: Any, kwargs: Any, free: Sequence[int]
-) -> tuple[TracedCall, Signature, Any, Any]:
-    """Return a traced call, the signature, and the arguments with tensors in place of arrays."""
-    signatures, arena = Signatures(fn), current_arena()
-    args, kwargs = as_tensors(signatures, arena.vm, args, kwargs)
-    while True:
-        signature, _ = signatures.of(arena.vm, args, kwargs)
-        try:
-            return trace(fn, args, kwargs, arena, signature, free), signature, args, kwargs
-        except RetryAfterCopy as error:
-            make_exclusive(error.x)
-
-
 def takes_from_queue(call: TracedCall) -> bool:
     """Return whether the call reads an element of a queue."""
     is_first = bool(call.record.outside.queues)
@@ -219,7 +204,7 @@ def names_of_values(program: Program, lines: Mapping[Place, Line]) -> dict[Place
     gets the name.
     """
     names: dict[Place, tuple[str, ...]] = {}
-    namers = {each.name: _Namer(each, lines, names) for each in program.functions.values()}
+    namers = {name: _Namer(code, lines, names) for name, code in decode(program).items()}
     for each in namers.values():
         each.name(0, len(each.function.code), frozenset(), namers)
     return names
@@ -242,9 +227,12 @@ class _Namer:
     """
 
     def __init__(
-        self, function: Function, lines: Mapping[Place, Line], names: dict[Place, tuple[str, ...]]
+        self, decoded: Code, lines: Mapping[Place, Line], names: dict[Place, tuple[str, ...]]
     ) -> None:
-        self.function, self._lines, self._names = function, lines, names
+        function = self.function = decoded.function
+        self._lines, self._names = lines, names
+        calls = [each for each in decoded.instructions() if each.kind in ("call", "cfunc")]
+        self._calls = {each.pc: each for each in calls}
         self._spans = spans_of(function)
         last = len(function.code) - 2  # before the return
         is_last = last >= 0 and (function.name, last) in lines and function.name != "main"
@@ -285,11 +273,10 @@ class _Namer:
                 yield _Part(statement, self._of_branch(sides, statement))
                 pc = sides[-1].end
             else:
-                opcode, immediates = self.function.code[pc]
-                if opcode is Opcode.cfunc and (self.function.name, pc) in self._lines:
+                if self._is_op(pc) and (self.function.name, pc) in self._lines:
                     yield _Part(self._statement(pc), [] if pc in self.results else [pc])
-                elif opcode is Opcode.call:
-                    has_one = len(namers[immediates[0]].results) == 1
+                elif pc in self._calls and not self._is_op(pc):
+                    has_one = len(namers[self._calls[pc].callee].results) == 1
                     yield _Part(self._statement(pc), [pc] if has_one else [])
                 pc += 1
 
@@ -320,11 +307,8 @@ class _Namer:
     def _written(self, pcs: range) -> dict[int, Instruction]:
         """Return the instruction that pushes the first operand of each call, by pc."""
         code = self.function.code
-        return {
-            pc: code[pc - 1 - code[pc].immediates[0]]
-            for pc in pcs
-            if code[pc].opcode is Opcode.cfunc and code[pc].immediates[0] != STAR
-        }
+        calls = [(pc, code[pc].immediates[0]) for pc in pcs if self._is_op(pc)]
+        return {pc: code[pc - 1 - nparams] for pc, nparams in calls if nparams != STAR}
 
     def _copies(self, pcs: range, statement: _Statement) -> dict[int, Instruction]:
         """Return the copies that the statement makes at the end of the code, by pc."""
@@ -341,8 +325,11 @@ class _Namer:
         first = pc - 1 - code[pc].immediates[0]
         return bool(self._callee(pc) == f"{op}{OUT}" and code[first] == code[first + 1])
 
-    def _callee(self, pc: int) -> Any:
-        return self.function.code[pc - 1].immediates[0]
+    def _is_op(self, pc: int) -> bool:
+        return pc in self._calls and self._calls[pc].kind == "cfunc"
+
+    def _callee(self, pc: int) -> str | None:
+        return self._calls[pc].name
 
     def _statement(self, pc: int) -> _Statement:
         line = self._lines.get((self.function.name, pc))

@@ -69,7 +69,7 @@ class Moment(NamedTuple):
             below = {p: x for p, x in tensors_below([(name, value)]) if isinstance(x, Tensor)}
             recorded = {path: x for path, x in below.items() if path in self.state}
             if not recorded:
-                expected = _listed([x for x in self.state if re.match(rf"{name}[.[]", x)])
+                expected = listed([x for x in self.state if re.match(rf"{name}[.[]", x)])
                 raise ArgumentError(
                     f"load: expected {name} as an object with {expected}, got {brief(value)}"
                 )
@@ -77,7 +77,7 @@ class Moment(NamedTuple):
             loaded = {id(x.root) for x in tensors.values()}
             missing = [p for p, x in below.items() if id(x.root) not in loaded and "._" not in p]
             if missing and isinstance(value, Module | dict | list | tuple):
-                raise ArgumentError(f"load: the recording has no state of {_listed(missing)}")
+                raise ArgumentError(f"load: the recording has no state of {listed(missing)}")
         load_tree(tensors, {path: self.state[path] for path in tensors}, "state")
         if KEYS in self.state:
             random.set_state(self.state[KEYS])
@@ -323,7 +323,7 @@ class Replay:
         if not isinstance(inputs, list | tuple) or len(inputs) < ntensors:
             raise ArgumentError(
                 f"replay: expected inputs({step.number}) to return a list of {ntensors} arrays "
-                f"({_listed(step.table.names[:ntensors])}), got {brief(inputs)}"
+                f"({listed(step.table.names[:ntensors])}), got {brief(inputs)}"
             )
         return inputs
 
@@ -335,7 +335,8 @@ def _machine() -> LocalVM:
     return vm
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """Return the first four names as text, and the number of further names."""
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
