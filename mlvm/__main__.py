@@ -76,11 +76,11 @@ from mlvm.machines.remote import command as remote
 from mlvm.machines.terminal import run_command, whole_number
 from mlvm.parallel.launch import launch, mpirun
 from mlvm.show import plan_command
-from mlvm.show.memory import plan_of, show_peak, show_plan, show_script, show_step
+from mlvm.show.memory_report import plan_of, show_peak, show_plan, show_script, show_step
 from mlvm.show.page import Step, session_page, step_page
 from mlvm.show.script import ScriptFailed, run_script
 from mlvm.show.session import all_recorded
-from mlvm.show.trace import profile
+from mlvm.show.vm_trace import profile
 from mlvm.step.compile import Planned, on_planned
 from mlvm.step.saved import LoadedStep, SavedStep
 

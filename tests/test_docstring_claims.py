@@ -37,7 +37,7 @@ from mlvm.eager.tensor import primitives
 from mlvm.machines.wire import WireVM
 from mlvm.show import picture as _picture  # noqa: F401 (these add methods, once imported)
 from mlvm.show import report as _report  # noqa: F401
-from mlvm.show import trace as _trace  # noqa: F401
+from mlvm.show import vm_trace as _trace  # noqa: F401
 from tests.brief import cases, refuses
 from tests.cases import CASES
 from tests.test_docstrings import public

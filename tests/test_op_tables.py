@@ -22,7 +22,7 @@ TABLES = {
     "onnx.bodies.CASTS",
     "onnx.bodies._FLOATING",
     "step.batch_rules.BATCHING",
-    "step.halves._READ",
+    "step.half_inputs._READ",
     "step.panels._RULES",
 }
 """Tables of facts that belong to another layer: gradients, or the code of one machine."""

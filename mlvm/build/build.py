@@ -13,8 +13,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from mlvm.build.call_images import patched_fields
 from mlvm.build.formulas import BuiltVariant, Formulas, OpenLengths, axes_of, variants
-from mlvm.build.images import patched_fields
 from mlvm.build.literals import array, string
 from mlvm.build.lower import Temporary
 from mlvm.build.steps import KernelRun, LoopStep, Steps

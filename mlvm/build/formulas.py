@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 from mlvm.build.literals import integer, real
 from mlvm.build.targets import CannotBuild
+from mlvm.core.dynamic_sizes import Length
 from mlvm.core.errors import ShapeError
-from mlvm.core.lengths import Length
 from mlvm.core.memo import exact_repr
 from mlvm.core.types import DType, TensorType, f32, f64, i32, i64
 from mlvm.step.open_step import OpenStep, StepLength

@@ -10,7 +10,7 @@ from mlvm.core.machine.functions import FunctionTable
 from mlvm.core.machine.verify import verify
 from mlvm.core.program.program import Program
 from mlvm.core.types import TensorType, i64
-from mlvm.machines.lane_link import LaneProgram, Linked, Segment
+from mlvm.machines.lane_link import LaneProgram, Linked, RowSegment
 from mlvm.machines.native._native import KernelCall
 from mlvm.machines.native.lanes import Flat
 
@@ -90,7 +90,7 @@ class LaneCode:
         self.nbytes = at + -(-max(nbytes, 1) // _ALIGNMENT) * _ALIGNMENT
         return at
 
-    def _parts(self, segment: Segment) -> list[LanePart]:
+    def _parts(self, segment: RowSegment) -> list[LanePart]:
         """Build the parts of a segment, largest first."""
         counts = sorted(segment.parts, reverse=True)
         return [self._part(count, segment, *segment.rows(count)) for count in counts]
@@ -98,7 +98,7 @@ class LaneCode:
     def _part(
         self,
         count: int,
-        segment: Segment,
+        segment: RowSegment,
         ins: Sequence[int],
         outs: Sequence[int],
         hoisted: list[int] | None = None,

@@ -18,16 +18,16 @@ from mlvm.core.errors import MlvmError, with_article
 from mlvm.core.machine import link as linker
 from mlvm.core.machine.callee import UserFunction, WritesInto
 from mlvm.core.machine.functions import Binding
-from mlvm.core.machine.link import CallDetails, Code, link
+from mlvm.core.machine.link import CallDetails, LinkedCode, link
 from mlvm.core.machine.verify import verify
 from mlvm.core.op import NO_ATTRIBUTES, Attributes
 from mlvm.core.program.program import Program
 from mlvm.core.types import TensorType
-from mlvm.machines import lanes, residuals
+from mlvm.machines import lane_runs, residuals
 from mlvm.machines.lane_link import program_of
 from mlvm.machines.local import LocalVM
 from mlvm.machines.native._native import KernelCall
-from mlvm.machines.native.loop import Site, call_of
+from mlvm.machines.native.loop import CallSite, call_of
 from mlvm.machines.native.types import native_type
 
 RECORDS: Final = {
@@ -128,7 +128,7 @@ class Steps:
 
     def __init__(
         self,
-        main: Code,
+        main: LinkedCode,
         arguments: Sequence[TensorType],
         lines: Mapping[tuple[str, int], str],
         scratch_of: Callable[[KernelCall], int],
@@ -142,12 +142,12 @@ class Steps:
         self._lines = lines
         self._scratch_of = scratch_of
         self.lanes: dict[object, LaneCode] = {}
-        self._codes: list[Code] = [main]
+        self._codes: list[LinkedCode] = [main]
         self._visited: dict[tuple[int, Stack], None] = {}
         self.functions = [self._function(main)]
         self._follow(0, ())
 
-    def _index(self, code: Code) -> int:
+    def _index(self, code: LinkedCode) -> int:
         for i, other in enumerate(self._codes):
             if other is code:
                 return i
@@ -157,7 +157,7 @@ class Steps:
 
     # --- one step after the other ---
 
-    def _function(self, code: Code) -> LoopFunction:
+    def _function(self, code: LinkedCode) -> LoopFunction:
         """Translate the steps of a function; jumps go to steps of this list."""
         steps: list[LoopStep] = []
         begins: list[int] = []
@@ -169,7 +169,7 @@ class Steps:
                 step.number = begins[step.number]
         return LoopFunction(steps, begins)
 
-    def _place(self, code: Code, number: int) -> tuple[str, str]:
+    def _place(self, code: LinkedCode, number: int) -> tuple[str, str]:
         """Return the op's name and the line of a step."""
         kind, value, _, _ = code.steps[number]
         op = value.name if isinstance(value, Binding) else _NAMES.get(kind, "?").lower()
@@ -180,7 +180,7 @@ class Steps:
     def _refuse(self, op: str, line: str, why: str) -> CannotBuild:
         return CannotBuild(f"{op}, at {line}, cannot be built: {why}")
 
-    def _steps(self, code: Code, number: int) -> list[LoopStep]:
+    def _steps(self, code: LinkedCode, number: int) -> list[LoopStep]:
         kind, value, count, rest = code.steps[number]
         op, line = self._place(code, number)
         if kind == linker.CALL_ON_ARGS:
@@ -192,7 +192,7 @@ class Steps:
             raise self._refuse(op, line, "the called function is known only at run time")
         step = LoopStep(name, op, line, count if isinstance(count, int) else 0)
         if kind == linker.CALL and isinstance(value.callee, UserFunction):
-            if value.name == lanes.RUN:
+            if value.name == lane_runs.RUN:
                 step.lanes = self._lanes(rest.attributes.get("program", ""), op, line)
             elif value.name in RECORDS:
                 step.records = RECORDS[value.name][0]
@@ -237,7 +237,7 @@ class Steps:
                 ) from error
         return self.lanes[attribute]
 
-    def _on_arguments(self, code: Code, number: int, op: str, line: str) -> list[LoopStep]:
+    def _on_arguments(self, code: LinkedCode, number: int, op: str, line: str) -> list[LoopStep]:
         _, binding, numbers, rest = code.steps[number]
         attributes = rest or NO_ATTRIBUTES
         opened = self._attributes_at and self._attributes_at(code.ends[number])
@@ -379,7 +379,9 @@ class _Walk:
         tensors = [type for type in types if type is not None]
         if len(tensors) < len(types):
             raise self.all._refuse(*place, "an operand is an Int, expected tensors")
-        call, out, over = Site(binding, details).resolve([native_type(type) for type in tensors])
+        call, out, over = CallSite(binding, details).resolve(
+            [native_type(type) for type in tensors]
+        )
         if call is None:
             spelled = ", ".join(map(str, tensors))
             raise self.all._refuse(*place, f"expected an op with a kernel in C for ({spelled})")

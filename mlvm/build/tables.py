@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
+from mlvm.build.call_images import Image
 from mlvm.build.formulas import Formulas, number
-from mlvm.build.images import Image
 from mlvm.build.lane_code import LaneCode, LanePart
 from mlvm.build.literals import array, integer, real, string
 from mlvm.build.steps import LoopFunction, LoopStep

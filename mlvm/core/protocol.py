@@ -29,7 +29,7 @@ class Estimate(NamedTuple):
     flops: int
 
 
-class Identity:
+class VMIdentity:
     """Identity of a VM, and the objects that layers above attach to it."""
 
     def __init__(self) -> None:

@@ -19,8 +19,8 @@ from typing import Any, ClassVar, Final, Literal, NamedTuple, NoReturn, TypeAlia
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from mlvm.core.dynamic_sizes import open_length
 from mlvm.core.errors import ArgumentError, DTypeError, ShapeError, with_article
-from mlvm.core.lengths import open_length
 
 Array: TypeAlias = NDArray[Any]
 Kind = Literal["bool", "unsigned", "signed", "float", "complex", "storage"]

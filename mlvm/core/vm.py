@@ -40,13 +40,13 @@ from mlvm.core.machine.callee import (
 from mlvm.core.machine.frame import HostFunction, PythonFunction
 from mlvm.core.machine.functions import FunctionTable, Instrument
 from mlvm.core.machine.fused import Workspace
-from mlvm.core.machine.link import Code, bind, link, nargs_of, recheck_calls
+from mlvm.core.machine.link import LinkedCode, bind, link, nargs_of, recheck_calls
 from mlvm.core.machine.run import Run, Scheduler
 from mlvm.core.machine.verify import verify
 from mlvm.core.memory import HOST, Memory
 from mlvm.core.op import OPS, Attributes
 from mlvm.core.program.program import Program, Variant, is_whole
-from mlvm.core.protocol import Estimate, Identity, StorageHandle, TensorHandle
+from mlvm.core.protocol import Estimate, StorageHandle, TensorHandle, VMIdentity
 from mlvm.core.store import FreeStore
 from mlvm.core.types import Array, TensorType, check_array, check_out
 
@@ -59,7 +59,7 @@ _numbers = itertools.count()
 _vms: Final = weakref.WeakSet["VM"]()
 
 
-class VM(Identity):
+class VM(VMIdentity):
     """Virtual machine that runs programs on one device of this process.
 
     `name`: name for messages; by default a new one.
@@ -517,7 +517,7 @@ class VM(Identity):
 
     def _bind(
         self, program: Program, args: tuple[TensorHandle, ...]
-    ) -> tuple[Code, tuple[Array, ...]]:
+    ) -> tuple[LinkedCode, tuple[Array, ...]]:
         """Return the linked program for the argument types and the argument arrays, both cached."""
         if not args:
             self._store.require_open()
@@ -554,11 +554,11 @@ class VM(Identity):
 
     def _bind_variant(
         self, program: Variant, args: tuple[TensorHandle, ...]
-    ) -> tuple[Code, tuple[Array, ...]]:
+    ) -> tuple[LinkedCode, tuple[Array, ...]]:
         """Bind as `_bind` does, for a program that the C loop has prepared except for integers."""
         operands = tuple([each.array for each in map(self._store.entry, args)])
         bind_variant = self._run.bind_variant  # type: ignore[attr-defined]
-        code: Code = bind_variant(program, operands, self.functions, self._workspace)
+        code: LinkedCode = bind_variant(program, operands, self.functions, self._workspace)
         linked = self._linked.get(id(program)) or self._remember(program)
         if len(linked.bound) >= _FEW:
             linked.bound.clear()
@@ -621,5 +621,5 @@ class _Linked:
     size: int
     nargs: int
     program: weakref.ref[Program]
-    codes: dict[tuple[TensorType, ...], Code] = field(default_factory=dict)
-    bound: dict[tuple[int, ...], tuple[Code, tuple[Array, ...]]] = field(default_factory=dict)
+    codes: dict[tuple[TensorType, ...], LinkedCode] = field(default_factory=dict)
+    bound: dict[tuple[int, ...], tuple[LinkedCode, tuple[Array, ...]]] = field(default_factory=dict)

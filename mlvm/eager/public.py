@@ -59,7 +59,7 @@ AT_ONCE: Final = {
         sort topk unique unique_all unique_counts unique_inverse unique_values""",
     "mlvm.eager.functions.sums": """cummax cummin cumulative_prod cumulative_prod:cumprod
         cumulative_sum cumulative_sum:cumsum diff gradient logcumsumexp outer std trapezoid var""",
-    "mlvm.eager.functions.windows": "fold unfold",
+    "mlvm.eager.functions.sliding": "fold unfold",
     "mlvm.eager.interop.exchange": "from_dlpack",
     "mlvm.eager.tensor.autocast": "autocast",
     "mlvm.eager.tensor.context": "default_arena default_vm use",
@@ -175,7 +175,7 @@ _ADDED: Final[list[tuple[type, str, str]]] = [
     (Arena, "plot", "mlvm.show.picture"),
     (Arena, "report", "mlvm.show.report"),
     (Arena, "_repr_html_", "mlvm.show.picture"),
-    (VM, "profile", "mlvm.show.trace"),
+    (VM, "profile", "mlvm.show.vm_trace"),
     (VM, "on_device", "mlvm.machines.gpu.vm"),
 ]
 """Names that modules add to classes when they are imported."""

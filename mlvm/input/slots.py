@@ -85,7 +85,7 @@ class Slot:
     def __init__(self, index: int) -> None:
         self.index = index
         self.parts: list[tuple[Region, TensorType]] = []
-        self.loan: Loan | None = None
+        self.loan: SlotLoan | None = None
         self.lent: tuple[set[Region], list[Claim]] = set(), []
         self._borrower = _NOBODY
 
@@ -184,7 +184,7 @@ class _Finalizer(NamedTuple):
             self.newest[:] = chain(map(ring.put, [claim]), [key])  # one call in C, hence atomic
 
 
-class Loan:
+class SlotLoan:
     """Weak references to a slot's tensors that were returned inside `with host:`."""
 
     __slots__ = ("_references", "host")
@@ -289,7 +289,7 @@ class SlotArena(Arena):
         slot.lend(claim)
         host = scope()
         if host is not None:
-            slot.loan = Loan(host, tensors)
+            slot.loan = SlotLoan(host, tensors)
             host.guests.add(slot.loan)
         return tensors
 

@@ -20,7 +20,7 @@ _MOST_SPANS: Final = 64
 """Maximum number of spans per memory; beyond it, all spans are merged into one."""
 
 
-class Span(NamedTuple):
+class ByteRange(NamedTuple):
     """Range of bytes, from address `start` up to `end`, in the memory of that id."""
 
     start: int
@@ -28,14 +28,14 @@ class Span(NamedTuple):
     memory: int
 
     @staticmethod
-    def of(array: Array) -> Span:
+    def of(array: Array) -> ByteRange:
         start = array.__array_interface__["data"][0]
-        return Span(start, start + array.nbytes, id(root(array)))
+        return ByteRange(start, start + array.nbytes, id(root(array)))
 
-    def meets(self, other: Span) -> bool:
+    def meets(self, other: ByteRange) -> bool:
         return self.start < other.end and other.start < self.end
 
-    def without(self, other: Span) -> list[Span]:
+    def without(self, other: ByteRange) -> list[ByteRange]:
         """Return the parts of this span outside of the other."""
         left = self._replace(end=min(self.end, other.start))
         right = self._replace(start=max(self.start, other.end))
@@ -47,7 +47,7 @@ class _Memory:
 
     def __init__(self, memory: weakref.ref[Array]) -> None:
         self.memory = memory
-        self.bad: list[tuple[Span, BaseException]] = []
+        self.bad: list[tuple[ByteRange, BaseException]] = []
 
 
 class BadBytes:
@@ -56,7 +56,7 @@ class BadBytes:
     def __init__(self) -> None:
         self._memories: dict[int, _Memory] = {}
 
-    def add(self, span: Span, error: BaseException, memory: weakref.ref[Array]) -> None:
+    def add(self, span: ByteRange, error: BaseException, memory: weakref.ref[Array]) -> None:
         """Mark these bytes as bad."""
         self.heal(span)
         if span.start == span.end:
@@ -67,9 +67,9 @@ class BadBytes:
         of.bad.append((span, error))
         if len(of.bad) > _MOST_SPANS:
             start, end = min(x.start for x, _ in of.bad), max(x.end for x, _ in of.bad)
-            of.bad = [(Span(start, end, span.memory), of.bad[0][1])]
+            of.bad = [(ByteRange(start, end, span.memory), of.bad[0][1])]
 
-    def heal(self, written: Span) -> None:
+    def heal(self, written: ByteRange) -> None:
         """Unmark bytes that are written again."""
         of = self._memories.get(written.memory)
         if of is None:
@@ -78,7 +78,7 @@ class BadBytes:
         if not of.bad or of.memory() is None:
             del self._memories[written.memory]
 
-    def error(self, spans: Iterable[Span]) -> BaseException | None:
+    def error(self, spans: Iterable[ByteRange]) -> BaseException | None:
         """Return the error of the first bad bytes in the spans, or None."""
         if not self._memories:
             return None
@@ -131,11 +131,11 @@ class Careful:
 
     def spoil(self, array: Array, error: BaseException) -> None:
         """Mark an array that a failed call should have written."""
-        self._bad.add(Span.of(array), error, weakref.ref(root(array)))
+        self._bad.add(ByteRange.of(array), error, weakref.ref(root(array)))
 
     def meets(self, arrays: Iterable[Array]) -> bool:
         """Return True if any of the arrays has bad bytes."""
-        return self._bad.error(map(Span.of, arrays)) is not None
+        return self._bad.error(map(ByteRange.of, arrays)) is not None
 
     def is_needed(self) -> bool:
         """Return whether any bytes are bad."""
@@ -154,13 +154,13 @@ class Careful:
 
     def wait(self, arrays: Iterable[Array], *, writing: bool = False) -> None:
         """Raise the error of the first bad bytes in the arrays."""
-        error = self._bad.error(map(Span.of, arrays))
+        error = self._bad.error(map(ByteRange.of, arrays))
         if error is not None:
             raise again(error)
 
     def overwrite(self, array: Array) -> None:
         """Unmark an array that is written again."""
-        self._bad.heal(Span.of(array))
+        self._bad.heal(ByteRange.of(array))
 
     def drain(self) -> None:
         """Do nothing: no task runs asynchronously."""

@@ -84,7 +84,7 @@ class Part:
         return Function(name, 0, STAR, (*host_call(PART, 0, 0, head), *program.main.code))
 
 
-class Segment(NamedTuple):
+class RowSegment(NamedTuple):
     """Function with one part per number of rows.
 
     `ins`, `outs`: bytes of a row of each operand and result.
@@ -120,7 +120,7 @@ class LaneProgram(Deferred):
     """
 
     def __init__(
-        self, rows: Program, segments: Mapping[str, Segment], family: object = None
+        self, rows: Program, segments: Mapping[str, RowSegment], family: object = None
     ) -> None:
         self.rows, self.segments, self.types = rows, segments, types_of(rows)
         self.family = family or self
@@ -138,14 +138,14 @@ class LaneProgram(Deferred):
         Raises `MachineError` for malformed functions.
         """
         functions: list[Function] = []
-        segments: dict[str, Segment] = {}
+        segments: dict[str, RowSegment] = {}
         for function in program.functions.values():
             name, _, rows = function.name.rpartition(".x")
             if not name:
                 functions.append(function)
                 continue
             head = _head(function, PART)
-            segment = segments.setdefault(name, Segment({}, *[head[key] for key in _FACTS]))
+            segment = segments.setdefault(name, RowSegment({}, *[head[key] for key in _FACTS]))
             segment.parts[int(rows)] = Part.of(function)
         return LaneProgram(Program(functions, program.constants), segments)
 
@@ -168,7 +168,7 @@ class LaneProgram(Deferred):
         return Program([*self.rows.functions.values(), *parts], self.rows.constants)
 
 
-_FACTS: Final = Segment._fields[1:]
+_FACTS: Final = RowSegment._fields[1:]
 
 
 def program_of(attribute: object) -> LaneProgram:

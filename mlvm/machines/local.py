@@ -19,7 +19,7 @@ from mlvm.core.machine.callee import NO_KERNELS, Kernels
 from mlvm.core.machine.run import Run
 from mlvm.core.sizes import parse_size
 from mlvm.core.vm import VM
-from mlvm.machines import checks, lanes, residuals
+from mlvm.machines import checks, lane_runs, residuals
 from mlvm.machines.closing import Closing
 from mlvm.machines.native import extension
 from mlvm.machines.wire import NATIVE
@@ -78,7 +78,7 @@ class LocalVM(Closing, VM):
     """The fast path of eager calls to a native VM: see `native.loop.open_fast_path`."""
 
     profile: ClassVar[Callable[..., AbstractContextManager[None]]]
-    """`vm.profile(path)`; see `mlvm.show.trace`, which adds it."""
+    """`vm.profile(path)`; see `mlvm.show.vm_trace`, which adds it."""
 
     trace = OldAttribute("VM", "trace")
 
@@ -182,7 +182,7 @@ class LocalVM(Closing, VM):
         self.fast_path = None
         self._pool = None
         residuals.register(self, native=native)
-        lanes.register(self)
+        lane_runs.register(self)
         checks.register(self)
         is_native = np.asarray(self.native, np.int64)
         self.register(NATIVE, lambda frame: frame.push(is_native), nparams=0, nresults=1)

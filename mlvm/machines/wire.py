@@ -32,7 +32,7 @@ from mlvm.core.locks import cached_property
 from mlvm.core.machine.verify import verify
 from mlvm.core.program.encoding import Kind, Reader, Writer, open_message
 from mlvm.core.program.program import Program
-from mlvm.core.protocol import Estimate, Identity, StorageHandle, TensorHandle
+from mlvm.core.protocol import Estimate, StorageHandle, TensorHandle, VMIdentity
 from mlvm.core.types import MAX_NBYTES, Array, TensorType, check_out
 from mlvm.core.vm import VM
 from mlvm.renamed import NAMES
@@ -43,7 +43,7 @@ NATIVE: Final = "machine.native"
 _ASK_NATIVE: Final = Program.of_op(NATIVE, 0, {}, 1)
 
 
-class Field(NamedTuple):
+class WireField(NamedTuple):
     """Parameter or result on the wire: the name in docs/wire.md, a writer and a reader."""
 
     name: str
@@ -99,61 +99,63 @@ def _read_estimate(reader: Reader) -> Estimate:
     return Estimate(*numbers)
 
 
-def _several(field: Field) -> Field:
+def _several(field: WireField) -> WireField:
     """Return the field for a sequence of these values."""
     _, write, read = field
-    return Field(
+    return WireField(
         f"{field.name}s",
         lambda writer, values: writer.sequence(values, write),
         lambda reader: reader.sequence(read),
     )
 
 
-HANDLE: Final = Field("handle", _write_handle, Reader.integer)
+HANDLE: Final = WireField("handle", _write_handle, Reader.integer)
 HANDLES: Final = _several(HANDLE)
-INTEGER: Final = Field("integer", Writer.integer, Reader.integer)
-TRUTH: Final = Field("truth", Writer.integer, lambda reader: reader.integer() != 0)
-NBYTES: Final = Field("integer", _write_nbytes, Reader.integer)
-LIMIT: Final = Field("limit", Writer.value, _read_limit)
-F64: Final = Field("f64", Writer.f64, Reader.f64)
-TEXT: Final = Field("text", Writer.text, Reader.text)
-TYPE: Final = Field("type", _write_type, Reader.type)
+INTEGER: Final = WireField("integer", Writer.integer, Reader.integer)
+TRUTH: Final = WireField("truth", Writer.integer, lambda reader: reader.integer() != 0)
+NBYTES: Final = WireField("integer", _write_nbytes, Reader.integer)
+LIMIT: Final = WireField("limit", Writer.value, _read_limit)
+F64: Final = WireField("f64", Writer.f64, Reader.f64)
+TEXT: Final = WireField("text", Writer.text, Reader.text)
+TYPE: Final = WireField("type", _write_type, Reader.type)
 TYPES: Final = _several(TYPE)
-ARRAY: Final = Field("array", _write_array, Reader.array)
+ARRAY: Final = WireField("array", _write_array, Reader.array)
 ARRAYS: Final = _several(ARRAY)
-PROGRAM: Final = Field(
+PROGRAM: Final = WireField(
     "program", _write_program, lambda reader: Program.from_bytes(reader.blob(), reader.allowance)
 )
-ESTIMATE: Final = Field(
+ESTIMATE: Final = WireField(
     "estimate", lambda writer, estimate: writer.sequence(estimate, Writer.integer), _read_estimate
 )
-NOTHING: Final = Field("nothing", lambda writer, _: None, lambda reader: None)
+NOTHING: Final = WireField("nothing", lambda writer, _: None, lambda reader: None)
 
 
-class Procedure(NamedTuple):
+class WireProcedure(NamedTuple):
     """Call of the protocol: the parameters by name, in order, and the result."""
 
-    parameters: dict[str, Field]
-    result: Field
+    parameters: dict[str, WireField]
+    result: WireField
 
 
-CALLS: Final[dict[str, Procedure]] = {
-    "name": Procedure({}, TEXT),
-    "alloc_tensor": Procedure({"type": TYPE}, HANDLE),
-    "dealloc_tensor": Procedure({"handle": HANDLE}, NOTHING),
-    "read": Procedure({"handle": HANDLE}, ARRAY),
-    "write": Procedure({"handle": HANDLE, "array": ARRAY}, NOTHING),
-    "load_program": Procedure({"number": INTEGER, "program": PROGRAM}, TRUTH),
-    "drop_program": Procedure({"number": INTEGER}, NOTHING),
-    "launch": Procedure({"number": INTEGER, "args": HANDLES, "max_steps": LIMIT}, ARRAYS),
-    "estimate": Procedure({"number": INTEGER, "arg_types": TYPES}, ESTIMATE),
-    "consumed_size_in_mib": Procedure({}, F64),
-    "alloc_storage": Procedure({"nbytes": NBYTES}, HANDLE),
-    "dealloc_storage": Procedure({"handle": HANDLE}, NOTHING),
-    "tensor_from_storage": Procedure({"storage": HANDLE, "type": TYPE, "offset": INTEGER}, HANDLE),
-    "swap": Procedure({"h1": HANDLE, "h2": HANDLE}, NOTHING),
-    "synchronize": Procedure({}, NOTHING),
-    "limit_memory": Procedure({"nbytes": INTEGER}, NOTHING),
+CALLS: Final[dict[str, WireProcedure]] = {
+    "name": WireProcedure({}, TEXT),
+    "alloc_tensor": WireProcedure({"type": TYPE}, HANDLE),
+    "dealloc_tensor": WireProcedure({"handle": HANDLE}, NOTHING),
+    "read": WireProcedure({"handle": HANDLE}, ARRAY),
+    "write": WireProcedure({"handle": HANDLE, "array": ARRAY}, NOTHING),
+    "load_program": WireProcedure({"number": INTEGER, "program": PROGRAM}, TRUTH),
+    "drop_program": WireProcedure({"number": INTEGER}, NOTHING),
+    "launch": WireProcedure({"number": INTEGER, "args": HANDLES, "max_steps": LIMIT}, ARRAYS),
+    "estimate": WireProcedure({"number": INTEGER, "arg_types": TYPES}, ESTIMATE),
+    "consumed_size_in_mib": WireProcedure({}, F64),
+    "alloc_storage": WireProcedure({"nbytes": NBYTES}, HANDLE),
+    "dealloc_storage": WireProcedure({"handle": HANDLE}, NOTHING),
+    "tensor_from_storage": WireProcedure(
+        {"storage": HANDLE, "type": TYPE, "offset": INTEGER}, HANDLE
+    ),
+    "swap": WireProcedure({"h1": HANDLE, "h2": HANDLE}, NOTHING),
+    "synchronize": WireProcedure({}, NOTHING),
+    "limit_memory": WireProcedure({"nbytes": INTEGER}, NOTHING),
 }
 """Every call by name. A program is loaded once under a number that the client chooses, and launched
 and estimated by this number. The client drops the program when it is no longer needed. The answer
@@ -387,7 +389,7 @@ class WireServer:
             raise HandleError(f"program {number} is not loaded") from None
 
 
-class Loaded(NamedTuple):
+class LoadedProgram(NamedTuple):
     """Program loaded on the server.
 
     `number`: number on the server.
@@ -403,7 +405,7 @@ class Loaded(NamedTuple):
     alive: dict[int, weakref.ref[Program]]
 
 
-class WireVM(Identity):
+class WireVM(VMIdentity):
     """VM that encodes every call of `vm` and every result as bytes.
 
     It implements `VMProtocol`. Errors preserve class, text, notes and attributes, such as the op,
@@ -423,10 +425,10 @@ class WireVM(Identity):
         self.name: str = self._call("name")
 
     def _begin(self) -> None:
-        Identity.__init__(self)
-        self._loaded: dict[int, Loaded] = {}  # by id of the program
-        self._by_digest: dict[bytes, Loaded] = {}
-        self._dead: deque[tuple[int, Loaded]] = deque()
+        VMIdentity.__init__(self)
+        self._loaded: dict[int, LoadedProgram] = {}  # by id of the program
+        self._by_digest: dict[bytes, LoadedProgram] = {}
+        self._dead: deque[tuple[int, LoadedProgram]] = deque()
         self._numbers = itertools.count(1)
         self._lock = threading.RLock()
 
@@ -518,13 +520,13 @@ class WireVM(Identity):
 
     # --- programs ---
 
-    def loaded(self, program: Program) -> Loaded:
+    def loaded(self, program: Program) -> LoadedProgram:
         """Return the server's entry of the program; first send the program if it is new."""
         if self._dead:
             self._drop_programs()
         return self._loaded.get(id(program)) or self._load(program)
 
-    def _load(self, program: Program) -> Loaded:
+    def _load(self, program: Program) -> LoadedProgram:
         """Send the program, unless a program with the same bytes was sent."""
         if not isinstance(program, Program):
             raise errors.ProgramError(f"launch: expected a Program, got {brief(program)}")
@@ -537,7 +539,7 @@ class WireVM(Identity):
             loaded = self._by_digest.get(digest)
             if loaded is None:
                 number = next(self._numbers)
-                loaded = Loaded(number, digest, self._call("load_program", number, data), {})
+                loaded = LoadedProgram(number, digest, self._call("load_program", number, data), {})
                 self._by_digest[digest] = loaded
 
             def forget(_: weakref.ref[Program]) -> None:

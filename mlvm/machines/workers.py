@@ -27,7 +27,7 @@ from mlvm.core.machine.functions import Binding
 from mlvm.core.op import Attributes, Kernel
 from mlvm.core.ops import half
 from mlvm.core.types import Array, TensorType, aligned_array, root
-from mlvm.machines.bad_bytes import BadBytes, Span, again
+from mlvm.machines.bad_bytes import BadBytes, ByteRange, again
 
 _MOST_TASKS: Final = 64
 _MOST_BYTES: Final = 1 << 28  # maximum bytes of pending results
@@ -42,7 +42,7 @@ class _Task:
         self, run: Callable[[], None], arrays: list[Array], blame: Callable[[Exception], object]
     ) -> None:
         self.run = run
-        self.write, *self.reads = map(Span.of, arrays)
+        self.write, *self.reads = map(ByteRange.of, arrays)
         self.nbytes = arrays[0].nbytes
         self.memory = weakref.ref(root(arrays[0]))
         self.blame = blame
@@ -50,7 +50,7 @@ class _Task:
         self.followers: list[_Task] = []
         self.done = threading.Event()
 
-    def touches(self, span: Span, writing: bool) -> bool:
+    def touches(self, span: ByteRange, writing: bool) -> bool:
         """Return whether a read (or, if `writing`, a write) of the span must wait for the task."""
         return span.meets(self.write) or (writing and any(map(span.meets, self.reads)))
 
@@ -108,7 +108,7 @@ class Workers:
 
         Raises the error of a task that should have written them.
         """
-        spans = [Span.of(array) for array in arrays]
+        spans = [ByteRange.of(array) for array in arrays]
         self._wait(spans, writing)
         with self._change:
             error = self._bad.error(spans)
@@ -117,7 +117,7 @@ class Workers:
 
     def overwrite(self, array: Array) -> None:
         """Wait until no task reads or writes the array, and unmark bad bytes."""
-        span = Span.of(array)
+        span = ByteRange.of(array)
         self._wait([span], writing=True)
         with self._change:
             self._bad.heal(span)
@@ -145,7 +145,7 @@ class Workers:
         self.drain()
         self._pool.shutdown(wait=True)
 
-    def _wait(self, spans: list[Span], writing: bool) -> None:
+    def _wait(self, spans: list[ByteRange], writing: bool) -> None:
         with self._change:
             tasks = [x for x in self._open if any(x.touches(span, writing) for span in spans)]
         for task in tasks:

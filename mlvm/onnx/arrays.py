@@ -18,7 +18,7 @@ import numpy as np
 from mlvm.core.errors import ModelError, counted
 from mlvm.core.types import Array, DType, bf16
 from mlvm.onnx.limits import limit
-from mlvm.onnx.wire import Message
+from mlvm.onnx.wire import ProtoMessage
 
 STRING: Final = 8
 _DTYPES: Final = "f32 u8 i8 u16 i16 i32 i64 - bool f16 f64 u32 u64 c64 c128 bf16"
@@ -106,7 +106,7 @@ class Files:
         self._maps: list[mmap.mmap] = []
         self._copied = 0
 
-    def read(self, tensor: Message, size: int) -> memoryview:
+    def read(self, tensor: ProtoMessage, size: int) -> memoryview:
         """Return the bytes of a tensor with external data. Raises `ModelError`."""
         places = {pair.key: pair.value for pair in tensor.external_data}
         name = places.get("location", "")
@@ -162,7 +162,7 @@ class Files:
                 each.madvise(mmap.MADV_DONTNEED)
 
 
-def array_of(tensor: Message, files: Files) -> Array:
+def array_of(tensor: ProtoMessage, files: Files) -> Array:
     """Return the values of a tensor. Raises `ModelError` for an incomplete tensor."""
     number, what = tensor.data_type, f"the tensor {tensor.name!r}"
     shape = tuple(int(n) for n in tensor.dims)
@@ -205,7 +205,7 @@ _LISTS: Final = {
 """Fields with a tensor's values, by dtype; all other dtypes use 32-bit integers."""
 
 
-def _listed(tensor: Message, number: int, dtype: DType, count: int, what: str) -> Array:
+def _listed(tensor: ProtoMessage, number: int, dtype: DType, count: int, what: str) -> Array:
     """Return the values of a tensor that stores a list of numbers."""
     values = getattr(tensor, f"{_LISTS.get(number, 'int32')}_data")
     array = np.asarray(values, None if len(values) else np.int64)

@@ -1,6 +1,6 @@
 """Ops of mlvm expressed by ops of ONNX, for `save`.
 
-A body is a small function of a `Body`, which contains the operand types and the attributes. It
+A body is a small function of a `OnnxBody`, which contains the operand types and the attributes. It
 returns the name of the result. A body of a single node with unchanged operands is written as this
 node. Any other body becomes a function of the file, named like the op. Ops without a body cannot be
 saved.
@@ -42,10 +42,10 @@ from mlvm.onnx.ops.elementwise import PAIRS
 OPSET: Final = 20
 """Opset of the written files (https://onnx.ai/onnx/operators)."""
 
-BODIES: Final[dict[str, Callable[[Body], str]]] = {}
+BODIES: Final[dict[str, Callable[[OnnxBody], str]]] = {}
 """Bodies by op name."""
 
-_Rule: TypeAlias = "Callable[[Body], str]"
+_Rule: TypeAlias = "Callable[[OnnxBody], str]"
 
 
 _CAST: Final = {
@@ -91,7 +91,7 @@ _FLOATING: Final = (
 """Ops that compute in the result dtype."""
 
 
-class Body:
+class OnnxBody:
     """Nodes that compute an op of operands named x0, x1, ... with given types.
 
     sizes: further operands: formulas of lengths, which are lists of integers or a number.
@@ -310,7 +310,7 @@ def body(*names: str) -> Callable[[_Rule], _Rule]:
 # --- one node -----------------------------------------------------------------------------
 
 
-_FORMS: Final[dict[str, Callable[[Body, str], str]]] = {
+_FORMS: Final[dict[str, Callable[[OnnxBody, str], str]]] = {
     "result": lambda b, op: b(op, *b.operands()),
     "floats": lambda b, op: b(op if b.out.dtype.is_inexact else "Identity", *b.operands()),
     "operands": lambda b, op: b(op, *b.operands(common_dtype(b.types))),
@@ -338,19 +338,19 @@ for _name, _op in (
 
 
 @body("bitwise_left_shift")
-def _left_shift(b: Body) -> str:
+def _left_shift(b: OnnxBody) -> str:
     unsigned = DType.named(f"u{b.out.dtype.itemsize * 8}")
     shifted = b("BitShift", *[b.cast(x, unsigned) for x in b.names], direction="LEFT")
     return b.cast(shifted, b.out.dtype)
 
 
 @body("isnan")
-def _isnan(b: Body) -> str:
+def _isnan(b: OnnxBody) -> str:
     return b("IsNaN", b.operand(0, None if b.types[0].dtype.is_inexact else f32))
 
 
 @body("isinf")
-def _isinf(b: Body) -> str:
+def _isinf(b: OnnxBody) -> str:
     return b("IsInf", b.operand(0, None if b.types[0].dtype in (f32, f64) else f32))
 
 
@@ -358,7 +358,7 @@ CASTS: Final = "astype", "unpack"
 
 
 @body("astype")
-def _astype(b: Body) -> str:
+def _astype(b: OnnxBody) -> str:
     """Convert to a different dtype; a float out of range becomes the nearest limit.
 
     ONNX leaves that case undefined.
@@ -447,32 +447,32 @@ BODIES.update(
 
 
 @body("multiply_add")
-def _multiply_add(b: Body) -> str:
+def _multiply_add(b: OnnxBody) -> str:
     x, y, z = b.operands()
     return b("Add", b("Mul", x, y), z)
 
 
 @body("clip")
-def _clip(b: Body) -> str:
+def _clip(b: OnnxBody) -> str:
     x, lower, upper = b.operands()
     return b("Min", b("Max", x, lower), upper)
 
 
 @body("trunc")
-def _trunc(b: Body) -> str:
+def _trunc(b: OnnxBody) -> str:
     if not b.out.dtype.is_inexact:
         return b("Identity", "x0")
     return b("Mul", b("Sign", "x0"), b("Floor", b("Abs", "x0")))
 
 
 @body("expm1")
-def _expm1(b: Body) -> str:
+def _expm1(b: OnnxBody) -> str:
     """tanh(x / 2) (exp(x) + 1), which is accurate near 0."""
     near = b("Tanh", b("Mul", "x0", b.number(0.5)))
     return b("Mul", near, b("Add", b("Exp", "x0"), b.number(1.0)))
 
 
-def _log1p_of(b: Body, x: str) -> str:
+def _log1p_of(b: OnnxBody, x: str) -> str:
     """log(u) x / (u - 1) for u = 1 + x (Higham, Accuracy and Stability, 1.14.1)."""
     one = b.number(1.0)
     u = b("Add", x, one)
@@ -483,7 +483,7 @@ def _log1p_of(b: Body, x: str) -> str:
 
 
 @body("logaddexp")
-def _logaddexp(b: Body) -> str:
+def _logaddexp(b: OnnxBody) -> str:
     x, y = b.operands()
     distance = b("Neg", b("Abs", b("Sub", x, y)))
     most = b("Add", b("Max", x, y), _log1p_of(b, b("Exp", distance)))
@@ -491,7 +491,7 @@ def _logaddexp(b: Body) -> str:
 
 
 @body("hypot")
-def _hypot(b: Body) -> str:
+def _hypot(b: OnnxBody) -> str:
     """Scale by the larger operand, because squares of large numbers overflow."""
     sides = [b("Abs", x) for x in b.operands()]
     most, infinite = b("Max", *sides), b("Or", *[b("IsInf", x) for x in sides])
@@ -502,13 +502,13 @@ def _hypot(b: Body) -> str:
 
 
 @body("copysign")
-def _copysign(b: Body) -> str:
+def _copysign(b: OnnxBody) -> str:
     size = b("Abs", "x0")
     return b("Where", b.is_negative("x1"), b("Neg", size), size)
 
 
 @body("atan2")
-def _atan2(b: Body) -> str:
+def _atan2(b: OnnxBody) -> str:
     y, x = b("Abs", "x0"), b("Abs", "x1")
     alike = b("Where", b("Equal", y, b.number(0.0)), b.number(0.0), b.number(1.0))
     ratio = b("Where", b("Equal", x, y), alike, b("Div", y, x))
@@ -517,13 +517,13 @@ def _atan2(b: Body) -> str:
     return b("Where", b.is_negative("x0"), b("Neg", angle), angle)
 
 
-def _not_zero(b: Body, y: str) -> tuple[str, str]:
+def _not_zero(b: OnnxBody, y: str) -> tuple[str, str]:
     """Return a mask of the zeros of an integer divisor, and the divisor with 1 instead of 0."""
     is_zero = b("Equal", y, b.number(0))
     return is_zero, b("Where", is_zero, b.number(1), y)
 
 
-def _remainder_of(b: Body, x: str, y: str) -> str:
+def _remainder_of(b: OnnxBody, x: str, y: str) -> str:
     if not b.out.dtype.is_inexact:
         is_zero, by = _not_zero(b, y)
         return b("Where", is_zero, b.number(0), b("Mod", x, by))
@@ -534,7 +534,7 @@ def _remainder_of(b: Body, x: str, y: str) -> str:
 
 
 @body("floor_divide")
-def _floor_divide(b: Body) -> str:
+def _floor_divide(b: OnnxBody) -> str:
     x, y = b.operands()
     rest = b("Sub", x, _remainder_of(b, x, y))
     if b.out.dtype.is_inexact:
@@ -544,7 +544,7 @@ def _floor_divide(b: Body) -> str:
 
 
 @body("gelu_slope")
-def _gelu_slope(b: Body) -> str:
+def _gelu_slope(b: OnnxBody) -> str:
     half, one = b.number(0.5), b.number(1.0)
     x = b("Clip", "x0", b.number(-1e4), b.number(1e4))
     square = b("Mul", x, x)
@@ -565,7 +565,7 @@ def _gelu_slope(b: Body) -> str:
 
 
 @body("roll")
-def _roll(b: Body) -> str:
+def _roll(b: OnnxBody) -> str:
     shape = (b.out.size,) if b.axis is None else b.out.shape
     x = b.reshaped("x0", shape) if b.axis is None else "x0"
     axes = [0] if b.axis is None else axes_of(b.axis, b.out.ndim)
@@ -580,12 +580,12 @@ def _roll(b: Body) -> str:
 
 
 @body("slice_add")
-def _slice_add(b: Body) -> str:
+def _slice_add(b: OnnxBody) -> str:
     return b("Add", "x0", b.embedded("x1", b.types[1].shape, b.out.shape, b.start, b.step))
 
 
 @body("slice_set")
-def _slice_set(b: Body) -> str:
+def _slice_set(b: OnnxBody) -> str:
     values = b("Expand", b.operand(1, b.out.dtype), b.array(list(b.length)))
     placed = b.embedded(values, b.length, b.out.shape, b.start, b.step)
     inside, zero = None, b.array(0)
@@ -605,7 +605,7 @@ def _slice_set(b: Body) -> str:
 
 
 @body("arange")
-def _arange(b: Body) -> str:
+def _arange(b: OnnxBody) -> str:
     """Compute start + i step, in f64 or i64, rounded once."""
     wide = f64 if b.out.dtype.is_float else i64
     steps = b("Mul", b.cast(b.counted(b.out.shape[0]), wide), b.number(b.step, wide))
@@ -613,7 +613,7 @@ def _arange(b: Body) -> str:
 
 
 @body("linspace")
-def _linspace(b: Body) -> str:
+def _linspace(b: OnnxBody) -> str:
     places, intervals = b.counted(b.num), b.num - 1 if b.endpoint else b.num
     steps = b("Mul", b.cast(places, f64), b.number((b.stop - b.start) / intervals, f64))
     y = b("Add", steps, b.number(b.start, f64))
@@ -623,13 +623,13 @@ def _linspace(b: Body) -> str:
 
 
 @body("eye")
-def _eye(b: Body) -> str:
+def _eye(b: OnnxBody) -> str:
     rows = b("Add", b("Unsqueeze", b.counted(b.rows), b.array([1])), b.array(b.k))
     return b.cast(b("Equal", rows, b.counted(b.columns)), b.out.dtype)
 
 
 @body("take_along_axis")
-def _take_along_axis(b: Body) -> str:
+def _take_along_axis(b: OnnxBody) -> str:
     x, indices, axis = b.types[0], b.types[1], axes_of(b.axis, b.out.ndim)[0]
     shape = [
         m if i == axis else max(n, m)
@@ -645,19 +645,19 @@ def _take_along_axis(b: Body) -> str:
 
 
 @body("one_hot")
-def _one_hot(b: Body) -> str:
+def _one_hot(b: OnnxBody) -> str:
     places = b("Unsqueeze", b.operand(0, i64), b.array([-1]))
     return b.cast(b("Equal", places, b.counted(b.num_classes)), b.out.dtype)
 
 
-def _rows_first(b: Body, x: str, axis: int, count: int, ndim: int) -> str:
+def _rows_first(b: OnnxBody, x: str, axis: int, count: int, ndim: int) -> str:
     """Move `count` axes, starting at `axis`, to the front."""
     perm = [*range(axis, axis + count), *range(axis), *range(axis + count, ndim)]
     return x if perm == [*range(ndim)] else b("Transpose", x, perm=perm)
 
 
 def _scattered(
-    b: Body, data: str, updates: str, indices: int, axis: int, how: str, n: int | None = None
+    b: OnnxBody, data: str, updates: str, indices: int, axis: int, how: str, n: int | None = None
 ) -> str:
     """Replace rows of `data` along `axis`, or combine them with the updates.
 
@@ -672,18 +672,18 @@ def _scattered(
     return updated if back == [*range(n)] else b("Transpose", updated, perm=back)
 
 
-def _zeros(b: Body) -> str:
+def _zeros(b: OnnxBody) -> str:
     return b("Expand", b.number(0.0), b.array(list(b.out.shape)))
 
 
 @body("index_reduce")
-def _index_reduce(b: Body) -> str:
+def _index_reduce(b: OnnxBody) -> str:
     by = {"multiply": "mul", "minimum": "min", "maximum": "max"}[b.by]
     return _scattered(b, "x0", "x1", 2, 0, by)
 
 
 @body("flat_indices")
-def _flat_indices(b: Body) -> str:
+def _flat_indices(b: OnnxBody) -> str:
     zero, one, flat = b.array(0), b.array(1), ""
     for i, length in enumerate(b.lengths):  # Gather rejects an index out of range
         numbers, n = b("Range", zero, b.array(length), one), b.array(length)
@@ -693,7 +693,7 @@ def _flat_indices(b: Body) -> str:
 
 
 @body("index_set")
-def _index_set(b: Body) -> str:
+def _index_set(b: OnnxBody) -> str:
     shape, axis = b.out.shape, axes_of(b.axis, b.out.ndim)[0]
     before, behind = shape[:axis], shape[axis + b.axes :]
     places = b.types[2]
@@ -705,7 +705,7 @@ def _index_set(b: Body) -> str:
 
 
 @body("scatter_add_along_axis")
-def _scatter_add_along_axis(b: Body) -> str:
+def _scatter_add_along_axis(b: OnnxBody) -> str:
     updates, indices, axis = b.types[0], b.types[1], axes_of(b.axis, b.out.ndim)[0]
     places = b.operand(1, i64)
     if updates.shape != indices.shape:
@@ -714,7 +714,7 @@ def _scatter_add_along_axis(b: Body) -> str:
 
 
 @body("dynamic_update")
-def _dynamic_update(b: Body) -> str:
+def _dynamic_update(b: OnnxBody) -> str:
     axis, (n, m) = axes_of(b.axis, b.out.ndim)[0], (b.out.shape[b.axis], b.types[1].shape[b.axis])
     start = b.reshaped(b.operand(2, i64), [1])
     start = b("Where", b("Less", start, b.array([0])), b("Add", start, b.array([n])), start)
@@ -728,7 +728,9 @@ def _dynamic_update(b: Body) -> str:
 
 for _name in ("sum", "mean", "max", "min", "prod", "all", "any"):
 
-    def _reduce(b: Body, op: str = {"all": "Min", "any": "Max"}.get(_name, _name.title())) -> str:
+    def _reduce(
+        b: OnnxBody, op: str = {"all": "Min", "any": "Max"}.get(_name, _name.title())
+    ) -> str:
         axes = axes_of(b.axis, b.types[0].ndim)
         return b.reduced(f"Reduce{op}", b.operand(0, b.out.dtype), axes, b.keepdims)
 
@@ -736,7 +738,7 @@ for _name in ("sum", "mean", "max", "min", "prod", "all", "any"):
 
 
 @body("logsumexp")
-def _logsumexp(b: Body) -> str:
+def _logsumexp(b: OnnxBody) -> str:
     axes = axes_of(b.axis, b.types[0].ndim)
     most = b.reduced("ReduceMax", "x0", axes, True)
     most = b("Where", b("IsInf", most), b.number(0.0), most)
@@ -745,7 +747,7 @@ def _logsumexp(b: Body) -> str:
 
 
 @body("var")
-def _var(b: Body) -> str:
+def _var(b: OnnxBody) -> str:
     axes = axes_of(b.axis, b.types[0].ndim)
     deviation = b("Sub", "x0", b.reduced("ReduceMean", "x0", axes, True))
     count = math.prod(b.types[0].shape[i] for i in axes)
@@ -753,18 +755,18 @@ def _var(b: Body) -> str:
     return b("Div", total, b.number(count - b.correction))
 
 
-def _extreme(b: Body, op: str) -> str:
+def _extreme(b: OnnxBody, op: str) -> str:
     flat = b.reshaped("x0", [b.types[0].size]) if b.axis is None else "x0"
     index = b(op, flat, axis=b.axis or 0, keepdims=int(b.keepdims and b.axis is not None))
     return b.reshaped(index, b.out.shape) if b.axis is None else index
 
 
-def _sorted(b: Body, which: int) -> str:
+def _sorted(b: OnnxBody, which: int) -> str:
     n = b.array([b.out.shape[b.axis]])
     return b.several(2, "TopK", "x0", n, axis=b.axis, largest=int(b.descending))[which]
 
 
-def _running_product(b: Body) -> str:
+def _running_product(b: OnnxBody) -> str:
     """Multiply elements by the ones 1, 2, 4, ... before them: log2(n) products."""
     x, shape = b.operand(0, b.out.dtype), b.out.shape
     [axis], step = axes_of(b.axis or 0, len(shape)), 1
@@ -779,7 +781,7 @@ def _running_product(b: Body) -> str:
 
 
 @body("searchsorted")
-def _searchsorted(b: Body) -> str:
+def _searchsorted(b: OnnxBody) -> str:
     """Count the edges before each element."""
     ndim = b.types[0].ndim
     edges = b("Unsqueeze", "x0", b.array([ndim - 1]))
@@ -798,7 +800,7 @@ def _searchsorted(b: Body) -> str:
 # --- products and networks ----------------------------------------------------------------
 
 
-def _swapped(b: Body, i: int, transpose: bool) -> str:
+def _swapped(b: OnnxBody, i: int, transpose: bool) -> str:
     x, ndim = b.operand(i, b.out.dtype), b.types[i].ndim
     if not transpose:
         return x
@@ -806,7 +808,7 @@ def _swapped(b: Body, i: int, transpose: bool) -> str:
 
 
 @body("matmul")
-def _matmul(b: Body) -> str:
+def _matmul(b: OnnxBody) -> str:
     """Do not transpose if an operand is a vector: ONNX Runtime would ignore the transpose."""
     if 1 in (b.types[0].ndim, b.types[1].ndim) and (b.transpose_x or b.transpose_y):
         return b("MatMul", b.operand(1, b.out.dtype), b.operand(0, b.out.dtype))
@@ -814,11 +816,11 @@ def _matmul(b: Body) -> str:
 
 
 @body("batch_contract")
-def _batch_contract(b: Body) -> str:
+def _batch_contract(b: OnnxBody) -> str:
     return b.reduced("ReduceSum", _matmul(b), range(b.types[0].ndim - 2), False)
 
 
-def _normalized(b: Body, x: str) -> tuple[str, str]:
+def _normalized(b: OnnxBody, x: str) -> tuple[str, str]:
     """Normalise x over the last axis; return the result and 1 / sqrt(var + eps)."""
     centered = b("Sub", x, b.reduced("ReduceMean", x, [-1], True))
     variance = b.reduced("ReduceMean", b("Mul", centered, centered), [-1], True)
@@ -827,13 +829,13 @@ def _normalized(b: Body, x: str) -> tuple[str, str]:
 
 
 @body("layer_norm_scale_vjp")
-def _layer_norm_scale_vjp(b: Body) -> str:
+def _layer_norm_scale_vjp(b: OnnxBody) -> str:
     product = b("Mul", "x0", _normalized(b, "x1")[0])
     return b.reduced("ReduceSum", product, range(b.types[1].ndim - 1), False)
 
 
 @body("layer_norm_vjp")
-def _layer_norm_vjp(b: Body) -> str:
+def _layer_norm_vjp(b: OnnxBody) -> str:
     normal, inverse = _normalized(b, "x1")
     h = b("Mul", "x0", "x2")
     along = b("Mul", normal, b.reduced("ReduceMean", b("Mul", h, normal), [-1], True))
@@ -842,41 +844,41 @@ def _layer_norm_vjp(b: Body) -> str:
 
 
 @body("softmax_cross_entropy")
-def _cross_entropy(b: Body) -> str:
+def _cross_entropy(b: OnnxBody) -> str:
     labels = b("Unsqueeze", b.operand(1, i64), b.array([-1]))
     picked = b("GatherElements", b("LogSoftmax", "x0", axis=-1), labels, axis=-1)
     return b("Neg", b.reshaped(picked, b.out.shape))
 
 
 @body("softmax_cross_entropy_vjp")
-def _cross_entropy_vjp(b: Body) -> str:
+def _cross_entropy_vjp(b: OnnxBody) -> str:
     labels = b("Unsqueeze", b.operand(2, i64), b.array([-1]))
     hot = b.cast(b("Equal", labels, b.counted(b.out.shape[-1])), b.out.dtype)
     difference = b("Sub", b("Softmax", "x1", axis=-1), hot)
     return b("Mul", difference, b("Unsqueeze", "x0", b.array([-1])))
 
 
-def _sliding(b: Body) -> dict[str, list[int]]:
+def _sliding(b: OnnxBody) -> dict[str, list[int]]:
     """Return padding, strides and dilation in the form of ONNX."""
     how = {"pads": [side[i] for i in (0, 1) for side in b.padding], "strides": list(b.stride)}
     return how | ({"dilations": list(b.dilation)} if max(b.dilation) > 1 else {})
 
 
-def _images(b: Body, op: str, *more: str, **attributes: Any) -> str:
+def _images(b: OnnxBody, op: str, *more: str, **attributes: Any) -> str:
     """Apply an op of ONNX to channels-last images."""
     n = b.out.ndim
     x = b("Transpose", "x0", perm=[0, n - 1, *range(1, n - 1)])
     return b("Transpose", b(op, x, *more, **_sliding(b), **attributes), perm=[0, *range(2, n), 1])
 
 
-def _filters(b: Body) -> str:
+def _filters(b: OnnxBody) -> str:
     """Transpose the kernel from [..., I, O] to [O, I, ...]."""
     axes = b.types[1].ndim - 2
     return b("Transpose", "x1", perm=[axes + 1, axes, *range(axes)])
 
 
 @body("conv_transpose2d")
-def _conv_transpose2d(b: Body) -> str:
+def _conv_transpose2d(b: OnnxBody) -> str:
     rest = [  # rows that no window covers
         n + sum(side) - (count - 1) * step - (k - 1) * dilation - 1
         for n, side, count, step, k, dilation in zip(
@@ -889,7 +891,7 @@ def _conv_transpose2d(b: Body) -> str:
 
 
 @body("conv2d_kernel_vjp")
-def _conv2d_kernel_vjp(b: Body) -> str:
+def _conv2d_kernel_vjp(b: OnnxBody) -> str:
     """Convolve x by g, with the batch as channels: the stride of g is the dilation."""
     n, *places, channels = b.types[1].shape
     axes, each = range(len(places)), channels // b.groups
@@ -913,7 +915,7 @@ class _WindowElement(NamedTuple):
 
 
 def _window_places(
-    b: Body, shape: Sequence[int], grid: Sequence[int], window: Sequence[int]
+    b: OnnxBody, shape: Sequence[int], grid: Sequence[int], window: Sequence[int]
 ) -> list[_WindowElement]:
     length, step, (down, along) = (shape[0], *grid, shape[3]), (1, *b.stride, 1), b.dilation
     return [
@@ -923,7 +925,7 @@ def _window_places(
     ]
 
 
-def _added_up(b: Body, parts: Iterable[tuple[_WindowElement, str]]) -> str:
+def _added_up(b: OnnxBody, parts: Iterable[tuple[_WindowElement, str]]) -> str:
     """Add all elements of the windows to the images, and remove the padding."""
     shape = [n + sum(p) for n, p in zip(b.out.shape, [(0, 0), *b.padding, (0, 0)], strict=True)]
     placed = [b.embedded(x, at.length, shape, at.start, at.step) for at, x in parts]
@@ -933,7 +935,7 @@ def _added_up(b: Body, parts: Iterable[tuple[_WindowElement, str]]) -> str:
 
 
 @body("max_pool2d_vjp")
-def _max_pool2d_vjp(b: Body) -> str:
+def _max_pool2d_vjp(b: OnnxBody) -> str:
     x = b.padded("x1", [(0, 0), *b.padding, (0, 0)], -math.inf)
     places = _window_places(b, b.out.shape, b.types[0].shape[1:3], b.window)
     parts = [b.sliced(x, at.start, at.length, at.step) for at in places]
@@ -946,7 +948,7 @@ def _max_pool2d_vjp(b: Body) -> str:
 
 
 @body("patches")
-def _patches(b: Body) -> str:
+def _patches(b: OnnxBody) -> str:
     x = b.padded("x0", [(0, 0), *b.padding, (0, 0)], b.pad_value)
     places = _window_places(b, b.types[0].shape, b.out.shape[1:3], b.out.shape[3:5])
     parts = [b.sliced(x, at.start, at.length, at.step) for at in places]
@@ -955,7 +957,7 @@ def _patches(b: Body) -> str:
 
 
 @body("unpatches")
-def _unpatches(b: Body) -> str:
+def _unpatches(b: OnnxBody) -> str:
     def part(at: _WindowElement) -> str:
         first, length = [0, 0, 0, at.i, at.j, 0], [*at.length[:3], 1, 1, at.length[3]]
         return b.reshaped(b.sliced("x0", first, length, [1] * 6), at.length)
@@ -965,7 +967,7 @@ def _unpatches(b: Body) -> str:
 
 
 @body("weighted_take")
-def _weighted_take(b: Body) -> str:
+def _weighted_take(b: OnnxBody) -> str:
     if b.types[1].shape[0] == 1:
         rows = b("Gather", "x0", b.reshaped(b.positions(1), b.types[1].shape[1:]), axis=1)
     else:
@@ -978,7 +980,9 @@ def _weighted_take(b: Body) -> str:
 # --- weights of bytes ---------------------------------------------------------------------
 
 
-def _dequantized(b: Body, x: str, scale: str, shape: Sequence[int], scales: Sequence[int]) -> str:
+def _dequantized(
+    b: OnnxBody, x: str, scale: str, shape: Sequence[int], scales: Sequence[int]
+) -> str:
     """Dequantise x to f32 by the scale of each group."""
     pairs = scales if len(scales) > len(shape) else [*scales, 1]
     scale, groups = b.reshaped(scale, pairs), pairs[-2]
@@ -990,7 +994,7 @@ def _dequantized(b: Body, x: str, scale: str, shape: Sequence[int], scales: Sequ
 
 
 @body("dequantize_rows")
-def _dequantize_rows(b: Body) -> str:
+def _dequantize_rows(b: OnnxBody) -> str:
     # few runtimes gather 4-bit elements
     table = b.cast("x1", f32) if b.types[1].dtype.is_storage else "x1"
     rows, scale = (b("Gather", x, b.positions(0), axis=0) for x in (table, "x2"))
@@ -999,20 +1003,20 @@ def _dequantize_rows(b: Body) -> str:
 
 
 @body("quantized_matmul")
-def _quantized_matmul(b: Body) -> str:
+def _quantized_matmul(b: OnnxBody) -> str:
     weights = _dequantized(b, "x1", "x2", b.types[1].shape, b.types[2].shape)
     return b("MatMul", "x0", b("Transpose", weights, perm=[1, 0]))
 
 
 @body("integer_conv2d")
-def _integer_conv2d(b: Body) -> str:
+def _integer_conv2d(b: OnnxBody) -> str:
     kernel = b("Transpose", "x1", perm=[0, 3, 1, 2])
     zeros = [b.reshaped(each, []) for each in ("x2", "x3")]
     return _images(b, "ConvInteger", kernel, *zeros, group=b.groups)
 
 
 @body("quantize_linear")
-def _quantize_linear(b: Body) -> str:
+def _quantize_linear(b: OnnxBody) -> str:
     whole = b("Round", b("Div", "x0", "x1"))
     y, low, high = b("Add", whole, b.cast("x2", f32)), *few.limits(b.out.dtype)
     y = b("Where", b("IsNaN", y), b.number(0.0, f32), y)
@@ -1020,6 +1024,6 @@ def _quantize_linear(b: Body) -> str:
 
 
 @body("dequantize_linear")
-def _dequantize_linear(b: Body) -> str:
+def _dequantize_linear(b: OnnxBody) -> str:
     x, zero = (b.cast(each, i32) for each in ("x0", "x2"))
     return b("Mul", b.cast(b("Sub", x, zero), f32), "x1")

@@ -19,8 +19,8 @@ from mlvm.eager.tensor.operands import as_operand, widest_of
 from mlvm.eager.tree import flatten, named_tensors
 from mlvm.machines.files import write_array
 from mlvm.onnx.model import Model, load
-from mlvm.show.memory import show_plan
-from mlvm.show.trace import Trace
+from mlvm.show.memory_report import show_plan
+from mlvm.show.vm_trace import VMTrace
 
 _SECONDS: Final = 1.0
 _MOST: Final = 1000  # timed calls
@@ -104,7 +104,7 @@ def _print_times(captured: Any, arrays: Sequence[Array]) -> None:
     vm = ml.default_vm()
     if not isinstance(vm, VM):
         return
-    trace = Trace(vm.name)
+    trace = VMTrace(vm.name)
     with vm.instrumented(trace):
         captured(*tensors)
     spent: Counter[str] = Counter()

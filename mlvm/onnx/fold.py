@@ -14,7 +14,7 @@ import numpy as np
 
 from mlvm.core.types import Array
 from mlvm.onnx.arrays import is_array
-from mlvm.onnx.graph import Graph, Node
+from mlvm.onnx.graph import Graph, GraphNode
 from mlvm.onnx.table import TABLE
 
 
@@ -88,12 +88,12 @@ def _take_quantized(graph: Graph) -> None:
     graph.quantized.clear()
 
 
-def _channels(node: Node, weight: Array) -> int:
+def _channels(node: GraphNode, weight: Array) -> int:
     """Return the axis of a weight that becomes the channels of the result."""
     return 0 if node.type == "Conv" or node.attributes.get("transB", 0) else weight.ndim - 1
 
 
-def _lies_along(weight: Node, axis: int) -> bool:
+def _lies_along(weight: GraphNode, axis: int) -> bool:
     """Return whether a weight has a scale for each position along an axis."""
     q, scale = weight.inputs[:2]
     return bool(scale.ndim == 1 and weight.attributes.get("axis", 1) % q.ndim == axis)
@@ -101,7 +101,7 @@ def _lies_along(weight: Node, axis: int) -> bool:
 
 def _fold_convolutions(graph: Graph) -> None:
     uses = _uses(graph)
-    made_by: dict[str, Node] = {}
+    made_by: dict[str, GraphNode] = {}
     nodes = []
     for node in graph.nodes:
         before, position = _producer(made_by, node, 0), 0
@@ -141,7 +141,7 @@ def _fold_convolutions(graph: Graph) -> None:
     graph.nodes = nodes
 
 
-def _line(node: Node, position: int, conv: Node) -> tuple[Array, Array] | None:
+def _line(node: GraphNode, position: int, conv: GraphNode) -> tuple[Array, Array] | None:
     """Return the scale and shift per channel that the node applies to a convolution's result.
 
     Return None for any other node.
@@ -179,11 +179,11 @@ def _fuse_layer_norms(graph: Graph) -> None:
     uses = _uses(graph)
     made_by = {name: node for node in graph.nodes for name in node.outputs}
 
-    def producer(reader: Node, i: int, type: str) -> Node | None:
+    def producer(reader: GraphNode, i: int, type: str) -> GraphNode | None:
         node = _producer(made_by, reader, i)
         return node if node is not None and node.type == type else None
 
-    def over_last(node: Node | None) -> bool:
+    def over_last(node: GraphNode | None) -> bool:
         if node is None or not node.attributes.get("keepdims", 1):
             return False
         axes = node.inputs[1] if len(node.inputs) > 1 else node.attributes.get("axes")
@@ -222,7 +222,7 @@ def _fuse_layer_norms(graph: Graph) -> None:
     graph.nodes = [node for node in graph.nodes if id(node) not in fused]
 
 
-def _producer(made_by: Mapping[str, Node], node: Node, i: int) -> Node | None:
+def _producer(made_by: Mapping[str, GraphNode], node: GraphNode, i: int) -> GraphNode | None:
     """Return the node that computes operand i of a node, or None."""
     x = node.inputs[i] if i < len(node.inputs) else ""
     return made_by.get(x) if _is_name(x) else None

@@ -14,9 +14,9 @@ from mlvm.core.types import Array, DType, TensorType
 from mlvm.onnx.arrays import FLOATS, INTEGERS, Files, array_of, is_array
 from mlvm.onnx.limits import limit
 from mlvm.onnx.own import DOMAIN, own_op
-from mlvm.onnx.table import TABLE, Op, call
+from mlvm.onnx.table import TABLE, OnnxOp, call
 from mlvm.onnx.values import Value, Weight, are_known, bounded
-from mlvm.onnx.wire import FIELDS, Message
+from mlvm.onnx.wire import FIELDS, ProtoMessage
 
 _OURS: Final = ("", "ai.onnx")
 _NEWEST: Final = 1000  # larger numbers are not valid opsets
@@ -34,7 +34,7 @@ _DRAWS: Final = (
 
 
 @dataclass(eq=False, repr=False)
-class Node:
+class GraphNode:
     """Call of an op.
 
     opset: version of the op's domain.
@@ -46,7 +46,7 @@ class Node:
 
     name: str
     type: str
-    op: Op
+    op: OnnxOp
     opset: int
     inputs: list[Any]
     outputs: list[str]
@@ -72,7 +72,7 @@ class Node:
         return own + [name for graph in self.graphs for name in graph.free]
 
 
-class Kind(NamedTuple):
+class ValueKind(NamedTuple):
     """Declared type of a value.
 
     container: "", "sequence" or "optional".
@@ -100,18 +100,18 @@ class Graph:
     quantized: arrays, and the nodes that dequantised them, by identity.
     """
 
-    nodes: list[Node]
+    nodes: list[GraphNode]
     inputs: list[str]
     outputs: list[str]
     constants: dict[str, Array]
-    kinds: dict[str, Kind]
+    kinds: dict[str, ValueKind]
     labels: dict[int, tuple[Array, str]]
 
     def __post_init__(self) -> None:
         self.free: list[str] = []
         self.names = list(self.outputs)
         self.static_names: frozenset[str] = frozenset()
-        self.quantized: dict[int, tuple[Array, Node]] = {}
+        self.quantized: dict[int, tuple[Array, GraphNode]] = {}
 
     def __repr__(self) -> str:
         return f"Graph({len(self.nodes)} nodes)"
@@ -138,13 +138,13 @@ class Graph:
             node.last = [name for name in names if name not in used_later]
             used_later |= names
 
-    def run(self, operands: Mapping[str, Value], frame: Frame) -> list[Value]:
+    def run(self, operands: Mapping[str, Value], frame: GraphFrame) -> list[Value]:
         """Run the nodes on operands; return the outputs.
 
         The operands include the values of the free names.
         """
         scope: dict[str, Value] = {**self.constants, **operands}
-        inner = Frame(frame.weights, scope)
+        inner = GraphFrame(frame.weights, scope)
         for node in self.nodes:
             inputs = [
                 (scope[x] if x else None)
@@ -167,7 +167,7 @@ class Graph:
         return [scope[name] for name in self.outputs]
 
 
-class Frame(NamedTuple):
+class GraphFrame(NamedTuple):
     """Values that a running graph can read: weights by name, and the values computed so far."""
 
     weights: Mapping[str, Value]
@@ -180,7 +180,7 @@ class Frame(NamedTuple):
         return graph.run(values, self)
 
 
-def run(node: Node, operands: list[Value], frame: Frame | None) -> tuple[Value, ...]:
+def run(node: GraphNode, operands: list[Value], frame: GraphFrame | None) -> tuple[Value, ...]:
     """Run a node; errors name the node."""
     try:
         results = call(node, operands, frame)
@@ -205,7 +205,7 @@ class Scope(NamedTuple):
     """
 
     opsets: Mapping[str, int]
-    attributes: Mapping[str, Message]
+    attributes: Mapping[str, ProtoMessage]
     depth: int
 
 
@@ -218,7 +218,7 @@ class Builder:
     Raises `ModelError` for a malformed graph and for unsupported ops.
     """
 
-    def __init__(self, model: Message, files: Files) -> None:
+    def __init__(self, model: ProtoMessage, files: Files) -> None:
         self.files = files
         self.opsets = _opsets(model.opset_import)
         self.functions = {(f.domain, f.name, f.overload or ""): f for f in model.functions}
@@ -232,7 +232,7 @@ class Builder:
 
     def graph(
         self,
-        message: Message,
+        message: ProtoMessage,
         constants: Mapping[str, Array],
         names: frozenset[str],
         within: Scope | None = None,
@@ -287,7 +287,7 @@ class Builder:
 
     def _nodes(
         self,
-        messages: Iterable[Message],
+        messages: Iterable[ProtoMessage],
         constants: dict[str, Array],
         defined: set[str],
         within: Scope,
@@ -310,7 +310,7 @@ class Builder:
                 known_op, operands = own
                 inputs = [self._stored(constants, name, dtype) for name, dtype in operands]
                 type, outputs = f"{DOMAIN}.{message.op_type}", list(message.output)
-                yield Node(message.name, type, known_op, 1, inputs, outputs, {})
+                yield GraphNode(message.name, type, known_op, 1, inputs, outputs, {})
                 continue
             key = message.domain, message.op_type, message.overload or ""
             body = self.functions.get(key)
@@ -349,7 +349,7 @@ class Builder:
                 if values.get(name, value) != value:
                     got = values[name]
                     raise ModelError(f"{what}: expected {name}={value!r}, got {got!r}")
-            node = Node(
+            node = GraphNode(
                 message.name, type, op, version, [*message.input], [*message.output], values
             )
             node.numbers = [self._numbers.get(x, 0) for x in node.inputs]
@@ -370,7 +370,7 @@ class Builder:
             self.labels[id(packed)] = packed, name
         return self._packed[name, dtype]
 
-    def _number(self, node: Node, message: Message) -> int:
+    def _number(self, node: GraphNode, message: ProtoMessage) -> int:
         """Return the `TensorProto.DataType` of a node's results.
 
         Return 0 if no attribute or operand determines it.
@@ -385,8 +385,8 @@ class Builder:
 
     def _called(
         self,
-        body: Message,
-        node: Message,
+        body: ProtoMessage,
+        node: ProtoMessage,
         constants: dict[str, Array],
         defined: set[str],
         within: Scope,
@@ -405,7 +405,7 @@ class Builder:
 
     def _value(
         self,
-        attribute: Message,
+        attribute: ProtoMessage,
         constants: dict[str, Array],
         defined: set[str],
         what: str,
@@ -432,7 +432,7 @@ class Builder:
         raise ModelError(f"{what} has the attribute {attribute.name!r} of an unknown kind, {kind}")
 
 
-def _computed(node: Node) -> tuple[Array, ...] | None:
+def _computed(node: GraphNode) -> tuple[Array, ...] | None:
     """Fold a node with constant operands.
 
     Return None if a call must compute it. Such a node reads a value of the call, draws random
@@ -455,7 +455,7 @@ def _computed(node: Node) -> tuple[Array, ...] | None:
     return results
 
 
-def _resolved(node: Message, outer: Mapping[str, Message]) -> dict[str, Message]:
+def _resolved(node: ProtoMessage, outer: Mapping[str, ProtoMessage]) -> dict[str, ProtoMessage]:
     """Return the attributes of a node by name.
 
     A reference to an attribute of the enclosing function is replaced by the value, or omitted if
@@ -465,11 +465,11 @@ def _resolved(node: Message, outer: Mapping[str, Message]) -> dict[str, Message]
     return {name: attribute for name, attribute in own.items() if attribute is not None}
 
 
-def _opsets(imports: Iterable[Message]) -> dict[str, int]:
+def _opsets(imports: Iterable[ProtoMessage]) -> dict[str, int]:
     return {each.domain: int(each.version) for each in imports}
 
 
-def _renamed(node: Message, names: dict[str, str], prefix: str) -> Message:
+def _renamed(node: ProtoMessage, names: dict[str, str], prefix: str) -> ProtoMessage:
     """Return the node of a function, renamed for one call."""
 
     def name(old: str) -> str:
@@ -479,22 +479,24 @@ def _renamed(node: Message, names: dict[str, str], prefix: str) -> Message:
     fields["input"] = [name(x) for x in node.input]
     fields["output"] = [name(x) for x in node.output]
     fields["attribute"] = [_with_graph(each, names, prefix) for each in node.attribute]
-    return Message("Node", **fields)
+    return ProtoMessage("GraphNode", **fields)
 
 
-def _with_graph(attribute: Message, names: dict[str, str], prefix: str) -> Message:
+def _with_graph(attribute: ProtoMessage, names: dict[str, str], prefix: str) -> ProtoMessage:
     if attribute.g is None:
         return attribute
     graph, inner = attribute.g, dict(names)
     for each in (*graph.input, *graph.initializer):
         inner[each.name] = each.name
     nodes = [_renamed(each, inner, prefix) for each in graph.node]
-    outputs = [Message("Value", name=inner.get(x.name, x.name), type=x.type) for x in graph.output]
-    inside = Message("Graph", **(vars(graph) | {"node": nodes, "output": outputs}))
-    return Message("Attribute", **(vars(attribute) | {"g": inside}))
+    outputs = [
+        ProtoMessage("Value", name=inner.get(x.name, x.name), type=x.type) for x in graph.output
+    ]
+    inside = ProtoMessage("Graph", **(vars(graph) | {"node": nodes, "output": outputs}))
+    return ProtoMessage("Attribute", **(vars(attribute) | {"g": inside}))
 
 
-def dense(sparse: Message, files: Files) -> Array:
+def dense(sparse: ProtoMessage, files: Files) -> Array:
     """Return a sparse tensor as a dense array. Raises `ModelError`."""
     values, indices = array_of(sparse.values, files), array_of(sparse.indices, files)
     shape = tuple(int(n) for n in sparse.dims)
@@ -507,12 +509,12 @@ def dense(sparse: Message, files: Files) -> Array:
     return array
 
 
-def _is_open(type: Message) -> bool:
+def _is_open(type: ProtoMessage) -> bool:
     """Return whether a type declares neither dtype nor shape."""
     return all(getattr(type, field.name) is None for field in FIELDS["Type"].values())
 
 
-def kind_of(value: Message) -> Kind:
+def kind_of(value: ProtoMessage) -> ValueKind:
     """Return the declared type of a value."""
     type, container = value.type, ""
     for _ in range(8):
@@ -525,7 +527,7 @@ def kind_of(value: Message) -> Kind:
         else:
             raise ModelError(f"{value.name!r} is a map or a sparse tensor, which is not supported")
     if type is None or type.tensor_type is None:
-        return Kind(container, 0, None)
+        return ValueKind(container, 0, None)
     declared = type.tensor_type
     if declared.elem_type == 8:
         raise ModelError(f"{value.name!r} has strings, which are not supported")
@@ -535,4 +537,4 @@ def kind_of(value: Message) -> Kind:
             x.dim_value if x.dim_value is not None and x.dim_value >= 0 else x.dim_param or None
             for x in declared.shape.dim
         )
-    return Kind(container, declared.elem_type, shape)
+    return ValueKind(container, declared.elem_type, shape)

@@ -125,7 +125,7 @@ def resized(type: TensorType, axes: Mapping[int, OpenAxis], sizes: Sizes) -> Ten
     return TensorType(type.dtype, shape)
 
 
-class Writer(Protocol):
+class GraphWriter(Protocol):
     """Writer of a file."""
 
     def constant(self, value: Array, type: TensorType) -> str: ...
@@ -143,7 +143,7 @@ class Lengths:
     nodes: compute the formulas that are in use.
     """
 
-    def __init__(self, numbers: Numbers, axes: OpenAxes, writer: Writer) -> None:
+    def __init__(self, numbers: Numbers, axes: OpenAxes, writer: GraphWriter) -> None:
         self.nodes: list[dict[str, Any]] = []
         self._numbers, self._writer = numbers, writer
         self._sources = list(sources_of(axes).items())

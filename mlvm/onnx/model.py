@@ -33,7 +33,7 @@ from mlvm.machines.terminal import escaped
 from mlvm.onnx import ops as _fill_the_table  # noqa: F401
 from mlvm.onnx.arrays import NAMES, Files, dtype_of, is_array
 from mlvm.onnx.fold import folded
-from mlvm.onnx.graph import REFUSALS, Builder, Frame, Graph, Kind, Node
+from mlvm.onnx.graph import REFUSALS, Builder, Graph, GraphFrame, GraphNode, ValueKind
 from mlvm.onnx.limits import Limit
 from mlvm.onnx.table import Pack
 from mlvm.onnx.values import Value, Weight, tensor
@@ -114,7 +114,7 @@ class Model(ml.nn.Module):
         tensors = (*weights.values(), *operands.values())
         most.enter(sum(x.type.nbytes for x in tensors if isinstance(x, Tensor)))
         with most.holding():
-            outputs = graph.run(operands, Frame(weights, {}))
+            outputs = graph.run(operands, GraphFrame(weights, {}))
         results = tuple(_result(x) for x in outputs)
         return results[0] if len(results) == 1 else results
 
@@ -132,7 +132,7 @@ class Model(ml.nn.Module):
         widest = widest_of([*values.values(), *self.weights.values()]) if wide else None
         return values | {name: as_operand(x, widest) for name, x in wide.items()}
 
-    def _operand(self, name: str, value: Any, kind: Kind) -> Value:
+    def _operand(self, name: str, value: Any, kind: ValueKind) -> Value:
         if value is None:
             return None
         if kind.container in ("sequence", "optional") and isinstance(value, (list, tuple)):
@@ -154,7 +154,7 @@ class Model(ml.nn.Module):
             )
         return value
 
-    def _array(self, name: str, value: Any, kind: Kind) -> Any:
+    def _array(self, name: str, value: Any, kind: ValueKind) -> Any:
         """Convert numbers to an array; Python numbers get the dtype that the graph declares."""
         if isinstance(value, (np.ndarray, np.generic)):
             return np.asarray(value)
@@ -171,7 +171,7 @@ def _type(value: Any) -> str:
     return f"{DType.of(value.dtype).name}{list(value.shape)}".replace(" ", "")
 
 
-def _described(kind: Kind) -> str:
+def _described(kind: ValueKind) -> str:
     dtype = dtype_of(kind.number, "it").name if kind.number else "any"
     shape = "" if kind.shape is None else f"[{','.join(str(n or '?') for n in kind.shape)}]"
     text = f"{dtype}{shape}"
@@ -254,7 +254,7 @@ def _loaded(data: memoryview, files: Files, what: str) -> Model:
 def _warn_of_training(graph: Graph, what: str) -> None:
     """Warn about nodes in training mode, which drop elements or use batch statistics."""
 
-    def is_training(node: Node) -> bool:
+    def is_training(node: GraphNode) -> bool:
         flag = node.inputs[2:3] if node.type == "Dropout" else ()
         mode = node.attributes.get("training_mode", 0)
         return bool(mode) or any(is_array(x) and x.any() for x in flag)
@@ -283,7 +283,7 @@ def _static_names(graph: Graph) -> frozenset[str]:
     return frozenset(names)
 
 
-def _as_packed(x: Array, pack: Pack | None, node: Node) -> Array:
+def _as_packed(x: Array, pack: Pack | None, node: GraphNode) -> Array:
     try:
         return x if pack is None else np.ascontiguousarray(pack(np, node, x))
     except REFUSALS as error:

@@ -14,8 +14,8 @@ from mlvm.core.types import DType, TensorType
 from mlvm.eager import Tensor
 from mlvm.eager.tensor.apply import apply, one_op
 from mlvm.eager.tensor.autocast import in_precision
-from mlvm.onnx.table import Call, Op
-from mlvm.onnx.wire import Message
+from mlvm.onnx.table import NodeCall, OnnxOp
+from mlvm.onnx.wire import ProtoMessage
 
 DOMAIN: Final = "mlvm"
 """Domain of the functions in a file, and the key of the metadata that names an op."""
@@ -32,7 +32,7 @@ def encode_op(op: CoreOp, attributes: Attributes, types: Sequence[TensorType]) -
     return json.dumps(fields)
 
 
-def own_op(node: Message) -> tuple[Op, list[tuple[str, DType | None]]] | None:
+def own_op(node: ProtoMessage) -> tuple[OnnxOp, list[tuple[str, DType | None]]] | None:
     """Decode the op of mlvm that `save` stored in a node, with operands and low-bit dtypes.
 
     Further inputs of the node are lengths for other runtimes. Return None for a node of a different
@@ -47,7 +47,7 @@ def own_op(node: Message) -> tuple[Op, list[tuple[str, DType | None]]] | None:
                     return None
                 count = None if OPS[name].variadic else len(OPS[name].inputs)
                 one_op(name, **attributes)  # raises for unknown attributes
-                op = Op(partial(_run, OPS[name], attributes), "tensors", (), {}, 0, None, {})
+                op = OnnxOp(partial(_run, OPS[name], attributes), "tensors", (), {}, 0, None, {})
                 inputs = list(node.input)[:count]
                 dtypes = [DType.storage.get(x) for x in fields.get("dtypes", [""] * len(inputs))]
                 return op, list(zip(inputs, dtypes, strict=True))
@@ -56,7 +56,7 @@ def own_op(node: Message) -> tuple[Op, list[tuple[str, DType | None]]] | None:
     return None
 
 
-def _run(op: CoreOp, attributes: dict[str, Any], _: Call, *operands: Tensor) -> Any:
+def _run(op: CoreOp, attributes: dict[str, Any], _: NodeCall, *operands: Tensor) -> Any:
     """Run the op as the public function does under `autocast`."""
     cast, cast_attributes = in_precision(op, operands, attributes)
     return apply(one_op(op.name, **cast_attributes), *cast)

@@ -23,10 +23,10 @@ Function: TypeAlias = Callable[..., Value]
 Pack: TypeAlias = Callable[[Any, Any, Any], Any]
 
 
-class Op(NamedTuple):
+class OnnxOp(NamedTuple):
     """Row of the table.
 
-    `run`: function of a `Call` and the operands.
+    `run`: function of a `NodeCall` and the operands.
     `kind`: form of the operands. "plain": axes in order, arrays if all are on the host. "tensors":
         always tensors. "elementwise": one permutation of axes for all. "raw": unchanged.
     `host`: positions of operands that are read to the host.
@@ -56,7 +56,7 @@ class Op(NamedTuple):
                 yield i
 
 
-TABLE: Final[dict[str, Op]] = {}
+TABLE: Final[dict[str, OnnxOp]] = {}
 """Ops by name; names outside of the ONNX domain begin with the domain and a dot."""
 
 
@@ -78,7 +78,7 @@ def op(
         least = sum(p.default is p.empty for p in kinds) - 1
         most = len(kinds) - 1 if len(kinds) == len(every) else None
         for name in names.split():
-            TABLE[name] = Op(run, kind, host, packed or {}, least, most, only, absent, older)
+            TABLE[name] = OnnxOp(run, kind, host, packed or {}, least, most, only, absent, older)
         return run
 
     return enter
@@ -90,7 +90,7 @@ def enter_all(kind: Kind, functions: Mapping[str, Function]) -> None:
         op(names, kind)(run)
 
 
-class Call:
+class NodeCall:
     """Context of an op's call: attributes, node, and `xp`.
 
     `xp` is numpy if all operands are on the host, otherwise `mlvm.eager`.
@@ -125,7 +125,7 @@ class Call:
 
 def call(node: Any, operands: list[Value], scope: Any) -> Value:
     """Run the op of a node on operands."""
-    op: Op = node.op
+    op: OnnxOp = node.op
     if op.host:
         operands = [
             to_host(plain(x), f"operand {i} of {node}") if i in op.host else x
@@ -141,18 +141,18 @@ def call(node: Any, operands: list[Value], scope: Any) -> Value:
         for i, pack in op.packed.items():
             if type(node.inputs[i]) is not Weight:
                 operands[i] = pack(ml, node, tensor(operands[i]))
-        return _arrays(op.run(Call(node, xp, scope), *operands))
+        return _arrays(op.run(NodeCall(node, xp, scope), *operands))
     if node.opset < 7 and operands[1:]:
         operands = _as_before_7(node, operands)
     rest = [x for i, x in enumerate(operands) if i not in op.host] if op.host else operands
     if op.kind != "tensors" and not is_large and are_known(rest):
         with np.errstate(all="ignore"):
             try:
-                return _arrays(op.run(Call(node, np, scope), *operands))
+                return _arrays(op.run(NodeCall(node, np, scope), *operands))
             except AttributeError as error:
                 if getattr(error, "obj", None) is not np:
                     raise
-    at = Call(node, ml, scope)
+    at = NodeCall(node, ml, scope)
     if op.kind == "elementwise":
         aligned, axes = alike(operands)
         dtypes = {x.dtype for x in aligned if type(x) is ml.Tensor}
@@ -163,7 +163,7 @@ def call(node: Any, operands: list[Value], scope: Any) -> Value:
     return op.run(at, *operands)
 
 
-def _is_large(op: Op, operands: list[Value]) -> bool:
+def _is_large(op: OnnxOp, operands: list[Value]) -> bool:
     """Return whether a result of host arrays may exceed the limit.
 
     In this case a VM computes it, because a VM counts allocations.

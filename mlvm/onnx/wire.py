@@ -58,7 +58,7 @@ _SHORT: Final = 64
 Bytes: TypeAlias = memoryview | bytes
 
 
-class Field(NamedTuple):
+class ProtoField(NamedTuple):
     """Field of a message.
 
     name: field name.
@@ -73,12 +73,12 @@ class Field(NamedTuple):
     default: Any
 
 
-def _fields(text: str) -> dict[int, Field]:
+def _fields(text: str) -> dict[int, ProtoField]:
     fields = {}
     for number, name, kind in (each.split() for each in text.split(",")):
         plain = kind.rstrip("*?")
         default = () if kind[-1] == "*" else None if kind[-1] == "?" else _DEFAULTS.get(plain)
-        fields[int(number)] = Field(name, plain, kind[-1] == "*", default)
+        fields[int(number)] = ProtoField(name, plain, kind[-1] == "*", default)
     return fields
 
 
@@ -90,7 +90,7 @@ FIELDS: Final = {
 }
 
 
-def _readers(fields: Mapping[int, Field]) -> dict[int, tuple[str, str, bool, bool]]:
+def _readers(fields: Mapping[int, ProtoField]) -> dict[int, tuple[str, str, bool, bool]]:
     """Return the readers of fields by number and wire type.
 
     A reader consists of the name, the kind, whether the field is repeated, and whether the values
@@ -106,7 +106,7 @@ def _readers(fields: Mapping[int, Field]) -> dict[int, tuple[str, str, bool, boo
 _READERS: Final = {kind: _readers(fields) for kind, fields in FIELDS.items()}
 
 
-class Message:
+class ProtoMessage:
     """Message with fields as attributes.
 
     Repeated numbers are an array of i64, f32 or f64; other repeated fields are a list. Bytes are a
@@ -129,12 +129,12 @@ class Message:
 
 
 _CLASSES: Final[dict[str, Any]] = {
-    kind: type(kind, (Message,), {f.name: f.default for f in fields.values()} | {"kind": kind})
+    kind: type(kind, (ProtoMessage,), {f.name: f.default for f in fields.values()} | {"kind": kind})
     for kind, fields in FIELDS.items()
 }
 
 
-def decode(data: Bytes, kind: str = "Model", depth: int = 0) -> Message:
+def decode(data: Bytes, kind: str = "Model", depth: int = 0) -> ProtoMessage:
     """Decode a message of a kind. Raises `EncodingError` for malformed bytes."""
     if depth > _DEEPEST:
         raise EncodingError(f"messages are nested more than {_DEEPEST} deep")
@@ -213,7 +213,7 @@ def decode(data: Bytes, kind: str = "Model", depth: int = 0) -> Message:
 
 
 @memoized(1024)
-def _attribute(data: bytes, depth: int) -> Message:
+def _attribute(data: bytes, depth: int) -> ProtoMessage:
     """Decode a short attribute. Equal attributes share a message, which is never changed."""
     return decode(data, "Attribute", depth)
 

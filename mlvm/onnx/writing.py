@@ -21,9 +21,9 @@ from mlvm.core.errors import ArgumentError, DTypeError, MlvmError, ModelError, b
 from mlvm.core.types import Array, DType, TensorType, bool_, i64
 from mlvm.eager import Tensor
 from mlvm.eager.capture.capture import Captured
+from mlvm.eager.capture.dynamic_axes import Axis, OpenLength
 from mlvm.eager.capture.guards.guard_set import ASKS_CLASS
 from mlvm.eager.capture.guards.signature import Signature
-from mlvm.eager.capture.lengths import Axis, OpenLength
 from mlvm.eager.capture.trace import Output, TracedCall, code_for_type, trace_once
 from mlvm.eager.nn.module import Module
 from mlvm.eager.nn.recurrent import step_by_step
@@ -33,7 +33,7 @@ from mlvm.eager.tensor.reading import values_of
 from mlvm.eager.tree import flatten, named_nodes, named_tensors, unflatten
 from mlvm.machines.files import destination, replacing
 from mlvm.onnx.arrays import NAMES, STORED
-from mlvm.onnx.bodies import BODIES, OPSET, Body
+from mlvm.onnx.bodies import BODIES, OPSET, OnnxBody
 from mlvm.onnx.encode import Parts, encode, size_of
 from mlvm.onnx.lengths import Lengths, OpenAxes, Sizes, open_axes, resized, samples_of
 from mlvm.onnx.model import Model
@@ -257,7 +257,7 @@ class _Model:
         self.initializers[name], self.types[name] = value, type
         return name
 
-    def function(self, op: str, key: Any, body: Body, result: str) -> str:
+    def function(self, op: str, key: Any, body: OnnxBody, result: str) -> str:
         """Add a function with a body to the file, once; return the name."""
         if key not in self.functions:
             self.functions[key] = {
@@ -448,7 +448,7 @@ class _Graph:
         if rule is None:
             draws = op.kernel.__module__.endswith(".random")
             raise _refused(op.name, call.line, _TRAINING if draws else "")
-        body = Body(op.name, types, out.type, call.attributes)
+        body = OnnxBody(op.name, types, out.type, call.attributes)
         try:
             result = body.result(rule(body))
         except ModelError as error:

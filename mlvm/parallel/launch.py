@@ -24,7 +24,7 @@ from mlvm.core.errors import ConnectionLostError, GroupError, MissingExtraError
 from mlvm.core.program.encoding import Kind, open_message
 from mlvm.machines.remote.address import Address, TcpAddress, parse_address, shut
 from mlvm.machines.remote.secret import VARIABLE
-from mlvm.parallel.tcp import SECRET, Link, meet, secret_of, tell
+from mlvm.parallel.tcp import SECRET, TcpLink, meet, secret_of, tell
 
 _GRACE: Final = 3.0
 """Seconds after the failure of a member in which the other members may exit by themselves."""
@@ -129,7 +129,7 @@ class _Launchers:
         self._nodes = nodes
         self._address = TcpAddress(address.host, address.port + 1)
         self._secret = secret_of(None, None)
-        self._links: dict[int, Link] = {}
+        self._links: dict[int, TcpLink] = {}
         self._done: set[int] = set()
 
     def meet(self, attempt: int) -> int:

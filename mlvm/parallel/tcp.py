@@ -155,7 +155,7 @@ class TcpGroup(MessageGroup):
         until = system.monotonic() + (checked_timeout(start, "start") or math.inf)
         reachable = _reachable(advertise, ports)
         one_blas_thread.prepare()
-        links: Mapping[int, Link] = {}
+        links: Mapping[int, TcpLink] = {}
         if size > 1:
             key = secret_of(secret, secret_file)
             links = _Meeting(rank, size, place, key, until, system, mixed, reachable).join()
@@ -217,7 +217,7 @@ def secret_of(secret: str | bytes | None, secret_file: str | os.PathLike[str] | 
 # --- messages --------------------------------------------------------------------------
 
 
-class Link:
+class TcpLink:
     """Connection to another member, after the handshake.
 
     Its methods raise `ConnectionLostError` if the connection was closed; `EncodingError` if a
@@ -352,7 +352,7 @@ class TcpTransport(Transport):
     """
 
     def __init__(
-        self, rank: int, size: int, links: Mapping[int, Link], system: System = SYSTEM
+        self, rank: int, size: int, links: Mapping[int, TcpLink], system: System = SYSTEM
     ) -> None:
         super().__init__(rank, size, system)
         self._links = dict(links)
@@ -384,14 +384,14 @@ class TcpTransport(Transport):
                 if link is not None and link is self._links.get(key.data):
                     self._move(key.data, link, partial(self._receive, key.data, link))
 
-    def _receive(self, rank: int, link: Link) -> None:
+    def _receive(self, rank: int, link: TcpLink) -> None:
         try:
             link.receive()
         finally:
             while link.inbox:
                 self.take(rank, *link.inbox.popleft())
 
-    def _move(self, rank: int, link: Link, move: Callable[[], None]) -> None:
+    def _move(self, rank: int, link: TcpLink, move: Callable[[], None]) -> None:
         """Send or receive, and watch for a writable socket while data is unsent.
 
         A member has left if its connection is closed or it sends invalid data.
@@ -436,7 +436,9 @@ class TcpTransport(Transport):
 # --- how members connect to each other -------------------------------------------------------
 
 
-def meet(rank: int, size: int, address: TcpAddress, secret: bytes, until: float) -> dict[int, Link]:
+def meet(
+    rank: int, size: int, address: TcpAddress, secret: bytes, until: float
+) -> dict[int, TcpLink]:
     """Connect processes without a group, and return the connections by rank.
 
     Raises what `TcpGroup` raises.
@@ -499,7 +501,7 @@ class _Meeting:
         self.rank = rank
         self.size = size
         self.address = address
-        self.links: dict[int, Link] = {}
+        self.links: dict[int, TcpLink] = {}
         self._secret = secret
         self._until = until
         self._system = system
@@ -514,11 +516,11 @@ class _Meeting:
         self._unfound = ""  # text about the last member that could not be reached in time
         self._lock = threading.Lock()
         self._arrived: set[int] = set()
-        self._connections: SimpleQueue[tuple[_Place, Link] | MlvmError] = SimpleQueue()
+        self._connections: SimpleQueue[tuple[_Place, TcpLink] | MlvmError] = SimpleQueue()
         self._refused: SimpleQueue[str] = SimpleQueue()
         self._strangers = Admission(Log("none"), plain=True, system=system)
 
-    def join(self) -> dict[int, Link]:
+    def join(self) -> dict[int, TcpLink]:
         """Return the connections, by rank.
 
         Raises `GroupError` if a member does not join or leaves; `AccessDeniedError` if secrets
@@ -672,7 +674,7 @@ class _Meeting:
         for link in self.links.values():
             link.socket.close()
 
-    def _put(self, connection: tuple[_Place, Link] | MlvmError) -> None:
+    def _put(self, connection: tuple[_Place, TcpLink] | MlvmError) -> None:
         """Pass a connection, or the error, to the thread that joins."""
         with self._lock:
             failure = self._failure
@@ -701,7 +703,7 @@ class _Meeting:
                 place = TcpAddress(other[1] or first, other[2])
                 self._system.start("mlvm join", connect, place, other)
 
-    def _connected(self, rank: int, address: TcpAddress, here: int) -> Link:
+    def _connected(self, rank: int, address: TcpAddress, here: int) -> TcpLink:
         """Connect to a member, which may not listen yet.
 
         `here` is the port at which this member listens.
@@ -794,17 +796,17 @@ class _Meeting:
 
 def _link(
     sock: socket.socket, secret: bytes, asking_nonce: bytes, answered: bytes, asks: bool
-) -> Link:
+) -> TcpLink:
     """Return the connection with the keys.
 
     Both sides have proved that they know the secret.
     """
     base = hmac.digest(secret, b"mlvm group " + asking_nonce + answered, "sha256")
     ours, theirs = (hmac.digest(base, side, "sha256") for side in (b"asks", b"answers"))
-    return Link(sock, ours, theirs) if asks else Link(sock, theirs, ours)
+    return TcpLink(sock, ours, theirs) if asks else TcpLink(sock, theirs, ours)
 
 
-def tell(link: Link, what: _News) -> None:
+def tell(link: TcpLink, what: _News) -> None:
     """Send a value to a process outside a run of a group."""
     writer = Writer()
     writer.value(what)

@@ -22,9 +22,9 @@ from mlvm.core.program.program import Program
 from mlvm.core.types import Array, TensorType
 from mlvm.show.calls import calls_in, label_of, name_of
 from mlvm.show.report import short
-from mlvm.show.session import Session
+from mlvm.show.session import ScriptSession
 from mlvm.show.svg import COLOURS, home_colour
-from mlvm.show.trace import Trace
+from mlvm.show.vm_trace import VMTrace
 
 _MOST_ELEMENTS: Final = 16  # maximum number of elements of a listed constant
 MOST_ALIKE: Final = 16
@@ -63,7 +63,7 @@ def step_page(step: Step, title: str, *, before: float | None = None) -> str:
 
 
 def session_page(
-    session: Session, steps: Sequence[Step], title: str, *, failed: str | None = None
+    session: ScriptSession, steps: Sequence[Step], title: str, *, failed: str | None = None
 ) -> str:
     """Return the page of a script's run and of the steps that it planned.
 
@@ -148,7 +148,7 @@ class _Content:
             }
         )
 
-    def add_session(self, session: Session, steps: Sequence[Step], name: str) -> None:
+    def add_session(self, session: ScriptSession, steps: Sequence[Step], name: str) -> None:
         """Add a view of arenas, VMs and queues over time."""
         for number, step in enumerate(steps, 1):
             self._program(step.program, f"captured step {number}", step.lines, step.arguments)
@@ -172,7 +172,9 @@ class _Content:
             }
         )
 
-    def _pane(self, name: str, recording: Recording, session: Session | None) -> dict[str, Any]:
+    def _pane(
+        self, name: str, recording: Recording, session: ScriptSession | None
+    ) -> dict[str, Any]:
         """Return the pane of an arena: tensors over time.
 
         Times are seconds if these were recorded, else event numbers. `forgotten` tensors were freed
@@ -223,7 +225,7 @@ class _Content:
         return calls[0] if calls else -1
 
     def _vm_lanes(
-        self, traces: Sequence[Trace], alike: str, session: Session
+        self, traces: Sequence[VMTrace], alike: str, session: ScriptSession
     ) -> list[dict[str, Any]]:
         """Return a lane for each thread that made calls.
 
@@ -260,7 +262,7 @@ class _Content:
             for number, (thread, track) in enumerate(lanes.items(), 1)
         ]
 
-    def _wait_lanes(self, session: Session) -> list[dict[str, Any]]:
+    def _wait_lanes(self, session: ScriptSession) -> list[dict[str, Any]]:
         """Return a lane for each side of a queue that was waited on."""
         lanes: dict[str, _Spans] = {}
         waits = sorted(session.waits, key=lambda each: each.began)
@@ -340,7 +342,7 @@ class _Content:
         return number
 
 
-def _first(session: Session) -> int:
+def _first(session: ScriptSession) -> int:
     """Return the time of the first event."""
     times = [span.began for trace in session.traces for span in trace.spans]
     times += [wait.began for wait in session.waits]
@@ -353,15 +355,15 @@ def _name_of_pane(recording: Recording) -> str:
     return f"{recording.arena} on {recording.vm}{count}"
 
 
-def _by_name(traces: Sequence[Trace]) -> list[tuple[list[Trace], str]]:
+def _by_name(traces: Sequence[VMTrace]) -> list[tuple[list[VMTrace], str]]:
     """Group the traces to show as one, each group with a text about the size.
 
     Many VMs of one name are one group.
     """
-    groups: dict[str, list[Trace]] = {}
+    groups: dict[str, list[VMTrace]] = {}
     for trace in traces:
         groups.setdefault(trace.vm, []).append(trace)
-    shown: list[tuple[list[Trace], str]] = []
+    shown: list[tuple[list[VMTrace], str]] = []
     for group in groups.values():
         if len(group) > MOST_ALIKE:
             shown.append((group, f": {len(group):,} VMs"))

@@ -18,7 +18,7 @@ from mlvm.core.op import Attributes
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.vm import VM
 from mlvm.show.record import record_all
-from mlvm.show.trace import Latest, Trace
+from mlvm.show.vm_trace import Latest, VMTrace
 
 MOST_TENSORS: Final = 20_000
 """Most ended tensors of each arena in a session: the latest, and at least half as many."""
@@ -40,7 +40,7 @@ class Wait(NamedTuple):
     ended: int
 
 
-class Session:
+class ScriptSession:
     """Recording of a process between the times `began` and `ended`.
 
     Times are in nanoseconds of `time.perf_counter_ns`.
@@ -48,16 +48,16 @@ class Session:
 
     def __init__(self) -> None:
         self.recordings: list[Recording] = []
-        self.traces: list[Trace] = []
+        self.traces: list[VMTrace] = []
         self.waits: Latest[Wait] = Latest(MOST_SPANS)
         self.began = self.ended = time.perf_counter_ns()
 
 
 @contextmanager
-def all_recorded() -> Iterator[Session]:
+def all_recorded() -> Iterator[ScriptSession]:
     """Record every arena made inside the block, the VMs, and every wait for a queue tensor.
     It keeps no arena and no VM alive."""
-    session, listened = Session(), list[weakref.ref[_Listened]]()
+    session, listened = ScriptSession(), list[weakref.ref[_Listened]]()
 
     def begin(arena: Arena) -> None:
         if arena.vm.stands_for is arena.vm:
@@ -89,12 +89,12 @@ class _Listened:
     """Listener to one VM for a session. The VM owns it."""
 
     def __init__(self, vm: VMProtocol) -> None:
-        self.session: Session | None = None
+        self.session: ScriptSession | None = None
         self._layers = ExitStack()
 
-    def start(self, vm: VMProtocol, session: Session) -> Trace:
+    def start(self, vm: VMProtocol, session: ScriptSession) -> VMTrace:
         """Time the functions of a VM of this process, or the calls of a different VM."""
-        self.session, trace = session, Trace(vm.name, most=MOST_SPANS)
+        self.session, trace = session, VMTrace(vm.name, most=MOST_SPANS)
         if isinstance(vm, VM):
             instrument = _Instrument(vm, trace)
             self._layers.callback(instrument.stop)
@@ -112,7 +112,7 @@ class _Listened:
 class _Instrument:
     """A trace as a VM's instrument, in addition to an instrument of the script."""
 
-    def __init__(self, vm: VM, trace: Trace) -> None:
+    def __init__(self, vm: VM, trace: VMTrace) -> None:
         self._trace = trace
         self._alone = vm.instrumented  # the VM's method, before it is wrapped below
         self._own = ExitStack()

@@ -19,7 +19,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
-from mlvm.core.lengths import Length
+from mlvm.core.dynamic_sizes import Length
 from mlvm.core.types import TensorType
 from mlvm.step.flow import Call, Unit, Use, Value
 from mlvm.step.schedule import Run, Schedule, in_place

@@ -49,8 +49,9 @@ from mlvm.step.flow import (
     Use,
     Value,
 )
+from mlvm.step.fused_windows import with_windows
 from mlvm.step.fusion import REFERENCE, FusionPolicy, chain_of, fused, joined, with_slopes
-from mlvm.step.halves import in_halves
+from mlvm.step.half_inputs import in_halves
 from mlvm.step.hoist import Hoist, split_flow
 from mlvm.step.order import earlier_where_it_frees
 from mlvm.step.peak import at_peak, hoisted_values, peak_text
@@ -58,7 +59,6 @@ from mlvm.step.raising import updates_last, with_raising
 from mlvm.step.recompute import recomputed
 from mlvm.step.schedule import Placed, Run, Schedule, placed
 from mlvm.step.transposes import without_transposes
-from mlvm.step.windows import with_windows
 
 ROLES: Final[tuple[Role, ...]] = ("input", "output", "state", "scratch")
 """Order of a planned program's arguments, by role."""

@@ -113,7 +113,7 @@ class Call:
     `pushes`: whether it gets only `ins` and pushes the results, as users' functions do.
     `sized`: whether types or attributes depend on lengths of the launch.
     `window`: whether it is a slice with a single reader that can read it in place
-    (`mlvm.step.windows`).
+    (`mlvm.step.fused_windows`).
     """
 
     name: str

@@ -16,12 +16,12 @@ from typing import Final, NamedTuple, TypeAlias
 from mlvm.arena.placement import rounded
 from mlvm.core.machine.fused import Chain, Link
 from mlvm.core.op import Op
-from mlvm.core.ops.blocks import BLOCK_SIZE
+from mlvm.core.ops.block_memory import BLOCK_SIZE
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import Shape, TensorType
 from mlvm.step.flow import Call, Unit, UnitTable, Use, Value
+from mlvm.step.fused_windows import may_write, written_shape
 from mlvm.step.schedule import Placed, Run, in_place, placed
-from mlvm.step.windows import may_write, written_shape
 
 WINDOW: Final = 64
 """Maximum number of units between a call and a chain that it joins."""
@@ -39,7 +39,7 @@ class FusionPolicy(NamedTuple):
     `shortest`: minimum number of links; an update in place may have fewer.
     `longest`: maximum number of links.
     `panels`: whether matrix products accept packed weights.
-    `halves`: whether row functions widen half precision while reading (`mlvm.step.halves`).
+    `halves`: whether row functions widen half precision while reading (`mlvm.step.half_inputs`).
     `transposes`: whether matrix products accept transposed factors, with the same bits.
     `windows`: whether chains read and write slices in place.
     `elements`: whether calls on one element join a chain that computes none of their operands.

@@ -1,4 +1,4 @@
-"""Lanes: code generation for many inputs of a recorded function (`mlvm.machines.lanes`).
+"""Lanes: code generation for many inputs of a recorded function (`mlvm.machines.lane_runs`).
 
 Each value has a slot of a frame. The calls between two branches or function calls are a segment, a
 function of the program, which is also compiled for certain numbers of rows. Copies, reshapes, saved
@@ -19,7 +19,7 @@ from mlvm.core.program.program import STAR, Function, Instruction, Program
 from mlvm.core.types import TensorType, i64
 from mlvm.machines import lane_link, residuals
 from mlvm.machines.checks import CHECK
-from mlvm.machines.lane_link import LaneProgram, Part, PartCode, Segment, host_call
+from mlvm.machines.lane_link import LaneProgram, Part, PartCode, RowSegment, host_call
 from mlvm.step.batch_rules import BatchedOp, over_lanes
 from mlvm.step.blocks import renewed, with_blocks, without_dead_calls, without_dead_calls_in
 from mlvm.step.compile import compile_flow
@@ -226,7 +226,7 @@ class _Writer:
             self.shared.setdefault(use.value, i)
         self.sums = sums
         self.functions: list[Function] = []
-        self.segments: dict[str, Segment] = {}
+        self.segments: dict[str, RowSegment] = {}
         self.nsegments = self.nsites = 0
         self.hoisted: list[Use] = []
         self.first_calls: list[Call] = []
@@ -554,7 +554,7 @@ class _Writer:
         self.op(lane_link.ADD, 1 + len(operands), 0, site=self.nsites)
         self.nsites += 1
         ins, outs = [use.type.nbytes for use in operands], [total.type.nbytes]
-        self.segments[site] = Segment({}, ins, outs, [], heavy=False, sum=place)
+        self.segments[site] = RowSegment({}, ins, outs, [], heavy=False, sum=place)
         shapes = call.ins[0].type, *[use.type for use in operands]
         of = None if product is None else (product.outs[0].type, exact_repr(product.attributes))
         key = name, exact_repr(call.attributes), of, shapes
@@ -626,7 +626,7 @@ class _Writer:
         in_bytes = [type.nbytes for type in ins.values()]
         out_bytes = [out_types[key].nbytes for key in outs]
         places = [self.nargs + i for i in shared.values()]
-        self.segments[name] = Segment({}, in_bytes, out_bytes, places, heavy=not light, sum=-1)
+        self.segments[name] = RowSegment({}, in_bytes, out_bytes, places, heavy=not light, sum=-1)
         for count in counts:
             self.part(name, count, batched.key, partial(batched.rows, count))
 
@@ -688,7 +688,7 @@ class _Writer:
                 inputs.append(self.nargs + self.shared[use.value])
         calls = renewed(self.first_calls, names)
         sizes = [use.type.nbytes for use in self.hoisted]
-        self.segments[lane_link.FIRST] = Segment({}, [], sizes, inputs, heavy=False, sum=-1)
+        self.segments[lane_link.FIRST] = RowSegment({}, [], sizes, inputs, heavy=False, sum=-1)
         key = _SegmentCalls(calls, lambda use: use.value, [], [], []).key
         self.part(lane_link.FIRST, 1, key, lambda: calls)
 

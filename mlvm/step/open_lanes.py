@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
+from mlvm.core.dynamic_sizes import Length
 from mlvm.core.errors import EncodingError, MlvmError
-from mlvm.core.lengths import Length
 from mlvm.core.machine.callee import OUT
 from mlvm.core.op import OPS
 from mlvm.core.types import TensorType

@@ -16,8 +16,8 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from mlvm.core.dynamic_sizes import Length
 from mlvm.core.errors import ShapeError, brief
-from mlvm.core.lengths import Length
 from mlvm.core.memo import exact_repr
 from mlvm.core.program.encoding import Reader, Writer
 from mlvm.core.types import DType, TensorType

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mlvm.arena.placement import rounded
 from mlvm.arena.planner import PeakValue
-from mlvm.core.lengths import Length
+from mlvm.core.dynamic_sizes import Length
 from mlvm.core.machine.callee import OUT
 from mlvm.core.types import TensorType
 from mlvm.step.blocks import with_blocks

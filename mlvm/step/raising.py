@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from mlvm.core.lengths import Length
+from mlvm.core.dynamic_sizes import Length
 from mlvm.step.flow import Call, Flow, Home, Unit, Value
 
 

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from mlvm.arena.placement import rounded
-from mlvm.core.lengths import Length
+from mlvm.core.dynamic_sizes import Length
 from mlvm.core.locks import cached_property
 from mlvm.core.machine.decode import decode
 from mlvm.core.program.program import Instruction

@@ -21,7 +21,7 @@ from typing import Any, Final, TypeAlias
 
 from mlvm.onnx import ops as _fill_the_table  # noqa: F401
 from mlvm.onnx import table
-from mlvm.onnx.table import TABLE, Op
+from mlvm.onnx.table import TABLE, OnnxOp
 from tests.fuzz.command import parser_of
 
 Row: TypeAlias = tuple[str, list[str], list[str]]
@@ -150,7 +150,7 @@ def unread(rows: Iterable[Row] | None = None) -> list[str]:
     """Return what is neither read, nor refused, nor harmless: "Op.attribute" and "Op(operand)"."""
     found = []
     for name, attributes, operands in frozen() if rows is None else rows:
-        op: Op = TABLE[name]
+        op: OnnxOp = TABLE[name]
         texts = texts_read(op.run)
         texts |= {text for pack in op.packed.values() for text in texts_read(pack)}
         texts |= texts_read(table._as_before_7) if op.kind == "elementwise" else set()

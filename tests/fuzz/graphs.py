@@ -21,7 +21,7 @@ from mlvm.core.errors import MlvmError
 from mlvm.core.types import DType
 from mlvm.onnx import load
 from mlvm.onnx.arrays import NAMES
-from mlvm.onnx.wire import Message
+from mlvm.onnx.wire import ProtoMessage
 from tests.onnx.making import constant, graph, model, node, value
 
 OPSETS: Final = range(13, 22)
@@ -63,7 +63,7 @@ class Value(NamedTuple):
     def ndim(self) -> int:
         return len(self.shape)
 
-    def described(self) -> Message:
+    def described(self) -> ProtoMessage:
         """The value as an input of a graph."""
         return value(self.name, NAMES[DType.of(self.array.dtype)], self.shape)
 
@@ -184,7 +184,7 @@ class Maker:
             "",
             [x for x in self.constants if x.name in reads],
         )
-        vars(alone)["output"] = [Message("Value", name=name) for name in names]
+        vars(alone)["output"] = [ProtoMessage("Value", name=name) for name in names]
         runtime = session(model(alone, self.opset))
         arrays = runtime.run(None, {x.name: x.array for x in operands})
         if any(x.size > MOST or x.ndim > 5 or x.size == 0 for x in arrays):
@@ -221,7 +221,7 @@ class Maker:
         return Graph(model(whole, self.opset), operands, ["in0", "in1", "in2"], ops)
 
 
-def _reads(each: Message) -> set[str]:
+def _reads(each: ProtoMessage) -> set[str]:
     """The names of the values that a node has, also in its bodies."""
     bodies = [a.g.node for a in each.attribute if a.g is not None]
     return {*each.input, *(name for body in bodies for inner in body for name in _reads(inner))}

@@ -386,7 +386,7 @@ def test_steps_op_by_op_have_the_bits_of_calls() -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_an_execution_that_keeps_a_wrong_snapshot_is_noticed(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(interpreter.Snapshot, "copy", lambda snapshot: snapshot)
+    monkeypatch.setattr(interpreter.ExecutionState, "copy", lambda snapshot: snapshot)
     _, failure = debugger.fuzz(3, 0)
     assert failure is not None
 

@@ -11,7 +11,7 @@ import mlvm.eager as ml
 from mlvm.core.types import DType
 from mlvm.onnx import load
 from mlvm.onnx.arrays import NAMES
-from mlvm.onnx.wire import FIELDS, Message
+from mlvm.onnx.wire import FIELDS, ProtoMessage
 
 
 def varint(n: int) -> bytes:
@@ -24,7 +24,7 @@ def varint(n: int) -> bytes:
     return bytes([*digits, n])
 
 
-def encoded(message: Message) -> bytes:
+def encoded(message: ProtoMessage) -> bytes:
     """The bytes of a message, none for what is absent."""
     content = bytearray()
     for number, (name, kind, many, default) in FIELDS[message.kind].items():
@@ -39,50 +39,52 @@ def encoded(message: Message) -> bytes:
                 content += varint(number << 3 | wire) + np.array(each, dtype).tobytes()
             else:
                 data = each.encode() if kind == "str" else each
-                data = encoded(data) if isinstance(data, Message) else bytes(data)
+                data = encoded(data) if isinstance(data, ProtoMessage) else bytes(data)
                 content += varint(number << 3 | 2) + varint(len(data)) + data
     return bytes(content)
 
 
-def constant(name: str, array: Any, **fields: Any) -> Message:
+def constant(name: str, array: Any, **fields: Any) -> ProtoMessage:
     """An initializer."""
     array = np.asarray(array)
     number = NAMES[DType.of(array.dtype)]
     defaults = {"raw_data": array.tobytes(), "dims": array.shape, "data_type": number}
-    return Message("Tensor", name=name, **(defaults | fields))
+    return ProtoMessage("Tensor", name=name, **(defaults | fields))
 
 
-def value(name: str, number: int = 1, shape: Sequence[int | str] | None = None) -> Message:
+def value(name: str, number: int = 1, shape: Sequence[int | str] | None = None) -> ProtoMessage:
     """Return the description of a graph's input or output."""
     dims = [
-        Message("Dimension", **({"dim_param": n} if isinstance(n, str) else {"dim_value": n}))
+        ProtoMessage("Dimension", **({"dim_param": n} if isinstance(n, str) else {"dim_value": n}))
         for n in shape or ()
     ]
-    own = None if shape is None else Message("Shape", dim=dims)
-    return Message(
+    own = None if shape is None else ProtoMessage("Shape", dim=dims)
+    return ProtoMessage(
         "Value",
         name=name,
-        type=Message("Type", tensor_type=Message("TensorType", elem_type=number, shape=own)),
+        type=ProtoMessage(
+            "Type", tensor_type=ProtoMessage("TensorType", elem_type=number, shape=own)
+        ),
     )
 
 
-def attribute(name: str, setting: Any) -> Message:
+def attribute(name: str, setting: Any) -> ProtoMessage:
     """An attribute, of the kind of what is given."""
-    if isinstance(setting, Message):
+    if isinstance(setting, ProtoMessage):
         kind = {"Graph": (5, "g"), "Tensor": (4, "t")}[setting.kind]
     elif isinstance(setting, (list, tuple)):
         kind = (6, "floats") if setting and isinstance(setting[0], float) else (7, "ints")
     else:
         kind = {int: (2, "i"), float: (1, "f"), str: (3, "s")}[type(setting)]
         setting = setting.encode() if isinstance(setting, str) else setting
-    return Message("Attribute", name=name, type=kind[0], **{kind[1]: setting})
+    return ProtoMessage("Attribute", name=name, type=kind[0], **{kind[1]: setting})
 
 
 def node(
     type: str, inputs: str, outputs: str, name: str = "", domain: str = "", **attributes: Any
-) -> Message:
+) -> ProtoMessage:
     """A node: the names of its inputs and outputs between blanks, `-` for one that is left out."""
-    return Message(
+    return ProtoMessage(
         "Node",
         op_type=type,
         input=[x.replace("-", "") if x == "-" else x for x in inputs.split()],
@@ -94,24 +96,26 @@ def node(
 
 
 def graph(
-    nodes: Sequence[Message],
-    inputs: Sequence[Message],
+    nodes: Sequence[ProtoMessage],
+    inputs: Sequence[ProtoMessage],
     outputs: str,
-    constants: Sequence[Message] = (),
-) -> Message:
+    constants: Sequence[ProtoMessage] = (),
+) -> ProtoMessage:
     """A graph."""
     outs = [value(name) for name in outputs.split()]
-    return Message("Graph", name="it", node=nodes, input=inputs, output=outs, initializer=constants)
+    return ProtoMessage(
+        "Graph", name="it", node=nodes, input=inputs, output=outs, initializer=constants
+    )
 
 
-def model(body: Message, opset: int = 21, **fields: Any) -> bytes:
+def model(body: ProtoMessage, opset: int = 21, **fields: Any) -> bytes:
     """The bytes of a file with that graph."""
     opsets = [
-        Message("OperatorSet", version=opset),
-        Message("OperatorSet", domain="com.microsoft", version=1),
-        Message("OperatorSet", domain="ai.onnx.ml", version=3),
+        ProtoMessage("OperatorSet", version=opset),
+        ProtoMessage("OperatorSet", domain="com.microsoft", version=1),
+        ProtoMessage("OperatorSet", domain="ai.onnx.ml", version=3),
     ]
-    return encoded(Message("Model", ir_version=10, graph=body, opset_import=opsets, **fields))
+    return encoded(ProtoMessage("Model", ir_version=10, graph=body, opset_import=opsets, **fields))
 
 
 def called(data: bytes, x: Any) -> Any:

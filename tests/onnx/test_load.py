@@ -220,7 +220,7 @@ def test_a_loop_goes_round_as_often_as_a_tensor_says() -> None:
 def test_weights_in_other_files_are_read_beside_the_model(tmp_path: Path) -> None:
     def data(location: str, length: int = W.nbytes) -> bytes:
         places = {"location": location, "offset": "16", "length": str(length)}
-        pairs = [wire.Message("Pair", key=key, value=each) for key, each in places.items()]
+        pairs = [wire.ProtoMessage("Pair", key=key, value=each) for key, each in places.items()]
         outside = constant("w", W, raw_data=None, external_data=pairs, data_location=1)
         return model(graph([node("Conv", "x w", "y")], [IMAGES], "y", [outside]))
 
@@ -244,17 +244,17 @@ def test_weights_in_other_files_are_read_beside_the_model(tmp_path: Path) -> Non
 
 
 def test_functions_of_a_file_stand_for_their_nodes() -> None:
-    inner = wire.Message("OperatorSet", version=21)
-    by = wire.Message("Attribute", name="alpha", type=1, ref_attr_name="slope")
-    body = wire.Message("Node", op_type="LeakyRelu", input=["a"], output=["t"], attribute=[by])
-    function = wire.Message(
+    inner = wire.ProtoMessage("OperatorSet", version=21)
+    by = wire.ProtoMessage("Attribute", name="alpha", type=1, ref_attr_name="slope")
+    body = wire.ProtoMessage("Node", op_type="LeakyRelu", input=["a"], output=["t"], attribute=[by])
+    function = wire.ProtoMessage(
         "Function", name="Twice", domain="own", input=["a"], output=["b"], attribute=["slope"],
         node=[body, node("Add", "t t", "b")], opset_import=[inner],
     )  # fmt: skip
     call = node("Twice", "x", "y", domain="own", slope=0.5)
     net = load(model(graph([call], [value("x", 1, ("n",))], "y"), functions=[function]))
     assert net(ml.asarray([1.0, -1.0])).tolist() == [2.0, -1.0]
-    endless = wire.Message(
+    endless = wire.ProtoMessage(
         "Function", name="Twice", domain="own", input=["a"], output=["b"],
         node=[node("Twice", "a", "b", domain="own")], opset_import=[inner],
     )  # fmt: skip

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mlvm.onnx import load
-from mlvm.onnx.wire import Message
+from mlvm.onnx.wire import ProtoMessage
 from tests.brief import cases
 from tests.cases.claim_tests import claims
 from tests.onnx.making import (
@@ -59,8 +59,10 @@ test_rows = claims("onnx", globals())
 # --- scopes -------------------------------------------------------------------------------
 
 
-def _function(nodes: list[Message], opset: int = 17, overload: str = "", *names: str) -> Message:
-    return Message(
+def _function(
+    nodes: list[ProtoMessage], opset: int = 17, overload: str = "", *names: str
+) -> ProtoMessage:
+    return ProtoMessage(
         "Function",
         name="f",
         domain="l",
@@ -69,20 +71,25 @@ def _function(nodes: list[Message], opset: int = 17, overload: str = "", *names:
         output=["y"],
         attribute=[x for x in names if x],
         node=nodes,
-        opset_import=[Message("OperatorSet", version=opset)],
+        opset_import=[ProtoMessage("OperatorSet", version=opset)],
     )
 
 
-def _calling(function: list[Message], call: Message, **more: Any) -> bytes:
+def _calling(function: list[ProtoMessage], call: ProtoMessage, **more: Any) -> bytes:
     body = graph([call], [value("x", 1, None)], "y", [constant("c", np.array(True))])
-    opsets = [Message("OperatorSet", version=17), Message("OperatorSet", domain="l", version=1)]
-    whole = Message("Model", ir_version=10, graph=body, opset_import=opsets, functions=function)
+    opsets = [
+        ProtoMessage("OperatorSet", version=17),
+        ProtoMessage("OperatorSet", domain="l", version=1),
+    ]
+    whole = ProtoMessage(
+        "Model", ir_version=10, graph=body, opset_import=opsets, functions=function
+    )
     return encoded(whole)
 
 
 def test_a_subgraph_of_a_function_has_its_attributes_and_its_opset() -> None:
-    slope = Message("Attribute", name="alpha", type=1, ref_attr_name="slope")
-    leaky = Message("Node", op_type="LeakyRelu", input=["x"], output=["a"], attribute=[slope])
+    slope = ProtoMessage("Attribute", name="alpha", type=1, ref_attr_name="slope")
+    leaky = ProtoMessage("Node", op_type="LeakyRelu", input=["x"], output=["a"], attribute=[slope])
     other = graph([node("Neg", "x", "b")], [], "b")
     branch = node("If", "c", "y", then_branch=graph([leaky], [], "a"), else_branch=other)
     data = _calling(
@@ -103,7 +110,9 @@ def test_overloads_of_a_function_are_told_apart(overload: str, expected: float) 
         _function([node("Neg", "x", "y")], 17, "a"),
         _function([node("Exp", "x", "y")], 17, "b"),
     ]
-    call = Message("Node", op_type="f", domain="l", overload=overload, input=["x"], output=["y"])
+    call = ProtoMessage(
+        "Node", op_type="f", domain="l", overload=overload, input=["x"], output=["y"]
+    )
     y = called(_calling(functions, call), np.ones(1, np.float32))
     np.testing.assert_allclose(y, [expected], rtol=1e-6)
 
@@ -133,7 +142,7 @@ def test_an_inner_name_hides_an_outer_one(name: str) -> None:
 def _with_external(length: int) -> tuple[bytes, bytes, Any]:
     w = np.arange(6, dtype=np.float32).reshape(2, 3)
     pairs = {"location": "model.onnx_data", "offset": "0", "length": str(length)}
-    data = [Message("Pair", key=key, value=text) for key, text in pairs.items()]
+    data = [ProtoMessage("Pair", key=key, value=text) for key, text in pairs.items()]
     tensor = constant("w", w, raw_data=None, data_location=1, external_data=data)
     body = graph([node("MatMul", "x w", "y")], [value("x", 1, [1, 2])], "y", [tensor])
     return model(body), w.tobytes(), w

@@ -37,7 +37,7 @@ from mlvm.parallel import messages, tcp
 from mlvm.parallel.communicator import SMALL
 from mlvm.parallel.group import Group
 from mlvm.parallel.launched import launched
-from mlvm.parallel.tcp import Link, TcpGroup
+from mlvm.parallel.tcp import TcpGroup, TcpLink
 from tests.brief import Patch, cases, refuses, with_long
 from tests.cases.claim_tests import claims
 from tests.parallel import places
@@ -222,7 +222,7 @@ def test_members_are_reached_where_they_say_and_listen_where_they_may(monkeypatc
     found: list[tuple[int, str]] = []
     original = tcp._Meeting._connected
 
-    def connected(self: Any, rank: int, address: Any, here: int) -> Link:
+    def connected(self: Any, rank: int, address: Any, here: int) -> TcpLink:
         found.append((rank, address.host))
         return original(self, rank, address, here)
 
@@ -303,12 +303,12 @@ def test_a_secret_comes_from_the_environment_or_a_file(monkeypatch: Patch, tmp_p
 # --- messages ------------------------------------------------------------------------
 
 
-def linked() -> tuple[Link, Link, socket.socket, socket.socket]:
+def linked() -> tuple[TcpLink, TcpLink, socket.socket, socket.socket]:
     """Two ends of a connection, and what lies between them."""
     ours, near = socket.socketpair()
     far, theirs = socket.socketpair()
     keys = b"one" * 8, b"two" * 8
-    return Link(ours, *keys), Link(theirs, *keys[::-1]), near, far
+    return TcpLink(ours, *keys), TcpLink(theirs, *keys[::-1]), near, far
 
 
 @settings(max_examples=30, deadline=None)

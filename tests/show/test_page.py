@@ -28,8 +28,8 @@ from mlvm.show.page import (
     step_page,
 )
 from mlvm.show.report import short
-from mlvm.show.session import Session, all_recorded
-from mlvm.show.trace import Span, Trace
+from mlvm.show.session import ScriptSession, all_recorded
+from mlvm.show.vm_trace import TimeSpan, VMTrace
 from mlvm.step.compile import Planned, on_planned
 from mlvm.step.saved import SavedStep
 from tests.brief import Patch, cases
@@ -161,7 +161,7 @@ def test_large_constants_are_not_listed() -> None:
 
 
 @pytest.fixture(scope="module")
-def session() -> tuple[Session, list[Planned]]:
+def session() -> tuple[ScriptSession, list[Planned]]:
     """A local VM that runs ops, a captured step and takes from a queue, and one behind a wire."""
     planned: list[Planned] = []
     on_planned.append(planned.append)
@@ -191,7 +191,7 @@ def session() -> tuple[Session, list[Planned]]:
     return session, planned
 
 
-def test_a_session_has_arenas_vms_and_waits(session: tuple[Session, list[Planned]]) -> None:
+def test_a_session_has_arenas_vms_and_waits(session: tuple[ScriptSession, list[Planned]]) -> None:
     recorded, planned = session
     steps = [Step(x.program, x.recording(), x.moments, x.lines, ()) for x in planned]
     data = data_of(session_page(recorded, steps, "script.py"))
@@ -402,10 +402,10 @@ setTimeout(() => {
 
 def test_a_browser_sums_time_by_op(tmp_path: Path) -> None:
     """A call that other calls ran in counts what it took itself."""
-    session, trace = Session(), Trace("here")
+    session, trace = ScriptSession(), VMTrace("here")
     start = session.began
     for name, began, ended in (("launch", 0, 10), ("exp", 1, 5), ("sin", 6, 8), ("exp", 20, 24)):
-        trace.spans.add(Span(name, 1, start + began * 1000, start + ended * 1000, {}))
+        trace.spans.add(TimeSpan(name, 1, start + began * 1000, start + ended * 1000, {}))
     trace.rows[1] = "here"
     session.traces.append(trace)
     session.ended = start + 30_000

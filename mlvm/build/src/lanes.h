@@ -1,4 +1,4 @@
-/* Lanes in the caller's memory: see mlvm/machines/lanes.py. */
+/* Lanes in the caller's memory: see mlvm/machines/lane_runs.py. */
 #ifndef MLVM_STANDALONE_LANES_H
 #define MLVM_STANDALONE_LANES_H
 

@@ -29,7 +29,7 @@ from mlvm.core.errors import ArgumentError, ShapeError
 from mlvm.core.memo import Memo
 from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes, Kernel, Op
 from mlvm.core.ops import half
-from mlvm.core.ops.blocks import BLOCK_SIZE, memory_of
+from mlvm.core.ops.block_memory import BLOCK_SIZE, memory_of
 from mlvm.core.ops.layout import begin_as, window_index
 from mlvm.core.rules import normalize_axes
 from mlvm.core.types import Array, Shape, TensorType

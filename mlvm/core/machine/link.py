@@ -19,8 +19,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from mlvm.core.machine import fused
 from mlvm.core.machine.callee import Fused, UserFunction, WritesInto
-from mlvm.core.machine.decode import Code as DecodedCode
-from mlvm.core.machine.decode import Decoded, argument_of, decode
+from mlvm.core.machine.decode import Code, Decoded, argument_of, decode
 from mlvm.core.machine.functions import FunctionTable
 from mlvm.core.machine.verify import Verdict
 from mlvm.core.op import NO_ATTRIBUTES, Attributes
@@ -86,7 +85,7 @@ class CallDetails(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Code:
+class LinkedCode:
     """Linked function.
 
     `starts`, `ends`: the first and last pc of each step.
@@ -100,7 +99,7 @@ class Code:
     starts: list[int]
     ends: list[int]
     prepared: Any = None
-    of: Code | None = None
+    of: LinkedCode | None = None
     like: tuple[Any, Sequence[int]] | None = None
 
 
@@ -110,21 +109,21 @@ def link(
     verdict: Verdict | None = None,
     *,
     deferred: bool = False,
-) -> Code:
+) -> LinkedCode:
     """Link `main` and all functions that it calls.
 
     A call that the verifier left unproven checks the parameters at run time. Unreachable
     instructions are left out. Without a verdict, as on a raw VM, no check is made. With
     `deferred`, calls go to the VM's scheduler. Raises `UnknownFunctionError` and `ArgumentError`.
     """
-    codes = {f.name: Code(f, [], [], []) for f in program.functions.values()}
+    codes = {f.name: LinkedCode(f, [], [], []) for f in program.functions.values()}
     decoded = decode(program) if verdict is None else verdict.decoded
     for name, code in codes.items():
         _Linker(program, functions, verdict, codes, code, decoded[name], deferred).run()
     return codes["main"]
 
 
-def recheck_calls(main: Code) -> None:
+def recheck_calls(main: LinkedCode) -> None:
     """Make every call of a linked program check the parameters.
 
     A change of the function table during a launch invalidates the proven types.
@@ -149,9 +148,9 @@ class _Linker:
     program: Program
     functions: FunctionTable
     verdict: Verdict | None
-    codes: dict[str, Code]
-    code: Code
-    decoded: DecodedCode
+    codes: dict[str, LinkedCode]
+    code: LinkedCode
+    decoded: Code
     deferred: bool
 
     def run(self) -> None:
@@ -242,13 +241,13 @@ class _Linker:
 
 
 def bind(
-    code: Code,
+    code: LinkedCode,
     operands: tuple[Array, ...],
     workspace: fused.Workspace,
     *,
     checked: bool,
-    bound: tuple[Code, tuple[Array, ...]] | None = None,
-) -> Code:
+    bound: tuple[LinkedCode, tuple[Array, ...]] | None = None,
+) -> LinkedCode:
     """Return the linked `main` with the arrays of one launch in the calls.
 
     The reference kernel of chains is bound to the arrays as well; all chains share the workspace.
@@ -274,7 +273,7 @@ def bind(
         elif have_halves(arrays):
             binding = OnHalves(binding, arrays)
         steps[place] = kind, binding, arrays, rest
-    return Code(code.function, steps, code.starts, code.ends, of=code, like=like or None)
+    return LinkedCode(code.function, steps, code.starts, code.ends, of=code, like=like or None)
 
 
 def nargs_of(program: Program) -> int:

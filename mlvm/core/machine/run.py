@@ -29,7 +29,7 @@ MAX_DEPTH: Final = 10_000
 Call: TypeAlias = Callable[[Sequence[Value], Attributes], Sequence[Value]]
 """Function that runs a host function on parameters and attributes, and returns the results."""
 
-_Return = tuple[link.Code, int, int, int]
+_Return = tuple[link.LinkedCode, int, int, int]
 """Return address: the caller's code, next step, base and nparams."""
 
 
@@ -59,7 +59,7 @@ class State(NamedTuple):
 
     stack: list[Any]
     frames: list[_Return]
-    code: link.Code
+    code: link.LinkedCode
     pc: int = 0
     base: int = 0
     nparams: int = 0
@@ -72,7 +72,7 @@ Run: TypeAlias = Callable[..., list[Value]]
 
 
 def run(
-    main: link.Code,
+    main: link.LinkedCode,
     operands: tuple[Array, ...],
     store: FreeStore,
     functions: FunctionTable,
@@ -254,7 +254,7 @@ def truth(condition: Any) -> bool:
     )
 
 
-def _spend(steps_left: int, code: link.Code, since: int, pc: int) -> int:
+def _spend(steps_left: int, code: link.LinkedCode, since: int, pc: int) -> int:
     """Return the remaining instructions after the steps `since` .. pc - 1."""
     steps_left -= code.ends[pc - 1] - code.starts[since] + 1
     if steps_left < 0:
@@ -268,7 +268,7 @@ class _Site:
     """Location in a running program, for an error that a deferred call may raise later."""
 
     def __init__(
-        self, code: link.Code, step: int, frames: list[_Return], line: str | None = None
+        self, code: link.LinkedCode, step: int, frames: list[_Return], line: str | None = None
     ) -> None:
         self.code = code
         self.step = step

@@ -11,7 +11,7 @@ import numpy as np
 
 from mlvm.core.errors import DTypeError, OperandValueError
 from mlvm.core.op import pointwise
-from mlvm.core.ops.blocks import BLOCK_SIZE, blocks
+from mlvm.core.ops.block_memory import BLOCK_SIZE, blocks
 from mlvm.core.ops.erf import write_erf
 from mlvm.core.rules import broadcast, broadcast_shapes, elementwise, require
 from mlvm.core.types import Array, DType, TensorType, bool_, f32, promote

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mlvm.core.ops.blocks import blocks
+from mlvm.core.ops.block_memory import blocks
 from mlvm.core.types import Array
 
 Coefficients = tuple[float, ...]  # highest power first

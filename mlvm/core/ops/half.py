@@ -18,7 +18,7 @@ import numpy as np
 
 from mlvm.core.op import Kernel, Op
 from mlvm.core.ops import few
-from mlvm.core.ops.blocks import BLOCK_SIZE, blocks, memory_of
+from mlvm.core.ops.block_memory import BLOCK_SIZE, blocks, memory_of
 from mlvm.core.types import Array, DType, TensorType, bf16, f16, f32, f64
 
 Convert: TypeAlias = Callable[[Array, Array], None]

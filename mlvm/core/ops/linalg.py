@@ -9,7 +9,7 @@ import numpy as np
 
 from mlvm.core.errors import ArgumentError, ShapeError
 from mlvm.core.op import op
-from mlvm.core.ops.blocks import block_length, blocks, memory_of
+from mlvm.core.ops.block_memory import block_length, blocks, memory_of
 from mlvm.core.rules import broadcast_shapes, require
 from mlvm.core.types import Array, Shape, TensorType, promote
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from mlvm.core.errors import ArgumentError, PositionError, ShapeError
 from mlvm.core.op import op
-from mlvm.core.ops.blocks import block_length, blocks, memory_of
+from mlvm.core.ops.block_memory import block_length, blocks, memory_of
 from mlvm.core.ops.erf import write_erf
 from mlvm.core.ops.random import generator, require_key
 from mlvm.core.ops.rows import row_sums, sum_rows

@@ -15,7 +15,7 @@ import numpy as np
 from mlvm.core.errors import DTypeError, OperandValueError, ShapeError
 from mlvm.core.op import internal, movement, op, pointwise
 from mlvm.core.ops import few, windows
-from mlvm.core.ops.blocks import blocks
+from mlvm.core.ops.block_memory import blocks
 from mlvm.core.ops.windows import Padding, Pair
 from mlvm.core.rules import broadcast_shapes, require
 from mlvm.core.types import Array, DType, TensorType, f32, i8, i32, u8

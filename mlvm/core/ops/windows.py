@@ -18,7 +18,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from mlvm.core.errors import ArgumentError, ShapeError
 from mlvm.core.op import op
-from mlvm.core.ops.blocks import blocks
+from mlvm.core.ops.block_memory import blocks
 from mlvm.core.rules import require, require_cotangent, require_one_float_dtype
 from mlvm.core.types import Array, Shape, TensorType
 

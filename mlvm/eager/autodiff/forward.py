@@ -15,7 +15,7 @@ from mlvm.arena.context import context
 from mlvm.core.types import TensorType
 from mlvm.eager.autodiff.grad import vjp
 from mlvm.eager.autodiff.joint import or_zeros
-from mlvm.eager.autodiff.rows import Row, Rules, dense, in_its_place
+from mlvm.eager.autodiff.op_rules import OpRules, Rules, dense, in_its_place
 from mlvm.eager.autodiff.rules import VJPS
 from mlvm.eager.autodiff.tape import (
     RESULT,
@@ -50,7 +50,7 @@ def tangent_of(call: OneOp, operands: Tensors, tangents: Sequence[Any], out: Ten
         if name not in row:
             refusal(call, types, name)(out)
     conditions = {id(t.present): t.present for t in tangents if isinstance(t, Conditional)}
-    if isinstance(row, Row) and row.is_linear:
+    if isinstance(row, OpRules) and row.is_linear:
         named = [operand_name(call.op, i) in row for i in range(len(operands))]
         moved = [
             or_zeros(t, x.type) if n else x
@@ -63,7 +63,7 @@ def tangent_of(call: OneOp, operands: Tensors, tangents: Sequence[Any], out: Ten
             return Conditional(total, reduce(op.logical_or, conditions.values()))
     if conditions:
         return reduce(added, [_alone(call, operands, tangents, out, i) for i in moving])
-    rules = row.forward if isinstance(row, Row) else row if call.op.elementwise else None
+    rules = row.forward if isinstance(row, OpRules) else row if call.op.elementwise else None
     if rules is None:
         return _transposed(call, operands, tangents, out)
     parts = [_part(call, operands, i, tangents[i], out, rules) for i in moving]

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 
+from mlvm.core.dynamic_sizes import Length
 from mlvm.core.errors import (
     ArgumentError,
     CaptureError,
@@ -14,7 +15,6 @@ from mlvm.core.errors import (
     counted,
     with_article,
 )
-from mlvm.core.lengths import Length
 from mlvm.core.machine.callee import misfit
 from mlvm.core.memo import Memo, exact_repr
 from mlvm.core.op import OPS, Attributes, canonical

@@ -43,7 +43,7 @@ from mlvm.core.op import Attributes
 from mlvm.core.ops.windows import Pair
 from mlvm.core.rules import Axis, normalize_axes, normalize_axis, reduced_shape
 from mlvm.core.types import Shape, TensorType, f32, f64, i64, u8
-from mlvm.eager.autodiff.rows import (
+from mlvm.eager.autodiff.op_rules import (
     NON_DIFFERENTIABLE,
     Rules,
     Sparse,

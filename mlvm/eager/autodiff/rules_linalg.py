@@ -21,7 +21,7 @@ from mlvm.core.ops.decompositions import QRMode, qr_shapes, svd_shapes
 from mlvm.core.ops.fft import OTHER_WAY, Norm
 from mlvm.core.rules import normalize_axis
 from mlvm.core.types import TensorType, c64, promote
-from mlvm.eager.autodiff.rows import Rules, forward, in_its_place, linear
+from mlvm.eager.autodiff.op_rules import Rules, forward, in_its_place, linear
 from mlvm.eager.functions.creation import full
 from mlvm.eager.functions.matrices import adjoint, columns, conj, cut, diagonal_of, order_of, real
 from mlvm.eager.functions.shapes import concat, expand_dims, reshape

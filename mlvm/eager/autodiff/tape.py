@@ -23,7 +23,7 @@ from mlvm.arena.context import current
 from mlvm.core.errors import GradientError
 from mlvm.core.op import Op
 from mlvm.core.types import DType, TensorType
-from mlvm.eager.autodiff.rows import Rule, Sparse, dense
+from mlvm.eager.autodiff.op_rules import Rule, Sparse, dense
 from mlvm.eager.autodiff.rules import VJPS
 from mlvm.eager.functions.random import with_keys
 from mlvm.eager.functions.sums import sum_to

@@ -9,7 +9,7 @@ In: a Python function and the arguments of a call. Out: the result, in the curre
 
 A call passes through these modules: `call` matches it in C. If that fails, the guards' `Signatures`
 and `cache` look up the program in Python. On a miss, `trace` runs the function on placeholders, and
-`step.compile` compiles the recorded calls. `launch` launches the program, and `trace.Outcome`
+`step.compile` compiles the recorded calls. `launch` launches the program, and `trace.CallOutcome`
 builds the result.
 
 Invariant: a replay computes the same bits as the eager call, or raises. Other side effects of the
@@ -59,13 +59,13 @@ from mlvm.eager.autodiff.tape import taping
 from mlvm.eager.capture.cache import CacheEntries, CacheEntry, free_numbers
 from mlvm.eager.capture.call import KnownCall, as_tensors, known_call
 from mlvm.eager.capture.comparing import open_sources_of, require_same, sources_of
+from mlvm.eager.capture.dynamic_axes import LengthSpec, OpenLength
 from mlvm.eager.capture.guards.changing import Changing
 from mlvm.eager.capture.guards.frozen import warn_of_frozen
 from mlvm.eager.capture.guards.guard_set import ASKS_CLASS, GuardSet
 from mlvm.eager.capture.guards.signature import Signature, Signatures
 from mlvm.eager.capture.hoisted import is_shared
 from mlvm.eager.capture.launch import Launch, ScalarInputs, Scratch, ScratchMemories
-from mlvm.eager.capture.lengths import LengthSpec, OpenLength
 from mlvm.eager.capture.opened import CallFamilies, OpenTrace, without_sizes
 from mlvm.eager.capture.replacing import check_replace, replace_patterns
 from mlvm.eager.capture.trace import TracedCall, trace
@@ -106,7 +106,7 @@ class _Miss(NamedTuple):
         return trace(fn, self.args, self.kwargs, self.arena, self.signature, free, lengths)
 
 
-class Match(NamedTuple):
+class ProgramMatch(NamedTuple):
     """The program that matches a call, with the inputs for it.
 
     Attributes:
@@ -260,7 +260,7 @@ class Captured(Generic[P, R]):
                 self._entries.know(learnt)
         return result
 
-    def match(self, args: Any, kwargs: Any) -> Match:
+    def match(self, args: Any, kwargs: Any) -> ProgramMatch:
         """Return the program that a call with these arguments would launch; compile it if needed.
 
         No program is launched. Raises the errors that a call raises before the launch.
@@ -268,7 +268,7 @@ class Captured(Generic[P, R]):
         arena = scope() or default_arena()
         return self._match(arena, *as_tensors(self._signatures, arena.vm, args, kwargs))
 
-    def _match(self, arena: Arena, args: Any, kwargs: Any) -> Match:
+    def _match(self, arena: Arena, args: Any, kwargs: Any) -> ProgramMatch:
         while True:
             signature, key = self._signatures.of(arena.vm, args, kwargs)
             named = self._spec.axes(signature, args, kwargs) if self._spec.names else []
@@ -286,7 +286,9 @@ class Captured(Generic[P, R]):
                 if self._is_checked() and self._differs(entry, arena, args, kwargs, signature):
                     continue
             if not (entry.launch.updates and entry.make_exclusive(signature.inputs)):
-                return Match(entry, scalars, signature, args, kwargs, match is not None, named)
+                return ProgramMatch(
+                    entry, scalars, signature, args, kwargs, match is not None, named
+                )
 
     def _launch(
         self,

@@ -21,8 +21,8 @@ from mlvm.core.sizes import parse_size
 from mlvm.core.types import NamedType, TensorType
 from mlvm.eager.capture.call import as_tensors
 from mlvm.eager.capture.capture import Captured, hoist_of, require_bools
+from mlvm.eager.capture.dynamic_axes import LengthSpec
 from mlvm.eager.capture.guards.signature import Signatures
-from mlvm.eager.capture.lengths import LengthSpec
 from mlvm.eager.capture.opened import OpenTrace
 from mlvm.eager.capture.trace import Output, trace, trace_once
 from mlvm.eager.recording import recorder

@@ -25,10 +25,10 @@ from mlvm.core.locks import new_lock
 from mlvm.core.memo import Memo
 from mlvm.core.types import TensorType
 from mlvm.eager.capture.cache import CacheEntry
+from mlvm.eager.capture.dynamic_axes import Axis, OpenLength, may_open, sizes_of
 from mlvm.eager.capture.guards.changing import RecompilationWarning
 from mlvm.eager.capture.guards.signature import Signature
 from mlvm.eager.capture.launch import Launch, operands_of
-from mlvm.eager.capture.lengths import Axis, OpenLength, may_open, sizes_of
 from mlvm.eager.capture.patched import NotPatched, PatchedProgram
 from mlvm.eager.capture.trace import TracedCall
 from mlvm.eager.recording.lines import user_line

@@ -1,7 +1,7 @@
 """Trace a function: run it once on placeholders, and record the launches instead of running them.
 
 In: a function, the arguments, their `Signature`, and which Python numbers may change later. Out: a
-`TracedCall`: the flow of recorded calls, and the `Outcome`, which locates each result.
+`TracedCall`: the flow of recorded calls, and the `CallOutcome`, which locates each result.
 
 After the trace, fields of Modules have the previous values, and no program was launched. An
 update that needs a tensor's old value elsewhere raises `RetryAfterCopy`: the caller copies the
@@ -25,10 +25,10 @@ from mlvm.arena.placement import rounded
 from mlvm.core.errors import CaptureError, DTypeError, ShapeError, brief, with_article
 from mlvm.core.locks import cached_property
 from mlvm.core.types import NamedType, TensorType
+from mlvm.eager.capture.dynamic_axes import OpenLength, open_types
 from mlvm.eager.capture.guards.guard_set import Field, is_mutable
 from mlvm.eager.capture.guards.rebinding import NamespaceSnapshot, settled
 from mlvm.eager.capture.guards.signature import Signature, Signatures
-from mlvm.eager.capture.lengths import OpenLength, open_types
 from mlvm.eager.recording import recorder
 from mlvm.eager.tensor.context import current_arena
 from mlvm.eager.tensor.copying import (
@@ -48,7 +48,7 @@ from mlvm.step.flow import Flow, Home, Use, Value
 from mlvm.step.templates import FlowTemplate, at, frozen, places
 
 
-class Result(NamedTuple):
+class ReturnedTensor(NamedTuple):
     """Location of a tensor that the function returns or assigns to a field.
 
     `home`: the memory.
@@ -141,7 +141,7 @@ class _CallValues(NamedTuple):
         return self.numbers[leaf.value] if type(leaf) is NumberLeaf else leaf.value
 
 
-class Outcome:
+class CallOutcome:
     """Outcome of a call: the value that it returns, and the fields that it rebinds.
 
     Attributes:
@@ -159,7 +159,7 @@ class Outcome:
     def __init__(
         self,
         tree: Any,
-        results: list[Result],
+        results: list[ReturnedTensor],
         outputs: list[Output],
         rebound: list[tuple[Field, int]],
     ) -> None:
@@ -189,11 +189,11 @@ class Outcome:
         self,
         convert: Callable[[TensorType], TensorType],
         home: Callable[[Home], Home] = lambda home: home,
-    ) -> Outcome:
+    ) -> CallOutcome:
         """Return the outcome with types and homes converted."""
         results = [x._replace(home=home(x.home), type=convert(x.type)) for x in self.results]
         outputs = [x._replace(type=convert(x.type)) for x in self.outputs]
-        return Outcome(self.tree, results, outputs, self.rebound)
+        return CallOutcome(self.tree, results, outputs, self.rebound)
 
     def named_results(self) -> list[tuple[str, int]]:
         """Return the paths of tensors in the tree, each with the index of the result."""
@@ -242,7 +242,7 @@ class TracedCall(NamedTuple):
 
     record: recorder.Recorder
     flow: Flow
-    outcome: Outcome
+    outcome: CallOutcome
     numbers: Numbers
     free: Sequence[int]
     flattened: Set[int]
@@ -391,7 +391,7 @@ def trace(
             snapshot.find(record.escaped_tensors())
             raise
         snapshot.restore(failed=False)
-        outcome = Outcome(tree, results.results, results.outputs, rebound)
+        outcome = CallOutcome(tree, results.results, results.outputs, rebound)
         call = TracedCall(
             record, Flow(record.calls, results.values), outcome, numbers, free, flattened
         )
@@ -416,7 +416,7 @@ class _Results:
     def __init__(
         self, record: recorder.Recorder, signature: Signature, inputs: Sequence[Any]
     ) -> None:
-        self.results: list[Result] = []
+        self.results: list[ReturnedTensor] = []
         self.values: list[Value] = []
         self.outputs: list[Output] = []
         self._record = record
@@ -491,7 +491,7 @@ class _Results:
             self.outputs[home.index] = output._replace(field=output.field or field)
         return leaf
 
-    def _result(self, x: Tensor) -> Result:
+    def _result(self, x: Tensor) -> ReturnedTensor:
         if x.handle == STALE:
             raise CaptureError(f"a captured function returns a tensor that was freed: {x.stale()}")
         value = self._record.value_of(x)
@@ -510,7 +510,7 @@ class _Results:
             home.role, home.index = "output", len(self.outputs)
             self.outputs.append(Output(x.root.type, None))
         reached = x if self._signature.is_reached(x) else None
-        return Result(home, x.type, x.base is not None, self._arguments.get(id(x)), reached)
+        return ReturnedTensor(home, x.type, x.base is not None, self._arguments.get(id(x)), reached)
 
 
 def _paths_of(named: dict[Any, Any]) -> dict[int, tuple[Any, ...]]:

@@ -25,7 +25,7 @@ from typing import Any, Final, ParamSpec, TypeAlias, TypeVar
 from mlvm.arena.context import context
 from mlvm.core.types import TensorType
 from mlvm.eager.autodiff.joint import Saved, Sums, closures_of, plus
-from mlvm.eager.autodiff.rows import Sparse, dense
+from mlvm.eager.autodiff.op_rules import Sparse, dense
 from mlvm.eager.autodiff.tape import CotangentAccumulator, MultiOutputVjp, Tape, has_effect, taping
 from mlvm.eager.functions import random
 from mlvm.eager.recording.recorder import (

@@ -15,7 +15,7 @@ from mlvm.arena.context import context
 from mlvm.core.errors import ArgumentError, DTypeError, ShapeError
 from mlvm.core.types import Shape, TensorType, bool_
 from mlvm.eager.autodiff.joint import Closures, Cotangents, Saved, Sums, add_node, or_zeros, seed
-from mlvm.eager.autodiff.rows import dense
+from mlvm.eager.autodiff.op_rules import dense
 from mlvm.eager.autodiff.tape import Begun, Conditional, CotangentAccumulator, taping
 from mlvm.eager.control import blocks
 from mlvm.eager.control.blocks import Tensors

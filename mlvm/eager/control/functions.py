@@ -9,7 +9,7 @@ flow, and a call of it.
 Backward pass: a second procedure. The residuals of a call are saved in a record
 (`control.records`). The record's number is a hidden result of the call.
 
-Callers: `Function.__call__`, and `transform` for functions in traces.
+Callers: `Subroutine.__call__`, and `transform` for functions in traces.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ R = TypeVar("R")
 _Run: TypeAlias = Callable[[Tensors], Tree]
 
 
-class Function(Generic[P, R]):
+class Subroutine(Generic[P, R]):
     """Recursive function of trees of tensors, created by `function`."""
 
     __name__: str
@@ -74,7 +74,7 @@ class Function(Generic[P, R]):
 
 
 @hinted
-def subroutine(fn: Callable[P, R]) -> Function[P, R]:
+def subroutine(fn: Callable[P, R]) -> Subroutine[P, R]:
     """Record `fn` as a subroutine of the captured program, so that it may call itself.
 
     The depth of the recursion may depend on values; a `cond` must end the recursion. Eagerly the
@@ -97,7 +97,7 @@ def subroutine(fn: Callable[P, R]) -> Function[P, R]:
     """
     if not callable(fn):
         raise ArgumentError(f"expected a function, got {brief(fn)}")
-    return Function(fn)
+    return Subroutine(fn)
 
 
 def _signature(tree: Any) -> Any:

@@ -15,7 +15,7 @@ from mlvm.core.errors import ArgumentError, DTypeError, PathError, ShapeError, W
 from mlvm.core.types import Array
 from mlvm.eager.files.gguf import MAGIC, GgufFile
 from mlvm.eager.files.safetensors import WeightsFile, type_of, write
-from mlvm.eager.files.structure import Structure, Values, loader_of
+from mlvm.eager.files.structure import SavedStructure, Values, loader_of
 from mlvm.eager.recording.recorder import refuse_captured
 from mlvm.eager.tensor.reading import values_of
 from mlvm.eager.tensor.tensor import Tensor, from_array
@@ -150,7 +150,7 @@ def save(
                 raise WeightsError(f"cannot write {path}: {name!r} is not a valid name")
         tensors = dict(tensors)
     try:
-        parts = Structure(tensors)
+        parts = SavedStructure(tensors)
     except DTypeError as error:
         raise error.at("save", ()) from None
     for x, _ in parts.objects.values():
@@ -259,7 +259,7 @@ def load(
         plain = {name: values[own] for name, own in _renamed(values, rename).items()}
         if into is not None:
             arrays = {name: opened.read(own, True) for name, own in names.items()}
-            return Structure(into).take(arrays, plain, where)
+            return SavedStructure(into).take(arrays, plain, where)
         loaded: dict[str, Tensor] = {}
         for name, own in names.items():
             if not isinstance(where, str) or fits(where, name, None):

@@ -158,7 +158,7 @@ _FORMATS: Final = {
 }
 
 
-class Entry(NamedTuple):
+class GgufEntry(NamedTuple):
     """A tensor's format and type, and the file offset of the first byte.
 
     A tensor in a different format, of which `format` is the number, can be skipped, but not
@@ -210,7 +210,7 @@ class GgufFile:
         if type(alignment) is not int or not 0 < alignment <= 1 << 20:
             raise WeightsError(f"expected an alignment from 1 to {1 << 20}, got {alignment!r}")
         start = -(-self._at // alignment) * alignment
-        self._stored: Final[dict[str, Entry]] = {}
+        self._stored: Final[dict[str, GgufEntry]] = {}
         self.entries: Final[dict[str, TensorType]] = {}
         for name, entry in entries:
             entry = entry._replace(start=start + entry.start, stop=start + entry.stop)
@@ -259,7 +259,7 @@ class GgufFile:
 
     # --- the header ---
 
-    def _entry(self) -> tuple[str, Entry]:
+    def _entry(self) -> tuple[str, GgufEntry]:
         name, ndim = self._text(), self._number("I")
         if ndim > 4:
             raise WeightsError(f"{name}: expected at most 4 axes, got {ndim}")
@@ -268,7 +268,7 @@ class GgufFile:
         form = _FORMATS.get(code)
         size = math.prod(shape)
         if form is None:
-            return name, Entry(code, self._type(name, u8, shape), start, start)
+            return name, GgufEntry(code, self._type(name, u8, shape), start, start)
         if size * form.nbytes > form.elements * self._size or start > self._size:
             raise WeightsError(f"{name} exceeds the file: {form.name} of shape {shape}")
         if form.unpack and (not shape or shape[-1] % form.elements):
@@ -276,7 +276,7 @@ class GgufFile:
                 f"{name}: expected rows of {form.elements}-element blocks, got {shape}"
             )
         type = self._type(name, form.dtype, shape)
-        return name, Entry(form, type, start, start + size // form.elements * form.nbytes)
+        return name, GgufEntry(form, type, start, start + size // form.elements * form.nbytes)
 
     def _type(self, name: str, dtype: DType, shape: list[int]) -> TensorType:
         try:

@@ -56,7 +56,7 @@ def _require_no_other(head: bytes) -> None:
         raise WeightsError("it may be an ONNX file: use ml.onnx.load(file)")
 
 
-class Entry(NamedTuple):
+class WeightsEntry(NamedTuple):
     """A tensor's dtype as stored in the file, the shape, and the start and end offsets."""
 
     dtype: str
@@ -215,7 +215,7 @@ def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return unique
 
 
-def _entry(name: str, entry: Any) -> Entry:
+def _entry(name: str, entry: Any) -> WeightsEntry:
     try:
         dtype, shape = entry["dtype"], tuple(entry["shape"])
         start, stop = entry["data_offsets"]
@@ -234,10 +234,10 @@ def _entry(name: str, entry: Any) -> Entry:
         raise WeightsError(f"{name}: {error}") from None
     if file_dtype and stop - start != size * file_dtype.itemsize:
         raise WeightsError(f"{name}: {stop - start} bytes do not fit {dtype} of shape {shape}")
-    return Entry(dtype, shape, start, stop)
+    return WeightsEntry(dtype, shape, start, stop)
 
 
-def _require_no_gaps(entries: Mapping[str, Entry], size: int) -> None:
+def _require_no_gaps(entries: Mapping[str, WeightsEntry], size: int) -> None:
     end = 0
     for name, entry in sorted(entries.items(), key=lambda item: item[1][2:]):
         if entry.start != end or entry.stop < end:

@@ -43,7 +43,7 @@ _NUMBERS: Final = "hyperparameters"
 _SCHEDULES: Final = "schedules"
 
 
-class Structure:
+class SavedStructure:
     """Tree of a checkpoint: `tensors` and arrays by path, and `plain` values.
 
     Plain values are numbers, strings, None, and lists and dicts of these. Objects with `state()`
@@ -63,13 +63,13 @@ class Structure:
         )
         self.tensors: Values = {}
         self.plain: Values = {}
-        self.objects: dict[str, tuple[Any, Structure]] = {}
+        self.objects: dict[str, tuple[Any, SavedStructure]] = {}
         for path, x in sorted(self._leaves, key=lambda leaf: _is_keys(leaf[1])):  # keys last
             if isinstance(x, Tensor) or hasattr(x, "__array__"):
                 self._add(self.tensors, {path: x if isinstance(x, Tensor) else _array(path, x)})
             elif loader_of(x) is not None:
                 part = keys_of(self._vms()) if _is_keys(x) else x
-                inner = Structure(_state_of(part), path)
+                inner = SavedStructure(_state_of(part), path)
                 self.objects[path] = part, inner
                 self._add(self.tensors, inner.tensors)
                 self._add(self.plain, inner.plain)
@@ -157,7 +157,7 @@ class Structure:
             for x, inner in self.objects.values()
             if not paths.isdisjoint([*inner.tensors, *inner.plain])
         ]
-        done: list[tuple[Any, Structure]] = []
+        done: list[tuple[Any, SavedStructure]] = []
         try:
             for x, inner in sorted(objects, key=lambda each: bool(each[1].tensors)):
                 views = isinstance(x, (Node, Optimizer, MultiSteps))  # x copies the values

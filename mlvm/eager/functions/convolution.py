@@ -15,7 +15,7 @@ from mlvm.core.types import Shape, bf16
 from mlvm.eager.functions.arguments import Ints, each_of, type_of
 from mlvm.eager.functions.halves import through_f32
 from mlvm.eager.functions.shapes import expand_dims, permute_dims, reshape, squeeze
-from mlvm.eager.functions.windows import (
+from mlvm.eager.functions.sliding import (
     Geometry,
     Sides,
     Volume,

@@ -18,7 +18,7 @@ from mlvm.eager.functions.elements import astype, stop_gradient, where
 from mlvm.eager.functions.halves import through_f32
 from mlvm.eager.functions.pooling import adaptive_avg_pool
 from mlvm.eager.functions.shapes import permute_dims, reshape, stack, unstack
-from mlvm.eager.functions.windows import require_places
+from mlvm.eager.functions.sliding import require_places
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.constants import table
 from mlvm.eager.tensor.tensor import Tensor

@@ -18,7 +18,7 @@ from mlvm.eager.functions.creation import arange, full, zeros_like
 from mlvm.eager.functions.elements import stop_gradient, unravel_index
 from mlvm.eager.functions.halves import through_f32
 from mlvm.eager.functions.shapes import expand_dims, part, permute_dims, reshape, squeeze, stack
-from mlvm.eager.functions.windows import (
+from mlvm.eager.functions.sliding import (
     Geometry,
     Sides,
     Volume,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from mlvm.core.errors import ArgumentError
 from mlvm.eager.functions import convolution, shapes
 from mlvm.eager.functions.arguments import Ints
-from mlvm.eager.functions.windows import Sides
+from mlvm.eager.functions.sliding import Sides
 from mlvm.eager.nn.module import Module
 from mlvm.eager.nn.parameters import (
     Init,

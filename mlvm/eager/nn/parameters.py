@@ -12,7 +12,7 @@ from mlvm.core.types import DType, TensorType
 from mlvm.eager.functions import creation, random
 from mlvm.eager.functions.arguments import Ints, each_of
 from mlvm.eager.functions.halves import rounded
-from mlvm.eager.functions.windows import numbers_of
+from mlvm.eager.functions.sliding import numbers_of
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.autocast import autocast_dtype
 from mlvm.eager.tensor.default import float_dtype

@@ -8,7 +8,7 @@ from typing import Any
 from mlvm.core.errors import ShapeError
 from mlvm.eager.functions import pooling
 from mlvm.eager.functions.arguments import Ints
-from mlvm.eager.functions.windows import Sides
+from mlvm.eager.functions.sliding import Sides
 from mlvm.eager.nn.module import Module
 from mlvm.eager.nn.parameters import checked_padding, window_of
 from mlvm.eager.tensor import primitives as op

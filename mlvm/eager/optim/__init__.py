@@ -27,18 +27,6 @@ from mlvm.eager.optim.layerwise import Muon as Muon
 from mlvm.eager.optim.optimizer import Group as Group
 from mlvm.eager.optim.optimizer import Groups as Groups
 from mlvm.eager.optim.optimizer import Optimizer as Optimizer
-from mlvm.eager.optim.rules import ASGD as ASGD
-from mlvm.eager.optim.rules import SGD as SGD
-from mlvm.eager.optim.rules import Adadelta as Adadelta
-from mlvm.eager.optim.rules import Adagrad as Adagrad
-from mlvm.eager.optim.rules import Adam as Adam
-from mlvm.eager.optim.rules import Adamax as Adamax
-from mlvm.eager.optim.rules import AdamW as AdamW
-from mlvm.eager.optim.rules import Lion as Lion
-from mlvm.eager.optim.rules import NAdam as NAdam
-from mlvm.eager.optim.rules import RAdam as RAdam
-from mlvm.eager.optim.rules import RMSProp as RMSProp
-from mlvm.eager.optim.rules import Rprop as Rprop
 from mlvm.eager.optim.schedules import Plateau as Plateau
 from mlvm.eager.optim.schedules import Schedule as Schedule
 from mlvm.eager.optim.schedules import constant as constant
@@ -48,6 +36,18 @@ from mlvm.eager.optim.schedules import exponential as exponential
 from mlvm.eager.optim.schedules import one_cycle as one_cycle
 from mlvm.eager.optim.schedules import step as step
 from mlvm.eager.optim.schedules import warmup as warmup
+from mlvm.eager.optim.update_rules import ASGD as ASGD
+from mlvm.eager.optim.update_rules import SGD as SGD
+from mlvm.eager.optim.update_rules import Adadelta as Adadelta
+from mlvm.eager.optim.update_rules import Adagrad as Adagrad
+from mlvm.eager.optim.update_rules import Adam as Adam
+from mlvm.eager.optim.update_rules import Adamax as Adamax
+from mlvm.eager.optim.update_rules import AdamW as AdamW
+from mlvm.eager.optim.update_rules import Lion as Lion
+from mlvm.eager.optim.update_rules import NAdam as NAdam
+from mlvm.eager.optim.update_rules import RAdam as RAdam
+from mlvm.eager.optim.update_rules import RMSProp as RMSProp
+from mlvm.eager.optim.update_rules import Rprop as Rprop
 from mlvm.eager.tensor.wrapper import names_shown as _names_shown
 
 __all__ = _names_shown(globals())

@@ -18,7 +18,7 @@ from mlvm.eager.functions.arguments import integer
 from mlvm.eager.optim.line_search import strong_wolfe
 from mlvm.eager.optim.optimizer import Optimizer, Tensors, Update
 from mlvm.eager.optim.ranges import AtLeastOne, Count, Fraction, Positive
-from mlvm.eager.optim.rules import (
+from mlvm.eager.optim.update_rules import (
     Adam,
     AdamW,
     moments,

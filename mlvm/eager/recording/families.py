@@ -14,7 +14,7 @@ from operator import itemgetter
 from typing import Any
 
 from mlvm.arena.context import context, current
-from mlvm.core.lengths import Length
+from mlvm.core.dynamic_sizes import Length
 from mlvm.core.machine.callee import Fused, OpInto
 from mlvm.core.machine.functions import FunctionTable
 from mlvm.core.machine.fused import parse

@@ -9,9 +9,9 @@ from mlvm.core.errors import ArgumentError
 from mlvm.core.op import OPS
 from mlvm.eager.runs.execution import Executed, Execution
 from mlvm.eager.runs.expressions import Expression
+from mlvm.eager.runs.named_values import RESULT, Values
 from mlvm.eager.runs.ops import OpProgram
-from mlvm.eager.runs.source import Line
-from mlvm.eager.runs.values import RESULT, Values
+from mlvm.eager.runs.source import SourceLine
 
 _LINE: Final = re.compile(r"(?:(.+):)?(\d{1,9})")
 _NAME: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -49,7 +49,7 @@ class Breakpoint(NamedTuple):
     def _is_at(self, op: Executed) -> bool:
         return op.line is not None and self.is_line(op.line)
 
-    def is_line(self, line: Line) -> bool:
+    def is_line(self, line: SourceLine) -> bool:
         """Return whether the breakpoint refers to a line."""
         return line.number == self.number and _is_file(line.file, self.text)
 

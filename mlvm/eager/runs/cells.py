@@ -29,7 +29,7 @@ def array_of(x: Allocation) -> Array:
     return values_of(x)
 
 
-class Cell(NamedTuple):
+class StateCell(NamedTuple):
     """Number, unique name and type of a tensor of state."""
 
     number: int
@@ -41,7 +41,7 @@ class Cells:
     """The cells of a run that is being recorded, with digests of the contents."""
 
     def __init__(self) -> None:
-        self.rows: list[Cell] = []
+        self.rows: list[StateCell] = []
         self.digests: dict[int, bytes] = {}
         self._sources: list[Callable[[], Allocation]] = []
         self._keys: dict[object, int] = {}
@@ -83,7 +83,7 @@ class Cells:
             self._names.add(name)
             self._owners.append(owner)
             self._sources.append(source)
-            self.rows.append(Cell(number, name, type))
+            self.rows.append(StateCell(number, name, type))
         return self._keys[key]
 
     def live(self) -> list[int]:

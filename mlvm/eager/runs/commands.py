@@ -19,7 +19,7 @@ from mlvm.eager.runs.diff import diff, equality
 from mlvm.eager.runs.execution import Executed, Execution
 from mlvm.eager.runs.replay import Replay, open_run
 from mlvm.eager.runs.run import RecordedStep
-from mlvm.eager.runs.source import Line
+from mlvm.eager.runs.source import SourceLine
 from mlvm.eager.runs.verification import verify
 from mlvm.machines.files import write_array
 
@@ -134,7 +134,7 @@ def _show_line(replay: Replay, number: int, place: str, folder: Path | None) -> 
         raise ArgumentError(f"replay: expected --at as FILE:LINE, got {place!r}")
     execution = replay.execution(number)
     ops: list[Executed] = []
-    lines: dict[Line, None] = {}
+    lines: dict[SourceLine, None] = {}
     while (op := execution.step()) is not None:
         if op.line is not None:
             lines[op.line] = None

@@ -22,8 +22,8 @@ from mlvm.core.types import Array, TensorType
 from mlvm.eager.runs.breakpoints import Breakpoint, parse_breakpoint, require_known
 from mlvm.eager.runs.execution import Executed, Execution, Ref
 from mlvm.eager.runs.expressions import Expression
+from mlvm.eager.runs.named_values import Values
 from mlvm.eager.runs.nesting import LOOP
-from mlvm.eager.runs.values import Values
 from mlvm.machines.files import require_suffix, write_file
 from mlvm.machines.terminal import one_line
 from mlvm.show.picture import timeline

@@ -20,7 +20,7 @@ from mlvm.eager.runs.execution import Executed, Execution, Ref
 from mlvm.eager.runs.nesting import LOOP
 from mlvm.eager.runs.replay import Replay, listed, replay_of
 from mlvm.eager.runs.run import RecordedStep, Run
-from mlvm.eager.runs.source import Line
+from mlvm.eager.runs.source import SourceLine
 from mlvm.eager.runs.steps import CELL
 from mlvm.machines.digest import digest
 
@@ -72,7 +72,7 @@ class OpReport(NamedTuple):
 
     op: Executed
     operands: Sequence[OperandOrigin]
-    line: Line | None
+    line: SourceLine | None
     text: str
 
 

@@ -9,7 +9,7 @@ from mlvm.core.machine.callee import Fused
 from mlvm.core.op import Attributes
 from mlvm.core.types import TensorType
 from mlvm.eager.runs.nesting import LOOP
-from mlvm.eager.runs.source import Line
+from mlvm.eager.runs.source import SourceLine
 from mlvm.show.calls import label_of
 from mlvm.step.flow import Location
 
@@ -44,7 +44,7 @@ class Level(NamedTuple):
     """
 
     kind: str
-    line: Line | None
+    line: SourceLine | None
     name: str = ""
     turn: int = 0
     pc: int = 0
@@ -79,7 +79,7 @@ class Executed(NamedTuple):
     results: tuple[Ref, ...]
     operand_types: tuple[TensorType, ...]
     types: tuple[TensorType, ...]
-    line: Line | None
+    line: SourceLine | None
     path: tuple[Level, ...]
     names: tuple[str, ...]
     locations: tuple[Location | None, ...]

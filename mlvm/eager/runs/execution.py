@@ -20,7 +20,7 @@ from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import Array, TensorType
 from mlvm.core.vm import VM
 from mlvm.eager.runs.executed import Executed, Level, Ref
-from mlvm.eager.runs.interpreter import Content, Interpreter, Snapshot, address_of
+from mlvm.eager.runs.interpreter import Content, ExecutionState, OpInterpreter, address_of
 from mlvm.eager.runs.ops import OpProgram
 from mlvm.machines import printing
 from mlvm.machines.local import LocalVM
@@ -52,7 +52,7 @@ class Execution:
     ) -> None:
         self.program = program
         self.vm = LocalVM("execution") if vm is None else vm
-        self._machine = Interpreter(program, self.vm)
+        self._machine = OpInterpreter(program, self.vm)
         self._ops: list[Executed] = []
         self._end: int | None = None
         self._types: dict[Ref, TensorType] = {}
@@ -71,7 +71,7 @@ class Execution:
                 value = self._machine.stored(ref, array, type)
                 self._machine.state.memory[kind, i, type.nbytes] = Content(value, ref)
                 self._types[ref] = type
-        self._snapshots: dict[int, Snapshot] = {}
+        self._snapshots: dict[int, ExecutionState] = {}
         self._spacing = 16
         self._arrive()
 

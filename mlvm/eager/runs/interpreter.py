@@ -26,7 +26,7 @@ from mlvm.core.protocol import StorageHandle, TensorHandle
 from mlvm.core.types import Array, TensorType, f64
 from mlvm.core.vm import VM
 from mlvm.eager.runs.executed import Executed, Level, Ref
-from mlvm.eager.runs.nesting import LOOP, Span, spans_of
+from mlvm.eager.runs.nesting import LOOP, CodeSpan, spans_of
 from mlvm.eager.runs.ops import OpProgram
 from mlvm.machines import printing, residuals
 from mlvm.step.flow import Location
@@ -93,7 +93,7 @@ class Address(NamedTuple):
 
 
 @dataclass(slots=True)
-class Snapshot:
+class ExecutionState:
     """State of an execution between two instructions.
 
     Attributes:
@@ -115,13 +115,13 @@ class Snapshot:
     created: int = 0
     latest: tuple[Content, ...] = ()
 
-    def copy(self) -> Snapshot:
+    def copy(self) -> ExecutionState:
         """Return a copy; later changes of one do not affect the other."""
         parts = {"memory": dict(self.memory), "stack": [*self.stack], "frames": [*self.frames]}
         return replace(self, **parts, turns=dict(self.turns))  # type: ignore[arg-type]
 
 
-class Interpreter:
+class OpInterpreter:
     """Interpreter of a program on a VM.
 
     state: the state, which may be replaced by a copy from a different position.
@@ -129,7 +129,7 @@ class Interpreter:
 
     def __init__(self, program: OpProgram, vm: VM) -> None:
         self.program, self.vm = program, vm
-        self.state = Snapshot({})
+        self.state = ExecutionState({})
         self._planned = program.step.planned
         arguments = [each.type for each in self._planned.arguments]
         verify(self._planned.program, vm.functions, arguments)
@@ -245,7 +245,7 @@ class Interpreter:
         for head in heads:
             state.turns.setdefault((depth, head), 0)
 
-    def _around(self, function: str, pc: int) -> list[Span]:
+    def _around(self, function: str, pc: int) -> list[CodeSpan]:
         return [each for each in self._spans[function] if each.start <= pc < each.end]
 
     def _is_machinery(self, call: Instruction) -> bool:

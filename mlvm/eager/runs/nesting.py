@@ -10,7 +10,7 @@ LOOP: Final = "loop"
 BRANCH: Final = "branch"
 
 
-class Span(NamedTuple):
+class CodeSpan(NamedTuple):
     """Span of code: the instructions `start` .. `end - 1`.
 
     kind: `loop` or `branch`. test: the pc of the jump that leaves the loop or selects the side.
@@ -24,13 +24,13 @@ class Span(NamedTuple):
     side: str = ""
 
 
-def spans_of(function: Function) -> list[Span]:
+def spans_of(function: Function) -> list[CodeSpan]:
     """Return the spans of code that `mlvm.step.compile` writes, outer ones first.
 
     A loop is `start: condition; jump_if_false end; body; jump start; end:`, and a branch
     `jump_if_false other; body; jump end; other: body; end:`.
     """
-    spans: list[Span] = []
+    spans: list[CodeSpan] = []
     code = function.code
     for pc, (opcode, immediates) in enumerate(code):
         if opcode is not Opcode.jump_if_false:
@@ -41,8 +41,8 @@ def spans_of(function: Function) -> list[Span]:
             continue
         [end] = last.immediates
         if end <= pc:
-            spans.append(Span(LOOP, end, target, pc))
+            spans.append(CodeSpan(LOOP, end, target, pc))
         else:
-            spans.append(Span(BRANCH, pc + 1, target, pc, "true"))
-            spans.append(Span(BRANCH, target, end, pc, "false"))
+            spans.append(CodeSpan(BRANCH, pc + 1, target, pc, "true"))
+            spans.append(CodeSpan(BRANCH, target, end, pc, "false"))
     return sorted(spans, key=lambda each: (each.start, -each.end))

@@ -23,8 +23,8 @@ from mlvm.eager.capture.guards.signature import Signature, Signatures
 from mlvm.eager.capture.trace import TracedCall, trace_call
 from mlvm.eager.functions import random
 from mlvm.eager.runs.names import KEYS, names_of_tensors
-from mlvm.eager.runs.nesting import BRANCH, LOOP, Span, spans_of
-from mlvm.eager.runs.source import Line, line_at, statement_of
+from mlvm.eager.runs.nesting import BRANCH, LOOP, CodeSpan, spans_of
+from mlvm.eager.runs.source import SourceLine, line_at, statement_of
 from mlvm.eager.tensor.constants import scalar_array
 from mlvm.eager.tensor.context import current_arena
 from mlvm.eager.tensor.reading import values_of
@@ -46,7 +46,7 @@ class OpProgram(NamedTuple):
     """
 
     step: SavedStep
-    lines: Mapping[Place, Line]
+    lines: Mapping[Place, SourceLine]
     values: Mapping[Place, tuple[str, ...]]
     inputs: tuple[str, ...]
     states: tuple[str, ...]
@@ -87,7 +87,7 @@ class OpProgram(NamedTuple):
 
         Raises `EncodingError` for invalid bytes."""
         step = SavedStep.from_bytes(reader.blob())
-        lines: dict[Place, Line] = {}
+        lines: dict[Place, SourceLine] = {}
         row: Any
         for row in reader.sequence():
             match row:
@@ -95,7 +95,7 @@ class OpProgram(NamedTuple):
                     str() as function, int() as pc,
                     str() as file, int() as number, str() as around, str() as text, str() as layer,
                 ):  # fmt: skip
-                    lines[function, pc] = Line(file, number, around, text, layer)
+                    lines[function, pc] = SourceLine(file, number, around, text, layer)
                 case _:
                     raise reader.error("expected a line: function, pc, file, number and texts")
         values: dict[Place, tuple[str, ...]] = {}
@@ -192,7 +192,9 @@ def takes_from_queue(call: TracedCall) -> bool:
     return is_first or any(each.queue is not None for each in call.flow.calls)
 
 
-def names_of_values(program: Program, lines: Mapping[Place, Line]) -> dict[Place, tuple[str, ...]]:
+def names_of_values(
+    program: Program, lines: Mapping[Place, SourceLine]
+) -> dict[Place, tuple[str, ...]]:
     """Return the names of the result of each instruction that has a name.
 
     Among consecutive calls of one statement, only the last call gets the names that the statement
@@ -227,7 +229,7 @@ class _Namer:
     """
 
     def __init__(
-        self, decoded: Code, lines: Mapping[Place, Line], names: dict[Place, tuple[str, ...]]
+        self, decoded: Code, lines: Mapping[Place, SourceLine], names: dict[Place, tuple[str, ...]]
     ) -> None:
         function = self.function = decoded.function
         self._lines, self._names = lines, names
@@ -280,7 +282,7 @@ class _Namer:
                     yield _Part(self._statement(pc), [pc] if has_one else [])
                 pc += 1
 
-    def _of_loop(self, start: int, loop: Span, statement: _Statement) -> list[int]:
+    def _of_loop(self, start: int, loop: CodeSpan, statement: _Statement) -> list[int]:
         """Return the pcs that write the variable of a loop with one variable and a counter.
 
         The last call of the body increments the counter.
@@ -296,7 +298,7 @@ class _Namer:
             return []
         return [pc for pc, key in [*before.items(), *inside.items()] if key in variables]
 
-    def _of_branch(self, sides: Sequence[Span], statement: _Statement) -> list[int]:
+    def _of_branch(self, sides: Sequence[CodeSpan], statement: _Statement) -> list[int]:
         """Return the pcs that write the variable of a branch with one variable."""
         ends = [self._copies(range(x.start, x.end), statement) for x in sides]
         variables = set.intersection(*[{*end.values()} for end in ends])

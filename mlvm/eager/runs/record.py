@@ -26,7 +26,7 @@ from mlvm.core.errors import ArgumentError, CaptureError, brief
 from mlvm.core.program.encoding import HEADER, Kind, Writer
 from mlvm.core.sizes import parse_size
 from mlvm.core.types import Array, TensorType
-from mlvm.eager.capture.capture import Captured, Match, capture, step_observers
+from mlvm.eager.capture.capture import Captured, ProgramMatch, capture, step_observers
 from mlvm.eager.files import safetensors
 from mlvm.eager.recording.recorder import refuse_captured
 from mlvm.eager.runs.cells import Cells, array_of, digest_of_cells, storable
@@ -299,7 +299,7 @@ class _Session:
             self._programs[key] = self._declared(table, lambda _: [])
         return _Inputs(self._programs[key], arrays, tensors)
 
-    def _added(self, captured: Captured[..., Any], match: Match) -> _Recorded:
+    def _added(self, captured: Captured[..., Any], match: ProgramMatch) -> _Recorded:
         """Trace a call once more, and store the program."""
         traced = traced_step(captured, match, self._cells)
         table = traced.table

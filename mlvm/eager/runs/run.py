@@ -18,7 +18,7 @@ from mlvm.core.memo import Memo
 from mlvm.core.program.encoding import Reader
 from mlvm.core.types import Array, TensorType
 from mlvm.eager.files.safetensors import WeightsFile
-from mlvm.eager.runs.cells import Cell
+from mlvm.eager.runs.cells import StateCell
 from mlvm.eager.runs.log import digest_of, number_of, read_log
 from mlvm.eager.runs.ops import OpProgram
 from mlvm.eager.runs.steps import StepTable
@@ -103,7 +103,7 @@ class Run:
         self.folder = folder
         self.version = ""
         self.every = 1
-        self.cells: list[Cell] = []
+        self.cells: list[StateCell] = []
         self.tables: list[StepTable] = []
         self.steps: list[RecordedStep] = []
         self.checkpoints: list[Checkpoint] = []
@@ -135,7 +135,7 @@ class Run:
                     match row:
                         case (str() as name, str() as text):
                             type = TensorType.parse(text)
-                            self.cells.append(Cell(len(self.cells), name, type))
+                            self.cells.append(StateCell(len(self.cells), name, type))
                         case _:
                             text = f"expected a state cell as a name and a type, got {brief(row)}"
                             raise EncodingError(text)
@@ -340,7 +340,7 @@ def _stored(row: Any, is_valid: Callable[[int], bool]) -> Stored:
     raise EncodingError("expected a number, an offset and a length of stored bytes")
 
 
-def _cell_in(file: WeightsFile, cell: Cell) -> Array:
+def _cell_in(file: WeightsFile, cell: StateCell) -> Array:
     """Return the content of a cell in a checkpoint, with the type."""
     array, type = file.read(cell.name, keep_halves=True), cell.type
     if type.dtype.name == "c128":

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from mlvm.core.memo import memoized
 
 
-class Line(NamedTuple):
+class SourceLine(NamedTuple):
     """Line of source code.
 
     Attributes:
@@ -33,16 +33,16 @@ class Line(NamedTuple):
         return f"{self.file.removeprefix(folder)}:{self.number}"
 
 
-def line_at(place: str, layer: str | None = None) -> Line:
+def line_at(place: str, layer: str | None = None) -> SourceLine:
     """Return the line at `file:number`, with the text if the file can be read."""
     file, _, number = place.rpartition(":")
     if not number.isdecimal():
-        return Line(place, 0, layer=layer or "")
+        return SourceLine(place, 0, layer=layer or "")
     n = int(number)
     functions = _functions(file)
     inside = [name for name, first, last in functions if first <= n <= last]
     text = linecache.getline(file, n).strip()
-    return Line(file, n, inside[-1] if inside else "", text, layer or "")
+    return SourceLine(file, n, inside[-1] if inside else "", text, layer or "")
 
 
 @memoized(256)
@@ -96,7 +96,7 @@ def _statements(file: str) -> dict[int, tuple[int, tuple[str, ...]]]:
     return statements
 
 
-def statement_of(line: Line) -> tuple[str, int, tuple[str, ...]]:
+def statement_of(line: SourceLine) -> tuple[str, int, tuple[str, ...]]:
     """Return the file and first line of the statement of a line, and the assigned names.
 
     A statement without an assignment has an empty tuple of names.

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from mlvm.arena.arena import Allocation, scope
 from mlvm.core.types import Array, TensorType
-from mlvm.eager.capture.capture import Captured, Match
+from mlvm.eager.capture.capture import Captured, ProgramMatch
 from mlvm.eager.capture.trace import TracedCall, trace
 from mlvm.eager.recording.recorder import RetryAfterCopy
 from mlvm.eager.runs.cells import Cells
@@ -36,7 +36,7 @@ class TracedStep(NamedTuple):
     numbers: Callable[[Sequence[float]], list[Array]]
 
 
-def traced_step(captured: Captured[..., Any], match: Match, cells: Cells) -> TracedStep:
+def traced_step(captured: Captured[..., Any], match: ProgramMatch, cells: Cells) -> TracedStep:
     """Trace a call once more. New state gets cells."""
     arena = scope() or default_arena()
     while True:

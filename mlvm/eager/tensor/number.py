@@ -22,8 +22,8 @@ from typing import Any, Final, NoReturn, Self
 import numpy as np
 
 from mlvm.arena.context import context, current
+from mlvm.core.dynamic_sizes import Length
 from mlvm.core.errors import ShapeError, user_line
-from mlvm.core.lengths import Length
 from mlvm.core.memo import bits_of, exact_repr
 from mlvm.core.types import DType, TensorType
 from mlvm.eager.tensor.copying import LeafMemo

@@ -1,8 +1,8 @@
 """`auto_batch`: run a recursive function for many inputs together.
 
 The function is recorded once, for the types of one lane, and lowered to code that a VM runs for all
-lanes (`mlvm.step.lane_programs`, `mlvm.machines.lanes`). A lane is the run of one input: rows with
-a frame and a program counter. The backward pass is code of the same kind: the function and its
+lanes (`mlvm.step.lane_programs`, `mlvm.machines.lane_runs`). A lane is the run of one input: rows
+with a frame and a program counter. The backward pass is code of the same kind: the function and its
 backward pass in one program, which also runs for all lanes.
 """
 
@@ -47,7 +47,7 @@ from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import make_exclusive
 from mlvm.eager.tensor.wrapper import hinted
 from mlvm.eager.tree import Tree, with_leaves
-from mlvm.machines import lanes
+from mlvm.machines import lane_runs
 from mlvm.machines.lane_link import LaneProgram
 from mlvm.renamed import old_names
 from mlvm.step.blocks import free_variables
@@ -215,14 +215,14 @@ class _Code(NamedTuple):
         if blocks.is_recorded():
             record = blocks.recorder()
             return record.host_call(
-                lanes.RUN, attributes, types, [record.use(x) for x in operands_and_shared]
+                lane_runs.RUN, attributes, types, [record.use(x) for x in operands_and_shared]
             )
         arena = current_arena()
         outputs = [arena.alloc(type, Tensor) for type in types]
         for x in outputs:
             x.tape = None
         everything = [*outputs, *operands_and_shared]
-        program = Program.of_op(lanes.RUN, len(everything), attributes, 0)
+        program = Program.of_op(lane_runs.RUN, len(everything), attributes, 0)
         arena.vm.launch(program, [x.handle for x in everything])
         return outputs
 

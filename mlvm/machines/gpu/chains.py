@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeAlias
 from mlvm.core.machine.fused import READS_WINDOW, WRITES_WINDOW, Chain
 from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes, Op
 from mlvm.core.types import TensorType
-from mlvm.machines.gpu.elementwise import Link, chain_call
+from mlvm.machines.gpu.elementwise import DeviceLink, chain_call
 from mlvm.machines.gpu.kernels import KERNELS, REFUSED, Argument, Call, Facts, Scratch, Types
 
 
@@ -105,7 +105,7 @@ class _Lowering:
         }  # keys are the value numbers that links use
         self._next = len(types)
         self._at: dict[int, Argument] = {i: i for i in range(chain.outputs, len(types))}
-        self._links: list[Link] = []
+        self._links: list[DeviceLink] = []
         self._stored: dict[int, Argument] = {}
         self._waiting: list[tuple[Op, TensorType, int, Argument, Attributes]] = []
 
@@ -121,7 +121,7 @@ class _Lowering:
         if any(n not in self._at and not self._is_computed(n) for n in numbers):
             self.flush()
         number = self._new(target)
-        self._links.append(Link(op.name, number, tuple(numbers), attributes))
+        self._links.append(DeviceLink(op.name, number, tuple(numbers), attributes))
         if target >= 0:
             self._stored[number] = target
 

@@ -154,7 +154,7 @@ def prelude(device: Facts) -> str:
     return source("elementwise.h", **({"LANES": LANES} if device.is_cpu else {}))
 
 
-class Link(NamedTuple):
+class DeviceLink(NamedTuple):
     """Link of a kernel: an op, the number of the result, and the numbers of the operands."""
 
     name: str
@@ -165,7 +165,7 @@ class Link(NamedTuple):
 
 def chain_call(
     device: Facts,
-    links: Sequence[Link],
+    links: Sequence[DeviceLink],
     types: Mapping[int, TensorType],
     inputs: Mapping[int, Argument],
     outputs: Sequence[tuple[int, Argument]],
@@ -181,7 +181,7 @@ def chain_call(
     used += [n for n, _ in outputs if n in inputs and n not in used]
     dtypes = {n: type.dtype for n, type in types.items()}
 
-    def of(link: Link) -> list[DType]:
+    def of(link: DeviceLink) -> list[DType]:
         return [dtypes[n] for n in (link.target, *link.sources)]
 
     dims, strides = collapsed(shape, [types[n].shape for n in used])
@@ -371,7 +371,7 @@ def _one(name: str, device: Facts, types: Types, /, **attributes: object) -> Cal
             raw = DType.named(RAW[itemsize])
             types = [x if i == condition else x.with_dtype(raw) for i, x in enumerate(types)]
     inputs = {i: i for i in range(1, len(types))}
-    links = [Link(name, 0, tuple(inputs), attributes)]
+    links = [DeviceLink(name, 0, tuple(inputs), attributes)]
     call = chain_call(device, links, dict(enumerate(types)), inputs, [(0, 0)], types[0].shape)
     return None if call is None else [call]
 

@@ -110,7 +110,7 @@ class Facts(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Row:
+class DeviceRow:
     """Row of the table of kernels.
 
     judges: number of the parameter with values that may be rejected, or 0.
@@ -122,7 +122,7 @@ class Row:
     computes: bool = False
 
 
-KERNELS: Final[dict[str, Row]] = {}
+KERNELS: Final[dict[str, DeviceRow]] = {}
 """Rows by op name. An op without a row runs on the host."""
 
 
@@ -133,7 +133,7 @@ def kernel(*names: str, judges: int = 0, computes: bool = False) -> Callable[[Ma
         for name in names:
             if name in KERNELS or name not in OPS:
                 raise ValueError(f"{name!r} already has a kernel, or is not an op")
-            KERNELS[name] = Row(make, judges, computes)
+            KERNELS[name] = DeviceRow(make, judges, computes)
         return make
 
     return declare

@@ -90,7 +90,7 @@ class Driver(Protocol):
 
 
 @dataclass(eq=False, slots=True)
-class Buffer:
+class DeviceBuffer:
     """Block of the device's memory. `place` represents its address."""
 
     raw: Any
@@ -122,7 +122,9 @@ class DeviceArray:
 
     flags: Final = _Flags()
 
-    def __init__(self, buffer: Buffer, offset: int, dtype: np.dtype[Any], shape: Shape) -> None:
+    def __init__(
+        self, buffer: DeviceBuffer, offset: int, dtype: np.dtype[Any], shape: Shape
+    ) -> None:
         self.buffer = buffer
         self.offset = offset
         self.dtype = dtype
@@ -256,7 +258,7 @@ class DeviceMemory(Memory):
     def empty(self, nbytes: int) -> Array:
         """Return an uninitialized u8 array. Raises `MemoryError`."""
         with self:
-            buffer = Buffer(self.driver.alloc(nbytes), nbytes, next(_PLACES) * _APART, self)
+            buffer = DeviceBuffer(self.driver.alloc(nbytes), nbytes, next(_PLACES) * _APART, self)
         return DeviceArray(buffer, 0, np.dtype(np.uint8), (nbytes,))  # type: ignore[return-value]
 
     def zeros(self, nbytes: int) -> Array:

@@ -41,7 +41,7 @@ _MOST_PLANS: Final = 4096
 Launch: TypeAlias = Callable[[], object]
 
 
-class Plan(NamedTuple):
+class DevicePlan(NamedTuple):
     """Plan for certain types: steps, offsets in scratch memory, and total size."""
 
     steps: list[Step]
@@ -74,7 +74,7 @@ class Ready:
         memory.counts.launches += self._kernels
 
 
-class Queue:
+class DeviceQueue:
     """Queue of the ops of one VM for its device.
 
     host: kernels for ops without a kernel on the device
@@ -83,7 +83,7 @@ class Queue:
     def __init__(self, memory: DeviceMemory, host: Mapping[str, Kernel]) -> None:
         self.memory = memory
         self._host = host
-        self._plans: Memo[Any, Plan] = Memo(_MOST_PLANS, "machines.gpu plans")
+        self._plans: Memo[Any, DevicePlan] = Memo(_MOST_PLANS, "machines.gpu plans")
         self._scratch: Any = None
 
     def kernels(self) -> dict[str, Kernel]:
@@ -95,16 +95,16 @@ class Queue:
 
     def plan(
         self, key: Any, arrays: Sequence[Any], steps: Callable[[list[TensorType]], list[Step]]
-    ) -> Plan:
+    ) -> DevicePlan:
         """Return the plan for a key, which includes the types."""
 
-        def make() -> Plan:
+        def make() -> DevicePlan:
             new = steps([TensorType.of(x) for x in arrays])
-            return Plan(new, *_laid_out(new))
+            return DevicePlan(new, *_laid_out(new))
 
         return self._plans.get(key, make)
 
-    def compile(self, plans: Sequence[Plan]) -> None:
+    def compile(self, plans: Sequence[DevicePlan]) -> None:
         """Compile the sources of these plans, together if possible."""
         prelude = elementwise.prelude(self.memory.driver.facts)
         calls = [each for plan in plans for each in plan.steps if isinstance(each, Call)]
@@ -125,7 +125,7 @@ class Queue:
                 raise OutOfMemoryError(f"{nbytes_now:,} bytes of scratch memory: {error}") from None
         return self._scratch
 
-    def ready(self, plan: Plan, arrays: Sequence[Any]) -> Ready:
+    def ready(self, plan: DevicePlan, arrays: Sequence[Any]) -> Ready:
         """Return the plan bound to these arrays."""
         steps, offsets, size = plan
         scratch: Any = self.scratch(size) if size else None
@@ -209,7 +209,7 @@ class _Noted:
 class _HostCall:
     """Call of an op on the host, among launches."""
 
-    def __init__(self, queue: Queue, step: OnHost, arrays: list[Any]) -> None:
+    def __init__(self, queue: DeviceQueue, step: OnHost, arrays: list[Any]) -> None:
         self._queue, self._step, self._arrays = queue, step, arrays
 
     def __call__(self) -> None:
@@ -221,10 +221,10 @@ class QueuedKernel:
 
     takes_halves = True
 
-    def __init__(self, queue: Queue, op: Op | None = None) -> None:
+    def __init__(self, queue: DeviceQueue, op: Op | None = None) -> None:
         self._queue, self._op = queue, op
 
-    def plan(self, arrays: Sequence[Any], attributes: Attributes) -> Plan:
+    def plan(self, arrays: Sequence[Any], attributes: Attributes) -> DevicePlan:
         queue, op = self._queue, self._op
         chain: Any = attributes.get("chain")
         what = chain.attributes() if op is None else (op.name, dict(attributes))

@@ -30,7 +30,7 @@ from mlvm.core.machine.callee import (
 )
 from mlvm.core.machine.frame import PythonFunction
 from mlvm.core.machine.functions import FunctionTable, Instrument
-from mlvm.core.machine.link import CALL_ON_ARGS, JUMP, JUMP_IF_FALSE, Code, Step
+from mlvm.core.machine.link import CALL_ON_ARGS, JUMP, JUMP_IF_FALSE, LinkedCode, Step
 from mlvm.core.machine.run import State
 from mlvm.core.memory import HOST
 from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes
@@ -42,7 +42,7 @@ from mlvm.core.vm import VM
 from mlvm.machines import residuals
 from mlvm.machines.gpu.devices import driver_of
 from mlvm.machines.gpu.memory import Counts, DeviceMemory
-from mlvm.machines.gpu.queue import Queue, QueuedKernel, Ready
+from mlvm.machines.gpu.queue import DeviceQueue, QueuedKernel, Ready
 from mlvm.machines.local import LocalVM
 
 
@@ -83,7 +83,7 @@ class GpuVM(LocalVM):
         residuals.register(self._host)  # in Python: its functions accept any arrays
         callees = [self._host.functions.binding(name).callee for name in OPS]
         fills = {each.op.name: each.fill for each in callees if isinstance(each, OpFresh)}
-        self.queue = Queue(of_device, fills)
+        self.queue = DeviceQueue(of_device, fills)
         table = {**self.queue.kernels(), **kernels}
         VM.__init__(self, name, checked=checked, kernels=table, run=reference.run, memory=of_device)
         of_device.name = self.name
@@ -134,7 +134,7 @@ class GpuVM(LocalVM):
 
     def _bind(
         self, program: Program, args: tuple[TensorHandle, ...]
-    ) -> tuple[Code, tuple[Array, ...]]:
+    ) -> tuple[LinkedCode, tuple[Array, ...]]:
         code, operands = super()._bind(program, args)
         if self.functions.instrument is not None:  # it must observe each call
             return code, operands
@@ -248,7 +248,7 @@ class Failed(BaseException):
     The loop does not know the location of the call.
     """
 
-    def __init__(self, error: Exception, code: Code, step: int) -> None:
+    def __init__(self, error: Exception, code: LinkedCode, step: int) -> None:
         super().__init__(error)
         self.error = error
         self._code, self._step = code, step
@@ -265,7 +265,7 @@ class Stretch:
     """
 
     def __init__(
-        self, code: Code, start: int, end: int, functions: FunctionTable, queue: Queue
+        self, code: LinkedCode, start: int, end: int, functions: FunctionTable, queue: DeviceQueue
     ) -> None:
         self._code = code
         self._start, self._end = start, end
@@ -325,7 +325,7 @@ def _is_ahead(step: Step) -> bool:
     return code == CALL_ON_ARGS and isinstance(getattr(callee, "kernel", None), QueuedKernel)
 
 
-def stretched(code: Code, functions: FunctionTable, queue: Queue) -> Code:
+def stretched(code: LinkedCode, functions: FunctionTable, queue: DeviceQueue) -> LinkedCode:
     """Return the bound program with each stretch replaced by one step."""
     targets = {step[2] for step in code.steps if step[0] in (JUMP, JUMP_IF_FALSE)}
     steps: list[Step] = []
@@ -351,7 +351,7 @@ def stretched(code: Code, functions: FunctionTable, queue: Queue) -> Code:
     for i, (kind, value, number, rest) in enumerate(steps):
         if kind in (JUMP, JUMP_IF_FALSE):
             steps[i] = kind, value, place[number], rest
-    return Code(code.function, steps, starts, ends)
+    return LinkedCode(code.function, steps, starts, ends)
 
 
 LocalVM.on_device = GpuVM

@@ -19,7 +19,7 @@ from mlvm.core.machine.fused import MOST_LAYOUTS, Chain, Link
 from mlvm.core.memo import Memo, exact_repr
 from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes, Kernel, Op
 from mlvm.core.ops import half
-from mlvm.core.ops.blocks import memory_of
+from mlvm.core.ops.block_memory import memory_of
 from mlvm.core.ops.half import is_half
 from mlvm.core.types import Array, DType, TensorType
 from mlvm.machines.native import planners

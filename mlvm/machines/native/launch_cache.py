@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from mlvm.core.machine.link import CALL_ON_ARGS, HALT, Code
+from mlvm.core.machine.link import CALL_ON_ARGS, HALT, LinkedCode
 from mlvm.core.op import NO_ATTRIBUTES
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import TensorHandle
@@ -59,7 +59,7 @@ class LaunchCache:
         self._bound.clear()
         self._programs.clear()
 
-    def _add(self, body: bytes, code: Code | None) -> None:
+    def _add(self, body: bytes, code: LinkedCode | None) -> None:
         steps = code.steps if code is not None else ()
         if len(steps) != 2 or steps[0][0] != CALL_ON_ARGS or steps[1][0] != HALT:
             return

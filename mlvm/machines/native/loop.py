@@ -22,7 +22,7 @@ from mlvm.core.machine import run as reference
 from mlvm.core.machine.callee import OUT, Fused, OpFresh, OpInto, Value, WritesInto
 from mlvm.core.machine.functions import Binding, FunctionTable
 from mlvm.core.machine.fused import Chain, Workspace
-from mlvm.core.machine.link import CallDetails, Code, Step
+from mlvm.core.machine.link import CallDetails, LinkedCode, Step
 from mlvm.core.machine.run import Scheduler, State
 from mlvm.core.machine.verify import verify
 from mlvm.core.op import NO_ATTRIBUTES, Attributes
@@ -63,7 +63,7 @@ def call_of(
     return None if call is None else call(types, attributes)
 
 
-class Site:
+class CallSite:
     """Call in a program with parameters on the stack."""
 
     __slots__ = ("binding", "details")
@@ -147,9 +147,11 @@ class Prepared:
 
     __slots__ = ("called", "program", "triples", "version")
 
-    def __init__(self, main: Code, operands: Sequence[Array], functions: FunctionTable) -> None:
+    def __init__(
+        self, main: LinkedCode, operands: Sequence[Array], functions: FunctionTable
+    ) -> None:
         types: dict[int, TensorType] = {}
-        self.called: list[Code] = []
+        self.called: list[LinkedCode] = []
         self.triples: list[tuple[list[NativeStep], list[int], list[int]]] = []
         self.version = functions.version
         like, main.like = main.like, None
@@ -184,7 +186,7 @@ class Prepared:
             return _STEPS["BACK"], 0, partial(value.kernel, *number, **attributes), None
         native = _CODES.get(code, _STEPS["UNKNOWN"])
         if code == link.CALL:
-            return native, number, Site(value, rest), host_of(value, rest)
+            return native, number, CallSite(value, rest), host_of(value, rest)
         if code == link.CALL_FUNCTION:
             if not any(value is code for code in self.called):
                 self.called.append(value)
@@ -196,7 +198,7 @@ class Prepared:
 
 
 def _prepare(
-    main: Code, operands: Sequence[Array], functions: FunctionTable
+    main: LinkedCode, operands: Sequence[Array], functions: FunctionTable
 ) -> Prepared | Literal[False]:
     """Prepare a program for the loop in C; False if it contains an invalid or too large number."""
     try:
@@ -215,7 +217,7 @@ class NativeLoop:
 
     def __call__(
         self,
-        main: Code,
+        main: LinkedCode,
         operands: tuple[Array, ...],
         store: FreeStore,
         functions: FunctionTable,
@@ -289,10 +291,10 @@ class NativeLoop:
         operands: tuple[Array, ...],
         functions: FunctionTable,
         workspace: Workspace,
-    ) -> Code:
+    ) -> LinkedCode:
         """Return code that runs a variant of a program on these arrays."""
         function = Function("main", 0, STAR, ())
-        return Code(function, [], [], [], prepared=Patched(program, operands, workspace))
+        return LinkedCode(function, [], [], [], prepared=Patched(program, operands, workspace))
 
 
 class Patched:
@@ -302,7 +304,7 @@ class Patched:
 
     def __init__(self, variant: Variant, operands: tuple[Array, ...], workspace: Workspace) -> None:
         self.variant, self.operands, self.workspace = variant, operands, workspace
-        self._full: tuple[int, Code, tuple[Array, ...]] | None = None
+        self._full: tuple[int, LinkedCode, tuple[Array, ...]] | None = None
 
     def activate(self, functions: FunctionTable) -> Program | None:
         """Return the C program with the integers of the variant, bound to these arrays.
@@ -312,7 +314,7 @@ class Patched:
         program: Program | None = self.variant.patched.activate(self, int(functions.version))
         return program
 
-    def full(self, functions: FunctionTable) -> tuple[Code, tuple[Array, ...]]:
+    def full(self, functions: FunctionTable) -> tuple[LinkedCode, tuple[Array, ...]]:
         """Return the linked program, with the arrays as types."""
         if self._full is None or self._full[0] != int(functions.version):
             program, types = self.variant.full()
@@ -323,7 +325,7 @@ class Patched:
         return self._full[1:]
 
 
-def _state(ended: tuple[Any, ...], codes: list[Code]) -> tuple[State, BaseException | None]:
+def _state(ended: tuple[Any, ...], codes: list[LinkedCode]) -> tuple[State, BaseException | None]:
     """Convert the final state of the C loop to the reference loop's; also return the error."""
     stack, frames, function, pc, base, nparams, steps_left, since, error = ended
     callers = [(codes[i], *rest) for i, *rest in frames]
@@ -333,7 +335,7 @@ def _state(ended: tuple[Any, ...], codes: list[Code]) -> tuple[State, BaseExcept
 
 def _resume(
     ended: tuple[Any, ...],
-    codes: list[Code],
+    codes: list[LinkedCode],
     operands: tuple[Array, ...],
     store: FreeStore,
     functions: FunctionTable,
@@ -355,7 +357,7 @@ def _resume(
 
 def bound_code(
     vm: VM, program: Any, args: tuple[TensorHandle, ...], cache: Cache
-) -> tuple[Code | None, tuple[Array, ...]]:
+) -> tuple[LinkedCode | None, tuple[Array, ...]]:
     """Return the code that was bound to these handles, and the arrays.
 
     Return None before the first launch on them. The cache is cleared when a handle may refer to a

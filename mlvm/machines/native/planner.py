@@ -17,7 +17,7 @@ from functools import cache, partial
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from mlvm.core import ops as _fill_the_op_table  # noqa: F401
-from mlvm.core.lengths import Length
+from mlvm.core.dynamic_sizes import Length
 from mlvm.core.op import OPS, Attributes
 from mlvm.core.types import TensorType
 from mlvm.machines.native import _native

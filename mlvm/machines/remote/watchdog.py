@@ -23,7 +23,7 @@ class Stopped(LimitExceededError):
     """Error in the thread of a launch, which `watch` converts to a `LimitExceededError`."""
 
 
-class Watch:
+class LaunchWatch:
     """Watched launch of a thread."""
 
     def __init__(
@@ -52,7 +52,7 @@ class Watchdog:
         self.masked = threading.RLock()
         """Lock that prevents stopping launches while a thread changes state that must stay
         consistent."""
-        self._watches: dict[int, Watch] = {}
+        self._watches: dict[int, LaunchWatch] = {}
         self._thread: object = None
         self._stop: str | None = None
 
@@ -64,7 +64,7 @@ class Watchdog:
 
         `is_gone` returns a reason, None or True. A thread must not nest the block.
         """
-        watch = Watch(seconds, is_gone, self._system)
+        watch = LaunchWatch(seconds, is_gone, self._system)
         try:
             try:
                 self._begin(watch)
@@ -84,13 +84,13 @@ class Watchdog:
         """Stop all launches, and later launches immediately."""
         self._stop = reason
 
-    def _begin(self, watch: Watch) -> None:
+    def _begin(self, watch: LaunchWatch) -> None:
         with self.masked:
             self._watches[watch.thread] = watch
             if self._thread is None:
                 self._thread = self._system.start("mlvm watchdog", self._run)
 
-    def _end(self, watch: Watch) -> None:
+    def _end(self, watch: LaunchWatch) -> None:
         """Stop watching.
 
         A pending error must be caught, not withdrawn: Python 3.11 would continue to search for it,

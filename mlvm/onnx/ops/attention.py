@@ -10,7 +10,7 @@ import numpy as np
 import mlvm.eager as ml
 from mlvm.core.errors import ModelError
 from mlvm.onnx.arrays import dtype_of
-from mlvm.onnx.table import Call, op
+from mlvm.onnx.table import NodeCall, op
 from mlvm.onnx.values import tensor
 
 
@@ -42,7 +42,7 @@ def _behind(past: Any, now: Any) -> Any:
 
 
 @op("Attention", "tensors")
-def attention(at: Call, q: Any, k: Any, v: Any, mask: Any = None, past_k: Any = None,
+def attention(at: NodeCall, q: Any, k: Any, v: Any, mask: Any = None, past_k: Any = None,
               past_v: Any = None, lengths: Any = None) -> Any:  # fmt: skip
     is_flat = q.ndim == 3
     if is_flat:
@@ -106,7 +106,7 @@ def attention(at: Call, q: Any, k: Any, v: Any, mask: Any = None, past_k: Any = 
 
 
 @op("ai.onnx.preview.FlexAttention", "tensors")
-def flex_attention(at: Call, q: Any, k: Any, v: Any) -> Any:
+def flex_attention(at: NodeCall, q: Any, k: Any, v: Any) -> Any:
     half = math.sqrt(at.get("scale") or 1.0 / math.sqrt(q.shape[3]))
     times = q.shape[1] // k.shape[1]
     k, v = repeated(k, times), repeated(v, times)
@@ -123,7 +123,7 @@ def flex_attention(at: Call, q: Any, k: Any, v: Any) -> Any:
 
 
 @op("LinearAttention", "tensors")
-def linear_attention(at: Call, q: Any, k: Any, v: Any, past: Any = None, decay: Any = None,
+def linear_attention(at: NodeCall, q: Any, k: Any, v: Any, past: Any = None, decay: Any = None,
                      beta: Any = None) -> Any:  # fmt: skip
     dtype, count, kv_heads = q.dtype, at["q_num_heads"], at["kv_num_heads"]
     rule = at.get("update_rule", "gated_delta")
@@ -160,7 +160,7 @@ def linear_attention(at: Call, q: Any, k: Any, v: Any, past: Any = None, decay: 
 
 
 @op("CausalConvWithState", "tensors")
-def causal_conv_with_state(at: Call, x: Any, w: Any, b: Any = None, past: Any = None) -> Any:
+def causal_conv_with_state(at: NodeCall, x: Any, w: Any, b: Any = None, past: Any = None) -> Any:
     n, c, _ = x.shape
     k = w.shape[2]
     before = ml.zeros((n, c, k - 1), dtype=x.dtype) if past is None else past
@@ -198,7 +198,7 @@ def _turned(x: Any, count: int, cos: Any, sin: Any, width: int, interleaved: boo
 
 
 @op("RotaryEmbedding", "tensors")
-def rotary_embedding(at: Call, x: Any, cos: Any, sin: Any, places: Any = None) -> Any:
+def rotary_embedding(at: NodeCall, x: Any, cos: Any, sin: Any, places: Any = None) -> Any:
     count = at["num_heads"] if x.ndim == 3 else 1
     if places is not None:
         flat = ml.reshape(places, (-1,))
@@ -212,7 +212,7 @@ def rotary_embedding(at: Call, x: Any, cos: Any, sin: Any, places: Any = None) -
 
 
 @op("com.microsoft.RotaryEmbedding", "tensors", is_packed_batching=0, scale=1.0)
-def rotary_of_microsoft(at: Call, x: Any, places: Any, cos: Any, sin: Any) -> Any:
+def rotary_of_microsoft(at: NodeCall, x: Any, places: Any, cos: Any, sin: Any) -> Any:
     full = cos.shape[-1] * 2
     width = at.get("rotary_embedding_dim", 0) or full
     count = at.get("num_heads", 0) or x.shape[-1] // full
@@ -226,7 +226,7 @@ def rotary_of_microsoft(at: Call, x: Any, places: Any, cos: Any, sin: Any) -> An
 
 
 @op("com.microsoft.MultiHeadAttention", "tensors")
-def multi_head_attention(at: Call, q: Any, k: Any = None, v: Any = None, bias: Any = None,
+def multi_head_attention(at: NodeCall, q: Any, k: Any = None, v: Any = None, bias: Any = None,
                          mask: Any = None, added: Any = None, past_k: Any = None,
                          past_v: Any = None) -> Any:  # fmt: skip
     count = at["num_heads"]
@@ -254,7 +254,7 @@ def multi_head_attention(at: Call, q: Any, k: Any = None, v: Any = None, bias: A
 
 @op("com.microsoft.GroupQueryAttention", "tensors", host=[6], causal=1, k_quant_type="NONE",
     v_quant_type="NONE", kv_cache_bit_width=0, qk_output=0, sliding_window_cache=0)  # fmt: skip
-def group_query_attention(at: Call, q: Any, k: Any = None, v: Any = None, past_k: Any = None,
+def group_query_attention(at: NodeCall, q: Any, k: Any = None, v: Any = None, past_k: Any = None,
                           past_v: Any = None, ends: Any = None, total: Any = None, cos: Any = None,
                           sin: Any = None, places: Any = None, added: Any = None,
                           sink: Any = None) -> Any:  # fmt: skip
@@ -319,7 +319,7 @@ def _put(past: Any, x: Any, before: Any, room: int) -> Any:
 
 
 @op("com.microsoft.EmbedLayerNormalization", "tensors", absent=[1], mask_index_type=1)
-def embed_layer_normalization(at: Call, ids: Any, segments: Any, words: Any, places: Any,
+def embed_layer_normalization(at: NodeCall, ids: Any, segments: Any, words: Any, places: Any,
                               kinds: Any = None, scale: Any = None, bias: Any = None,
                               mask: Any = None) -> Any:  # fmt: skip
     from mlvm.onnx.ops.neural import normalized

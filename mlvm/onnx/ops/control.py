@@ -14,7 +14,7 @@ import numpy as np
 import mlvm.eager as ml
 from mlvm.core.errors import CaptureError, DTypeError, ModelError, ShapeError
 from mlvm.eager.control import blocks
-from mlvm.onnx.table import Call, op
+from mlvm.onnx.table import NodeCall, op
 from mlvm.onnx.values import Value, tensor
 
 T = TypeVar("T", bool, int)
@@ -33,7 +33,7 @@ def _element(value: Value, kind: type[T]) -> T | None:
 
 
 @op("If", "raw")
-def if_(at: Call, condition: Value) -> Value:
+def if_(at: NodeCall, condition: Value) -> Value:
     frame, branches = at.scope, (at["then_branch"], at["else_branch"])
     decided = _element(condition, bool)
     if decided is not None:
@@ -47,7 +47,7 @@ def if_(at: Call, condition: Value) -> Value:
 
 
 @op("Loop", "raw", absent=[0, 1])
-def loop(at: Call, most: Value = None, condition: Value = None, *state: Value) -> Value:
+def loop(at: NodeCall, most: Value = None, condition: Value = None, *state: Value) -> Value:
     frame, body = at.scope, at["body"]
     carried, stack_count = len(state), len(body.outputs) - 1 - len(state)
     count = None if most is None else _element(most, int)
@@ -89,7 +89,7 @@ def _stacked(column: list[Value], body: Any, place: int) -> Value:
     return ml.stack([tensor(x) for x in column])
 
 
-def _scanned(at: Call, count: int, state: Any, stack_count: int) -> Value:
+def _scanned(at: NodeCall, count: int, state: Any, stack_count: int) -> Value:
     """Run a loop with a known trip count as a `scan`."""
     frame, body = at.scope, at["body"]
 
@@ -101,7 +101,7 @@ def _scanned(at: Call, count: int, state: Any, stack_count: int) -> Value:
     return (*final, *rows)
 
 
-def _recorded(at: Call, most: Value, condition: Value, state: Any, stack_count: int) -> Value:
+def _recorded(at: NodeCall, most: Value, condition: Value, state: Any, stack_count: int) -> Value:
     """Run a loop with a tensor as trip count as a `while_loop`."""
     frame, body = at.scope, at["body"]
     if stack_count:
@@ -122,11 +122,11 @@ def _recorded(at: Call, most: Value, condition: Value, state: Any, stack_count: 
 
 
 @op("Scan", "raw", absent=[0])
-def scan(at: Call, *operands: Value) -> Value:
+def scan(at: NodeCall, *operands: Value) -> Value:
     return _batched(at, operands) if at.opset < 9 else _scan(at, operands)
 
 
-def _scan(at: Call, operands: Any) -> Value:
+def _scan(at: NodeCall, operands: Any) -> Value:
     frame, body, count = at.scope, at["body"], at["num_scan_inputs"]
     state, xs = [*operands[: len(operands) - count]], operands[len(operands) - count :]
     stack_count = len(body.outputs) - len(state)
@@ -151,7 +151,7 @@ def _scan(at: Call, operands: Any) -> Value:
     return (*final, *results)
 
 
-def _batched(at: Call, operands: Any) -> Value:
+def _batched(at: NodeCall, operands: Any) -> Value:
     """Run a Scan of opset 8, in which sequences have a leading batch axis."""
     lengths, rest = operands[0], [tensor(x) for x in operands[1:]]
     if lengths is not None:
@@ -161,7 +161,7 @@ def _batched(at: Call, operands: Any) -> Value:
 
 
 @op("SequenceMap", "raw")
-def sequence_map(at: Call, xs: Value, *others: Value) -> Value:
+def sequence_map(at: NodeCall, xs: Value, *others: Value) -> Value:
     rows = []
     for i, x in enumerate(xs):
         operands = [other[i] if isinstance(other, list) else other for other in others]

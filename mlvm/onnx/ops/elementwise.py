@@ -14,7 +14,7 @@ from mlvm.core.ops import half
 from mlvm.core.types import DType
 from mlvm.onnx.arrays import DTYPES, FLOATS, INTEGERS, dtype_of
 from mlvm.onnx.few import rounded, wrapped
-from mlvm.onnx.table import TABLE, Call, Op, enter_all, op
+from mlvm.onnx.table import TABLE, NodeCall, OnnxOp, enter_all, op
 from mlvm.onnx.values import PermutedTensor, Value, tensor
 
 _PAIRS: Final = """
@@ -63,7 +63,7 @@ def _enter(function: str) -> Callable[..., Any]:
 
 
 for _each in PAIRS:
-    TABLE[_each.name] = Op(
+    TABLE[_each.name] = OnnxOp(
         _enter(_each.function), "elementwise", (), {}, _each.least, _each.least, {}
     )
 
@@ -74,7 +74,7 @@ def is_float(x: Any) -> bool:
 
 
 @op("Div", "elementwise")
-def div(at: Call, x: Any, y: Any) -> Any:
+def div(at: NodeCall, x: Any, y: Any) -> Any:
     if is_float(x) and is_float(y):
         return at.xp.divide(x, y)
     xp, quotient = at.xp, at.xp.floor_divide(x, y)  # integer division rounds towards 0
@@ -86,7 +86,7 @@ def div(at: Call, x: Any, y: Any) -> Any:
 
 
 @op("Pow", "elementwise")
-def pow(at: Call, x: Any, y: Any) -> Any:
+def pow(at: NodeCall, x: Any, y: Any) -> Any:
     if isinstance(y, (np.generic, np.ndarray)) and y.ndim == 0 and not at.is_host and is_float(x):
         if y == 2:
             return ml.square(x)
@@ -99,20 +99,20 @@ def pow(at: Call, x: Any, y: Any) -> Any:
 
 
 @op("BitShift", "elementwise")
-def bit_shift(at: Call, x: Any, y: Any) -> Any:
+def bit_shift(at: NodeCall, x: Any, y: Any) -> Any:
     is_left = at["direction"] == "LEFT"
     return (at.xp.bitwise_left_shift if is_left else at.xp.bitwise_right_shift)(x, y)
 
 
 @op("Max Min Sum Mean", "elementwise")
-def combine(at: Call, x: Any, *xs: Any) -> Any:
+def combine(at: NodeCall, x: Any, *xs: Any) -> Any:
     names = {"Max": at.xp.maximum, "Min": at.xp.minimum}
     total = reduce(names.get(at.node.type, at.xp.add), xs, x)
     return total / (1 + len(xs)) if at.node.type == "Mean" else total
 
 
 @op("Clip", "elementwise")
-def clip(at: Call, x: Any, low: Any = None, high: Any = None) -> Any:
+def clip(at: NodeCall, x: Any, low: Any = None, high: Any = None) -> Any:
     low = at.get("min") if low is None else low
     high = at.get("max") if high is None else high
     if not hasattr(x, "dtype"):
@@ -121,7 +121,7 @@ def clip(at: Call, x: Any, low: Any = None, high: Any = None) -> Any:
 
 
 @op("IsInf", "elementwise")
-def is_inf(at: Call, x: Any) -> Any:
+def is_inf(at: NodeCall, x: Any) -> Any:
     xp = at.xp
     up, down = at.get("detect_positive", 1), at.get("detect_negative", 1)
     if up and down:
@@ -159,25 +159,25 @@ def activation(name: str, params: Sequence[float] = ()) -> Callable[[Any], Any]:
 
 
 @op("Celu Elu HardSigmoid LeakyRelu Softplus ThresholdedRelu", "elementwise")
-def activated(at: Call, x: Any) -> Any:
+def activated(at: NodeCall, x: Any) -> Any:
     params = map(at.get, ("alpha", "beta"), ACTIVATIONS[at.node.type][1])
     return activation(at.node.type, [*params])(tensor(x))
 
 
 @op("Selu", "elementwise")
-def selu(at: Call, x: Any) -> Any:
+def selu(at: NodeCall, x: Any) -> Any:
     alpha, gamma = at.get("alpha", 1.6732632423543772), at.get("gamma", 1.0507009873554805)
     return ml.elu(tensor(x), alpha) * gamma
 
 
 @op("Swish com.microsoft.QuickGelu", "elementwise")
-def swish(at: Call, x: Any) -> Any:
+def swish(at: NodeCall, x: Any) -> Any:
     x, alpha = tensor(x), at.get("alpha", 1.702 if "Gelu" in at.node.type else 1.0)
     return ml.silu(x) if alpha == 1.0 else x * ml.sigmoid(x * alpha)
 
 
 @op("SwiGLU", "tensors")
-def swiglu(at: Call, *xs: Any) -> Any:
+def swiglu(at: NodeCall, *xs: Any) -> Any:
     if len(xs) == 1 or xs[1] is None:
         gate, up = ml.split(xs[0], 2, axis=at.get("axis", -1))
     else:
@@ -187,19 +187,19 @@ def swiglu(at: Call, *xs: Any) -> Any:
 
 
 @op("com.microsoft.FastGelu com.microsoft.BiasGelu", "elementwise")
-def fast_gelu(at: Call, x: Any, bias: Any = None) -> Any:
+def fast_gelu(at: NodeCall, x: Any, bias: Any = None) -> Any:
     x = tensor(x) if bias is None else tensor(x) + bias
     return ml.gelu(x, approximate="Fast" in at.node.type)
 
 
 @op("Shrink", "elementwise")
-def shrink(at: Call, x: Any) -> Any:
+def shrink(at: NodeCall, x: Any) -> Any:
     xp, bias, limit = at.xp, at.get("bias", 0.0), at.get("lambd", 0.5)
     above = xp.where(xp.greater(x, limit), x - bias, xp.zeros_like(x))
     return _same(at, xp.where(xp.less(x, -limit), x + bias, above), x)
 
 
-def _same(at: Call, y: Any, x: Any) -> Any:
+def _same(at: NodeCall, y: Any, x: Any) -> Any:
     return y if y.dtype == x.dtype else at.xp.astype(y, x.dtype)
 
 
@@ -222,18 +222,18 @@ enter_all(
 
 
 @op("CastLike", "raw")
-def cast_like(at: Call, x: Value, like: Value) -> Value:
+def cast_like(at: NodeCall, x: Value, like: Value) -> Value:
     number = at.node.numbers[1]
     if not number:
         number = next(k for k, dtype in DTYPES.items() if dtype is DType.of(like.dtype))
     xp = np if isinstance(x, np.ndarray) else ml
-    inner = Call(at.node, xp, at.scope)
+    inner = NodeCall(at.node, xp, at.scope)
     if isinstance(x, PermutedTensor):
         return PermutedTensor(converted(inner, x.x, number), x.axes)
     return converted(inner, x, number)
 
 
-def converted(at: Call, x: Any, number: int) -> Any:
+def converted(at: NodeCall, x: Any, number: int) -> Any:
     """Convert x to a `TensorProto.DataType`; round x if it is stored in a wider dtype."""
     dtype = dtype_of(number, str(at.node))
     if number in FLOATS:
@@ -248,11 +248,11 @@ def converted(at: Call, x: Any, number: int) -> Any:
     return x if DType.of(x.dtype) is dtype else at.xp.astype(x, _dtype(at, dtype.name))
 
 
-def _dtype(at: Call, name: str) -> Any:
+def _dtype(at: NodeCall, name: str) -> Any:
     dtype = DType.named(name)
     return dtype.numpy if at.is_host else dtype
 
 
 @op("BitCast", host=[0])
-def bit_cast(at: Call, x: Any) -> Any:
+def bit_cast(at: NodeCall, x: Any) -> Any:
     return x.view(dtype_of(at["to"], "it").numpy)

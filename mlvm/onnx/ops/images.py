@@ -14,12 +14,12 @@ from mlvm.core.rules import normalize_axis
 from mlvm.core.types import Array, DType
 from mlvm.eager.tensor import primitives
 from mlvm.onnx.ops.neural import channels_last, channels_second, steps_of
-from mlvm.onnx.table import Call, op
+from mlvm.onnx.table import NodeCall, op
 from mlvm.onnx.values import Value, bounded, in_memory, ints, permuted, tensor
 
 
 @op("Resize Upsample", "raw", host=[1, 2, 3], absent=[1, 2, 3])
-def resize(at: Call, x: Value, *operands: Any) -> Value:
+def resize(at: NodeCall, x: Value, *operands: Any) -> Value:
     if at.node.type == "Upsample" or (len(operands) == 1 and at.opset < 11):
         operands = None, *(operands[:1] or [np.asarray(at["scales"])])
     roi, scales, sizes = [*operands, None, None, None][:3]
@@ -109,7 +109,7 @@ def _weighted(x: Any, matrix: Array, axis: int) -> Any:
     return ml.reshape(y, (*before, len(matrix), *behind))
 
 
-def weights(at: Call, n: int, k: int, scale: Any, region: tuple[float, float] | None) -> Array:
+def weights(at: NodeCall, n: int, k: int, scale: Any, region: tuple[float, float] | None) -> Array:
     """Return the weight of each of n positions in each of k positions of the result.
 
     Positions and scale are in f32, as in other runtimes, because the rounding determines the
@@ -184,7 +184,7 @@ def _cropped(n: int, k: int, low: float, high: float) -> Array:
     return low * (n - 1) + np.arange(k) * (high - low) * (n - 1) / (k - 1)
 
 
-def _antialiased(at: Call, place: Array, n: int, scale: Any, kernel: Any, reach: int) -> Array:
+def _antialiased(at: NodeCall, place: Array, n: int, scale: Any, kernel: Any, reach: int) -> Array:
     places = np.arange(math.floor(-reach / scale) - 1, n + math.ceil(reach / scale) + 1)
     share = kernel((places[None, :] - place[:, None]) * scale)
     if at.get("exclude_outside", 0):
@@ -196,7 +196,9 @@ def _antialiased(at: Call, place: Array, n: int, scale: Any, kernel: Any, reach:
     return matrix
 
 
-def _outside(at: Call, y: Any, shape: Any, counts: Any, which: Any, roi: Any, order: Any) -> Any:
+def _outside(
+    at: NodeCall, y: Any, shape: Any, counts: Any, which: Any, roi: Any, order: Any
+) -> Any:
     """Replace positions outside of the image by the extrapolation value."""
     beyond = np.zeros(1, bool)
     for i, axis in enumerate(which):
@@ -214,7 +216,7 @@ def _outside(at: Call, y: Any, shape: Any, counts: Any, which: Any, roi: Any, or
 
 
 @op("GridSample", "raw")
-def grid_sample(at: Call, x: Value, grid: Value) -> Value:
+def grid_sample(at: NodeCall, x: Value, grid: Value) -> Value:
     mode, image = at.get("mode", "linear"), channels_last(x)
     y = ml.grid_sample(
         image,
@@ -227,7 +229,7 @@ def grid_sample(at: Call, x: Value, grid: Value) -> Value:
 
 
 @op("AffineGrid", "tensors", host=[1])
-def affine_grid(at: Call, theta: Any, size: Any) -> Any:
+def affine_grid(at: NodeCall, theta: Any, size: Any) -> Any:
     places = [int(n) for n in size[2:]]
     bounded((*places, len(places) + 1))
     lines = [(2 * np.arange(n) + 1) / n - 1 for n in places]
@@ -242,7 +244,7 @@ def affine_grid(at: Call, theta: Any, size: Any) -> Any:
 
 
 @op("RoiAlign", "raw", host=[1, 2])
-def roi_align(at: Call, x: Value, rois: Any, batch: Any) -> Value:
+def roi_align(at: NodeCall, x: Value, rois: Any, batch: Any) -> Value:
     x = channels_last(x)
     _, height, width, c = x.shape
     ph, pw = at.get("output_height", 1), at.get("output_width", 1)
@@ -293,7 +295,7 @@ def _pair(at: Array, n: int) -> list[tuple[Array, Array]]:
 
 
 @op("Col2Im", "tensors", host=[1, 2])
-def col2im(at: Call, x: Any, image: Any, block: Any) -> Any:
+def col2im(at: NodeCall, x: Any, image: Any, block: Any) -> Any:
     size, window = [int(n) for n in image], [int(n) for n in block]
     axes = len(size)
     strides, dilation, span = steps_of(at, window)
@@ -316,7 +318,7 @@ def col2im(at: Call, x: Any, image: Any, block: Any) -> Any:
 
 
 @op("DeformConv", "tensors")
-def deform_conv(at: Call, x: Any, w: Any, offset: Any, b: Any = None, mask: Any = None) -> Any:
+def deform_conv(at: NodeCall, x: Any, w: Any, offset: Any, b: Any = None, mask: Any = None) -> Any:
     n, c, height, width = x.shape
     o, _, kh, kw = w.shape
     strides, dilation = at.get("strides") or [1, 1], at.get("dilations") or [1, 1]

@@ -13,7 +13,7 @@ from mlvm.core.ops.half import widened
 from mlvm.core.rules import normalize_axis
 from mlvm.core.types import DType
 from mlvm.onnx.arrays import is_known
-from mlvm.onnx.table import Call, enter_all, op
+from mlvm.onnx.table import NodeCall, enter_all, op
 from mlvm.onnx.values import (
     PermutedTensor,
     Value,
@@ -44,12 +44,12 @@ enter_all(
 
 
 @op("com.microsoft.nchwc.ReorderInput", "raw", channels_last=0)
-def reorder_input(at: Call, x: Value) -> Value:
+def reorder_input(at: NodeCall, x: Value) -> Value:
     return x
 
 
 @op("Constant", "raw")
-def constant(at: Call) -> Value:
+def constant(at: NodeCall) -> Value:
     for name, value in at.node.attributes.items():
         if name in ("value", "sparse_value"):
             return value
@@ -61,12 +61,12 @@ def constant(at: Call) -> Value:
 
 
 @op("Shape", "raw")
-def shape(at: Call, x: Value) -> Value:
+def shape(at: NodeCall, x: Value) -> Value:
     return np.asarray(x.shape[slice(at.get("start", 0), at.get("end"))], np.int64)
 
 
 @op("Transpose", "raw")
-def transpose(at: Call, x: Value) -> Value:
+def transpose(at: NodeCall, x: Value) -> Value:
     axes = tuple(at.get("perm") or reversed(range(x.ndim)))
     if sorted(axes) != list(range(x.ndim)):
         raise ModelError(f"expected perm to order {x.ndim} axes, got {list(axes)}")
@@ -77,7 +77,7 @@ def transpose(at: Call, x: Value) -> Value:
 
 
 @op("Reshape", host=[1], older={1: "shape"})
-def reshape(at: Call, x: Any, shape: Any = None) -> Any:
+def reshape(at: NodeCall, x: Any, shape: Any = None) -> Any:
     target = [int(n) for n in (at["shape"] if shape is None else shape)]
     if not at.get("allowzero", 0):
         target = [x.shape[i] if n == 0 and i < x.ndim else n for i, n in enumerate(target)]
@@ -85,14 +85,14 @@ def reshape(at: Call, x: Any, shape: Any = None) -> Any:
 
 
 @op("Flatten")
-def flatten(at: Call, x: Any) -> Any:
+def flatten(at: NodeCall, x: Any) -> Any:
     axis = at.get("axis", 1)
     axis += x.ndim if axis < 0 else 0
     return at.xp.reshape(x, (math.prod(x.shape[:axis]), math.prod(x.shape[axis:])))
 
 
 @op("Squeeze", host=[1])
-def squeeze(at: Call, x: Any, axes: Any = None) -> Any:
+def squeeze(at: NodeCall, x: Any, axes: Any = None) -> Any:
     chosen = at.get("axes") if axes is None else [int(n) for n in axes]
     if chosen is None:
         chosen = [i for i, n in enumerate(x.shape) if n == 1]
@@ -100,7 +100,7 @@ def squeeze(at: Call, x: Any, axes: Any = None) -> Any:
 
 
 @op("Unsqueeze", host=[1], older={1: "axes"})
-def unsqueeze(at: Call, x: Any, axes: Any = None) -> Any:
+def unsqueeze(at: NodeCall, x: Any, axes: Any = None) -> Any:
     chosen = at["axes"] if axes is None else [int(n) for n in np.ravel(axes)]
     ndim = x.ndim + len(chosen)
     placed = {axis + ndim if axis < 0 else axis for axis in chosen}
@@ -111,7 +111,7 @@ def unsqueeze(at: Call, x: Any, axes: Any = None) -> Any:
 
 
 @op("Concat", "raw")
-def concat(at: Call, *xs: Value) -> Value:
+def concat(at: NodeCall, *xs: Value) -> Value:
     axis = normalize_axis(at["axis"], xs[0].ndim)
     if are_known(xs):
         return np.concatenate(xs, axis=axis)
@@ -124,7 +124,7 @@ def concat(at: Call, *xs: Value) -> Value:
 
 
 @op("Split", "raw", host=[1])
-def split(at: Call, x: Value, sizes: Value = None) -> Value:
+def split(at: NodeCall, x: Value, sizes: Value = None) -> Value:
     axis = normalize_axis(at.get("axis", 0), x.ndim)
     length = x.shape[axis]
     lengths = at.get("split") if sizes is None else ints(sizes, "sizes of a split")
@@ -146,7 +146,12 @@ def split(at: Call, x: Value, sizes: Value = None) -> Value:
 
 @op("Slice", "raw", host=[1, 2, 3, 4], older={1: "starts", 2: "ends"})
 def slice_(
-    at: Call, x: Value, starts: Any = None, ends: Any = None, axes: Any = None, steps: Any = None
+    at: NodeCall,
+    x: Value,
+    starts: Any = None,
+    ends: Any = None,
+    axes: Any = None,
+    steps: Any = None,
 ) -> Value:
     first = at["starts"] if starts is None else ints(starts, "where a slice starts")
     last = at["ends"] if ends is None else ints(ends, "where a slice ends")
@@ -173,7 +178,7 @@ def slice_(
 
 
 @op("Expand", host=[1])
-def expand(at: Call, x: Any, shape: Any) -> Any:
+def expand(at: NodeCall, x: Any, shape: Any) -> Any:
     target = np.broadcast_shapes(x.shape, tuple(int(n) for n in shape))
     if target == tuple(x.shape):
         return x
@@ -181,14 +186,14 @@ def expand(at: Call, x: Any, shape: Any) -> Any:
 
 
 @op("Tile", host=[1])
-def tile(at: Call, x: Any, repeats: Any) -> Any:
+def tile(at: NodeCall, x: Any, repeats: Any) -> Any:
     times = tuple(int(n) for n in repeats)
     bounded([n * m for n, m in zip(x.shape, times, strict=True)], at.is_host)
     return at.xp.tile(x, times)
 
 
 @op("ConstantOfShape", host=[0])
-def constant_of_shape(at: Call, shape: Any) -> Any:
+def constant_of_shape(at: NodeCall, shape: Any) -> Any:
     value = at.get("value")
     value = np.zeros(1, np.float32) if value is None else value
     target = bounded(shape, value.dtype.kind != "V")
@@ -198,7 +203,7 @@ def constant_of_shape(at: Call, shape: Any) -> Any:
 
 
 @op("Range", host=[0, 1, 2])
-def range_(at: Call, start: Any, limit: Any, delta: Any) -> Any:
+def range_(at: NodeCall, start: Any, limit: Any, delta: Any) -> Any:
     first, step = start.item(), delta.item()
     count = max(math.ceil((limit.item() - first) / step), 0) if step else -1
     bounded((count,))
@@ -206,7 +211,7 @@ def range_(at: Call, start: Any, limit: Any, delta: Any) -> Any:
 
 
 @op("EyeLike", "raw")
-def eye_like(at: Call, x: Value) -> Value:
+def eye_like(at: NodeCall, x: Value) -> Value:
     from mlvm.onnx.arrays import dtype_of
 
     number = at.get("dtype")
@@ -216,7 +221,7 @@ def eye_like(at: Call, x: Value) -> Value:
 
 
 @op("Pad", "raw", host=[1, 2, 3], older={1: "pads paddings"})
-def pad(at: Call, x: Value, pads: Any = None, value: Any = None, axes: Any = None) -> Value:
+def pad(at: NodeCall, x: Value, pads: Any = None, value: Any = None, axes: Any = None) -> Value:
     ends = at.get("pads", at.get("paddings")) if pads is None else ints(pads, "widths of a pad")
     fill = at.get("value", 0.0) if value is None else value
     if hasattr(fill, "shape"):
@@ -258,7 +263,7 @@ def _bordered(x: Any, widths: Any, mode: str) -> Any:
 
 
 @op("DepthToSpace", "raw")
-def depth_to_space(at: Call, x: Value) -> Value:
+def depth_to_space(at: NodeCall, x: Value) -> Value:
     x, r = tensor(x), at["blocksize"]
     n, c, *places = x.shape
     inner = c // r ** len(places)
@@ -270,7 +275,7 @@ def depth_to_space(at: Call, x: Value) -> Value:
 
 
 @op("SpaceToDepth", "raw")
-def space_to_depth(at: Call, x: Value) -> Value:
+def space_to_depth(at: NodeCall, x: Value) -> Value:
     x, r = tensor(x), at["blocksize"]
     n, c, height, width = x.shape
     x = ml.reshape(x, (n, c, height // r, r, width // r, r))
@@ -279,7 +284,7 @@ def space_to_depth(at: Call, x: Value) -> Value:
 
 
 @op("CenterCropPad", host=[1])
-def center_crop_pad(at: Call, x: Any, shape: Any) -> Any:
+def center_crop_pad(at: NodeCall, x: Any, shape: Any) -> Any:
     axes = at.get("axes") or range(x.ndim)
     if len(axes) != len(shape):
         raise ModelError(f"expected a length for each of {len(axes)} axes, got {len(shape)}")
@@ -297,13 +302,13 @@ def center_crop_pad(at: Call, x: Any, shape: Any) -> Any:
 
 
 @op("Trilu", host=[1])
-def trilu(at: Call, x: Any, k: Any = None) -> Any:
+def trilu(at: NodeCall, x: Any, k: Any = None) -> Any:
     by = 0 if k is None else int(k.reshape(-1)[0])
     return (at.xp.triu if at.get("upper", 1) else at.xp.tril)(x, k=by)
 
 
 @op("ReverseSequence", "tensors", host=[1])
-def reverse_sequence(at: Call, x: Any, lengths: Any) -> Any:
+def reverse_sequence(at: NodeCall, x: Any, lengths: Any) -> Any:
     batch, time = at.get("batch_axis", 1), at.get("time_axis", 0)
     place = np.arange(x.shape[time])[:, None]
     ends = lengths.reshape(1, -1)
@@ -318,12 +323,12 @@ def reverse_sequence(at: Call, x: Any, lengths: Any) -> Any:
 
 
 @op("SequenceAt", "raw", host=[1])
-def sequence_at(at: Call, xs: Value, position: Any) -> Value:
+def sequence_at(at: NodeCall, xs: Value, position: Any) -> Value:
     return xs[int(position.reshape(-1)[0])]
 
 
 @op("SequenceInsert", "raw", host=[2])
-def sequence_insert(at: Call, xs: Value, x: Value, position: Any = None) -> Value:
+def sequence_insert(at: NodeCall, xs: Value, x: Value, position: Any = None) -> Value:
     at_ = len(xs) if position is None else int(position.reshape(-1)[0])
     if not -len(xs) <= at_ <= len(xs):
         raise ModelError(f"expected a position of {len(xs)} elements, got {at_}")
@@ -333,21 +338,21 @@ def sequence_insert(at: Call, xs: Value, x: Value, position: Any = None) -> Valu
 
 
 @op("SequenceErase", "raw", host=[1])
-def sequence_erase(at: Call, xs: Value, position: Any = None) -> Value:
+def sequence_erase(at: NodeCall, xs: Value, position: Any = None) -> Value:
     items = [*xs]
     del items[-1 if position is None else int(position.reshape(-1)[0])]
     return (items,)
 
 
 @op("ConcatFromSequence", "raw")
-def concat_from_sequence(at: Call, xs: Value) -> Value:
+def concat_from_sequence(at: NodeCall, xs: Value) -> Value:
     if at.get("new_axis", 0):
         return ml.stack([tensor(x) for x in xs], axis=at["axis"])
     return concat(at, *xs)
 
 
 @op("SplitToSequence", "raw", host=[1])
-def split_to_sequence(at: Call, x: Value, sizes: Any = None) -> Value:
+def split_to_sequence(at: NodeCall, x: Value, sizes: Any = None) -> Value:
     x, axis = plain(x), at.get("axis", 0)
     xp, length = (np, x.shape[axis]) if is_known(x) else (ml, x.shape[axis])
     if sizes is None:

@@ -9,11 +9,11 @@ import numpy as np
 import mlvm.eager as ml
 from mlvm.core.errors import ModelError
 from mlvm.eager import Tensor
-from mlvm.onnx.table import Call, op
+from mlvm.onnx.table import NodeCall, op
 
 
 @op("ai.onnx.ml.Scaler", "tensors")
-def scaler(at: Call, x: Tensor) -> Tensor:
+def scaler(at: NodeCall, x: Tensor) -> Tensor:
     offset, scale = (np.array(at.get(name, [value]), "f4") for name, value in _SCALER)
     return (ml.astype(x, "f32") - ml.asarray(offset)) * ml.asarray(scale)
 
@@ -22,7 +22,7 @@ _SCALER = ("offset", 0.0), ("scale", 1.0)
 
 
 @op("ai.onnx.ml.Normalizer", "tensors")
-def normalizer(at: Call, x: Tensor) -> Tensor:
+def normalizer(at: NodeCall, x: Tensor) -> Tensor:
     x, how = ml.astype(x, "f32"), at.get("norm", "MAX")
     if how == "L2":
         size = ml.sqrt(ml.sum(x * x, axis=-1, keepdims=True))
@@ -31,7 +31,7 @@ def normalizer(at: Call, x: Tensor) -> Tensor:
     return x / ml.where(size == 0, 1.0, size)
 
 
-def _scores(at: Call, x: Tensor, rows: int) -> Tensor:
+def _scores(at: NodeCall, x: Tensor, rows: int) -> Tensor:
     """Compute x @ coefficients + intercepts; the coefficients have the given number of rows."""
     weights = np.array(at["coefficients"], "f4").reshape(rows, -1)
     scores = ml.astype(x, "f32") @ ml.asarray(np.ascontiguousarray(weights.T))
@@ -39,7 +39,7 @@ def _scores(at: Call, x: Tensor, rows: int) -> Tensor:
     return scores if not bias else scores + ml.asarray(np.array(bias, "f4"))
 
 
-def _transformed(at: Call, scores: Tensor) -> Tensor:
+def _transformed(at: NodeCall, scores: Tensor) -> Tensor:
     how = at.get("post_transform", "NONE")
     if how == "NONE":
         return scores
@@ -51,12 +51,12 @@ def _transformed(at: Call, scores: Tensor) -> Tensor:
 
 
 @op("ai.onnx.ml.LinearRegressor", "tensors")
-def linear_regressor(at: Call, x: Tensor) -> Tensor:
+def linear_regressor(at: NodeCall, x: Tensor) -> Tensor:
     return _transformed(at, _scores(at, x, at.get("targets", 1)))
 
 
 @op("ai.onnx.ml.LinearClassifier", "tensors")
-def linear_classifier(at: Call, x: Tensor) -> tuple[Any, Tensor]:
+def linear_classifier(at: NodeCall, x: Tensor) -> tuple[Any, Tensor]:
     labels = at.get("classlabels_ints")
     if not labels:
         raise ModelError("classes that are strings are not supported")

@@ -16,7 +16,7 @@ from mlvm.core.types import DType, Shape
 from mlvm.eager.tensor import primitives
 from mlvm.onnx.ops.elementwise import activation
 from mlvm.onnx.ops.reductions import widened
-from mlvm.onnx.table import Call, op
+from mlvm.onnx.table import NodeCall, op
 from mlvm.onnx.values import PermutedTensor, Value, in_memory, ordered, permuted, tensor
 
 Sides = list[tuple[int, int]]
@@ -38,14 +38,14 @@ def channels_second(y: Any) -> Value:
     return permuted(y, (0, n - 1, *range(1, n - 1)))
 
 
-def steps_of(at: Call, window: Sequence[int]) -> tuple[list[int], list[int], Shape]:
+def steps_of(at: NodeCall, window: Sequence[int]) -> tuple[list[int], list[int], Shape]:
     """Return the strides, the dilation, and the span of the dilated window."""
     ones = [1] * len(window)
     strides, dilation = at.get("strides") or ones, at.get("dilations") or ones
     return strides, dilation, span_of(tuple(window), tuple(dilation))
 
 
-def sides(at: Call, size: Shape, span: Shape, strides: list[int], *, up: bool = False) -> Sides:
+def sides(at: NodeCall, size: Shape, span: Shape, strides: list[int], *, up: bool = False) -> Sides:
     """Return the padding of each axis.
 
     With `up`, the last window may extend past the end, as with `ceil_mode`.
@@ -73,7 +73,7 @@ def _kernel(xp: Any, node: Any, w: Any) -> Any:
 
 
 @op("Conv com.microsoft.FusedConv", "raw", packed={1: _kernel})
-def conv(at: Call, x: Value, kernel: Value, b: Value = None, z: Value = None) -> Value:
+def conv(at: NodeCall, x: Value, kernel: Value, b: Value = None, z: Value = None) -> Value:
     y = convolved(at, channels_last(x), kernel, kernel.ndim - 2)
     if b is not None:
         y = y + tensor(b)
@@ -84,7 +84,7 @@ def conv(at: Call, x: Value, kernel: Value, b: Value = None, z: Value = None) ->
     return channels_second(y)
 
 
-def convolved(at: Call, x: Any, kernel: Any, axes: int) -> Any:
+def convolved(at: NodeCall, x: Any, kernel: Any, axes: int) -> Any:
     """Convolve x, channels last, with a kernel.
 
     Strides, padding and dilation are attributes of the call.
@@ -107,7 +107,7 @@ def _options(**options: Any) -> dict[str, Any]:
 
 
 @op("ConvTranspose", "raw", packed={1: _kernel})
-def conv_transpose(at: Call, x: Value, kernel: Value, b: Value = None) -> Value:
+def conv_transpose(at: NodeCall, x: Value, kernel: Value, b: Value = None) -> Value:
     x, axes, groups = channels_last(x), kernel.ndim - 2, at.get("group", 1)
     strides, dilation, span = steps_of(at, kernel.shape[:axes])
     more, output_shape = at.get("output_padding") or [0] * axes, at.get("output_shape")
@@ -157,7 +157,7 @@ def pooled(
     )
 
 
-def _windows(at: Call, x: Any) -> tuple[list[int], list[int], list[int], Sides]:
+def _windows(at: NodeCall, x: Any) -> tuple[list[int], list[int], list[int], Sides]:
     window = at["kernel_shape"]
     strides, dilation, span = steps_of(at, window)
     up = bool(at.get("ceil_mode", 0))
@@ -165,7 +165,7 @@ def _windows(at: Call, x: Any) -> tuple[list[int], list[int], list[int], Sides]:
 
 
 @op("MaxPool", "raw")
-def max_pool(at: Call, x: Value) -> Value:
+def max_pool(at: NodeCall, x: Value) -> Value:
     shape, x = x.shape, channels_last(x)
     dtype, options = x.dtype, _windows(at, x)
     x = x if DType.of(dtype).is_float else ml.astype(x, ml.float32)
@@ -176,7 +176,7 @@ def max_pool(at: Call, x: Value) -> Value:
 
 
 def _places_of_largest(
-    at: Call, x: Any, shape: Shape, window: Any, strides: Any, dilation: Any, padding: Any
+    at: NodeCall, x: Any, shape: Shape, window: Any, strides: Any, dilation: Any, padding: Any
 ) -> Value:
     """Return the index in x of the largest element of each window."""
     axes, (n, c, *places) = len(window), shape
@@ -199,11 +199,11 @@ def _places_of_largest(
 
 
 @op("AveragePool", "raw")
-def average_pool(at: Call, x: Value) -> Value:
+def average_pool(at: NodeCall, x: Value) -> Value:
     return channels_second(averaged(at, channels_last(x)))
 
 
-def averaged(at: Call, x: Any) -> Any:
+def averaged(at: NodeCall, x: Any) -> Any:
     """Average windows of x, channels last."""
     window, strides, dilation, padding = _windows(at, x)
     y = pooled(x, "avg", window, strides, dilation, padding)
@@ -223,7 +223,7 @@ def averaged(at: Call, x: Any) -> Any:
 
 
 @op("LpPool", "raw")
-def lp_pool(at: Call, x: Value) -> Value:
+def lp_pool(at: NodeCall, x: Value) -> Value:
     x, p = channels_last(x), at.get("p", 2)
     window, strides, dilation, padding = _windows(at, x)
     y = widened(ml, x)
@@ -234,7 +234,7 @@ def lp_pool(at: Call, x: Value) -> Value:
 
 
 @op("GlobalAveragePool GlobalMaxPool GlobalLpPool", "raw")
-def global_pool(at: Call, x: Value) -> Value:
+def global_pool(at: NodeCall, x: Value) -> Value:
     x = channels_last(x)
     axes, name = tuple(range(1, x.ndim - 1)), at.node.type
     if name == "GlobalAveragePool":
@@ -248,7 +248,7 @@ def global_pool(at: Call, x: Value) -> Value:
 
 
 @op("MaxUnpool", "tensors", host=[2])
-def max_unpool(at: Call, x: Any, places: Any, shape: Any = None) -> Any:
+def max_unpool(at: NodeCall, x: Any, places: Any, shape: Any = None) -> Any:
     window = at["kernel_shape"]
     strides, pads = at.get("strides") or [1] * len(window), at.get("pads") or [0] * 2 * len(window)
     size = [
@@ -269,7 +269,7 @@ def max_unpool(at: Call, x: Any, places: Any, shape: Any = None) -> Any:
 
 @op("BatchNormalization", "raw", is_test=1, spatial=1)
 def batch_normalization(
-    at: Call, x: Value, scale: Value, bias: Value, mean: Value, var: Value
+    at: NodeCall, x: Value, scale: Value, bias: Value, mean: Value, var: Value
 ) -> Value:
     eps = at.get("epsilon", 1e-5)
     running: tuple[Any, ...] = ()
@@ -294,7 +294,7 @@ def batch_normalization(
 
 
 @op("InstanceNormalization GroupNormalization", "tensors")
-def group_normalization(at: Call, x: Any, scale: Any, bias: Any) -> Any:
+def group_normalization(at: NodeCall, x: Any, scale: Any, bias: Any) -> Any:
     n, c, *places = x.shape
     groups = at.get("num_groups", c)
     if groups < 1 or c % groups:
@@ -324,13 +324,13 @@ def normalized(x: Any, scale: Any, bias: Any, axis: int, eps: float) -> Any:
 
 
 @op("Normalized", "tensors")
-def normalized_rows(at: Call, x: Any) -> Any:
+def normalized_rows(at: NodeCall, x: Any) -> Any:
     """Normalise rows; graphs before opset 17 use seven nodes for this."""
     return primitives.layer_norm_normalize(x, eps=at["epsilon"])
 
 
 @op("LayerNormalization", "tensors")
-def layer_normalization(at: Call, x: Any, scale: Any, bias: Any = None) -> Any:
+def layer_normalization(at: NodeCall, x: Any, scale: Any, bias: Any = None) -> Any:
     axis, eps = normalize_axis(at.get("axis", -1), x.ndim), at.get("epsilon", 1e-5)
     y = normalized(x, scale, bias, axis, eps)
     if not any(at.node.outputs[1:]):
@@ -341,7 +341,7 @@ def layer_normalization(at: Call, x: Any, scale: Any, bias: Any = None) -> Any:
 
 
 @op("RMSNormalization SimplifiedLayerNormalization", "tensors")
-def rms_normalization(at: Call, x: Any, scale: Any) -> Any:
+def rms_normalization(at: NodeCall, x: Any, scale: Any) -> Any:
     axes = tuple(range(normalize_axis(at.get("axis", -1), x.ndim), x.ndim))
     wide = x if x.dtype == ml.float64 else ml.astype(x, ml.float32)
     by = ml.rsqrt(ml.mean(wide * wide, axis=axes, keepdims=True) + at.get("epsilon", 1e-5))
@@ -353,7 +353,7 @@ def rms_normalization(at: Call, x: Any, scale: Any) -> Any:
     "tensors",
     absent=[3, 4],
 )
-def skip_layer_normalization(at: Call, x: Any, skip: Any, scale: Any, *rest: Any) -> Any:
+def skip_layer_normalization(at: NodeCall, x: Any, skip: Any, scale: Any, *rest: Any) -> Any:
     is_simple = "Simplified" in at.node.type
     beta, bias = [*[None] * is_simple, *rest, None, None][:2]  # simplified layer norm has no beta
     total = x + skip
@@ -369,7 +369,7 @@ def skip_layer_normalization(at: Call, x: Any, skip: Any, scale: Any, *rest: Any
 
 
 @op("LRN", "raw")
-def lrn(at: Call, x: Value) -> Value:
+def lrn(at: NodeCall, x: Value) -> Value:
     x, size = channels_last(x), at["size"]
     low, y = (size - 1) // 2, widened(ml, x)
     squares = ml.pad(y * y, [*[(0, 0)] * (x.ndim - 1), (low, size - 1 - low)])
@@ -383,7 +383,7 @@ def lrn(at: Call, x: Value) -> Value:
 
 
 @op("Dropout", "raw", host=[1, 2], is_test=1)
-def dropout(at: Call, x: Value, ratio: Any = None, training: Any = None) -> Value:
+def dropout(at: NodeCall, x: Value, ratio: Any = None, training: Any = None) -> Value:
     rate = at.get("ratio", 0.5) if ratio is None else float(ratio.reshape(-1)[0])
     is_training = training is not None and bool(training.reshape(-1)[0])
     if not is_training or rate == 0.0:
@@ -394,7 +394,7 @@ def dropout(at: Call, x: Value, ratio: Any = None, training: Any = None) -> Valu
 
 
 @op("NegativeLogLikelihoodLoss SoftmaxCrossEntropyLoss", "tensors")
-def losses(at: Call, x: Any, labels: Any, weight: Any = None) -> Any:
+def losses(at: NodeCall, x: Any, labels: Any, weight: Any = None) -> Any:
     is_softmax = at.node.type == "SoftmaxCrossEntropyLoss"
     scores = ml.log_softmax(x, axis=1) if is_softmax else x
     ignored, reduction = at.get("ignore_index"), at.get("reduction", "mean")

@@ -13,7 +13,7 @@ from mlvm.core.rules import normalize_axis
 from mlvm.core.types import Array
 from mlvm.eager.tensor import primitives
 from mlvm.onnx.arrays import is_known
-from mlvm.onnx.table import Call, op
+from mlvm.onnx.table import NodeCall, op
 from mlvm.onnx.values import Value, bounded, plain, tensor
 
 
@@ -32,7 +32,7 @@ def positive(xp: Any, indices: Any, length: int) -> Any:
 
 
 @op("Gather", "raw")
-def gather(at: Call, x: Value, indices: Value) -> Value:
+def gather(at: NodeCall, x: Value, indices: Value) -> Value:
     x, indices = plain(x), plain(indices)
     axis = normalize_axis(at.get("axis", 0), x.ndim)
     if is_known(indices):
@@ -49,7 +49,7 @@ def gather(at: Call, x: Value, indices: Value) -> Value:
 
 
 @op("GatherElements")
-def gather_elements(at: Call, x: Any, indices: Any) -> Any:
+def gather_elements(at: NodeCall, x: Any, indices: Any) -> Any:
     axis = normalize_axis(at.get("axis", 0), x.ndim)
     indices = positive(at.xp, indices, x.shape[axis])
     for i, n in enumerate(indices.shape):
@@ -68,7 +68,7 @@ def flat_places(xp: Any, indices: Any, shape: Any) -> Any:
 
 
 @op("GatherND")
-def gather_nd(at: Call, x: Any, indices: Any) -> Any:
+def gather_nd(at: NodeCall, x: Any, indices: Any) -> Any:
     b, xp = at.get("batch_dims", 0), at.xp
     depth = indices.shape[-1]
     batch, inner = x.shape[:b], x.shape[b + depth :]
@@ -106,7 +106,7 @@ def _scattered_on_host(x: Array, index: tuple[Array, ...], updates: Array, how: 
 
 
 @op("ScatterND")
-def scatter_nd(at: Call, x: Any, indices: Any, updates: Any) -> Any:
+def scatter_nd(at: NodeCall, x: Any, indices: Any, updates: Any) -> Any:
     how, depth = at.get("reduction", "none"), indices.shape[-1]
     if at.is_host:
         return _scattered_on_host(x, tuple(np.moveaxis(indices, -1, 0)), updates, how)
@@ -128,7 +128,7 @@ def _places_beside(shape: Any, grid: list[Array], axis: int) -> tuple[Array, int
 
 
 @op("ScatterElements Scatter")
-def scatter_elements(at: Call, x: Any, indices: Any, updates: Any) -> Any:
+def scatter_elements(at: NodeCall, x: Any, indices: Any, updates: Any) -> Any:
     axis, how = normalize_axis(at.get("axis", 0), x.ndim), at.get("reduction", "none")
     indices = positive(at.xp, indices, x.shape[axis])
     grid = [*np.indices(indices.shape, sparse=True)]
@@ -143,7 +143,7 @@ def scatter_elements(at: Call, x: Any, indices: Any, updates: Any) -> Any:
 
 
 @op("TensorScatter", "tensors", host=[2])
-def tensor_scatter(at: Call, cache: Any, update: Any, starts: Any = None) -> Any:
+def tensor_scatter(at: NodeCall, cache: Any, update: Any, starts: Any = None) -> Any:
     axis = normalize_axis(at.get("axis", -2), cache.ndim)
     n, count = cache.shape[axis], update.shape[axis]
     begin = np.zeros(cache.shape[0], np.int64) if starts is None else starts
@@ -159,7 +159,7 @@ def tensor_scatter(at: Call, cache: Any, update: Any, starts: Any = None) -> Any
 
 
 @op("TopK", host=[1], older={1: "k"})
-def top_k(at: Call, x: Any, k: Any = None) -> Any:
+def top_k(at: NodeCall, x: Any, k: Any = None) -> Any:
     order: Any
     count = at["k"] if k is None else int(k.reshape(-1)[0])
     axis, xp = normalize_axis(at.get("axis", -1), x.ndim), at.xp
@@ -177,7 +177,7 @@ def top_k(at: Call, x: Any, k: Any = None) -> Any:
 
 
 @op("OneHot", "tensors", host=[1])
-def one_hot(at: Call, indices: Any, depth: Any, values: Any) -> Any:
+def one_hot(at: NodeCall, indices: Any, depth: Any, values: Any) -> Any:
     count, axis = int(np.ravel(depth)[0]), normalize_axis(at.get("axis", -1), indices.ndim + 1)
     shape = [1] * (indices.ndim + 1)
     shape[axis] = bounded((count,))[0]
@@ -188,12 +188,12 @@ def one_hot(at: Call, indices: Any, depth: Any, values: Any) -> Any:
 
 
 @op("NonZero", "raw", host=[0])
-def non_zero(at: Call, x: Value) -> Value:
+def non_zero(at: NodeCall, x: Value) -> Value:
     return np.stack(np.nonzero(np.atleast_1d(x))).astype(np.int64)
 
 
 @op("Compress", host=[1])
-def compress(at: Call, x: Any, condition: Any) -> Any:
+def compress(at: NodeCall, x: Any, condition: Any) -> Any:
     axis = at.get("axis")
     if axis is None:
         x, axis = at.xp.reshape(x, (-1,)), 0
@@ -202,7 +202,7 @@ def compress(at: Call, x: Any, condition: Any) -> Any:
 
 
 @op("Unique", host=[0])
-def unique(at: Call, x: Any) -> Any:
+def unique(at: NodeCall, x: Any) -> Any:
     axis = at.get("axis")
     values, first, inverse, counts = np.unique(
         x, return_index=True, return_inverse=True, return_counts=True, axis=axis
@@ -217,7 +217,7 @@ def unique(at: Call, x: Any) -> Any:
 
 @op("NonMaxSuppression", host=[0, 1, 2, 3, 4])
 def non_max_suppression(
-    at: Call, boxes: Any, scores: Any, most: Any = None, overlap: Any = None, least: Any = None
+    at: NodeCall, boxes: Any, scores: Any, most: Any = None, overlap: Any = None, least: Any = None
 ) -> Any:
     limit = 0 if most is None else int(most.reshape(-1)[0])
     above = 0.0 if overlap is None else float(overlap.reshape(-1)[0])
@@ -248,7 +248,7 @@ def non_max_suppression(
 
 
 @op("TfIdfVectorizer", host=[0])
-def tf_idf(at: Call, x: Any) -> Any:
+def tf_idf(at: NodeCall, x: Any) -> Any:
     pool = at.get("pool_int64s")
     if pool is None:
         raise ModelError("strings are not supported")
@@ -278,11 +278,11 @@ def tf_idf(at: Call, x: Any) -> Any:
 
 
 @op("ai.onnx.ml.ArrayFeatureExtractor")
-def array_feature_extractor(at: Call, x: Any, indices: Any) -> Any:
+def array_feature_extractor(at: NodeCall, x: Any, indices: Any) -> Any:
     features = at.xp.take(x, at.xp.reshape(indices, (-1,)), axis=x.ndim - 1)
     return at.xp.reshape(features, (1, -1)) if x.ndim == 1 else features
 
 
 @op("ai.onnx.ml.Binarizer", "elementwise")
-def binarizer(at: Call, x: Any) -> Any:
+def binarizer(at: NodeCall, x: Any) -> Any:
     return at.xp.astype(at.xp.greater(x, at.get("threshold", 0.0)), x.dtype)

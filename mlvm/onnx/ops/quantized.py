@@ -22,7 +22,7 @@ from mlvm.onnx.ops.neural import (
     sides,
     steps_of,
 )
-from mlvm.onnx.table import Call, op
+from mlvm.onnx.table import NodeCall, op
 from mlvm.onnx.values import (
     PermutedTensor,
     Value,
@@ -66,7 +66,7 @@ def _along(v: Value, x: Any, axis: int, dtype: DType) -> Any:
 
 
 @op("QuantizeLinear com.microsoft.QuantizeLinear", "raw")
-def quantize_linear(at: Call, x: Value, scale: Value, zero: Value = None) -> Value:
+def quantize_linear(at: NodeCall, x: Value, scale: Value, zero: Value = None) -> Value:
     xp, number = at.xp, at.get("output_dtype", 0)
     if not number and zero is not None:
         number = at.node.numbers[2] or NAMES[DType.of(zero.dtype)]
@@ -93,7 +93,7 @@ def quantize_linear(at: Call, x: Value, scale: Value, zero: Value = None) -> Val
 
 
 @op("DequantizeLinear com.microsoft.DequantizeLinear", "raw")
-def dequantize_linear(at: Call, x: Value, scale: Value, zero: Value = None) -> Value:
+def dequantize_linear(at: NodeCall, x: Value, scale: Value, zero: Value = None) -> Value:
     xp, axis, block = at.xp, at.get("axis", 1), at.get("block_size", 0)
     axis %= max(x.ndim, 1)
     number = at.get("output_dtype", 0)
@@ -120,7 +120,7 @@ def _either(xp: Any, v: Value) -> Any:
 
 
 @op("DynamicQuantizeLinear", "raw")
-def dynamic_quantize_linear(at: Call, x: Value) -> Value:
+def dynamic_quantize_linear(at: NodeCall, x: Value) -> Value:
     y, order = in_memory(x)
     q, scale, zero = ml.dynamic_quantize_linear(y)
     return permuted(q, order), scale, zero
@@ -183,7 +183,7 @@ def _turned(xp: Any, node: Any, w: Any) -> Any:
 
 
 @op("MatMulInteger com.microsoft.MatMulInteger16", "raw", packed={1: _turned})
-def matmul_integer(at: Call, a: Value, b: Value, az: Value = None, bz: Value = None) -> Value:
+def matmul_integer(at: NodeCall, a: Value, b: Value, az: Value = None, bz: Value = None) -> Value:
     return product(tensor(a), az, rows_of(b, bz))
 
 
@@ -195,15 +195,17 @@ def dynamic_matmul(x: Any, rows: Rows, scale: Any) -> Any:
 
 @op("com.microsoft.DynamicQuantizeMatMul", "raw", packed={1: _turned})
 def dynamic_quantize_matmul(
-    at: Call, x: Value, w: Value, scale: Value, zero: Value = None, bias: Value = None
+    at: NodeCall, x: Value, w: Value, scale: Value, zero: Value = None, bias: Value = None
 ) -> Value:
     y = dynamic_matmul(tensor(x), rows_of(w, zero), tensor(scale))
     return y if bias is None else y + tensor(bias)
 
 
 @op("com.microsoft.MatMulIntegerToFloat", "raw", packed={1: _turned})
-def matmul_integer_to_float(at: Call, a: Value, b: Value, sa: Value, sb: Value, za: Value = None,
-                            zb: Value = None, bias: Value = None) -> Value:  # fmt: skip
+def matmul_integer_to_float(
+    at: NodeCall, a: Value, b: Value, sa: Value, sb: Value, za: Value = None, zb: Value = None,
+    bias: Value = None,
+) -> Value:  # fmt: skip
     y = ml.astype(product(tensor(a), za, rows_of(b, zb)), ml.float32) * tensor(sa) * tensor(sb)
     return y if bias is None else y + tensor(bias)
 
@@ -242,7 +244,7 @@ def _scaled(y: Any, bias: Value, sx: Value, sw: Value, sy: Value = None) -> Any:
 
 
 @op("QuantizedMatMul", "raw", packed={3: _turned})
-def quantized_matmul(at: Call, a: Value, sa: Value, za: Value, b: Value, sb: Value, zb: Value,
+def quantized_matmul(at: NodeCall, a: Value, sa: Value, za: Value, b: Value, sb: Value, zb: Value,
                      bias: Value = None, sy: Value = None) -> Value:  # fmt: skip
     """Multiply quantised factors to floats; `fold` creates this op from pairs of nodes."""
     sa = ml.expand_dims(tensor(sa), axis=-1) if sa.ndim == 1 and sa.shape[0] > 1 else sa
@@ -250,7 +252,7 @@ def quantized_matmul(at: Call, a: Value, sa: Value, za: Value, b: Value, sb: Val
 
 
 @op("QLinearMatMul", "raw", packed={3: _turned})
-def qlinear_matmul(at: Call, a: Value, sa: Value, za: Value, b: Value, sb: Value, zb: Value,
+def qlinear_matmul(at: NodeCall, a: Value, sa: Value, za: Value, b: Value, sb: Value, zb: Value,
                    sy: Value, zy: Value) -> Value:  # fmt: skip
     return _quantized(quantized_matmul(at, a, sa, za, b, sb, zb, sy=sy), _ONE, zy)
 
@@ -261,7 +263,7 @@ def _turned_once(xp: Any, node: Any, w: Any) -> Any:
 
 
 @op("QuantizedGemm com.microsoft.QGemm", "raw", packed={3: _turned_once})
-def qgemm(at: Call, a: Value, sa: Value, za: Value, b: Value, sb: Value, zb: Value,
+def qgemm(at: NodeCall, a: Value, sa: Value, za: Value, b: Value, sb: Value, zb: Value,
           bias: Value = None, sy: Value = None, zy: Value = None) -> Value:  # fmt: skip
     if (sy is None) != (zy is None):
         raise ModelError("expected y_scale and y_zero_point, or neither, got one of them")
@@ -278,7 +280,7 @@ def _filters(xp: Any, node: Any, w: Any) -> Any:
     return xp.moveaxis(w, 1, -1)
 
 
-def _integer_conv(at: Call, x: Value, xz: Value, q: Any, wz: Value) -> Any:
+def _integer_conv(at: NodeCall, x: Value, xz: Value, q: Any, wz: Value) -> Any:
     """Convolve integers, channels last, to i32.
 
     With a zero point per channel, or over volumes, it computes in f64, which represents the sums
@@ -315,26 +317,26 @@ def _wide(x: Any) -> Any:
 
 
 @op("ConvInteger", "raw", packed={1: _filters})
-def conv_integer(at: Call, x: Value, w: Value, xz: Value = None, wz: Value = None) -> Value:
+def conv_integer(at: NodeCall, x: Value, w: Value, xz: Value = None, wz: Value = None) -> Value:
     return channels_second(_integer_conv(at, x, xz, w, wz))
 
 
 @op("QuantizedConv", "raw", packed={3: _filters})
-def quantized_conv(at: Call, x: Value, sx: Value, zx: Value, w: Value, sw: Value, zw: Value,
+def quantized_conv(at: NodeCall, x: Value, sx: Value, zx: Value, w: Value, sw: Value, zw: Value,
                    b: Value = None) -> Value:  # fmt: skip
     """Convolve quantised images to floats; `fold` creates this op from pairs of nodes."""
     return channels_second(_scaled(_integer_conv(at, x, zx, w, zw), b, sx, sw))
 
 
 @op("QLinearConv", "raw", packed={3: _filters})
-def qlinear_conv(at: Call, x: Value, sx: Value, zx: Value, w: Value, sw: Value, zw: Value,
+def qlinear_conv(at: NodeCall, x: Value, sx: Value, zx: Value, w: Value, sw: Value, zw: Value,
                  sy: Value, zy: Value, b: Value = None) -> Value:  # fmt: skip
     y = _scaled(_integer_conv(at, x, zx, w, zw), b, sx, sw, sy)
     return channels_second(_quantized(y, _ONE, zy))
 
 
 @op("com.microsoft.QLinearAdd", "elementwise", absent=[2, 5])
-def qlinear_add(at: Call, a: Any, sa: Any, za: Any, b: Any, sb: Any, zb: Any, sy: Any,
+def qlinear_add(at: NodeCall, a: Any, sa: Any, za: Any, b: Any, sb: Any, zb: Any, sy: Any,
                 zy: Any = None) -> Any:  # fmt: skip
     """Add as onnxruntime does: the zeros contribute one number, which affects rounding of ties."""
     sa, za, sb, zb, sy, of_y = _singles(sa, za, sb, zb, sy, zy)
@@ -345,7 +347,7 @@ def qlinear_add(at: Call, a: Any, sa: Any, za: Any, b: Any, sb: Any, zb: Any, sy
 
 
 @op("com.microsoft.QLinearMul", "elementwise", absent=[2, 5])
-def qlinear_mul(at: Call, a: Any, sa: Any, za: Any, b: Any, sb: Any, zb: Any, sy: Any,
+def qlinear_mul(at: NodeCall, a: Any, sa: Any, za: Any, b: Any, sb: Any, zb: Any, sy: Any,
                 zy: Any = None) -> Any:  # fmt: skip
     sa, sb, sy, of_y = _singles(sa, sb, sy, zy)
     y = _floats(tensor(a), _ONE, za) * _floats(tensor(b), _ONE, zb)
@@ -354,7 +356,9 @@ def qlinear_mul(at: Call, a: Any, sa: Any, za: Any, b: Any, sb: Any, zb: Any, sy
 
 
 @op("com.microsoft.QLinearSigmoid com.microsoft.QLinearLeakyRelu", "raw", absent=[2])
-def qlinear_unary(at: Call, x: Value, sx: Value, zx: Value, sy: Value, zy: Value = None) -> Value:
+def qlinear_unary(
+    at: NodeCall, x: Value, sx: Value, zx: Value, sy: Value, zy: Value = None
+) -> Value:
     q, order = in_memory(x)
     name = at.node.type.removeprefix("com.microsoft.QLinear")
     params = [at.get("alpha", alpha) for alpha in ACTIVATIONS[name][1]]
@@ -363,7 +367,7 @@ def qlinear_unary(at: Call, x: Value, sx: Value, zx: Value, sy: Value, zy: Value
 
 
 @op("com.microsoft.QLinearSoftmax", "tensors", absent=[2])
-def qlinear_softmax(at: Call, x: Any, sx: Any, zx: Any, sy: Any, zy: Any = None) -> Any:
+def qlinear_softmax(at: NodeCall, x: Any, sx: Any, zx: Any, sy: Any, zy: Any = None) -> Any:
     axis, wide = at.get("axis", -1) % x.ndim, _floats(x, sx, zx)
     if at.get("opset", 13) >= 13:
         return _quantized(ml.softmax(wide, axis=axis), sy, zy, x.dtype)
@@ -372,13 +376,15 @@ def qlinear_softmax(at: Call, x: Any, sx: Any, zx: Any, sy: Any, zy: Any = None)
 
 
 @op("com.microsoft.QLinearWhere", "tensors")
-def qlinear_where(at: Call, c: Any, x: Any, sx: Any, zx: Any, y: Any, sy: Any, zy: Any,
+def qlinear_where(at: NodeCall, c: Any, x: Any, sx: Any, zx: Any, y: Any, sy: Any, zy: Any,
                   s: Any, z: Any) -> Any:  # fmt: skip
     return _quantized(ml.where(c, _floats(x, sx, zx), _floats(y, sy, zy)), s, z)
 
 
 @op("com.microsoft.QLinearGlobalAveragePool com.microsoft.QLinearAveragePool", "raw", absent=[2])
-def qlinear_pool(at: Call, x: Value, sx: Value, zx: Value, sy: Value, zy: Value = None) -> Value:
+def qlinear_pool(
+    at: NodeCall, x: Value, sx: Value, zx: Value, sy: Value, zy: Value = None
+) -> Value:
     last = at.get("channels_last", 0)
     image = _floats(tensor(x) if last else channels_last(x), sx, zx)
     if at.node.type.endswith("GlobalAveragePool"):
@@ -391,7 +397,7 @@ def qlinear_pool(at: Call, x: Value, sx: Value, zx: Value, sy: Value, zy: Value 
 
 
 @op("com.microsoft.QLinearConcat", "raw")
-def qlinear_concat(at: Call, sy: Value, zy: Value, *rest: Value) -> Value:
+def qlinear_concat(at: NodeCall, sy: Value, zy: Value, *rest: Value) -> Value:
     """Concatenate; a part with the scale and zero of the result is not quantised again."""
 
     def part(x: Value, s: Value, z: Value) -> Any:
@@ -426,7 +432,7 @@ def _rows_of_bits(xp: Any, node: Any, w: Array) -> Array:
 
 
 @op("com.microsoft.MatMulNBits", "raw", packed={1: _rows_of_bits}, weight_prepacked=0)
-def matmul_nbits(at: Call, x: Value, w: Value, scales: Value, zeros: Value = None,
+def matmul_nbits(at: NodeCall, x: Value, w: Value, scales: Value, zeros: Value = None,
                  groups: Value = None, bias: Value = None) -> Value:  # fmt: skip
     k, n, block, bits = at["K"], at["N"], at["block_size"], at.get("bits", 4)
     if groups is not None:

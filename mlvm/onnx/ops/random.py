@@ -7,16 +7,16 @@ from typing import Any
 import mlvm.eager as ml
 from mlvm.core.types import DType
 from mlvm.onnx.arrays import dtype_of
-from mlvm.onnx.table import Call, op
+from mlvm.onnx.table import NodeCall, op
 from mlvm.onnx.values import Value, bounded
 
 
-def _key(at: Call) -> Any:
+def _key(at: NodeCall) -> Any:
     seed = at.get("seed")
     return {} if seed is None else {"key": ml.random.key(abs(int(seed)))}
 
 
-def _drawn(at: Call, shape: Any, dtype: Any) -> Any:
+def _drawn(at: NodeCall, shape: Any, dtype: Any) -> Any:
     wide = dtype if dtype in (ml.float32, ml.float64) else ml.float32
     if "Normal" in at.node.type:
         y = ml.random.normal(shape, dtype=wide, **_key(at))
@@ -28,26 +28,26 @@ def _drawn(at: Call, shape: Any, dtype: Any) -> Any:
 
 
 @op("RandomNormal RandomUniform", "raw")
-def random(at: Call) -> Value:
+def random(at: NodeCall) -> Value:
     return _drawn(at, bounded(at["shape"], False), dtype_of(at.get("dtype", 1), "it"))
 
 
 @op("RandomNormalLike RandomUniformLike", "raw")
-def random_like(at: Call, x: Value) -> Value:
+def random_like(at: NodeCall, x: Value) -> Value:
     number = at.get("dtype")
     dtype = DType.of(x.dtype) if number is None else dtype_of(number, "it")
     return _drawn(at, tuple(x.shape), dtype)
 
 
 @op("Bernoulli", "tensors")
-def bernoulli(at: Call, x: Any) -> Any:
+def bernoulli(at: NodeCall, x: Any) -> Any:
     number, bound = at.get("dtype"), ml.astype(x, ml.float32)
     drawn = ml.less(ml.random.uniform(x.shape, dtype=ml.float32, **_key(at)), bound)
     return ml.astype(drawn, x.dtype if number is None else dtype_of(number, "it"))
 
 
 @op("Multinomial", "tensors")
-def multinomial(at: Call, x: Any) -> Any:
+def multinomial(at: NodeCall, x: Any) -> Any:
     count = at.get("sample_size", 1)
     noise = ml.random.uniform((x.shape[0], count, x.shape[1]), dtype=ml.float32, **_key(at))
     drawn = ml.argmax(ml.expand_dims(x, axis=1) - ml.log(-ml.log(noise)), axis=-1)

@@ -12,7 +12,7 @@ from mlvm.core.errors import ModelError
 from mlvm.core.ops.recurrent import Cell
 from mlvm.eager.nn.recurrent import recurrence
 from mlvm.onnx.ops.elementwise import ACTIVATIONS, activation
-from mlvm.onnx.table import Call, op
+from mlvm.onnx.table import NodeCall, op
 from mlvm.onnx.values import Value, tensor
 
 _ORDER: dict[str, list[int]] = {"RNN": [0], "GRU": [1, 0, 2], "LSTM": [0, 2, 3, 1]}
@@ -25,7 +25,7 @@ _FEW: int = 4  # maximum number of unrolled steps
 _NAMES: dict[str, str] = {name.lower(): name for name in ACTIVATIONS}
 
 
-def _activations(at: Call, default: list[str], direction: int) -> list[Callable[[Any], Any]]:
+def _activations(at: NodeCall, default: list[str], direction: int) -> list[Callable[[Any], Any]]:
     names = at.get("activations") or default * 2
     each = len(default)
     alphas, betas = [*at.get("activation_alpha", [])], [*at.get("activation_beta", [])]
@@ -84,7 +84,7 @@ def _ordered(xp: Any, kind: str, w: Any) -> Any:
     return xp.concat([w[:, i * each : (i + 1) * each] for i in order], axis=1)
 
 
-def _kind(at: Call, direction: int, peep: Value) -> Cell | None:
+def _kind(at: NodeCall, direction: int, peep: Value) -> Cell | None:
     """Return the cell of `recurrence` that computes this one, or None."""
     name, own = at.node.type, at.get("activations")
     if peep is not None or at.get("clip") or at.get("input_forget"):
@@ -98,7 +98,7 @@ def _kind(at: Call, direction: int, peep: Value) -> Cell | None:
     return kind if each == names and (name == "LSTM" or at.get("linear_before_reset")) else None
 
 
-def _run(at: Call, x: Value, w: Value, r: Value, b: Value, lengths: Value, starts: list[Any],
+def _run(at: NodeCall, x: Value, w: Value, r: Value, b: Value, lengths: Value, starts: list[Any],
          cell: Callable[..., Any], peep: Value = None) -> Any:  # fmt: skip
     """Run a cell in all directions; return outputs [T, D, N, H] and the last states."""
     x, hidden, direction = tensor(x), at["hidden_size"], at.get("direction", "forward")
@@ -149,13 +149,13 @@ def _run(at: Call, x: Value, w: Value, r: Value, b: Value, lengths: Value, start
     return (y, *ends)
 
 
-def _clipped(at: Call) -> Callable[[Any], Any]:
+def _clipped(at: NodeCall) -> Callable[[Any], Any]:
     limit = at.get("clip")
     return (lambda x: x) if not limit else (lambda x: ml.clip(x, -limit, limit))
 
 
 @op("RNN", "raw", packed={1: _turned, 2: _turned})
-def rnn(at: Call, x: Value, w: Value, r: Value, b: Value = None, lengths: Value = None,
+def rnn(at: NodeCall, x: Value, w: Value, r: Value, b: Value = None, lengths: Value = None,
         h: Value = None) -> Value:  # fmt: skip
     cut = _clipped(at)
 
@@ -172,7 +172,7 @@ def rnn(at: Call, x: Value, w: Value, r: Value, b: Value = None, lengths: Value 
 
 
 @op("GRU", "raw", packed={1: _turned, 2: _turned})
-def gru(at: Call, x: Value, w: Value, r: Value, b: Value = None, lengths: Value = None,
+def gru(at: NodeCall, x: Value, w: Value, r: Value, b: Value = None, lengths: Value = None,
         h: Value = None) -> Value:  # fmt: skip
     cut, after = _clipped(at), at.get("linear_before_reset", 0)
 
@@ -201,7 +201,7 @@ def gru(at: Call, x: Value, w: Value, r: Value, b: Value = None, lengths: Value 
 
 
 @op("LSTM", "raw", packed={1: _turned, 2: _turned})
-def lstm(at: Call, x: Value, w: Value, r: Value, b: Value = None, lengths: Value = None,
+def lstm(at: NodeCall, x: Value, w: Value, r: Value, b: Value = None, lengths: Value = None,
          h: Value = None, c: Value = None, p: Value = None) -> Value:  # fmt: skip
     cut, coupled = _clipped(at), at.get("input_forget", 0)
     peep = None if p is None else tensor(p)
@@ -235,7 +235,7 @@ def _zeros_of(zero: Value, direction: int) -> Value:
 
 
 @op("com.microsoft.DynamicQuantizeLSTM", "raw", absent=range(3, 8), input_forget=0)
-def dynamic_quantize_lstm(at: Call, x: Value, w: Value, r: Value, b: Value, lengths: Value,
+def dynamic_quantize_lstm(at: NodeCall, x: Value, w: Value, r: Value, b: Value, lengths: Value,
                           h: Value, c: Value, p: Value, ws: Value, wz: Value, rs: Value,
                           rz: Value) -> Value:  # fmt: skip
     from mlvm.onnx.ops.quantized import dynamic_matmul, rows_of

@@ -13,7 +13,7 @@ from mlvm.core.rules import normalize_axis
 from mlvm.core.types import DType
 from mlvm.onnx.arrays import is_known
 from mlvm.onnx.ops.elementwise import ACTIVATIONS, activation
-from mlvm.onnx.table import Call, op
+from mlvm.onnx.table import NodeCall, op
 from mlvm.onnx.values import PermutedTensor, Value, in_memory, ints, permuted, tensor
 
 Reduce = Callable[[Any, Any, tuple[int, ...], bool], Any]
@@ -102,7 +102,7 @@ _IDENTITIES: Final = (
 
 
 @op(" ".join(_REDUCTIONS), "raw", host=[1])
-def reduction(at: Call, x: Value, axes: Value = None) -> Value:
+def reduction(at: NodeCall, x: Value, axes: Value = None) -> Value:
     name = at.node.type
     node_axes = at.get("axes") if axes is None else ints(axes, "axes of a reduction")
     if not node_axes and at.get("noop_with_empty_axes", 0):
@@ -123,7 +123,7 @@ def reduction(at: Call, x: Value, axes: Value = None) -> Value:
 
 
 @op("ArgMax ArgMin")
-def arg_extreme(at: Call, x: Any) -> Any:
+def arg_extreme(at: NodeCall, x: Any) -> Any:
     axis, keep = at.get("axis", 0), bool(at.get("keepdims", 1))
     find = at.xp.argmax if at.node.type == "ArgMax" else at.xp.argmin
     if at.get("select_last_index", 0):
@@ -134,7 +134,7 @@ def arg_extreme(at: Call, x: Any) -> Any:
 
 
 @op("Softmax LogSoftmax Hardmax", "raw")
-def softmax(at: Call, x: Value) -> Value:
+def softmax(at: NodeCall, x: Value) -> Value:
     axis = at.get("axis", -1 if at.opset >= 13 else 1)
     function: Any = {"Softmax": ml.softmax, "LogSoftmax": ml.log_softmax, "Hardmax": _hardmax}
     name, shape = at.node.type, x.shape
@@ -158,7 +158,7 @@ def _hardmax(x: Any, axis: int) -> Any:
 
 
 @op("CumSum CumProd", host=[1])
-def cumulate(at: Call, x: Any, axis: Any) -> Any:
+def cumulate(at: NodeCall, x: Any, axis: Any) -> Any:
     along, xp = normalize_axis(int(axis.reshape(-1)[0]), x.ndim), at.xp
     is_sum = at.node.type == "CumSum"
     function = xp.cumulative_sum if is_sum else xp.cumulative_prod
@@ -174,7 +174,7 @@ def cumulate(at: Call, x: Any, axis: Any) -> Any:
 
 
 @op("LpNormalization", "tensors")
-def lp_normalization(at: Call, x: Any) -> Any:
+def lp_normalization(at: NodeCall, x: Any) -> Any:
     axis, wide = at.get("axis", -1), widened(ml, x)
     if at.get("p", 2) == 1:
         length = ml.sum(ml.abs(wide), axis=axis, keepdims=True)
@@ -185,7 +185,7 @@ def lp_normalization(at: Call, x: Any) -> Any:
 
 
 @op("MeanVarianceNormalization", "tensors", across_channels=0, normalize_variance=1)
-def mean_variance_normalization(at: Call, x: Any) -> Any:
+def mean_variance_normalization(at: NodeCall, x: Any) -> Any:
     axes = tuple(at.get("axes", [0, 2, 3]))
     wide = widened(ml, x)
     centered = wide - ml.mean(wide, axis=axes, keepdims=True)
@@ -194,12 +194,12 @@ def mean_variance_normalization(at: Call, x: Any) -> Any:
 
 
 @op("Det", "tensors")
-def det(at: Call, x: Any) -> Any:
+def det(at: NodeCall, x: Any) -> Any:
     return ml.linalg.det(x)
 
 
 @op("Einsum", "tensors")
-def einsum(at: Call, *xs: Any) -> Any:
+def einsum(at: NodeCall, *xs: Any) -> Any:
     return ml.einsum(at["equation"].replace(" ", ""), *xs)
 
 
@@ -216,7 +216,7 @@ def _turned(x: Value) -> tuple[Any, bool]:
 
 
 @op("MatMul", "raw")
-def matmul(at: Call, x: Value, y: Value) -> Value:
+def matmul(at: NodeCall, x: Value, y: Value) -> Value:
     if is_known(x) and is_known(y) and x.dtype.kind != "f":
         return np.matmul(x, y)
     (a, left), (b, right) = _turned(x), _turned(y)
@@ -228,7 +228,7 @@ def matmul(at: Call, x: Value, y: Value) -> Value:
 
 
 @op("Gemm com.microsoft.FusedGemm com.microsoft.TransposeMatMul com.microsoft.FusedMatMul", "raw")
-def gemm(at: Call, x: Value, y: Value, c: Value = None) -> Value:
+def gemm(at: NodeCall, x: Value, y: Value, c: Value = None) -> Value:
     if at.get("transBatchA", 0):
         x = ml.moveaxis(tensor(x), 0, -2)
     if at.get("transBatchB", 0):

@@ -10,7 +10,7 @@ import numpy as np
 import mlvm.eager as ml
 from mlvm.core.rules import normalize_axis
 from mlvm.onnx.arrays import dtype_of
-from mlvm.onnx.table import Call, op
+from mlvm.onnx.table import NodeCall, op
 from mlvm.onnx.values import bounded, ints
 
 
@@ -29,7 +29,7 @@ def _matrix(n: int, k: int, sign: float, dtype: Any) -> tuple[Any, Any]:
 
 
 @op("DFT", "tensors", host=[1, 2])
-def dft(at: Call, x: Any, length: Any = None, axis: Any = None) -> Any:
+def dft(at: NodeCall, x: Any, length: Any = None, axis: Any = None) -> Any:
     along = (
         at.get("axis", 1) if at.opset < 20 else (-2 if axis is None else ints(axis, "an axis")[0])
     )
@@ -62,7 +62,7 @@ def _joined(real: Any, imaginary: Any) -> Any:
 
 
 @op("STFT", "tensors", host=[1, 3])
-def stft(at: Call, x: Any, step: Any, window: Any = None, length: Any = None) -> Any:
+def stft(at: NodeCall, x: Any, step: Any, window: Any = None, length: Any = None) -> Any:
     hop = ints(step, "a step")[0]
     size = ints(length, "a length")[0] if length is not None else window.shape[0]
     count = 1 + (x.shape[1] - size) // hop
@@ -82,7 +82,7 @@ def stft(at: Call, x: Any, step: Any, window: Any = None, length: Any = None) ->
 
 
 @op("HannWindow HammingWindow BlackmanWindow", host=[0])
-def window(at: Call, size: Any) -> Any:
+def window(at: NodeCall, size: Any) -> Any:
     count = bounded((int(size),))[0]
     turn = 2 * np.pi * np.arange(count) / (count if at.get("periodic", 1) else max(count - 1, 1))
     if at.node.type == "BlackmanWindow":
@@ -94,7 +94,7 @@ def window(at: Call, size: Any) -> Any:
 
 
 @op("MelWeightMatrix", host=[0, 1, 2, 3, 4])
-def mel_weight_matrix(at: Call, bins: Any, length: Any, rate: Any, low: Any, high: Any) -> Any:
+def mel_weight_matrix(at: NodeCall, bins: Any, length: Any, rate: Any, low: Any, high: Any) -> Any:
     count, n = int(bins), int(length)
     bounded((n // 2 + 1, count))
     first, last = (2595 * np.log10(1 + float(f) / 700) for f in (low, high))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import mlvm.eager as ml
-from mlvm.onnx.table import Call, op
+from mlvm.onnx.table import NodeCall, op
 
 _DOMAIN = "ai.onnx.preview.training"
 
@@ -23,7 +23,7 @@ def _each(xs: tuple[Any, ...], kinds: int, update: Callable[..., Any]) -> Any:
 
 
 @op(f"{_DOMAIN}.Adagrad", "tensors")
-def adagrad(at: Call, rate: Any, step: Any, *xs: Any) -> Any:
+def adagrad(at: NodeCall, rate: Any, step: Any, *xs: Any) -> Any:
     rate = rate / (1.0 + ml.astype(step, rate.dtype) * at.get("decay_factor", 0.0))
 
     def update(x: Any, g: Any, h: Any) -> Any:
@@ -35,7 +35,7 @@ def adagrad(at: Call, rate: Any, step: Any, *xs: Any) -> Any:
 
 
 @op(f"{_DOMAIN}.Momentum", "tensors")
-def momentum(at: Call, rate: Any, step: Any, *xs: Any) -> Any:
+def momentum(at: NodeCall, rate: Any, step: Any, *xs: Any) -> Any:
     alpha, beta = at["alpha"], at["beta"]
     share = ml.where(ml.greater(step, 0), ml.full((), beta, dtype=rate.dtype), 1.0)
 
@@ -48,7 +48,7 @@ def momentum(at: Call, rate: Any, step: Any, *xs: Any) -> Any:
 
 
 @op(f"{_DOMAIN}.Adam", "tensors")
-def adam(at: Call, rate: Any, step: Any, *xs: Any) -> Any:
+def adam(at: NodeCall, rate: Any, step: Any, *xs: Any) -> Any:
     alpha, beta = at.get("alpha", 0.9), at.get("beta", 0.999)
     t = ml.astype(step, rate.dtype)
     by = ml.sqrt(1.0 - ml.pow(ml.full((), beta, dtype=rate.dtype), t))

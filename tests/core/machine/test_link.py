@@ -11,7 +11,7 @@ from mlvm.core.errors import ArgumentError, MachineError, UnknownFunctionError
 from mlvm.core.machine import link as codes
 from mlvm.core.machine.functions import FunctionTable
 from mlvm.core.machine.fused import Workspace
-from mlvm.core.machine.link import Code, bind, link
+from mlvm.core.machine.link import LinkedCode, bind, link
 from mlvm.core.machine.verify import verify
 from mlvm.core.program.assembly import assemble
 from mlvm.core.program.program import Program
@@ -26,12 +26,12 @@ VECTOR = TensorType(f32, (2,))
 NAMES = {value: name for name, value in vars(codes).items() if isinstance(value, int)}
 
 
-def kinds(code: Code) -> list[str]:
+def kinds(code: LinkedCode) -> list[str]:
     """The names of a linked function's steps."""
     return [NAMES[step[0]] for step in code.steps]
 
 
-def checked(program: Program, *types: TensorType) -> Code:
+def checked(program: Program, *types: TensorType) -> LinkedCode:
     return link(program, TABLE, verify(program, TABLE, types or None))
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from mlvm.core.op import OPS
-from mlvm.core.ops.blocks import BLOCK_SIZE as BLOCK_SIZE
+from mlvm.core.ops.block_memory import BLOCK_SIZE as BLOCK_SIZE
 from mlvm.core.ops.windows import resolve_padding as resolve_padding
 from mlvm.core.types import Array, TensorType
 from mlvm.machines.native import extension

@@ -9,7 +9,7 @@ import pytest
 
 from mlvm.core.errors import DTypeError, OpError
 from mlvm.core.op import OPS
-from mlvm.core.ops.blocks import BLOCK_SIZE
+from mlvm.core.ops.block_memory import BLOCK_SIZE
 from mlvm.core.types import DType, TensorType, promote
 from tests.brief import cases, refuses
 from tests.cases import CASES

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mlvm.core.ops.blocks import BLOCK_SIZE
+from mlvm.core.ops.block_memory import BLOCK_SIZE
 from tests.brief import cases
 from tests.cases.case import Draws
 from tests.cases.claim_tests import claims

@@ -8,7 +8,7 @@ from mlvm.core.op import OPS
 from mlvm.core.types import Array
 from mlvm.eager.autodiff.forward import tangent_of
 from mlvm.eager.autodiff.grad import vjp
-from mlvm.eager.autodiff.rows import Row
+from mlvm.eager.autodiff.op_rules import OpRules
 from mlvm.eager.autodiff.rules import VJPS
 from mlvm.eager.tensor.apply import apply, one_op
 from mlvm.eager.tensor.tensor import from_array
@@ -36,7 +36,7 @@ def test_which_ops_have_the_rule_back_transposed() -> None:
     names = [
         name
         for name, row in VJPS.items()
-        if row and not isinstance(row, Row) and not OPS[name].elementwise
+        if row and not isinstance(row, OpRules) and not OPS[name].elementwise
     ]
     assert " ".join(names) == _TRANSPOSED
 

@@ -16,7 +16,7 @@ from mlvm.core.errors import GradientError, OpError
 from mlvm.core.op import OPS
 from mlvm.core.types import TensorType, c128, f64
 from mlvm.eager.autodiff.grad import grad, vjp
-from mlvm.eager.autodiff.rows import NON_DIFFERENTIABLE
+from mlvm.eager.autodiff.op_rules import NON_DIFFERENTIABLE
 from mlvm.eager.autodiff.rules import VJPS
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import apply, one_op

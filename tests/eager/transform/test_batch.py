@@ -26,7 +26,7 @@ from mlvm.core.program.assembly import assemble
 from mlvm.core.program.program import Instruction, Opcode, Program
 from mlvm.eager import nn
 from mlvm.eager.tensor.context import current_arena
-from mlvm.machines import lane_link, lanes
+from mlvm.machines import lane_link, lane_runs
 from mlvm.machines.native.extension import EXTENSION
 from mlvm.machines.remote.bounded import BoundedVM
 from mlvm.machines.remote.limits import Limits
@@ -248,7 +248,7 @@ def test_no_schedule_changes_a_bit(monkeypatch: Patch) -> None:
             return bits(ml.value_and_grad(loss)(model))
 
     expected = grads()
-    monkeypatch.setattr(lanes.Lanes, "_in_steps", lambda *_: None)
+    monkeypatch.setattr(lane_runs.Lanes, "_in_steps", lambda *_: None)
     assert grads() == expected
 
 
@@ -302,7 +302,7 @@ def launched(program: Program | str, *arrays: Any) -> list[Any]:
     text = program if isinstance(program, str) else program.to_bytes().decode("latin-1")
     vm = ml.VM()
     handles = [put(vm, x) for x in arrays]
-    vm.launch(Program.of_op(lanes.RUN, len(arrays), {"program": text}, 0), handles)
+    vm.launch(Program.of_op(lane_runs.RUN, len(arrays), {"program": text}, 0), handles)
     return [vm.read(handle).tolist() for handle in handles]
 
 
@@ -421,7 +421,7 @@ def test_rows_that_loop_forever_end_with_their_launch() -> None:
     arrays = np.zeros(2, np.int64), np.array(2), np.zeros(2, np.int64)
     handles = [put(vm, x) for x in arrays]
     rows = lane_link.LaneProgram.of(rows_of("again:\nget -1\njump_if_false again\nget -1"))
-    program = Program.of_op(lanes.RUN, 3, {"program": rows}, 0)
+    program = Program.of_op(lane_runs.RUN, 3, {"program": rows}, 0)
     refuses(LimitExceededError, "exceeded the limit", vm.launch, program, handles)
 
 
@@ -518,7 +518,7 @@ def test_rows_of_other_bytes_are_refused() -> None:
 def test_a_step_of_older_code_says_what_to_do() -> None:
     vm = ml.VM()
     handle = vm.alloc_tensor(ml.TensorType("i64", ()))
-    program = Program.of_op(lanes.RUN, 1, {"code": "{}"}, 0)
+    program = Program.of_op(lane_runs.RUN, 1, {"code": "{}"}, 0)
     refuses(MachineError, "capture and save it again", vm.launch, program, (handle,))
 
 

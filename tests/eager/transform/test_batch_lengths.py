@@ -15,7 +15,7 @@ import mlvm.eager as ml
 from bench.lengths import trees
 from mlvm.core.errors import MlvmError, OutOfMemoryError, ShapeError
 from mlvm.core.types import root
-from mlvm.machines import lanes
+from mlvm.machines import lane_runs
 from mlvm.machines.native.lanes import NativeLanes
 from mlvm.step import lane_programs as step_lanes
 from mlvm.step.open_lanes import LaneFunction, OpenLanes
@@ -129,7 +129,7 @@ def test_a_batch_inside_the_launch_of_another_has_its_own_memory(
     )
     rows, others = ml.full((5, 3), 2.0), ml.full((7, 3), 4.0)
     expected, inner = bits(halves(rows)), bits(halves(others))
-    run = lanes.Lanes.run
+    run = lane_runs.Lanes.run
     results: list[Any] = []
 
     def run_twice(self: Any, arrays: Any) -> None:
@@ -138,7 +138,7 @@ def test_a_batch_inside_the_launch_of_another_has_its_own_memory(
             results[0] = bits(halves(others))
         run(self, arrays)
 
-    monkeypatch.setattr(lanes.Lanes, "run", run_twice)
+    monkeypatch.setattr(lane_runs.Lanes, "run", run_twice)
     before = ml.default_vm().consumed_size_in_mib()
     assert bits(halves(rows)) == expected
     assert results == [inner]
@@ -169,11 +169,11 @@ def settling(w: ml.Tensor) -> Any:
     "owner, name, calls, before, count",
     (step_lanes, "compile_flow", 1, 0, 300),
     (step_lanes, "compile_flow", 2, 1, 300),
-    (lanes._Memory, "bound", 1, 0, 300),
-    (lanes._Memory, "bound", 1, 1, 300),
+    (lane_runs._Memory, "bound", 1, 0, 300),
+    (lane_runs._Memory, "bound", 1, 1, 300),
     (NativeLanes, "grow", 1, 1, 300),
     (NativeLanes, "grow", 1, 1, 40),  # behind rows that have been written
-    (lanes._Memory, "area", 2, 1, 300),
+    (lane_runs._Memory, "area", 2, 1, 300),
 )
 def test_an_interrupted_run_is_repeated(
     owner: Any, name: str, calls: int, before: int, count: int, monkeypatch: pytest.MonkeyPatch
@@ -231,7 +231,7 @@ def test_memory_that_cannot_grow_remains(monkeypatch: pytest.MonkeyPatch) -> Non
         raise OutOfMemoryError(f"none for {type}")
 
     vm = ml.VM()
-    memory = lanes._Memory(vm)
+    memory = lane_runs._Memory(vm)
     memory.users = 1
     area = memory.area("result", 100)
     before = vm.consumed_size_in_mib()

@@ -15,7 +15,7 @@ from mlvm.core.ops import half
 from mlvm.core.types import Array, TensorType, aligned_array, bf16, f16
 from mlvm.machines.native._native import KernelCall
 from mlvm.machines.native.planner import has_kernel, kernel_call
-from mlvm.machines.native.planners.linalg import Chain, headed_call, matmul_chain
+from mlvm.machines.native.planners.linalg import ProductChain, headed_call, matmul_chain
 from tests.brief import cases
 from tests.machines.native.planners import POOLS, links, native, on_threads, planned
 
@@ -178,7 +178,7 @@ def _chained(x: Array, y: Array, out: bool, threads: int, **attributes: bool) ->
     parameters = [result, x, y, then, *([scratch] if out else [])]
     where = 4
     child = _rows_times(rows, n, 3, where, 3, len(parameters) + (not out), str(x.dtype))
-    chain = Chain(child, len(parameters), 1, 2, where if out else None)
+    chain = ProductChain(child, len(parameters), 1, 2, where if out else None)
     call = matmul_chain(types[0], types[1], op.bind(attributes), chain)
     assert call is not None
     assert call.run(POOLS[threads], *parameters)

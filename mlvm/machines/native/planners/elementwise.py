@@ -14,7 +14,7 @@ ROWS: Final = _native.rows()
 """Approximate nanoseconds of row functions per byte of the result, by name."""
 
 
-class Row(NamedTuple):
+class KernelRow(NamedTuple):
     """Row function of an op.
 
     dtypes: dtypes of the operands; other operands are converted, integers first to `first`.
@@ -31,7 +31,7 @@ class Row(NamedTuple):
 
 def row_of(
     op: Op, out: TensorType, operands: Sequence[TensorType], attributes: Attributes
-) -> Row | None:
+) -> KernelRow | None:
     """Find the row function of an op on operands of these dtypes, or return None."""
     name, dtypes = op.name, tuple([x.dtype for x in operands])
     if name == "where":
@@ -60,11 +60,11 @@ def row_of(
 
 def _row(
     name: str, dtypes: tuple[DType, ...], out: TensorType, first: DType | None = None
-) -> Row | None:
+) -> KernelRow | None:
     if name not in ROWS:
         return None
     result = f32 if first is not None and out.dtype.is_half else out.dtype
-    return Row(name, dtypes, result, out.dtype.itemsize * ROWS[name], first)
+    return KernelRow(name, dtypes, result, out.dtype.itemsize * ROWS[name], first)
 
 
 def stage(x: DType, out: DType) -> DType:

@@ -91,7 +91,7 @@ class Product(NamedTuple):
         return 50 + self.batch * bytes_a_flop * (flops / 80 + elements / 5)
 
 
-class Chain(NamedTuple):
+class ProductChain(NamedTuple):
     """Call that processes rows of a product while they are in the cache; a unit is a row.
 
     `child`: the call.
@@ -112,7 +112,7 @@ class Chain(NamedTuple):
 
 def chained_call(
     kernels: tuple[str, str],
-    chain: Chain | None,
+    chain: ProductChain | None,
     nparams: int,
     units: int,
     work: float,
@@ -129,7 +129,7 @@ def chained_call(
     return kernel_call(kernels[1], chain.nparams, units, work, integers, **more)
 
 
-def scratch_behind(child_scratch: int, chain: Chain | None) -> int:
+def scratch_behind(child_scratch: int, chain: ProductChain | None) -> int:
     """Return the offset of the product in scratch memory, after the memory of the chain's call."""
     return child_scratch + (-(-chain.child.scratch // 64) * 64 if chain else 0)
 
@@ -197,7 +197,7 @@ def batch_contract(op: str, types: Types, attributes: Attributes) -> KernelCall 
 
 
 def matmul_chain(
-    x: TensorType, y: TensorType, attributes: Attributes, chain: Chain
+    x: TensorType, y: TensorType, attributes: Attributes, chain: ProductChain
 ) -> KernelCall | None:
     """Plan a matrix product and the chain on its rows.
 
@@ -229,7 +229,9 @@ def headed_call(links: Sequence[Link], types: Types) -> KernelCall | None:
     return chain and matmul_chain(x, y, head.attributes, chain)
 
 
-def after(head: Link, rest: Sequence[Link], product: TensorType, types: Types) -> Chain | None:
+def after(
+    head: Link, rest: Sequence[Link], product: TensorType, types: Types
+) -> ProductChain | None:
     """Plan the links after a product in a chain on parameters of these types.
 
     Return None if a link has no row function.
@@ -246,7 +248,7 @@ def after(head: Link, rest: Sequence[Link], product: TensorType, types: Types) -
     if child is None:
         return None
     x, y = head.sources[:2]
-    return Chain(child, len(types), x, y, head.target if is_result else None)
+    return ProductChain(child, len(types), x, y, head.target if is_result else None)
 
 
 def rounding(
@@ -255,7 +257,7 @@ def rounding(
     factors: tuple[int, int] = (1, 2),
     target: int = 0,
     rest: Sequence[Link] = (),
-) -> Chain | None:
+) -> ProductChain | None:
     """Plan the chain after a product of bf16, which is computed in f32.
 
     The result is rounded to `target` before the remaining links. Return None for other products,
@@ -266,7 +268,7 @@ def rounding(
     link = Link(OPS["astype"], target, (len(types),), {"dtype": bf16.name})
     exact = product.with_dtype(f32)
     child = chain_call([link, *rest], [*types, exact], unit=max([1, *product.shape[-1:]]))
-    return None if child is None else Chain(child, len(types), *factors, None)
+    return None if child is None else ProductChain(child, len(types), *factors, None)
 
 
 # --- shared by all products ------------------------------------------------------------
@@ -316,7 +318,7 @@ def _batch_axes(x: Shape, y: Shape, x_size: int, y_size: int) -> list[Axis]:
     return axes
 
 
-def call(product: Product, chain: Chain | None = None) -> KernelCall | None:
+def call(product: Product, chain: ProductChain | None = None) -> KernelCall | None:
     """Plan a product, by vectors or tiles.
 
     `chain` follows, unless the result is a vector. Return None for other bf16 products without a
@@ -359,7 +361,7 @@ def vector(product: Product, *, by_columns: bool) -> KernelCall | None:
     return kernel_call(kernel, 3, units, product.work, integers, rest=product.rest)
 
 
-def _amx(product: Product, chain: Chain | None = None) -> KernelCall | None:
+def _amx(product: Product, chain: ProductChain | None = None) -> KernelCall | None:
     """Plan blocks of 32 x 32 sums in AMX tiles: `kernels/amx.c`."""
     (m, k, _, x_k), n = product.x, product.y.columns
     groups = product.groups[0]
@@ -404,7 +406,7 @@ def _even(length: int, most: int) -> int:
 
 
 def tiles(
-    product: Product, chain: Chain | None = None, windows: dict[str, int] | None = None
+    product: Product, chain: ProductChain | None = None, windows: dict[str, int] | None = None
 ) -> KernelCall | None:
     """Plan tiles of the result in registers. With `windows`, x are windows gathered from images."""
     x, y, groups = product.x, product.y, product.groups[0]

@@ -11,7 +11,7 @@ from mlvm.core.op import Attributes
 from mlvm.core.types import TensorType, i8
 from mlvm.machines.native._native import KernelCall
 from mlvm.machines.native.planner import Types, kernel_call, planner
-from mlvm.machines.native.planners.linalg import Chain, after, chained_call, scratch_behind
+from mlvm.machines.native.planners.linalg import ProductChain, after, chained_call, scratch_behind
 from mlvm.machines.native.planners.windows import geometry
 
 _WORDS: Final = 16  # 32-bit words of weights that the kernel processes together
@@ -85,7 +85,7 @@ def _integer_call(
     operands: Types,
     attributes: Attributes,
     places: Sequence[int],
-    chain: Chain | None,
+    chain: ProductChain | None,
 ) -> KernelCall | None:
     """Plan a product of bytes.
 
@@ -136,7 +136,7 @@ def _integer_call(
 
 
 def _depthwise(
-    out: TensorType, y: TensorType, integers: dict[str, int], chain: Chain | None
+    out: TensorType, y: TensorType, integers: dict[str, int], chain: ProductChain | None
 ) -> KernelCall | None:
     """Plan a depthwise convolution. A unit is a row of the result."""
     images, down, across, channels = out.shape

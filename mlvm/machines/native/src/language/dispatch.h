@@ -47,7 +47,7 @@
  *     language/lock.c        lock_is_owned         -> mlvm/core/locks.py: new_lock
  *     language/lock.c        lock_reinitialize     -> mlvm/core/locks.py: new_lock
  *     plan/loop.c            run_machine           -> mlvm/core/machine/run.py: run
- *     machine/lanes.c        lanes_run             -> mlvm/machines/lanes.py: Lanes.run
+ *     machine/lanes.c        lanes_run             -> mlvm/machines/lane_runs.py: Lanes.run
  *     machine/records.c      records_begin         -> mlvm/machines/residuals.py: Stack.begin
  *     machine/records.c      records_end           -> mlvm/machines/residuals.py: Stack.end
  */

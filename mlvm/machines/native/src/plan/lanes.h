@@ -1,4 +1,4 @@
-/* Frames of many lanes during a run; mlvm/machines/lanes.py is the Python definition.
+/* Frames of many lanes during a run; mlvm/machines/lane_runs.py is the Python definition.
  *
  * This code is independent of Python. It requests memory, the programs of segments, and errors from
  * a runner: the extension (machine/lanes.c), or a step built without Python. All numbers are

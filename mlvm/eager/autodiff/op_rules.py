@@ -46,7 +46,7 @@ NON_DIFFERENTIABLE: Final[Rules] = MappingProxyType({})
 A gradient of zero would be correct almost everywhere, but never intended."""
 
 
-class Row(dict[str, Rule]):
+class OpRules(dict[str, Rule]):
     """Rules of an op.
 
     The mapping contains the reverse rules by operand. forward: the forward rules by operand.
@@ -59,14 +59,14 @@ class Row(dict[str, Rule]):
         self.forward, self.is_linear = forward, is_linear
 
 
-def forward(rules: Rules, /, **others: Rule) -> Row:
+def forward(rules: Rules, /, **others: Rule) -> OpRules:
     """Return a row of reverse rules and forward rules; forward rules get the tangent `t` first."""
-    return Row(rules, others)
+    return OpRules(rules, others)
 
 
-def linear(**rules: Rule) -> Row:
+def linear(**rules: Rule) -> OpRules:
     """Return the row of an op that is linear in these operands jointly."""
-    return Row(rules, {}, is_linear=True)
+    return OpRules(rules, {}, is_linear=True)
 
 
 def in_its_place(t: Tensor) -> Tensor:
@@ -74,14 +74,14 @@ def in_its_place(t: Tensor) -> Tensor:
     raise NotImplementedError  # the engine handles this marker
 
 
-def multilinear(**rules: Rule) -> Row:
+def multilinear(**rules: Rule) -> OpRules:
     """Return the row of an op that is linear in each of these operands, such as a product."""
-    return Row(rules, dict.fromkeys(rules, in_its_place))
+    return OpRules(rules, dict.fromkeys(rules, in_its_place))
 
 
-def symmetric(**rules: Rule) -> Row:
+def symmetric(**rules: Rule) -> OpRules:
     """Return the row of an op with symmetric Jacobians: forward rules are equal to reverse rules.
 
     This is the default for elementwise ops, which have diagonal Jacobians.
     """
-    return Row(rules, rules)
+    return OpRules(rules, rules)

@@ -43,7 +43,7 @@ from mlvm.machines.lane_link import (
     LaneProgram,
     Linked,
     Part,
-    Segment,
+    RowSegment,
     program_of,
 )
 
@@ -197,7 +197,7 @@ class Lanes:
                 raise MachineError(f"{name}.x{count} needs more bytes than the segment")
         return part
 
-    def _shared_of(self, segment: Segment) -> list[Array]:
+    def _shared_of(self, segment: RowSegment) -> list[Array]:
         nargs = len(self.types.args)
         return [self.shared[i - nargs] for i in segment.shared]
 
@@ -278,7 +278,7 @@ class Lanes:
         self.contributions = []
 
     def _add_up(
-        self, total: Array, name: str, site: Segment, entries: Sequence[tuple[int, list[Array]]]
+        self, total: Array, name: str, site: RowSegment, entries: Sequence[tuple[int, list[Array]]]
     ) -> None:
         """Add the contributions of a site to a sum, by the largest parts.
 
@@ -298,7 +298,7 @@ class Lanes:
                 total[...] = after[: len(total)]
                 first += count
 
-    def _operands(self, segment: Segment, count: int) -> tuple[list[Array], list[Array]]:
+    def _operands(self, segment: RowSegment, count: int) -> tuple[list[Array], list[Array]]:
         """Return the memory of operands and results of a part."""
         ins, outs = segment.rows(count)
         area = self.memory.area

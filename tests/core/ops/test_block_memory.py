@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlvm.core.ops.blocks import BLOCK_SIZE, block_length, blocks, memory_of
+from mlvm.core.ops.block_memory import BLOCK_SIZE, block_length, blocks, memory_of
 from mlvm.core.types import ALIGNMENT
 from tests.brief import cases
 

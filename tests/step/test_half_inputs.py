@@ -8,7 +8,7 @@ import mlvm.eager as ml
 from mlvm.eager import Tensor
 from mlvm.step import compile as compiling
 from mlvm.step.flow import Call, Flow
-from mlvm.step.halves import in_halves
+from mlvm.step.half_inputs import in_halves
 from tests.brief import Patch, cases
 from tests.machines.native.planners import POOLS as _POOLS  # noqa: F401 (skips without them)
 

@@ -39,7 +39,7 @@ Origin: TypeAlias = tuple[Program | None, int | None, Place | None]
 _NOWHERE: Final[Origin] = None, None, None
 
 
-class Span(NamedTuple):
+class TimeSpan(NamedTuple):
     """A call on a thread.
 
     began, ended: nanoseconds of `time.perf_counter_ns`.
@@ -84,7 +84,7 @@ class Latest(Generic[T]):
         return len(self._items)
 
 
-class Trace:
+class VMTrace:
     """Instrument that times every function.
 
     `layers` time calls of a VM, and `launching` notes the programs of functions.
@@ -95,7 +95,7 @@ class Trace:
 
     def __init__(self, vm: str, *, most: int | None = None) -> None:
         self.vm = vm
-        self.spans: Latest[Span] = Latest(most)
+        self.spans: Latest[TimeSpan] = Latest(most)
         self.rows: dict[int, str] = {}
         self._start = time.perf_counter_ns()
         self._began = threading.local()
@@ -178,7 +178,7 @@ class Trace:
         thread = threading.current_thread()
         row = threading.get_ident()
         self.rows[row] = thread.name if thread.name.startswith(f"{self.vm}_") else self.vm
-        self.spans.add(Span(name, row, began, ended, about, *origin))
+        self.spans.add(TimeSpan(name, row, began, ended, about, *origin))
 
     def to_json(self) -> str:
         """Return all events, with the names of the rows first."""
@@ -233,7 +233,7 @@ def profile(
 
 @contextmanager
 def _traced(vm: VMProtocol, path: str | os.PathLike[str]) -> Iterator[None]:
-    tracer = Trace(vm.name)
+    tracer = VMTrace(vm.name)
 
     def waited(name: str, what: str, began: float) -> None:
         if name == vm.name:

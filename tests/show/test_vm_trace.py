@@ -17,7 +17,7 @@ from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import TensorType
 from mlvm.machines.local import LocalVM as VM
 from mlvm.machines.wire import WireVM
-from mlvm.show.trace import profile
+from mlvm.show.vm_trace import profile
 from tests.brief import cases, refuses
 from tests.core.programs import asm, f32s, put
 
