@@ -74,6 +74,7 @@ from mlvm.machines.local import LocalVM
 from mlvm.machines.native import extension
 from mlvm.machines.remote import command as remote
 from mlvm.machines.terminal import run_command, whole_number
+from mlvm.machines.versions import cause_of_other_bits
 from mlvm.parallel.launch import launch, mpirun
 from mlvm.show import plan_command
 from mlvm.show.memory_report import plan_of, show_peak, show_plan, show_script, show_step
@@ -424,7 +425,7 @@ def _check_count(
 def run(options: argparse.Namespace) -> None:
     """Launch the program on the arguments, then print and write the results.
 
-    For a repro, verify the digests of the results.
+    For a repro, verify the digests of the results and of the states after the call.
     """
     loaded = read_any(options.file)
     repro = loaded if isinstance(loaded, Repro) else None
@@ -448,7 +449,8 @@ def run(options: argparse.Namespace) -> None:
         options.out.mkdir(parents=True, exist_ok=True)  # fail early, not after a long run
     with profile(vm, options.trace) if options.trace is not None else nullcontext():
         if isinstance(loaded, SavedStep):
-            outputs = LoadedStep(loaded, vm)(*arrays, max_steps=options.max_steps)
+            step = LoadedStep(loaded, vm)
+            outputs = step(*arrays, max_steps=options.max_steps)
         else:
             handles = [vm.alloc_tensor(TensorType.of(array)) for array in arrays]
             for handle, array in zip(handles, arrays, strict=True):
@@ -460,13 +462,15 @@ def run(options: argparse.Namespace) -> None:
         text = format_constant(output) if options.print else TensorType.of(output)
         print(f"output {number}: {text}")
     if repro is not None:
-        differing = repro.differing(outputs)
+        differing = repro.differing([*outputs, *step.states()])
         if differing:
+            cause = cause_of_other_bits(repro.versions)
             raise BadInput(
-                f"{options.file}: output {', '.join(map(str, differing))} of {len(outputs)} "
-                f"differs from the recorded digests"
+                f"{options.file}: {', '.join(differing)} of the call: expected the recorded "
+                f"digests, got others{cause}"
             )
-        print(f"verified: {len(outputs)} outputs have the recorded digests")
+        nstates = len(repro.digests) - len(outputs)
+        print(f"verified: {len(outputs)} outputs and {nstates} states have the recorded digests")
 
 
 def debug(options: argparse.Namespace) -> int:

@@ -32,6 +32,20 @@ def _digest_of_ops() -> str:
     return hashlib.blake2b("\n".join(ops).encode(), digest_size=4).hexdigest()
 
 
+def cause_of_other_bits(recorded: str) -> str:
+    """Return a text for results that differ from recorded results of these versions.
+
+    It names only what differs, and is empty if the versions are equal or unknown."""
+    theirs, mine = recorded.split(", "), versions().split(", ")
+    if not recorded or theirs == mine:
+        return ""
+    old, new = [
+        ", ".join([x for x in one if x not in other])
+        for one, other in ((theirs, mine), (mine, theirs))
+    ]
+    return f"; it was recorded with {old}, and this process has {new} (docs/determinism.md)"
+
+
 def difference(theirs: object, they: str, we: str) -> str | None:
     """Describe version differences that may change results, or return None."""
     if theirs == versions():

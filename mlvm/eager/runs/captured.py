@@ -19,10 +19,10 @@ def save_repro(
     """Write a call with these arguments to a file that runs without the Python source.
 
     The file contains the program op by op, the present state, the inputs, and digests of the
-    results.
+    results and of the state after the call.
 
-    `python -m mlvm run FILE` runs the call without further arguments, and reports whether the
-    results have the recorded digests. `python -m mlvm debug FILE` steps over the ops. The state
+    `python -m mlvm run FILE` runs the call without further arguments, and reports whether results
+    and state have the recorded digests. `python -m mlvm debug FILE` steps over the ops. The state
     does not change, and `ml.debug.print` and `watch` show nothing here.
 
     Raises the errors of a call, `CaptureError` for a function that reads a queue,

@@ -17,11 +17,12 @@ from mlvm.eager.files import safetensors
 from mlvm.eager.runs.cells import storable
 from mlvm.eager.runs.diff import diff, equality
 from mlvm.eager.runs.execution import Executed, Execution
-from mlvm.eager.runs.replay import Replay, open_run
-from mlvm.eager.runs.run import RecordedStep
+from mlvm.eager.runs.replay import Mismatch, Replay, open_run
+from mlvm.eager.runs.run import RecordedStep, Run
 from mlvm.eager.runs.source import SourceLine
 from mlvm.eager.runs.verification import verify
 from mlvm.machines.files import write_array
+from mlvm.machines.versions import cause_of_other_bits
 
 _MOST_PRINTED: Final = 8
 
@@ -72,8 +73,7 @@ def run_verify(options: argparse.Namespace) -> int:
         print("the recording was not closed: steps may be missing at its end")
     for problem in verified.problems:
         print(f"problem: {problem}")
-    for mismatch in verified.mismatches:
-        print(f"mismatch: {mismatch}")
+    _print_mismatches(run, verified.mismatches)
     for number, reason in verified.skipped.items():
         print(f"step {number} was not computed: {reason}")
     if verified.unchecked:
@@ -105,10 +105,17 @@ def run_replay(options: argparse.Namespace) -> int:
     mismatches = replay.replay(number)
     values = [f"{step.table.results[i] or 'result'} {x}" for i, x in step.values.items()]
     print(f"step {number} of {step.table.function}: {', '.join(values) or 'no numbers'}")
-    for mismatch in mismatches:
-        print(f"mismatch: {mismatch}")
+    _print_mismatches(replay.run, mismatches)
     print("the bits differ" if mismatches else "equal bits")
     return 1 if mismatches else 0
+
+
+def _print_mismatches(run: Run, mismatches: Sequence[Mismatch]) -> None:
+    for mismatch in mismatches:
+        print(f"mismatch: {mismatch}")
+    cause = cause_of_other_bits(run.versions).removeprefix("; ")
+    if mismatches and cause and not any(cause in each.what for each in mismatches):
+        print(cause)
 
 
 def _save(replay: Replay, number: int, folder: Path) -> None:

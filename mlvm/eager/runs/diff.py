@@ -23,6 +23,7 @@ from mlvm.eager.runs.run import RecordedStep, Run
 from mlvm.eager.runs.source import SourceLine
 from mlvm.eager.runs.steps import CELL
 from mlvm.machines.digest import digest
+from mlvm.machines.versions import cause_of_other_bits
 
 
 class Elements(NamedTuple):
@@ -416,10 +417,11 @@ def _first_in_programs(a: _Trace, b: _Trace) -> tuple[Executed | None, Executed 
 
 def _culprit(left: Replay, right: Replay, number: int) -> str:
     """Return a text that names the recordings that replays do not reproduce."""
-    wrong = [name for name, each in (("A", left), ("B", right)) if each.replay(number)]
+    wrong = {name: each for name, each in (("A", left), ("B", right)) if each.replay(number)}
     if not wrong:
         return ""
-    return f"; this machine does not reproduce the bits of {' and '.join(wrong)}"
+    causes = {cause_of_other_bits(each.run.versions) for each in wrong.values()}
+    return f"; this machine does not reproduce the bits of {' and '.join(wrong)}{''.join(causes)}"
 
 
 def _lockstep(a: _Trace, b: _Trace) -> tuple[Executed | None, Executed | None]:

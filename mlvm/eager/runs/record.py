@@ -38,6 +38,7 @@ from mlvm.eager.tensor.context import default_arena
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.machines.digest import digest
 from mlvm.machines.files import open_to_append, write_file
+from mlvm.machines.versions import versions
 from mlvm.parallel.membership import place_of
 
 P = ParamSpec("P")
@@ -213,7 +214,8 @@ class _Session:
         self._computed: set[bytes] = set()  # contents of tensors since the last checkpoint
         self._lock = threading.RLock()
         self._running = threading.local()
-        self._log.append(("run", {"mlvm": sys.modules["mlvm"].__version__, "every": every}))
+        version = sys.modules["mlvm"].__version__
+        self._log.append(("run", {"mlvm": version, "every": every, "versions": versions()}))
 
     def observe(
         self, captured: Captured[..., Any], call: Callable[..., Any], args: Any, kwargs: Any

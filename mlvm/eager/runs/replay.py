@@ -28,6 +28,7 @@ from mlvm.eager.tree import load as load_tree
 from mlvm.machines import printing
 from mlvm.machines.digest import digest
 from mlvm.machines.local import LocalVM
+from mlvm.machines.versions import cause_of_other_bits
 from mlvm.step.saved import LoadedStep
 
 Inputs: TypeAlias = Callable[[int], Sequence[Any]]
@@ -225,7 +226,7 @@ class Replay:
         if mismatches:
             raise MachineError(
                 f"replay: {mismatches[0]} does not have the recorded bits on this machine; "
-                f"python -m mlvm verify names such steps"
+                f"python -m mlvm verify names such steps{cause_of_other_bits(self.run.versions)}"
             )
 
     def _checkpoint_before(self, step: RecordedStep) -> Checkpoint:

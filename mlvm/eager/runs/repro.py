@@ -1,4 +1,4 @@
-"""Repro: a captured call as one file, with program, state, inputs and digests of the results.
+"""Repro: a captured call as one file, with program, state, inputs and digests.
 
 `step.save_repro(path, *args)` writes it; `python -m mlvm run` runs and verifies it, and
 `python -m mlvm debug` steps over the ops.
@@ -19,17 +19,23 @@ from mlvm.eager.runs.ops import OpProgram, op_program
 from mlvm.eager.tensor.context import current_arena
 from mlvm.machines import printing
 from mlvm.machines.digest import digest
+from mlvm.machines.versions import versions
 from mlvm.step.saved import LoadedStep
 
 _DIGEST: int = 16
 
 
 class Repro(NamedTuple):
-    """Program of a call op by op, with the inputs and the digests of the results."""
+    """Program of a call op by op, with the inputs.
+
+    `digests` are those of the results, followed by those of the states after the call; older files
+    lack the latter. `versions` are the versions that determine these bits; "" in older files.
+    """
 
     program: OpProgram
     inputs: tuple[Array, ...]
     digests: tuple[bytes, ...]
+    versions: str = ""
 
     def to_bytes(self) -> bytes:
         """Encode it as docs/wire.md describes; `from_bytes` reads it back."""
@@ -37,6 +43,7 @@ class Repro(NamedTuple):
         self.program.write(writer)
         writer.sequence(self.inputs, Writer.array)
         writer.sequence(self.digests, Writer.blob)
+        writer.text(self.versions)
         return writer.message(Kind.repro)
 
     @staticmethod
@@ -46,26 +53,31 @@ class Repro(NamedTuple):
         program = OpProgram.read(reader)
         inputs = tuple(reader.sequence(Reader.array))
         digests = tuple(reader.sequence(Reader.blob))
+        recorded = reader.text() if reader.remaining else ""
         reader.end()
         if tuple(map(TensorType.of, inputs)) != program.step.inputs:
             raise EncodingError("expected inputs of the types in the program")
         lengths = [len(each) for each in digests]
-        if lengths != [_DIGEST] * len(program.step.results):
-            raise EncodingError(f"expected one digest of {_DIGEST} bytes per result")
-        return Repro(program, inputs, digests)
+        counts = len(program.step.results), len(program.step.results) + len(program.step.states)
+        if {*lengths} - {_DIGEST} or len(lengths) not in counts:
+            raise EncodingError(f"expected one digest of {_DIGEST} bytes per result and state")
+        return Repro(program, inputs, digests, recorded)
 
     def run(self, vm: VMProtocol, *, max_steps: int | None = None) -> list[Array]:
-        """Run the program on a VM, and return the results."""
+        """Run the program on a VM, and return the results, then the states after the call."""
         step = LoadedStep(self.program.step, vm)
         try:
-            return step(*self.inputs, max_steps=max_steps)
+            return [*step(*self.inputs, max_steps=max_steps), *step.states()]
         finally:
             step.close()
 
-    def differing(self, results: Sequence[Array]) -> list[int]:
-        """Return the numbers of the results that differ from the recorded digests."""
-        pairs = zip(results, self.digests, strict=True)
-        return [i for i, (array, recorded) in enumerate(pairs) if digest(array) != recorded]
+    def differing(self, arrays: Sequence[Array]) -> list[str]:
+        """Return the names of the arrays that `run` returned and that have other digests."""
+        count, states = len(self.program.results), self.program.states
+        names = [f"output {i}" for i in range(count)]
+        names += [f"state {name or i}" for i, name in enumerate(states)]
+        rows = zip(names, arrays, self.digests, strict=False)
+        return [name for name, array, recorded in rows if digest(array) != recorded]
 
 
 def repro_of(captured: Captured[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Repro:
@@ -78,4 +90,4 @@ def repro_of(captured: Captured[..., Any], args: Sequence[Any], kwargs: Mapping[
     vm = current_arena().vm
     if not program.op_names().isdisjoint((printing.PRINT, printing.WATCH)):
         vm = vm_like(vm, program, is_silent=True)
-    return repro._replace(digests=tuple(map(digest, repro.run(vm))))
+    return repro._replace(digests=tuple(map(digest, repro.run(vm))), versions=versions())

@@ -82,6 +82,7 @@ class Run:
     Attributes:
         folder: the folder of the recording.
         version: the version of mlvm that wrote it.
+        versions: all versions that determine the bits of results; "" in older recordings.
         cells: the tensors of state by number.
         tables: the operands and results of each program.
         steps, checkpoints: the steps and the checkpoints, in order.
@@ -101,7 +102,7 @@ class Run:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.version = ""
+        self.version = self.versions = ""
         self.every = 1
         self.cells: list[StateCell] = []
         self.tables: list[StepTable] = []
@@ -128,8 +129,9 @@ class Run:
         if self.is_closed or (i == 0) != (isinstance(frame, tuple) and frame[:1] == ("run",)):
             raise EncodingError("expected the frame 'run' first and no frame after 'end'")
         match frame:
-            case ("run", {"mlvm": str() as version, "every": int() as every}):
+            case ("run", {"mlvm": str() as version, "every": int() as every, **more}):
                 self.version, self.every = version, every
+                self.versions = str(more.get("versions", ""))
             case ("cells", [*rows]):
                 for row in rows:
                     match row:

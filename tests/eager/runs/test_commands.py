@@ -7,6 +7,7 @@ import shutil
 from base64 import b64decode
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from mlvm.__main__ import main
 from mlvm.eager import Tensor
 from mlvm.eager.runs.commands import summary
 from mlvm.eager.runs.replay import Replay, open_run
+from mlvm.machines.versions import cause_of_other_bits, versions
 from tests.brief import Capsys, line_with, run_python
 from tests.eager.runs.recorded import STEPS, train
 
@@ -123,6 +125,26 @@ def test_verify_names_what_is_wrong(folder: Path, capsys: Capsys) -> None:
     status, text = output(capsys, "verify", "a", "--steps", 0)
     assert status == 1
     assert "input 'y' of step 9 differs from the recorded input" in text
+
+
+def test_other_versions_are_named_with_a_mismatch(folder: Path, capsys: Capsys) -> None:
+    train(folder / "a")
+    run = open_run(folder / "a")
+    assert run.versions == versions()
+    assert cause_of_other_bits(run.versions) == cause_of_other_bits("") == ""
+    theirs = versions().replace("numpy", "other numpy")
+    with patch("mlvm.eager.runs.record.versions", lambda: theirs):
+        train(folder / "b")
+    compute = Replay.compute
+
+    def other_bits(replay: Replay, step: Any, operands: Any) -> list[Any]:
+        return [array + array for array in compute(replay, step, operands)]
+
+    with patch.object(Replay, "compute", other_bits):
+        for command in (["verify"], ["replay", "--step", 0], ["replay", "--nan"]):
+            mine, other = [output(capsys, *command, name)[1] for name in "ab"]
+            assert "it was recorded with other numpy " in other, command
+            assert "it was recorded with" not in mine, command
 
 
 def test_an_incomplete_recording_is_no_mismatch(folder: Path, capsys: Capsys) -> None:

@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
+from mlvm.core.program.encoding import Kind, Writer
 from mlvm.eager.runs.debugger import Debugger
 from mlvm.eager.runs.execution import Execution
 from mlvm.eager.runs.expressions import Expression
 from mlvm.eager.runs.ops import op_program
+from mlvm.eager.runs.repro import Repro
 from tests.brief import Capsys, cases, refuses, run_python
 
 w = ml.asarray(np.random.default_rng(0).normal(size=(3, 3)), dtype="f32")
@@ -393,22 +395,38 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def test_a_repro_is_run_and_verified(files: tuple[Path, Path]) -> None:
     ran = run_python("-m", "mlvm", "run", files[0], "--print")
     assert (ran.returncode, ran.stderr) == (0, "")
-    assert ran.stdout.endswith("verified: 1 outputs have the recorded digests\n")
+    assert ran.stdout.endswith("verified: 1 outputs and 2 states have the recorded digests\n")
     ran = run_python("-m", "mlvm", "run", files[0], "--arg", "f32[] 1")
     assert ran.returncode == 1
     assert "a repro contains the inputs; omit --arg" in ran.stderr
 
 
-def test_a_repro_with_another_result_is_not_verified(
+def test_a_repro_with_another_result_or_state_is_not_verified(
     files: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    data = bytearray(files[0].read_bytes())
-    data[-1] ^= 1  # of the digest
-    other = tmp_path / "other.mlvm"
-    other.write_bytes(data)
-    ran = run_python("-m", "mlvm", "run", other)
-    assert ran.returncode == 1
-    assert ran.stderr.endswith("output 0 of 1 differs from the recorded digests\n")
+    repro = Repro.from_bytes(files[0].read_bytes())
+    theirs = repro.versions.replace("numpy ", "numpy 1")
+    for i, name in enumerate(("output 0", "state w")):
+        digests = [*repro.digests]
+        digests[i] = bytes(16)
+        other = tmp_path / "other.mlvm"
+        other.write_bytes(repro._replace(digests=tuple(digests), versions=theirs).to_bytes())
+        ran = run_python("-m", "mlvm", "run", other)
+        assert ran.returncode == 1
+        assert f"{name} of the call: expected the recorded digests, got others" in ran.stderr
+        assert "; it was recorded with numpy 1" in ran.stderr
+
+
+def test_a_repro_without_digests_of_states_is_verified(
+    files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    repro, writer = Repro.from_bytes(files[0].read_bytes()), Writer()
+    repro.program.write(writer)
+    writer.sequence(repro.inputs, Writer.array)
+    writer.sequence(repro.digests[:1], Writer.blob)
+    (tmp_path / "old.mlvm").write_bytes(writer.message(Kind.repro))
+    ran = run_python("-m", "mlvm", "run", tmp_path / "old.mlvm")
+    assert ran.stdout.endswith("verified: 1 outputs and 0 states have the recorded digests\n")
 
 
 def test_the_command_debugs_a_repro_and_a_saved_step(files: tuple[Path, Path]) -> None:
