@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from mlvm.arena.arena import Allocation, Region, regions
+from mlvm.core.memo import Memo
 from mlvm.core.observe import observe, of_updates
 from mlvm.core.op import Attributes
 from mlvm.core.program.program import Program, Variant
@@ -44,7 +45,7 @@ def may_count(vm: VMProtocol, program: Program, args: tuple[TensorHandle, ...]) 
     if "launch" not in vars(vm):  # no watch was created
         return False
     writes = vm.attached(_Writes)
-    return bool(writes._of) and writes._quiet.get((id(program), args)) is not program
+    return bool(writes._of) and writes._quiet.entries.get((id(program), args)) is not program
 
 
 class _Writes:
@@ -56,8 +57,8 @@ class _Writes:
         self._watches = weakref.WeakKeyDictionary()
         self._of: weakref.WeakKeyDictionary[Watch, list[Region]] = weakref.WeakKeyDictionary()
         self._regions.on_moved = self._moved
-        self._quiet: dict[tuple[int, Sequence[TensorHandle]], object] = {}
-        """Cache of launches that write to no watched region."""
+        # launches that write to no watched region
+        self._quiet = Memo[tuple[int, Sequence[TensorHandle]], object](64, "arena.writes")
 
         def launch(
             proceed: Callable[..., list[Array]],
@@ -74,9 +75,8 @@ class _Writes:
                     if isinstance(program, Variant) and program.written is not None:
                         owner = program.patched
                         launched = id(owner), tuple([args[i] for i in program.written])
-                    if self._quiet.get(launched) is not owner and self._launched(program, args):
-                        if len(self._quiet) >= _MOST_QUIET:
-                            self._quiet.clear()
+                    is_quiet = self._quiet.entries.get(launched) is owner
+                    if not is_quiet and self._launched(program, args):
                         self._quiet[launched] = owner
                 except BaseException:  # an interrupt may occur anywhere
                     self._launched(program, args)
@@ -133,8 +133,6 @@ class _Writes:
         for watch in list(watches):
             watch.changes += 1
 
-
-_MOST_QUIET: Final = 64
 
 _READS_ONLY: Final = frozenset({CHECK, residuals.BEGIN, residuals.END})
 

@@ -44,7 +44,6 @@ PLAIN: Final = frozenset({bool, int, float, complex, str, type(None)})
 """Classes of values that are always in canonical form."""
 _INT: Final = frozenset({int})
 _MOST: Final = 2**53  # floats represent all ints up to this
-_MOST_KNOWN: Final = 512  # cached types of operands per op
 _ANY: Final = 1000  # larger than the number of operands of any op
 
 
@@ -128,7 +127,7 @@ class Op:
 
     def __post_init__(self) -> None:
         self.name: str = self.kernel.__name__
-        self._inferred_types = Memo[tuple[TensorType, ...], TensorType](_MOST_KNOWN, "core.op")
+        self._inferred_types = Memo[tuple[TensorType, ...], TensorType](512, "core.op")
         self.doc: str = inspect.getdoc(self.kernel) or ""
         self.links |= self.elementwise
         parameters = list(inspect.signature(self.kernel).parameters.values())

@@ -257,39 +257,46 @@ class Linked:
         self.steps: list[Step] = []
         self.width = 0
         self.returned: list[tuple[int, int]] = []
-        self._entries: dict[str, int] = {}
-        self._results: dict[str, list[int]] = {}
+        self.entries: dict[str, int] = {}
+        self.results: dict[str, list[int]] = {}
         self._types: dict[str, list[TensorType]] = {}  # types of registers by function
-        self._calls: list[tuple[Step, str, list[int], list[TensorType]]] = []
-        self._waiting: list[Step] = []  # steps for which lanes wait for each other
+        self.calls: list[tuple[Step, str, list[int], list[TensorType]]] = []
+        self.waiting: list[Step] = []  # steps for which lanes wait for each other
         # sizes of the rows of results and of locals; locals start as zeros
-        self._sizes: set[int] = set()
+        self.sizes: set[int] = set()
         todo = [ROW]
         for name in todo:  # the list grows in the loop
-            self._function(program.functions[name])
-            todo += dict.fromkeys([name for _, name, *_ in self._calls if name not in todo])
+            self._types[name] = _FunctionLinker(self, program.functions[name]).types
+            todo += dict.fromkeys([name for _, name, *_ in self.calls if name not in todo])
         self.params = [(i, type.nbytes) for i, type in enumerate(self.args)]
-        if missing := set(todo) - self._results.keys():
+        if missing := set(todo) - self.results.keys():
             raise MachineError(f"lanes: {min(missing)} never returns")
-        for step, name, outs, types in self._calls:
-            step[1] = self._entries[name]
-            step[3] = list(zip(outs, self._results[name], strict=True))
+        for step, name, outs, types in self.calls:
+            step[1] = self.entries[name]
+            step[3] = list(zip(outs, self.results[name], strict=True))
             for to, of in [(b, a) for a, b in step[2]] + step[3]:
                 _require_bytes(types[to], self._types[name][of].nbytes)
         if self.steps[-1][0] not in ("return", "jump"):
             raise MachineError("lanes: expected return or jump at the end of a function")
-        heavy = set(map(id, self._waiting))
+        heavy = set(map(id, self.waiting))
         self.heavy = [pc for pc, step in enumerate(self.steps) if id(step) in heavy]
         sizes = [nbytes for _, nbytes in self.params]
         self.lent = {n for n in sizes if n and sizes.count(n) == 1}
-        self.lent -= self._sizes.union([nbytes for _, nbytes in self.returned])
+        self.lent -= self.sizes.union([nbytes for _, nbytes in self.returned])
         registers = [to for step in self.steps for to in _result_registers(step)]
         if not all(0 <= to < self.width for to in registers):
             raise MachineError("lanes: a result has no slot")
 
-    # --- a function ---
 
-    def _function(self, function: Function) -> None:
+class _FunctionLinker:
+    """Linker of one function, which simulates the stack and appends steps to the program's steps.
+
+    of: the linked program. types: the types of the registers. awaited: registers that calls have
+    not written yet. constants: registers of shared operands, by number.
+    """
+
+    def __init__(self, of: Linked, function: Function) -> None:
+        self.of, self.function, self.steps = of, function, of.steps
         head = _head(function, FRAME)
         self.types = [*map(TensorType.parse, (*head["params"], *head["locals"]))]
         self.nparams = len(head["params"])
@@ -297,18 +304,17 @@ class Linked:
             raise MachineError(
                 f"lanes: parameters of {function.name} differ from the declared types"
             )
-        self._types[function.name] = self.types
-        self._sizes.update([type.nbytes for type in self.types[self.nparams :]])
+        of.sizes.update([type.nbytes for type in self.types[self.nparams :]])
         self.stack: list[_Symbol] = []
         self.awaited: set[int] = set()
-        self.constants: dict[int, int] = {}  # registers of shared operands
-        entry = self._entries[function.name] = len(self.steps)
-        self.labels = dict.fromkeys(function.targets, -1)
+        self.constants: dict[int, int] = {}
+        entry = of.entries[function.name] = len(self.steps)
+        labels = dict.fromkeys(function.targets, -1)
         jumps: list[tuple[Step, int]] = []
         for pc, (opcode, immediates) in enumerate(function.code[2:], 2):
-            if pc in self.labels:
+            if pc in labels:
                 self._end_block()
-                self.labels[pc] = len(self.steps)
+                labels[pc] = len(self.steps)
             kind = opcode.text
             if kind == "jump":
                 self._end_block()
@@ -316,24 +322,25 @@ class Linked:
             elif kind == "jump_if_false":
                 at = self._operand()
                 self._end_block()
-                of = self.types[at]
-                if of.size != 1:
-                    raise MachineError(f"lanes: expected a condition of one element, got {of}")
-                jumps.append((self._emit("split", at, of.nbytes, of.dtype.name, -1), immediates[0]))
+                type = self.types[at]
+                if type.size != 1:
+                    raise MachineError(f"lanes: expected a condition of one element, got {type}")
+                split = "split", at, type.nbytes, type.dtype.name, -1
+                jumps.append((self._emit(*split), immediates[0]))
             elif kind in _HANDLERS:
-                _HANDLERS[kind](self, function, *immediates)
+                _HANDLERS[kind](self, *immediates)
             else:
                 raise MachineError(f"lanes: instruction {kind} is not supported")
         for step, label in jumps:
-            step[-1] = self.labels[label]
+            step[-1] = labels[label]
             if step[-1] < 0:
                 raise MachineError(f"lanes: label {label!r} of a jump is not defined")
         for step in self.steps[entry:]:
             computed, read = self._rows(*step)
-            self._sizes.update([nbytes for _, nbytes in computed])
+            of.sizes.update([nbytes for _, nbytes in computed])
             for at, nbytes in (*computed, *read):
                 _require_bytes(self.types[at], nbytes)
-        self.width = max(self.width, len(self.types))
+        of.width = max(of.width, len(self.types))
 
     def _rows(self, kind: str, *rest: Any) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
         """Return the registers that a step writes, and the registers that it only reads.
@@ -358,7 +365,7 @@ class Linked:
         if kind == "read":
             return [], [(rest[1], 8)]
         if kind == "add":
-            return [], list(zip(rest[1], self.segments[self.sites[rest[0]]].ins, strict=True))
+            return [], list(zip(rest[1], self.of.segments[self.of.sites[rest[0]]].ins, strict=True))
         return [], []
 
     def _register(self, type: TensorType) -> int:
@@ -419,9 +426,9 @@ class Linked:
             if to < 0:
                 to = self.constants.setdefault(at, len(self.types))
                 if to == len(self.types):
-                    self._register(self.shared[at])
+                    self._register(self.of.shared[at])
             self._settle(to)
-            self._emit("const", to, at, self.shared[at].nbytes)
+            self._emit("const", to, at, self.of.shared[at].nbytes)
         elif kind == "copy":
             to = self._register(self.types[at]) if to < 0 else to
             self._settle(at, to)
@@ -440,16 +447,14 @@ class Linked:
     def _set_result(self, step: Step, at: int, to: int) -> None:
         """Set the register of a step's result by number."""
         if step[0] == "call":
-            self._calls[step[3]][2][at] = to
+            self.of.calls[step[3]][2][at] = to
             self.awaited.add(to)
         elif step[0] == "run":
             step[3][at] = to, step[3][at][1]
         else:
             step[1] = to
 
-    # --- instructions ---
-
-    def _get(self, function: Function, i: int) -> None:
+    def _get(self, i: int) -> None:
         at = self._slot(i)
         self.stack.append(_Symbol("register", at, self.types[at]))
 
@@ -459,49 +464,49 @@ class Linked:
             raise MachineError("lanes: a slot is out of range")
         return at
 
-    def _set(self, function: Function, i: int) -> None:
+    def _set(self, i: int) -> None:
         [symbol] = self._pop(1)
         self._place(symbol, self._slot(i))
 
-    def _load(self, function: Function, i: int) -> None:
-        at = i - len(self.args)
-        if not 0 <= at < len(self.shared):
+    def _load(self, i: int) -> None:
+        at = i - len(self.of.args)
+        if not 0 <= at < len(self.of.shared):
             raise MachineError("lanes: a function loads an argument that is not shared")
-        self.stack.append(_Symbol("shared", at, self.shared[at]))
+        self.stack.append(_Symbol("shared", at, self.of.shared[at]))
 
-    def _push_str(self, function: Function, name: str) -> None:
+    def _push_str(self, name: str) -> None:
         self.stack.append(_Symbol("name", name))
 
-    def _call(self, function: Function, name: str) -> None:
-        callee = self.program.functions[name]
+    def _call(self, name: str) -> None:
+        callee = self.of.program.functions[name]
         args = self._operands(callee.nparams)
         if callee.nresults == STAR:
             raise MachineError(f"lanes: expected a fixed number of results of {name}, got *")
         nresults = int(callee.nresults)
-        segment = self.segments.get(name)
+        segment = self.of.segments.get(name)
         if segment is not None:
             pairs = list(zip(args, segment.ins, strict=True))
-            step = self._emit("run", self.runs.index(name), pairs, [(-1, n) for n in segment.outs])
+            step = self._emit(
+                "run", self.of.runs.index(name), pairs, [(-1, n) for n in segment.outs]
+            )
             if segment.heavy:
-                self._waiting.append(step)
+                self.of.waiting.append(step)
         else:
             pairs = list(enumerate(args))
-            step = self._emit("call", -1, pairs, len(self._calls))
-            self._calls.append((step, name, [-1] * nresults, self.types))
+            step = self._emit("call", -1, pairs, len(self.of.calls))
+            self.of.calls.append((step, name, [-1] * nresults, self.types))
         self.stack += [_Symbol("result", i, step=step) for i in range(nresults)]
 
-    def _return(self, function: Function, n: int) -> None:
+    def _return(self, n: int) -> None:
         results = self._operands(n)
         self._join()
-        if self._results.setdefault(function.name, results) != results:
-            raise MachineError(f"lanes: expected one return in {function.name}, got several")
-        if function.name == ROW:
-            self.returned = [(at, self.types[at].nbytes) for at in results]
+        if self.of.results.setdefault(self.function.name, results) != results:
+            raise MachineError(f"lanes: expected one return in {self.function.name}, got several")
+        if self.function.name == ROW:
+            self.of.returned = [(at, self.types[at].nbytes) for at in results]
         self._emit("return")
 
-    def _cfunc(
-        self, function: Function, nparams: int, nresults: int, attributes: Mapping[str, Any] = {}
-    ) -> None:
+    def _cfunc(self, nparams: int, nresults: int, attributes: Mapping[str, Any] = {}) -> None:
         [name] = self._pop(1)
         handler = _CALLS.get(name.at)
         if handler is None or name.kind != "name":
@@ -557,8 +562,8 @@ class Linked:
     def _add(self, nparams: int, attributes: Mapping[str, Any]) -> None:
         _, *operands = self._operands(nparams)
         site = attributes["site"]
-        if not 0 <= site < len(self.sites) or len(operands) != len(
-            self.segments[self.sites[site]].ins
+        if not 0 <= site < len(self.of.sites) or len(operands) != len(
+            self.of.segments[self.of.sites[site]].ins
         ):
             raise MachineError(
                 "lanes: the number or the operands of a sum do not match the program"
@@ -584,21 +589,21 @@ def _result_registers(step: Step) -> list[int]:
 
 
 _HANDLERS: Final[Mapping[str, Callable[..., None]]] = {
-    "get": Linked._get,
-    "set": Linked._set,
-    "load_arg": Linked._load,
-    "push_str": Linked._push_str,
-    "call": Linked._call,
-    "return": Linked._return,
-    "cfunc": Linked._cfunc,
+    "get": _FunctionLinker._get,
+    "set": _FunctionLinker._set,
+    "load_arg": _FunctionLinker._load,
+    "push_str": _FunctionLinker._push_str,
+    "call": _FunctionLinker._call,
+    "return": _FunctionLinker._return,
+    "cfunc": _FunctionLinker._cfunc,
 }
 _CALLS: Final[Mapping[str, Callable[..., None]]] = {
-    residuals.PUSH: Linked._push,
-    residuals.READ: Linked._read,
-    "copy": Linked._copy,
-    "reshape": Linked._reshape,
-    "take": Linked._take,
-    f"dynamic_update{OUT}": Linked._put,
-    ADD: Linked._add,
-    CHECK: Linked._check,
+    residuals.PUSH: _FunctionLinker._push,
+    residuals.READ: _FunctionLinker._read,
+    "copy": _FunctionLinker._copy,
+    "reshape": _FunctionLinker._reshape,
+    "take": _FunctionLinker._take,
+    f"dynamic_update{OUT}": _FunctionLinker._put,
+    ADD: _FunctionLinker._add,
+    CHECK: _FunctionLinker._check,
 }

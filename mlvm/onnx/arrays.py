@@ -16,6 +16,8 @@ from typing import Any, Final
 import numpy as np
 
 from mlvm.core.errors import ModelError, counted
+from mlvm.core.ops import few
+from mlvm.core.ops.few import unpacked
 from mlvm.core.types import Array, DType, bf16
 from mlvm.onnx.limits import limit
 from mlvm.onnx.wire import ProtoMessage
@@ -39,36 +41,33 @@ STORED: Final = {
 """Numbers of storage dtypes, and the first opset in which casts support them."""
 
 
-def _floats(exponent: int, mantissa: int, bias: int, *, finite: str = "") -> Array:
-    """Return the values of all floats of a format (https://onnx.ai/onnx/technical/float8.html).
+def _floats_without_infinity(exponent: int, mantissa: int) -> Array:
+    """Return the values of the floats of 8 bits without infinity and -0, by code.
 
-    Infinities and nan are encoded as in IEEE 754, unless `finite` is given: "fn" encodes nan as all
-    ones, "uz" encodes nan as -0, "all" has neither.
-    """
-    bits = 1 + exponent + mantissa
-    codes = np.arange(1 << bits)
-    fraction = codes & (1 << mantissa) - 1
-    power = codes >> mantissa & (1 << exponent) - 1
-    sign = np.where(codes >> bits - 1, -1.0, 1.0)
-    scaled = np.where(power > 0, fraction + (1 << mantissa), fraction) * 2.0**-mantissa
-    values = sign * scaled * 2.0 ** (np.maximum(power, 1) - bias)
-    if finite == "fn":
-        values[(codes & (1 << bits - 1) - 1) == (1 << bits - 1) - 1] = np.nan
-    elif finite == "uz":
-        values[1 << bits - 1] = np.nan
-    elif not finite:
-        top = power == (1 << exponent) - 1
-        values[top] = np.where(fraction[top] > 0, np.nan, sign[top] * np.inf)
+    The code of -0 is nan (https://onnx.ai/onnx/technical/float8.html)."""
+    codes = np.arange(256)
+    fraction, power = codes & (1 << mantissa) - 1, codes >> mantissa & (1 << exponent) - 1
+    whole = np.where(power > 0, 1 << mantissa, 0) + fraction
+    values = np.ldexp(np.where(codes < 128, 1.0, -1.0) * whole, np.maximum(power, 1) - mantissa)
+    values *= 0.5 ** (1 << exponent - 1)
+    values[128] = np.nan
     table: Array = values.astype(np.float32)
     return table
 
 
+_UNPACKED: Final = {numbers[0]: dtype for dtype, numbers in STORED.items()}
+
+
+def _values(dtype: DType) -> Array:
+    """Return the values of a low-bit dtype by code."""
+    codes = np.arange(1 << 8 // dtype.per_byte, dtype=np.uint8)
+    return unpacked(codes.view(dtype.numpy))[:: dtype.per_byte]
+
+
 FLOATS: Final = {
-    17: _floats(4, 3, 7, finite="fn"),
-    18: _floats(4, 3, 8, finite="uz"),
-    19: _floats(5, 2, 15),
-    20: _floats(5, 2, 16, finite="uz"),
-    23: _floats(2, 1, 1, finite="all"),
+    **{number: _values(dtype) for number, dtype in _UNPACKED.items() if dtype in few.FLOATS},
+    18: _floats_without_infinity(4, 3),
+    20: _floats_without_infinity(5, 2),
     24: np.concatenate([2.0 ** np.arange(-127.0, 128.0), [np.nan]]).astype(np.float32),
 }
 """Values of low-bit floats by code."""
@@ -220,17 +219,10 @@ def _listed(tensor: ProtoMessage, number: int, dtype: DType, count: int, what: s
 
 
 def widened(codes: Array, number: int, size: int) -> Array:
-    """Decode low-bit codes. A byte contains two or four codes, the first in the low bits."""
-    bits = INTEGERS[number][0] if number in INTEGERS else 4 if number == 23 else 8
-    if bits < 8:
-        shifts = np.arange(0, 8, bits, dtype=np.uint8)
-        codes = (codes[:, None] >> shifts & (1 << bits) - 1).reshape(-1)[:size]
-    if number in FLOATS:
+    """Decode low-bit codes. A byte contains one, two or four codes, the first in the low bits."""
+    if number not in _UNPACKED:
         return FLOATS[number][codes]
-    kind = INTEGERS[number][1]
-    if kind is np.int8:
-        codes = (codes.astype(np.int8) ^ (1 << bits - 1)) - (1 << bits - 1)
-    return codes.astype(kind)
+    return unpacked(codes.view(_UNPACKED[number].numpy))[:size]
 
 
 def is_array(value: Any) -> bool:

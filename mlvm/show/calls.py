@@ -14,7 +14,6 @@ from mlvm.machines.accesses import accesses
 
 T = TypeVar("T")
 
-_MOST_ENTRIES: Final = 10_000  # entries of a cache
 _MOST_NAMES: Final = 3  # maximum number of ops in the name of a program or chain
 
 
@@ -59,7 +58,7 @@ class ProgramCache(Generic[T]):
 
     def __init__(self, derive: Callable[[Program], T]) -> None:
         self._derive = derive
-        self._entries: Memo[int, tuple[Program, T]] = Memo(_MOST_ENTRIES, "show")
+        self._entries: Memo[int, tuple[Program, T]] = Memo(10_000, "show")
 
     def __getitem__(self, program: Program) -> T:
         return self._entries.get(id(program), lambda: (program, self._derive(program)))[1]

@@ -44,7 +44,7 @@ from tests.threads import in_threads
 if extension.EXTENSION is None:
     pytest.skip(extension.REASON, allow_module_level=True)
 
-from mlvm.machines.native import host, types
+from mlvm.machines.native import types
 from mlvm.machines.native._native import MLVM_ABI_VERSION
 from mlvm.machines.native.host import CFunction
 from mlvm.machines.native.types import DTYPES
@@ -148,7 +148,7 @@ def test_attributes_are_encoded_once_and_the_memory_of_it_is_bounded(library: Pa
         [text] = function.call([], {"i": i})
         assert isinstance(text, np.ndarray)
         assert json.loads(text.tobytes()) == {"i": i}
-    assert len(function._callers) <= host._MOST_CALLERS
+    assert len(function._callers) <= function._callers.limit
 
 
 def test_a_function_keeps_few_of_the_types_it_has_met(library: Path) -> None:

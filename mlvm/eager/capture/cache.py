@@ -49,9 +49,6 @@ _LASTING: Final = Tensor, type, types.ModuleType, types.CodeType, types.BuiltinF
 """Classes of objects that an entry always keeps alive: launches need tensors, and the other objects
 live as long as the process or are small."""
 
-_MOST_KEYS: Final = 4 * MOST_PROGRAMS
-"""Maximum number of keys with remembered changed numbers, including keys of evicted programs."""
-
 _MOST_KNOWN: Final = 4
 """Entries that C matches."""
 
@@ -268,7 +265,8 @@ class CacheEntries(Generic[K]):
         self.matchers: list[K] = []
         self._entries: dict[Any, tuple[CacheEntry, ...]] = {}
         self._keys: dict[CacheEntry, Any] = {}  # least recently used first
-        self._changes = Memo[Any, NumberChanges](_MOST_KEYS, "capture: changed numbers")
+        # includes keys of evicted programs
+        self._changes = Memo[Any, NumberChanges](4 * MOST_PROGRAMS, "capture: changed numbers")
 
     @property
     def closed(self) -> int:

@@ -39,8 +39,6 @@ from mlvm.step.flow import Flow
 from mlvm.step.open_step import FUNCTIONS, OpenStep, StepLength
 from mlvm.step.templates import OpenType, Place, PlannedTemplate, at
 
-_MOST_FAMILIES: Final = 128
-
 _MOST_TRACES: Final = 8
 """Maximum number of traces with dynamic lengths that are kept for calls that differ only in sizes.
 """
@@ -350,7 +348,7 @@ class CallFamilies:
         self._lock = new_lock()
         self._dropped: list[OpenTrace] = []
         self._families = Memo[Any, _CallFamily](
-            _MOST_FAMILIES,
+            128,
             "capture: families of calls",
             lambda family: self._dropped.extend(family.traces),
         )

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -35,8 +35,6 @@ from mlvm.machines.gpu.chains import Judged, OnHost, Step, steps_of, steps_of_ch
 from mlvm.machines.gpu.checks import Note
 from mlvm.machines.gpu.kernels import REFUSED, Argument, Call, Scratch
 from mlvm.machines.gpu.memory import DeviceArray, DeviceMemory
-
-_MOST_PLANS: Final = 4096
 
 Launch: TypeAlias = Callable[[], object]
 
@@ -83,7 +81,7 @@ class DeviceQueue:
     def __init__(self, memory: DeviceMemory, host: Mapping[str, Kernel]) -> None:
         self.memory = memory
         self._host = host
-        self._plans: Memo[Any, DevicePlan] = Memo(_MOST_PLANS, "machines.gpu plans")
+        self._plans: Memo[Any, DevicePlan] = Memo(4096, "machines.gpu plans")
         self._scratch: Any = None
 
     def kernels(self) -> dict[str, Kernel]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from mlvm.core.errors import (
     ArgumentError,
@@ -28,8 +28,6 @@ from mlvm.core.program.program import STAR
 from mlvm.core.types import MAX_NDIM, Array, TensorType
 from mlvm.machines.native._native import MLVM_ANY, Caller
 from mlvm.machines.native.types import DTYPES, Type, native_type
-
-_MOST_CALLERS: Final = 256
 
 
 class Host(NamedTuple):
@@ -70,7 +68,7 @@ class CFunction(UserFunction):
         self.library = library
         self.owner = owner
         # Keyed by the id of the attributes, which an entry keeps alive.
-        self._callers = Memo[int, tuple[Host, Caller]](_MOST_CALLERS, "machines.native.host")
+        self._callers = Memo[int, tuple[Host, Caller]](256, "machines.native.host")
 
     def bind(self, attributes: Attributes) -> Attributes:
         """Return the attributes, unchanged.

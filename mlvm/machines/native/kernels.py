@@ -8,7 +8,7 @@ import pkgutil
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import groupby
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -36,8 +36,6 @@ from mlvm.machines.native.planners.quantized import integer_headed_call
 for _room in pkgutil.iter_modules(planners.__path__):
     importlib.import_module(f"{planners.__name__}.{_room.name}")
 
-_MOST_CALLS: Final = 2048
-
 
 class NativeKernel:
     """Kernel that runs the planner's call, or the reference kernel if the planner returns None.
@@ -55,7 +53,7 @@ class NativeKernel:
         self.op = op
         self._planner = planner
         self._pool = pool
-        self._calls: Memo[Any, KernelCall | None] = Memo(_MOST_CALLS, "machines.native calls")
+        self._calls: Memo[Any, KernelCall | None] = Memo(2048, "machines.native calls")
 
     def call(self, types: Types, attributes: Attributes) -> KernelCall | None:
         """Return the call for these types, or None if the reference kernel runs.

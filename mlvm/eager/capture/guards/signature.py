@@ -27,8 +27,6 @@ from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tree import Node, items_of, members_of
 from mlvm.parallel.membership import Membership, place_of, sharding_here
 
-_MOST_GUARD_SETS: Final = 8
-
 
 class Arguments:
     """Arguments of a call, decomposed.
@@ -171,7 +169,7 @@ class Signatures:
         self._read_by_name: set[int] = set()  # ids of Modules of which traces have read some fields
         self._read_by_name_before: Set[int] = frozenset()
         # by the ids of objects in arguments
-        self._guard_sets = Memo[tuple[int, ...], GuardSet](_MOST_GUARD_SETS, "capture: guards")
+        self._guard_sets = Memo[tuple[int, ...], GuardSet](8, "capture: guards")
 
     def of(
         self, vm: VMProtocol, args: Any, kwargs: Any, *, reduced: bool = True
