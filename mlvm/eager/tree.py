@@ -340,6 +340,15 @@ def among_others(part: Any) -> bool | None:
     return isinstance(part, Tensor) or (None if isinstance(part, _CONTAINERS) else False)
 
 
+def within_containers(kinds: type | tuple[type, ...]) -> Ends:
+    """Stop at values of these classes in dicts, lists and tuples; keep other values."""
+
+    def ends(part: Any) -> bool | None:
+        return isinstance(part, kinds) or (None if isinstance(part, (dict, list, tuple)) else False)
+
+    return ends
+
+
 def anywhere(part: Any) -> bool | None:
     """Stop at anything that is not a container."""
     return None if isinstance(part, _CONTAINERS) else part is not None
@@ -806,15 +815,9 @@ def with_leaves(tree: Tree, tensors: Iterable[Tensor]) -> Tree:
 
 def replace(fn: Callable[[Any], Any], tree: Any, kinds: type | tuple[type, ...] = Tensor) -> Any:
     """Map each value of these kinds in nested dicts, lists and tuples; keep other values."""
-
-    def ends(part: Any) -> bool | None:
-        if isinstance(part, kinds):
-            return True
-        return None if isinstance(part, (dict, list, tuple)) else False
-
     if isinstance(tree, kinds):
         return fn(tree)  # most results are one tensor
-    pairs, structure = flatten(tree, None, ends=ends)
+    pairs, structure = flatten(tree, None, ends=within_containers(kinds))
     return unflatten(structure, [fn(part) for _, part in pairs])
 
 

@@ -30,7 +30,7 @@ from mlvm.eager.nn.recurrent import step_by_step
 from mlvm.eager.recording.recorder import refuse_captured
 from mlvm.eager.tensor.context import bound, current_arena
 from mlvm.eager.tensor.reading import values_of
-from mlvm.eager.tree import flatten, named_nodes, named_tensors, unflatten
+from mlvm.eager.tree import flatten, named_nodes, named_tensors, unflatten, within_containers
 from mlvm.machines.files import destination, replacing
 from mlvm.onnx.arrays import NAMES, STORED
 from mlvm.onnx.bodies import BODIES, OPSET, OnnxBody
@@ -153,10 +153,7 @@ def _refused_arguments(args: Any) -> ArgumentError:
     return ArgumentError(message).at("save", ())
 
 
-def _is_input(part: Any) -> bool | None:
-    if isinstance(part, (TensorType, Tensor, np.ndarray, np.generic)):
-        return True
-    return None if isinstance(part, (dict, list, tuple)) else False
+_is_input: Final = within_containers((TensorType, Tensor, np.ndarray, np.generic))
 
 
 class _Model:

@@ -34,7 +34,7 @@ from mlvm.eager.functions.creation import asarray
 from mlvm.eager.tensor.operands import array_beside, widest_of
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import live_tapes
-from mlvm.eager.tree import flatten, replace
+from mlvm.eager.tree import flatten, replace, within_containers
 from mlvm.machines.native.extension import EXTENSION
 
 _MOST_TIMES_KNOWN: Final = 16
@@ -124,7 +124,7 @@ def as_tensors(signatures: Signatures, vm: VMProtocol, args: Any, kwargs: Any) -
     if is_flat:  # faster than the walk below, with the same result
         arrays = [x for x in args if isinstance(x, np.ndarray)]
     else:
-        arrays = [x for _, x in flatten((args, kwargs), None, ends=_at_arrays)[0]]
+        arrays = [x for _, x in flatten((args, kwargs), None, ends=within_containers(_ARRAYS))[0]]
     if not arrays:
         return args, kwargs
     widest = None
@@ -140,9 +140,3 @@ def as_tensors(signatures: Signatures, vm: VMProtocol, args: Any, kwargs: Any) -
     if is_flat:
         return tuple([tensor(x) if isinstance(x, np.ndarray) else x for x in args]), kwargs
     return replace(tensor, (args, kwargs), _ARRAYS)
-
-
-def _at_arrays(part: Any) -> bool | None:
-    if part.__class__ is Tensor:  # the common case
-        return False
-    return isinstance(part, _ARRAYS) or (None if isinstance(part, (dict, list, tuple)) else False)

@@ -43,7 +43,14 @@ from mlvm.eager.tensor.garbage import collect
 from mlvm.eager.tensor.number import Number, Numbers, plain
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import make_exclusive
-from mlvm.eager.tree import flatten, items_of, noting_flattened, replace, unflatten
+from mlvm.eager.tree import (
+    flatten,
+    items_of,
+    noting_flattened,
+    replace,
+    unflatten,
+    within_containers,
+)
 from mlvm.step.flow import Flow, Home, Use, Value
 from mlvm.step.templates import FlowTemplate, at, frozen, places
 
@@ -197,7 +204,7 @@ class CallOutcome:
 
     def named_results(self) -> list[tuple[str, int]]:
         """Return the paths of tensors in the tree, each with the index of the result."""
-        leaves, _ = flatten(self.tree, ends=_at(ResultLeaf))
+        leaves, _ = flatten(self.tree, ends=within_containers(ResultLeaf))
         return [(path, leaf.value) for path, leaf in leaves]
 
     def materialize(
@@ -299,7 +306,7 @@ def trace_once(
     """Trace a call with these lengths dynamic; types may replace tensors as arguments.
 
     Raises the errors of `capture`, and `CaptureError` for a type given as text."""
-    for _, x in flatten((args, kwargs), None, ends=_at(str))[0]:
+    for _, x in flatten((args, kwargs), None, ends=within_containers(str))[0]:
         code = code_for_type(x)
         if code is not None:
             raise CaptureError(f"expected a TensorType, got the text {x!r}; write {code}")
@@ -586,9 +593,3 @@ def _refuse_deferred(result: object) -> NoReturn:
         f"run after the call; "
         f"return a list or tuple"
     )
-
-
-def _at(kind: type) -> Callable[[Any], bool | None]:
-    """Return a tree-part function that stops at objects of a class."""
-    inner = (dict, list, tuple)
-    return lambda part: isinstance(part, kind) or (None if isinstance(part, inner) else False)

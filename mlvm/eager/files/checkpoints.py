@@ -30,6 +30,7 @@ from mlvm.eager.tree import (
     no_match,
     require_live,
     warn_of_hidden,
+    within_containers,
 )
 from mlvm.machines.terminal import escaped
 
@@ -315,13 +316,9 @@ def _arrays_in(objects: Mapping[str, Any]) -> Iterator[str]:
         for path, node in named_nodes(model) if isinstance(model, Node) else ():
             values = dict(fields(node, buffers=True))
             within = "/".join(filter(None, (root, path)))
-            yield from (place for place, _ in flatten(values, within, ends=_at_arrays)[0])
-
-
-def _at_arrays(part: Any) -> bool | None:
-    if isinstance(part, np.ndarray):
-        return True
-    return None if isinstance(part, (dict, list, tuple)) else False
+            yield from (
+                place for place, _ in flatten(values, within, ends=within_containers(np.ndarray))[0]
+            )
 
 
 def _path(file: File, function: str) -> Path:
