@@ -479,7 +479,7 @@ def _renamed(node: ProtoMessage, names: dict[str, str], prefix: str) -> ProtoMes
     fields["input"] = [name(x) for x in node.input]
     fields["output"] = [name(x) for x in node.output]
     fields["attribute"] = [_with_graph(each, names, prefix) for each in node.attribute]
-    return ProtoMessage("GraphNode", **fields)
+    return ProtoMessage("Node", **fields)
 
 
 def _with_graph(attribute: ProtoMessage, names: dict[str, str], prefix: str) -> ProtoMessage:
