@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mlvm.core.errors import MlvmError, UnknownFunctionError
+from mlvm.core.errors import ArgumentError, MachineError, MlvmError, UnknownFunctionError
 from mlvm.core.ops.half import shown
 from mlvm.core.types import Array, TensorType
 from mlvm.eager.runs.execution import Executed, Execution, Ref
@@ -107,8 +107,11 @@ class Difference(NamedTuple):
 def diff(a: Run | Replay, b: Run | Replay) -> Difference | None:
     """Return the first difference of two recordings; None if they are equal.
 
+    If this machine cannot compute the step, for example because its inputs were not stored, the
+    difference has the number of the step and the reason.
+
     Raises `EncodingError` for a damaged recording, `ArgumentError` for a value that is not a run,
-    and the errors of a replay.
+    and the errors of a step.
     """
     left, right = replay_of(a, "diff"), replay_of(b, "diff")
     for x, y in zip(left.run.steps, right.run.steps, strict=False):
@@ -197,7 +200,22 @@ def _have_equal_state(a: Replay, b: Replay, x: RecordedStep, y: RecordedStep) ->
 
 
 def _difference(left: Replay, right: Replay, x: RecordedStep, y: RecordedStep) -> Difference:
-    """Return the cause of the difference of two steps, the first that differ."""
+    """Return the cause of the difference of two steps, the first that differ.
+
+    If this machine cannot compute them, the difference contains the reason."""
+    try:
+        return _cause(left, right, x, y)
+    except (ArgumentError, MachineError, UnknownFunctionError) as error:
+        reason = f"this machine cannot compute the step: {error}"
+        if x.before != y.before:
+            text = f"step {x.number}: the state before the step differs, and {reason}"
+            return Difference(x.number, "state", text)
+        text = f"step {x.number}: the results differ, and {reason}"
+        return Difference(x.number, "result", text, _results(x, y))
+
+
+def _cause(left: Replay, right: Replay, x: RecordedStep, y: RecordedStep) -> Difference:
+    """Return the cause of the difference of two steps. Raises the errors of a replay."""
     head = f"step {x.number}"
     if x.before != y.before:
         names, differing = _differing_state(left, right, x, y)
@@ -224,11 +242,7 @@ def _difference(left: Replay, right: Replay, x: RecordedStep, y: RecordedStep) -
         if not step.table.file:
             text = f"{head}: the results differ, and {step.table.function} has no program: "
             return Difference(x.number, "result", text + step.table.reason, _results(x, y))
-    try:
-        return _differing_op(left, right, x, y)
-    except UnknownFunctionError as error:
-        text = f"{head}: the results differ, and this machine cannot compute the step: {error}"
-        return Difference(x.number, "result", text, _results(x, y))
+    return _differing_op(left, right, x, y)
 
 
 def _with_types(x: RecordedStep, y: RecordedStep, i: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import pytest
 import mlvm.eager as ml
 from mlvm.eager import Tensor
 from mlvm.eager.runs.diff import Difference, diff, elements
+from mlvm.eager.runs.replay import Mismatch, Replay
 from mlvm.eager.runs.run import Run
 from tests.eager.runs.recorded import train
 
@@ -295,6 +297,25 @@ def test_control_flow_is_compared_turn_by_turn(folder: Path) -> None:
 
     found = first(run(folder / "a", 1.0), run(folder / "b", 1.5))
     assert (found.cause, found.names) == ("input", ["xs"])
+
+
+def test_a_step_that_cannot_be_computed_is_named(folder: Path) -> None:
+    def between(n: int, model: Any) -> None:
+        if n == 5:
+            model.bias[1] += 1
+
+    options = {"inputs": "none"}
+    a = train(folder / "a", options=options)
+    found = first(a, train(folder / "b", rate=0.2, options=options))
+    assert (found.step, found.cause) == (0, "result")
+    assert "the results differ, and this machine cannot compute the step: replay: i" in found.text
+    found = first(a, train(folder / "c", between=between, options=options))
+    assert (found.step, found.cause) == (6, "state")
+    assert "the state before the step differs, and this machine cannot compute" in found.text
+    with patch.object(Replay, "_finish", lambda *_: [Mismatch(4, "result 0")]):
+        found = first(train(folder / "d"), train(folder / "e", between=between))
+    assert (found.step, found.cause) == (6, "state")
+    assert "result 0 does not have the recorded bits on this machine" in found.text
 
 
 def test_a_recording_that_no_replay_reproduces_is_named(folder: Path) -> None:
