@@ -18,7 +18,8 @@ import subprocess
 import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from mlvm.build.targets import CannotBuild
 from mlvm.core.errors import CaptureError, MlvmError, ShapeError
 from mlvm.core.types import TensorType
 from mlvm.machines.local import LocalVM
+from mlvm.machines.native import _native
 from mlvm.step.saved import LoadedStep, SavedStep
 from tests.fuzz.command import Outcomes, Wrong, outcomes_of
 
@@ -259,20 +261,26 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--built", action="store_true", help="build the steps as C, too")
 
 
+@contextmanager
+def building(built: bool) -> Iterator[Build | None]:
+    """Yield the function that builds steps as C, if they are to be built."""
+    if not built:
+        yield None
+        return
+    from tests.build.making import SET, Kernels
+
+    _native.choose_simd(SET)
+    with tempfile.TemporaryDirectory() as scratch:
+        yield Kernels(Path(scratch), SET).build
+
+
 def fuzz(
     programs: int, seed: int, first: int = 0, *, built: bool = False
 ) -> tuple[Outcomes, str | None]:
     """Try the functions of that many seeds; return their outcomes and those of the saved steps'
     calls, and which were wrong."""
     saved: Counter[str] = Counter()
-    with tempfile.TemporaryDirectory() as scratch:
-        build = None
-        if built:
-            from mlvm.machines.native import _native
-            from tests.build.making import SET, Kernels
-
-            _native.choose_simd(SET)
-            build = Kernels(Path(scratch), SET).build
+    with building(built) as build:
 
         def attempt(number: int) -> str:
             with np.errstate(all="ignore"), warnings.catch_warnings(action="ignore"):

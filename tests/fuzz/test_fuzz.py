@@ -180,6 +180,96 @@ def test_what_is_wrong_is_found_and_printed(
     assert fuzz(1, seed=0, first=number)[1] is None
 
 
+# --- a short run of each fuzzer, and a fault that it must find ------------------------------
+
+
+forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="chains run in copies of this process")
+NEEDED = {
+    graphs: ["onnxruntime"],
+    saved: ["onnx", "onnxruntime"],
+    variants: ["onnx", "onnxruntime"],
+}
+"""Packages that fuzzers need."""
+
+
+@pytest.fixture
+def need(tmp_path: Path, monkeypatch: Patch) -> Callable[[Any], None]:
+    """Skip the test if a fuzzer's packages are missing."""
+
+    def need(fuzzer: Any) -> None:
+        for package in NEEDED.get(fuzzer, ()):
+            monkeypatch.setenv("TMPDIR", str(tmp_path))  # where onnxruntime leaves a file
+            pytest.importorskip(package)
+
+    return need
+
+
+@pytest.mark.filterwarnings("ignore")  # of gradients that reach no parameter
+@cases("fuzzer, numbers, least",
+    (guards, (with_long(30, 400), 0, 0), {"changed": 20, "field": 50}),
+    (graphs, (6, 0), {"the same": 6}),
+    (saved, (40, 0), {"the same": 30}),
+    (windows, (with_long(12, 1500), 0), {"windows are read": 1, "windows are written": 1}),
+    (budgets, (with_long(10, 150), 0),
+     {"the same bits": 1, "the same bits, and the same error": 1, "refused": 1}),
+    (debugger, (with_long(9, 60), 0), {"the same bits": 1}),
+    (recordings, (with_long(30, 2000), 0, 0), {"not accepted": 1}),
+    (differences, (with_long(8, 40), 0, 0, with_long(20, 200)),
+     {"a flipped bit: named": 1, "a changed rate: named": 1, "an exchanged batch: named": 1,
+      "an op replaced by an equal one: named": 1}),
+    pytest.param(templates, (with_long(100, 500), 0),
+                 {"chains on 1 threads": 1, "chains on 3 threads": 1}, marks=forks),
+)  # fmt: skip
+def test_a_short_run_finds_no_fault(fuzzer: Any, numbers: Any, least: Any, need: Any) -> None:
+    """The least number of programs of some outcomes is given."""
+    need(fuzzer)
+    runs, failure = fuzzer.fuzz(*numbers)
+    assert failure is None, failure
+    outcomes = getattr(runs, "outcomes", runs)
+    assert all(outcomes[name] >= n for name, n in least.items()), outcomes
+
+
+@pytest.mark.filterwarnings("ignore")
+@cases("fuzzer, numbers, owner, name, wrong, text",
+    (guards, (1, 0, 26), GuardSet, "_slots", lambda *_: None, "slots of .*(out of date|expected)"),
+    (graphs, (1, 0, 1), TABLE, "Tanh", TABLE["Sin"], "apart by"),
+    (saved, (40, 0), BODIES, "multiply", BODIES["add"], ""),
+    (windows, (20, 0), fusion, "may_write", lambda call, others: True, ""),
+    (debugger, (3, 0), interpreter.ExecutionState, "copy", lambda snapshot: snapshot, ""),
+    (recordings, (4, 0, 0), recordings, "verify", lambda *_, **__: Verified([0], [], {}, []),
+     "accepts a damaged recording"),
+    (differences, (4, 0, 0, 5), differences, "diff",
+     lambda *_: Difference(7, "op", "the first op"), "(?s)(not\n.*){4}"),
+    (threads, (20, 0), Arena, "_give_back", lambda arena: None, "the VM still holds"),
+    (threads, (20, 0), Arena, "mark", fails, "ZeroDivisionError"),
+    (threads, (20, 0), VM, "read", lambda vm, handle: np.zeros(1, np.int64), r"holds \[0\]"),
+    (interrupts, (400, 0, 0, "free slots"), _Finalizer, "__del__", lambda finalizer: None,
+     "free slots, bytes and tensors"),
+    (interrupts, (400, 0, 0, "free slots"), Slot, "sweep", lambda slot: None,
+     "free slots, bytes and tensors"),
+    (remote, (500, 0), VM, "swap", fails, "class ZeroDivisionError"),
+    (remote, (500, 0), Session, "close", fails, "the log has .*ZeroDivisionError"),
+    (remote, (500, 0), BoundedVM, "close", lambda vm: vm.alloc_storage(8),
+     "the log has .*'left': 8"),
+)  # fmt: skip
+def test_a_fault_is_found(
+    fuzzer: Any,
+    numbers: Any,
+    owner: Any,
+    name: str,
+    wrong: Any,
+    text: str,
+    need: Any,
+    monkeypatch: Patch,
+) -> None:
+    need(fuzzer)
+    put: Any = monkeypatch.setitem if isinstance(owner, dict) else monkeypatch.setattr
+    put(owner, name, wrong)
+    *_, failure = fuzzer.fuzz(*numbers)
+    assert failure is not None
+    assert re.search(text, failure), failure
+
+
 # --- servers ------------------------------------------------------------------------------
 
 
@@ -193,22 +283,6 @@ def test_messages_and_killed_clients(run: Run) -> None:
     output = run("remote", "--messages", with_long("500", "2000"), "--killed", with_long("5", "20"))
     outcomes = re.findall(r"^ +[1-9]\d*  (.+)$", output, re.MULTILINE)
     assert {"answered", "EncodingError", "HandleError"} <= set(outcomes)
-
-
-@IS_RAISED_AGAIN
-@cases(
-    "owner, name, wrong, reason",
-    (VM, "swap", fails, "class ZeroDivisionError"),
-    (Session, "close", fails, "the log has .*ZeroDivisionError"),
-    (BoundedVM, "close", lambda vm: vm.alloc_storage(8), "the log has .*'left': 8"),
-)
-def test_what_a_server_does_wrong_is_found(
-    owner: Any, name: str, wrong: Callable[..., Any], reason: str, monkeypatch: Patch
-) -> None:
-    monkeypatch.setattr(owner, name, wrong)
-    _, failure = remote.fuzz(500, seed=0)
-    assert failure is not None
-    assert re.search(reason, failure)
 
 
 # --- threads ------------------------------------------------------------------------------
@@ -225,22 +299,6 @@ def test_a_second_of_threads() -> None:
         if not missing:
             break
     assert not missing
-
-
-@pytest.mark.filterwarnings("ignore::mlvm.eager.RecompilationWarning")
-@cases(
-    "owner, name, wrong, reason",
-    (Arena, "_give_back", lambda arena: None, "the VM still holds"),
-    (Arena, "mark", fails, "ZeroDivisionError"),
-    (VM, "read", lambda vm, handle: np.zeros(1, np.int64), "holds [0]"),
-)
-def test_what_threads_do_wrong_is_found_and_printed(
-    owner: type, name: str, wrong: Callable[..., Any], reason: str, monkeypatch: Patch
-) -> None:
-    monkeypatch.setattr(owner, name, wrong)
-    _, _, failure = threads.fuzz(20, seed=0)
-    assert failure is not None
-    assert reason in failure
 
 
 # --- interrupts ---------------------------------------------------------------------------
@@ -269,19 +327,6 @@ def test_an_interrupt_before_any_line(trial: interrupts.Trial, folder: str) -> N
     assert interrupts.interrupt_each(trial, folder, with_long(3, 1)) > 20
 
 
-@cases(
-    "owner, name, wrong, reason",
-    (_Finalizer, "__del__", lambda finalizer: None, "free slots, bytes and tensors"),
-    (Slot, "sweep", lambda slot: None, "free slots, bytes and tensors"),
-)
-def test_what_an_interrupt_loses_is_found(
-    owner: type, name: str, wrong: Callable[..., Any], reason: str, monkeypatch: Patch
-) -> None:
-    monkeypatch.setattr(owner, name, wrong)
-    _, failures = interrupts.fuzz(400, seed=0, until=reason)
-    assert reason in (failures or "")
-
-
 def test_random_transformations(monkeypatch: Patch) -> None:
     """Captured, lane by lane, and beside differences; a wrong rule and a wrong tangent are found.
     Under autocast the states of loops, into which products go, keep their types."""
@@ -303,61 +348,7 @@ def test_random_transformations(monkeypatch: Patch) -> None:
         assert re.match(r"--first 21: .*; grad, vmap, vmap\n", failure or "")
 
 
-def test_changes_of_state_are_seen(monkeypatch: Patch) -> None:
-    runs, failure = guards.fuzz(with_long(30, 400), 0, 0)
-    assert failure is None
-    assert runs["changed"] > 20
-    assert runs["field"] > 50
-    monkeypatch.setattr(GuardSet, "_slots", lambda *_: None)
-    _, failure = guards.fuzz(1, 0, 26)
-    assert failure is not None
-    assert re.search("slots of .*(out of date|expected)", failure)
-
-
-def test_graphs_are_as_onnxruntime_has_them(monkeypatch: Patch) -> None:
-    pytest.importorskip("onnxruntime")
-    runs, failure = graphs.fuzz(6, 0)
-    assert failure is None
-    assert sum(runs.ops.values()) > 6 * 140
-    monkeypatch.setitem(TABLE, "Tanh", TABLE["Sin"])
-    _, failure = graphs.fuzz(1, 0, 1)
-    assert failure is not None
-    assert "apart by" in failure
-
-
-def test_saved_functions_are_as_onnxruntime_has_them(monkeypatch: Patch) -> None:
-    for package in ("onnx", "onnxruntime"):
-        pytest.importorskip(package)
-    runs, failure = saved.fuzz(40, 0)
-    assert failure is None
-    assert runs["the same"] > 30
-    monkeypatch.setitem(BODIES, "multiply", BODIES["add"])
-    _, failure = saved.fuzz(40, 0)
-    assert failure is not None
-
-
-# --- windows ------------------------------------------------------------------------------
-
-
-def test_random_windows() -> None:
-    runs, failure = windows.fuzz(with_long(12, 1500), 0)
-    assert failure is None, failure
-    assert {"windows are read", "windows are written"} <= runs.keys()
-
-
-def test_a_window_over_another_one_that_is_still_read_is_noticed(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(fusion, "may_write", lambda call, others: True)
-    _, failure = windows.fuzz(20, 0)
-    assert failure is not None
-
-
 # --- budgets ------------------------------------------------------------------------------
-
-
-def test_steps_within_random_budgets() -> None:
-    runs, failure = budgets.fuzz(with_long(10, 150), 0)
-    assert failure is None, failure
-    assert runs.keys() == {"the same bits", "the same bits, and the same error", "refused"}
 
 
 @cases("behind", False, True)
@@ -374,33 +365,7 @@ def test_a_byte_outside_of_scratch_memory_is_noticed(behind: bool) -> None:
     assert len(written) == 1
 
 
-# --- debugger -----------------------------------------------------------------------------
-
-
-@pytest.mark.filterwarnings("ignore")  # of gradients that reach no parameter
-def test_steps_op_by_op_have_the_bits_of_calls() -> None:
-    runs, failure = debugger.fuzz(with_long(9, 60), 0)
-    assert failure is None, failure
-    assert runs["the same bits"]
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_an_execution_that_keeps_a_wrong_snapshot_is_noticed(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(interpreter.ExecutionState, "copy", lambda snapshot: snapshot)
-    _, failure = debugger.fuzz(3, 0)
-    assert failure is not None
-
-
 # --- templates ----------------------------------------------------------------------------
-
-forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="chains run in copies of this process")
-
-
-@forks
-def test_chains_are_the_same_without_the_cache_of_composed_calls() -> None:
-    runs, failure = templates.fuzz(with_long(100, 500), seed=0)
-    assert failure is None, failure
-    assert runs.keys() == {"chains on 1 threads", "chains on 3 threads"}
 
 
 def remembered(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -518,12 +483,8 @@ def test_every_attribute_of_an_onnx_op_is_read_refused_or_harmless(monkeypatch: 
     assert attributes.unread() == expected
 
 
-def test_a_variant_of_an_onnx_test_that_differs_is_noticed(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))  # where onnxruntime leaves a file
-    pytest.importorskip("onnx")
-    pytest.importorskip("onnxruntime")
+def test_a_variant_of_an_onnx_test_that_differs_is_noticed(need: Any, monkeypatch: Patch) -> None:
+    need(variants)
     case = backend.frozen()["test_reduce_l1_do_not_keepdims_example"]
     assert variants.differences("ReduceL1", case) == []
     wrong = TABLE["ReduceL1"]._replace(run=lambda at, x, axes=None: x)
@@ -585,15 +546,6 @@ def test_a_wrong_recipe_is_found(monkeypatch: Patch) -> None:
     assert [*recipes.faults_of(threshold)] != []
 
 
-def test_damaged_recordings_are_not_accepted(monkeypatch: Patch) -> None:
-    outcomes, failure = recordings.fuzz(with_long(30, 2000), 0, 0)
-    assert failure is None
-    assert outcomes["not accepted"] > 0
-    accepting = Verified([0], [], {}, [])
-    monkeypatch.setattr(recordings, "verify", lambda *_, **__: accepting)
-    assert "accepts a damaged recording" in str(recordings.fuzz(4, 0, 0)[1])
-
-
 @forks
 def test_killed_recordings_have_all_steps_that_returned(monkeypatch: Patch) -> None:
     outcomes, failure = kills.fuzz(with_long(4, 60), 0, 0)
@@ -610,15 +562,6 @@ def test_killed_recordings_have_all_steps_that_returned(monkeypatch: Patch) -> N
 
     monkeypatch.setattr(LogWriter, "append", late)
     assert "steps have returned" in str(kills.fuzz(4, 0, 0)[1])
-
-
-def test_the_difference_of_two_recordings_is_named(monkeypatch: Patch) -> None:
-    outcomes, failure = differences.fuzz(with_long(8, 40), 0, 0, with_long(20, 200))
-    assert failure is None
-    assert len(outcomes) >= 4
-    late = Difference(7, "op", "the first op")
-    monkeypatch.setattr(differences, "diff", lambda *_: late)
-    assert str(differences.fuzz(4, 0, 0, 5)[1]).count("not\n") == 4
 
 
 def test_equal_runs_raise_no_alarm(monkeypatch: Patch) -> None:

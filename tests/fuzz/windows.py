@@ -12,13 +12,10 @@ set of this processor, and on the reference machine. With `--built`, steps are b
 
 from __future__ import annotations
 
-import argparse
 import random
-import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -28,7 +25,8 @@ from mlvm.machines.local import LocalVM
 from mlvm.machines.native import _native
 from mlvm.step.saved import LoadedStep
 from tests.fuzz.command import Outcomes, Wrong, outcomes_of
-from tests.fuzz.lengths import Build, difference_in_c, from_file
+from tests.fuzz.lengths import Build, building, difference_in_c, from_file
+from tests.fuzz.lengths import add_options as add_options
 
 Value = Any
 Shape = tuple[int, ...]
@@ -253,23 +251,12 @@ def _machines() -> list[tuple[str, LocalVM]]:
     return machines
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(memory=0)
-    parser.add_argument("--built", action="store_true", help="build the steps as C, too")
-
-
 def fuzz(
     programs: int, seed: int, first: int = 0, *, built: bool = False
 ) -> tuple[Outcomes, str | None]:
     """Try the programs of that many seeds; return their outcomes, and which were wrong."""
     counts: Counter[str] = Counter()
-    with tempfile.TemporaryDirectory() as scratch:
-        build = None
-        if built:
-            from tests.build.making import SET, Kernels
-
-            _native.choose_simd(SET)
-            build = Kernels(Path(scratch), SET).build
+    with building(built) as build:
 
         def attempt(number: int) -> str:
             with np.errstate(all="ignore"), warnings.catch_warnings(action="ignore"):
