@@ -8,9 +8,7 @@ its operands differ in their last bits.
 
 from __future__ import annotations
 
-import collections
 import random
-import sys
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
@@ -22,6 +20,7 @@ from mlvm.core.types import DType
 from mlvm.onnx import load
 from mlvm.onnx.arrays import NAMES
 from mlvm.onnx.wire import ProtoMessage
+from tests.fuzz.command import Outcomes, Wrong, outcomes_of
 from tests.onnx.making import constant, graph, model, node, value
 
 OPSETS: Final = range(13, 22)
@@ -74,7 +73,6 @@ class Graph(NamedTuple):
     data: bytes
     operands: dict[str, Any]
     smooth: list[str]
-    ops: list[str]
 
 
 class Unfit(Exception):
@@ -216,9 +214,8 @@ class Maker:
             made = [x for x in made if x.name not in self.used][-OUTPUTS:]
         whole = graph(self.nodes, [x.described() for x in self.inputs], "", self.constants)
         vars(whole)["output"] = [value(x.name, NAMES[DType.of(x.array.dtype)]) for x in made]
-        ops = [each.op_type for each in self.nodes]
         operands = {x.name: x.array for x in self.inputs}
-        return Graph(model(whole, self.opset), operands, ["in0", "in1", "in2"], ops)
+        return Graph(model(whole, self.opset), operands, ["in0", "in1", "in2"])
 
 
 def _reads(each: ProtoMessage) -> set[str]:
@@ -844,20 +841,6 @@ def _loop(m: Maker) -> None:
 # --- tried --------------------------------------------------------------------------------
 
 
-class Fuzz:
-    """Runs so far: what came out, and how often each op was in a graph that ran."""
-
-    def __init__(self) -> None:
-        self.outcomes: collections.Counter[str] = collections.Counter()
-        self.ops: collections.Counter[str] = collections.Counter()
-
-    def report(self) -> str:
-        """A line for each outcome."""
-        lines = [f"{count:7}  {outcome}" for outcome, count in self.outcomes.most_common()]
-        lines.append(f"{sum(self.ops.values()):,} nodes of {len(self.ops)} ops ran")
-        return "\n".join(lines)
-
-
 def session(data: bytes) -> Any:
     """ONNX Runtime's, on one thread; what it fuses otherwise ends the process at times."""
     import onnxruntime
@@ -914,29 +897,24 @@ def _difference(x: Any, y: Any, z: Any) -> str | None:
     return f"apart by {by:.2g} of {most:.2g}: {x.ravel()[:4]}, not {y.ravel()[:4]}"
 
 
-def fuzz(programs: int, seed: int, first: int = 0, nodes: int = NODES) -> tuple[Fuzz, str | None]:
-    """Try a number of graphs; what came out, and the first that differs."""
-    runs = Fuzz()
-    for number in range(first, first + programs):
+def fuzz(
+    programs: int, seed: int, first: int = 0, nodes: int = NODES
+) -> tuple[Outcomes, str | None]:
+    """Try a number of graphs; what came out, and those that differ."""
+
+    def attempt(number: int) -> str:
         maker = Maker(seed << 32 | number, nodes)
-        case = maker.graph()
         try:
-            message = difference(case)
+            message = difference(maker.graph())
         except Exception as error:
-            if not type(error).__module__.startswith("onnxruntime"):
-                raise
-            runs.outcomes["refused by ONNX Runtime"] += 1
-            print(f"{number}: {str(error)[:300]}", file=sys.stderr)
-            continue
+            if type(error).__module__.startswith("onnxruntime"):
+                return "refused by ONNX Runtime"
+            raise
         if message is not None:
-            whole = _first_node(maker)
-            return (
-                runs,
-                f"--graphs --seed {seed} --first {number}, opset {maker.opset}: {message}\n{whole}",
-            )
-        runs.outcomes["the same"] += 1
-        runs.ops.update(case.ops)
-    return runs, None
+            raise Wrong(f"seed {seed}, opset {maker.opset}: {message}\n{_first_node(maker)}")
+        return "the same"
+
+    return outcomes_of(range(first, first + programs), attempt)
 
 
 def _first_node(maker: Maker) -> str:

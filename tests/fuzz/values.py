@@ -110,7 +110,8 @@ def run(lib: Any, program: Program, variables: list[Any]) -> list[Any]:
         elif name in ("add", "multiply"):
             xs.append(getattr(lib, name)(x, fitted(b, x.shape)))
         elif name in ("+=", "*="):
-            xs[i] = (operator.iadd if name == "+=" else operator.imul)(x, fitted(b, x.shape))
+            update: Any = operator.iadd if name == "+=" else operator.imul
+            xs[i] = update(x, fitted(b, x.shape))
         elif name == "out":
             y = fitted(b, x.shape)
             (lib.add if k % 2 else lib.multiply)(y, y, out=x)
