@@ -508,7 +508,7 @@ BATCHING: Final[Mapping[str, Rule]] = {
     "batch_contract": _batch_contract,
     # --- quantized and packed ---
     **_for_ops("pack unpack dequantize_rows quantized_matmul integer_matmul", _beside_weights),
-    **_for_ops("integer_conv2d pack_panels packed_conv2d", one_by_one),
+    **_for_ops("integer_conv2d pack_panels packed_conv2d add_conv2d_kernel_vjp", one_by_one),
     "dequantize": _dequantize,
     "packed_matmul": _beside_weights,
     # --- decompositions ---

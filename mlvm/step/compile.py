@@ -54,6 +54,7 @@ from mlvm.step.fusion import REFERENCE, FusionPolicy, chain_of, fused, joined, w
 from mlvm.step.half_inputs import in_halves
 from mlvm.step.hoist import Hoist, split_flow
 from mlvm.step.order import earlier_where_it_frees
+from mlvm.step.parts import in_parts
 from mlvm.step.peak import at_peak, hoisted_values, peak_text
 from mlvm.step.raising import updates_last, with_raising
 from mlvm.step.recompute import recomputed
@@ -232,7 +233,8 @@ def compile_flow(
     if budget is not None:
         _require_bounded(best.level)
         if best.nbytes > budget - reserved:
-            best = _within(_with_unhoisted(best, flow, options), budget - reserved, effort)
+            variants = _variants(best, flow, hoist, options)
+            best = _within(variants, budget - reserved, effort)
     planned = best.planned()
     for observer in on_planned.copy():
         curve = partial(curve_of, flow, policy=policy, hoist=hoist)
@@ -248,7 +250,7 @@ def curve_of(
     A program is omitted if a different program needs fewer bytes and less time.
     """
     options = _Options(fuse=True, recompute=True, policy=policy, effort=1)
-    variants = _with_unhoisted(_variant(flow, hoist, options), flow, options)
+    variants = _variants(_variant(flow, hoist, options), flow, hoist, options)
     points: list[tuple[int, float]] = []
     for offer in _offers(variants, math.inf):
         below = points[-1][0] if points else MAX_SIZE
@@ -307,10 +309,19 @@ class _Variant(NamedTuple):
 
 def _variant(flow: Flow, hoist: Hoist | None, options: _Options) -> _Variant:
     """Plan the step and the hoisted part."""
+    return _planned_variant(_prepared(flow, options), hoist, options)
+
+
+def _prepared(flow: Flow, options: _Options) -> Flow:
+    """Return the flow after the passes that precede hoisting."""
     flow = without_moves(with_raising(Flow(without_dead_calls(flow), flow.results)))
     flow = updates_last(flow)
     if options.policy.halves:
         flow = Flow(in_halves(flow), flow.results)
+    return flow
+
+
+def _planned_variant(flow: Flow, hoist: Hoist | None, options: _Options) -> _Variant:
     split = None
     if hoist is not None:
         split = split_flow(flow, hoist, panels=options.policy.panels)
@@ -321,11 +332,24 @@ def _variant(flow: Flow, hoist: Hoist | None, options: _Options) -> _Variant:
     return _Variant(_planned(split.rest, options), part)
 
 
-def _with_unhoisted(variant: _Variant, flow: Flow, options: _Options) -> list[_Variant]:
-    """Return the variant and, if it has a hoisted part that matters, the step without one."""
-    if variant.hoisted is None or variant.hoisted.nbytes < variant.level.plan.nbytes // _MINOR:
-        return [variant]
-    return [variant, _variant(flow, None, options)]
+def _variants(
+    variant: _Variant, flow: Flow, hoist: Hoist | None, options: _Options
+) -> list[_Variant]:
+    """Return the variant, and variants that may need less memory.
+
+    If the variant has a hoisted part that matters, the others have none. The last variant runs
+    layers in parts of the batch.
+    """
+    flow, variants = _prepared(flow, options), [variant]
+    if variant.hoisted is not None and (
+        variant.hoisted.nbytes >= variant.level.plan.nbytes // _MINOR
+    ):
+        hoist = None
+        variants.append(_planned_variant(flow, None, options))
+    parts = in_parts(flow) if options.policy.parts else None
+    if parts is not None:
+        variants.append(_planned_variant(parts, hoist, options))
+    return variants
 
 
 class _Offer(NamedTuple):

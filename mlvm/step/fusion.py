@@ -43,6 +43,7 @@ class FusionPolicy(NamedTuple):
     `transposes`: whether matrix products accept transposed factors, with the same bits.
     `windows`: whether chains read and write slices in place.
     `elements`: whether calls on one element join a chain that computes none of their operands.
+    `parts`: whether calls for parts of a batch have the bits of one call (`mlvm.step.parts`).
     `near`: maximum number of units between a call and a chain that it joins.
     """
 
@@ -56,6 +57,7 @@ class FusionPolicy(NamedTuple):
     transposes: bool = False
     windows: bool = False
     elements: bool = False
+    parts: bool = False
     near: int = 16
 
     def links(self, op: Op) -> bool:
@@ -75,8 +77,9 @@ REFERENCE: Final = FusionPolicy()
 """With numpy, two ops gain less from the cache than the blocks cost."""
 
 _SHORTCUTS: Final = {"passes": True, "panels": True, "halves": True, "transposes": True}
+_IN_PLACE: Final = {"windows": True, "elements": True, "parts": True}
 NATIVE: Final = FusionPolicy(
-    heads=True, reductions=False, shortest=2, longest=24, windows=True, elements=True, **_SHORTCUTS
+    heads=True, reductions=False, shortest=2, longest=24, **_SHORTCUTS, **_IN_PLACE
 )
 """A separate reduction is as fast as one in a chain, for which there is no row function."""
 

@@ -187,6 +187,13 @@ CASES: dict[str, list[Case]] = {
             (g, x), _conv2d_kernel_vjp, {**how, "window": kernel.shape[:-2]}
         )
     ),
+    "add_conv2d_kernel_vjp": _convolutions(
+        lambda x, kernel, g, how: Case(
+            (kernel, g, x),
+            lambda kernel, *xs, **how: kernel + _conv2d_kernel_vjp(*xs, **how),
+            {**how, "window": kernel.shape[:-2]},
+        )
+    ),
     "max_pool2d": [
         Case((_distinct(2, 5, 4, 3),), _max_pool, _SLIDING),
         Case((_f32(1, 4, 6, 2),), _max_pool, _TILES),

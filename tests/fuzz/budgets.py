@@ -109,6 +109,20 @@ def layers(
 
         return layer
 
+    def images() -> Layer:
+        side, channels, pool = draw.choice([6, 20, 21]), draw.choice([3, 8]), draw.choice(pools)
+        spread, down = weight(side, side, channels), weight(8, width)
+        kernels = [(weight(3, 3, n, 8), weight(8)) for n in (channels, 8)]
+
+        def layer(xs: list[Tensor], w: list[Tensor]) -> Tensor:
+            y = xs[-1][:, None, None, :channels] * w[spread]
+            for kernel, bias in kernels:
+                y = pool(ml.relu(ml.conv2d(y, w[kernel], padding="SAME") + w[bias]))
+            return xs[-1] + ml.mean(y, axis=(1, 2)) @ w[down]
+
+        return layer
+
+    pools: list[Any] = [lambda x: ml.max_pool2d(x, 2), lambda x: ml.avg_pool2d(x, 2)]
     functions: list[Any] = [
         ml.tanh,
         ml.relu,
@@ -119,6 +133,8 @@ def layers(
     kinds = [linear, linear, wide, norm, join, product, attention, branch, loop, noise, unary]
     if draw.random() < 0.5:
         kinds += [lookup, lookup, write]
+    if draw.random() < 0.25:
+        kinds += [images] * 4
     made = [draw.choice(kinds)() for _ in range(draw.randint(3, 20))]
     if not values:
         made.append(linear())

@@ -29,7 +29,7 @@ WITHOUT_ROWS: Final = {
     " split_key fold_in dropout",
     "values say where": "nonzero_indices boolean_index mask_scatter mask_set",
     "rows lie behind": "index_reduce recurrence recurrence_vjp",
-    "sums over rows": "layer_norm_scale_vjp conv2d_kernel_vjp",
+    "sums over rows": "layer_norm_scale_vjp conv2d_kernel_vjp add_conv2d_kernel_vjp",
 }
 """Ops that have none, and why."""
 _OF_EACH: Final = 2

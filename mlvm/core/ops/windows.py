@@ -11,13 +11,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from mlvm.core.errors import ArgumentError, ShapeError
-from mlvm.core.op import op
+from mlvm.core.op import internal, op
 from mlvm.core.ops.block_memory import blocks
 from mlvm.core.rules import require, require_cotangent, require_one_float_dtype
 from mlvm.core.types import Array, Shape, TensorType
@@ -28,6 +28,10 @@ Padding: TypeAlias = tuple[Pair, Pair]
 """Padding ((top, bottom), (left, right))."""
 Sides: TypeAlias = tuple[tuple[int, int], ...]
 """Padding as (before, after) for each axis."""
+WINDOWS_PER_BLOCK: Final = 352
+"""Maximum number of windows that the gradient of a kernel sums together."""
+NARROW: Final = (2, 4, 8, 16)
+"""Channels of groups that are convolved without matrix products."""
 
 
 def resolve_padding(
@@ -365,6 +369,60 @@ def conv2d_kernel_vjp(
     columns = _by_groups(every, len(window), groups)
     products = columns.transpose(0, 2, 1) @ _by_groups(g, len(window), groups)
     out[...] = products.transpose(1, 0, 2).reshape(out.shape)
+
+
+def images_per_block(places: int) -> int:
+    """Return the number of images, with that many windows each, in a block of a kernel's gradient.
+
+    The gradient is summed block by block. Images with more windows have several blocks each.
+    """
+    return 1 << max(0, (WINDOWS_PER_BLOCK // max(1, places)).bit_length() - 1)
+
+
+def sums_in_blocks(kernel: TensorType, groups: int) -> bool:
+    """Return whether the gradient of a kernel is a matrix product, which is summed in blocks.
+
+    For parts of a batch that consist of whole blocks, `add_conv2d_kernel_vjp` then computes the
+    bits of `conv2d_kernel_vjp` for the batch.
+    """
+    *_, inputs, outputs = kernel.shape
+    return groups == 1 and (inputs != outputs or inputs > NARROW[-1])
+
+
+def _add_conv2d_kernel_vjp(
+    total: TensorType, g: TensorType, x: TensorType, **how: Any
+) -> TensorType:
+    kernel = _conv2d_kernel_vjp(g, x, **how)
+    if total is not kernel:
+        raise ShapeError(f"expected a total with the type {kernel}, got {total}")
+    return kernel
+
+
+@internal(
+    infer=_add_conv2d_kernel_vjp,
+    flops=lambda total, g, x, window, **how: _conv2d_kernel_vjp_flops(g, x, window, **how),
+    in_place=1,
+)
+def add_conv2d_kernel_vjp(
+    out: Array,
+    total: Array,
+    g: Array,
+    x: Array,
+    *,
+    window: tuple[int, ...],
+    stride: tuple[int, ...] = (1, 1),
+    padding: Sides,
+    dilation: tuple[int, ...] = (1, 1),
+    groups: int = 1,
+) -> None:
+    """`conv2d_kernel_vjp` for the next images of a batch, added to the total of the images before.
+
+    The blocks of windows are added to the total in order.
+    """
+    how: dict[str, Any] = {"padding": padding, "dilation": dilation, "groups": groups}
+    gradient = np.empty_like(out)
+    conv2d_kernel_vjp.kernel(gradient, g, x, window=window, stride=stride, **how)
+    np.add(total, gradient, out)
 
 
 # --- pooling -------------------------------------------------------------------------

@@ -899,7 +899,7 @@ VJPS: Final[dict[str, Rules]] = {
     "dequantize_linear": {"scale": lambda g, x, zero: g * _centered(x, zero)},
     **_none("pack unpack dequantize dequantize_rows quantize_linear integer_matmul integer_conv2d"),
     # --- packed ---
-    **_none("pack_panels packed_matmul packed_conv2d"),
+    **_none("pack_panels packed_matmul packed_conv2d add_conv2d_kernel_vjp"),
     # --- decompositions ---
     **DECOMPOSITIONS,
     # --- fft ---

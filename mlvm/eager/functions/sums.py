@@ -9,7 +9,7 @@ from typing import Any, Literal
 from mlvm.core.errors import ArgumentError, DTypeError, ShapeError, brief
 from mlvm.core.memo import memoized
 from mlvm.core.rules import Axis, broadcast_shapes, require
-from mlvm.core.types import DType, Shape, TensorType, bool_, i64
+from mlvm.core.types import DType, Shape, TensorType, bool_, f32, f64, i64
 from mlvm.eager.functions.arguments import axes_of, counts_of, integer, span, type_of
 from mlvm.eager.functions.creation import full
 from mlvm.eager.functions.elements import astype, stop_gradient
@@ -507,7 +507,8 @@ def _masked_mean(x: Tensor, mask: Tensor, **attributes: Any) -> Tensor:
 def sum_to(x: Tensor, type: TensorType) -> Tensor:
     """Sum x over the axes that broadcasting added or stretched from `type`, and cast it.
 
-    A real type gets the real part."""
+    A real type gets the real part. Images are summed separately before the batch, so that a
+    captured step can process parts of a batch (`mlvm.step.parts`)."""
     if x.dtype.kind == "complex" and type.dtype.is_float:
         x = op.real(x)
     if x.dtype is not type.dtype:
@@ -516,6 +517,8 @@ def sum_to(x: Tensor, type: TensorType) -> Tensor:
         return x
     is_open = x.type.is_open or type.is_open
     axes = (_broadcast_axes if is_open else _known_axes)(x.shape, type.shape)
+    if axes[:3] == (0, 1, 2) and x.dtype in (f32, f64):
+        x, axes = op.sum(x, axis=axes[1:], keepdims=True), (0,)
     if axes:
         x = op.sum(x, axis=axes)
     return x if x.type is type else reshape(x, type.shape)

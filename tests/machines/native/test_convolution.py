@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mlvm.core.ops.windows import images_per_block
 from tests.brief import cases
 from tests.machines.native.planners import assert_near, native, reference
 
@@ -76,6 +77,25 @@ def test_windows_in_lines(
 
 def _of_one(attributes: dict[str, Any]) -> dict[str, Any]:
     return {"shape": (1, *attributes["shape"][1:])} if "shape" in attributes else {}
+
+
+@cases("size, images", ((32, 32), 1), ((19, 19), 1), ((18, 18), 1), ((9, 9), 4), ((3, 5), 16))
+@cases("dtype", "float32", "float64")
+def test_the_gradient_of_a_kernel_continues_over_parts_of_a_batch(
+    size: tuple[int, int], images: int, dtype: str
+) -> None:
+    """The parts consist of whole blocks of the sum, so all bits are those of one call."""
+    assert images == images_per_block(size[0] * size[1])
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((4 * images, *size, 3)).astype(dtype)
+    g = rng.standard_normal((4 * images, *size, 7)).astype(dtype)
+    how: dict[str, Any] = {"window": (3, 3), "padding": ((1, 1), (1, 1))}
+    whole = assert_near("conv2d_kernel_vjp", g, x, rtol=0, atol=0.02, **how)
+    total = native("conv2d_kernel_vjp", g[:images], x[:images], **how)
+    for begin, end in ((images, 3 * images), (3 * images, 4 * images)):
+        parts = g[begin:end], x[begin:end]
+        total = assert_near("add_conv2d_kernel_vjp", total, *parts, rtol=0, atol=0.02, **how)
+    assert total.tobytes() == whole.tobytes()
 
 
 @cases("op", "conv2d", "conv_transpose2d")

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from mlvm.core.op import Attributes
+from mlvm.core.ops.windows import NARROW, images_per_block, sums_in_blocks
 from mlvm.core.types import Shape, TensorType
 from mlvm.machines.native._native import GATHER, LINES, MOST_RUNS, KernelCall
 from mlvm.machines.native.planner import Types, kernel_call, planner
@@ -25,8 +26,6 @@ from mlvm.machines.native.planners.linalg import (
 )
 from mlvm.machines.native.planners.windows import geometry
 
-_NARROW: Final = (2, 4, 8, 16)
-"""Maximum channels of groups that are convolved without matrix products."""
 _PIXELS: Final = 16384
 """Bytes of a group's pixels that are copied together and stay in the first-level cache."""
 _VECTOR: Final = 64
@@ -118,26 +117,37 @@ def conv_transpose2d(op: str, types: Types, attributes: Attributes) -> KernelCal
     return tiles(product, windows=windows | {"out_row": out.shape[-1], "out_product": inputs})
 
 
-@planner("conv2d_kernel_vjp")
+@planner("conv2d_kernel_vjp", "add_conv2d_kernel_vjp")
 def conv2d_kernel_vjp(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
-    out, g, x = types
+    """Plan a product of windows, as columns, and cotangents, in blocks of whole images or less."""
+    out, *totals, g, x = types
     dtype = float_dtype(x, g)
     if dtype is None:
         return None
+    groups, *window, inputs, outputs = attributes["groups"], *out.shape
+    if totals and not sums_in_blocks(out, groups):
+        return None
     if _is_narrow(out, attributes):
         return _narrow("grouped_kernel_vjp", out, x, g, out, attributes)
-    groups, *window, inputs, outputs = attributes["groups"], *out.shape
     each, inner = outputs // groups, math.prod(out.shape[:-1])
-    places = math.prod(g.shape[:-1])
-    axes = [(groups, inputs, each)] if groups > 1 else []
+    images, places = g.shape[0], math.prod(g.shape[1:-1])
+    axes, block, parts = [], 0, (1, 0, 0)
+    if groups > 1:
+        axes, places = [(groups, inputs, each)], images * places
+    elif places > BLOCK:
+        parts = images, 0, places * outputs
+    else:
+        block, places = images_per_block(places) * places, images * places
     # A column stride of 1 would mean that windows are rows. Here they are always columns.
     left, right = Matrix(inner, places, 1, max(inner, 2)), Matrix(places, each, outputs, 1)
-    product = Product(dtype, left, right, axes)
+    product = Product(dtype, left, right, axes, parts, block=block)
     dilation = attributes["dilation"]
     windows = _gathered(x, tuple(window), g, attributes["stride"], dilation)
     windows |= _axes("pad", [before for before, _ in attributes["padding"]], 0)
     windows |= _runs(window[-1], inputs, dilation[-1] == 1 and groups == 1)
-    windows |= {"x": 2, "y": 1, "out_row": outputs, "out_product": each}
+    windows |= {"x": len(types) - 1, "y": len(types) - 2, "out_row": outputs, "out_product": each}
+    if totals:
+        windows["total"] = 1
     return tiles(product, windows=windows)
 
 
@@ -155,7 +165,7 @@ def _is_narrow(kernel: TensorType, attributes: Attributes) -> bool:
     pixels = 7 * attributes["stride"][1] + (wide - 1) * dilation_x + 1  # that eight positions read
     nbytes = tall * pixels * inputs * kernel.dtype.itemsize
     full = outputs * kernel.dtype.itemsize % _VECTOR == 0
-    return inputs in _NARROW and full and nbytes <= _PIXELS
+    return inputs in NARROW and full and nbytes <= _PIXELS
 
 
 def _axes(name: str, numbers: Iterable[int], otherwise: int) -> dict[str, int]:

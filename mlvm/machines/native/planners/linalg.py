@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from mlvm.core.machine.fused import Link
 from mlvm.core.op import OPS, Attributes
+from mlvm.core.ops.windows import WINDOWS_PER_BLOCK
 from mlvm.core.rules import broadcast_shapes
 from mlvm.core.types import Shape, TensorType, bf16, f32, i64, u64
 from mlvm.machines.native._native import LINES, KernelCall
@@ -17,7 +18,7 @@ from mlvm.machines.native.planners.chain import chain_call
 Axis: TypeAlias = tuple[int, int, int]
 """Length of a batch axis, and the strides of x and y along it."""
 
-BLOCK: Final = 352
+BLOCK: Final = WINDOWS_PER_BLOCK
 """Maximum number of products in a block of a sum."""
 _CACHE: Final = 1 << 18
 """Bytes that stay in a processor's L2 cache together with other data."""
@@ -59,6 +60,8 @@ class Product(NamedTuple):
     groups: Axis = (1, 0, 0)
     panel: int = 0
     """Length of a panel of y, in units that kernels multiply together; 0 without panels."""
+    block: int = 0
+    """Length of a block of the sum; 0: blocks of equal length."""
 
     @property
     def batch(self) -> int:
@@ -73,7 +76,7 @@ class Product(NamedTuple):
         of_x = {"x_row": x.row, "x_k": x.column, "x_group": x_group}
         of_y = {"y_k": y.row, "y_column": y.column, "y_group": y_group, "y_panel": self.panel}
         of_out = {"out_row": y.columns, "out_product": x.rows * y.columns}
-        block = {"block": _block(x.columns), "axes": len(self.axes)}
+        block = {"block": self.block or _block(x.columns), "axes": len(self.axes)}
         return {**lengths, **block, **of_x, **of_y, **of_out}
 
     @property
@@ -414,7 +417,7 @@ def tiles(
     halves, pack = product.dtype.startswith("bf16"), 2 if product.dtype == "bf16x2" else 1
     unit_size = 8 if product.dtype == "f64" else 4
     itemsize = unit_size // pack  # elements of the copied operands
-    block = _block(k)
+    block = product.block or _block(k)
     # Read an operand in place if a copy would rarely be read, or the operand is in the cache.
     transposed = x.column != 1
     copy_x = bool(windows) or n > 128 or (transposed and groups * m * k * itemsize > _CACHE)
@@ -462,4 +465,7 @@ def tiles(
         integers |= {"x": chain.x, "y": chain.y, "out": -1 if chain.out is None else chain.out}
     units = product.batch * -(-(n if by_columns else m) // unit)
     kernels = f"matmul_{product.dtype}", f"matmul_chain_{product.dtype}"
-    return chained_call(kernels, chain, 3, units, product.work, integers, scratch, product.rest)
+    nparams = 3 + ("total" in integers)
+    return chained_call(
+        kernels, chain, nparams, units, product.work, integers, scratch, product.rest
+    )

@@ -79,15 +79,16 @@
  * implicit zeros between them. If COPY_X is LINES, lines of images are copied, LINE elements with padding, and tiles
  * read windows from the copy. RUN_Y: number of rows of y that are read in reverse order, RUN_STEP elements apart; or 0.
  * Y_PANEL: y is packed into panels of Y_K columns (mlvm/core/ops/packed.py); the value is their distance in units of
- * four bytes, or of a longer element; or 0. */
+ * four bytes, or of a longer element; or 0. TOTAL: index of the parameter to which the product is added; or 0. */
 /* clang-format off */
 #define linalg_integers(EACH)                                                            \
     EACH(M) EACH(N) EACH(K) EACH(GROUPS) EACH(BLOCK) EACH(X_ROW) EACH(X_K) EACH(X_GROUP) \
     EACH(Y_K) EACH(Y_COLUMN) EACH(Y_GROUP) EACH(X) EACH(Y) EACH(OUT) EACH(BY_COLUMNS)    \
     EACH(UNIT) EACH(COPY_X) EACH(COPY_Y) EACH(ROWS_AT_ONCE) EACH(COLUMNS_AT_ONCE)        \
     EACH(BLOCKS_AT_ONCE) EACH(STRIP_LENGTH) EACH(CHILD_SCRATCH) EACH(PRODUCT_SCRATCH)    \
-    EACH(OUT_ROW) EACH(OUT_PRODUCT) EACH(PAST) EACH(Y_PANEL) EACH(RUN_Y) EACH(RUN_STEP) EACH(CHANNELS) \
-    EACH(IMAGE_DEPTH) EACH(IMAGE_HEIGHT) EACH(IMAGE_WIDTH) EACH(RUN) EACH(RUNS)          \
+    EACH(OUT_ROW) EACH(OUT_PRODUCT) EACH(PAST) EACH(Y_PANEL) EACH(RUN_Y) EACH(RUN_STEP)   \
+    EACH(TOTAL) EACH(CHANNELS) EACH(IMAGE_DEPTH) EACH(IMAGE_HEIGHT) EACH(IMAGE_WIDTH)    \
+    EACH(RUN) EACH(RUNS)                                                                 \
     EACH(WINDOW_HEIGHT) EACH(STRIDE_BEHIND) EACH(STRIDE_DOWN) EACH(STRIDE_ACROSS)        \
     EACH(PAD_FRONT) EACH(PAD_TOP) EACH(PAD_LEFT) EACH(APART_BEHIND) EACH(APART_DOWN)     \
     EACH(APART_ACROSS) EACH(SPARSE_BEHIND) EACH(SPARSE_DOWN) EACH(SPARSE_ACROSS)         \

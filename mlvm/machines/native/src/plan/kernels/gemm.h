@@ -291,8 +291,8 @@ static void OF(strip)(Part *part, const Strip *strip)
     const T *from = (const T *)x;
     Run runs[MOST_RUNS];
     runs[0] = (Run){0, k};
-    Tile t = {
-        .runs = 1, .run = runs, .a_row = row_step, .a_k = n[X_K], .c_row = n[OUT_ROW], .add = block > 0};
+    Tile t = {.runs = 1, .run = runs, .a_row = row_step, .a_k = n[X_K], .c_row = n[OUT_ROW]};
+    t.add = block > 0 || n[TOTAL];
     t.far = (n[OUT] < 0 ? n[ROWS_AT_ONCE] : n[M]) * n[N] * (int64_t)sizeof(T) > 1 << 18;
     const int by_columns = n[COPY_X] == GATHER && n[X_K] != 1; /* whether windows are columns */
     if (in_lines) {
@@ -302,7 +302,7 @@ static void OF(strip)(Part *part, const Strip *strip)
         t.a_row = row_step = n[STRIDE_ACROSS] * n[CHANNELS];
         from = part->strip;
     } else if (by_columns) {
-        OF(gather_rows)(part->strip, part->x, n, first, k, row, rows);
+        OF(gather_rows)(part->strip, part->x, n, group * n[K] + first, k, row, rows);
         from = part->strip;
         t.a_k = rows;
     } else if (n[COPY_X]) {
@@ -421,7 +421,7 @@ static int OF(product)(Part *part)
                     strip.fresh = block == pc;
                     OF(strip)(part, &strip);
                 }
-                for (int64_t i = ic; !blocks && i < ic + rows; i++)
+                for (int64_t i = ic; !blocks && !n[TOTAL] && i < ic + rows; i++)
                     memset(part->out + i * n[OUT_ROW] + jc, 0, (size_t)columns * sizeof(T));
                 if (part->next && end_rows(part->next, ic, rows))
                     return 1;
@@ -455,6 +455,9 @@ static int OF(units)(const KernelCall *call, char *const *p, int64_t begin, int6
         }
         if (next)
             next->first_row = product * n[M];
+        if (n[TOTAL]) /* units are rows of one product */
+            memmove(part.out + place * n[OUT_ROW], (T *)p[n[TOTAL]] + place * n[OUT_ROW],
+                    (size_t)(part.rows * n[OUT_ROW]) * sizeof(T));
         if (OF(product)(&part))
             return 1;
         begin += upto - from;
