@@ -92,6 +92,8 @@ class Op:
     `heads`: the first call of a chain may be of this op, although it is not elementwise.
     `reduces`: it reduces many elements to one, along axes.
     `in_place`: number of first operands that `out` may be.
+    `images`: number of first operands that have a row for each image, as the result has; the rows
+        are independent.
     `copies_only`: it only moves data: each element of the result is an element of an operand, or 0,
         whatever its bits mean.
     `may_raise`: the kernel raises an error for some values of operands that the type rule accepts,
@@ -116,6 +118,7 @@ class Op:
     heads: bool = False
     reduces: bool = False
     in_place: int = 0
+    images: int = 0
     copies_only: bool = False
     may_raise: bool = False
     is_cheap: bool = False

@@ -77,9 +77,9 @@ REFERENCE: Final = FusionPolicy()
 """With numpy, two ops gain less from the cache than the blocks cost."""
 
 _SHORTCUTS: Final = {"passes": True, "panels": True, "halves": True, "transposes": True}
-_IN_PLACE: Final = {"windows": True, "elements": True, "parts": True}
+_OF_PARTS: Final = {"windows": True, "elements": True, "parts": True}
 NATIVE: Final = FusionPolicy(
-    heads=True, reductions=False, shortest=2, longest=24, **_SHORTCUTS, **_IN_PLACE
+    heads=True, reductions=False, shortest=2, longest=24, **_SHORTCUTS, **_OF_PARTS
 )
 """A separate reduction is as fast as one in a chain, for which there is no row function."""
 

@@ -27,30 +27,15 @@ from mlvm.step.flow import Call, Flow, UnitTable, Use, Value
 PARTS: Final = 8
 """Desired number of parts; a batch is divided equally."""
 _MOST_PARTS: Final = 32
-
-_IMAGES: Final = {
-    "conv2d": (True, False),
-    "conv_transpose2d": (True, False),
-    "max_pool2d": (True,),
-    "avg_pool2d": (True,),
-    "max_pool2d_vjp": (True, True),
-}
-"""Ops over images, with the operands that have a row for each image."""
-_BACKWARD: Final = frozenset({"conv_transpose2d", "max_pool2d_vjp"})
-"""Ops in the backward pass of a layer that saves an activation."""
 _SUM: Final = "conv2d_kernel_vjp"
 
 
 def in_parts(flow: Flow) -> Flow | None:
     """Return the flow with layers in parts of the batch; None if this is impossible or useless."""
-    names = {call.op.name for call in flow.calls if call.op is not None}
-    if names.isdisjoint(_BACKWARD):
+    layers = [call for call in flow.calls if call.op is not None and call.op.images]
+    if len(layers) < 2 or layers[0].outs[0].type.is_open:
         return None
-    batch = next(
-        call.outs[0].type.shape[0]
-        for call in flow.calls
-        if call.op is not None and call.op.name in _BACKWARD
-    )
+    batch = layers[0].outs[0].type.shape[0]
     chosen = _chosen(flow, batch)
     step = _rows_per_part(batch, chosen)
     return None if step is None else _Parts(flow, chosen, batch, step).flow()
@@ -70,7 +55,7 @@ def _chosen(flow: Flow, batch: int) -> dict[Call, Sequence[bool]]:
             continue
         if any(use.value in rows and not row for use, row in zip(call.ins, which, strict=True)):
             continue
-        if call.op.name in _IMAGES or any(
+        if call.op.images or any(
             is_row and use.value in rows for use, is_row in zip(call.ins, which, strict=True)
         ):
             chosen[call] = which
@@ -93,8 +78,8 @@ def _rows(call: Call, batch: int) -> Sequence[bool] | None:
         return (True, True) if is_summed and ins[0].shape[0] == batch else None
     if out.type.shape[:1] != (batch,):
         return None
-    if op.name in _IMAGES:
-        return _IMAGES[op.name]
+    if op.images:
+        return [i < op.images for i in range(len(ins))]
     if op.reduces:
         axes = normalize_axes(attributes["axis"], ins[0].ndim)
         return (True,) if ins[0].shape[0] == batch and axes and min(axes) > 0 else None

@@ -247,7 +247,7 @@ def _conv2d_flops(x: TensorType, kernel: TensorType, **attributes: Any) -> int:
     return 2 * math.prod(kernel.shape[:-1]) * convolution(x, kernel, **attributes).size
 
 
-@op(infer=convolution, flops=_conv2d_flops, precision="half")
+@op(infer=convolution, flops=_conv2d_flops, precision="half", images=1)
 def conv2d(
     out: Array,
     x: Array,
@@ -300,7 +300,7 @@ def _conv_transpose2d_flops(x: TensorType, kernel: TensorType, **_: Any) -> int:
     return 2 * math.prod(kernel.shape[:-1]) * x.size
 
 
-@op(infer=_conv_transpose2d, flops=_conv_transpose2d_flops, precision="half")
+@op(infer=_conv_transpose2d, flops=_conv_transpose2d_flops, precision="half", images=1)
 def conv_transpose2d(
     out: Array,
     x: Array,
@@ -434,7 +434,7 @@ def _pool(x: TensorType, window: Pair, **how: Any) -> TensorType:
     return x.with_shape((x.shape[0], *grid, x.shape[-1]))
 
 
-@op(infer=_pool)
+@op(infer=_pool, images=1)
 def max_pool2d(
     out: Array, x: Array, *, window: Pair, stride: Pair, padding: Padding, dilation: Pair = (1, 1)
 ) -> None:
@@ -451,7 +451,7 @@ def _max_pool2d_vjp(g: TensorType, x: TensorType, **attributes: Any) -> TensorTy
     return x
 
 
-@op(infer=_max_pool2d_vjp, public=False)
+@op(infer=_max_pool2d_vjp, public=False, images=2)
 def max_pool2d_vjp(
     out: Array,
     g: Array,
@@ -476,7 +476,7 @@ def max_pool2d_vjp(
     out[...] = frame[_inside(out.shape, padding)]
 
 
-@op(infer=_pool)
+@op(infer=_pool, images=1)
 def avg_pool2d(
     out: Array, x: Array, *, window: Pair, stride: Pair, padding: Padding, dilation: Pair = (1, 1)
 ) -> None:
