@@ -606,7 +606,7 @@ def memory(options: argparse.Namespace) -> None:
     verify(program, _functions())
     if isinstance(loaded, SavedStep):
         if options.arg and loaded.open is None:
-            raise BadInput("a captured step without dynamic lengths has one plan: omit --arg")
+            raise BadInput("a captured step without dynamic sizes has one plan: omit --arg")
         if options.arg:
             _check_count(len(loaded.inputs), len(options.arg), "--arg", loaded.input_types)
             arguments = [read_argument_or_type(i, text) for i, text in enumerate(options.arg)]

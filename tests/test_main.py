@@ -730,7 +730,7 @@ def test_a_saved_step_is_a_program_to_look_at(step: Any, capsys: Capsys) -> None
     ("memory half.mlvm", "half.mlvm: "),
     (
         "memory step.mlvm --arg f32[2,2]",
-        "a captured step without dynamic lengths has one plan: omit --arg",
+        "a captured step without dynamic sizes has one plan: omit --arg",
     ),
     ("run step.mlvm --arg f32[2,2] --arg f32[2,2]", "got 0; write values, as in 'f32[2] 1.5 2'"),
 )

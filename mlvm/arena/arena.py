@@ -503,7 +503,7 @@ class Arena(ArenaFields):
     def provide(self, type: TensorType) -> bool:
         """Add a region with a known address to the bin of this type, for use by C code.
 
-        Return False, without a change, if the arena chooses regions only for specific tensors.
+        Change nothing and return False if the arena chooses regions only for specific tensors.
         """
         if self.__class__._find is not Arena._find:
             return False
@@ -655,7 +655,7 @@ class Arena(ArenaFields):
             if self._marks.get(mark._number) is not mark:
                 raise errors.ArenaError(
                     f"arena {self.name!r}: the mark is no longer valid: the arena was reset, or "
-                    f"rewound to an earlier mark"
+                    f"rewound to an earlier mark; call mark() again"
                 )
             for number in list(self._marks):
                 if number > mark._number:

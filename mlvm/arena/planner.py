@@ -94,7 +94,7 @@ class Plan(NamedTuple):
     `order`: the order of placement that gave this plan.
     `unfused`: for a captured step, the lower bound of its recorded calls, or None.
     `hoisted_nbytes`: for a captured step, bytes of hoisted values, which are not in `nbytes`.
-    `used`: for a step with dynamic lengths, the peak use in bytes at the lengths of the last call,
+    `used`: for a step with dynamic sizes, the peak use in bytes at the sizes of the last call,
         or None.
     `peak`: for a captured step, the values in memory at the peak, the largest first.
 

@@ -82,7 +82,7 @@ class ScratchPad(Arena):
             self._check(type, offset)
         with self._lock:
             if self.closed:
-                raise ArenaError(f"scratch pad {self.name!r} is closed")
+                raise ArenaError(f"scratch pad {self.name!r} is closed; create a new one")
             region = self._placement.at(offset, type.nbytes)
         tensor = self.alloc(type, kind, region)
         tensor.prepare()

@@ -118,9 +118,9 @@ def _kernels_of_all_sets() -> Iterator[None]:
 
 
 class _Functions:
-    """Functions of a step at some lengths, with scratch memory of the calls in the plan.
+    """Functions of a step at some sizes, with scratch memory of the calls in the plan.
 
-    step: with types and attributes as formulas, if it has lengths.
+    step: with types and attributes as formulas, if it has sizes.
     memory: bytes of the plan and scratch memory.
     """
 
@@ -201,8 +201,8 @@ class _Functions:
 class _StepLayout:
     """Memory layout of a step, with tables in C.
 
-    variants: the functions; with lengths, each variant is valid for some lengths.
-    axes: the number of the dynamic length of an input's axis.
+    variants: the functions; with sizes, each variant is valid for some sizes.
+    axes: the number of the dynamic size of an input's axis.
     """
 
     def __init__(
@@ -381,7 +381,7 @@ class _StepLayout:
     def _open_text(
         self, opened: OpenStep, tables: Tables, place: dict[object, int]
     ) -> tuple[str, dict[str, list[str]], dict[str, object]]:
-        """Return the text of functions with lengths, further tables, and members of `Built`."""
+        """Return the text of functions with sizes, further tables, and members of `Built`."""
         formulas, first = self.formulas, self.variants[0].functions.step
         results = [[*map(formulas.number_of, each.type.array_shape)] for each in first.results]
         inputs = [formulas.number_of(type.nbytes) for type in first.inputs]
@@ -536,7 +536,7 @@ def _filled(template: str, **fields: object) -> str:
 
 
 def _lengths(opened: OpenStep | None) -> str:
-    """Return the declarations of a step's lengths."""
+    """Return the declarations of a step's sizes."""
     if opened is None:
         return ""
     fields: dict[str, str] = {}

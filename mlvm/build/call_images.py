@@ -1,7 +1,7 @@
-"""Images of a step's functions in C, one for each variant of a step with lengths.
+"""Images of a step's functions in C, one for each variant of a step with sizes.
 
 An image is a struct of steps, kernel calls and the integers of these. A run copies the image to
-private memory, relocates the pointers, and writes the fields that are formulas of lengths
+private memory, relocates the pointers, and writes the fields that are formulas of sizes
 (`built.h`).
 """
 

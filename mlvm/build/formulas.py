@@ -1,9 +1,9 @@
-"""Formulas of lengths of a built step, evaluated simultaneously at all lengths within the bounds.
+"""Formulas of sizes of a built step, evaluated simultaneously at all sizes within the bounds.
 
 In: a step with types and attributes that are formulas. Out: tables of formulas in C, the largest
-value of each, and the lengths at which guards hold. The functions of a step are planned at some
-lengths and are valid wherever the guards of that planning hold: a `BuiltVariant`. More variants are
-planned until every combination of lengths has a valid variant.
+value of each, and the sizes at which guards hold. The functions of a step are planned at some
+sizes and are valid wherever the guards of that planning hold: a `BuiltVariant`. More variants are
+planned until every combination of sizes has a valid variant.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Guard: TypeAlias = tuple[int, Any]
 
 
 class Formulas:
-    """Formulas of lengths, evaluated at all combinations of lengths.
+    """Formulas of sizes, evaluated at all combinations of sizes.
 
     sizes: the combinations, a row each.
     rows: operator and operands of each number, as `plan/formulas.h` has them; a constant's value.
@@ -77,7 +77,7 @@ class Formulas:
         return self._numbers[key]
 
     def input(self) -> int:
-        """Return the number of the next length; after the last comes the first."""
+        """Return the number of the next size; after the last comes the first."""
         return next(self._inputs)
 
     def constant(self, value: float) -> int:
@@ -146,7 +146,7 @@ class Formulas:
         return np.broadcast_to(is_defined, len(self.sizes))
 
     def numbered(self, used: Iterable[int]) -> dict[int, int]:
-        """Number the lengths, and the formulas that these are computed of, in C."""
+        """Number the sizes, and the formulas that these are computed of, in C."""
         needed = {*used}
         for i in reversed(range(len(self.rows))):
             name, a, b = self.rows[i]
@@ -189,10 +189,10 @@ Functions = TypeVar("Functions")
 
 
 class BuiltVariant(NamedTuple, Generic[Functions]):
-    """Functions of a step for some lengths.
+    """Functions of a step for some sizes.
 
-    guards: hold at the lengths for which the functions are valid.
-    scalars: the formulas of states that are computed from lengths, by number.
+    guards: hold at the sizes for which the functions are valid.
+    scalars: the formulas of states that are computed from sizes, by number.
     """
 
     functions: Functions
@@ -207,9 +207,9 @@ def variants(
     open_lengths: OpenLengths,
     plan: Callable[[SavedStep, SavedStep], Functions],
 ) -> Iterator[BuiltVariant[Functions]]:
-    """Yield variants until all lengths of the step have one; begin with the call before saving.
+    """Yield variants until all sizes of the step have one; begin with the call before saving.
 
-    `plan` makes the functions of a step at some lengths, given the same step with placeholders.
+    `plan` makes the functions of a step at some sizes, given the same step with placeholders.
     Raises `CannotBuild` for too many variants, and for states that C does not compute.
     """
     dtypes = {number: TensorType.of(step.states[number]).dtype for number, _ in opened.scalars}
@@ -263,7 +263,7 @@ def variants(
 
 
 def _values_at(opened: OpenStep, sizes: Sequence[int]) -> list[Any] | None:
-    """Return the values of all formulas at these lengths; None if the step is not for them."""
+    """Return the values of all formulas at these sizes; None if the step is not for them."""
     names = [each.name for each in opened.lengths]
     try:
         values = opened.values_of(dict(zip(names, sizes, strict=True)))
@@ -273,9 +273,9 @@ def _values_at(opened: OpenStep, sizes: Sequence[int]) -> list[Any] | None:
 
 
 def axes_of(opened: OpenStep) -> dict[tuple[int, int], int]:
-    """Return the number of the length of each axis of an input, by input and axis.
+    """Return the number of the size of each axis of an input, by input and axis.
 
-    Raises `CannotBuild` for an axis of two lengths.
+    Raises `CannotBuild` for an axis of two sizes.
     """
     names = [each.name for each in opened.lengths]
     axes: dict[tuple[int, int], int] = {}

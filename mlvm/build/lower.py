@@ -58,7 +58,7 @@ def lowered(
 ) -> Calls | None:
     """Lower an op to calls with parameters; return None if C has no kernel for it.
 
-    With lengths, `bound` returns the largest value of a size, and attributes are as in the program.
+    With sizes, `bound` returns the largest value of a size, and attributes are as in the program.
     """
     lowering = _OpLowering(bound)
     operands = list(map(Typed, types, numbers))

@@ -120,8 +120,8 @@ class Steps:
     `pushed`: numbers of arguments that are pushed on the stack.
     `lanes`: programs for rows, by attributes.
     `scratch_of`: the bytes of scratch memory of a call.
-    `attributes_at`: with lengths, the attributes of the call at a pc.
-    `bound`: with lengths, the largest value of a size.
+    `attributes_at`: with sizes, the attributes of the call at a pc.
+    `bound`: with sizes, the largest value of a size.
 
     Raises `CannotBuild`.
     """

@@ -1,4 +1,4 @@
-"""Dynamic lengths: integers of a trace with values that may differ in the next launch."""
+"""Dynamic sizes: integers of a trace with values that may differ in the next launch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Length:
     __slots__ = ()
 
     def is_open(self) -> bool:
-        """Return whether the trace is still running, and so records formulas with this length."""
+        """Return whether the trace is still running, and so records formulas with this size."""
         raise NotImplementedError
 
     @property
@@ -25,7 +25,7 @@ class Length:
         raise NotImplementedError
 
     def formula(self) -> int:
-        """Return the number of this length in the `Formulas` of the native machine."""
+        """Return the number of this size in the `Formulas` of the native machine."""
         raise NotImplementedError
 
     def open_type(self, dtype: Any, shape: Sequence[int]) -> Any:
@@ -34,5 +34,5 @@ class Length:
 
 
 def open_length(shape: Sequence[Any]) -> Any:
-    """Return the first dynamic length of the shape, or None."""
+    """Return the first dynamic size of the shape, or None."""
     return next((n for n in shape if issubclass(type(n), Length) and n.is_open()), None)

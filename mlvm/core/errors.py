@@ -4,8 +4,8 @@
     ├── OpError                the operands of an op are invalid: op, operand types, reason
     │   ├── ShapeError         (ValueError) the shapes do not match
     │   │   ├── TransposeError (AttributeError) too few or too many dimensions for x.T or x.mT
-    │   │   ├── LengthError    (TypeError) len or iter of a tensor without dimensions
-    │   │   └── MaskError      (IndexError) a mask does not cover the first axes of x
+    │   │   ├── LengthError    (TypeError) len or iter of a scalar tensor
+    │   │   └── MaskError      (IndexError) the shape of a mask differs from the first axes of x
     │   ├── DTypeError         (TypeError) a dtype is not allowed, or does not promote
     │   │   └── DLPackError    (AttributeError) the object does not support DLPack
     │   ├── ArgumentError      (TypeError, ValueError) unknown, missing or invalid attribute
@@ -90,9 +90,9 @@ class MlvmError(Exception):
     `late` is true if an earlier, asynchronous call failed; callers then re-raise the error
     unchanged.
 
-        >>> try: ml.ones(2) + ml.ones(3)
+        >>> try: ml.reshape(ml.ones(6), (4,))
         ... except ml.errors.MlvmError as error: print(error)
-        add(f32[2], f32[3]): shapes do not broadcast: axis -1 has lengths 2 and 3
+        reshape(f32[6]): expected a shape of 6 elements, got (4,) with 4; -1 infers a length
     """
 
     function: str | None = None
@@ -135,7 +135,7 @@ class ShapeError(OpError, ValueError):
 
     >>> try: ml.ones(2) + ml.ones(3)
     ... except ml.errors.ShapeError as error: print(error)
-    add(f32[2], f32[3]): shapes do not broadcast: axis -1 has lengths 2 and 3
+    add(f32[2], f32[3]): shapes do not broadcast: expected equal sizes or 1 on axis -1, got 2 and 3
     """
 
 
@@ -151,11 +151,11 @@ class TransposeError(ShapeError, AttributeError):
 
 
 class LengthError(ShapeError, TypeError):
-    """Error of `len(x)` or `iter(x)` for a tensor without dimensions.
+    """Error of `len(x)` or `iter(x)` for a scalar tensor.
 
     >>> try: len(ml.ones(()))
     ... except ml.errors.LengthError as error: print(error)
-    len(f32[]): a scalar tensor has no length
+    len(f32[]): a scalar tensor has no length; use x.size
     """
 
 
@@ -164,7 +164,7 @@ class MaskError(ShapeError, IndexError):
 
     >>> try: ml.ones(3)[ml.asarray([True])]
     ... except ml.errors.MaskError as error: print(error.reason)
-    a mask of shape (1,) does not cover the first axes of (3,)
+    expected a mask with the first axes of (3,), got shape (1,)
     """
 
 

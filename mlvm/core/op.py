@@ -173,7 +173,9 @@ class Op:
                 continue
             value = canonical(value)
             if value is REQUIRED:
-                raise ArgumentError(f"missing attribute {name!r}").at(self.name, ())
+                raise ArgumentError(
+                    f"expected a value for the attribute {name}, got none; pass {name}="
+                ).at(self.name, ())
             if not _matches(value, attribute.hint):
                 refused = ArgumentError(f"expected attribute {attribute}, got {brief(value)}")
                 raise refused.at(self.name, ())
@@ -269,7 +271,9 @@ def canonical(value: Any, depth: int = 0) -> Any:
     if kind in PLAIN or (kind is tuple and PLAIN.issuperset(map(type, value))):
         return value  # the common case, without a slow check of ABCs
     if depth > MAX_NESTING:
-        raise ArgumentError(f"an attribute nests deeper than {MAX_NESTING} levels")
+        raise ArgumentError(
+            f"expected an attribute nested at most {MAX_NESTING} levels deep, got a deeper value"
+        )
     if isinstance(value, (list, tuple)):
         return tuple([canonical(each, depth + 1) for each in value])
     if isinstance(value, Mapping):

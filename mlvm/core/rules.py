@@ -55,7 +55,8 @@ def require_one_float_dtype(*operands: TensorType) -> None:
     dtypes = [operand.dtype for operand in operands]
     if len(set(dtypes)) > 1:
         raise DTypeError(
-            f"expected operands of one dtype, got {', '.join([each.name for each in dtypes])}"
+            "expected operands of one dtype, got "
+            f"{', '.join([each.name for each in dtypes])}; convert with astype"
         )
 
 
@@ -80,13 +81,14 @@ def broadcast_shapes(*shapes: Shape) -> Shape:
     for shape in shapes:
         for i, n in enumerate(shape, ndim - len(shape)):
             length = result[i]
-            # do not compare a dynamic length with 1: that would add a guard
+            # do not compare a dynamic size with 1: that would add a guard
             if type(length) is int and length == 1:
                 result[i] = n
             elif (type(n) is not int or n != 1) and n != length and n != 1:
                 if length != 1:
                     raise ShapeError(
-                        f"shapes do not broadcast: axis {i - ndim} has lengths {length} and {n}"
+                        "shapes do not broadcast: expected equal sizes or 1 on axis "
+                        f"{i - ndim}, got {length} and {n}"
                     )
                 result[i] = n
     return tuple(result)

@@ -156,7 +156,9 @@ class FreeStore:
                 f"{ALIGNMENT} bytes"
             )
         if self.memory.root(memory) in self._by_root:
-            raise HandleError("storage_over: the memory already belongs to a storage of this VM")
+            raise HandleError(
+                "storage_over: the memory already belongs to a storage of this VM; pass a copy"
+            )
         self._require_room(memory.nbytes)
         return self._name_storage(Storage(memory.nbytes, memory))
 
@@ -203,7 +205,10 @@ class FreeStore:
                 f"has {home.nbytes} bytes"
             )
         if offset % type.dtype.itemsize:
-            raise ShapeError(f"{type} at offset {offset} is not aligned to its elements")
+            raise ShapeError(
+                f"{type}: expected an offset that is a multiple of {type.dtype.itemsize} "
+                f"bytes, got {offset}"
+            )
         return self._name(Entry(type, home.view(type, offset), home, owner=False))
 
     def adopt(self, entry: Entry) -> Handle:

@@ -106,7 +106,9 @@ class DType:
         integers before the conversion.
         """
         if self in _LONG_NAMES.values():
-            raise AttributeError(f"numpy has no {self.long_name}")
+            raise AttributeError(
+                f"numpy has no {self.long_name}; convert with astype(x, 'float32')"
+            )
         return self.numpy
 
     @property
@@ -293,8 +295,8 @@ class TensorType:
     784))`, the result is a `NamedType`, which `ml.measure` accepts.
 
     Raises `DTypeError` for an unknown dtype. Raises `ShapeError` for a negative or non-integer
-    length and for more than 64 dimensions. Also raises `ShapeError` for more than 2**62 bytes
-    (lengths of 0 are ignored), and if rows of a packed dtype do not fill the last byte.
+    size and for more than 64 dimensions. Also raises `ShapeError` for more than 2**62 bytes
+    (sizes of 0 are ignored), and if rows of a packed dtype do not fill the last byte.
 
         >>> type = ml.TensorType("f32", (2, 3))
         >>> type, type.size, type.nbytes
@@ -333,7 +335,9 @@ class TensorType:
             raise ShapeError(f"expected at most {MAX_NDIM} dimensions, got {len(shape)}")
         size = math.prod(shape)
         if (size or math.prod([n or 1 for n in shape])) * dtype.itemsize > MAX_NBYTES:
-            raise ShapeError(f"{dtype.name} of shape {shape} is larger than {MAX_NBYTES} bytes")
+            raise ShapeError(
+                f"expected at most {MAX_NBYTES} bytes, got {dtype.name} of shape {shape}"
+            )
         per_byte = dtype.per_byte
         if per_byte > 1 and not shape:
             raise ShapeError(
@@ -362,9 +366,9 @@ class TensorType:
 
     @staticmethod
     def opened(dtype: DType, shape: Shape, sizes: Shape) -> TensorType:
-        """Return a new type of a trace, with dynamic lengths in the shape.
+        """Return a new type of a trace, with dynamic sizes in the shape.
 
-        `sizes` are the lengths of the current call; only `nbytes` depends on them. Raises
+        `sizes` are the sizes of the current call; only `nbytes` depends on them. Raises
         `ShapeError`.
 
         Invalid calls:
@@ -383,8 +387,8 @@ class TensorType:
 
     @property
     def is_open(self) -> bool:
-        """True if a length of the shape is dynamic; such a type belongs to a trace."""
-        # `size` may be 0 regardless of the dynamic lengths
+        """True if a size of the shape is dynamic; such a type belongs to a trace."""
+        # `size` may be 0 regardless of the dynamic sizes
         return not _INT.issuperset(map(type, self.shape))
 
     @staticmethod
@@ -418,7 +422,9 @@ class TensorType:
         try:
             shape = [int(n) for n in lengths.split(",") if n.strip()]
         except ValueError:  # Python raises for thousands of digits
-            raise ShapeError(f"a length of {name}[...] has too many digits") from None
+            raise ShapeError(
+                f"expected lengths below 2**63 in {name}[...], got more digits"
+            ) from None
         return TensorType(DType.named(name), shape)
 
     def __call__(self, *_: object) -> NoReturn:

@@ -355,7 +355,7 @@ class VM(VMIdentity):
     def result_types(
         self, name: str, operands: Sequence[TensorType], attributes: Attributes
     ) -> tuple[TensorType, ...] | None:
-        """Return the types of a host function's results by the type rule; None without a rule.
+        """Return the types of a host function's results by the type rule; None if it has no rule.
 
         Raises `UnknownFunctionError`, or `MachineError` if the rule fails.
 
@@ -479,7 +479,10 @@ class VM(VMIdentity):
                 if max_steps is not None and not isinstance(max_steps, int):
                     raise MachineError(f"expected max_steps as an int or None, got {max_steps!r}")
                 if depth > _MOST_LAUNCHES:
-                    raise LimitExceededError(f"launches are nested more than {_MOST_LAUNCHES} deep")
+                    raise LimitExceededError(
+                        f"launches are nested more than {_MOST_LAUNCHES} deep; do not launch "
+                        "from host functions"
+                    )
                 context = self._context if depth == 1 else self._context.copy()
                 outputs = context.run(
                     self._run,
@@ -539,7 +542,9 @@ class VM(VMIdentity):
             linked.codes[types] = code
         assert linked is not None
         if not self.checked and linked.nargs > len(args):
-            raise ProgramError(f"the program loads {linked.nargs} arguments, got {len(args)}")
+            raise ProgramError(
+                f"expected {linked.nargs} arguments, which the program loads, got {len(args)}"
+            )
         operands = tuple([entry.array for entry in entries[: linked.nargs]])
         try:
             bound = next(reversed(linked.bound.values()), None)

@@ -133,7 +133,7 @@ class Recipe:
         return other
 
     def indices(self, batch: Batch) -> Indices:
-        """Return the sample numbers of the batch, i64[B]."""
+        """Return the sample indices of the batch, i64[B]."""
         if not self.shuffle:
             return np.arange(batch.start, batch.stop)
         entry = self._order
@@ -162,7 +162,7 @@ class Recipe:
         return with_parts(arrays, types)
 
     def _longest(self) -> list[int | None] | None:
-        """Return the largest length of a batch by column, or None without padding.
+        """Return the largest length of a batch by column, or None if there is no padding.
 
         If the lengths depend on the samples, this reads all samples.
         """
@@ -200,7 +200,7 @@ class Recipe:
             if len(arrays) != len(slot):
                 raise PipelineError(
                     f"samples differ: this batch has {counted(len(arrays), 'array')}, "
-                    f"the first sample {len(slot)}"
+                    f"the first sample {len(slot)}; return the same parts for each sample"
                 )
             for array, place in zip(arrays, slot, strict=True):
                 if self.padding is not None and array.shape != place.shape:
@@ -208,7 +208,8 @@ class Recipe:
                 if array.shape != place.shape or self._entering(array).numpy != place.dtype:
                     raise PipelineError(
                         f"samples differ: this batch has {array.dtype} {array.shape} where the "
-                        f"first sample has {place.dtype} {place.shape}"
+                        f"first sample has {place.dtype} {place.shape}; convert, or pad "
+                        "them with pad=0"
                     )
                 if array.dtype == place.dtype:
                     np.copyto(place, array)

@@ -87,7 +87,7 @@ def length_of(dataset: Dataset) -> int:
     except (TypeError, ValueError) as error:
         raise PipelineError(f"expected a dataset with a length: {error}") from error
     if not length:
-        raise PipelineError("the dataset has no samples")
+        raise PipelineError("expected a dataset with at least 1 sample, got none")
     return length
 
 

@@ -119,7 +119,9 @@ class Padding:
         try:
             batch = np.full(shape, value, dtype)
         except (ValueError, MemoryError):
-            raise PipelineError(f"pad_to: a batch of shape {brief(shape)} exceeds memory") from None
+            raise PipelineError(
+                f"pad_to: a batch of shape {brief(shape)} exceeds memory; use a smaller length"
+            ) from None
         for row, sample in zip(batch, column, strict=True):
             row[: len(sample)] = sample
         return batch

@@ -435,7 +435,7 @@ class Pipeline(Closing, Generic[A]):
 
     def _require_usable(self) -> None:
         if self._closed:
-            raise QueueClosedError(f"{self.name} was closed")
+            raise QueueClosedError(f"{self.name} was closed; create a new pipeline")
         if os.getpid() != self._process:
             raise PipelineError(
                 f"{self.name} belongs to process {self._process}; create a pipeline in each process"

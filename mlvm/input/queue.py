@@ -353,7 +353,7 @@ class QueueTensor:
             check_array(array, type, f"queue {self.name!r}, array {i} is {type}")
 
     def _take(self, ring: Ring, timeout: float | None) -> Claim:
-        """Wait for the next claim of the ring; at the end, for a claim without a slot.
+        """Wait for the next claim of the ring; at the end, for a claim that has no slot.
 
         Raises `queue.Empty`.
         """

@@ -40,7 +40,7 @@ _NOBODY: Final = 0
 
 
 class Ring(Protocol):
-    """Claims in `put` order; a claim without a slot marks the end.
+    """Claims in `put` order; a claim that has no slot marks the end.
 
     `get` raises `queue.Empty` on a timeout.
     """
@@ -279,7 +279,7 @@ class SlotArena(Arena):
     def lend(self, claim: Claim, kind: type[A]) -> tuple[A, ...]:
         """Allocate the slot's tensors for the calling thread and its current arena."""
         slot = claim.slot
-        assert slot is not None  # a claim without a slot closes the queue
+        assert slot is not None  # a claim that has no slot closes the queue
         claim.element = ()
         parts = self._parts(claim, slot)
         tensors = tuple([self.alloc(type, kind, region) for region, type in parts])

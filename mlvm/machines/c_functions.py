@@ -47,7 +47,9 @@ def load_library(path: str | os.PathLike[str]) -> list[CFunction]:
     try:
         library = ctypes.CDLL(str(file))
     except OSError as error:
-        raise LibraryError(f"{file} cannot be loaded: {error}") from None
+        raise LibraryError(
+            f"{file} cannot be loaded: {error}; compile it for this system"
+        ) from None
     try:
         version = c_int32.in_dll(library, "mlvm_abi_version").value
         address = ctypes.addressof(_Entry.in_dll(library, "mlvm_functions"))

@@ -50,7 +50,9 @@ class DryVM(LocalVM):
             self._bind(program, handles)
             types = [self.type_of(handle) for handle in handles]
             if verify(program, self.functions, types).outputs:
-                raise HandleError(f"{self.name} is a dry VM, which computes no values to return")
+                raise HandleError(
+                    f"{self.name} is a dry VM, which computes no values to return; use ml.VM()"
+                )
             return []
 
     def launch_cache(self) -> None:
@@ -63,7 +65,9 @@ class DryVM(LocalVM):
             dry.borrow(99)  # HandleError
             dry.read(dry.alloc_tensor(v.type))  # HandleError
         """
-        raise HandleError(f"{self.name} is a dry VM: {self.type_of(handle)} has no values to read")
+        raise HandleError(
+            f"{self.name} is a dry VM: {self.type_of(handle)} has no values to read; use ml.VM()"
+        )
 
     borrow = read
 
@@ -73,7 +77,7 @@ class DryVM(LocalVM):
         Invalid calls:
             dry.storage_over(bytes_of_vm)  # HandleError
         """
-        raise HandleError(f"{self.name} is a dry VM, which cannot store values")
+        raise HandleError(f"{self.name} is a dry VM, which cannot store values; use ml.VM()")
 
     def write(self, handle: TensorHandle, array: Array) -> None:
         """Check the array against the tensor's type, and drop it."""

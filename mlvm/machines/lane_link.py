@@ -116,7 +116,7 @@ class LaneProgram(Deferred):
     `rows`: all functions; `run.py` runs main for each row.
     `segments`: functions with parts, by name.
     `types`: types of the operands.
-    `family`: equal for programs of one function at different lengths.
+    `family`: equal for programs of one function at different sizes.
     """
 
     def __init__(

@@ -70,7 +70,7 @@ def _prepared(vm: VM, program: Program, operands: tuple[Array, ...]) -> Bound:
 
 
 class _Memory:
-    """Memory of the programs of one function at all lengths, which run one after the other.
+    """Memory of the programs of one function at all sizes, which run one after the other.
 
     `users`: number of these programs.
     `version`: number of times that memory of a part has moved.
@@ -171,7 +171,7 @@ class Lanes:
         # By site: the number of the call, and the operands that it adds.
         self.contributions: list[list[tuple[int, list[Array]]]] = []
         self._verdict = None
-        if vm.checked and not memory.users:  # the other programs differ only in lengths
+        if vm.checked and not memory.users:  # the other programs differ only in sizes
             types = [*self.types.args, *self.types.shared]
             self._verdict = verify(self.program, vm.functions, types)
         self._native = None if getattr(vm, "_pool", None) is None else self._in_steps(program)

@@ -94,7 +94,7 @@ _FLOATING: Final = (
 class OnnxBody:
     """Nodes that compute an op of operands named x0, x1, ... with given types.
 
-    sizes: further operands: formulas of lengths, which are lists of integers or a number.
+    sizes: further operands: formulas of sizes, which are lists of integers or a number.
 
     Other runtimes have no kernels for bf16. If the op computes in bf16, operands are cast to f32
     and the result is cast back, as in the op itself; `takes` are the original operands."""
@@ -177,7 +177,7 @@ class OnnxBody:
         return self("Identity", x) if x in self.takes else x
 
     def _size(self, value: Any, dtype: DType) -> str:
-        """Add an operand for a formula of lengths."""
+        """Add an operand for a formula of sizes."""
         name = f"n{len(self.sizes)}"
         self.sizes[name], self._dtypes[name] = (value, dtype), dtype
         return name

@@ -77,7 +77,7 @@ class ValueKind(NamedTuple):
 
     container: "", "sequence" or "optional".
     number: `TensorProto.DataType` of the elements, 0 if undeclared.
-    shape: lengths; a name or None for a dynamic length.
+    shape: sizes; a name or None for a dynamic size.
     """
 
     container: str
@@ -96,7 +96,7 @@ class Graph:
     free: names of the enclosing graph that the nodes read.
     names: names of the outputs in the file.
 
-    static_names: names whose values may decide a length, a shape or a branch.
+    static_names: names whose values may decide a size, a shape or a branch.
     quantized: arrays, and the nodes that dequantised them, by identity.
     """
 
@@ -327,7 +327,9 @@ class Builder:
                 TABLE.get(message.op_type) if type.startswith("com.microsoft.nchwc") else None
             )
             if op is None:
-                raise ModelError(f"the node {message.name!r}: the op {type} is not supported")
+                raise ModelError(
+                    f"the node {message.name!r}: the op {type} is not supported; replace the node"
+                )
             if len(message.input) < op.least:
                 count = len(message.input)
                 raise ModelError(f"{what}: expected at least {op.least} operands, got {count}")

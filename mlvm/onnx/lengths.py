@@ -1,7 +1,7 @@
-"""Dynamic lengths of a saved file: formulas of a trace as ONNX shape arithmetic.
+"""Dynamic sizes of a saved file: formulas of a trace as ONNX shape arithmetic.
 
 In: the argument `dynamic_axes`, and the numbers of a trace in which these axes are dynamic. Out:
-nodes that compute sizes and scalars from the input shapes. A decision that depends on a length, as
+nodes that compute sizes and scalars from the input shapes. A decision that depends on a size, as
 in `x[:100]`, must have the same outcome at several sizes, because a file has no guards.
 """
 
@@ -21,7 +21,7 @@ from mlvm.eager.tensor.number import Numbers, is_open
 from mlvm.onnx.arrays import NAMES
 
 _NAMED: Final = re.compile(r"(?:(\d+)\*)?([A-Za-z_]\w*)")
-_LARGE: Final = 1000  # limit of lengths for comparing decisions such as x[:100]
+_LARGE: Final = 1000  # limit of sizes for comparing decisions such as x[:100]
 _OPERATORS: Final[Mapping[Callable[..., Any], str]] = {
     operator.add: "Add",
     operator.sub: "Sub",
@@ -38,7 +38,7 @@ Sizes = Mapping[str, int]
 
 
 class OpenAxis(NamedTuple):
-    """Dynamic axis: the length is `times` the named length."""
+    """Dynamic axis: the size is `times` the named size."""
 
     name: str
     times: int
@@ -89,7 +89,7 @@ def open_axes(
 
 
 def sources_of(axes: OpenAxes) -> dict[str, tuple[str, int, int]]:
-    """Return, for each named length, an input, an axis with this length, and a factor."""
+    """Return, for each named size, an input, an axis with this size, and a factor."""
     sources: dict[str, tuple[str, int, int]] = {}
     for input, own in axes.items():
         for axis, each in own.items():
@@ -100,7 +100,7 @@ def sources_of(axes: OpenAxes) -> dict[str, tuple[str, int, int]]:
 def samples_of(axes: OpenAxes, inputs: Mapping[str, TensorType]) -> list[Sizes]:
     """Choose the sizes for tracing a function, and sizes at which all decisions must agree.
 
-    All lengths are different, so the trace does not broadcast one length to another.
+    All sizes are different, so the trace does not broadcast one size to another.
     """
     used = {n for x in inputs.values() for n in x.shape}
     first: dict[str, int] = {}
@@ -138,7 +138,7 @@ class GraphWriter(Protocol):
 
 
 class Lengths:
-    """Writer of the formulas of a trace; the first values are the lengths.
+    """Writer of the formulas of a trace; the first values are the sizes.
 
     nodes: compute the formulas that are in use.
     """
@@ -236,7 +236,9 @@ class Lengths:
         if fn is operator.floordiv and dtype is i64:
             return self._add("Div", self._add("Sub", names[0], self._add("Mod", *names)), names[1])
         if fn not in _OPERATORS or (fn is operator.mod and dtype is f64):
-            raise ModelError(f"{fn.__name__} of a length cannot be expressed in ONNX")
+            raise ModelError(
+                f"{fn.__name__} of a length cannot be expressed in ONNX; compute it with tensors"
+            )
         return self._add(_OPERATORS[fn], *names)
 
     def _step(self, place: int) -> tuple[Callable[..., Any], tuple[int, ...]] | None:

@@ -35,7 +35,7 @@ def encode_op(op: CoreOp, attributes: Attributes, types: Sequence[TensorType]) -
 def own_op(node: ProtoMessage) -> tuple[OnnxOp, list[tuple[str, DType | None]]] | None:
     """Decode the op of mlvm that `save` stored in a node, with operands and low-bit dtypes.
 
-    Further inputs of the node are lengths for other runtimes. Return None for a node of a different
+    Further inputs of the node are sizes for other runtimes. Return None for a node of a different
     tool or version.
     """
     for each in node.metadata_props:

@@ -83,10 +83,10 @@ def save(
     `ml.subroutine` are inlined.
 
     Shapes are taken from `args`, except for `dynamic_axes`: by input name and axis, the name of a
-    dynamic length. The same name is the same length, and `"8*width"` is a multiple of a length. The
+    dynamic size. The same name is the same size, and `"8*width"` is a multiple of a size. The
     function is traced as by `capture(dynamic_axes=)`, at sizes slightly above the sizes of `args`.
-    The file computes the formulas of lengths, and has no guards. Therefore a decision that depends
-    on a length must have the same outcome at these sizes and at slightly larger sizes. For each
+    The file computes the formulas of sizes, and has no guards. Therefore a decision that depends
+    on a size must have the same outcome at these sizes and at slightly larger sizes. For each
     name, the outcome must also be the same at a size that is larger by a thousand. At other sizes
     the outcome does not change.
 
@@ -387,7 +387,9 @@ class _Graph:
         if here is type:
             return name
         if here.dtype is not type.dtype:
-            raise ModelError(f"a {here} viewed as {type} cannot be expressed in ONNX")
+            raise ModelError(
+                f"a {here} viewed as {type} cannot be expressed in ONNX; convert with astype"
+            )
         ins, reshaped = [name, self.model.lengths.vector(type.shape)], self.model.name("reshape")
         self.node("Reshape", ins, {reshaped: type}, attributes={"allowzero": 1})
         return reshaped

@@ -248,7 +248,7 @@ class Member:
         key, communicator = _key(call.arrays), self._here(call)
         started = [other for name, other, _ in self._started if name == call.name]
         if any(x.nbytes for x in call.arrays) and key in started:
-            raise GroupError(f"{call} was started, but no wait has followed")
+            raise GroupError(f"{call} was started before; call its wait first")
         if self._executor is None:
             self._executor = ThreadPoolExecutor(
                 1, f"{self.name} beside", initializer=np.seterr, initargs=("ignore",)
@@ -276,7 +276,8 @@ class Member:
             raise GroupError(f"{call}: {self.name} is not in a run of its group; see Group.run")
         if self._thread != threading.get_ident():
             raise GroupError(
-                f"{call} of {self.name} was called on the thread of a different member"
+                f"{call} of {self.name} was called on the thread of a different member; "
+                "use the VM that the task receives"
             )
         return self._communicator
 
@@ -301,11 +302,13 @@ class Member:
         """Raise `MachineError` if out overlaps x or is a constant."""
         self._require_writable(name, out)
         if np.may_share_memory(out, x):
-            raise MachineError(f"{name} would overwrite an operand while reading it")
+            raise MachineError(
+                f"{name} would overwrite an operand while reading it; pass a separate output"
+            )
 
     def _require_writable(self, name: str, *xs: Array) -> None:
         if not all(map(self._memory.writable, xs)):
-            raise MachineError(f"{name} would write to a constant")
+            raise MachineError(f"{name} would write to a constant; pass a copy")
 
     # --- type rules ---
 
@@ -315,7 +318,9 @@ class Member:
             if op == "mean" and not x.dtype.is_inexact:
                 raise DTypeError(f"a mean requires floats, got {x.dtype.name}; convert with astype")
             if op in ("max", "min") and x.dtype.kind == "complex":
-                raise DTypeError(f"{op} requires real numbers, got {x.dtype.name}")
+                raise DTypeError(
+                    f"{op} requires real numbers, got {x.dtype.name}; use real, imag or abs"
+                )
             if op == "sum" and x.dtype.kind == "bool":
                 raise DTypeError("a sum requires numbers, got bool; convert with astype")
 

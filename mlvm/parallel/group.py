@@ -55,7 +55,9 @@ class Seat:
         names = self.member.functions()
         conflicts = [name for name in vm.functions if name in names]
         if conflicts:
-            raise GroupError(f"{vm.name} already has a function {conflicts[0]!r}")
+            raise GroupError(
+                f"{vm.name} already has a function {conflicts[0]!r}; rename it, or use a new VM"
+            )
         self._arena = Arena(vm, "default", trims=True)
         vm.attached(Membership).member = self.member
         vm.register_callees(names)
@@ -374,7 +376,9 @@ class Group(AnyGroup):
                     raise GroupTimeoutError(str(rendezvous.error)) from None
                 if limit is not None:
                     late = ", ".join(self._names[rank] for rank in sorted(self._busy))
-                    raise GroupTimeoutError(f"{late} did not finish within {limit:g} s") from None
+                    raise GroupTimeoutError(
+                        f"{late} did not finish within {limit:g} s; raise timeout="
+                    ) from None
 
     def close(self) -> None:
         """Stop the threads, and remove the collectives from the VMs.
@@ -426,7 +430,7 @@ def _checked_vms(vms: Any) -> tuple[LocalVM, ...]:
     if not isinstance(vms, Sequence) or not vms or not all(isinstance(vm, LocalVM) for vm in vms):
         raise GroupError(f"expected VMs of this process or the number of VMs, got {vms!r}")
     if len(set(map(id, vms))) < len(vms):
-        raise GroupError(f"a VM occurs twice in the list {[vm.name for vm in vms]}")
+        raise GroupError(f"expected distinct VMs, got {[vm.name for vm in vms]}")
     return tuple(vms)
 
 
@@ -450,7 +454,7 @@ def checked_cores(cores: Sequence[int] | None, members: int) -> Sequence[int | N
     if cores is None:
         return [None] * members
     if not hasattr(os, "sched_setaffinity"):
-        raise GroupError("cores=: this operating system cannot pin a thread to a core")
+        raise GroupError("cores=: this operating system cannot pin a thread to a core; omit cores=")
     available = sorted(os.sched_getaffinity(0))
     is_list = isinstance(cores, Sequence) and len(cores) == members
     if not is_list or not all(core in available for core in cores):

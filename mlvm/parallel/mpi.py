@@ -147,7 +147,7 @@ class MpiTransport(Transport):
                 names = ", ".join(name_of(rank, f"vm{rank}") for rank in expected)
                 me = name_of(self.rank, f"vm{self.rank}")
                 raise GroupTimeoutError(
-                    f"{me} has waited {timeout:g} s for {names} to create the group"
+                    f"{me} has waited {timeout:g} s for {names} to create the group; raise timeout="
                 )
             self.system.sleep(sleep)
             sleep = min(2 * sleep, _LONGEST)

@@ -86,7 +86,9 @@ class ProcessGroup(AnyGroup):
         if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= _MOST:
             raise GroupError(f"a group must have 1 to {_MOST} processes, got {brief(size)}")
         if os.name != "posix":
-            raise GroupError("groups of processes need a POSIX system")
+            raise GroupError(
+                "groups of processes need a POSIX system; use threads: ml.parallel.Group(2)"
+            )
         pins = checked_cores(cores, size)
         self.timeout = checked_timeout(timeout)
         one_blas_thread.prepare()

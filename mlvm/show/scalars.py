@@ -82,7 +82,9 @@ class ScalarLog(Closing):
         """
         number = _step(step)
         if not scalars:
-            raise ArgumentError(f"add: {group!r} has no scalars in step {number}")
+            raise ArgumentError(
+                f"add: expected at least one scalar for {group!r} in step {number}, got none"
+            )
         values = {name: _number(name, scalar) for name, scalar in scalars.items()}
         names = self._names.get(group) or self._header(group, list(scalars))
         if names != list(scalars) and sorted(names) != sorted(scalars):

@@ -127,7 +127,7 @@ def _flops(call: Call) -> int:
 
 
 def present(value: Any) -> Any:
-    """Return a value with current numbers in place of dynamic lengths, without a guard."""
+    """Return a value with current numbers in place of dynamic sizes, without a guard."""
     if isinstance(value, TensorType):
         return TensorType(value.dtype, present(value.shape))
     if isinstance(value, tuple):

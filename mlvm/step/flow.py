@@ -111,7 +111,7 @@ class Call:
     `procedures`: for a call from outside, all functions that it reaches.
     `loop`: description of a `while` that is a scan.
     `pushes`: whether it gets only `ins` and pushes the results, as users' functions do.
-    `sized`: whether types or attributes depend on lengths of the launch.
+    `sized`: whether types or attributes depend on sizes of the launch.
     `window`: whether it is a slice with a single reader that can read it in place
     (`mlvm.step.fused_windows`).
     """

@@ -1,9 +1,9 @@
-"""Functions of lanes with types that depend on dynamic lengths, and the encoding in files.
+"""Functions of lanes with types that depend on dynamic sizes, and the encoding in files.
 
-In: a function as for `lanes_of`, recorded with placeholders of lengths. Out: `OpenLanes`, an
-    attribute of `lanes.run`, from which a launch's lengths make a program for rows. In a file each
+In: a function as for `lanes_of`, recorded with placeholders of sizes. Out: `OpenLanes`, an
+    attribute of `lanes.run`, from which a launch's sizes make a program for rows. In a file each
     home, value and block has a number, and a block lists the numbers of the inner blocks.
-Callers: `ml.auto_batch` in a trace with dynamic lengths; `OpenStep`, which reads untrusted files.
+Callers: `ml.auto_batch` in a trace with dynamic sizes; `OpenStep`, which reads untrusted files.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class LaneFunction(NamedTuple):
 
 
 class OpenLanes(OpenPart):
-    """Program of a function with types or attributes that depend on dynamic lengths.
+    """Program of a function with types or attributes that depend on dynamic sizes.
 
     function: the function with places
     """
@@ -60,7 +60,7 @@ class OpenLanes(OpenPart):
 
     @staticmethod
     def of(function: LaneFunction) -> OpenLanes | None:
-        """Return the function with places; None if it does not depend on a length."""
+        """Return the function with places; None if it does not depend on a size."""
         freeze = Freeze()
         frozen = function.changed(freeze)
         return OpenLanes(frozen, freeze.places) if freeze.places else None

@@ -1,8 +1,8 @@
-"""Dynamic part of a saved step: lengths, and the formulas that depend on them.
+"""Dynamic part of a saved step: sizes, and the formulas that depend on them.
 
 In: a planned template with the formulas of the trace, and the values of these in the call before
     saving.
-Out: the step for inputs of other lengths, in the memory of the plan; and fields for a file. In a
+Out: the step for inputs of other sizes, in the memory of the plan; and fields for a file. In a
     file the index of a value is the mapping `{"": index}`, a type with indices is `{"": (dtype,
     shape)}`, and a function of lanes `{"": fields}`; no attribute has an empty name.
 Callers: `SavedStep`. Formulas use only the functions in `FUNCTIONS`, on small integers, since files
@@ -47,7 +47,7 @@ class StepLength(NamedTuple):
 
     name, at_most: as in `capture`.
     place: index of the value.
-    axes: the axes with this length, as numbers of an input and an axis.
+    axes: the axes with this size, as numbers of an input and an axis.
     """
 
     name: str
@@ -59,12 +59,12 @@ class StepLength(NamedTuple):
 class OpenStep(NamedTuple):
     """Dynamic part of a saved step.
 
-    `lengths`: the dynamic lengths.
+    `lengths`: the dynamic sizes.
     `values`: the values of all formulas in the call before saving.
     `steps`: the computation: index of a result, a function's name, indices of its operands.
     `guards`: indices of values that must be the same as in that call, each with the line of Python
         that needed the value, or "".
-    `scalars`: numbers of states that are computed from lengths, each with the index of its value.
+    `scalars`: numbers of states that are computed from sizes, each with the index of its value.
     `inputs`, `outputs`, `results`: types with indices, in the order of the step.
     `template`: the program.
     """
@@ -80,13 +80,13 @@ class OpenStep(NamedTuple):
     template: PlannedTemplate
 
     def __str__(self) -> str:
-        """Return the lengths, as in `time = 12, at most 64`."""
+        """Return the sizes, as in `time = 12, at most 64`."""
         return "; ".join(
             [f"{x.name} = {self.values[x.place]}, at most {x.at_most}" for x in self.lengths]
         )
 
     def input_types(self) -> list[str]:
-        """Return the types of inputs, with the names of lengths."""
+        """Return the types of inputs, with the names of sizes."""
         names = {(i, axis): each.name for each in self.lengths for i, axis in each.axes}
         present = [at(each, self.values) for each in self.inputs]
         shapes = [
@@ -106,7 +106,9 @@ class OpenStep(NamedTuple):
             for i, axis in each.axes:
                 type = types[i]
                 if len(type.shape) != len(self.inputs[i].shape):
-                    raise ShapeError(f"step: input {i} is {self.input_types()[i]}, got {type}")
+                    raise ShapeError(
+                        f"step: expected input {i} as {self.input_types()[i]}, got {type}"
+                    )
                 n, where = type.shape[axis], f"axis {axis} of input {i}"
                 first = first or (n, where)
                 if n != first[0]:
@@ -118,10 +120,10 @@ class OpenStep(NamedTuple):
         return self.values_of(sizes)
 
     def values_of(self, sizes: Mapping[str, int]) -> list[Any]:
-        """Return the values of all formulas for these lengths; other lengths are unchanged.
+        """Return the values of all formulas for these sizes; other sizes are unchanged.
 
-        Other lengths are those of the call before saving. Raises `ShapeError` for an unknown name,
-        for a length of 0 or above the bound, and for lengths with which the function would execute
+        Other sizes are those of the call before saving. Raises `ShapeError` for an unknown name,
+        for a size of 0 or above the bound, and for sizes with which the function would execute
         other branches than in that call.
         """
         values = [*self.values]
@@ -148,9 +150,9 @@ class OpenStep(NamedTuple):
         return values
 
     def symbols(self, values: Sequence[Any], placeholders: Sequence[Any]) -> list[Any]:
-        """Return the values of all formulas with placeholders for the lengths.
+        """Return the values of all formulas with placeholders for the sizes.
 
-        Values that are derived from lengths are derived from the placeholders. Guards are also
+        Values that are derived from sizes are derived from the placeholders. Guards are also
         evaluated, so that the placeholders record them.
         """
         symbols = [*values]
@@ -164,7 +166,7 @@ class OpenStep(NamedTuple):
         return symbols
 
     def sizes(self, values: Sequence[Any]) -> str:
-        """Return the lengths among these values, as in `time = 12`."""
+        """Return the sizes among these values, as in `time = 12`."""
         return ", ".join([f"{each.name} = {values[each.place]}" for each in self.lengths])
 
     def _compute(self, values: list[Any]) -> str | None:

@@ -82,7 +82,7 @@ def hoisted_values(split: SplitFlow, states: int) -> tuple[PeakValue, ...]:
 
 
 def _text(of: TensorType) -> str:
-    """Return a type as text, with ? for dynamic lengths."""
+    """Return a type as text, with ? for dynamic sizes."""
     shape = ["?" if issubclass(type(n), Length) else str(n) for n in of.shape]
     return f"{of.dtype.name}[{','.join(shape)}]"
 

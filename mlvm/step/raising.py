@@ -70,7 +70,7 @@ def _checks(call: Call) -> Any:
 
 
 def _key(limit: Any) -> Any:
-    """Return a key for a limit. A dynamic length is only equal to itself, without a guard."""
+    """Return a key for a limit. A dynamic size is only equal to itself, without a guard."""
     if isinstance(limit, tuple):
         return tuple(map(_key, limit))
     return (id(limit),) if issubclass(type(limit), Length) else limit

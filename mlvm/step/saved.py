@@ -1,8 +1,8 @@
 """Encoding of a planned step: the program, the plan and the initial state.
 
 A file of `Captured.save` runs without the Python function, on any VM. Each call continues from the
-state after the previous call. A step with dynamic lengths is stored as in the last call before
-saving, with a dynamic part that provides the step for other lengths (`mlvm.step.open_step`).
+state after the previous call. A step with dynamic sizes is stored as in the last call before
+saving, with a dynamic part that provides the step for other sizes (`mlvm.step.open_step`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class SavedStep(NamedTuple):
     `inputs`, `outputs`: the types of the inputs and the allocated outputs.
     `results`: the locations of the results.
     `states`: the state tensors, by number.
-    `open`: the dynamic lengths, if any; the other fields describe the call before saving.
+    `open`: the dynamic sizes, if any; the other fields describe the call before saving.
     """
 
     planned: Planned
@@ -56,13 +56,13 @@ class SavedStep(NamedTuple):
 
     @property
     def input_types(self) -> Sequence[object]:
-        """The input types, with the names of lengths."""
+        """The input types, with the names of sizes."""
         return self.inputs if self.open is None else self.open.input_types()
 
     def at(self, types: Sequence[TensorType]) -> SavedStep:
         """Return the step for inputs of these types, without the dynamic part.
 
-        Raises `ShapeError` if it does not support these lengths.
+        Raises `ShapeError` if it does not support these sizes.
         """
         if self.open is None:
             self._require(types, self.inputs)
@@ -152,7 +152,7 @@ class SavedStep(NamedTuple):
         return step
 
     def _check_open(self) -> None:
-        """Raise `EncodingError` unless the dynamic part yields this step for the saved lengths."""
+        """Raise `EncodingError` unless the dynamic part yields this step for the saved sizes."""
         try:
             step = self.at(self.inputs)
             values = [] if self.open is None else self.open.values_at(self.inputs)
@@ -219,7 +219,7 @@ class LoadedStep:
             self.vm.write(self._handle("state", place, TensorType.of(array)), array)
 
     def _use(self, step: SavedStep) -> None:
-        """Prepare the memory of a step for the lengths of the next calls."""
+        """Prepare the memory of a step for the sizes of the next calls."""
         self._now = None  # set again when the memory is complete
         for key in [key for key in self._handles if key[0] != "state"]:
             self.vm.dealloc_tensor(self._handles.pop(key))
@@ -235,7 +235,7 @@ class LoadedStep:
 
         As in a captured function, f64, numpy's default, becomes a narrower float. Raises
         `ProgramError` for a wrong number of arrays, `DTypeError` and `ShapeError` for arrays of
-        other types, `ShapeError` for an unsupported length, and errors of the program.
+        other types, `ShapeError` for an unsupported size, and errors of the program.
         """
         inputs = self.step.inputs
         if len(arrays) != len(inputs):

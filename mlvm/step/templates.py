@@ -1,9 +1,9 @@
-"""Templates of flows, with types and attributes that are formulas of lengths.
+"""Templates of flows, with types and attributes that are formulas of sizes.
 
-A trace with dynamic lengths has types and attributes with numbers of the trace. `frozen` replaces
+A trace with dynamic sizes has types and attributes with numbers of the trace. `frozen` replaces
 each number by a `Place`, the index among the values of a launch; `FlowTemplate.flow` returns the
 flow for such values. The template does not keep the trace alive. `PlannedTemplate` is the same for
-the compiled program, which is planned once, at the bounds of the lengths.
+the compiled program, which is planned once, at the bounds of the sizes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class OpenPart:
 
 
 class OpenType(NamedTuple):
-    """Type with places among the lengths."""
+    """Type with places among the sizes."""
 
     dtype: DType
     shape: tuple[int | Place, ...]
@@ -314,9 +314,9 @@ class Jump(NamedTuple):
 
 
 class PlannedTemplate:
-    """Template of planned programs: a step that was planned at the bounds of its lengths.
+    """Template of planned programs: a step that was planned at the bounds of its sizes.
 
-    `planned`: the program at the bounds; for a saved step, at the lengths of the last call.
+    `planned`: the program at the bounds; for a saved step, at the sizes of the last call.
     `code`: frozen immediates, by function and pc.
     `types`: frozen types, by argument.
     `sizes`: planned bytes of temporaries with such types, by argument.
@@ -338,7 +338,7 @@ class PlannedTemplate:
 
     @staticmethod
     def of(planned: Planned) -> PlannedTemplate:
-        """Return the template of a program that was compiled with placeholders of lengths."""
+        """Return the template of a program that was compiled with placeholders of sizes."""
         code = {
             (name, pc): each
             for name, function in planned.program.functions.items()

@@ -132,7 +132,13 @@ def test_the_raw_machine_refuses_a_launch_with_too_few_arguments() -> None:
     vm = VM(checked=False)
     x = put(vm, f32s(1))
     for _ in range(2):
-        refuses(ProgramError, "the program loads 3 arguments, got 1", vm.launch, ADD_INTO, [x])
+        refuses(
+            ProgramError,
+            "expected 3 arguments, which the program loads, got 1",
+            vm.launch,
+            ADD_INTO,
+            [x],
+        )
     assert_usable(vm)
 
 

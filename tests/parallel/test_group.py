@@ -279,7 +279,7 @@ def test_what_is_no_group_is_refused(vms: Any) -> None:
 
 def test_a_vm_twice_or_with_such_a_function_is_refused() -> None:
     vm = VM("own")
-    refuses(GroupError, "a VM occurs twice", Group, [vm, vm])
+    refuses(GroupError, "expected distinct VMs", Group, [vm, vm])
     vm.register("send", lambda frame: None)
     refuses(GroupError, "own already has a function 'send'", Group, [vm])
 

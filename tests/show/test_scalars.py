@@ -155,7 +155,7 @@ def test_a_later_log_goes_on_or_writes_rows_again(tmp_path: Path) -> None:
     (lambda log: log.add("train", 2, loss=1, rate=1), "'train' have loss; got loss, rate"),
     (lambda log: log.add("train", -1, loss=1), "expected step as an int >= 0, got -1"),
     (lambda log: log.add("train", 1.5, loss=1), "expected step as an int >= 0, got 1.5"),
-    (lambda log: log.add("train", 2), "'train' has no scalars in step 2"),
+    (lambda log: log.add("train", 2), "expected at least one scalar for 'train' in step 2"),
     (
         lambda log: log.add("a/b", 1, loss=1),
         "expected a group that is a valid file name, got 'a/b'",

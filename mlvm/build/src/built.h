@@ -48,7 +48,7 @@ typedef struct {
     uint16_t op, line;
 } Place;
 
-/* Length of a step: name, bound, and value in the call before saving. */
+/* Size of a step: name, bound, and value in the call before saving. */
 typedef struct {
     const char *name;
     int64_t most, saved;
@@ -85,14 +85,14 @@ typedef struct {
     const uint32_t *formulas;
 } Shape;
 
-/* State of one number that depends on lengths. */
+/* State of one number that depends on sizes. */
 typedef struct {
     size_t at;
     int dtype;
     uint32_t formula;
 } Scalar;
 
-/* The functions of the step for one instruction set; with lengths, the images of the variants. */
+/* The functions of the step for one instruction set; with sizes, the images of the variants. */
 typedef struct {
     const char *name;
     const Function *functions;
@@ -128,7 +128,7 @@ typedef struct {
     /* Only for a step with lengths: */
     uint32_t nformulas, nvariants, nscalars;
     const Length *lengths;
-    const Formula *formulas; /* starting with the lengths */
+    const Formula *formulas; /* starting with the sizes */
     const Number *constants; /* one per formula; set for constants */
     const Variant *variants;
     const Scalar *scalars;

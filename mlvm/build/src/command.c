@@ -84,7 +84,7 @@ static int read_file(const char *name, Data *data)
 
 enum { MOST_DIMENSIONS = 64 };
 
-/* Parse the lengths of a shape in Python's notation, and return their number. */
+/* Parse the sizes of a shape in Python's notation, and return their number. */
 static int read_shape(const char *text, unsigned long long *lengths)
 {
     int count = 0;
@@ -98,7 +98,7 @@ static int read_shape(const char *text, unsigned long long *lengths)
 }
 
 /* Return whether an array has the expected shape, possibly with an additional first axis. Record
- * the lengths of the step; a length that was recorded before must be equal. */
+ * the sizes of the step; a size that was recorded before must be equal. */
 static int fits_shape(const char *text, const TensorSpec *spec, unsigned long long *sizes)
 {
     unsigned long long lengths[MOST_DIMENSIONS], input[MOST_DIMENSIONS];
@@ -116,7 +116,7 @@ static int fits_shape(const char *text, const TensorSpec *spec, unsigned long lo
     return same;
 }
 
-/* Return the bytes of an input at these lengths. */
+/* Return the bytes of an input at these sizes. */
 static size_t nbytes_of(const TensorSpec *spec, const unsigned long long *sizes)
 {
     unsigned long long input[MOST_DIMENSIONS];

@@ -87,8 +87,8 @@ typedef struct {
     char *room; /* memory for lanes */
     const unsigned char *weights;
     const Set *set;
-    const Variant *variant; /* NULL without lengths */
-    Number *numbers;        /* values of formulas for the lengths */
+    const Variant *variant; /* NULL if all sizes are constant */
+    Number *numbers;        /* values of formulas for the sizes */
     char *image;            /* addresses of the arguments, then other private memory */
     char *addresses[];      /* of the arguments; the remaining memory follows */
 } Running;
@@ -299,7 +299,7 @@ static int is_defined(const Running *r, const Variant *variant)
     return 1;
 }
 
-/* Compute the formulas for these lengths, and return the valid variant, or NULL. */
+/* Compute the formulas for these sizes, and return the valid variant, or NULL. */
 static const Variant *variant_for(Running *r, const int64_t *lengths)
 {
     memcpy(r->numbers, built.constants, built.nformulas * sizeof(Number));
@@ -332,7 +332,7 @@ static void write_number(void *to, int dtype, const Number *number)
     }
 }
 
-/* Switch to the variant for the current lengths. */
+/* Switch to the variant for the current sizes. */
 static void use_variant(Running *r, const Variant *variant)
 {
     const char *image = r->set->images[variant - built.variants];

@@ -292,7 +292,7 @@ class UserFunction:
     def result_types(
         self, operands: Types, attributes: Attributes
     ) -> tuple[TensorType, ...] | None:
-        """Return the results' types by the type rule; None without a rule.
+        """Return the results' types by the type rule; None if it has no rule.
 
         Raises `MachineError` if the rule fails or returns something else.
         """

@@ -71,7 +71,7 @@ class Decoded(NamedTuple):
 
     @property
     def arguments(self) -> list[int] | None:
-        """Return the argument numbers of the launch if all operands are arguments; else None."""
+        """Return the argument indices of the launch if all operands are arguments; else None."""
         numbers = [*map(argument_of, self.operands or ())]
         return None if self.operands is None or None in numbers else numbers  # type: ignore[return-value]
 

@@ -45,7 +45,7 @@ class Instrument(Protocol):
     def after(
         self, name: str, params: Sequence[Value], attributes: Attributes, results: Sequence[Value]
     ) -> None:
-        """Called after the function has run without an error."""
+        """Called after the function has returned."""
 
 
 class Binding:

@@ -6,7 +6,7 @@ frequent sequences into one step each:
     push_str name; cfunc ...                    ->  CALL binding
     load_arg i; ...; load_arg j; CALL x.out     ->  CALL_ON_ARGS binding, (i, ..., j)
 
-A program without branches becomes a list of kernels with argument numbers. `bind` replaces the
+A program without branches becomes a list of kernels with argument indices. `bind` replaces the
 numbers by the arrays of one launch. The launch then calls the kernels in order.
 """
 
@@ -53,7 +53,7 @@ ALL: Final = -1
 Step: TypeAlias = tuple[int, Any, Any, Any]
 """Step of the loop: a code from above, a value or binding, a number, and details.
 
-The number of a CALL_ON_ARGS is a tuple: the argument numbers, and after `bind` the arrays.
+The number of a CALL_ON_ARGS is a tuple: the argument indices, and after `bind` the arrays.
 """
 
 _CODES: Final = {
@@ -209,7 +209,7 @@ class _Linker:
         """Combine a call and the push of the function name right before it into one step.
 
         In main, the step includes the pushes of operands if all are arguments of the launch and the
-        callee is a kernel without results.
+        callee is a kernel that has no results.
         """
         pc, code, nresults = each.pc, self.code.function.code, each.at
         if pc - 1 < each.start or code[pc - 1] is not each.callee:

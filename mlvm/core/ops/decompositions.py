@@ -33,14 +33,16 @@ def _matrices(x: TensorType) -> TensorType:
     """Return the type of x. Raises an error unless x is a stack of float matrices."""
     require("inexact", x)
     if x.ndim < 2:
-        raise ShapeError(f"expected matrices, in 2 dimensions or more, got {x.ndim}")
+        raise ShapeError(f"expected matrices with 2 dimensions or more, got {x.ndim}; reshape x")
     return x
 
 
 def _squares(x: TensorType, **_: object) -> TensorType:
     rows, columns = _matrices(x).shape[-2:]
     if rows != columns:
-        raise ShapeError(f"expected square matrices, got {rows} by {columns}")
+        raise ShapeError(
+            f"expected square matrices, got {rows} by {columns}; for these, use svd, qr or lstsq"
+        )
     return x
 
 
@@ -110,7 +112,9 @@ def _pinv(x: TensorType, rtol: TensorType) -> TensorType:
     require("float", rtol)
     stack = _matrices(x).shape[:-2]
     if broadcast_shapes(stack, rtol.shape) != stack:
-        raise ShapeError(f"rtol of shape {rtol.shape} does not broadcast to the stack {stack}")
+        raise ShapeError(
+            f"expected an rtol that broadcasts to the batch axes {stack}, got shape {rtol.shape}"
+        )
     return x.with_shape((*stack, x.shape[-1], x.shape[-2]))
 
 

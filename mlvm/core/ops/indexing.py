@@ -157,7 +157,10 @@ def _dynamic_update(x: TensorType, update: TensorType, start: TensorType, axis: 
             f"{update.shape}"
         )
     if update.dtype is not x.dtype:
-        raise DTypeError(f"expected an update of dtype {x.dtype.name}, got {update.dtype.name}")
+        raise DTypeError(
+            f"expected an update of dtype {x.dtype.name}, got {update.dtype.name}; convert "
+            "with astype"
+        )
     if start.shape != ():
         raise ShapeError(f"expected one number as start, got {start}")
     return x
@@ -167,7 +170,7 @@ def _check_mask(mask: TensorType, shape: Shape) -> None:
     require("bool", mask)
     covered = all(n in (m, 0) for n, m in zip(mask.shape, shape, strict=False))
     if mask.ndim > len(shape) or not covered:
-        raise MaskError(f"a mask of shape {mask.shape} does not cover the first axes of {shape}")
+        raise MaskError(f"expected a mask with the first axes of {shape}, got shape {mask.shape}")
 
 
 def _boolean_index(x: TensorType, mask: TensorType) -> None:
@@ -177,7 +180,9 @@ def _boolean_index(x: TensorType, mask: TensorType) -> None:
 def _mask_scatter(updates: TensorType, mask: TensorType, shape: Shape) -> TensorType:
     _check_mask(mask, shape)
     if updates.ndim == 0 or updates.shape[1:] != shape[mask.ndim :]:
-        raise ShapeError(f"expected each update to have the shape {shape[mask.ndim :]}")
+        raise ShapeError(
+            f"expected each update to have the shape {shape[mask.ndim :]}, got {updates.shape[1:]}"
+        )
     return updates.with_shape(shape)
 
 

@@ -19,7 +19,10 @@ from mlvm.core.types import Array, DType, Shape, TensorType, i64
 def _reshape(x: TensorType, shape: Shape) -> TensorType:
     result = x.with_shape(shape)
     if result.size != x.size:
-        raise ShapeError(f"cannot reshape {x.size} elements to {shape}, which has {result.size}")
+        raise ShapeError(
+            f"expected a shape of {x.size} elements, got {shape} with {result.size}; -1 "
+            "infers a length"
+        )
     return result
 
 
@@ -35,7 +38,10 @@ def _permute_dims(x: TensorType, axes: tuple[int, ...]) -> TensorType:
 def _broadcast_to(x: TensorType, shape: Shape) -> TensorType:
     result = x.with_shape(shape)
     if len(shape) < x.ndim or rules.broadcast_shapes(x.shape, result.shape) != result.shape:
-        raise ShapeError(f"shape {x.shape} cannot be broadcast to {shape}")
+        raise ShapeError(
+            f"expected a shape that {x.shape} broadcasts to, got {shape}; only axes of "
+            "length 1 are repeated"
+        )
     return result
 
 
@@ -135,7 +141,10 @@ def require_updates(x: TensorType, updates: TensorType) -> None:
     """Raise `DTypeError` unless the updates are numbers of x's own dtype."""
     rules.require("numeric", x)
     if updates.dtype is not x.dtype:
-        raise DTypeError(f"expected updates of x's dtype {x.dtype.name}, got {updates.dtype.name}")
+        raise DTypeError(
+            f"expected updates of x's dtype {x.dtype.name}, got {updates.dtype.name}; "
+            "convert with astype"
+        )
 
 
 def _slice_add(
@@ -158,9 +167,12 @@ def require_values(x: TensorType, values: TensorType, shape: Shape) -> None:
     They must broadcast to `shape`.
     """
     if values.dtype is not x.dtype:
-        raise DTypeError(f"expected values of x's dtype {x.dtype.name}, got {values.dtype.name}")
+        raise DTypeError(
+            f"expected values of x's dtype {x.dtype.name}, got {values.dtype.name}; convert "
+            "with astype"
+        )
     if values.ndim > len(shape) or rules.broadcast_shapes(values.shape, shape) != shape:
-        raise ShapeError(f"values of shape {values.shape} do not broadcast to {shape}")
+        raise ShapeError(f"expected values that broadcast to {shape}, got shape {values.shape}")
 
 
 def _slice_set(
@@ -296,15 +308,18 @@ def _astype(x: TensorType, dtype: str) -> TensorType:
 def _view(x: TensorType, dtype: str) -> TensorType:
     target = DType.named(dtype)
     if target.is_storage or x.dtype.is_storage or "bool" in (target.kind, x.dtype.kind):
-        raise DTypeError(f"cannot view {x.dtype} as {target}")
+        raise DTypeError(f"cannot view {x.dtype} as {target}; to convert the values, use astype")
     if target.itemsize == x.dtype.itemsize:
         return x.with_dtype(target)
     if not x.ndim:
-        raise ShapeError(f"cannot view a scalar of {x.dtype} as {target} of a different size")
+        raise ShapeError(
+            f"expected a dtype of {x.dtype.itemsize} bytes for a scalar of {x.dtype}, got {target}"
+        )
     nbytes = x.shape[-1] * x.dtype.itemsize
     if nbytes % target.itemsize:
         raise ShapeError(
-            f"the last axis has {nbytes} bytes, which is not a multiple of the size of {target}"
+            f"expected a last axis with a multiple of {target.itemsize} bytes for "
+            f"{target}, got {nbytes} bytes"
         )
     return TensorType(target, (*x.shape[:-1], nbytes // target.itemsize))
 

@@ -27,11 +27,16 @@ def _matmul(x: TensorType, y: TensorType, transpose_x: bool, transpose_y: bool) 
     dtype = promote(x.dtype, y.dtype)
     require("numeric", TensorType(dtype))
     if x.ndim == 0 or y.ndim == 0:
-        raise ShapeError("expected 1 dimension or more on both sides; multiply takes scalars")
+        raise ShapeError(
+            "expected 1 dimension or more for both operands, got a scalar; for a scalar, use x * y"
+        )
     *rows, x_inner = _matrix(x, transpose_x, "x")
     y_inner, *columns = _matrix(y, transpose_y, "y")
     if x_inner != y_inner:
-        raise ShapeError(f"expected equal inner dimensions, got {x_inner} (x) and {y_inner} (y)")
+        raise ShapeError(
+            f"expected equal inner dimensions, got {x_inner} (x) and {y_inner} (y); "
+            "transpose an operand with x.mT"
+        )
     return TensorType(dtype, (*broadcast_shapes(x.shape[:-2], y.shape[:-2]), *rows, *columns))
 
 

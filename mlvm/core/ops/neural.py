@@ -232,7 +232,7 @@ def _cross_entropy(logits: TensorType, labels: TensorType) -> TensorType:
 def softmax_cross_entropy(out: Array, logits: Array, labels: Array) -> None:
     """log(sum(exp(logits))) - logits[label] along the last axis, one loss per label.
 
-    labels holds class numbers 0 .. K-1 for logits of K classes; any other raises
+    labels contains class indices 0 .. K-1 for logits of K classes; any other raises
     `PositionError`.
     """
     picked = _picked(logits, labels)

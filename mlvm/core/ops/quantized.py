@@ -200,7 +200,9 @@ def dequantize_rows(out: Array, indices: Array, x: Array, scale: Array) -> None:
     outside = (indices < -x.shape[0]) | (indices >= x.shape[0])
     if outside.any():
         worst = indices[outside].reshape(-1)[0]
-        raise OperandValueError(f"index {worst} is out of range for {x.shape[0]} rows")
+        raise OperandValueError(
+            f"expected indices below {x.shape[0]}, the number of rows, got {worst}"
+        )
     _write_dequantized(out, x[indices], scale[indices])
 
 

@@ -184,7 +184,7 @@ def _by(*parameters: tuple[str, TensorType], shape: tuple[int, ...]) -> None:
     """Raise `ShapeError` unless parameters of these names broadcast to the shape."""
     for name, type in parameters:
         if broadcast_shapes(type.shape, shape) != shape:
-            raise ShapeError(f"{name} of shape {type.shape} cannot be broadcast to shape {shape}")
+            raise ShapeError(f"expected {name} to broadcast to {shape}, got shape {type.shape}")
 
 
 def _gamma(key: TensorType, a: TensorType, shape: tuple[int, ...], dtype: str) -> TensorType:

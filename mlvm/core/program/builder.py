@@ -40,7 +40,9 @@ class Body:
     def label(self, name: str) -> None:
         """Define a label at the next instruction. Raises `ProgramError` for a duplicate."""
         if name in self.labels:
-            raise ProgramError(f"label {name!r} is defined twice in function {self.name!r}")
+            raise ProgramError(
+                f"label {name!r} is defined twice in function {self.name!r}; rename one"
+            )
         self.labels[name] = len(self.code)
 
     def pc_of(self, label: str) -> int:
@@ -76,7 +78,9 @@ class ProgramBuilder:
     def build(self) -> Program:
         """Return the program; one of the functions must be `main`."""
         if self._body is not None:
-            raise ProgramError(f"function {self._body.name!r} is not finished")
+            raise ProgramError(
+                f"function {self._body.name!r} is not finished; leave its `with` block first"
+            )
         return Program(self._functions.values(), self._constants)
 
     @contextmanager
@@ -91,7 +95,7 @@ class ProgramBuilder:
                 "first"
             )
         if name in self._functions:
-            raise ProgramError(f"function {name!r} is defined twice")
+            raise ProgramError(f"function {name!r} is defined twice; rename one")
         body = self._body = Body(name, nparams, nresults)
         try:
             yield
@@ -102,7 +106,7 @@ class ProgramBuilder:
     def constant(self, name: str, value: Array | np.generic) -> Self:
         """Define a constant for `push_const`, as a copy of the array."""
         if name in self._constants:
-            raise ProgramError(f"constant {name!r} is defined twice")
+            raise ProgramError(f"constant {name!r} is defined twice; rename one")
         if not isinstance(value, (np.ndarray, np.generic)):
             raise ProgramError(
                 f"constant {name!r}: expected an array, "

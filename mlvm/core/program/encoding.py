@@ -94,7 +94,9 @@ def open_message(
     if magic != MAGIC:
         raise EncodingError(f"expected a message that starts with {MAGIC!r}, got {magic!r}")
     if version != VERSION:
-        raise EncodingError(f"format version {version} is not known; this is version {VERSION}")
+        raise EncodingError(
+            f"expected format version {VERSION}, got {version}; use the mlvm version that wrote it"
+        )
     if number not in [kind.value for kind in kinds]:
         expected = " or ".join(f"{kind.name} ({kind.value})" for kind in kinds)
         raise EncodingError(f"expected a message of kind {expected}, got {number}")

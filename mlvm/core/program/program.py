@@ -139,7 +139,7 @@ class Program:
         for function in functions:
             _check_name("function", function.name)
             if function.name in self.functions:
-                raise ProgramError(f"function {function.name!r} is defined twice")
+                raise ProgramError(f"function {function.name!r} is defined twice; rename one")
             self.functions[function.name] = _frozen(function, copies)
         if "main" not in self.functions:
             raise ProgramError(

@@ -356,7 +356,7 @@ def _by_name(
         for name in names:
             place = positions.get(name, len(args))
             if name not in kwargs and place >= len(args):
-                raise ArgumentError(f"argnames: the call has no argument {name!r}")
+                raise ArgumentError(f"argnames: the call has no argument {name!r}; pass {name}=")
             named[name] = kwargs[name] if name in kwargs else args[place]
         result, (gradients, *others) = differentiated(named, *args, **kwargs)
         mine = gradients[argnames] if isinstance(argnames, str) else gradients

@@ -80,7 +80,7 @@ def run(
 def result_types(
     name: str, operands: Sequence[Tensor], attributes: Attributes
 ) -> tuple[TensorType, ...] | None:
-    """Return the types of a host function's results by the type rule; None without a rule."""
+    """Return the types of a host function's results by the type rule; None if it has no rule."""
     on = current_recorder()
     vm = current_arena().vm if on is None else on.recorders[-1].vm
     rule = getattr(vm, "result_types", None)  # a VM of this process
@@ -89,7 +89,7 @@ def result_types(
     types = [x.type for x in operands]
     if has_open_lengths() and any(isinstance(n, Length) for type in types for n in type.shape):
         raise CaptureError(
-            f"{name}: a host function cannot receive dynamic lengths"
+            f"{name}: a host function cannot receive dynamic sizes; capture with dynamic_axes=False"
         )  # each size is traced
     return rule(name, types, attributes)  # type: ignore[no-any-return]
 
@@ -192,7 +192,8 @@ def _rule_for_one_result(
         if not isinstance(part, Tensor) or not _fits(part, type):
             kind = part.type if isinstance(part, Tensor) else with_article(part.__class__.__name__)
             raise GradientError(
-                f"{name}: the vjp for operand {position}, {with_article(type)}, returned {kind}"
+                f"{name}: expected the vjp for operand {position} to return "
+                f"{with_article(type)}, got {kind}"
             )
         return part
 

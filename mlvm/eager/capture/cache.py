@@ -3,7 +3,7 @@
 In: the signature of a call, and the key (`Signatures.of`). Out: the `CacheEntry` that is valid for
 the call, with the scalar inputs of the program. None is a miss: the caller then compiles an entry
 and adds it. An entry has guards (the key, and `bind`), a flow (a separate trace, or an `OpenTrace`,
-which has an entry for each combination of lengths), and plans (`Variants`). Entries with the same
+which has an entry for each combination of sizes), and plans (`Variants`). Entries with the same
 key differ in properties that the key does not contain: the identities of arguments, and numbers
 that Python code has read.
 
@@ -69,10 +69,10 @@ class CacheEntry:
     - state_views: functions that return a view of a state (None after it is freed), each with the
       state.
     - replaced: the calls of host functions, by name; see `capture(replace=)`.
-    - opened: the trace with dynamic lengths from which the entry was made, if there is one.
+    - opened: the trace with dynamic sizes from which the entry was made, if there is one.
     - times_known: the number of times that the entry was added to `CacheEntries.matchers`.
-    - open_part: makes the part of a saved step that depends on lengths, if the step was planned for
-      bounds of lengths.
+    - open_part: makes the part of a saved step that depends on sizes, if the step was planned for
+      bounds of sizes.
     - sources: with `capture(check=)`, a function that accepts a call's signature and a function
       that traces the call again. It returns the program's trace and the new trace, for comparison.
     """
@@ -116,7 +116,7 @@ class CacheEntry:
         launch: Launch,
         compile_unhoisted: Callable[..., Planned],
     ) -> CacheEntry:
-        """Return an entry with a different launch, for a call that differs only in lengths."""
+        """Return an entry with a different launch, for a call that differs only in sizes."""
         other = copy.copy(self)
         other.keepalive = [*self.keepalive]
         other.outcome, other.numbers = call.outcome, call.numbers
@@ -270,7 +270,7 @@ class CacheEntries(Generic[K]):
 
     @property
     def closed(self) -> int:
-        """The number of programs of traces without open lengths."""
+        """The number of programs of traces without open sizes."""
         return sum(entry.opened is None for entry in list(self._keys))
 
     def find(self, key: Any, signature: Signature) -> tuple[CacheEntry, ScalarInputs] | None:
@@ -324,7 +324,7 @@ class CacheEntries(Generic[K]):
         self.matchers = []
 
     def forget_opened(self, traces: Sequence[object]) -> list[CacheEntry]:
-        """Forget the entries of these traces with open lengths. Return them."""
+        """Forget the entries of these traces with open sizes. Return them."""
         with self.lock:
             dropped = [entry for entry in self._keys if entry.opened in traces]
             for entry in dropped:

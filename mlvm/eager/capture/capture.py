@@ -94,7 +94,7 @@ R = TypeVar("R")
 
 
 class _Miss(NamedTuple):
-    """A call without a matching program, with the signature and the key in the cache."""
+    """A call that has no matching program, with the signature and the key in the cache."""
 
     arena: Arena
     args: Any
@@ -114,7 +114,7 @@ class ProgramMatch(NamedTuple):
         signature: the call's signature.
         args, kwargs: the arguments, with numpy arrays converted to tensors.
         is_known: whether the program existed before the call.
-        named: the dynamic lengths that the user has named for this call.
+        named: the dynamic sizes that the user has named for this call.
     """
 
     entry: CacheEntry
@@ -442,8 +442,8 @@ class Captured(Generic[P, R]):
     def plan(self) -> Plan:
         """The memory plan of the last call: offsets of intermediates, and sizes in bytes.
 
-        With dynamic lengths it is the plan for the bounds, and `used` is the number of bytes in
-        use at the last lengths. Raises `CaptureError` before the first call.
+        With dynamic sizes it is the plan for the bounds, and `used` is the number of bytes in
+        use at the last sizes. Raises `CaptureError` before the first call.
 
         Invalid calls:
             ml.capture(ml.sum).plan  # CaptureError
@@ -477,10 +477,10 @@ class Captured(Generic[P, R]):
         """Draw the scratch memory of the last call's program as SVG: offsets and live ranges.
 
         With `sizes`, a dict of sizes by name, the plan for the bounds is drawn as it is used at
-        these lengths.
+        these sizes.
 
         Raises `CaptureError` before the first call, and if the program does not have these dynamic
-        lengths; `ShapeError` for lengths that the program does not support; `ArgumentError` for a
+        sizes; `ShapeError` for sizes that the program does not support; `ArgumentError` for a
         file name that does not end in .svg; and `OSError`.
 
         Invalid calls:
@@ -514,11 +514,11 @@ class Captured(Generic[P, R]):
         """Write the last call's program, its plan and the current state to a file.
 
         `python -m mlvm run` runs such a file. The file contains the program with hoisted values. If
-        the function was captured with `dynamic_axes` and `max_sizes`, the file supports all lengths
+        the function was captured with `dynamic_axes` and `max_sizes`, the file supports all sizes
         that the trace of the last call supports.
 
-        Raises `CaptureError` before the first call, for a length without a bound, and if the
-        program of the last call is valid only for the lengths of that call; `ArgumentError` for a
+        Raises `CaptureError` before the first call, for a size without a bound, and if the
+        program of the last call is valid only for the sizes of that call; `ArgumentError` for a
         file name with the suffix ".onnx" or ".safetensors"; and `OSError`.
 
         Invalid calls:
@@ -534,10 +534,14 @@ class Captured(Generic[P, R]):
         launch, outcome = entry.launch, entry.outcome
         planned = launch.planned
         if launch.queues or planned.takes:
-            raise CaptureError(f"Captured.save: {self!r} reads from a queue, which cannot be saved")
+            raise CaptureError(
+                f"Captured.save: {self!r} reads from a queue, which cannot be saved; pass "
+                "the batch as an argument"
+            )
         if entry.fields or outcome.rebound:
             raise CaptureError(
-                f"Captured.save: {self!r} rebinds {entry.rebound_names()}, which cannot be saved"
+                f"Captured.save: {self!r} rebinds {entry.rebound_names()}, which cannot "
+                "be saved; update it in place"
             )
         returned = [outcome.results[number] for _, number in outcome.named_results()]
         results = [x.home.location(x.type) for x in returned]
@@ -556,9 +560,9 @@ class Captured(Generic[P, R]):
     def _open_part(
         self, entry: CacheEntry, planned: Planned, states: Sequence[Allocation] = ()
     ) -> OpenStep:
-        """Return the part of a saved step that depends on lengths, with these states.
+        """Return the part of a saved step that depends on sizes, with these states.
 
-        Raises `CaptureError` if the program has no dynamic lengths."""
+        Raises `CaptureError` if the program has no dynamic sizes."""
         if entry.open_part is None:
             types = ", ".join(map(str, entry.input_types))
             if not self._spec.names:
@@ -616,7 +620,7 @@ class Captured(Generic[P, R]):
         return self._last
 
     def _compile(self, miss: _Miss, named: Sequence[OpenLength]) -> CacheEntry:
-        """Trace the call, with dynamic lengths if it has some, and compile a program.
+        """Trace the call, with dynamic sizes if it has some, and compile a program.
 
         The program is added to the cache, unless the function has changed the signature of this
         call; in that case later calls trace again."""
@@ -660,7 +664,7 @@ class Captured(Generic[P, R]):
         return entry
 
     def _compile_open(self, miss: _Miss, named: Sequence[OpenLength]) -> CacheEntry | None:
-        """Trace the call with dynamic lengths, if it has some, and compile a program."""
+        """Trace the call with dynamic sizes, if it has some, and compile a program."""
         signature, key = miss.signature, miss.key
         if not self._spec.is_allowed or ASKS_CLASS in signature.guards.names:
             return None
@@ -672,7 +676,7 @@ class Captured(Generic[P, R]):
         free = free_numbers(changes, signature)
         try:
             call = miss.trace(self.fn, free, lengths)
-        # Python code that rejects a traced length; the plain trace raises any other error again
+        # Python code that rejects a traced size; the plain trace raises any other error again
         except Exception:
             self._families.close(key, (axis for each in lengths for axis in each.axes))
             changes.specialised.update(free)
@@ -751,7 +755,7 @@ class Captured(Generic[P, R]):
             each.variants.drop(self._scratch.of(each.vm), each.vm)
 
     def _find_open(self, signature: Signature, key: Any) -> tuple[CacheEntry, ScalarInputs] | None:
-        """Return a new entry of a trace with dynamic lengths for the call, if a trace is valid."""
+        """Return a new entry of a trace with dynamic sizes for the call, if a trace is valid."""
         for opened in self._families.of(key):
             lengths = opened.lengths(signature)
             if lengths is None:
@@ -768,7 +772,7 @@ class Captured(Generic[P, R]):
     def _entry_at(
         self, opened: OpenTrace, signature: Signature, lengths: tuple[int, ...]
     ) -> CacheEntry | None:
-        """Compile the entry for a call with these lengths; return None if a guard does not hold."""
+        """Compile the entry for a call with these sizes; return None if a guard does not hold."""
         entry = self._make_entry_at(opened, signature, lengths)
         if entry is not None:
             entry.opened = opened
@@ -904,11 +908,11 @@ def capture(
     - `dynamic_axes`: names of dynamic axes, as in `{"tokens": (None, "time")}`: a name or None for
       each axis of a parameter's tensors. One trace and one plan serve all sizes of a named axis. An
       axis without a name becomes dynamic at the third size that calls have; with
-      `dynamic_axes=False` each size gets a separate program. Python code may compute with a length
+      `dynamic_axes=False` each size gets a separate program. Python code may compute with a size
       as with any number. A comparison, as in an `if`, becomes a guard. Where Python needs the value
       itself, each value gets a separate program. See docs/lengths.md.
 
-    - `max_sizes`: upper bounds of lengths by name. Memory is planned for these bounds. Without a
+    - `max_sizes`: upper bounds of sizes by name. Memory is planned for these bounds. Without a
       bound, the planned size doubles when a call exceeds it.
 
     - `check`: with `check=n`, every n-th call that has a program traces the function again, and
@@ -919,7 +923,7 @@ def capture(
     - `memory`: a budget such as `"64 MiB"`, or a number of bytes, for `step.plan.nbytes +
       step.plan.hoisted_nbytes`. To meet the budget, the compiler recomputes values, beginning with
       those that it estimates to be fastest to recompute. A larger budget never results in a program
-      with a longer estimated time. With dynamic lengths the budget applies to the bounds. Code
+      with a longer estimated time. With dynamic sizes the budget applies to the bounds. Code
       inside loops and branches is not changed. See docs/budgets.md.
 
     - `effort`: with `effort=n`, the planner of scratch memory may visit n times the number of nodes
@@ -949,7 +953,7 @@ def capture(
 
     - `BudgetError`: before anything runs, if no program within the `memory` budget is found.
 
-    - `ShapeError`: for a length above the bound, and for different sizes of one name.
+    - `ShapeError`: for a size above the bound, and for different sizes of one name.
 
     A call also raises any error of the function.
 

@@ -45,7 +45,7 @@ Place: TypeAlias = tuple[str, str]
 class Source(NamedTuple):
     """One of the two traces to compare: the program's trace or the new trace.
 
-    call: the recorded calls. values: the Python numbers and lengths of the compared call.
+    call: the recorded calls. values: the Python numbers and sizes of the compared call.
     """
 
     call: TracedCall
@@ -67,9 +67,9 @@ def sources_of(
 def open_sources_of(
     opened: OpenTrace, lengths: tuple[int, ...], signature: Signature, again: Again
 ) -> tuple[Source, Source]:
-    """Return a trace with dynamic lengths, evaluated at the lengths of a call, and a new trace."""
+    """Return a trace with dynamic sizes, evaluated at the sizes of a call, and a new trace."""
     values = opened.values(signature, lengths)
-    assert values is not None  # the entry was found for these lengths
+    assert values is not None  # the entry was found for these sizes
     other = again(opened.call.free, opened.open)
     return _source_at(opened.call, values), _source_at(other, other.numbers.values)
 

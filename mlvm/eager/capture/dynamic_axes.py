@@ -1,8 +1,8 @@
 """Dynamic axes: axes of a captured function's arguments with sizes that may change per launch.
 
 In: the names from `capture(dynamic_axes={"tokens": (None, "time")})`, and the signature of a call.
-Out: `OpenLength`s, each with the axes that share the length; for a trace the dynamic types of
-tensors. A length above the bound and two sizes of one name raise `ShapeError` before anything runs.
+Out: `OpenLength`s, each with the axes that share the size; for a trace the dynamic types of
+tensors. A size above the bound and two sizes of one name raise `ShapeError` before anything runs.
 
 Callers: `Captured` for each call that the fast path does not match; `trace`.
 """
@@ -27,7 +27,7 @@ _LONGEST = 2**40
 
 
 class Axis(NamedTuple):
-    """An axis of a tensor of a signature (by index). The size is `times` the length."""
+    """An axis of a tensor of a signature (by index). The size is `times` the size."""
 
     tensor: int
     axis: int
@@ -39,14 +39,14 @@ class Axis(NamedTuple):
 
 
 class OpenLength(NamedTuple):
-    """A dynamic length: the axes that share it, and the user's name and bound, or None."""
+    """A dynamic size: the axes that share it, and the user's name and bound, or None."""
 
     axes: tuple[Axis, ...]
     name: str | None = None
     at_most: int | None = None
 
     def size_in(self, signature: Signature) -> int:
-        """Return the length in a call."""
+        """Return the size in a call."""
         return self.axes[0].size_in(signature) // self.axes[0].times
 
 
@@ -55,7 +55,7 @@ class LengthSpec:
 
     `names`: for each parameter, the axis names, as a tree like the argument.
     `lengths`: all names.
-    `at_most`: the bound of a length, by name.
+    `at_most`: the bound of a size, by name.
     `is_allowed`: whether any axis may become dynamic.
     """
 
@@ -114,7 +114,7 @@ class LengthSpec:
     def axes(self, signature: Signature, args: Any, kwargs: Any) -> list[OpenLength]:
         """Return the named axes of a call.
 
-        Raises `ShapeError` for a length above the bound, for two sizes of one name, and for a
+        Raises `ShapeError` for a size above the bound, for two sizes of one name, and for a
         tensor with a rank other than the number of names."""
         if self._parameters is None:
             return []
@@ -247,7 +247,7 @@ def may_open(signature: Signature, number: int) -> bool:
 def open_types(
     axes: Sequence[OpenLength], signature: Signature, lengths: Sequence[Any]
 ) -> dict[int, TensorType]:
-    """Return the dynamic types of tensors, by id, for the lengths of a trace."""
+    """Return the dynamic types of tensors, by id, for the sizes of a trace."""
     shapes: dict[int, list[Any]] = {}
     for each, length in zip(axes, lengths, strict=True):
         for axis in each.axes:

@@ -214,7 +214,7 @@ class Launch:
         self.replay = self._new_replay()
 
     def _new_replay(self) -> Any:
-        """Return the C object that launches the program; None without the extension."""
+        """Return the C object that launches the program; None if the extension is missing."""
         if EXTENSION is None:
             return None
         vm, program, hoisted, updates = self._vm, self.program, self.hoisted, bool(self.updates)

@@ -362,7 +362,7 @@ def _facts(
         call = trace(fn, args, kwargs, arena, signature, (), named)
 
         def compiled(flow: Flow) -> Planned:
-            # the lengths of the flow have values only during this call
+            # the sizes of the flow have values only during this call
             if points is not None:
                 points[:] = curve_of(flow, policy=policy, hoist=hoist)
             return compiler(flow)
@@ -374,7 +374,7 @@ def _facts(
 
 
 def _points(fn: Callable[..., Any], arguments: Any, options: _Options) -> list[tuple[int, float]]:
-    """Return the curve of a function at the bounds of the lengths."""
+    """Return the curve of a function at the bounds of the sizes."""
     args, kwargs = arguments
     points: list[tuple[int, float]] = []
     _facts(fn, args, kwargs, options, points)

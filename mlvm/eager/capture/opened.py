@@ -1,11 +1,11 @@
-"""Traces with dynamic lengths, and the programs that are compiled from them.
+"""Traces with dynamic sizes, and the programs that are compiled from them.
 
 In: a call for which the cache has no program. Out: the `OpenTrace`s of calls that differ only in
 sizes.
 
-Such a trace is a template: types and attributes are formulas of lengths. It is valid for a call
-with the same constant sizes if all guards on lengths hold. The program is planned once, for bounds
-of the lengths, and then instantiated for the lengths of each call. An axis without a name becomes
+Such a trace is a template: types and attributes are formulas of sizes. It is valid for a call
+with the same constant sizes if all guards on sizes hold. The program is planned once, for bounds
+of the sizes, and then instantiated for the sizes of each call. An axis without a name becomes
 dynamic at the third size. If Python code has read the size of an axis, the axis is closed: each
 size gets a separate trace.
 
@@ -40,7 +40,7 @@ from mlvm.step.open_step import FUNCTIONS, OpenStep, StepLength
 from mlvm.step.templates import OpenType, Place, PlannedTemplate, at
 
 _MOST_TRACES: Final = 8
-"""Maximum number of traces with dynamic lengths that are kept for calls that differ only in sizes.
+"""Maximum number of traces with dynamic sizes that are kept for calls that differ only in sizes.
 """
 
 _MOST_PLANS: Final = 8
@@ -49,11 +49,11 @@ _MOST_SIZES: Final = 3
 """Number of different sizes of an axis at which the axis becomes dynamic."""
 
 _LEAST: Final = 2
-"""Minimum dynamic length: the type rules treat 0 and 1 differently."""
+"""Minimum dynamic size: the type rules treat 0 and 1 differently."""
 
 
 class _BoundPlan:
-    """A planned template, the bounds of the lengths, and the guards: values by formula index.
+    """A planned template, the bounds of the sizes, and the guards: values by formula index.
 
     entry: the entry of the first call, which was bound like any program. patched: creates the
     programs of later calls; None if each is bound separately. owner: the launch that provides the
@@ -100,12 +100,12 @@ class _BoundPlan:
 
 
 class OpenTrace:
-    """A trace with dynamic lengths.
+    """A trace with dynamic sizes.
 
-    `call`: the result of the traced call, with placeholders for everything that depends on lengths.
+    `call`: the result of the traced call, with placeholders for everything that depends on sizes.
     `template`: the flow of the trace.
-    `open`: the dynamic lengths.
-    `present`: the values of the lengths in the traced call.
+    `open`: the dynamic sizes.
+    `present`: the values of the sizes in the traced call.
     `args`: the Python numbers of the traced call.
     `keepalive`: objects that the key of the calls identifies by `id`.
     `lock`: held while a program is instantiated.
@@ -137,7 +137,7 @@ class OpenTrace:
         self._closed_sizes = [(axis, n) for axis, n in sizes if axis not in opened]
 
     def lengths(self, signature: Signature) -> tuple[int, ...] | None:
-        """Return the lengths of a call; None if the template does not fit the sizes or numbers."""
+        """Return the sizes of a call; None if the template does not fit them or the numbers."""
         if any(axis.size_in(signature) != n for axis, n in self._closed_sizes):
             return None
         if not all(is_same(signature.numbers[i], x) for i, x in self._closed_numbers):
@@ -151,7 +151,7 @@ class OpenTrace:
         return tuple(lengths)
 
     def values(self, signature: Signature, lengths: tuple[int, ...]) -> list[Any] | None:
-        """Return the values of all formulas at these lengths; None if a guard does not hold."""
+        """Return the values of all formulas at these sizes; None if a guard does not hold."""
         return self.numbers.again([*[signature.numbers[i] for i in self.call.free], *lengths])
 
     def plans(self, lengths: Sequence[int], values: Sequence[Any]) -> list[_BoundPlan]:
@@ -166,10 +166,10 @@ class OpenTrace:
     def plan(
         self, lengths: Sequence[int], values: Sequence[Any], compiled: Callable[[Flow], Planned]
     ) -> None:
-        """Plan the program for bounds of these lengths.
+        """Plan the program for bounds of these sizes.
 
-        The guards of the plan are the comparisons of lengths that the compiler has made. If the
-        compiler needs the value of a length, no such plan is created."""
+        The guards of the plan are the comparisons of sizes that the compiler has made. If the
+        compiler needs the value of a size, no such plan is created."""
         if self._is_pinned or len(self._plans) >= _MOST_PLANS:
             return
         axes = zip(self.open, lengths, self._bounds, strict=True)
@@ -215,9 +215,9 @@ class OpenTrace:
         planned: Planned,
         states: Sequence[Any],
     ) -> OpenStep:
-        """Return the part of a saved step that depends on lengths, for this program and states.
+        """Return the part of a saved step that depends on sizes, for this program and states.
 
-        Raises `CaptureError` for a length without a bound, and for a function of lengths that a
+        Raises `CaptureError` for a size without a bound, and for a function of sizes that a
         file cannot store."""
         numbers, values = self.numbers, entry.scalars.values
         first = numbers.first_length
@@ -261,7 +261,10 @@ class OpenTrace:
         for place, fn, operands in numbers.steps:
             if place in used:
                 if FUNCTIONS.get(fn.__name__) is not fn:
-                    raise CaptureError(f"a file cannot contain {fn.__name__} of a dynamic length")
+                    raise CaptureError(
+                        f"a file cannot contain {fn.__name__} of a dynamic size; compute it "
+                        "with tensors"
+                    )
                 steps.append((place, fn.__name__, operands))
         return OpenStep(
             tuple(lengths),
@@ -282,7 +285,7 @@ class OpenTrace:
         return [axis for place, each in opened if place in places for axis in each.axes]
 
     def warn_of_pins(self, name: str, named: Container[Axis]) -> None:
-        """Warn of the first Python line that read the value of a length which the user has named.
+        """Warn of the first Python line that read the value of a size which the user has named.
 
         An axis that became dynamic automatically is closed instead."""
         numbers = self.numbers
@@ -322,10 +325,10 @@ class _CallFamily:
             self._equal[axis] = self._equal.get(axis, equal) & equal
 
     def lengths(self, signature: Signature, named: Sequence[OpenLength]) -> list[OpenLength]:
-        """Return the lengths that become dynamic in the trace of a call.
+        """Return the sizes that become dynamic in the trace of a call.
 
-        These are the named lengths, and the lengths of axes that had many sizes. Axes of the second
-        kind that always had equal sizes share one length."""
+        These are the named sizes, and those of axes whose size has changed often. Unnamed axes
+        that always had equal sizes share one size."""
 
         def opens(axis: Axis) -> bool:
             is_open = axis.size_in(signature) >= _LEAST and axis not in self.closed
@@ -355,7 +358,7 @@ class CallFamilies:
 
     @property
     def traces(self) -> int:
-        """The number of traces with dynamic lengths."""
+        """The number of traces with dynamic sizes."""
         return sum(len(family.traces) for family in list(self._families.entries.values()))
 
     def of(self, key: Sequence[Any]) -> tuple[OpenTrace, ...]:
@@ -367,7 +370,7 @@ class CallFamilies:
     def note(
         self, key: Sequence[Any], signature: Signature, named: Sequence[OpenLength]
     ) -> list[OpenLength]:
-        """Record the sizes of a call without a program; return the lengths to make dynamic."""
+        """Record the sizes of a call without a program; return the sizes to make dynamic."""
         with self._lock:
             family = self._families.get(without_sizes(key), _CallFamily)
             family.note(signature)
@@ -428,5 +431,5 @@ def without_sizes(key: Sequence[Any]) -> Any:
 
 
 def _bound_of(length: int) -> int:
-    """Return the smallest power of two that is not less than the length."""
+    """Return the smallest power of two that is not less than the size."""
     return 1 << (length - 1).bit_length()

@@ -3,7 +3,7 @@
 In: a planned template, the numbers of the template, and a VM with the loop in C. Out: a
 `PatchedProgram`, which returns a `Variant` for the values of a launch. The integers of a variant
 are written into the program when it runs. Only programs of native kernels and jumps support this;
-any other program is verified and bound separately for each length. A call site has alternatives:
+any other program is verified and bound separately for each size. A call site has alternatives:
 kernel calls, each with the guards under which the planner chooses it.
 
 Callers: `OpenTrace`, which holds the lock of the trace; `NativeLoop`, which holds the lock of the
@@ -39,7 +39,7 @@ class _Alternative(NamedTuple):
 
 
 class _Choice(NamedTuple):
-    """The kernel calls chosen for a length, and all guards of these alternatives.
+    """The kernel calls chosen for a size, and all guards of these alternatives.
 
     calls: the kernel call of each site. ordered: the same, in program order.
     """
@@ -50,7 +50,7 @@ class _Choice(NamedTuple):
 
 
 class NotPatched(Exception):
-    """Raised for a program that must be bound separately for each length."""
+    """Raised for a program that must be bound separately for each size."""
 
 
 class PatchedProgram:
@@ -117,7 +117,7 @@ class PatchedProgram:
     def activate(self, patched: Any, version: int) -> Any:
         """Write the integers and array addresses of a variant; return the program in C.
 
-        Returns None if no planner can plan one of the calls, or if a length exceeds 64 bits. The
+        Returns None if no planner can plan one of the calls, or if a size exceeds 64 bits. The
         caller holds the VM's lock, and is not inside a launch of this program (`busy`)."""
         if version != self._version:
             return None

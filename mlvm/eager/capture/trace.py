@@ -240,11 +240,11 @@ class TracedCall(NamedTuple):
         record: the recorder, which knows states and queues.
         flow: the calls and the values of results.
         outcome: the value that the function returns, and the fields that it rebinds.
-        numbers: the computation on Python numbers and lengths that may differ in a later call.
+        numbers: the computation on Python numbers and sizes that may differ in a later call.
         free: the positions of these numbers among the signature's numbers.
         flattened: the ids of Modules of which the function has read all children, not only some
             fields.
-        template: in a trace with dynamic lengths, the source of the flow.
+        template: in a trace with dynamic sizes, the source of the flow.
     """
 
     record: recorder.Recorder
@@ -256,7 +256,7 @@ class TracedCall(NamedTuple):
     template: FlowTemplate | None = None
 
     def frozen(self) -> TracedCall:
-        """Return the call with placeholders for everything that depends on dynamic lengths."""
+        """Return the call with placeholders for everything that depends on dynamic sizes."""
         template, home = FlowTemplate.of(self.flow)
         outcome = self.outcome.with_types(frozen, home)
         return self._replace(flow=template.frozen, outcome=outcome, template=template)
@@ -303,7 +303,7 @@ def trace_once(
     kwargs: Any,
     lengths: Callable[[Signature], Sequence[OpenLength]] = lambda _: (),
 ) -> tuple[TracedCall, Signature]:
-    """Trace a call with these lengths dynamic; types may replace tensors as arguments.
+    """Trace a call with these sizes dynamic; types may replace tensors as arguments.
 
     Raises the errors of `capture`, and `CaptureError` for a type given as text."""
     for _, x in flatten((args, kwargs), None, ends=within_containers(str))[0]:

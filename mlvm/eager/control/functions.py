@@ -211,7 +211,7 @@ def called(key: object, name: str, args: Tensors, run: _Run) -> Tree:
         if sum(each.name == name for each in current().functions) > _MOST_OPEN:
             raise CaptureError(
                 f"{name} calls itself with different argument types, or different objects such as "
-                f"a new Module, in each call"
+                f"a new Module, in each call; create the objects once, outside of it"
             )
         opened = _Open(key, name)
         outputs = _call_new(opened, args, run, [], [])
@@ -394,7 +394,9 @@ def _recursive_vjp(callee: _Open, args: Tensors, gs: Cotangents, saved: Saved, s
     """Return the cotangents of the arguments of a recursive call."""
     vjp = callee.vjp
     if vjp is None or not vjp.open_backward:
-        raise GradientError(f"{callee.name} differentiates itself, which capture does not support")
+        raise GradientError(
+            f"{callee.name} differentiates itself, which capture does not support; call it eagerly"
+        )
     [backward] = vjp.open_backward
     results = _call_again(backward, _vjp_operands(vjp, backward, gs, saved[0]))
     parts: list[Tensor | None] = [None] * len(args)

@@ -965,7 +965,9 @@ def _new_stack(record: Recorder, row: Tensor, i: Tensor, total: int | None) -> T
     Raises `ShapeError` if `total` is None.
     """
     if total is None:
-        raise ShapeError("cannot stack results of a loop whose length is only known at run time")
+        raise ShapeError(
+            "cannot stack results of a loop whose length is only known at run time; pass an int"
+        )
     with context(tape=None):
         stack = record.variable(_with_axis(row.type, total), outside=True)
         if total:

@@ -142,9 +142,9 @@ def save(
             f"expected metadata as a mapping from str to str, got {brief(metadata)}"
         ).at("save", ())
     if metadata is not None and _PLAIN in metadata:
-        raise ArgumentError(f"the metadata key {_PLAIN!r} is reserved for plain values").at(
-            "save", ()
-        )
+        raise ArgumentError(
+            f"the metadata key {_PLAIN!r} is reserved for plain values; choose a different key"
+        ).at("save", ())
     if isinstance(tensors, Mapping):
         for name in tensors:
             if not isinstance(name, str):
@@ -305,7 +305,10 @@ def _renamed(names: Iterable[str], rename: Rename | None) -> dict[str, str]:
         if not isinstance(name, str):
             raise PathError(f"rename: expected a name or None for {own!r}, got {brief(name)}")
         if name in renamed:
-            raise PathError(f"rename: {own!r} and {renamed[name]!r} would both become {name!r}")
+            raise PathError(
+                f"rename: {own!r} and {renamed[name]!r} would both become {name!r}; rename "
+                "one of them"
+            )
         renamed[name] = own
     return renamed
 

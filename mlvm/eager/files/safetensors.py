@@ -183,7 +183,9 @@ def _place(name: str, type: TensorType) -> int:
 
     Raises `WeightsError` if it is not supported, or the name is not a valid tensor name."""
     if not isinstance(name, str) or name == METADATA:
-        raise WeightsError(f"{name!r} is not a valid tensor name")
+        raise WeightsError(
+            f"expected a name other than __metadata__, in valid Unicode, got {name!r}"
+        )
     if type.dtype not in _NAMES:
         raise WeightsError(
             f"{name}: the format does not support {type.dtype.name}; supported are "

@@ -93,7 +93,7 @@ class SavedStructure:
     def _add(self, values: Values, more: Values) -> None:
         twice = [path for path in more if path in self.tensors or path in self.plain]
         if twice:
-            raise PathError(f"two values have the path {twice[0]!r}")
+            raise PathError(f"two values have the path {twice[0]!r}; rename one of them")
         values.update(more)
 
     def selected(self, where: Where | None) -> tuple[Values, Values]:

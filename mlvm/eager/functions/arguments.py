@@ -20,7 +20,7 @@ Ints: TypeAlias = int | Sequence[int]
 
 
 class Span(NamedTuple):
-    """Positions along an axis, like a range with bounds that may be dynamic lengths."""
+    """Positions along an axis, like a range with bounds that may be dynamic sizes."""
 
     start: int
     length: int

@@ -129,7 +129,7 @@ def _lengths(labels: Sequence[Labels], shapes: Sequence[Shape]) -> dict[str, int
             length = lengths.get(label, 1)
             if (n != length and 1 not in (n, length)) or here.setdefault(label, n) != n:
                 axis = "an axis of ..." if label[0] == "-" else f"axis {label!r}"
-                raise ShapeError(f"{axis} has lengths {length} and {n}")
+                raise ShapeError(f"expected equal lengths for {axis}, got {length} and {n}")
             lengths[label] = n if length == 1 else length
     return lengths
 

@@ -213,7 +213,9 @@ def _filled_few(type: TensorType, fill_value: Scalar | Tensor) -> Tensor:
     if type.dtype not in few.FLOATS and isinstance(fill_value, (int, np.integer)):
         low, high = few.limits(type.dtype)
         if not low <= fill_value <= high:
-            raise OperandValueError(f"the int {fill_value} is out of range for {type.dtype.name}")
+            raise OperandValueError(
+                f"the int {fill_value} is out of range for {type.dtype.name}; use a wider dtype"
+            )
     whole = _filled(type.shape, fill_value, few.unpacked_dtype(type.dtype), None)
     return _converted(whole, type.dtype)
 

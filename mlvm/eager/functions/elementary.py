@@ -386,7 +386,9 @@ def _scattered(x: Tensor, axis: int | None, indices: Tensor, values: Operand, by
         raise ShapeError(f"expected indices of {x.ndim} dimensions, got {indices.type}")
     pairs = enumerate(zip(indices.shape, x.shape, strict=True))
     if any(i != along and n > m for i, (n, m) in pairs):
-        raise ShapeError(f"indices {indices.type} exceed x on an axis other than {along}")
+        raise ShapeError(
+            f"expected indices that fit into x except along axis {along}, got {indices.type}"
+        )
     updates = as_operand(values, x)
     updates = broadcast_to(updates, indices.shape)
     key = [

@@ -143,7 +143,7 @@ def _with_positions(
             lengths[i] = 0
         elif lengths[i] == 0:
             raise errors.IndexingError(
-                "a mask without dimensions cannot be combined with other indices"
+                f"expected a mask without dimensions as the only index, got {len(items)} indices"
             )
     rest = x.ndim - sum(lengths)
     lengths = [rest if item is Ellipsis else n for item, n in zip(items, lengths, strict=True)]
@@ -153,7 +153,8 @@ def _with_positions(
         if isinstance(item, Tensor) and _is_mask(item):
             if not _covers(item.shape, x.shape[axis : axis + length]):
                 raise errors.MaskError(
-                    f"a mask of shape {item.shape} does not fit {x.shape} from axis {axis} on"
+                    f"expected a mask with the axes of {x.shape} from axis {axis} on, "
+                    f"got shape {item.shape}"
                 ).at("getitem", (x.type, item.type))
             places = op.nonzero_indices(item) if item is key else tensor_of(np.argwhere(key))
             expanded.extend(unstack(places, axis=1))
@@ -376,9 +377,9 @@ def _broadcasting(x: Tensor, values: Tensor, shape: Shape) -> Shape:
     behind = values.shape[max(0, values.ndim - len(shape)) :]
     fits = all(n in (1, m) for n, m in zip(behind[::-1], shape[::-1], strict=False))
     if not fits or values.size != math.prod(behind):
-        raise errors.ShapeError(f"values of shape {values.shape} do not broadcast to {shape}").at(
-            "setitem", (x.type, values.type)
-        )
+        raise errors.ShapeError(
+            f"expected values that broadcast to {shape}, got shape {values.shape}"
+        ).at("setitem", (x.type, values.type))
     return behind
 
 
@@ -463,7 +464,7 @@ def _set_masked(x: Tensor, mask: Tensor, values: Tensor) -> None:
     """Assign to the elements that a mask selects: one value per element, or one for all."""
     if not _covers(mask.shape, x.shape[: mask.ndim]):
         raise errors.MaskError(
-            f"a mask of shape {mask.shape} does not cover the first axes of {x.shape}"
+            f"expected a mask with the first axes of {x.shape}, got shape {mask.shape}"
         ).at("setitem", (x.type, mask.type))
     behind = x.shape[mask.ndim :]
     if values.ndim == len(behind) + 1 and values.shape[0] != 1:
@@ -627,7 +628,10 @@ def _combined_at(by: Combine | Literal["add"], x: Tensor, key: Any, updates: Any
 
 
 def _delitem(x: Tensor, key: object) -> NoReturn:
-    raise TypeError("a Tensor does not support item deletion: its shape never changes")
+    raise TypeError(
+        "a Tensor does not support item deletion: its shape never changes; select the other "
+        "elements"
+    )
 
 
 def _setitem_and_warn(x: Tensor, key: Any, values: Any) -> None:

@@ -152,7 +152,7 @@ def _matrices(x: Tensor) -> TensorType:
     Raises `ShapeError` if it has fewer than two axes."""
     type = type_of(x)
     if type.ndim < 2:
-        raise ShapeError(f"expected matrices, in 2 dimensions or more, got {type.ndim}")
+        raise ShapeError(f"expected matrices with 2 dimensions or more, got {type.ndim}; reshape x")
     return type
 
 
@@ -175,7 +175,7 @@ def vecdot(x1: Tensor, x2: Tensor, /, *, axis: int = -1) -> Tensor:
     axis = _common_axis(x1, x2, axis)
     if x1.shape[axis] != x2.shape[axis]:
         raise ShapeError(
-            f"vectors of lengths {x1.shape[axis]} and {x2.shape[axis]} do not broadcast"
+            f"expected vectors of equal length, got lengths {x1.shape[axis]} and {x2.shape[axis]}"
         )
     product = conj(x1) * x2
     return op.sum(product, axis=axis, dtype=product.dtype)

@@ -275,12 +275,12 @@ def softmax_cross_entropy(
 ) -> Tensor:
     """Compute log(sum(exp(logits))) - logits[label] along the last axis, one loss per label.
 
-    `labels` contains either class numbers or distributions. For class numbers 0 .. K-1, the loss of
+    `labels` contains either class indices or distributions. For class indices 0 .. K-1, the loss of
     the class `ignore_index` is 0. For distributions t, floats with the shape of the logits, the
     loss is -sum(t log_softmax(logits)). With `label_smoothing` s, the target is (1 - s) for the
     label plus s / K for each class (Szegedy et al., arXiv 1512.00567).
 
-    The term of a class is multiplied by the class's `weight`. With class numbers, the mean is a
+    The term of a class is multiplied by the class's `weight`. With class indices, the mean is a
     weighted mean over the labels that are not ignored, as in PyTorch, and nan if there are none.
     With distributions, it is the mean over all of them.
 
@@ -311,7 +311,7 @@ def softmax_cross_entropy(
         _require_class_weight(weight, logits.type)
     if labels.dtype.is_float:
         if ignore_index is not None:
-            raise ArgumentError("ignore_index needs class numbers as labels, got distributions")
+            raise ArgumentError("ignore_index needs class indices as labels, got distributions")
         if labels.shape != logits.shape or not labels.ndim:
             raise ShapeError(
                 "expected float labels (distributions) with the shape of the logits; pass class "
@@ -566,7 +566,10 @@ def _require_weight(weight: Tensor, type: TensorType, name: str) -> Tensor:
     require("float", type_of(weight))
     behind = zip(weight.shape[::-1], type.shape[::-1], strict=False)
     if weight.ndim > type.ndim or any(n not in (1, length) for n, length in behind):
-        raise ShapeError(f"expected a {name} that broadcasts to the losses, {list(type.shape)}")
+        raise ShapeError(
+            f"expected a {name} that broadcasts to the losses, {list(type.shape)}, got "
+            f"{list(weight.shape)}"
+        )
     return weight
 
 

@@ -87,7 +87,9 @@ def embedding_bag(
     if weights is not None:
         require("float", type_of(weights))
         if mode == "max":
-            raise ArgumentError("weights are only supported for a sum or a mean, got mode max")
+            raise ArgumentError(
+                "expected mode 'sum' or 'mean' with weights=, got 'max'; omit weights="
+            )
         if weights.shape != indices.shape:
             raise ShapeError(
                 f"expected weights of the shape of the indices, {list(indices.shape)}, got "
@@ -100,7 +102,9 @@ def embedding_bag(
                 f"expected 1-D offsets and indices, got {offsets.type} and {indices.type}"
             )
         if mode == "max":
-            raise ArgumentError("offsets are only supported for a sum or a mean, got mode max")
+            raise ArgumentError(
+                "expected mode 'sum' or 'mean' with offsets=, got 'max'; omit offsets="
+            )
     rows = op.take(embedding, indices, axis=0)
     if weights is not None:
         rows = rows * expand_dims(weights, axis=-1)

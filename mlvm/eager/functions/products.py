@@ -135,7 +135,7 @@ def diagonal(x: Tensor, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tens
         ml.diagonal(x, 0, 0, 5)  # AxisError
     """
     if type_of(x).ndim < 2:
-        raise ShapeError(f"expected matrices, in 2 dimensions or more, got {x.ndim}")
+        raise ShapeError(f"expected matrices with 2 dimensions or more, got {x.ndim}; reshape x")
     first, second = axes_of((axis1, axis2), x)
     return diagonal_of(moveaxis(x, (first, second), (-2, -1)), integer(offset, "offset"))
 

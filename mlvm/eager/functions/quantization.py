@@ -187,5 +187,8 @@ def _along(x: Tensor, scale: Tensor, axis: int) -> Tensor:
         m == n or i == axis for i, (m, n) in enumerate(zip(scale.shape, x.shape, strict=True))
     )
     if not same or not scale.shape[axis] or x.shape[axis] % scale.shape[axis]:
-        raise ShapeError(f"a scale {scale.type} does not fit {x.type} along axis {axis}")
+        raise ShapeError(
+            f"expected a scale that divides {x.type} into groups along axis {axis}, got "
+            f"{scale.type}"
+        )
     return repeat(scale, x.shape[axis] // scale.shape[axis], axis=axis)

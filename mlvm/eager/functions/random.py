@@ -1064,7 +1064,7 @@ def _drawn_shape(parameter_shape: Shape, shape: Ints | None) -> Shape:
         fits = False
     if not fits:
         raise ShapeError(
-            f"parameters of shape {parameter_shape} do not broadcast to shape {result_shape}"
+            f"expected parameters that broadcast to {result_shape}, got shape {parameter_shape}"
         )
     return result_shape
 

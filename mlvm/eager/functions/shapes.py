@@ -58,7 +58,9 @@ def reshape(x: Tensor, /, shape: Ints, *, copy: bool | None = None) -> Tensor:
             raise ShapeError(f"expected at most one -1, got {lengths.count(-1)}")
         rest = -math.prod(lengths)
         if rest <= 0 or type.size % rest:
-            raise ShapeError(f"cannot infer -1: {type.size} elements do not fill {lengths}")
+            raise ShapeError(
+                f"cannot infer -1: expected lengths that divide {type.size} elements, got {lengths}"
+            )
         lengths = tuple(type.size // rest if n == -1 else n for n in lengths)
     return _shaped(x, lengths)
 
@@ -421,7 +423,9 @@ def split(x: Tensor, indices_or_sections: Ints, axis: int = 0) -> list[Tensor]:
     if isinstance(indices_or_sections, int):
         [sections] = numbers
         if sections < 1 or length % sections:
-            raise ShapeError(f"cannot divide length {length} into {sections} equal sections")
+            raise ShapeError(
+                f"cannot divide length {length} into {sections} equal sections; use array_split"
+            )
         cuts = tuple(length // sections * i for i in range(1, sections))
     else:
         cuts = numbers
@@ -625,7 +629,7 @@ def _triangle(x: Tensor, k: Tensor, *, below: bool) -> Tensor:
     """Keep the elements on and below, or on and above, a diagonal with a tensor as its number."""
     last = _one_integer(k, "k")
     if x.ndim < 2:
-        raise ShapeError(f"expected matrices, in 2 dimensions or more, got {x.ndim}")
+        raise ShapeError(f"expected matrices with 2 dimensions or more, got {x.ndim}; reshape x")
     diagonals = arange(x.shape[-1]) - reshape(arange(x.shape[-2]), (-1, 1))
     chosen = (op.less_equal if below else op.greater_equal)(diagonals, last)
     return op.where(chosen, x, constant(0, x.dtype))
@@ -720,7 +724,10 @@ def _cropped(x: Tensor, pairs: tuple[Pair, ...]) -> Tensor:
     for axis, (before, after) in enumerate(pairs):
         start, stop = max(-before, 0), x.shape[axis] - max(-after, 0)
         if start > stop:
-            raise ShapeError(f"cannot remove more elements than axis {axis} has: {x.shape[axis]}")
+            raise ShapeError(
+                f"expected to remove at most {x.shape[axis]} elements, the length of axis "
+                f"{axis}, got more"
+            )
         x = part(x, axis, span(start, stop))
     return x
 

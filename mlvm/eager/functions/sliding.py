@@ -110,7 +110,9 @@ def grid_of(size: Shape, span: Shape, stride: Shape, sides: tuple[Pair, ...]) ->
     padded = tuple(n + sum(side) for n, side in zip(size, sides, strict=True))
     if any(length > n for n, length in zip(padded, span, strict=True)):
         shown, available = (" x ".join(map(str, each)) for each in (span, padded))
-        raise ShapeError(f"the window ({shown}) exceeds the padded input ({available})")
+        raise ShapeError(
+            f"expected a window within the padded input, {available}, got {shown}; use more padding"
+        )
     return tuple(
         (n - length) // step + 1 for n, length, step in zip(padded, span, stride, strict=True)
     )

@@ -472,7 +472,7 @@ def reduce_where(name: str, x: Tensor, *, where: Operand, **attributes: Any) -> 
     if mask.dtype is not bool_:
         raise DTypeError(f"expected where as a bool tensor, got {mask.type}")
     if broadcast_shapes(mask.shape, x.shape) != x.shape:
-        raise ShapeError(f"where of shape {mask.shape} does not broadcast to {x.shape}")
+        raise ShapeError(f"expected where to broadcast to {x.shape}, got shape {mask.shape}")
     if name == "mean":
         return _masked_mean(x, mask, **attributes)
     if name in ("any", "all"):

@@ -95,9 +95,9 @@ def to_device(x: Tensor, device: VMProtocol, /, *, stream: None = None) -> Tenso
         ml.grad(lambda x: ml.sum(x.to_device(vm)))(v)  # GradientError
     """
     if stream is not None:
-        raise ArgumentError(f"a VM has no streams, such as {brief(stream)}").at(
-            "to_device", (x.type,)
-        )
+        raise ArgumentError(
+            f"expected stream=None, because a VM has no streams, got {brief(stream)}"
+        ).at("to_device", (x.type,))
     with placed(device):
         return reused(x, device)
 

@@ -210,7 +210,7 @@ class MultiHeadAttention(Module):
         if memory is not None and (cache is not None or self.rotary_base is not None):
             what = "a cache" if cache is not None else "a rotary_base"
             raise ArgumentError(
-                f"{name}: {what} is only supported without memory, for self-attention"
+                f"{name}: {what} is only supported for self-attention; omit it, or the memory"
             )
         if (cache is None) != (position is None):
             raise ArgumentError(f"{name}: expected both cache and position, got only one of them")

@@ -646,7 +646,7 @@ def _projected(project: Callable[..., Tensor], x: Tensor, longest: Tensor | None
 
 
 def _longest(lengths: Tensor, time: int) -> Tensor | None:
-    """Return the largest length: i64[], from 0 to `time`; None without sequences."""
+    """Return the largest length: i64[], from 0 to `time`; None if there are no sequences."""
     if not lengths.size:
         return None
     return elements.astype(elements.clip(op.max(lengths), 0, time), i64)

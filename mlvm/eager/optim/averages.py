@@ -141,7 +141,10 @@ class EMA(CheckedFields):
         params = self._params()
         require_types(self._types, {path: x.type for path, x in params.items()}, "parameter")
         if self._is_swapped:
-            raise ArgumentError(f"EMA.{where}: inside swapped() the parameters are the averages")
+            raise ArgumentError(
+                f"EMA.{where}: inside swapped() the parameters are the averages; call it "
+                "outside of the block"
+            )
         if current().tape is not None:
             raise GradientError(f"EMA.{where}: call it outside of the differentiated function")
         return params

@@ -58,9 +58,13 @@ class SGD(Optimizer):
 
     def _require(self, hyper: Any) -> None:
         if hyper.nesterov and not hyper.momentum:
-            raise ArgumentError("SGD: nesterov=True requires a momentum > 0, got 0")
+            raise ArgumentError(
+                "SGD: expected a momentum > 0 with nesterov=True, got 0; pass momentum=0.9"
+            )
         if hyper.nesterov and hyper.dampening:
-            raise ArgumentError(f"SGD: nesterov=True requires dampening=0, got {hyper.dampening}")
+            raise ArgumentError(
+                f"SGD: expected dampening=0 with nesterov=True, got {hyper.dampening}"
+            )
 
     def _state_of(self, hyper: Any) -> Sequence[str]:
         return ["momentum"] if hyper.momentum else []

@@ -57,7 +57,7 @@ def rank() -> int: ...
 def rank(axis_name: str) -> Tensor: ...
 @hinted
 def rank(axis_name: str | None = None) -> int | Tensor:
-    """Return the current VM's rank in the group, from 0; 0 on a VM without a group.
+    """Return the current VM's rank in the group, from 0; 0 outside of a group.
 
     With an `axis_name`, return the index along the `vmap` with that name, i64[].
 
@@ -74,7 +74,7 @@ def rank(axis_name: str | None = None) -> int | Tensor:
 
 @hinted
 def size(axis_name: str | None = None) -> int:
-    """Return the size of the current VM's group; 1 on a VM without a group.
+    """Return the size of the current VM's group; 1 outside of a group.
 
     With an `axis_name`, return the size of the `vmap` with that name.
 
@@ -435,7 +435,7 @@ def _reduced(x: Tensor, op: Reduction, axis_name: str) -> Tensor:
 
 
 def _require_untracked(name: str, x: Tensor) -> None:
-    """Check the operand of a collective, which must be a tensor without a gradient.
+    """Check the operand of a collective, which must be a tensor that needs no gradient.
 
     Raise `GradientError` if a gradient flows through it, and `DTypeError` if it is not a tensor."""
     if not isinstance(x, Tensor):
@@ -501,7 +501,7 @@ def _apply(name: str, *operands: Tensor, **attributes: Any) -> Tensor:
 
 
 def _effect(name: str, operands: list[Tensor], **attributes: Any) -> None:
-    """Launch a collective without a result."""
+    """Launch a collective that has no result."""
     rank, size = place_of(current_arena().vm)
     call = _one_op(rank, size, name, _bound(name, attributes))
     if size > 1:

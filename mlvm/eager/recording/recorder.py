@@ -454,7 +454,7 @@ class Recorder:
         return view
 
     def placeholder_of(self, type: TensorType) -> Tensor:
-        """Return a placeholder for an additional input without a tensor."""
+        """Return a placeholder for an additional input that has no tensor."""
         x = self._argument(type)
         self.placeholders.by_original[id(x)] = x
         return x
@@ -1064,7 +1064,7 @@ def _is_among(x: Allocation, views: _Views) -> bool:
 
 
 def _only_call(program: Program) -> tuple[str, Op | None, list[int], Attributes]:
-    """Return the call of a one-call program: function, op, argument numbers, and attributes.
+    """Return the call of a one-call program: function, op, argument indices, and attributes.
 
     Raises `CaptureError` for any other program, and for one with outputs."""
     if not hasattr(program, "single"):

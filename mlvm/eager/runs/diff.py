@@ -127,7 +127,7 @@ def diff(a: Run | Replay, b: Run | Replay) -> Difference | None:
 
 
 def equality(a: Run, b: Run) -> str:
-    """Return a sentence for two runs without a difference: the steps, and a recording that was cut.
+    """Return a sentence for two equal runs: the steps, and a recording that was cut.
 
     A run that was not closed counts as equal to a longer run with the same first steps.
     """

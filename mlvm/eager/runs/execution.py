@@ -163,7 +163,7 @@ class Execution:
         A result that was overwritten, or that is computed later, is computed again. The position
         does not change.
 
-        Raises `ArgumentError` for a reference without a value.
+        Raises `ArgumentError` for a reference that has no value.
         """
         if ref.kind == "result" and ref.number >= len(self._ops) and self._end is None:
             with self._restored():

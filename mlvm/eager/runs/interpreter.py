@@ -174,7 +174,9 @@ class OpInterpreter:
                 return False
             else:
                 self._follow(opcode, immediates)
-        raise LimitExceededError(f"execution: {_MOST_BETWEEN:,} instructions without an op")
+        raise LimitExceededError(
+            f"execution: expected an op within {_MOST_BETWEEN:,} instructions, got none"
+        )
 
     def _follow(self, opcode: Opcode, immediates: tuple[Any, ...]) -> None:
         """Follow an instruction other than a call of a host function."""
@@ -208,7 +210,10 @@ class OpInterpreter:
         elif opcode is Opcode.call:
             callee = self._functions[immediates[0]]
             if len(state.frames) >= MAX_DEPTH:
-                raise LimitExceededError(f"execution: call depth exceeds {MAX_DEPTH:,}")
+                raise LimitExceededError(
+                    f"execution: expected a call depth of at most {MAX_DEPTH:,}, got a "
+                    "deeper recursion"
+                )
             state.frames.append((state.function, state.pc, state.base, state.nparams))
             state.function, state.pc = callee.name, 0
             state.base, state.nparams = len(stack), callee.nparams

@@ -185,4 +185,4 @@ class Values:
 
 
 class _NoValue(ArgumentError, LookupError):
-    """Raised for a name without a value."""
+    """Raised for a name that has no value."""

@@ -42,7 +42,7 @@ class OpProgram(NamedTuple):
         step: the program as a saved step, with the state before the call.
         lines: the user's line of each instruction with a known line.
         values: the names that the user's line assigns to the results of an instruction.
-        inputs, states, results: names of the step's inputs, states and results, "" without a name.
+        inputs, states, results: names of the step's inputs, states and results, "" for no name.
     """
 
     step: SavedStep

@@ -50,7 +50,7 @@ class RecordedStep(NamedTuple):
         table: the operands and results of the program.
         before, after: the digests of the state that it reads and updates.
         inputs, results: the digests of the inputs and results; updated inputs are the last results.
-        values: the numbers without axes among the results, by number.
+        values: the scalars among the results, by number.
         stored_cells: state that was written since the previous step.
         stored_inputs: the inputs that were stored.
     """
@@ -223,7 +223,7 @@ class Run:
 
     @property
     def losses(self) -> list[float]:
-        """The first number without axes that each step returns, of the steps that return one."""
+        """The first scalar that each step returns, of the steps that return one."""
         return [min(step.values.items())[1] for step in self.steps if step.values]
 
     def step(self, number: int, caller: str = "run") -> RecordedStep:

@@ -30,8 +30,8 @@ class StepTable:
 
     Attributes:
         function: the name of the function.
-        content: the digest of the program without names and lines; "" without a program.
-        file: the digest of the program's file, "" without one.
+        content: the digest of the program without names and lines; "" if there is no program.
+        file: the digest of the program's file, "" if there is none.
         operands: the operands of the program, in the program's numbering.
         names, types: the names and types of the external inputs.
         results: the names of the tensors and Python numbers that a call returns.
@@ -115,7 +115,7 @@ def number_array(x: float) -> Array:
 
 
 def scalar_of(x: Array) -> float | None:
-    """Return the value of a real number without axes; None for any other array."""
+    """Return the value of a real scalar; None for any other array."""
     if x.ndim or TensorType.of(x).dtype.kind not in ("float", "signed", "unsigned"):
         return None
     return float(shown(x).item())

@@ -20,7 +20,7 @@ class Verified(NamedTuple):
         skipped: the reason why a step could not be computed, by step: the inputs were not stored,
             or this machine does not have a function that the step calls.
         problems: missing or damaged files.
-        unchecked: the number of steps without a program, which no replay computes.
+        unchecked: the number of steps that have no program, which no replay computes.
         is_closed: whether the recording was closed, so that no step is missing at the end.
     """
 

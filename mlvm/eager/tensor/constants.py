@@ -123,11 +123,17 @@ def scalar_array(value: Scalar | Number, dtype: DType) -> Array:
     """Return the value of `constant`, with the same errors."""
     kind = next(each for each in _ADOPTED_BY if isinstance(value, each))
     if dtype.kind not in _ADOPTED_BY[kind]:
-        raise DTypeError(f"the {kind.__name__} {brief(value)} cannot be converted to {dtype.name}")
+        raise DTypeError(
+            f"expected a number for {dtype.name}, got the {kind.__name__} {brief(value)}; "
+            "convert the tensor"
+        )
     try:
         return half.number_array(value, dtype)
     except OverflowError:
-        raise OperandValueError(f"the int {brief(value)} does not fit into {dtype.name}") from None
+        raise OperandValueError(
+            f"the int {brief(value)} does not fit into {dtype.name}; convert the tensor to a "
+            "wider dtype"
+        ) from None
 
 
 def _constant_of_call(value: Number, dtype: DType, pool: Constants) -> Tensor:

@@ -1,4 +1,4 @@
-"""Python numbers and dynamic lengths as inputs of a captured program.
+"""Python numbers and dynamic sizes as inputs of a captured program.
 
 In a trace, a `Number` is the placeholder of a Python number. Python's arithmetic on it is recorded
 (`steps`), and repeated at each call with the number of that call. Python repeats it in double
@@ -62,24 +62,24 @@ _COMPUTED: Final = frozenset({bool, int, float, Size})
 
 
 class Pinned(Exception):
-    """Raised if Python code needs the value of a dynamic length, which a plan must not use."""
+    """Raised if Python code needs the value of a dynamic size, which a plan must not use."""
 
 
 class Numbers:
-    """Recorded computation on the Python numbers and the dynamic lengths of a traced call.
+    """Recorded computation on the Python numbers and the dynamic sizes of a traced call.
 
     Attributes:
-        values: the inputs (numbers, then lengths), then constants and computed values.
+        values: the inputs (numbers, then sizes), then constants and computed values.
         inputs: the number of inputs.
-        first_length: the index of the first length among the inputs.
+        first_length: the index of the first size among the inputs.
         steps: the computation: the index of a result, the function, the indices of its operands.
         guarded: the indices of values that Python code needed, with the lines of code in a trace
-            with lengths.
+            with sizes.
         tensors: scalar tensors that ops used for a value, by index and dtype.
         vm: the VM of these tensors.
         types: dynamic types, by dtype and shape.
-        pins: the lines of Python that needed the value of a length, by length index.
-        present: the lengths of a call, in `at`.
+        pins: the lines of Python that needed the value of a size, by size index.
+        present: the sizes of a call, in `at`.
         largest: the values at the bounds, while types are planned.
         closed: whether the trace has finished.
     """
@@ -155,9 +155,9 @@ class Numbers:
         self._places = {}
 
     def at(self, values: Sequence[Any], used: Iterable[int]) -> Numbers:
-        """Return the computation for calls with these values of the dynamic lengths.
+        """Return the computation for calls with these values of the dynamic sizes.
 
-        Results that depend only on lengths become constants. Numbers at the `used` indices, which
+        Results that depend only on sizes become constants. Numbers at the `used` indices, which
         types and attributes contain, are guarded."""
         other = copy.copy(self)
         other.values = [*values]
@@ -267,9 +267,9 @@ class Numbers:
         return p
 
     def type_of(self, dtype: DType, shape: Sequence[Any]) -> TensorType:
-        """Return the unique type with that dtype and shape, which has dynamic lengths.
+        """Return the unique type with that dtype and shape, which has dynamic sizes.
 
-        Raises `ShapeError` for a negative length."""
+        Raises `ShapeError` for a negative size."""
         lengths: list[Any] = []
         key: list[Any] = [dtype]
         for n in shape:
@@ -293,11 +293,11 @@ class Numbers:
     def planning(
         self, bounds: Sequence[int], present: Sequence[Any]
     ) -> Iterator[tuple[list[Any], dict[int, Any]]]:
-        """Record computation on lengths again inside the block, with the `present` values.
+        """Record computation on sizes again inside the block, with the `present` values.
 
-        The byte sizes of types are those at these bounds of all lengths. Yields placeholders of the
+        The byte sizes of types are those at these bounds of all sizes. Yields placeholders of the
         values and, at the end of the block, the guards by index. Raises `Pinned` after a block that
-        needed the value of a length; the recorded computation is then discarded."""
+        needed the value of a size; the recorded computation is then discarded."""
         before = len(self.values), len(self.steps), dict(self.guarded), dict(self.pins)
         guards: dict[int, Any] = {}
         self.values = [*present]
@@ -432,25 +432,25 @@ def is_same(x: Any, y: Any) -> bool:
 
 
 def index_of(value: Any) -> int:
-    """Return `operator.index` of the value; a dynamic length is returned unchanged."""
+    """Return `operator.index` of the value; a dynamic size is returned unchanged."""
     if type(value) is Number and value.is_open():
         return value  # type: ignore[return-value]
     return operator.index(value)
 
 
 def is_open(value: Any) -> bool:
-    """Return whether a value is a dynamic length, or computed from dynamic lengths."""
+    """Return whether a value is a dynamic size, or computed from dynamic sizes."""
     return type(value) is Number and value.is_open()
 
 
 def has_open_lengths() -> bool:
-    """Return whether a trace with dynamic lengths is active."""
+    """Return whether a trace with dynamic sizes is active."""
     own: Numbers | None = current().numbers
     return own is not None and own.has_lengths
 
 
 def is_length(value: Any) -> bool:
-    """Return whether a value is computed only from dynamic lengths, and from no other number."""
+    """Return whether a value is computed only from dynamic sizes, and from no other number."""
     own = value.recorded if is_open(value) else None
     return own is not None and own.sources({value.place}).isdisjoint(range(own.first_length))
 
@@ -474,9 +474,9 @@ def compute(fn: Callable[..., Any], *operands: Any) -> Any:
 def open_lengths(
     sizes: Sequence[int], formulas: Any
 ) -> Iterator[tuple[list[Any], Callable[[], list[tuple[int, Any]]]]]:
-    """Record computation on lengths of these sizes as formulas inside the block.
+    """Record computation on dynamic sizes with these values as formulas inside the block.
 
-    Yields placeholders for the lengths, and a function `guards` of the computation so far.
+    Yields placeholders for the sizes, and a function `guards` of the computation so far.
     """
     numbers, _ = Numbers((), None, sizes).fork_for(formulas)
     with numbers.planning_kernels() as placeholders:

@@ -1,6 +1,6 @@
 """Algebra of lengths: sums and products of integers in a normal form.
 
-Two formulas of a trace that are equal for all lengths are the same polynomial. A comparison of them
+Two formulas of a trace that are equal for all sizes are the same polynomial. A comparison of them
 therefore needs no guard, and a shape that is computed in two ways results in the same type.
 """
 

@@ -125,7 +125,7 @@ class Tensor(Methods, Allocation):
     def size(self) -> int:
         """The number of elements."""
         size = self.type.size
-        return Size(size) if type(size) is int else size  # a dynamic length is returned unchanged
+        return Size(size) if type(size) is int else size  # a dynamic size is returned unchanged
 
     @property
     def nbytes(self) -> int:
@@ -276,7 +276,9 @@ class Tensor(Methods, Allocation):
 
     def __index__(self) -> int:
         if not self.dtype.is_integer:
-            raise DTypeError("expected an integer tensor as an index").at("index", (self.type,))
+            raise DTypeError(
+                "expected an integer tensor as an index; convert with astype(x, 'int64')"
+            ).at("index", (self.type,))
         try:
             return int(self._number("index"))
         except CaptureError as error:
@@ -287,14 +289,14 @@ class Tensor(Methods, Allocation):
 
     def __len__(self) -> int:
         if not self.shape:
-            raise LengthError("a scalar tensor has no length").at("len", (self.type,))
+            raise LengthError("a scalar tensor has no length; use x.size").at("len", (self.type,))
         return self.shape[0]
 
     def __iter__(self) -> Iterator[Tensor]:
         if not self.shape:
-            raise LengthError("a scalar tensor has no rows to iterate over").at(
-                "iter", (self.type,)
-            )
+            raise LengthError(
+                "a scalar tensor has no rows to iterate over; use x.item() for its value"
+            ).at("iter", (self.type,))
         return _rows(self)
 
     def __repr__(self) -> str:

@@ -101,7 +101,8 @@ def of_numbers(obj: object) -> Array:
             return np.array(obj, np.uint64)
         except OverflowError:
             raise OperandValueError(
-                "no integer dtype can represent ints >= 2**63 combined with negative ints"
+                "no integer dtype can represent ints >= 2**63 and negative ints; write "
+                "them as floats"
             ) from None
     return array
 

@@ -45,7 +45,7 @@ def annotate_error(error: MlvmError, function: str, operands: Iterable[object]) 
     """Name the function and the operands in an error that names none, and drop the inner frames.
 
     The innermost frame of the traceback is then the caller's line: a bare `raise` after this adds
-    no frame for the function that raises. A call without an error has no overhead.
+    no frame for the function that raises. A successful call has no overhead.
     """
     if isinstance(error, OpError):
         values = [*operands]

@@ -339,7 +339,7 @@ def _vjp(
 ) -> Sums:
     """Return the cotangents of the arguments and the closures."""
     if taping() is not None:
-        raise GradientError("a second gradient through ml.auto_batch is not supported")
+        raise GradientError("a second gradient through ml.auto_batch is not supported; use vmap")
     number, *rest = saved
     args, shared = rest[:nargs], rest[nargs:]
     pairs = zip(gs, types, strict=True)

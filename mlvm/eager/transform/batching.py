@@ -611,7 +611,7 @@ def _dry_values(flags: Sequence[bool]) -> Values:
 
 
 def no_rule(name: str, line: str | None = None) -> CaptureError:
-    """Return the error for a call without a batching rule."""
+    """Return the error for a call that has no batching rule."""
     return CaptureError(
         f"{f'{line}: ' if line else ''}vmap has no rule for {name}; call it outside of the "
         f"function, for the whole batch, or take ml.map in place of vmap: it runs one by one"

@@ -70,7 +70,7 @@ from mlvm.step.flow import Call, Procedure
 
 
 class NoTangent(NamedTuple):
-    """Tangent of a value computed by an op without a forward rule.
+    """Tangent of a value computed by an op that has no forward rule.
 
     It raises `error` if a float of the result depends on it. An integer computed from it has no
     tangent.

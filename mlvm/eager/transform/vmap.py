@@ -194,7 +194,7 @@ def _count(sizes: Mapping[str, tuple[int, TensorType, int]], axis_size: int | No
         ]
         if axis_size is not None:
             spelled.append(f"axis_size is {axis_size}")
-        raise ShapeError(f"vmap: batch sizes differ: {'; '.join(spelled)}")
+        raise ShapeError(f"vmap: expected equal batch sizes, got {'; '.join(spelled)}")
     return counts[0]
 
 

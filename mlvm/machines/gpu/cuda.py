@@ -177,7 +177,9 @@ def listed() -> list[tuple[str, str, int]]:
     try:
         properties = [runtime.getDeviceProperties(i) for i in range(runtime.getDeviceCount())]
     except runtime.CUDARuntimeError as error:
-        raise MachineError(f"CUDA finds no device: {error}") from None
+        raise MachineError(
+            f"CUDA finds no device: {error}; check the driver with nvidia-smi"
+        ) from None
     return [
         (f"cuda:{i}", each["name"].decode(), each["totalGlobalMem"])
         for i, each in enumerate(properties)

@@ -171,7 +171,9 @@ class DeviceArray:
         return shown(self.buffer.memory.read(self)).item()
 
     def __array__(self, *_: object, **__: object) -> Array:
-        raise MachineError(f"an array of {self.buffer.memory.device} is not in host memory")
+        raise MachineError(
+            f"an array of {self.buffer.memory.device} is not in host memory; copy it with vm.read"
+        )
 
     def __array_function__(
         self, function: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -234,7 +236,7 @@ class DeviceMemory(Memory):
 
     def __enter__(self) -> DeviceMemory:
         if self.lost is not None:
-            raise MachineError(f"{self.device} and this VM are lost: {self.lost}")
+            raise MachineError(f"{self.device} and this VM are lost: {self.lost}; create a new VM")
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
@@ -243,7 +245,9 @@ class DeviceMemory(Memory):
         typed = error if isinstance(error, Lost) else self.driver.typed(error)
         if isinstance(typed, Lost):
             self.lost = str(typed)
-            raise MachineError(f"{self.device} and this VM are lost: {typed}") from error
+            raise MachineError(
+                f"{self.device} and this VM are lost: {typed}; create a new VM"
+            ) from error
         if typed is not None:
             raise typed from error
 

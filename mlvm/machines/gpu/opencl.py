@@ -70,7 +70,9 @@ def devices_by_name() -> list[tuple[str, Any]]:
     try:
         platforms = cl.get_platforms()
     except cl.Error as error:
-        raise MachineError(f"OpenCL finds no driver: {error}") from None
+        raise MachineError(
+            f"OpenCL finds no driver: {error}; for a processor, install pocl-opencl-icd"
+        ) from None
     named = []
     for i, platform in enumerate(platforms):
         try:

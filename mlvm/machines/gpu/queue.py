@@ -3,8 +3,8 @@
 An op is planned once per combination of types, prepared once per set of arrays, and launched
 without a wait.
 
-Ops share scratch memory, because all calls run in order. An op without a kernel on the device runs
-on the host: the operands are read, which waits, and the result is sent. `counts` contains the
+Ops share scratch memory, because all calls run in order. An op that has no kernel on the device
+runs on the host: the operands are read, which waits, and the result is sent. `counts` contains the
 number of these ops, and traces show them.
 """
 
@@ -75,7 +75,7 @@ class Ready:
 class DeviceQueue:
     """Queue of the ops of one VM for its device.
 
-    host: kernels for ops without a kernel on the device
+    host: kernels for ops that have no kernel on the device
     """
 
     def __init__(self, memory: DeviceMemory, host: Mapping[str, Kernel]) -> None:

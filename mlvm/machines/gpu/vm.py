@@ -3,7 +3,7 @@
 Each storage is a buffer of the device. The device executes all calls in order; only a read waits
 for it. Consecutive calls of a program are prepared when the program is bound to arguments, so a
 launch only enqueues them. Values are read if the program's control flow needs them, and for ops
-without a kernel on the device, which run on the host.
+that have no kernel on the device and run on the host.
 
 Host functions in Python receive copies of the operands on the host. Written operands and results
 are copied back to the device.

@@ -19,7 +19,7 @@ def pattern(value: object, dtype: DType) -> int:
 
 def wrapped(value: int) -> int:
     """Wrap an integer to the i64 with the same last 64 bits."""
-    if -(2**62) <= value < 2**62:  # the common case; also taken by formulas of lengths
+    if -(2**62) <= value < 2**62:  # the common case; also taken by formulas of sizes
         return value
     return (value + 2**63) % 2**64 - 2**63
 

@@ -119,7 +119,7 @@ def require(what: str) -> None:
 def simd_sets() -> dict[str, bool]:
     """Return the instruction sets, best first, and whether this processor supports each.
 
-    The result is empty without the extension.
+    The result is empty if the extension is missing.
     """
     sets: dict[str, bool] = {} if EXTENSION is None else EXTENSION.simd_sets()
     return sets

@@ -29,7 +29,7 @@ class Fallback(NamedTuple):
 
 
 def fallback(op: Op, types: Types, attributes: Attributes) -> Fallback | None:
-    """Return the op that replaces an op without a kernel for these types, or None."""
+    """Return the op that replaces an op that has no kernel for these types, or None."""
     if not types:  # a raw VM may pass no types
         return None
     out, *xs = types

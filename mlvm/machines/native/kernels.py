@@ -66,7 +66,7 @@ class NativeKernel:
     def plan(
         self, types: Types, attributes: Attributes, *, are_inferred: bool = False
     ) -> KernelCall | None:
-        """Plan the call without caching it: the types may have dynamic lengths.
+        """Plan the call without caching it: the types may have dynamic sizes.
 
         are_inferred: whether the result type is known to be the type that the op infers
         """
@@ -172,7 +172,7 @@ class NativeFused:
             plan.run(self._pool, params)
 
     def plan(self, types: Types, attributes: Attributes) -> KernelCall | None:
-        """Plan the call without caching it: the types may have dynamic lengths."""
+        """Plan the call without caching it: the types may have dynamic sizes."""
         links = attributes["chain"].links
         is_native = all(isinstance(attributes["chain"].kernel(x.op), NativeKernel) for x in links)
         head = links[0].op

@@ -122,7 +122,7 @@ def kernel_call(
 
 
 class OpenCall(NamedTuple):
-    """Call with formulas of lengths, for the planner of a call that runs it."""
+    """Call with formulas of sizes, for the planner of a call that runs it."""
 
     call: KernelCall
     kernel: str

@@ -122,7 +122,7 @@ def _resolve(address: TcpAddress) -> list[tuple[int, int, int, str, tuple[object
         infos = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or str(error)
-        raise AddressError(f"cannot find host {address.host!r}: {why}") from None
+        raise AddressError(f"cannot find host {address.host!r}: {why}; check the address") from None
     return infos  # type: ignore[return-value]
 
 
@@ -166,7 +166,10 @@ def _remove_stale(address: UnixAddress) -> None:
     """Remove the file of a stopped server. Raises `AddressError` for any other file."""
     try:
         if not stat.S_ISSOCK(os.lstat(address.path).st_mode):
-            raise AddressError(f"cannot listen on {address}: a file of that name exists")
+            raise AddressError(
+                f"cannot listen on {address}: a file of that name exists; remove it, or "
+                "choose another path"
+            )
     except FileNotFoundError:
         return
     with _refusing(address), socket.socket(socket.AF_UNIX) as probe:
@@ -177,7 +180,10 @@ def _remove_stale(address: UnixAddress) -> None:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(address.path)
             return
-    raise AddressError(f"cannot listen on {address}: a different server is listening there")
+    raise AddressError(
+        f"cannot listen on {address}: a different server is listening there; stop it, or "
+        "choose another path"
+    )
 
 
 def address_of(sock: socket.socket, requested: Address) -> Address:

@@ -211,7 +211,10 @@ def _secure(sock: socket.socket, host: str, tls: Tls, deadline: float) -> socket
     try:
         return context.wrap_socket(sock, server_hostname=host)
     except ssl.SSLCertVerificationError as error:
-        raise AccessDeniedError(f"the server's certificate: {error.verify_message}") from None
+        raise AccessDeniedError(
+            f"the server's certificate: {error.verify_message}; pass its certificate "
+            "authority as tls="
+        ) from None
     except (ssl.SSLEOFError, ConnectionResetError, BrokenPipeError) as error:
         raise _Cut(f"{_NO_TLS}: {error.strerror or error}") from None
     except ssl.SSLError as error:

@@ -100,7 +100,7 @@ def receive(
     if magic != MAGIC:
         raise EncodingError(f"a message must start with {MAGIC!r}, got {magic!r}")
     if length > most:
-        raise EncodingError(f"a message of {length} bytes; the limit is {most}")
+        raise EncodingError(f"expected a message of at most {most} bytes, got {length}")
     return version, kind, header + _exactly(sock, length, deadline, system)
 
 
@@ -126,7 +126,7 @@ def _some(sock: socket.socket, most: int, deadline: float, system: System, flags
         if not data:
             raise ConnectionLostError("the other side has closed the connection")
         return data
-    raise ConnectionLostError("the handshake took too long")
+    raise ConnectionLostError("the handshake took too long; raise timeout=")
 
 
 def send(sock: socket.socket, message: bytes, deadline: float, system: System = SYSTEM) -> None:
@@ -230,7 +230,10 @@ def greet(
     except EncodingError as error:
         raise AccessDeniedError(f"the server's welcome cannot be read: {error}") from None
     if not hmac.compare_digest(mac, _proof(secret, b"server", *heard, proof, body)):
-        raise AccessDeniedError("the server does not know the secret")
+        raise AccessDeniedError(
+            "the server does not know the secret; pass the server's secret as secret= or "
+            "secret_file="
+        )
     return about
 
 
@@ -317,7 +320,7 @@ def admit(
         if hmac.compare_digest(mac, _proof(secret, b"client", *heard))
     ]
     if not users:
-        raise _refused(sock, "the secret is wrong", deadline, system)
+        raise _refused(sock, "the secret is wrong; pass the server's secret", deadline, system)
     shared = candidates[users[0]]
     try:
         about = decide(replace(hello, user=users[0]))

@@ -118,7 +118,7 @@ class Processes:
         log: Callable[..., None],
     ) -> None:
         if os.name != "posix" or not hasattr(os, "fork"):
-            raise MachineError("processes need a POSIX system")
+            raise MachineError("processes need a POSIX system; omit processes=")
         self._most = most
         self._settings = {
             "limits": asdict(limits),

@@ -129,7 +129,7 @@ class Server(Closing):
             requested = None if address is None else addresses.parse_address(address)
         self._users = None if secret is None else users_of(handshake.check_secret(secret))
         if self._users is None and isinstance(requested, addresses.TcpAddress):
-            raise AccessDeniedError(f"a server at {requested} needs a secret")
+            raise AccessDeniedError(f"a server at {requested} needs a secret; pass secret=")
         if key is not None and certificate is None:
             raise errors.AddressError(f"key={key!r} needs certificate= as well")
         self._files = certificate, key
@@ -208,7 +208,7 @@ class Server(Closing):
         """
         users = None if secret is None else users_of(handshake.check_secret(secret))
         if users is None and isinstance(self.address, addresses.TcpAddress):
-            raise AccessDeniedError(f"a server at {self.address} needs a secret")
+            raise AccessDeniedError(f"a server at {self.address} needs a secret; pass secret=")
         certificate, key = self._files
         context = server_context(certificate, key) if certificate is not None else None
         self._users, self._context = users, context
@@ -239,7 +239,7 @@ class Server(Closing):
             self._remove_file()
         self.drain()
         self._wait(grace)
-        self.stop("the server is shutting down")
+        self.stop("the server is shutting down; connect again later")
         self._wait(0.5)  # wait for the answers to clients
         with self._lock:
             admitted = [each.socket for each in self._clients.values()]
@@ -397,7 +397,9 @@ class Server(Closing):
             raise AccessDeniedError("the client uses neither this protocol nor TLS")
         if self._context is None:
             if tls:
-                raise AccessDeniedError("the client uses TLS, but this server has no certificate")
+                raise AccessDeniedError(
+                    "the client uses TLS, but this server has no certificate; connect without tls="
+                )
             return sock
         if not tls:
             reason = "this server requires TLS: connect with tls="
@@ -438,13 +440,17 @@ class Server(Closing):
             raise AccessDeniedError(f"unknown shared VM {hello.vm[:50]!r}; available are {names}")
         with self._lock:
             if self._draining:
-                raise AccessDeniedError("the server is shutting down")
+                raise AccessDeniedError("the server is shutting down; connect again later")
             count = len(self._clients)
             if count >= self._limits.connections:
-                raise AccessDeniedError(f"the server has reached its limit of {count} clients")
+                raise AccessDeniedError(
+                    f"the server has reached its limit of {count} clients; connect again later"
+                )
             own = sum(each.user == hello.user for each in self._clients.values())
             if own >= self._limits.user_connections:
-                raise AccessDeniedError(f"this user has reached the limit of {own} clients")
+                raise AccessDeniedError(
+                    f"this user has reached the limit of {own} clients; close one of them"
+                )
             if reason := self._accounts.over(hello.user):
                 raise AccessDeniedError(reason)
             client.user = hello.user
@@ -569,14 +575,19 @@ class Server(Closing):
                     if again:
                         session.resume(stream)
                     session.serve(stream, lambda: self._draining)
-                    return self._part_from(stream, "the server is shutting down")
+                    return self._part_from(
+                        stream, "the server is shutting down; connect again later"
+                    )
                 except ConnectionLostError:
                     again = session.leased and client.comes_again()
                     if not again:
                         raise
         except ConnectionLostError as error:
             return self._part_from(
-                stream, "the server is shutting down" if self._draining else str(error)
+                stream,
+                "the server is shutting down; connect again later"
+                if self._draining
+                else str(error),
             )
         except (EncodingError, LimitExceededError) as error:  # the next message cannot be found
             with contextlib.suppress(MlvmError, OSError):

@@ -181,7 +181,7 @@ class Stream:
             )
         if self.max_message is not None and length > self.max_message:
             raise LimitExceededError(
-                f"a message of {length:,} bytes; the limit is {self.max_message:,}"
+                f"expected a message of at most {self.max_message:,} bytes, got {length:,}"
             )
         if length > LARGE:
             incoming = Incoming(self, length)

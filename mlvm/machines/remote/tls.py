@@ -72,4 +72,7 @@ def _prepared(context: ssl.SSLContext) -> ssl.SSLContext:
 
 
 def _no_password() -> str:
-    raise ValueError("the key is encrypted: a server cannot ask for a password")
+    raise ValueError(
+        "the key is encrypted, but a server cannot ask for a password; decrypt it, as with "
+        "openssl pkey"
+    )

@@ -32,7 +32,7 @@ def users_of(secret: bytes) -> dict[str, bytes]:
     for match in filter(None, matches):
         name = match[1].decode()
         if name in users:
-            raise AccessDeniedError(f"user {name!r} has two secrets")
+            raise AccessDeniedError(f"user {name!r} has two secrets; remove a line")
         users[name] = check_secret(match[2])
     return users
 

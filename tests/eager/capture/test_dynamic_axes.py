@@ -506,7 +506,7 @@ def test_a_saved_step_takes_all_lengths(tmp_path: Path) -> None:
         ((2, 4), (2,)),
         "n = 2 the function takes other branches than at n = 7, in LINE, after a call",
     ),
-    (((5, 4), (5, 1)), "step: input 1 is f32[n], got f32[5,1]"),
+    (((5, 4), (5, 1)), "step: expected input 1 as f32[n], got f32[5,1]"),
     (((5, 3), (5,)), "step: expected input 0 as f32[n,4], got f32[5,3]"),
 )
 def test_a_saved_step_refuses_other_lengths(shapes: Any, message: str, tmp_path: Path) -> None:

@@ -196,7 +196,7 @@ def test_tensors_without_elements_may_be_under_way_together() -> None:
         ml.parallel.all_reduce_start(ml.ones((0,)))
         ml.parallel.all_reduce_start(x)
         refuses(
-            GroupError, "was started, but no wait has followed", ml.parallel.all_reduce_start, x
+            GroupError, "was started before; call its wait first", ml.parallel.all_reduce_start, x
         )
         ml.parallel.all_reduce_wait(x)
         assert x.tolist() == [2, 2]

@@ -500,7 +500,7 @@ static int double_capacity(Call *call)
 }
 
 /* Return an entry to fill for operands of these types. A full table is replaced by a larger one with the
- * same entries. NULL without memory. */
+ * same entries. NULL if memory is exhausted. */
 static Entry *entry_to_fill(Call *call, const FastPath *fast_path, Allocation *const *operands, int count)
 {
     if (2 * call->count >= call->capacity && call->capacity < MOST_PLACES && double_capacity(call))

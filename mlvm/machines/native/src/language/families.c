@@ -1,6 +1,6 @@
 /* Calls that differ from other calls only by numbers: lengths of operands, or integers among the arguments.
  *
- * In:        the key of a call without a template, from templates.c.
+ * In:        the key of a call that has no template, from templates.c.
  * Out:       the call's result, computed by an open template: the steps of such calls, with formulas of the
  *            numbers for the types of results and for the integers of kernels.
  * Must hold: an open template is made of a trace in which the numbers are open
@@ -29,7 +29,7 @@ enum {
 };
 
 /* A step: `call` is NULL for a view. The lengths of its result are formulas. `node` is the template of its node on a
- * tape, NULL without a tracked operand. With `places`, it is a function that returns the template for the types of the
+ * tape, NULL if no operand is tracked. With `places`, it is a function that returns the template for the types of the
  * operands and the numbers at these places of formulas. */
 typedef struct {
     KernelCallObject *call;
@@ -212,7 +212,7 @@ static int note_node(const OpenStep *step, const Key *key, const Number *values,
     return done;
 }
 
-/* Run the steps, or one step that writes to `into`. NULL without an exception if Python must run the call. */
+/* Run the steps, or one step that writes to `into`. NULL with no exception set if Python must run the call. */
 static PyObject *run_open(OpenTemplate *self, const Key *key, const Number *values, Allocation *into)
 {
     const Template *template = self->template;

@@ -50,7 +50,7 @@ static struct {
 
 static Template *templates[TEMPLATES];
 
-/* Keys of calls without a template: a hash, and the number of calls. */
+/* Keys of calls that have no template: a hash, and the number of calls. */
 typedef struct {
     uint64_t hash;
     int count;
@@ -706,7 +706,7 @@ static struct {
     PyObject *call, *state, *type, *locked;
 } keys;
 
-/* The next key, as `_next` in functions/random.py; NULL without an exception if Python must draw it. */
+/* The next key, as `_next` in functions/random.py; NULL with no exception set if Python must draw it. */
 static PyObject *drawn_key(PyObject *context)
 {
     PyObject *arena = keys.fast_path ? arena_of(context) : NULL;

@@ -70,7 +70,7 @@ int add_keywords(Key *key, PyObject *keywords);
 /* The counter of calls with a key without a template. */
 int *calls_of(uint64_t hash);
 
-/* A template of these items without steps; NULL without memory. */
+/* A template of these items without steps; NULL if memory is exhausted. */
 Template *new_template(PyObject *function, const Key *key, int nsteps, int nconstants, int ncodes);
 
 /* End a use of a template, and free it after the last one. */

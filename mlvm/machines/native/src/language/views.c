@@ -358,7 +358,7 @@ static int is_tracked(const Allocation *x)
     return answer;
 }
 
-/* Return a copy of a selection, or a view if it is all of x. NULL without an exception for the slow
+/* Return a copy of a selection, or a view if it is all of x. NULL with no exception set for the slow
  * path. */
 static PyObject *selected(Allocation *x, PyObject *key)
 {
@@ -395,7 +395,7 @@ static PyObject *selected(Allocation *x, PyObject *key)
     return result;
 }
 
-/* Return the rows of x where the mask is True. NULL without an exception for the slow path. */
+/* Return the rows of x where the mask is True. NULL with no exception set for the slow path. */
 static PyObject *chosen(Allocation *x, Allocation *mask)
 {
     Layout layout, covers;
@@ -918,7 +918,7 @@ static PyObject *filled(PyObject *module, PyObject *args)
     return tensor_or_none(out);
 }
 
-/* Write bytes to a new tensor of the current arena. NULL without an exception if Python must do it. */
+/* Write bytes to a new tensor of the current arena. NULL with no exception set if Python must do it. */
 static PyObject *tensor_with(PyObject *type, const Layout *layout, const char *bytes)
 {
     PyObject *arena = is_quiet() ? present_arena() : NULL;
@@ -935,7 +935,7 @@ static PyObject *tensor_with(PyObject *type, const Layout *layout, const char *b
     return (PyObject *)out;
 }
 
-/* Return the key that the op `call` splits off a state of random keys, which advances; NULL without an exception if
+/* Return the key that the op `call` splits off a state of random keys, which advances; NULL with no exception set if
  * Python must do both. Either the caller holds the lock of the keys, or `locked()` returns whether another thread
  * holds it. */
 static PyObject *next_key_in(PyObject *arena, PyObject *call, Allocation *state, PyObject *type,

@@ -16,10 +16,10 @@ typedef struct {
 
 int views_init(PyObject *module);
 
-/* Decode a type. Return 1; 0 for a type with many axes, dynamic lengths, or a packed dtype. */
+/* Decode a type. Return 1; 0 for a type with many axes, dynamic sizes, or a packed dtype. */
 int layout_of(PyObject *type, Layout *layout);
 
-/* Return the type of that dtype and shape, a new reference; NULL without an exception if there is none. */
+/* Return the type of that dtype and shape, a new reference; NULL with no exception set if there is none. */
 PyObject *type_of(PyObject *dtype, const int64_t *dims, int ndim);
 
 /* Return a tensor with one element with the value of a Python number; NULL if Python must create it. */

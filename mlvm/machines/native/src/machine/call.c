@@ -119,7 +119,7 @@ static PyObject *kernel_call_new(PyTypeObject *type, PyObject *args, PyObject *k
     return NULL;
 }
 
-/* Return the integers with these names, followed by the rest; NULL without an exception if one
+/* Return the integers with these names, followed by the rest; NULL with no exception set if one
  * is not an int. */
 static int64_t *named_integers(PyObject *names, PyObject *by_name, PyObject *rest, Py_ssize_t *how_many)
 {

@@ -1,4 +1,4 @@
-/* Integers of kernel calls as formulas of lengths.
+/* Integers of kernel calls as formulas of sizes.
  *
  * In:       inputs, constants and steps, added one by one; each has the next number. Values of inputs.
  * Out:      the values of all numbers; by these the integers of calls are written.

@@ -1,4 +1,4 @@
-/* Integers of kernel calls as formulas of lengths. */
+/* Integers of kernel calls as formulas of sizes. */
 #ifndef MLVM_FORMULAS_H
 #define MLVM_FORMULAS_H
 

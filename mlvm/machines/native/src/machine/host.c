@@ -178,7 +178,7 @@ static int answer_number(mlvm_frame *public, const char *name, double *value)
     return failed;
 }
 
-/* Create a tensor of the call, or NULL without memory. The mutex is held. */
+/* Create a tensor of the call, or NULL if memory is exhausted. The mutex is held. */
 static NewTensor *make(Frame *frame, const Type *type)
 {
     NewTensor *new_tensor = malloc(sizeof *new_tensor);

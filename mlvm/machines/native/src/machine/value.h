@@ -62,7 +62,7 @@ int is_limited(void);
 /* Count allocated bytes; return whether the limit allows them. Negative numbers free bytes. */
 int count_made(int64_t nbytes);
 
-/* Allocate a tensor, uninitialized or zeroed; NULL without memory, or beyond the limit. */
+/* Allocate a tensor, uninitialized or zeroed; NULL if memory is exhausted, or beyond the limit. */
 Tensor *tensor_new(const Type *type);
 Tensor *tensor_zeros(const Type *type);
 

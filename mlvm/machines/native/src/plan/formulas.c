@@ -1,4 +1,4 @@
-/* Evaluation of formulas of lengths, without Python. */
+/* Evaluation of formulas of sizes, without Python. */
 #include "formulas.h"
 
 #include <math.h>

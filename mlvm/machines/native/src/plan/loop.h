@@ -102,7 +102,7 @@ typedef struct {
     int (*back)(Machine *m, const Step *step);
     /* Resolve a call for new types of parameters; NULL for an error. */
     const Case *(*resolve)(Machine *m, const Step *step, const Value *params, int count);
-    Tensor *(*make)(Machine *m, const Type *type); /* NULL without memory */
+    Tensor *(*make)(Machine *m, const Type *type); /* NULL if memory is exhausted */
     void (*drop)(Machine *m, Value value);         /* release an object, or a tensor without references */
     void (*keep)(Machine *m, Value value);         /* add a reference to an object */
     int (*truth)(Value value);                     /* of an object; -1 if it is not a condition */

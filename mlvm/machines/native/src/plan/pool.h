@@ -6,7 +6,7 @@
 
 typedef struct Pool Pool;
 
-/* Create a pool of that many threads, including the caller's; NULL without memory. The other
+/* Create a pool of that many threads, including the caller's; NULL if memory is exhausted. The other
  * threads start with the first call of at least `worth_sharing` nanoseconds of work. `pinned`:
  * thread i stays on the i-th processor available to the process. */
 Pool *pool_new(int threads, int pinned, double worth_sharing);

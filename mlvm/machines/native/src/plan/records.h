@@ -10,7 +10,7 @@ typedef struct Record Record;
 
 typedef struct Records Records;
 struct Records {
-    /* Allocate a record on top of the stack, and an entry in the table; NULL without memory. */
+    /* Allocate a record on top of the stack, and an entry in the table; NULL if memory is exhausted. */
     Record *(*take)(Records *records, int64_t nbytes);
     Record **table; /* record i is table[step * i] */
     int64_t step, count;
