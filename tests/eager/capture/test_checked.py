@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 import mlvm.eager as ml
@@ -15,7 +15,7 @@ from tests.brief import Fn, cases, line_with, refuses
 
 pytestmark = pytest.mark.usefixtures("weights")
 
-hidden: Any = json  # no guard looks at names of a library
+hidden: Any = np  # no guard compares variables of numpy
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ import numpy as np
 from mlvm.core.errors import brief, user_line, with_article
 from mlvm.core.protocol import VMProtocol
 from mlvm.eager.capture.guards.guard_set import GuardSet
-from mlvm.eager.capture.guards.layout import PLAIN, SMALL
+from mlvm.eager.capture.guards.layout import PLAIN, SMALL, content_of
 from mlvm.eager.capture.guards.rebinding import contents
 from mlvm.eager.recording import debug
 from mlvm.eager.tensor.autocast import autocast_dtype
@@ -190,6 +190,9 @@ def words_of(guards: GuardSet) -> Words:
         elif kind in ("values", "items", "attribute") and text:
             for each, now in contents(place).items():
                 yield (id(place), each), (text.format(each), _which(now))
+        elif kind == "equal" and name is not content_of and owner is not None:
+            text = f"the setting that {getattr(owner, '__name__', None) or _what(owner)} reads"
+            yield (id(owner), name), (text, _what(value) if type(value) in PLAIN else brief(value))
         elif kind == "equal" and owner is not None:
             where = names.get(id(owner)) or _what(owner)
             yield id(owner), (f"the content of {where}", _of_array(owner, value))

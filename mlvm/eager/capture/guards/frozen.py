@@ -11,6 +11,7 @@ import dis
 import os
 import pathlib
 import sys
+import threading
 import types
 import weakref
 from collections.abc import Iterator, Sequence
@@ -30,6 +31,24 @@ _CLOCKS: Final = frozenset(
     + [f"{module}.times" for module in ("posix", "nt")]
     + ["resource.getrusage"]
 )
+_COUNTERS: Final = frozenset(
+    {f"gc.get_{name}" for name in ("count", "freeze_count", "objects", "referrers", "stats")}
+    | {f"sys.{name}" for name in ("getrefcount", "getallocatedblocks", "_current_frames")}
+    | {f"inspect.{name}" for name in ("stack", "currentframe", "trace")}
+    | {f"traceback.{name}" for name in ("extract_stack", "format_stack")}
+    | {f"threading.{name}" for name in ("active_count", "enumerate")}
+    | {f"_tracemalloc.{name}" for name in ("get_traced_memory", "get_tracemalloc_memory")}
+    | {"gc.isenabled", "sys._getframe", "tracemalloc.take_snapshot", "lock.locked", "RLock.locked"}
+    | {f"{os.name}.getloadavg", "shutil.disk_usage", "multiprocessing.process.active_children"}
+)
+"""Functions that count what the process and the machine do."""
+_SET_ELSEWHERE: Final = frozenset(
+    {f"{os.name}.{name}" for name in ("getpriority", "nice", "sched_getaffinity", "umask")}
+    | {f"{os.name}.{name}" for name in ("sched_getparam", "sched_getscheduler")}
+    | {f"mimetypes.guess_{name}" for name in ("type", "extension", "all_extensions")}
+    | {"signal.getsignal", "signal.getitimer", "resource.getrlimit"}
+)
+"""Functions that read a setting which depends on the argument, and which no guard compares."""
 _UNLESS_GIVEN: Final = {
     **{f"time.{name}": 0 for name in ("localtime", "gmtime", "ctime", "asctime")},
     "time.strftime": 1,
@@ -46,23 +65,33 @@ _SEEDED: Final = (
     *np.random.BitGenerator.__subclasses__(),
 )
 """Functions and classes of numpy that start from entropy unless a seed is passed."""
-_SEEDS: Final = frozenset({"seed", "get_state", "set_state"})
+_SEEDS: Final = frozenset({"seed", "set_state"})
 
 _FILES: Final = frozenset(
-    {"_io.open", "io.open", "glob.glob", "glob.iglob"}
+    {"_io.open", "io.open", "glob.glob", "glob.iglob", "linecache.getline", "linecache.getlines"}
     | {f"numpy.{name}" for name in ("load", "loadtxt", "genfromtxt", "fromfile", "memmap")}
-    | {f"genericpath.{name}" for name in ("exists", "isfile", "isdir", "getsize", "getmtime")}
-    | {f"{os.name}.{name}" for name in ("getcwd", "listdir", "read", "scandir", "stat")}
+    | {f"genericpath.{name}" for name in ("exists", "isfile", "isdir", "islink", "lexists")}
+    | {f"genericpath.get{name}" for name in ("size", "mtime", "atime", "ctime")}
+    | {f"{os.path.__name__}.{name}" for name in ("islink", "lexists", "ismount", "realpath")}
+    | {f"{os.name}.{name}" for name in ("listdir", "read", "scandir", "stat", "lstat", "fstat")}
+    | {f"{os.name}.{name}" for name in ("access", "readlink", "statvfs")}
     | {"os.walk"}
 )
-_PATHS: Final = frozenset({"read_text", "read_bytes", "open", "exists", "is_file", "iterdir"})
+_PATHS: Final = frozenset(
+    {"read_text", "read_bytes", "open", "exists", "is_file", "is_dir", "is_symlink", "iterdir"}
+    | {"glob", "rglob", "walk", "stat", "lstat", "readlink", "resolve", "samefile"}
+)
 """Methods of a path that read a file or a folder."""
+
+_FROZEN: Final = _CLOCKS | _COUNTERS | _SET_ELSEWHERE | {"builtins.input"}
 
 _AS_ARGUMENT: Final = "give it as an argument"
 _WITH_KEY: Final = f"{_AS_ARGUMENT}, or draw with ml.random, which has a key and goes on"
 _FUNCTIONS: Final = frozenset(
     {types.FunctionType, types.BuiltinFunctionType, types.MethodType, type(np.random.default_rng)}
+    | {types.MethodDescriptorType}
 )
+_LOCKS: Final = (type(threading.Lock()), type(threading.RLock()))
 _UNKNOWN: Final = object()
 """Represents an argument that is not a constant in the code."""
 
@@ -70,6 +99,7 @@ _LOADS: Final = frozenset(
     {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF"}
     | {f"LOAD_FAST{how}" for how in ("", "_CHECK", "_BORROW")}
 )
+_ATTRIBUTES: Final = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
 _NO_STEPS: Final = frozenset({"PRECALL", "PUSH_NULL", "CACHE", "EXTENDED_ARG"})
 
 _warned: set[tuple[str, str]] = set()  # lines that were reported, each with the called function
@@ -92,7 +122,8 @@ class FrozenWarning(UserWarning):
 class Reading(NamedTuple):
     """A name that code loads.
 
-    `path`: the name, and the attributes that are read from it.
+    `path`: the name, and the attributes that are read from it. The name of a computed object is
+        empty.
     `imported`: the module, and a name in it, if the code imports the name itself.
     `line`: the line in the file.
     `args`: the arguments of the call, if they are constants and names; otherwise None.
@@ -121,10 +152,15 @@ def warn_of_frozen(guards: GuardSet, name: str) -> None:
     named: set[int] = set()  # ids of functions that a line refers to by name
     called: set[types.FunctionType] | None = None
     for fn in functions:
-        for code, reading in _readings(fn.__code__):
-            value = _value_of(reading, fn)
+        readings = [(code, each, _value_of(each, fn)) for code, each in _readings(fn.__code__)]
+        has_paths = any(map(_is_of_path, [value for _, _, value in readings]))
+        for code, reading, value in readings:
+            if not reading.path[0]:  # a method of a computed object
+                if not has_paths:
+                    continue
+                value = getattr(pathlib.Path, reading.path[1], MISSING)
             named.add(id(value))
-            where, what = f"{code.co_filename}:{reading.line}", ".".join(reading.path)
+            where, what = f"{code.co_filename}:{reading.line}", ".".join(filter(None, reading.path))
             if _reads_file(value):
                 called = _called(functions, name) if called is None else called
                 if fn not in called:
@@ -167,11 +203,22 @@ def _names(code: types.CodeType) -> set[str]:
     return {*code.co_names, *code.co_freevars}.union(*map(_names, nested))
 
 
+def _full_name(value: Any) -> str:
+    owner = getattr(value, "__objclass__", None)
+    return f"{owner.__name__ if owner else value.__module__}.{value.__name__}"
+
+
 def _reads_file(value: Any) -> bool:
     if type(value) not in _FUNCTIONS:
         return False
-    full = f"{value.__module__}.{value.__name__}"
+    full = _full_name(value)
     return full in _FILES or (full.startswith("pathlib.") and value.__name__ in _PATHS)
+
+
+def _is_of_path(value: Any) -> bool:
+    kind = value if issubclass(type(value), type) else type(value)
+    is_method = kind is types.FunctionType and str(value.__module__).partition(".")[0] == "pathlib"
+    return is_method or issubclass(kind, pathlib.PurePath)
 
 
 def _is_read_mode(full: str, args: tuple[Any, ...] | None) -> bool:
@@ -197,7 +244,7 @@ def _remedy(value: Any, args: tuple[Any, ...] | None) -> str | None:
         return _AS_ARGUMENT if value.__name__ in _NOW else None
     if type(value) is types.MethodType:
         return None
-    full = f"{value.__module__}.{value.__name__}"
+    full = _full_name(value)
     if full in _UNLESS_GIVEN:
         position = _UNLESS_GIVEN[full]
         is_given = args is None or (len(args) > position and args[position] is not None)
@@ -206,13 +253,15 @@ def _remedy(value: Any, args: tuple[Any, ...] | None) -> str | None:
         return _WITH_KEY
     if _reads_file(value):
         return _AS_ARGUMENT if value.__name__ != "open" or _is_read_mode(full, args) else None
-    return _AS_ARGUMENT if full in _CLOCKS or full == "builtins.input" else None
+    return _AS_ARGUMENT if full in _FROZEN else None
 
 
 def _value_of(reading: Reading, fn: types.FunctionType) -> Any:
     """Return the value that is read; `MISSING` if there is none or reading it may run user code."""
     first, *rest = reading.path
     value: Any = MISSING
+    if not first:
+        return value
     if reading.imported:
         module, *names = reading.imported
         value, rest = sys.modules.get(module, MISSING), [*names, *rest]
@@ -222,11 +271,13 @@ def _value_of(reading: Reading, fn: types.FunctionType) -> Any:
     else:
         value = fn.__globals__.get(first, getattr(builtins, first, MISSING))
     for name in rest:
-        if issubclass(type(value), pathlib.PurePath):
+        if issubclass(type(value), (pathlib.PurePath, *_LOCKS)):
             value = type(value)
         if not issubclass(type(value), (types.ModuleType, type)):
             return MISSING
-        value = getattr(value, name, MISSING)
+        kind, value = value, getattr(value, name, MISSING)
+        if type(value) is property and issubclass(kind, pathlib.PurePath):  # such as `parent`
+            value = kind
     return value
 
 
@@ -243,7 +294,7 @@ def _readings(code: types.CodeType) -> Iterator[tuple[types.CodeType, Reading]]:
 def _readings_of(code: types.CodeType) -> Iterator[Reading]:
     steps = [each for each in dis.get_instructions(code) if each.opname not in _NO_STEPS]
     imported: dict[str, tuple[str, ...]] = {}
-    module = ""
+    module, end = "", 0
     for i, step in enumerate(steps):
         before = steps[i - 1]
         if step.opname == "IMPORT_NAME":
@@ -252,16 +303,18 @@ def _readings_of(code: types.CodeType) -> Iterator[Reading]:
             imported[step.argval] = (module.partition(".")[0],)
         elif step.opname.startswith("STORE_") and before.opname == "IMPORT_FROM":
             imported[step.argval] = module, before.argval
-        elif step.opname in _LOADS:
-            end = i + 1
-            while end < len(steps) and steps[end].opname in ("LOAD_ATTR", "LOAD_METHOD"):
-                end += 1
-            path = tuple([each.argval for each in steps[i:end]])
-            args = _arguments(steps[end : end + 4])
-            line = step.positions.lineno if step.positions else None
+        line = step.positions.lineno if step.positions else None
+        line = line or code.co_firstlineno
+        if step.opname in _LOADS:
             source = imported.get(step.argval, ())
             if source or not step.opname.startswith("LOAD_FAST"):
-                yield Reading(path, source, line or code.co_firstlineno, args)
+                end = i + 1
+                while end < len(steps) and steps[end].opname in _ATTRIBUTES:
+                    end += 1
+                path = tuple([each.argval for each in steps[i:end]])
+                yield Reading(path, source, line, _arguments(steps[end : end + 4]))
+        elif i >= end and step.opname in _ATTRIBUTES and step.argval in _PATHS:
+            yield Reading(("", step.argval), (), line, _arguments(steps[i + 1 : i + 5]))
 
 
 def _arguments(steps: Sequence[dis.Instruction]) -> tuple[Any, ...] | None:
@@ -274,6 +327,6 @@ def _arguments(steps: Sequence[dis.Instruction]) -> tuple[Any, ...] | None:
             values = zip(steps, constants, strict=False)
             args = tuple([each.argval if is_known else _UNKNOWN for each, is_known in values])
             return args if step.arg == count else None
-        if not step.opname.startswith("LOAD_") or step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+        if not step.opname.startswith("LOAD_") or step.opname in _ATTRIBUTES:
             return None
     return None

@@ -32,7 +32,7 @@ from typing import Any, Final, NamedTuple, NoReturn, TypeAlias, cast
 import numpy as np
 
 from mlvm.core.errors import CaptureError, with_article
-from mlvm.core.memo import bits_of, memoized
+from mlvm.core.memo import bits_of
 from mlvm.eager.capture.guards import layout
 from mlvm.eager.capture.guards.checker import CELL, MISSING, Guard, GuardChecker, content_of_slot
 from mlvm.eager.capture.guards.code import (
@@ -45,6 +45,7 @@ from mlvm.eager.capture.guards.code import (
     names_of_format,
 )
 from mlvm.eager.capture.guards.layout import Layout, is_library, layout_of
+from mlvm.eager.capture.guards.settings import reader_of, reads_environment, result_of
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tree import MARKS, holds_tensors
 
@@ -61,7 +62,6 @@ _GENERATORS: Final = (random.Random, np.random.Generator, np.random.RandomState)
 _DRAWS: Final = f"draw with ml.random, whose keys go on, or {_OUTSIDE}"
 _OF_EVERY_MODULE: Final = frozenset({"__builtins__", *vars(types.ModuleType("module"))})
 _BUILTINS: Final = frozenset({"builtins", "io", "_io"})  # `open` belongs to io
-_ENVIRONMENT: Final = frozenset({"environ", "environb"})
 CACHED: Final = functools._lru_cache_wrapper
 _NAMED_FIELDS: Final = Layout("object", False, None, (), frozenset())
 _Visitor: TypeAlias = "Callable[[GuardSet, Any], None]"
@@ -277,7 +277,7 @@ class GuardSet:
         if is_library(home):
             if "__wrapped__" not in fn.__dict__:  # a wrapper reads the same as the wrapped function
                 self._library(home)
-            self._environment([fn])
+            self._settings([fn])
             return
         self.keepalive.append(code)
         self._parts.append(id(code))
@@ -320,6 +320,7 @@ class GuardSet:
         """Visit a builtin function: the names that it may read, and the object of a method."""
         home = getattr(fn, "__module__", None) or "builtins"
         self._library(home)
+        self._settings([fn])
         if home == "builtins":
             self._may_read(names_in_builtin(fn.__name__))
         if type(fn.__self__) is not types.ModuleType:
@@ -385,14 +386,25 @@ class GuardSet:
             self._fields(module, variables)
             return
         self._library(name)
-        for each in filter(self.names.__contains__, layout.stateful_names(name)):
+        stateful, is_standard = layout.stateful_names(name), layout.is_standard(name)
+        for each in filter(self.names.__contains__, stateful):
             self._guard("item", variables, each, variables.get(each, MISSING))
-        if layout.is_standard(name):
-            named = [variables[each] for each in sorted(self.names & variables.keys())]
-            self._environment(named)
-            for each in named:
-                if type(each) is types.ModuleType and layout.is_standard(each.__name__):
-                    self._add_part(None, each)
+        named = sorted(self.names & variables.keys()) if is_standard or name == "numpy" else ()
+        self._settings([variables[each] for each in named])
+        for each in named if is_standard else ():
+            self._variable(variables, each, variables[each])
+
+    def _variable(self, variables: dict[str, Any], name: str, value: Any) -> None:
+        """Guard a variable of a standard module, and the contents of a function of the user."""
+        kind = type(value)
+        home = value.__globals__.get("__name__") if kind is types.FunctionType else __name__
+        if kind is types.ModuleType and layout.is_standard(value.__name__):
+            self._add_part(None, value)
+        elif kind in layout.PLAIN or not is_library(str(home)):
+            self._guard("item", variables, name, value)
+        else:
+            self._guard_only("item", variables, name, value)
+            self._parts.append(id(value))
 
     def _lazy_module(self, module: types.ModuleType) -> None:
         """Visit an instance of a subclass of module, for example a lazy module, and the subclass.
@@ -401,11 +413,23 @@ class GuardSet:
         self._module(module)
         _CLASS_OF_OBJECT(self, type(module))
 
-    def _environment(self, functions: Iterable[Any]) -> None:
-        """Guard the environment variables, if one of these standard functions reads them."""
-        if "environ" not in self._parts_seen and any(map(reads_environment, functions)):
-            self._parts_seen.add("environ")
-            self._guard("item", vars(os), "environ", os.environ)
+    def _settings(self, values: Iterable[Any]) -> None:
+        """Guard the settings of the process that functions or objects of libraries read."""
+        for value in values:
+            if issubclass(type(value), type):
+                kinds = [
+                    vars(each) for each in value.__mro__ if layout.is_standard(each.__module__)
+                ]
+                self._settings(each[name] for each in kinds for name in self.names & each.keys())
+            if "environ" not in self._parts_seen and reads_environment(value):
+                self._parts_seen.add("environ")
+                self._guard("item", vars(os), "environ", os.environ)
+            reader = reader_of(value, self.names)
+            token = f"{reader} {value if reader is result_of else ''}"
+            if reader is not None and token not in self._parts_seen:
+                self._parts_seen.add(token)
+                self._guard_only("equal", value, reader, setting := reader(value))
+                self._parts.append(setting)
 
     def _class(self, kind: type, *, may_construct: bool = True) -> None:
         """Visit a class: the fields and the bases.
@@ -417,7 +441,7 @@ class GuardSet:
             self._parts.append(token)
         if is_library(kind):
             self._library(kind.__module__)
-            self._environment_of(kind)
+            self._settings([kind])
             return
         if "_is_protocol" in vars(kind):  # `isinstance` may read the members of an object
             members = [{*vars(each), *get_annotations(each)} for each in kind.__mro__[:-1]]
@@ -491,17 +515,12 @@ class GuardSet:
         if not is_library(kind):
             self._base(kind)
 
-    def _environment_of(self, kind: type) -> None:
-        if layout.is_standard(kind.__module__):
-            classes = [vars(each) for each in kind.__mro__]
-            self._environment(each[name] for each in classes for name in self.names & each.keys())
-
     def _identical(self, value: Any) -> None:
         """Visit an object without state, which may wrap a function or class, or read fields."""
         if isinstance(value, np.ufunc) and value.__name__.endswith(" (vectorized)"):
             self._refuse(f"{value.__name__}, a function that np.frompyfunc hides", _OUTSIDE)
         self._library(type(value).__module__)
-        self._environment_of(type(value))
+        self._settings([type(value), value])
         if type(value) is types.MethodDescriptorType and value.__name__ in FORMATTERS:
             self.names |= {ALL}
         fields = dict_of(value)
@@ -595,29 +614,6 @@ def dict_of(value: Any) -> dict[str, Any]:
 def _builtins_of(fn: Any) -> dict[str, Any]:
     """Return the builtins of a function (missing in mypy's FunctionType)."""
     return fn.__builtins__  # type: ignore[no-any-return]
-
-
-def reads_environment(value: Any) -> bool:
-    """Return whether a standard-library function reads the environment variables.
-
-    It may do so itself, or call functions that do."""
-    kind = type(value)
-    fn = value.__func__ if kind in (classmethod, staticmethod, types.MethodType) else value
-    if type(fn) is types.FunctionType and fn.__name__ in ("home", "expanduser"):
-        return True  # methods of paths, which call methods of other classes
-    return type(fn) is types.FunctionType and _reads_environment(fn, 3)
-
-
-@memoized(1024)
-def _reads_environment(fn: types.FunctionType, depth: int) -> bool:
-    named, variables = names_in(fn.__code__), fn.__globals__
-    if not _ENVIRONMENT.isdisjoint((*named.globals, *named.fields)):
-        return True
-    called = [variables.get(name) for name in named.globals]
-    for module in [each for each in called if type(each) is types.ModuleType]:
-        called += [vars(module).get(name) for name in named.fields]
-    functions = [each for each in called if type(each) is types.FunctionType]
-    return depth > 0 and any(_reads_environment(each, depth - 1) for each in functions)
 
 
 def _registered(_: object) -> tuple[object]:

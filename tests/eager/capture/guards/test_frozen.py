@@ -6,10 +6,13 @@ from __future__ import annotations
 import builtins
 import datetime
 import email.utils
+import gc
+import inspect
 import io
 import os
 import secrets
 import sys
+import threading
 import time
 import types
 import uuid
@@ -61,6 +64,7 @@ def within(x: ml.Tensor) -> ml.Tensor:
 
 
 HERE = Path(__file__)
+LOCK = threading.Lock()
 CLOCKS = types.SimpleNamespace(now=time.perf_counter)
 
 
@@ -118,7 +122,18 @@ def around() -> Callable[[ml.Tensor], ml.Tensor]:
     (lambda x: x * len(HERE.read_text()), "HERE.read_text()"),
     (lambda x: x * os.path.exists(__file__), "os.path.exists()"),
     (lambda x: x * len(os.listdir("/")), "os.listdir()"),
-    (lambda x: x * len(os.getcwd()), "os.getcwd()"),
+    (lambda x: x * len(str(HERE.resolve())), "HERE.resolve()"),
+    (lambda x: x * HERE.parent.is_dir(), "HERE.parent.is_dir()"),
+    (lambda x: x * Path(__file__).exists(), "exists()"),
+    (lambda x: x * (HERE / "a").is_file(), "is_file()"),
+    (lambda x: x * os.access(__file__, os.R_OK), "os.access()"),
+    (lambda x: x * gc.get_count()[0], "gc.get_count()"),
+    (lambda x: x * sys.getrefcount(x), "sys.getrefcount()"),
+    (lambda x: x * threading.active_count(), "threading.active_count()"),
+    (lambda x: x * len(inspect.stack()), "inspect.stack()"),
+    (lambda x: x * os.getpriority(os.PRIO_PROCESS, 0), "os.getpriority()"),
+    (lambda x: x * LOCK.locked(), "LOCK.locked()"),
+    (lambda x: x * len(np.random.get_state()), "np.random.get_state()"),
     (lambda x: x * (np.load(__file__) if np.isnan(2.0) else 1), "np.load()"),
     (lambda x: x * file_length(), "open()"),
     (Timed(), "np.random.uniform()"),

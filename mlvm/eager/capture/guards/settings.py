@@ -1,0 +1,167 @@
+"""Settings of the process that functions of the standard library and numpy read.
+
+Examples are the recursion limit, the locale, the decimal context, the current folder, the time zone
+and the levels of loggers. A guard reads a setting again and compares the value, so a captured
+function that reads it is retraced after each change.
+"""
+
+from __future__ import annotations
+
+import decimal
+import locale
+import logging
+import multiprocessing
+import os
+import sys
+import threading
+import time
+import types
+from collections.abc import Callable, Set
+from typing import Any, Final
+
+import numpy as np
+
+from mlvm.core.memo import memoized
+from mlvm.eager.capture.guards.code import names_in
+from mlvm.eager.capture.guards.layout import PLAIN, is_standard
+
+_ENVIRONMENT: Final = frozenset({"environ", "environb"})
+_OF_LOGGERS: Final = frozenset({"level", "disabled", "isEnabledFor", "getEffectiveLevel"})
+"""Names by which code reads the level of a logger."""
+
+
+def _decimal_context(_: object) -> tuple[Any, ...]:
+    context = decimal.getcontext()
+    numbers = context.prec, context.Emin, context.Emax, context.capitals, context.clamp
+    return *numbers, context.rounding, *context.traps.values()
+
+
+def _time_zone(_: object) -> tuple[Any, ...]:
+    return time.tzname, time.timezone
+
+
+def result_of(fn: Any) -> Any:
+    """Return the result of the function, as text if it may change in place."""
+    result = fn()
+    return result if type(result) in PLAIN or callable(result) else repr(result)
+
+
+def _folder(_: object) -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:  # it was removed
+        return ""
+
+
+def _locale(_: object) -> str:
+    return locale.setlocale(locale.LC_ALL)
+
+
+def _thread(_: object) -> tuple[int, str]:
+    return threading.get_ident(), threading.current_thread().name
+
+
+def _process(_: object) -> tuple[int, str]:
+    return os.getpid(), multiprocessing.current_process().name
+
+
+def _printing(_: object) -> str:
+    return repr(np.get_printoptions())
+
+
+def _level_names(_: object) -> tuple[Any, ...]:
+    return tuple(logging.getLevelNamesMapping().items())
+
+
+def _levels(_: object) -> tuple[Any, ...]:
+    """Return the levels of all loggers, without the loggers that inherit their level."""
+    manager = logging.root.manager
+    loggers = [each for each in manager.loggerDict.values() if isinstance(each, logging.Logger)]
+    own = [(each.name, each.level, each.disabled) for each in [*loggers, logging.root]]
+    return manager.disable, *sorted(each for each in own if each[1:] != (0, False))
+
+
+_READERS: Final[dict[str, Callable[[Any], Any]]] = {
+    **dict.fromkeys(["decimal", "_decimal", "_pydecimal"], _decimal_context),
+    **dict.fromkeys(["locale", "_locale"], _locale),
+    **{f"{os.name}.{name}": _folder for name in ("getcwd", "getcwdb")},
+    **{f"{os.path.__name__}.{name}": _folder for name in ("abspath", "realpath", "relpath")},
+    **{f"pathlib.{name}": _folder for name in ("absolute", "cwd", "resolve")},
+    **{f"time.{name}": _time_zone for name in ("localtime", "mktime", "ctime", "strftime")},
+    **{f"datetime.{name}": _time_zone for name in ("astimezone", "ctime", "fromtimestamp")},
+    **{f"datetime.{name}": _time_zone for name in ("strftime", "timestamp")},
+    "threading.current_thread": _thread,
+    **{f"_thread.{name}": _thread for name in ("get_ident", "get_native_id")},
+    **{f"{os.name}.{name}": _process for name in ("getpid", "getppid")},
+    "multiprocessing.current_process": _process,
+    **{f"logging.{name}": _level_names for name in ("getLevelName", "getLevelNamesMapping")},
+    **{f"numpy.{name}": _printing for name in ("array2string", "array_repr", "array_str")},
+    **{f"_csv.{name}": result_of for name in ("field_size_limit", "list_dialects")},
+    "_tracemalloc.is_tracing": result_of,
+    "faulthandler.is_enabled": result_of,
+    "tempfile.gettempdir": result_of,
+}
+"""Functions that read a setting again, by the module or function that reads it."""
+
+_PACKAGES: Final = frozenset(
+    {"sys", "gc", "threading", "_socket", "logging", "numpy", "os", "posix"}
+)
+"""Modules in which a function `getx` without arguments reads what a function `setx` sets."""
+
+
+def reader_of(value: Any, names: Set[str]) -> Callable[[Any], Any] | None:
+    """Return the reader of the setting that a library function, class or object reads, or None.
+
+    `names` are the names that code reads, which decides for loggers."""
+    if isinstance(value, logging.Logger) or value is logging.getLogger:
+        return None if names.isdisjoint(_OF_LOGGERS) else _levels
+    fn = getattr(value, "__func__", value)
+    owner = getattr(fn, "__self__", None)
+    kind = owner if isinstance(owner, type) else getattr(fn, "__objclass__", fn)
+    module, name = getattr(kind, "__module__", None), getattr(fn, "__name__", None)
+    if not isinstance(module, str) or not isinstance(name, str):
+        return None
+    if not (module == "numpy" or is_standard(module)):
+        return None
+    top = module.partition(".")[0]
+    reader = _READERS.get(f"{top}.{name}") or _READERS.get(top)
+    return result_of if reader is None and _has_setter(module, name) else reader
+
+
+@memoized(1024)
+def _has_setter(module: str, name: str) -> bool:
+    """Return whether a function without arguments reads a setting that another function sets."""
+    variables = vars(sys.modules[module])
+    setter = name.replace("get", "set", 1)
+    if module not in _PACKAGES or "get" not in name or not callable(variables.get(setter)):
+        return False
+    try:
+        variables[name]()
+    except Exception:
+        return False  # it has arguments
+    return True
+
+
+def reads_environment(value: Any) -> bool:
+    """Return whether a standard-library function reads the environment variables.
+
+    It may do so itself, or call functions that do."""
+    kind = type(value)
+    fn = value.__func__ if kind in (classmethod, staticmethod, types.MethodType) else value
+    if type(fn) is types.FunctionType and fn.__name__ in ("home", "expanduser"):
+        return True  # methods of paths, which call methods of other classes
+    if type(fn) is not types.FunctionType or fn.__module__.partition(".")[0] == "numpy":
+        return False
+    return _reads_environment(fn, 3)
+
+
+@memoized(1024)
+def _reads_environment(fn: types.FunctionType, depth: int) -> bool:
+    named, variables = names_in(fn.__code__), fn.__globals__
+    if not _ENVIRONMENT.isdisjoint((*named.globals, *named.fields)):
+        return True
+    called = [variables.get(name) for name in named.globals]
+    for module in [each for each in called if type(each) is types.ModuleType]:
+        called += [vars(module).get(name) for name in named.fields]
+    functions = [each for each in called if type(each) is types.FunctionType]
+    return depth > 0 and any(_reads_environment(each, depth - 1) for each in functions)
