@@ -227,6 +227,8 @@ Shape: TypeAlias = tuple[int, ...]
 _INT: Final = frozenset({int})
 MAX_NDIM: Final = 64  # the limit of numpy
 MAX_NBYTES: Final = 1 << 62
+_MOST_UNCHECKED: Final = MAX_NBYTES // 16
+"""Largest number of elements that fits in `MAX_NBYTES` bytes for every dtype."""
 ALIGNMENT: Final = 64  # in bytes, of a tensor's address
 _TYPE_TEXT = re.compile(r"([a-z]\w*)\[\s*((?:\d+\s*(?:,\s*\d+\s*)*)?)\]")
 
@@ -331,38 +333,7 @@ class TensorType:
             return interned
         if shape and min(shape) < 0:
             _as_shape(shape)
-        if len(shape) > MAX_NDIM:
-            raise ShapeError(f"expected at most {MAX_NDIM} dimensions, got {len(shape)}")
-        size = math.prod(shape)
-        if (size or math.prod([n or 1 for n in shape])) * dtype.itemsize > MAX_NBYTES:
-            raise ShapeError(
-                f"expected at most {MAX_NBYTES} bytes, got {dtype.name} of shape {shape}"
-            )
-        per_byte = dtype.per_byte
-        if per_byte > 1 and not shape:
-            raise ShapeError(
-                f"{per_byte} elements of {dtype.name} fill a byte, so a scalar cannot have this "
-                f"dtype: compute it in a different dtype, and convert the result with astype"
-            )
-        if per_byte > 1 and shape[-1] % per_byte:
-            raise ShapeError(
-                f"{per_byte} elements of {dtype.name} fill a byte: the last length must be a "
-                f"multiple of {per_byte}, and the shape is {shape}; pad it"
-            )
-        self = object.__new__(cls)
-        self.dtype = dtype
-        self.shape = shape
-        self.ndim = len(shape)
-        self.size = size
-        self.nbytes = size * dtype.itemsize // per_byte
-        self.array_shape = shape if per_byte == 1 else (*shape[:-1], shape[-1] // per_byte)
-        created = _Reference(self, _forget)
-        created.key = key
-        while True:  # `setdefault` is atomic: two threads must not both create the type
-            interned = _interned.setdefault(key, created)()
-            if interned is not None:
-                return interned
-            _remove_dead_weakref(_interned, key)
+        return interned_type(dtype, shape)
 
     @staticmethod
     def opened(dtype: DType, shape: Shape, sizes: Shape) -> TensorType:
@@ -447,6 +418,53 @@ class TensorType:
 
     def __reduce__(self) -> tuple[object, ...]:
         return TensorType, (self.dtype, self.shape)
+
+
+def interned_type(dtype: DType, shape: Shape) -> TensorType:
+    """Return the type of a dtype and a tuple of integers >= 0, as C code does for each new number.
+
+    Raises `ShapeError`."""
+    key = dtype, shape
+    reference = _interned.get(key)
+    interned = None if reference is None else reference()
+    if interned is not None:
+        return interned
+    size, per_byte = math.prod(shape), dtype.per_byte
+    if not 0 < size <= _MOST_UNCHECKED or per_byte > 1 or len(shape) > MAX_NDIM:
+        _check_shape(dtype, shape)
+    self = object.__new__(TensorType)
+    self.dtype = dtype
+    self.shape = shape
+    self.ndim = len(shape)
+    self.size = size
+    self.nbytes = size * dtype.itemsize // per_byte
+    self.array_shape = shape if per_byte == 1 else (*shape[:-1], shape[-1] // per_byte)
+    created = _Reference(self, _forget)
+    created.key = key
+    while True:  # `setdefault` is atomic: two threads must not both create the type
+        interned = _interned.setdefault(key, created)()
+        if interned is not None:
+            return interned
+        _remove_dead_weakref(_interned, key)
+
+
+def _check_shape(dtype: DType, shape: Shape) -> None:
+    """Raise `ShapeError` unless a tensor can have this dtype and shape."""
+    if len(shape) > MAX_NDIM:
+        raise ShapeError(f"expected at most {MAX_NDIM} dimensions, got {len(shape)}")
+    if math.prod([n or 1 for n in shape]) * dtype.itemsize > MAX_NBYTES:
+        raise ShapeError(f"expected at most {MAX_NBYTES} bytes, got {dtype.name} of shape {shape}")
+    per_byte = dtype.per_byte
+    if per_byte > 1 and not shape:
+        raise ShapeError(
+            f"{per_byte} elements of {dtype.name} fill a byte, so a scalar cannot have this "
+            f"dtype: compute it in a different dtype, and convert the result with astype"
+        )
+    if per_byte > 1 and shape[-1] % per_byte:
+        raise ShapeError(
+            f"{per_byte} elements of {dtype.name} fill a byte: the last length must be a "
+            f"multiple of {per_byte}, and the shape is {shape}; pad it"
+        )
 
 
 def _is_name(n: object) -> bool:

@@ -32,23 +32,22 @@ _KEY: Final = TensorType(u64, (2,))
 class _Philox(threading.local):
     """Generator of a thread. Setting the state is eight times as fast as creating a generator."""
 
-    bits: np.random.Philox
     generator: np.random.Generator
 
     def __getattr__(self, name: str) -> object:
         """Create the generator at the first use, because importing `numpy.random` is slow."""
-        self.bits = np.random.Philox(key=0)
-        self.generator = np.random.Generator(self.bits)
+        self.generator = np.random.Generator(np.random.Philox(key=0))
         return threading.local.__getattribute__(self, name)
 
 
 _philox: Final = _Philox()
 
 
-def _start(key: Array, purpose: int, data: int = 0) -> np.random.Philox:
+def _start(key: Array, purpose: int, data: int = 0) -> np.random.BitGenerator:
     """Return the thread's bit generator at the start of the key's stream for that purpose."""
     words = np.array((data, 0, 0, purpose), np.uint64)
-    _philox.bits.state = {
+    bits = _philox.generator.bit_generator
+    bits.state = {
         "bit_generator": "Philox",
         "state": {"counter": words, "key": key},
         "buffer": words,
@@ -56,7 +55,7 @@ def _start(key: Array, purpose: int, data: int = 0) -> np.random.Philox:
         "has_uint32": 0,
         "uinteger": 0,
     }
-    return _philox.bits
+    return bits
 
 
 def generator(key: Array) -> np.random.Generator:

@@ -22,7 +22,7 @@ from mlvm.arena.arena import view_logs
 from mlvm.arena.context import current
 from mlvm.core.errors import GradientError
 from mlvm.core.op import Op
-from mlvm.core.types import DType, TensorType
+from mlvm.core.types import DType, TensorType, interned_type
 from mlvm.eager.autodiff.op_rules import Rule, Sparse, dense
 from mlvm.eager.autodiff.rules import VJPS
 from mlvm.eager.functions.random import with_keys
@@ -446,7 +446,7 @@ if EXTENSION is not None:  # used by calls in C: see native/src/language/dispatc
         view_logs=view_logs,
         live_tapes=live_tapes,
     )
-    EXTENSION.install_views(alias=alias_in_python, type=TensorType)
+    EXTENSION.install_views(alias=alias_in_python, type=interned_type)
     EXTENSION.install_templates(
         is_constant=is_constant,
         dtype=DType,

@@ -8,6 +8,7 @@ from mlvm.core.types import Array
 from tests.brief import Capsys, output_of
 from tests.cases.claim_tests import claims
 from tests.cases.evaluate import evaluate
+from tests.interrupting import interrupted_at_line
 from tests.threads import in_threads
 
 KEY = np.array([42, 0], np.uint64)
@@ -53,6 +54,25 @@ for name, attributes in [
 ]:
     print(evaluate(name, key, **attributes).tobytes().hex())
 """
+
+
+def test_an_interrupted_first_draw_of_a_thread_changes_no_later_draw() -> None:
+    drawn: list[Array] = []
+
+    def draw() -> Array:
+        return evaluate("gamma", KEY, np.float32(2), shape=(3,))
+
+    def draw_again() -> None:
+        try:
+            draw()
+        except KeyboardInterrupt:
+            drawn.append(draw())
+
+    while interrupted_at_line(draw_again, len(drawn) + 1, "core/ops/random"):
+        pass
+    assert len(drawn) > 5
+    for values in drawn:
+        np.testing.assert_array_equal(values, draw())
 
 
 def test_another_process_draws_the_same_bits(capsys: Capsys) -> None:
