@@ -326,7 +326,7 @@ def prepare(library: str, quick: bool) -> Mapping[str, Round]:
     def timer(function: Callable[[], Any], most: int) -> Callable[[], float]:
         """Return a function that times a call of the function, on average."""
         wait(function())
-        about = microseconds(lambda: [wait(function()) for _ in range(3)]) / 3
+        about = min(microseconds(lambda: wait(function())) for _ in range(5))
         times = 2 if quick else min(max(int(ROUND_US / about), 2), most)
 
         def work() -> None:

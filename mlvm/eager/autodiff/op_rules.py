@@ -11,7 +11,7 @@ from mlvm.core.op import OPS
 from mlvm.eager.tensor.apply import one_op
 from mlvm.eager.tensor.templates import call_into
 from mlvm.eager.tensor.tensor import Tensor
-from mlvm.eager.tensor.update import overwrite
+from mlvm.eager.tensor.update import launch_into
 
 
 class Sparse(NamedTuple):
@@ -29,7 +29,7 @@ class Sparse(NamedTuple):
         """Add it to a tensor in place; no other value may need the tensor's bytes."""
         name, attributes, operands = self.added.func.__name__, self.added.keywords, self.operands
         if not call_into(total, OPS[name], (total, *operands), attributes):
-            overwrite(total, one_op(name, **attributes), total, *operands)
+            launch_into(total, one_op(name, **attributes), total, *operands)
 
 
 def dense(part: Tensor | Sparse) -> Tensor:

@@ -131,10 +131,13 @@ def make_exclusive(x: Allocation) -> None:
 
 def overwrite(out: Tensor, call: OneOp, *operands: Tensor) -> None:
     """Write the result of an op to the bytes of `out`, which has this type and shares no bytes."""
-    operands = lifted(operands)
-    if call_into(out, call.op, operands, call.attributes):
-        return
-    used = (out, *operands)
+    if not call_into(out, call.op, operands, call.attributes):
+        launch_into(out, call, *operands)
+
+
+def launch_into(out: Tensor, call: OneOp, *operands: Tensor) -> None:
+    """Launch what `overwrite` computes."""
+    used = (out, *lifted(operands))
     try:
         out.arena.vm.launch(call.program(len(operands)), [x.handle for x in used])
     except HandleError as error:
