@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mlvm.arena.placement import rounded
 from mlvm.core.dynamic_sizes import Length
@@ -22,8 +22,10 @@ from mlvm.core.locks import cached_property
 from mlvm.core.machine.decode import decode
 from mlvm.core.program.program import Instruction
 from mlvm.core.types import DType, TensorType
-from mlvm.step.compile import Planned
 from mlvm.step.flow import Block, Call, Flow, Home, LoopInfo, Procedure, Use, Value
+
+if TYPE_CHECKING:  # eager calls with new numbers need this file, but not the compiler
+    from mlvm.step.compile import Planned
 
 
 class Place(NamedTuple):

@@ -23,7 +23,7 @@ from collections import ChainMap
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar, cast
 
 from mlvm.arena.arena import (
     STALE,
@@ -55,12 +55,13 @@ from mlvm.eager.tensor.constants import prepare_constants
 from mlvm.eager.tensor.context import overriding
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import live_tapes, overwrite
-from mlvm.input.queue import QueueTensor
-from mlvm.input.queue_get import NAME
 from mlvm.machines import residuals
 from mlvm.machines.checks import CHECK
 from mlvm.step.blocks import free_variables, outer_index
 from mlvm.step.flow import Block, Call, Home, Procedure, Role, Use, Value
+
+if TYPE_CHECKING:  # eager calls with new numbers need this file, but no queues
+    from mlvm.input.queue import QueueTensor
 
 
 def current_recorder() -> Recorder | None:
@@ -473,6 +474,8 @@ class Recorder:
 
     def take(self, queue: QueueTensor) -> tuple[Tensor, ...]:
         """Return placeholders for the next element of the queue, which each launch takes."""
+        from mlvm.input.queue_get import NAME
+
         if self.scopes.frames:
             raise _refused("take an element of a queue in an ml.subroutine")
         home = queue.arena.vm

@@ -24,7 +24,7 @@ from mlvm.eager.tensor.reading import values_of
 from mlvm.eager.tensor.template_kernels import chains_of
 from mlvm.eager.tensor.wrapper import public
 from mlvm.machines.native.extension import EXTENSION
-from tests.brief import with_long
+from tests.brief import run_python, with_long
 from tests.cases.tables import FUNCTIONS, Row, flat
 
 MODULE: Final = "mlvm.eager.tensor.templates"
@@ -247,3 +247,15 @@ def test_results_whose_lengths_depend_on_values(name: str, dtype: str) -> None:
         x = ml.asarray(values).astype(dtype)
         check(lambda x=x: getattr(ml, name)(x))  # type: ignore[misc]
     check(lambda: getattr(ml, name)(ml.zeros((0, 3), dtype=dtype)))
+
+
+@pytest.mark.skipif(EXTENSION is None, reason="the extension runs open templates")
+def test_the_first_calls_with_new_numbers_import_neither_the_compiler_nor_queues() -> None:
+    source = (
+        "import sys, mlvm.eager as ml\n"
+        "from mlvm.machines.native.extension import EXTENSION\n"
+        "[ml.zeros(n) for n in range(2, 20)]\n"
+        "unused = {'mlvm.step.compile', 'mlvm.input.queue'}\n"
+        "print(EXTENSION.open_calls() > 0, unused & {*sys.modules})"
+    )
+    assert run_python("-c", source).stdout.split("\n")[0] == "True set()"
