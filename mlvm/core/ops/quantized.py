@@ -60,7 +60,7 @@ def _dequantize(x: TensorType, scale: TensorType) -> TensorType:
 def _dequantize_rows(indices: TensorType, x: TensorType, scale: TensorType) -> TensorType:
     require("integer", indices)
     if x.ndim != 2:
-        raise ShapeError(f"expected a matrix to take rows of, got {x}")
+        raise ShapeError(f"expected a matrix, whose rows are selected, got {x}")
     _dequantize(x, scale)
     return TensorType(f32, (*indices.shape, x.shape[1]))
 

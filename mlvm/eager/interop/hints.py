@@ -67,7 +67,7 @@ class Elsewhere:
         if not isinstance(hint, str):
             hint = f"use ml.{_call(self.name, hint())}"
         name = owner.__name__
-        # by pronunciation of the letters: an LSTM
+        # chosen by how the first letter is pronounced: an LSTM
         vowels = "AEFHILMNORSX" if name.isupper() else "AEIOU"
         article = "an" if name[0] in vowels else "a"
         raise AttributeError(f"{article} {name} has no {self.name}; {hint}")

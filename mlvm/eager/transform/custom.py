@@ -93,7 +93,7 @@ class CustomRule:
                 callee.rule = self
                 return outputs
         outs = [untracked(y) for y in outs]
-        assert tape is not None  # the tape follows an argument
+        assert tape is not None  # the tape records an argument
         add_node(tape, outs, args, {}, [*args, *res], partial(self._vjp, outs, len(args)))
         return outs
 

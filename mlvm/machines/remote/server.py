@@ -471,7 +471,7 @@ class Server(Closing):
     def _interrupt(self, hello: handshake.Hello) -> dict[str, object]:
         """Stop the launches of the client with the key `hello.vm`, up to message `hello.name`."""
         if not hello.name.isdecimal():
-            raise AccessDeniedError(f"expected the number of a message, got {hello.name[:50]!r}")
+            raise AccessDeniedError(f"expected a message number, got {hello.name[:50]!r}")
         self.interrupt(self._number_of(hello), int(hello.name))
         return self._about
 
