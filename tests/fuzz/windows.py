@@ -6,12 +6,14 @@ row at the number of the iteration, or keep them for later statements. Some prog
 statements in a loop. All ops are exact in numpy's sense: numpy, the eager language, a captured
 function and its saved step must have the same bits: on one thread and three, on each instruction
 set of this processor, and on the reference machine. With `--built`, steps are built in C, too.
+Chains run as machine code from the first run, and never with MLVM_MACHINE_CODE=0.
 
     python -m tests.fuzz windows --programs 3000 --seed 0
 """
 
 from __future__ import annotations
 
+import os
 import random
 import warnings
 from collections import Counter
@@ -262,11 +264,13 @@ def fuzz(
             with np.errstate(all="ignore"), warnings.catch_warnings(action="ignore"):
                 return check(seed + number, counts, build)
 
-        after = _native.code_after(1) if LocalVM().native else 0  # of every chain
+        native = LocalVM().native
+        without = os.environ.get("MLVM_MACHINE_CODE") == "0"
+        before = _native.code_after(0 if without else 1) if native else 0
         try:
             outcomes, failure = outcomes_of(range(first, first + programs), attempt)
         finally:
-            if after:
-                _native.code_after(after)
+            if native:
+                _native.code_after(before)
     outcomes.update(counts)
     return outcomes, failure
