@@ -2,9 +2,10 @@
 
 In: a recorded flow, and options. Out: a `Planned`: a program that gets all tensors as arguments,
     and a description of each argument.
-Passes: dead code, moves, hoisting, transposes, fusion and recomputation, order, plan; then code
-    generation, level by level. A level consists of the calls of the step or a block in it.
-    Passes do not change any bit of a result. The schedule with the smallest plan is chosen.
+Passes: dead code, moves, repeated ops, hoisting, transposes, fusion and recomputation, order, plan;
+    then code generation, level by level. A level consists of the calls of the step or a block in
+    it. Passes do not change any bit of a result. The schedule with the smallest plan is chosen, and
+    within a budget the fastest by the estimate.
 Callers: `capture`, `measure` and `ml.onnx`. No lock is held: a flow belongs to one trace.
 """
 
@@ -58,6 +59,7 @@ from mlvm.step.parts import in_parts
 from mlvm.step.peak import at_peak, hoisted_values, peak_text
 from mlvm.step.raising import updates_last, with_raising
 from mlvm.step.recompute import recomputed
+from mlvm.step.repeats import without_repeats
 from mlvm.step.schedule import Placed, Run, Schedule, placed
 from mlvm.step.transposes import without_transposes
 
@@ -232,9 +234,9 @@ def compile_flow(
     best = _variant(flow, hoist, options)
     if budget is not None:
         _require_bounded(best.level)
-        if best.nbytes > budget - reserved:
-            variants = _variants(best, flow, hoist, options)
-            best = _within(variants, budget - reserved, effort)
+        budget -= reserved
+        faster = _first_within(_of_schedules(best), budget, effort)
+        best = faster or _within(_variants(best, flow, hoist, options), budget, effort)
     planned = best.planned()
     for observer in on_planned.copy():
         curve = partial(curve_of, flow, policy=policy, hoist=hoist)
@@ -315,7 +317,7 @@ def _variant(flow: Flow, hoist: Hoist | None, options: _Options) -> _Variant:
 def _prepared(flow: Flow, options: _Options) -> Flow:
     """Return the flow after the passes that precede hoisting."""
     flow = without_moves(with_raising(Flow(without_dead_calls(flow), flow.results)))
-    flow = updates_last(flow)
+    flow = updates_last(without_repeats(flow))
     if options.policy.halves:
         flow = Flow(in_halves(flow), flow.results)
     return flow
@@ -360,7 +362,7 @@ class _Offer(NamedTuple):
 
     seconds: float
     variant: _Variant
-    candidate: Candidate | None
+    candidate: Candidate | Schedule | None
 
     def within(self, budget: int, effort: int) -> _Variant | None:
         """Return the planned program, or None if it exceeds the budget.
@@ -370,15 +372,24 @@ class _Offer(NamedTuple):
         """
         variant = self.variant
         if self.candidate is not None:
-            schedule = self.candidate.schedule()
+            simulated = None if isinstance(self.candidate, Schedule) else self.candidate
+            schedule = simulated.schedule() if simulated else self.candidate
             if variant.nbytes_with(schedule.most_alive) > budget:
                 return None
             level, hoisted = variant
             own_plan = plan(schedule.blocks, effort=effort)._replace(unfused=level.plan.unfused)
             variant = _Variant(_placed_level(level, schedule, own_plan), hoisted)
-            if self.candidate.nbytes > variant.simulated_limit(variant.nbytes):
+            if simulated and simulated.nbytes > variant.simulated_limit(variant.nbytes):
                 return None
         return variant if variant.nbytes <= budget else None
+
+
+def _of_schedules(variant: _Variant) -> list[_Offer]:
+    """Return the programs that compute nothing again, the fastest first."""
+    level = variant.level
+    offers = [_Offer(total_seconds(each), variant, each) for each in level.others]
+    offers.append(_Offer(total_seconds(level.schedule), variant, None))
+    return sorted(offers, key=lambda each: each.seconds)
 
 
 def _offers(variants: Sequence[_Variant], budget: float) -> list[_Offer]:
@@ -390,18 +401,23 @@ def _offers(variants: Sequence[_Variant], budget: float) -> list[_Offer]:
     offers = []
     for variant in variants:
         schedule, live_out = variant.level.schedule, variant.level.live_out
-        offers.append(_Offer(total_seconds(schedule), variant, None))
+        offers += _of_schedules(variant)
         others = candidates(schedule, live_out, variant.simulated_limit(budget))
         offers += [_Offer(each.seconds, variant, each) for each in others]
     return sorted(offers, key=lambda each: each.seconds)
 
 
+def _first_within(offers: Iterable[_Offer], budget: int, effort: int) -> _Variant | None:
+    """Return the first program within the budget."""
+    variants = (offer.within(budget, effort) for offer in offers)
+    return next((variant for variant in variants if variant is not None), None)
+
+
 def _within(variants: Sequence[_Variant], budget: int, effort: int) -> _Variant:
     """Return the fastest program within the budget. Raises `BudgetError` if there is none."""
-    for offer in _offers(variants, budget):
-        variant = offer.within(budget, effort)
-        if variant is not None:
-            return variant
+    variant = _first_within(_offers(variants, budget), budget, effort)
+    if variant is not None:
+        return variant
     smallest = variants[0]
     for offer in reversed(_offers(variants, math.inf)):  # the slowest programs need least memory
         smallest = offer.within(smallest.nbytes - 1, effort) or smallest
@@ -457,6 +473,7 @@ class _Level(NamedTuple):
     """Planned calls of a step or block.
 
     `schedule`: the calls in order of execution.
+    `others`: other schedules, which need at least as much memory.
     `plan`: memory plan.
     `places`: offsets in bytes.
     `types`: the type of each placed value.
@@ -466,6 +483,7 @@ class _Level(NamedTuple):
     """
 
     schedule: Schedule
+    others: Sequence[Schedule]
     plan: Plan
     places: Mapping[Placed, int]
     types: Mapping[Placed, TensorType]
@@ -505,8 +523,10 @@ def _planned(flow: Flow, options: _Options, result: Use | None = None) -> _Level
         calls.append(call)
     flow = Flow(calls, flow.results)
     live_out = flow.live_out()
-    schedule, smallest = _smallest(_schedules(flow, live_out, options), options.effort)
-    level = _Level(schedule, smallest, {}, {}, result, inside, live_out)
+    schedules = _schedules(flow, live_out, options)
+    schedule, smallest = _smallest(schedules, options.effort)
+    others = [each for each in schedules if each is not schedule]
+    level = _Level(schedule, others, smallest, {}, {}, result, inside, live_out)
     return _placed_level(level, schedule, smallest)
 
 

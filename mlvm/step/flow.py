@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple
 
 from mlvm.core.op import Attributes, Op
-from mlvm.core.types import TensorType
+from mlvm.core.types import Shape, TensorType
 
 VISIBLE: Final = frozenset({"input", "state", "outer"})
 """Roles of memory that the caller can observe, also after an error."""
@@ -67,6 +67,11 @@ class Use(NamedTuple):
 
     value: Value
     type: TensorType
+
+
+def is_one_element(shape: Shape) -> bool:
+    """Return whether tensors of the shape have one element for all lengths."""
+    return all(type(n) is int and n == 1 for n in shape)
 
 
 class LoopInfo(NamedTuple):

@@ -19,7 +19,7 @@ from mlvm.core.op import Op
 from mlvm.core.ops.block_memory import BLOCK_SIZE
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import Shape, TensorType
-from mlvm.step.flow import Call, Unit, UnitTable, Use, Value
+from mlvm.step.flow import Call, Unit, UnitTable, Use, Value, is_one_element
 from mlvm.step.fused_windows import may_write, written_shape
 from mlvm.step.schedule import Placed, Run, in_place, placed
 
@@ -119,7 +119,7 @@ def joined(
             continue
         partners = _partners(unit.calls[0], producers, row.place)
         shape = domains[unit.calls[0]]
-        is_element = policy.elements and shape is not None and _is_one_element(shape)
+        is_element = policy.elements and shape is not None and is_one_element(shape)
         # a single slice does not compute: it joins the chain of the call that reads it
         is_element = is_element and not all(call.window for call in unit.calls)
         if is_element and shape in of_elements and not unit.calls[0].again:
@@ -393,10 +393,6 @@ def _takes(unit: Unit, calls: Sequence[Call], domains: _Domains) -> bool:
                 if any(use.type is not out.type for use in uses):
                     return False
     return True
-
-
-def _is_one_element(shape: Shape) -> bool:
-    return all(type(n) is int and n == 1 for n in shape)
 
 
 def _has_window(call: Call) -> bool:
