@@ -370,16 +370,16 @@ class _Offer(NamedTuple):
         A program whose simulated run exceeds the limit for its own size is never returned.
         Otherwise whether it is chosen would depend on the limit of `candidates`.
         """
-        variant = self.variant
-        if self.candidate is not None:
-            simulated = None if isinstance(self.candidate, Schedule) else self.candidate
-            schedule = simulated.schedule() if simulated else self.candidate
+        variant, candidate = self.variant, self.candidate
+        if candidate is not None:
+            schedule = candidate if isinstance(candidate, Schedule) else candidate.schedule()
             if variant.nbytes_with(schedule.most_alive) > budget:
                 return None
             level, hoisted = variant
             own_plan = plan(schedule.blocks, effort=effort)._replace(unfused=level.plan.unfused)
             variant = _Variant(_placed_level(level, schedule, own_plan), hoisted)
-            if simulated and simulated.nbytes > variant.simulated_limit(variant.nbytes):
+            limit = variant.simulated_limit(variant.nbytes)
+            if isinstance(candidate, Candidate) and candidate.nbytes > limit:
                 return None
         return variant if variant.nbytes <= budget else None
 
