@@ -235,7 +235,7 @@ def compile_flow(
     if budget is not None:
         _require_bounded(best.level)
         budget -= reserved
-        faster = _first_within(_of_schedules(best), budget, effort)
+        faster = _first_within(_of_schedules(best, budget), budget, effort)
         best = faster or _within(_variants(best, flow, hoist, options), budget, effort)
     planned = best.planned()
     for observer in on_planned.copy():
@@ -384,11 +384,12 @@ class _Offer(NamedTuple):
         return variant if variant.nbytes <= budget else None
 
 
-def _of_schedules(variant: _Variant) -> list[_Offer]:
-    """Return the programs that compute nothing again, the fastest first."""
-    level = variant.level
-    offers = [_Offer(total_seconds(each), variant, each) for each in level.others]
-    offers.append(_Offer(total_seconds(level.schedule), variant, None))
+def _of_schedules(variant: _Variant, budget: float) -> list[_Offer]:
+    """Return the programs of the schedules that may fit, the fastest first."""
+    chosen, others, *_ = variant.level
+    fitting = [each for each in others if variant.nbytes_with(each.most_alive) <= budget]
+    offers = [_Offer(total_seconds(each), variant, each) for each in fitting]
+    offers.append(_Offer(total_seconds(chosen), variant, None))
     return sorted(offers, key=lambda each: each.seconds)
 
 
@@ -401,7 +402,7 @@ def _offers(variants: Sequence[_Variant], budget: float) -> list[_Offer]:
     offers = []
     for variant in variants:
         schedule, live_out = variant.level.schedule, variant.level.live_out
-        offers += _of_schedules(variant)
+        offers += _of_schedules(variant, budget)
         others = candidates(schedule, live_out, variant.simulated_limit(budget))
         offers += [_Offer(each.seconds, variant, each) for each in others]
     return sorted(offers, key=lambda each: each.seconds)
