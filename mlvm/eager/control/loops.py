@@ -94,8 +94,8 @@ def while_loop(cond_fun: Body, body_fun: Body, init_val: Tree, *, checkpoint: bo
     Raises `ShapeError` or `DTypeError` if the body changes a type or the structure, and for a
     condition with more than one element.
 
-        >>> ml.while_loop(lambda x: x < 100.0, lambda x: x * 3.0, ml.asarray(1.0))
-        Tensor(243., f32[])
+        >>> ml.while_loop(lambda x: x < 100.0, lambda x: x * x + 1.0, ml.asarray(1.0))
+        Tensor(677., f32[])
 
     Invalid calls:
         ml.while_loop(lambda x: True, lambda x: x > 0.0, v)  # DTypeError

@@ -150,9 +150,15 @@ def reads_environment(value: Any) -> bool:
     fn = value.__func__ if kind in (classmethod, staticmethod, types.MethodType) else value
     if type(fn) is types.FunctionType and fn.__name__ in ("home", "expanduser"):
         return True  # methods of paths, which call methods of other classes
-    if type(fn) is not types.FunctionType or fn.__module__.partition(".")[0] == "numpy":
+    if type(fn) is not types.FunctionType or _package_of(fn) == "numpy":
         return False
     return _reads_environment(fn, 3)
+
+
+def _package_of(fn: types.FunctionType) -> str:
+    """Return the top-level package of a function, or "" for a function without a module."""
+    module = fn.__module__
+    return module.partition(".")[0] if isinstance(module, str) else ""
 
 
 @memoized(1024)

@@ -167,3 +167,13 @@ def test_what_another_function_sets_is_read_again(name: str) -> None:
 def test_functions_of_signals_and_faults_are_known() -> None:
     assert frozen._remedy(signal.getsignal, ()) is not None
     assert settings.reader_of(faulthandler.is_enabled, frozenset()) is not None
+
+
+def test_a_function_of_no_module_is_read() -> None:
+    """Source text that `exec` runs has no module; reading it raised an AttributeError."""
+    names: dict[str, Any] = {}
+    exec("def double(x):\n    return x * 2.0", names)
+    double = names["double"]
+    assert double.__module__ is None
+    step = ml.capture(lambda x: double(x))
+    assert [float(step(ml.asarray(3.0))) for _ in range(2)] == [6.0, 6.0]
