@@ -9,6 +9,10 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
+from importlib import import_module
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any, Final
 
 
@@ -65,6 +69,13 @@ KEYWORDS: Final[Mapping[str, Mapping[str, str]]] = {
     "record": {"most": "max_tensors"},
 }
 """Old and new names of keyword arguments, by function, class or method."""
+
+MODULES: Final[Mapping[str, str]] = {
+    "mlvm.eager.capture.captured": "mlvm.eager",
+    "mlvm.eager.functions.windows": "mlvm.eager",
+    "mlvm.eager.optim.rules": "mlvm.eager.optim",
+}
+"""Old modules that pickles name, and the module in which users find their functions and classes."""
 
 _INNER: Final = ("mlvm", "importlib")
 _INSPECTORS: Final = ("inspect", "pydoc", "rlcompleter")
@@ -140,3 +151,25 @@ class OldAttribute:
 def with_new_names(owner: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a pickled instance by new name."""
     return {ATTRIBUTES[owner].get(name, name): value for name, value in values.items()}
+
+
+class _OldModules:
+    """Module finder and loader for the modules that old pickles name."""
+
+    @classmethod
+    def find_spec(cls, name: str, *_: object) -> ModuleSpec | None:
+        """Return the description of an old module, or None."""
+        loader: Any = cls
+        return ModuleSpec(name, loader) if name in MODULES else None
+
+    @staticmethod
+    def create_module(_: ModuleSpec) -> None:
+        """Return None: `importlib` creates the module."""
+
+    @staticmethod
+    def exec_module(module: ModuleType) -> None:
+        """Define the attributes of an old module: the public functions and classes."""
+        vars(module)["__getattr__"] = partial(getattr, import_module(MODULES[module.__name__]))
+
+
+sys.meta_path.append(_OldModules)  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ from mlvm.core.program.encoding import Kind, Writer
 from mlvm.core.vm import VM
 from mlvm.eager import public
 from mlvm.machines.wire import WireVM, decode_answer
-from mlvm.renamed import ATTRIBUTES, KEYWORDS, NAMES
+from mlvm.renamed import ATTRIBUTES, KEYWORDS, MODULES, NAMES
 from tests.brief import ROOT, cases, refuses
 
 FUNCTIONS, ERRORS = NAMES["ml"].items(), NAMES["ml.errors"].items()
@@ -37,6 +37,29 @@ def test_functions(old: str, new: str) -> None:
     room, _ = public.PLACES[new]
     with warned(f"ml.{old}", f"ml.{new}"):  # as in a pickle of the function
         assert pickle.loads(f"c{room}\n{old}\n.".encode()).__name__ == new
+
+
+OLD_MODULES = {
+    "mlvm.eager.capture.captured": "Captured Measured capture measure",
+    "mlvm.eager.functions.windows": "fold unfold",
+    "mlvm.eager.optim.rules": "Adadelta Adagrad Adam AdamW Lion NAdam RAdam RMSProp SGD",
+}
+
+
+@cases("module", *MODULES)
+def test_pickles_with_the_old_name_of_a_module(module: str) -> None:
+    space = ml.optim if module == "mlvm.eager.optim.rules" else ml
+    for name in OLD_MODULES[module].split():
+        assert pickle.loads(f"c{module}\n{name}\n.".encode()) is getattr(space, name)
+    with pytest.raises(AttributeError, match="other"):
+        pickle.loads(f"c{module}\nother\n.".encode())
+
+
+def test_the_pickle_of_an_optimizer() -> None:
+    optimizer = ml.optim.AdamW(ml.nn.Linear(2, 3), 0.25)
+    data = pickle.dumps(optimizer, protocol=0).replace(b"optim.update_rules", b"optim.rules")
+    assert b"mlvm.eager.optim.rules" in data
+    assert type(pickle.loads(data)) is ml.optim.AdamW
 
 
 @pytest.mark.parametrize(("old", "new"), ERRORS)
