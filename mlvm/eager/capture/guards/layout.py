@@ -251,7 +251,7 @@ def stateful_names(module: str) -> tuple[str, ...]:
     """Return the names of objects in a standard-library module that may change, such as `environ`.
 
     They include abstract classes, because other classes may be registered with them."""
-    if module.partition(".")[0] in (_SELF, "numpy"):
+    if module.partition(".")[0] in (_SELF, "numpy") or module not in sys.modules:
         return ()
     steady: Any = (io.IOBase, type, types.ModuleType, types.FunctionType, *PLAIN)
     return tuple(

@@ -7,10 +7,7 @@ function that reads it is retraced after each change.
 
 from __future__ import annotations
 
-import decimal
-import locale
 import logging
-import multiprocessing
 import os
 import sys
 import threading
@@ -26,11 +23,16 @@ from mlvm.eager.capture.guards.code import names_in
 from mlvm.eager.capture.guards.layout import PLAIN, is_standard
 
 _ENVIRONMENT: Final = frozenset({"environ", "environb"})
-_OF_LOGGERS: Final = frozenset({"level", "disabled", "isEnabledFor", "getEffectiveLevel"})
+_OF_LOGGERS: Final = frozenset(
+    {"level", "disable", "disabled", "isEnabledFor", "getEffectiveLevel"}
+)
 """Names by which code reads the level of a logger."""
+_LOGGERS: Final = (logging.Logger, logging.LoggerAdapter)
 
 
 def _decimal_context(_: object) -> tuple[Any, ...]:
+    import decimal  # as `locale` below, imported here because most functions do not use it
+
     context = decimal.getcontext()
     numbers = context.prec, context.Emin, context.Emax, context.capitals, context.clamp
     return *numbers, context.rounding, *context.traps.values()
@@ -49,12 +51,18 @@ def result_of(fn: Any) -> Any:
 def _folder(_: object) -> str:
     try:
         return os.getcwd()
-    except FileNotFoundError:  # it was removed
+    except OSError:  # it was removed, or it cannot be read
         return ""
 
 
 def _locale(_: object) -> str:
+    import locale
+
     return locale.setlocale(locale.LC_ALL)
+
+
+def _time_format(_: object) -> tuple[Any, ...]:
+    return *_time_zone(_), _locale(_)
 
 
 def _thread(_: object) -> tuple[int, str]:
@@ -62,7 +70,8 @@ def _thread(_: object) -> tuple[int, str]:
 
 
 def _process(_: object) -> tuple[int, str]:
-    return os.getpid(), multiprocessing.current_process().name
+    module = sys.modules.get("multiprocessing")
+    return os.getpid(), "" if module is None else module.current_process().name
 
 
 def _printing(_: object) -> str:
@@ -73,11 +82,17 @@ def _level_names(_: object) -> tuple[Any, ...]:
     return tuple(logging.getLevelNamesMapping().items())
 
 
-def _levels(_: object) -> tuple[Any, ...]:
+def _levels(value: Any) -> tuple[Any, ...]:
     """Return the levels of all loggers, without the loggers that inherit their level."""
-    manager = logging.root.manager
-    loggers = [each for each in manager.loggerDict.values() if isinstance(each, logging.Logger)]
-    own = [(each.name, each.level, each.disabled) for each in [*loggers, logging.root]]
+    while isinstance(value, logging.LoggerAdapter):
+        value = value.logger
+    manager, further = logging.root.manager, [logging.root, value]
+    loggers = [*manager.loggerDict.values(), *further]  # another thread may add loggers
+    own = {
+        (each.name, each.level, each.disabled)
+        for each in loggers
+        if isinstance(each, logging.Logger)
+    }
     return manager.disable, *sorted(each for each in own if each[1:] != (0, False))
 
 
@@ -87,9 +102,10 @@ _READERS: Final[dict[str, Callable[[Any], Any]]] = {
     **{f"{os.name}.{name}": _folder for name in ("getcwd", "getcwdb")},
     **{f"{os.path.__name__}.{name}": _folder for name in ("abspath", "realpath", "relpath")},
     **{f"pathlib.{name}": _folder for name in ("absolute", "cwd", "resolve")},
-    **{f"time.{name}": _time_zone for name in ("localtime", "mktime", "ctime", "strftime")},
+    **{f"time.{name}": _time_zone for name in ("localtime", "mktime", "ctime")},
     **{f"datetime.{name}": _time_zone for name in ("astimezone", "ctime", "fromtimestamp")},
-    **{f"datetime.{name}": _time_zone for name in ("strftime", "timestamp")},
+    "datetime.timestamp": _time_zone,
+    **{f"{module}.strftime": _time_format for module in ("time", "datetime")},
     "threading.current_thread": _thread,
     **{f"_thread.{name}": _thread for name in ("get_ident", "get_native_id")},
     **{f"{os.name}.{name}": _process for name in ("getpid", "getppid")},
@@ -113,7 +129,7 @@ def reader_of(value: Any, names: Set[str]) -> Callable[[Any], Any] | None:
     """Return the reader of the setting that a library function, class or object reads, or None.
 
     `names` are the names that code reads, which decides for loggers."""
-    if isinstance(value, logging.Logger) or value is logging.getLogger:
+    if isinstance(value, _LOGGERS) or value is logging.getLogger:
         return None if names.isdisjoint(_OF_LOGGERS) else _levels
     fn = getattr(value, "__func__", value)
     owner = getattr(fn, "__self__", None)
@@ -131,9 +147,10 @@ def reader_of(value: Any, names: Set[str]) -> Callable[[Any], Any] | None:
 @memoized(1024)
 def _has_setter(module: str, name: str) -> bool:
     """Return whether a function without arguments reads a setting that another function sets."""
+    if module not in _PACKAGES or "get" not in name:
+        return False
     variables = vars(sys.modules[module])
-    setter = name.replace("get", "set", 1)
-    if module not in _PACKAGES or "get" not in name or not callable(variables.get(setter)):
+    if not callable(variables.get(name.replace("get", "set", 1))):
         return False
     try:
         variables[name]()

@@ -31,9 +31,10 @@ import pytest
 
 import mlvm.eager as ml
 from mlvm.eager.capture.guards import frozen, settings
-from tests.brief import Patch, cases
+from tests.brief import Patch, cases, run_python
 
 LOG = logging.getLogger("tests.settings")
+ADAPTER = logging.LoggerAdapter(LOG, {})
 ONE = Decimal(1)
 HERE = Path("a")
 
@@ -90,6 +91,8 @@ def in_place(module: Any, name: str, value: Any) -> Callable[[], None]:
     (as_decimal, lambda: set_precision()),
     (lambda x: x * LOG.level, lambda: LOG.setLevel(10)),
     (lambda x: x * LOG.isEnabledFor(30), lambda: logging.disable()),
+    (lambda x: x * ADAPTER.isEnabledFor(10), lambda: LOG.setLevel(10)),
+    (lambda x: x * LOG.manager.disable, lambda: logging.disable(30)),
     (lambda x: x * LOG.getEffectiveLevel(), lambda: logging.getLogger("tests").setLevel(5)),
     (lambda x: x * logging.getLogger("tests.other").level, lambda: set_level()),
     (lambda x: x * len(logging.getLevelName(77)), lambda: logging.addLevelName(77, "odd")),
@@ -177,3 +180,19 @@ def test_a_function_of_no_module_is_read() -> None:
     assert double.__module__ is None
     step = ml.capture(lambda x: double(x))
     assert [float(step(ml.asarray(3.0))) for _ in range(2)] == [6.0, 6.0]
+
+
+def test_a_module_that_is_not_registered_is_read(monkeypatch: Patch) -> None:
+    """The function and the module raised a KeyError."""
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    colors = importlib.import_module("colorsys")
+    monkeypatch.delitem(sys.modules, "colorsys")
+    convert = colors.rgb_to_hsv
+    step = ml.capture(lambda x: x * convert(1, 2, 4)[2] * colors.rgb_to_yiq(1, 1, 1)[0])
+    assert float(step(ml.asarray(3.0))) == 12.0
+
+
+def test_a_first_call_does_not_import_modules_of_settings() -> None:
+    code = "import sys, mlvm.eager as ml; ml.capture(ml.exp)(ml.ones(2)); print(*sys.modules)"
+    unused = {"decimal", "locale", "multiprocessing", "selectors"}
+    assert unused.isdisjoint(run_python("-c", code).stdout.split())
