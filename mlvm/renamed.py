@@ -172,4 +172,4 @@ class _OldModules:
         vars(module)["__getattr__"] = partial(getattr, import_module(MODULES[module.__name__]))
 
 
-sys.meta_path.append(_OldModules)  # type: ignore[arg-type]
+sys.meta_path.append(_OldModules)
