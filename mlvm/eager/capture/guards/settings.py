@@ -91,9 +91,9 @@ def _levels(value: Any) -> tuple[Any, ...]:
     own = {
         (each.name, each.level, each.disabled)
         for each in loggers
-        if isinstance(each, logging.Logger)
+        if isinstance(each, logging.Logger) and (each.level or each.disabled)
     }
-    return manager.disable, *sorted(each for each in own if each[1:] != (0, False))
+    return manager.disable, *sorted(own)
 
 
 _READERS: Final[dict[str, Callable[[Any], Any]]] = {
