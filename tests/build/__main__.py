@@ -5,7 +5,7 @@ r"""Saved steps run the same without Python, to the bit.
     python -m tests.build --functions 0 --only models --runs 200
     SANITIZE="-fsanitize=address,undefined -fno-sanitize-recover=all" python -m tests.build
     CC="python -m ziglang cc -target aarch64-linux-musl" AR="python -m ziglang ar" \
-        RUNNER=qemu-aarch64-static python -m tests.build --simd neon
+        RUNNER=qemu-aarch64-static LIMIT=3600 python -m tests.build --simd neon
 
 The steps are those that `tests.same_programs` captures: of every model, and of functions that the
 language fuzzer writes. Each is built as C for the instruction set `--simd`, run on the same

@@ -27,6 +27,8 @@ COMPILER: Final = shlex.split(os.environ.get("CC", "gcc"))
 ARCHIVER: Final = shlex.split(os.environ.get("AR", "ar"))
 RUNNER: Final = shlex.split(os.environ.get("RUNNER", ""))
 """What runs a program for another processor: qemu."""
+LIMIT: Final = float(os.environ.get("LIMIT", "600"))
+"""Seconds for each command. A compiler for another processor needs more on a busy machine."""
 FLAGS: Final = [
     "-std=c11", "-w", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-I.",
     *os.environ.get("SANITIZE", "").split(),
@@ -35,9 +37,8 @@ SEED: Final = 5
 
 
 def command(arguments: Sequence[str | Path], folder: Path) -> None:
-    done = subprocess.run(
-        [str(each) for each in arguments], cwd=folder, capture_output=True, text=True, timeout=600
-    )
+    words = [str(each) for each in arguments]
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=LIMIT)
     if done.returncode:
         raise AssertionError(f"{arguments}: {done.stderr[-4000:]}")
 
@@ -123,7 +124,7 @@ def difference(saved: SavedStep, program: Path, runs: int = 2) -> str | None:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=LIMIT,
     )
     if error is not None or done.returncode:
         if error is not None and done.returncode == 1:

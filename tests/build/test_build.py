@@ -21,6 +21,7 @@ from mlvm.core.types import DType
 from mlvm.machines.native import extension
 from mlvm.step.saved import SavedStep
 from tests.brief import ROOT, Capsys, Patch, cases, line_with, refuses
+from tests.step.test_parts import Training
 
 pytestmark = pytest.mark.skipif(extension.EXTENSION is None, reason="there are no native kernels")
 if extension.EXTENSION is not None:
@@ -95,6 +96,17 @@ def test_lanes(tmp_path: Path, program_of: Builder) -> None:
         done = subprocess.run([program, *files], cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 1
         assert f"lanes.run: {text}" in done.stderr or f"bytes {text}" in done.stderr
+
+
+@compiled
+def test_a_convnet_in_parts_of_the_batch(tmp_path: Path, program_of: Builder) -> None:
+    """A memory budget computes the layers in parts, which continue the gradients of kernels."""
+    training = Training(12, (21, 19, 2), ml.optim.AdamW, (5, 7))
+    memory = ml.measure(training.step, training.x, training.y).plan.nbytes // 2
+    file = tmp_path / "step.mlvm"
+    step = written(file, training.step, training.x, training.y, memory=memory)
+    assert b"add_conv2d_kernel_vjp" in file.read_bytes()
+    assert difference(step, program_of(step, tmp_path)) is None
 
 
 @compiled

@@ -257,7 +257,8 @@ def worlds() -> dict[str, Callable[[], World]]:
     from models.vit import VisionTransformer
 
     rng = np.random.default_rng(0)
-    images, classes = rng.normal(size=(4, 8, 8, 1)).astype(np.float32), rng.integers(0, 10, 4)
+    # The gradient of a kernel of these images is summed in three blocks.
+    images, classes = rng.normal(size=(12, 8, 8, 1)).astype(np.float32), rng.integers(0, 10, 12)
     text, next_text = rng.integers(0, 11, (2, 3, 8))
     words = np.where(np.arange(9) < np.array([[9], [4], [6]]), rng.integers(1, 20, (3, 9)), 0)
     inner, leaf = [(0, 1, 2), (0, 3, 4)], [(4, -1, -1), (1, -1, -1), (7, -1, -1)]
