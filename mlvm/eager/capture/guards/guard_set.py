@@ -45,7 +45,7 @@ from mlvm.eager.capture.guards.code import (
     names_of_format,
 )
 from mlvm.eager.capture.guards.layout import Layout, is_library, layout_of
-from mlvm.eager.capture.guards.settings import reader_of, reads_environment, result_of
+from mlvm.eager.capture.guards.settings import reader_of, reads_environment, reads_value
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tree import MARKS, holds_tensors
 
@@ -425,7 +425,7 @@ class GuardSet:
                 self._parts_seen.add("environ")
                 self._guard("item", vars(os), "environ", os.environ)
             reader = reader_of(value, self.names)
-            token = f"{reader} {value if reader is result_of else ''}"
+            token = f"{reader} {id(value) if reads_value(reader) else ''}"
             if reader is not None and token not in self._parts_seen:
                 self._parts_seen.add(token)
                 self._guard_only("equal", value, reader, setting := reader(value))

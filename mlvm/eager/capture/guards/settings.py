@@ -27,6 +27,8 @@ _OF_LOGGERS: Final = frozenset(
     {"level", "disable", "disabled", "isEnabledFor", "getEffectiveLevel"}
 )
 """Names by which code reads the level of a logger."""
+_RELATIVES: Final = frozenset({"getChild", "getChildren", "manager", "parent", "root"})
+"""Names by which code reads a logger from another logger."""
 _LOGGERS: Final = (logging.Logger, logging.LoggerAdapter)
 
 
@@ -82,17 +84,23 @@ def _level_names(_: object) -> tuple[Any, ...]:
     return tuple(logging.getLevelNamesMapping().items())
 
 
-def _levels(value: Any) -> tuple[Any, ...]:
-    """Return the levels of all loggers, without the loggers that inherit their level."""
+def _level(value: Any) -> tuple[Any, ...]:
     while isinstance(value, logging.LoggerAdapter):
         value = value.logger
-    manager, further = logging.root.manager, [logging.root, value]
-    loggers = [*manager.loggerDict.values(), *further]  # another thread may add loggers
-    own = {
+    if not isinstance(value, logging.Logger):
+        return ()
+    return value.manager.disable, value.disabled, value.level, value.getEffectiveLevel()
+
+
+def _levels(_: object) -> tuple[Any, ...]:
+    """Return the levels of all loggers, without the loggers that inherit their level."""
+    manager = logging.root.manager
+    loggers = [*manager.loggerDict.values(), logging.root]  # another thread may add loggers
+    own = [
         (each.name, each.level, each.disabled)
         for each in loggers
         if isinstance(each, logging.Logger) and (each.level or each.disabled)
-    }
+    ]
     return manager.disable, *sorted(own)
 
 
@@ -130,7 +138,10 @@ def reader_of(value: Any, names: Set[str]) -> Callable[[Any], Any] | None:
 
     `names` are the names that code reads, which decides for loggers."""
     if isinstance(value, _LOGGERS) or value is logging.getLogger:
-        return None if names.isdisjoint(_OF_LOGGERS) else _levels
+        if names.isdisjoint(_OF_LOGGERS):
+            return None
+        is_one = value is not logging.getLogger and names.isdisjoint(_RELATIVES)
+        return _level if is_one else _levels
     fn = getattr(value, "__func__", value)
     owner = getattr(fn, "__self__", None)
     kind = owner if isinstance(owner, type) else getattr(fn, "__objclass__", fn)
@@ -142,6 +153,11 @@ def reader_of(value: Any, names: Set[str]) -> Callable[[Any], Any] | None:
     top = module.partition(".")[0]
     reader = _READERS.get(f"{top}.{name}") or _READERS.get(top)
     return result_of if reader is None and _has_setter(module, name) else reader
+
+
+def reads_value(reader: Callable[[Any], Any] | None) -> bool:
+    """Return whether the result of a reader depends on the function or object that it is for."""
+    return reader in (result_of, _level)
 
 
 @memoized(1024)

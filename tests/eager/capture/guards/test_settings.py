@@ -196,3 +196,16 @@ def test_a_first_call_does_not_import_modules_of_settings() -> None:
     code = "import sys, mlvm.eager as ml; ml.capture(ml.exp)(ml.ones(2)); print(*sys.modules)"
     unused = {"decimal", "locale", "multiprocessing", "selectors"}
     assert unused.isdisjoint(run_python("-c", code).stdout.split())
+
+
+def test_the_level_of_another_logger_is_not_compared() -> None:
+    step = ml.capture(lambda x: x * LOG.isEnabledFor(10))
+    step(ml.ones(2))
+    logging.getLogger("tests.other").setLevel(10)
+    step(ml.ones(2))
+    assert step.signatures == 1
+    unregistered = logging.Logger("tests.settings")
+    step = ml.capture(lambda x: x * (LOG.level + 2 * unregistered.level))
+    step(ml.ones(2))
+    unregistered.setLevel(7)
+    assert step(ml.ones(2)).tolist() == [14.0, 14.0]
