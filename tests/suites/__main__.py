@@ -40,7 +40,7 @@ _SCIPY: Final = (
 )
 
 _OWN: Final = {
-    "autograd": "core graphs vspaces wrappers tests performance ufunc_dispatch scipy builtins",
+    "autograd": "core graphs vspaces wrappers tests performance ufunc_dispatch scipy builtins util",
     "mlx": "bf16 compile conv_transpose device eval export_import fast fast_sdpa graph init load "
     "losses memory nn optimizers quantized threads tree upsample zero_copy",
 }

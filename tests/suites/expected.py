@@ -38,19 +38,23 @@ class Failures:
 
     def __init__(self, expectations: list[Expectation], *, all_lines: bool) -> None:
         self.expectations, self.all_lines = expectations, all_lines
-        self.of: dict[str, Expectation] = {}
-        self.failed: set[Expectation] = set()
+        self.reached: set[str] = set()
+        self.failed: set[str] = set()
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         for item in items:
             found = next((each for each in self.expectations if each.fits(item)), None)
             if found is not None:
-                self.of[item.nodeid] = found
+                item.user_properties.append(("expected", found.pattern))
                 item.add_marker(pytest.mark.xfail(reason=found.reason, strict=False))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.nodeid in self.of and report.outcome != "passed":
-            self.failed.add(self.of[report.nodeid])
+        # The reports of worker processes contain these properties
+        for key, pattern in report.user_properties:
+            if key == "expected":
+                self.reached.add(str(pattern))
+                if report.outcome != "passed":
+                    self.failed.add(str(pattern))
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         if self.stale() and exitstatus == 0:
@@ -58,8 +62,11 @@ class Failures:
 
     def stale(self) -> list[Expectation]:
         """Return the lines whose tests all pass; of a part of the suite, those that it reached."""
-        seen = self.expectations if self.all_lines else self.of.values()
-        return [each for each in dict.fromkeys(seen) if each not in self.failed]
+        return [
+            each
+            for each in self.expectations
+            if (self.all_lines or each.pattern in self.reached) and each.pattern not in self.failed
+        ]
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         for each in self.stale():

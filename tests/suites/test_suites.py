@@ -6,8 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.brief import ROOT, cases
 from tests.suites.__main__ import HERE, SUITES, command
 from tests.suites.expected import read
@@ -31,8 +29,10 @@ def test_each_expected_failure_has_a_reason(suite: str) -> None:
     assert (HERE / f"with_{suite}.py").exists()
 
 
-@pytest.mark.parametrize("other", [True, False])
-def test_other_failures_and_lines_without_one_are_told(tmp_path: Path, other: bool) -> None:
+@cases("other, options", (True, ()), (False, ("-n", "1")))
+def test_other_failures_and_lines_without_one_are_told(
+    tmp_path: Path, other: bool, options: tuple[str, ...]
+) -> None:
     (tmp_path / "test_it.py").write_text(TESTS.format(other=other))
     lines = [
         "# why",
@@ -45,7 +45,7 @@ def test_other_failures_and_lines_without_one_are_told(tmp_path: Path, other: bo
         [
             *(sys.executable, "-m", "pytest", "-c", "/dev/null", "-p", "tests.suites.expected"),
             *("--rootdir", str(tmp_path), "--expected", str(tmp_path / "known.txt"), "-q"),
-            *("--all-expected", str(tmp_path), "-p", "no:cacheprovider"),
+            *("--all-expected", str(tmp_path), "-p", "no:cacheprovider", *options),
         ],
         cwd=ROOT,
         capture_output=True,
