@@ -185,7 +185,7 @@ def test_a_gradient_has_its_operands_dtype(name: str, case: Case) -> None:
 )
 def test_a_gradient_that_would_be_a_silent_zero_is_refused(name: str, case: Case) -> None:
     function = _function(name, case, [0])
-    with pytest.raises(GradientError, match=rf"^{name}\(f64.* no gradient for x; use stop_grad"):
+    with pytest.raises(GradientError, match=rf"^{name}\(f64.* no gradient for \w+; use stop_grad"):
         grad(lambda x: op.sum(function(x)))(from_array(case.inputs[0]))
 
 
