@@ -46,7 +46,7 @@ _SET_ELSEWHERE: Final = frozenset(
     {f"{os.name}.{name}" for name in ("getpriority", "nice", "sched_getaffinity", "umask")}
     | {f"{os.name}.{name}" for name in ("sched_getparam", "sched_getscheduler")}
     | {f"mimetypes.guess_{name}" for name in ("type", "extension", "all_extensions")}
-    | {"signal.getsignal", "signal.getitimer", "resource.getrlimit"}
+    | {"signal.getsignal", "signal.getitimer", "resource.getrlimit", "_thread.stack_size"}
 )
 """Functions that read a setting which depends on the argument, and which no guard compares."""
 _UNLESS_GIVEN: Final = {

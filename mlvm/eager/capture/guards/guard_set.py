@@ -489,6 +489,7 @@ class GuardSet:
             self._mapping(value, base)
         elif base in layout.ARRAYS:
             self._guard("equal", value, layout.content_of, layout.content_of(value))
+            self._settings([np.ndarray])  # code may convert the array to text
             if issubclass(kind, np.ndarray) and (self._reads_all or "base" in self.names):
                 self._add_part("base", value.base)
         elif base in layout.PLAIN:

@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 
 from mlvm.core.memo import memoized
-from mlvm.eager.capture.guards.code import names_in
+from mlvm.eager.capture.guards.code import TEXTS, names_in
 from mlvm.eager.capture.guards.layout import PLAIN, is_standard
 
 _ENVIRONMENT: Final = frozenset({"environ", "environb"})
@@ -41,7 +41,8 @@ def _decimal_context(_: object) -> tuple[Any, ...]:
 
 
 def _time_zone(_: object) -> tuple[Any, ...]:
-    return time.tzname, time.timezone
+    rules = os.environ.get("TZ")  # zones with the same names may differ in the dates of a change
+    return time.tzname, time.timezone, time.altzone, time.daylight, rules
 
 
 def result_of(fn: Any) -> Any:
@@ -76,8 +77,10 @@ def _process(_: object) -> tuple[int, str]:
     return os.getpid(), "" if module is None else module.current_process().name
 
 
-def _printing(_: object) -> str:
-    return repr(np.get_printoptions())
+def _printing(_: object) -> tuple[Any, ...]:
+    options: dict[str, Any] = {**np.get_printoptions()}
+    formatter = options.pop("formatter")  # a dict
+    return *options.values(), None if formatter is None else repr(formatter)
 
 
 def _level_names(_: object) -> tuple[Any, ...]:
@@ -127,6 +130,12 @@ _READERS: Final[dict[str, Callable[[Any], Any]]] = {
 }
 """Functions that read a setting again, by the module or function that reads it."""
 
+_OF_TEXTS: Final[dict[str, Callable[[Any], Any]]] = {
+    "numpy": _printing,
+    "datetime": _time_format,
+}
+"""Readers of the settings that text of objects of the module depends on."""
+
 _PACKAGES: Final = frozenset(
     {"sys", "gc", "threading", "_socket", "logging", "numpy", "os", "posix"}
 )
@@ -136,7 +145,8 @@ _PACKAGES: Final = frozenset(
 def reader_of(value: Any, names: Set[str]) -> Callable[[Any], Any] | None:
     """Return the reader of the setting that a library function, class or object reads, or None.
 
-    `names` are the names that code reads, which decides for loggers."""
+    `names` are the names that code reads. It may read levels of loggers, or convert objects to
+    text."""
     if isinstance(value, _LOGGERS) or value is logging.getLogger:
         if names.isdisjoint(_OF_LOGGERS):
             return None
@@ -152,7 +162,9 @@ def reader_of(value: Any, names: Set[str]) -> Callable[[Any], Any] | None:
         return None
     top = module.partition(".")[0]
     reader = _READERS.get(f"{top}.{name}") or _READERS.get(top)
-    return result_of if reader is None and _has_setter(module, name) else reader
+    if reader is None and _has_setter(module, name):
+        return result_of
+    return _OF_TEXTS.get(top) if reader is None and not names.isdisjoint(TEXTS) else reader
 
 
 def reads_value(reader: Callable[[Any], Any] | None) -> bool:

@@ -37,6 +37,8 @@ LOG = logging.getLogger("tests.settings")
 ADAPTER = logging.LoggerAdapter(LOG, {})
 ONE = Decimal(1)
 HERE = Path("a")
+THIRD = np.array([1 / 3])
+DAY = datetime.date(2025, 3, 14)
 
 
 @pytest.fixture(autouse=True)
@@ -70,8 +72,8 @@ def restored(monkeypatch: Patch, tmp_path: Path) -> Iterator[None]:
     locale.setlocale(locale.LC_ALL, "C")
 
 
-def set_zone() -> None:
-    os.environ["TZ"] = "EST5"
+def set_zone(zone: str = "EST5") -> None:
+    os.environ["TZ"] = zone
     time.tzset()
 
 
@@ -117,6 +119,14 @@ def in_place(module: Any, name: str, value: Any) -> Callable[[], None]:
     (lambda x: x * len(np.geterr()["over"]), lambda: np.seterr(over="raise")),
     (lambda x: x * np.get_printoptions()["precision"], lambda: set_printing()),
     (lambda x: x * len(np.array2string(np.array(1 / 3))), lambda: set_printing()),
+    (lambda x: x * len(str(THIRD)), lambda: set_printing()),
+    (lambda x: x * len(repr(THIRD)), lambda: set_printing()),
+    (lambda x: x * len(f"{THIRD}"), lambda: set_printing()),
+    (lambda x: x * len("{}".format(THIRD)), lambda: set_printing()),  # noqa: UP032
+    (lambda x: x * len("%s" % THIRD), lambda: set_printing()),  # noqa: UP031
+    (lambda x: x * len(str(np.full(1, 1 / 3))), lambda: set_printing()),
+    (lambda x: x * int(f"{DAY:%s}"), set_zone),
+    (lambda x: x * int(format(DAY, "%s")), set_zone),
     (lambda x: x * calendar.firstweekday(), lambda: calendar.setfirstweekday(3)),
     (lambda x: x * json.rate, in_place(json, "rate", 3.0)),  # type: ignore[attr-defined]
     (lambda x: x * math.sqrt(4.0), in_place(math, "sqrt", lambda _: 7.0)),
@@ -167,8 +177,18 @@ def test_what_another_function_sets_is_read_again(name: str) -> None:
             assert is_read or is_frozen or each in harmless, each
 
 
+def test_other_rules_of_a_time_zone_are_seen() -> None:
+    """The names and the offsets are the same."""
+    set_zone("EST5EDT,M3.2.0,M11.1.0")
+    step = ml.capture(lambda x: x * time.localtime(1742400000).tm_hour)
+    assert step(ml.ones(1)).tolist() == [12.0]
+    set_zone("EST5EDT,M4.1.0,M10.5.0")
+    assert step(ml.ones(1)).tolist() == [11.0]
+
+
 def test_functions_of_signals_and_faults_are_known() -> None:
     assert frozen._remedy(signal.getsignal, ()) is not None
+    assert frozen._remedy(threading.stack_size, ()) is not None
     assert settings.reader_of(faulthandler.is_enabled, frozenset()) is not None
 
 
