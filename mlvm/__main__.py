@@ -488,7 +488,9 @@ def debug(options: argparse.Namespace) -> int:
 def _execution(options: argparse.Namespace) -> Execution:
     """Return the execution of a recorded step, a repro, or a saved step with arguments."""
     if Path(options.file).is_dir():
-        return Replay(open_run(options.file)).execution(options.step)
+        run = open_run(options.file)
+        run.step(options.step, "debug")
+        return Replay(run).execution(options.step)
     try:
         loaded = read_any(options.file)
     except BadInput as error:
@@ -590,7 +592,7 @@ def memory(options: argparse.Namespace) -> None:
         if options.budget is not None:
             on_planned.append(steps.append)
         try:
-            show_script(file, out, options.arguments)
+            has_tensors = show_script(file, out, options.arguments)
         finally:
             if options.budget is not None:
                 on_planned.remove(steps.append)
@@ -598,6 +600,10 @@ def memory(options: argparse.Namespace) -> None:
                 assert step.curve is not None  # observers get a curve
                 path = str(out / f"{file.stem}.step-{number}")
                 show_step(path, step.plan, step.recording(), step.curve(), options.budget)
+        if options.budget is not None and not steps:
+            raise BadInput(f"no captured function was called in {file}")
+        if not has_tensors:
+            raise BadInput(f"no arena had tensors in {file}")
         return
     if options.arguments:
         raise BadInput("arguments after -- are only for scripts; use --arg for a program")

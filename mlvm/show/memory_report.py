@@ -33,10 +33,11 @@ _LARGEST: Final = 8  # number of listed intermediates
 _MOST_ALIKE: Final = 16  # maximum number of equally named arenas with separate plots
 
 
-def show_script(file: Path, out: Path, arguments: Sequence[str] = ()) -> None:
+def show_script(file: Path, out: Path, arguments: Sequence[str] = ()) -> bool:
     """Run a Python script, and report and plot each arena that had tensors.
 
-    The plots are written to `out` as NAME.ARENA.svg. A script that fails is shown up to the error.
+    Returns whether there was one. The plots are written to `out` as NAME.ARENA.svg. A script that
+    fails is shown up to the error.
 
     Raises `ScriptFailed` if the script fails, and `OSError`.
     """
@@ -47,6 +48,7 @@ def show_script(file: Path, out: Path, arguments: Sequence[str] = ()) -> None:
     finally:
         nonempty = [each for each in recordings if each.lifetimes]
         _show_arenas(merged_if_many(nonempty, _MOST_ALIKE), file, out)
+    return bool(nonempty)
 
 
 def show_step(

@@ -35,6 +35,7 @@ from typing import (
     Generic,
     Literal,
     NamedTuple,
+    NoReturn,
     ParamSpec,
     TypeAlias,
     TypeVar,
@@ -55,6 +56,7 @@ from mlvm.core.errors import (
 )
 from mlvm.core.program.program import Program
 from mlvm.core.sizes import parse_size
+from mlvm.core.types import TensorType
 from mlvm.eager.autodiff.tape import taping
 from mlvm.eager.capture.cache import CacheEntries, CacheEntry, free_numbers
 from mlvm.eager.capture.call import KnownCall, as_tensors, known_call
@@ -76,6 +78,7 @@ from mlvm.eager.tensor.reading import values_of
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import make_exclusive
 from mlvm.eager.tensor.wrapper import hinted
+from mlvm.eager.tree import replace
 from mlvm.machines import residuals
 from mlvm.machines.files import require_suffix, write_file
 from mlvm.machines.native.extension import EXTENSION
@@ -625,6 +628,7 @@ class Captured(Generic[P, R]):
         The program is added to the cache, unless the function has changed the signature of this
         call; in that case later calls trace again."""
         guards = miss.signature.guards
+        replace(_refuse_type, (miss.args, miss.kwargs), TensorType)
         self._forget_lapsed(guards)
         recording = self._changing.describe(miss.arena.vm, guards, miss.args, miss.kwargs)
         entry = self._compile_open(miss, named) or self._compile_closed(miss)
@@ -813,6 +817,13 @@ class Captured(Generic[P, R]):
                         plan.begin(entry, opened.numbers, values)
                     return entry
         return self._entry(call.at(values, template.flow(values)), signature)
+
+
+def _refuse_type(x: TensorType) -> NoReturn:
+    raise CaptureError(
+        f"a captured function: expected tensors, got the type {x}; types are for ml.measure, as in "
+        f"ml.measure(step, x)"
+    )
 
 
 def _captured(fn: Any, options: Any) -> Any:

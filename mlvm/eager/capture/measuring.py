@@ -16,7 +16,14 @@ from typing import Any, Final, NamedTuple
 
 from mlvm.arena.arena import Arena
 from mlvm.arena.planner import Plan
-from mlvm.core.errors import ArenaError, ArgumentError, BudgetError, OutOfMemoryError, brief
+from mlvm.core.errors import (
+    ArenaError,
+    ArgumentError,
+    BudgetError,
+    MlvmError,
+    OutOfMemoryError,
+    brief,
+)
 from mlvm.core.sizes import parse_size
 from mlvm.core.types import NamedType, TensorType
 from mlvm.eager.capture.call import as_tensors
@@ -27,6 +34,7 @@ from mlvm.eager.capture.opened import OpenTrace
 from mlvm.eager.capture.trace import Output, trace, trace_once
 from mlvm.eager.recording import recorder
 from mlvm.eager.tensor.context import current_arena
+from mlvm.eager.tensor.refusing import named
 from mlvm.eager.tensor.wrapper import hinted
 from mlvm.eager.tree import replace
 from mlvm.machines.files import require_suffix, write_file
@@ -166,7 +174,11 @@ class Measured:
                 raise ArgumentError(
                     f"at: expected sizes of {names} as ints of 0 or more, got {name}={n!r}"
                 )
-        return Measured(lambda _: self._measured(sizes), set(), self._options)
+        try:
+            return Measured(lambda _: self._measured(sizes), set(), self._options)
+        except MlvmError as error:
+            named("measure", error)
+            raise
 
     def largest(self, name: str, /, **others: int) -> int:
         """Return the largest size of that name at which a captured function fits `memory=`.
@@ -356,10 +368,10 @@ def _facts(
         curve: Callable[[], list[tuple[int, float]]] = partial(
             curve_of, call.flow, policy=policy, hoist=hoist
         )
-        named = spec.axes(signature, args, kwargs)
-        if not named:
+        lengths = spec.axes(signature, args, kwargs)
+        if not lengths:
             return _Facts(*eager, compiler(call.flow).plan, curve)
-        call = trace(fn, args, kwargs, arena, signature, (), named)
+        call = trace(fn, args, kwargs, arena, signature, (), lengths)
 
         def compiled(flow: Flow) -> Planned:
             # the sizes of the flow have values only during this call
@@ -367,7 +379,7 @@ def _facts(
                 points[:] = curve_of(flow, policy=policy, hoist=hoist)
             return compiler(flow)
 
-        plan = OpenTrace(call, named, signature).measured(signature, compiled)
+        plan = OpenTrace(call, lengths, signature).measured(signature, compiled)
         if plan is None:
             return _Facts(*eager, compiler(call.flow).plan, curve)
         return _Facts(*eager, plan, lambda: _points(fn, original, options))

@@ -330,7 +330,7 @@ class _Trace:
         for i, (ref, type) in enumerate(zip(op.operands, op.operand_types, strict=True)):
             mine = self.digest(ref)
             is_equal = mine == twins[i] if correspond else None
-            is_known = mine in twins and not is_equal and ref.kind != "scratch"
+            is_known = mine in twins and is_equal is None and ref.kind != "scratch"
             twin = twins.index(mine) if is_known else None
             operands.append(OperandOrigin(self.origin(ref), type, is_equal, twin))
         text = op.line.text if op.line else ""

@@ -23,7 +23,8 @@ def names_of_tensors(
     """Return a path such as `model.blocks[0].kernel` for each tensor that the function reaches.
 
     The function reaches tensors from arguments, variables and globals. The keys are the ids of the
-    tensors' roots. For several paths to a tensor, the shortest is used.
+    tensors' roots. For several paths to a tensor, the shortest of public attributes is used, or
+    else the shortest.
     """
     names: dict[int, str] = {}
     for path, x in tensors_below(_roots(fn, args, kwargs)):
@@ -32,16 +33,21 @@ def names_of_tensors(
 
 
 def tensors_below(roots: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Allocation]]:
-    """Yield the tensors that these objects reach, with paths, the shortest paths first."""
+    """Yield the tensors that these objects reach, with paths.
+
+    Paths of public attributes come first, then the shortest.
+    """
     visited: set[int] = set()
-    queue = deque(roots)
-    while queue and len(visited) < _MOST:
+    public, private = deque(roots), deque[tuple[str, Any]]()
+    while (queue := public or private) and len(visited) < _MOST:
         path, value = queue.popleft()
         if isinstance(value, Allocation):
             yield path, value
         elif not isinstance(value, _ENDS) and id(value) not in visited:
             visited.add(id(value))
-            queue.extend(_parts(path, value))
+            for part, each in _parts(path, value):
+                is_private = queue is private or part.startswith(f"{path}._")
+                (private if is_private else public).append((part, each))
 
 
 def _roots(

@@ -244,8 +244,13 @@ def test_pictures_have_the_names_of_their_format(suffix: str, tmp_path: Path) ->
     assert [each.name for each in tmp_path.iterdir()] == ["PICTURE.SVG"]
 
 
-def test_types_with_names_are_for_measure_alone() -> None:
+def test_types_are_for_measure_alone() -> None:
     step = ml.capture(lambda x: x + 1.0)
+    expected = r"expected tensors, got the type f32\[2\].*ml.measure"
+    plain = ml.TensorType("f32", (2,))
+    for value in (plain, {"a": [plain]}, plain):
+        refuses(CaptureError, expected, step, value)
+        refuses(CaptureError, expected, step, x=value)
     for argument in (ml.TensorType("f32", ("n", 4)), [ml.TensorType("f32", ("n", 4))]):
         refuses(CaptureError, r"f32\[n,4\].*ml.measure\(step, x\).at\(n=32\)", step, argument)
     assert step(ml.ones(2)).tolist() == [2.0, 2.0]
@@ -256,6 +261,8 @@ def test_errors_of_a_measurement_name_it_once() -> None:
         caught = refuses(MlvmError, "", ml.measure, lambda x: ml.sum(ml.sort(x)), X, **options)
         assert str(caught).startswith("measure")
         assert "capture:" not in str(caught)
+    sizes = ml.measure(lambda x: ml.sum(ml.sort(x)), ml.TensorType("f32", ("n",)), memory=1)
+    refuses(BudgetError, "^measure: expected a plan", sizes.at, n=1000)
 
 
 def test_the_curve_is_drawn(tmp_path: Path) -> None:

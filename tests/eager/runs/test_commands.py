@@ -79,6 +79,8 @@ def test_the_tensors_of_a_line(folder: Path, capsys: Capsys) -> None:
         status, text = output(capsys, "replay", "a", "--step", 99, *option)
         assert status == 1
         assert f"replay: expected a step from 0 to {STEPS - 1}, got 99" in text
+    status, text = output(capsys, "debug", "a", "--step", 99)
+    assert (status, f"debug: expected a step from 0 to {STEPS - 1}, got 99" in text) == (1, True)
 
 
 def test_the_state_and_inputs_of_a_step_are_saved(folder: Path, capsys: Capsys) -> None:

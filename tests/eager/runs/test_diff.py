@@ -44,6 +44,13 @@ def test_a_changed_hyperparameter(folder: Path) -> None:
         assert any(each.origin.startswith(f"constant {rate}") for each in report.operands)
 
 
+def test_an_operand_that_differs_has_no_equal_one_elsewhere(folder: Path) -> None:
+    a = once(folder / "a", lambda x: ml.sum(x) * 2.0, [3.0, 1.0])
+    found = first(a, once(folder / "b", lambda x: ml.sum(x) * 4.0, [3.0, 1.0]))
+    assert str(found).count(", differs\n") == 2
+    assert "equal to operand" not in str(found)
+
+
 def once(folder: Path, fn: Any, *inputs: Any) -> Run:
     step = ml.capture(fn)
     with ml.runs.record(folder):

@@ -87,6 +87,28 @@ def test_a_load_refuses_objects_without_recorded_state(folder: Path) -> None:
     np.testing.assert_array_equal(model.bias.numpy(), moment.state["model.bias"])
 
 
+def test_paths_of_public_attributes_name_the_state(folder: Path) -> None:
+    linear = ml.nn.Linear(3, 4)
+    model = ml.nn.Sequential(linear, ml.tanh, ml.nn.Linear(4, 2))
+    optimizer = ml.optim.Adam(model, 0.1)
+
+    @ml.capture
+    def step(x: Tensor) -> Tensor:
+        loss, gradients = ml.value_and_grad(lambda model: ml.mean(model(x) ** 2))(model)
+        optimizer.update(gradients)
+        return loss
+
+    with ml.runs.record(folder / "a"):
+        step(ml.ones((5, 3)))
+        before = linear.kernel.numpy()
+        step(ml.ones((5, 3)))
+    moment = ml.runs.open(folder / "a").at(1)
+    np.testing.assert_array_equal(moment.state["model.layers[0].kernel"], before)
+    assert {f"model.layers[2].{name}" for name in ("kernel", "bias")} <= moment.state.keys()
+    moment.load(model=model, optimizer=optimizer)
+    np.testing.assert_array_equal(linear.kernel.numpy(), before)
+
+
 @pytest.mark.parametrize("captured", [True, False])
 def test_captured_and_eager_runs_are_equal(folder: Path, *, captured: bool) -> None:
     a = train(folder / "a")
