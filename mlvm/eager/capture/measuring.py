@@ -185,8 +185,9 @@ class Measured:
 
         `others` are the other sizes. The search plans the function at each candidate size, without
         running it. It doubles and then halves the size, and assumes that a function which fits at
-        one size also fits at smaller sizes. It stops at 2**40 if the plan does not grow with the
-        size.
+        one size also fits at smaller sizes. With convolutional layers, a larger size may fit as
+        well, because only batches with suitable divisors are computed in parts. It stops at 2**40
+        if the plan does not grow with the size.
 
         Raises `BudgetError` if size 1 does not fit, and `ArgumentError` without `memory=` and for a
         name that no type contains.

@@ -65,7 +65,7 @@ def _differentiable(name: str, case: Case, dtype: str) -> list[int]:
     return [
         i
         for i, x in enumerate(case.inputs)
-        if x.dtype == dtype and inputs[min(i, len(inputs) - 1)] in VJPS[name]
+        if x.dtype == dtype and inputs[min(i, len(inputs) - 1)] in VJPS.get(name, ())
     ]
 
 
@@ -177,7 +177,7 @@ def test_a_gradient_has_its_operands_dtype(name: str, case: Case) -> None:
     [
         pytest.param(name, cases[0], id=name)
         for name, cases in _CASES.items()
-        if VJPS[name] is NON_DIFFERENTIABLE
+        if VJPS.get(name) is NON_DIFFERENTIABLE
         and cases[0].inputs
         and all(x.dtype == "f8" for x in cases[0].inputs)
         and np.asarray(cases[0].expected(*cases[0].inputs, **cases[0].attributes)).dtype == "f8"
