@@ -30,7 +30,7 @@ def _once(
 ) -> list[Call]:
     """Return the calls without repeated ones, and add the values of these to `names`."""
     first: dict[_Key, Value] = {}
-    kept: list[Call] = []
+    unique: list[Call] = []
     for call in calls:
         if call.blocks:
             call = replace(call, blocks=tuple([_block(block, names) for block in call.blocks]))
@@ -43,8 +43,8 @@ def _once(
             if value is not out.value:
                 names[out.value] = value
                 continue
-        kept.append(call)
-    return kept
+        unique.append(call)
+    return unique
 
 
 def _block(block: Block, names: dict[Value, Value]) -> Block:

@@ -48,6 +48,7 @@ def test_a_collector_that_was_off_stays_off() -> None:
         gc.enable()
 
 
+@pytest.mark.filterwarnings("ignore:gc.isenabled")
 def test_a_function_is_recorded_without_collections_and_whatever_it_raises_they_go_on() -> None:
     states = []
 

@@ -76,7 +76,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
         storage = self.storage(data)
         home = self.storages[storage]
         if offset < 0 or offset + type.nbytes > len(home) or offset % type.dtype.itemsize:
-            with pytest.raises(ShapeError, match=re.escape(f"{type} at offset {offset} ")):
+            with pytest.raises(ShapeError, match=f"{re.escape(str(type))}.*offset"):
                 self.store.tensor_from_storage(storage, type, offset)
         else:
             handle = self.issue(self.store.tensor_from_storage(storage, type, offset))
