@@ -182,7 +182,7 @@ def test_a_server_that_stops_tells_all_and_leaves_no_process() -> None:
         refuses(ConnectionLostError, "the server is shutting down", vm.synchronize)
         assert is_gone(pid)
         assert [each["reason"] for each in server.events("disconnected")] == [
-            "the server is shutting down"
+            "the server is shutting down; connect again later"
         ]
 
 

@@ -423,7 +423,7 @@ def test_a_message_that_is_too_long_ends_the_connection() -> None:
             vm.write(handle, too_long)
         refuses((LimitExceededError, ConnectionLostError), "", vm.synchronize)
         wait_for(lambda: server.events("disconnected"))
-        assert "the limit is 131,072" in server.events("disconnected", 1)[0]["reason"]
+        assert "at most 131,072 bytes" in server.events("disconnected", 1)[0]["reason"]
 
 
 def test_connections_are_limited_and_a_place_is_free_again() -> None:
