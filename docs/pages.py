@@ -57,7 +57,7 @@ _GROUPS: Final = {
     "signals": ("Signals", "signal"),
     "neural": (
         "Layers as functions, losses",
-        "neural activations convolution pooling windows images attention losses ctc",
+        "neural activations convolution pooling sliding windows images attention losses ctc",
     ),
     "transformations": (
         "Gradients, capture, control flow",

@@ -49,6 +49,7 @@ def restored(monkeypatch: Patch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
     vars(json)["rate"] = 2.0
     threshold, limit, switch = gc.get_threshold(), sys.getrecursionlimit(), sys.getswitchinterval()
+    language = locale.setlocale(locale.LC_ALL)
     digits, fields, place = sys.get_int_max_str_digits(), csv.field_size_limit(), tempfile.tempdir
     with np.errstate(), np.printoptions(), decimal.localcontext(), monkeypatch.context() as patch:
         patch.setattr(threading.current_thread(), "name", "first")
@@ -69,7 +70,7 @@ def restored(monkeypatch: Patch, tmp_path: Path) -> Iterator[None]:
     logging.disable(logging.NOTSET)
     for each in (LOG, logging.getLogger("tests.other")):
         each.setLevel(logging.NOTSET)
-    locale.setlocale(locale.LC_ALL, "C")
+    locale.setlocale(locale.LC_ALL, language)
 
 
 def set_zone(zone: str = "EST5") -> None:
