@@ -210,7 +210,7 @@ def need(tmp_path: Path, monkeypatch: Patch) -> Callable[[Any], None]:
     (graphs, (6, 0), {"the same": 6}),
     (saved, (40, 0), {"the same": 30}),
     (windows, (with_long(12, 1500), 0), {"windows are read": 1, "windows are written": 1}),
-    (budgets, (with_long(10, 150), 0),
+    (budgets, (with_long(16, 150), 0),
      {"the same bits": 1, "the same bits, and the same error": 1, "refused": 1}),
     (debugger, (with_long(9, 60), 0), {"the same bits": 1}),
     (recordings, (with_long(30, 2000), 0, 0), {"not accepted": 1}),
