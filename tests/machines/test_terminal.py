@@ -37,9 +37,14 @@ REDIRECTED = [">&-", ">&- 2>&-", "<&- >&-", "2>&-", ">/dev/full", "| true"]
 
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
-    """A script that prints much, and what ASCII lacks."""
+    """A script that prints much, and what ASCII lacks, and creates a tensor."""
     script = tmp_path / "script.py"
-    script.write_text("for i in range(20000): print(i, 'na\u00efve')\n", "utf-8")
+    lines = (
+        "import mlvm.eager as ml",
+        "x = ml.ones(3)",
+        "for i in range(20000): print(i, 'na\u00efve')",
+    )
+    script.write_text("\n".join(lines) + "\n", "utf-8")
     return script
 
 
