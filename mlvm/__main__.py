@@ -425,7 +425,7 @@ def _check_count(
 def run(options: argparse.Namespace) -> None:
     """Launch the program on the arguments, then print and write the results.
 
-    For a repro, verify the digests of the results and of the states after the call.
+    For a repro, verify the digests of results, and of states after the call.
     """
     loaded = read_any(options.file)
     repro = loaded if isinstance(loaded, Repro) else None

@@ -35,7 +35,6 @@ from typing import (
     Generic,
     Literal,
     NamedTuple,
-    NoReturn,
     ParamSpec,
     TypeAlias,
     TypeVar,
@@ -56,7 +55,6 @@ from mlvm.core.errors import (
 )
 from mlvm.core.program.program import Program
 from mlvm.core.sizes import parse_size
-from mlvm.core.types import TensorType
 from mlvm.eager.autodiff.tape import taping
 from mlvm.eager.capture.cache import CacheEntries, CacheEntry, free_numbers
 from mlvm.eager.capture.call import KnownCall, as_tensors, known_call
@@ -78,13 +76,13 @@ from mlvm.eager.tensor.reading import values_of
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import make_exclusive
 from mlvm.eager.tensor.wrapper import hinted
-from mlvm.eager.tree import replace
 from mlvm.machines import residuals
 from mlvm.machines.files import require_suffix, write_file
 from mlvm.machines.native.extension import EXTENSION
 from mlvm.machines.old_keywords import old_keywords
 from mlvm.show import html
 from mlvm.show.picture import timeline
+from mlvm.step.blocks import with_blocks
 from mlvm.step.compile import Planned, compile_flow, no_loop
 from mlvm.step.fusion import policy_of
 from mlvm.step.hoist import Hoist
@@ -106,7 +104,20 @@ class _Miss(NamedTuple):
     key: Any
 
     def trace(self, fn: Any, free: Sequence[int], lengths: Sequence[OpenLength] = ()) -> TracedCall:
-        return trace(fn, self.args, self.kwargs, self.arena, self.signature, free, lengths)
+        """Trace the call.
+
+        Raises `CaptureError` if the call needs the value of an argument that is a type."""
+        call = trace(fn, self.args, self.kwargs, self.arena, self.signature, free, lengths)
+        types = call.record.placeholders.types
+        calls = with_blocks(call.flow.calls if types else ())
+        uses = [x for each in calls for x in (*each.ins, *each.outs)]
+        for home in [*[x.value.home for x in uses], *[x.home for x in call.outcome.results]]:
+            if home is not None and home.role == "input" and home.index in types:
+                raise CaptureError(
+                    f"a captured function: expected tensors, got the type {home.type}; types are "
+                    f"for ml.measure, as in ml.measure(step, x)"
+                )
+        return call
 
 
 class ProgramMatch(NamedTuple):
@@ -628,7 +639,6 @@ class Captured(Generic[P, R]):
         The program is added to the cache, unless the function has changed the signature of this
         call; in that case later calls trace again."""
         guards = miss.signature.guards
-        replace(_refuse_type, (miss.args, miss.kwargs), TensorType)
         self._forget_lapsed(guards)
         recording = self._changing.describe(miss.arena.vm, guards, miss.args, miss.kwargs)
         entry = self._compile_open(miss, named) or self._compile_closed(miss)
@@ -817,13 +827,6 @@ class Captured(Generic[P, R]):
                         plan.begin(entry, opened.numbers, values)
                     return entry
         return self._entry(call.at(values, template.flow(values)), signature)
-
-
-def _refuse_type(x: TensorType) -> NoReturn:
-    raise CaptureError(
-        f"a captured function: expected tensors, got the type {x}; types are for ml.measure, as in "
-        f"ml.measure(step, x)"
-    )
 
 
 def _captured(fn: Any, options: Any) -> Any:

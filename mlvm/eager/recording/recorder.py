@@ -257,6 +257,7 @@ class _Placeholders:
             function also reads from the environment.
         aliased_inputs: the numbers of these inputs.
         aliased: ids of the references to the placeholders of these inputs.
+        types: the numbers of the inputs that have no tensor.
         narguments: number of arguments.
         nelements: number of elements of queues.
     """
@@ -268,6 +269,7 @@ class _Placeholders:
         self.aliases: dict[int, Reference] = {}
         self.aliased_inputs: set[int] = set()
         self.aliased: set[int] = set()
+        self.types: set[int] = set()
         self.narguments = self.nelements = 0
 
     def clear(self) -> None:
@@ -456,6 +458,7 @@ class Recorder:
 
     def placeholder_of(self, type: TensorType) -> Tensor:
         """Return a placeholder for an additional input that has no tensor."""
+        self.placeholders.types.add(self.placeholders.narguments)
         x = self._argument(type)
         self.placeholders.by_original[id(x)] = x
         return x

@@ -19,7 +19,7 @@ def save_repro(
     """Write a call with these arguments to a file that runs without the Python source.
 
     The file contains the program op by op, the present state, the inputs, and digests of the
-    results and of the state after the call.
+    results and the new state.
 
     `python -m mlvm run FILE` runs the call without further arguments, and reports whether results
     and state have the recorded digests. `python -m mlvm debug FILE` steps over the ops. The state

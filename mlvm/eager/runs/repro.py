@@ -28,8 +28,9 @@ _DIGEST: int = 16
 class Repro(NamedTuple):
     """Program of a call op by op, with the inputs.
 
-    `digests` are those of the results, followed by those of the states after the call; older files
-    lack the latter. `versions` are the versions that determine these bits; "" in older files.
+    `digests`: digests of the results, followed by digests of the states after the call, which older
+        files lack.
+    `versions`: the versions that determine these bits; "" in older files.
     """
 
     program: OpProgram

@@ -245,12 +245,15 @@ def test_pictures_have_the_names_of_their_format(suffix: str, tmp_path: Path) ->
 
 
 def test_types_are_for_measure_alone() -> None:
-    step = ml.capture(lambda x: x + 1.0)
+    step = ml.capture(lambda x: (x["a"][0] if isinstance(x, dict) else x) + 1.0)
     expected = r"expected tensors, got the type f32\[2\].*ml.measure"
     plain = ml.TensorType("f32", (2,))
     for value in (plain, {"a": [plain]}, plain):
         refuses(CaptureError, expected, step, value)
         refuses(CaptureError, expected, step, x=value)
+    refuses(CaptureError, expected, ml.capture(lambda x: x), plain)
+    filled = ml.capture(lambda x, like: ml.zeros(like.shape, dtype=like.dtype) + x)
+    assert filled(ml.ones(()), plain).numpy().tolist() == [1.0, 1.0]  # it reads the type only
     for argument in (ml.TensorType("f32", ("n", 4)), [ml.TensorType("f32", ("n", 4))]):
         refuses(CaptureError, r"f32\[n,4\].*ml.measure\(step, x\).at\(n=32\)", step, argument)
     assert step(ml.ones(2)).tolist() == [2.0, 2.0]

@@ -133,7 +133,7 @@ class GuardSet:
             self._in_tuples: list[Field] = []
             self._needs_rescan = False
             self._parts: list[Any] = []
-            self._parts_seen: set[str] = set()
+            self._parts_seen: set[object] = set()
             self._visited: dict[int, tuple[int, Any, Any]] = {}  # by id: ordinal, owner, name
             self._queue: deque[tuple[Any, _Visitor | None]] = deque()
             self._namespaces: list[Any] = []
@@ -425,7 +425,7 @@ class GuardSet:
                 self._parts_seen.add("environ")
                 self._guard("item", vars(os), "environ", os.environ)
             reader = reader_of(value, self.names)
-            token = f"{reader} {id(value) if reads_value(reader) else ''}"
+            token = reader, id(value) if reads_value(reader) else 0
             if reader is not None and token not in self._parts_seen:
                 self._parts_seen.add(token)
                 self._guard_only("equal", value, reader, setting := reader(value))
