@@ -22,12 +22,12 @@ class RayRows:
     """
 
     def __init__(self, dataset: Any) -> None:
-        self._ray = extra("ray", "ray")
         if not hasattr(dataset, "materialize"):
             raise PipelineError(
                 f"from_ray: expected a ray.data.Dataset, got {brief(dataset)}; otherwise write "
                 f"ml.Pipeline(data, batch_size)"
             )
+        self._ray = extra("ray", "ray")
         self._blocks: list[Any] = dataset.materialize().to_numpy_refs()
         lengths = [len(self._columns(i)[0]) for i in range(len(self._blocks))]
         self._starts = np.array([0, *accumulate(lengths)])
