@@ -53,7 +53,7 @@ class _Writes:
 
     def __init__(self, vm: VMProtocol) -> None:
         self._regions = regions(vm)
-        self._watches: weakref.WeakKeyDictionary[Region, weakref.WeakSet[Watch]]
+        self._watches: weakref.WeakKeyDictionary[Region, tuple[weakref.ref[Watch], ...]]
         self._watches = weakref.WeakKeyDictionary()
         self._of: weakref.WeakKeyDictionary[Watch, list[Region]] = weakref.WeakKeyDictionary()
         self._regions.on_moved = self._moved
@@ -101,8 +101,9 @@ class _Writes:
         before = self._of.pop(watch, ())
         self._of[watch] = now
         for region in {*before, *now}:  # a new set, as moves are counted without the lock
-            others = [each for each in self._watches.get(region, ()) if each is not watch]
-            self._watches[region] = weakref.WeakSet([*others, watch] if region in now else others)
+            others = [x for x in self._watches.get(region, ()) if x() not in (None, watch)]
+            added = [weakref.ref(watch)] if region in now else []
+            self._watches[region] = (*others, *added)
             region.watched = bool(self._watches[region])
 
     def _launched(self, program: Program, args: Sequence[TensorHandle]) -> bool:
@@ -111,7 +112,8 @@ class _Writes:
             return False
         numbers = written(program)
         if numbers is None:
-            self._count(self._of)
+            for watch in list(self._of):
+                watch.changes += 1
             return False
         return not self._written([args[i] for i in numbers if i < len(args)])
 
@@ -121,17 +123,16 @@ class _Writes:
         for handle in handles:
             reference = by_handle.get(handle) if isinstance(handle, int) else None
             region = None if reference is None else reference()
-            if region is not None:
-                is_watched = is_watched or bool(self._watches.get(region))
-                self._moved(region)
+            if region is not None and self._moved(region):
+                is_watched = True
         return is_watched
 
-    def _moved(self, region: Region) -> None:
-        self._count(self._watches.get(region, ()))
-
-    def _count(self, watches: Iterable[Watch]) -> None:
-        for watch in list(watches):
+    def _moved(self, region: Region) -> bool:
+        """Count a write to the region or a move; return whether the region is watched."""
+        watches = [x for x in [ref() for ref in self._watches.get(region, ())] if x is not None]
+        for watch in watches:
             watch.changes += 1
+        return bool(watches)
 
 
 _READS_ONLY: Final = frozenset({CHECK, residuals.BEGIN, residuals.END})
