@@ -278,7 +278,7 @@ class Regions(weakref.WeakValueDictionary[TensorHandle, Region]):
         super().__init__()
         _vms[id(vm)] = vm
         self._once = weakref.WeakValueDictionary[int, Region]()
-        self.on_moved: Callable[[Region], None] | None = None
+        self.on_moved: Callable[[Region], object] | None = None
         """Function called with each region of a tensor that `exchange` has moved."""
 
     def add(self, handle: TensorHandle, region: Region) -> None:
