@@ -112,7 +112,14 @@ def common(sizes: Sizes) -> Space:
     """Return the names that all libraries share: sizes and what is not yet a tensor."""
     array = np.random.default_rng(1).standard_normal((sizes.r, sizes.c), dtype=np.float32)
     numbers = [float(each) for each in range(1, sizes.p)]
-    return {**sizes._asdict(), "every": slice(None), "array": array, "numbers": numbers}
+    return {
+        **sizes._asdict(), "every": slice(None), "array": array, "numbers": numbers, "np": np,
+        "increment": increment,
+    }  # fmt: skip
+
+
+def increment(x: Any, i: int, value: float) -> None:
+    x[i] += value
 
 
 @cache
@@ -123,7 +130,7 @@ def long_array() -> Any:
 
 def numpy_space(sizes: Sizes) -> Space:
     rng = np.random.default_rng(3)
-    return {**common(sizes), **arrays(sizes), "np": np, "rng": rng, "x": long_array()}
+    return {**common(sizes), **arrays(sizes), "rng": rng, **_long(np.asarray)}
 
 
 def mlvm_space(sizes: Sizes) -> Space:
@@ -146,15 +153,15 @@ def mlvm_space(sizes: Sizes) -> Space:
     state = ml.zeros((sizes.r, 16)), ml.zeros((sizes.r, 16))
     return {
         **common(sizes), **tensors, **features, **optimizers, "ml": ml, "mlp": mlp, "step": step,
-        "key": ml.random.key(0), "x": _long(ml.asarray), "state": state,
+        "key": ml.random.key(0), **_long(ml.asarray), "state": state,
         "clip_gradients": lambda: ml.optim.clip_by_global_norm(gradients, 1.0),
     }  # fmt: skip
 
 
 @cache
-def _long(convert: Callable[[Any], Any]) -> Any:
-    """Convert `long_array` once."""
-    return convert(long_array())
+def _long(convert: Callable[[Any], Any]) -> Space:
+    """Convert `long_array`, and some rows of it, once."""
+    return {"x": convert(long_array()), "rows": [convert(row) for row in long_array()[:60]]}
 
 
 @cache
@@ -177,6 +184,8 @@ def mlvm_layers(c: int) -> tuple[Any, Space]:
         "cell": ml.nn.LSTMCell(c, 16), "conv": ml.nn.Conv2d(3, 8, 3, padding="VALID"),
         "gradient": lambda n, y: with_gradient(mlp, n, y),
         "grad_of_sum": ml.grad(lambda x: ml.sum(x * x)),
+        "slope": ml.grad(lambda x: x * x + ml.sin(x)),
+        "mapped": ml.vmap(lambda row: ml.sum(row * row)),
         "plain": ml.optim.SGD(mlp, 1e-3), "adamw": ml.optim.AdamW(new_mlp(), 1e-3),
         "sgd": ml.optim.SGD(new_mlp(), 1e-3), "adam": ml.optim.Adam(new_mlp(), 1e-3),
         "momentum": ml.optim.SGD(new_mlp(), 1e-3, momentum=0.9),
@@ -207,7 +216,7 @@ def torch_space(sizes: Sizes) -> Space:
     return {
         **common(sizes), **tensors, **features, "torch": torch, "F": torch.nn.functional,
         "mlp": mlp, "gradient": gradient, "step": step, "state": state,
-        "x": _long(torch.from_numpy),
+        **_long(torch.from_numpy),
     }  # fmt: skip
 
 
@@ -224,9 +233,12 @@ def torch_layers(c: int) -> tuple[Any, Space]:
             weight.grad = torch.ones_like(weight)
         return mlp
 
-    def grad_of_sum(n: Any) -> Any:
-        leaf = n.detach().requires_grad_()
-        return torch.autograd.grad((leaf * leaf).sum(), leaf)[0]
+    def grad_of(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def gradient(x: Any) -> Any:
+            leaf = x.detach().requires_grad_()
+            return torch.autograd.grad(function(leaf), leaf)[0]
+
+        return gradient
 
     def step_of(kind: Any, **options: Any) -> Any:
         return kind(new_mlp().parameters(), 1e-3, foreach=True, **options).step
@@ -236,7 +248,10 @@ def torch_layers(c: int) -> tuple[Any, Space]:
         "linear": nn.Linear(c, c), "layer_norm": nn.LayerNorm(c), "rms_norm": nn.RMSNorm(c),
         "group_norm": nn.GroupNorm(4, c), "batch_norm": nn.BatchNorm1d(c),
         "embedding": nn.Embedding(64, c), "cell": nn.LSTMCell(c, 16), "conv": nn.Conv2d(3, 8, 3),
-        "grad_of_sum": grad_of_sum, "plain": optim.SGD(mlp.parameters(), 1e-3),
+        "grad_of_sum": grad_of(lambda x: (x * x).sum()),
+        "slope": grad_of(lambda x: x * x + x.sin()),
+        "mapped": torch.vmap(lambda row: (row * row).sum()),
+        "plain": optim.SGD(mlp.parameters(), 1e-3),
         "adamw": step_of(optim.AdamW), "sgd": step_of(optim.SGD), "adam": step_of(optim.Adam),
         "momentum": step_of(optim.SGD, momentum=0.9),
         "clip_gradients": lambda: nn.utils.clip_grad_norm_(other.parameters(), 1.0),
@@ -274,7 +289,9 @@ def jax_space(sizes: Sizes) -> Space:
         "params": params, "cross_entropy": cross_entropy, "layer_norm": layer_norm,
         "linear": lambda n: n @ w + b, "gradient": partial(gradient, params), "step": step,
         "grad_of_sum": jax.grad(lambda x: (x * x).sum()), "key": jax.random.key(0),
-        "x": _long(jnp.asarray),
+        "slope": jax.grad(lambda x: x * x + jnp.sin(x)),
+        "mapped": jax.vmap(lambda row: (row * row).sum()),
+        **_long(jnp.asarray),
     }  # fmt: skip
 
 

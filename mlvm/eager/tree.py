@@ -223,10 +223,11 @@ def holds_tensors(value: object) -> bool:
 
     It is part of the tree if it is a tensor, a Module or a container of these. A `Buffer` in a
     container also counts, so that it is rejected as a leaf."""
+    kind = value.__class__
+    if kind is Tensor or kind in _NUMBERS:
+        return kind is Tensor
     if isinstance(value, (Tensor, Node, Buffer)):
         return True
-    if value.__class__ in _NUMBERS:
-        return False
     if isinstance(value, dict):
         value = list(value.values())
     if not isinstance(value, (list, tuple)) or _NUMBERS.issuperset({type(x) for x in value}):
@@ -279,8 +280,7 @@ def children(tree: Tree, path: str = "", *, buffers: bool = False) -> dict[str, 
 
 def _items(tree: Tree, buffers: bool) -> Iterable[tuple[Any, Tree]]:
     if isinstance(tree, Node):
-        pairs = fields(tree, buffers=buffers)
-        return [pair for pair in pairs if pair[1].__class__ is Tensor or holds_tensors(pair[1])]
+        return [pair for pair in fields(tree, buffers=buffers) if holds_tensors(pair[1])]
     return items_of(tree) if isinstance(tree, dict) else enumerate(members_of(tree))
 
 
@@ -431,18 +431,19 @@ def _unflatten(
 
 def _with_children(node: Node, parts: dict[str, Any]) -> Node:
     """Copy a Module with other children and new containers."""
-    copied = copy.copy(node)
+    copied = node.__copy__()
+    own = vars(copied)
     for name, field in vars(node).items():
         if name in parts:
-            vars(copied)[name] = parts[name]
+            own[name] = parts[name]
         elif field.__class__ in _NUMBERS:
             continue
         elif isinstance(field, (list, tuple)) and holds_tensors(field):
             items = {f"{name}_{i}": item for i, item in enumerate(field)}
             if not parts.keys().isdisjoint(items):
-                vars(copied)[name] = like(field, [parts.get(each, items[each]) for each in items])
+                own[name] = like(field, [parts.get(each, items[each]) for each in items])
         elif isinstance(field, (dict, list, tuple)) and name not in node._buffers:
-            vars(copied)[name] = replace(id, field, ())
+            own[name] = replace(id, field, ())
     return copied
 
 
@@ -857,39 +858,38 @@ class Snapshot:
 
     def __init__(self, tree: Tree) -> None:
         self._tensors: list[Tensor] = []  # kept alive: no other object may get the ids
-        self._rows: list[Any] = []
-        _add_rows(self._rows, tree, set(), self._tensors)
+        self._rows = _rows_of(tree, self._tensors)
 
     def holds(self, tree: Tree) -> bool:
         """Return whether the tree has the same items; False if a recorder notes reads."""
-        if _flattened.get() is not None:
-            return False
-        rows: list[Any] = []
-        _add_rows(rows, tree, set(), [])
-        return rows == self._rows
+        return _flattened.get() is None and _rows_of(tree, []) == self._rows
 
 
-def _add_rows(rows: list[Any], value: Any, visited: set[int], tensors: list[Tensor]) -> None:
-    """Add the keys of each container, and the ids of the items, which are negative for tensors."""
-    if not isinstance(value, _CONTAINERS) or id(value) in visited:
-        return
-    visited.add(id(value))
-    keys, items = _contents(value)
-    rows += keys, [-id(item) if item.__class__ is Tensor else id(item) for item in items]
-    for item in items:
-        if item.__class__ is Tensor:
-            tensors.append(item)
+def _rows_of(tree: Tree, tensors: list[Tensor]) -> list[Any]:
+    """Return the keys of each container, or the length of a list, and the ids of the items.
+
+    The tensors are added to a list; their ids are negative."""
+    rows: list[Any] = []
+    containers, visited = [tree] * isinstance(tree, _CONTAINERS), {id(tree)}
+    for value in containers:
+        if isinstance(value, Node):
+            value = vars(value)
+        if isinstance(value, dict):
+            items = [*dict.values(value)]
+            rows.append([*dict.keys(value)])
         else:
-            _add_rows(rows, item, visited, tensors)
-
-
-def _contents(value: Any) -> tuple[list[Any] | None, list[Any]]:
-    """Return the keys of a container, None for a list, and the items."""
-    if isinstance(value, Node):
-        value = vars(value)
-    if isinstance(value, dict):
-        return [*dict.keys(value)], [*dict.values(value)]
-    return None, [*members_of(value)]
+            items = [*members_of(value)]
+            rows.append(len(items))
+        for item in items:
+            if item.__class__ is Tensor:
+                tensors.append(item)
+                rows.append(-id(item))
+                continue
+            rows.append(id(item))
+            if isinstance(item, _CONTAINERS) and id(item) not in visited:
+                visited.add(id(item))
+                containers.append(item)
+    return rows
 
 
 def named_tensors(tree: Tree, *, buffers: bool = False) -> dict[str, Tensor]:

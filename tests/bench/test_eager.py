@@ -18,7 +18,8 @@ DRAWN: Final = {
     *("Linear", "LayerNorm", "Embedding", "Conv2d", "LSTMCell", "mlp forward", "mlp grad"),
     *("mlp sgd step", "AdamW update", "Adam update", "SGD update", "SGD momentum update"),
     *("global norm", "x[1] = 0", "x[:, 2:5] = v", "x[i] = v", "x[mask] = 0", "x[1] = y"),
-    *("x[i] = 1.0", "x[i:i + 3] = 1.0"),
+    *("x[i] = 1.0", "x[i:i + 3] = 1.0", "x[1] += v", "x[:, 1] = v", "x[i] += 0", "x[i] = row"),
+    *("permutation", "uniform(i)", "randint(0, i)"),
 }
 """Calls whose results are random, depend on random weights, or are nothing."""
 

@@ -62,6 +62,9 @@ DISABLED: Final = {"MLVM_TEMPLATES": "0"}
 
 THREADS: Final = 3
 
+_AHEAD: Final = 4
+"""Number of chains that a process has yet to run, so that neither waits for the other."""
+
 ARRAYS: Final[dict[str, Any]] = {
     name: np.random.default_rng(i).standard_normal(shape).astype(dtype)
     for i, (name, dtype, shape) in enumerate(
@@ -637,19 +640,17 @@ def serve(connection: Connection, *, pristine: bool = False) -> None:
     """Answer requests until the other side closes the connection. A `pristine` server answers each
     in a process that has run no chain before."""
     prepare()
-    while True:
-        try:
+    with suppress(EOFError, BrokenPipeError):
+        while True:
             request = connection.recv()
-        except EOFError:
-            return
-        if not pristine:
-            connection.send(answer(request))
-            continue
-        if not (process := os.fork()):
-            connection.send(answer(request))
-            os._exit(0)
-        if os.waitpid(process, 0)[1]:
-            connection.send(["the process crashed"])
+            if not pristine:
+                connection.send(answer(request))
+                continue
+            if not (process := os.fork()):
+                connection.send(answer(request))
+                os._exit(0)
+            if os.waitpid(process, 0)[1]:
+                connection.send(["the process crashed"])
 
 
 class Player:
@@ -722,10 +723,19 @@ class Players:
         for player in reversed(self.players):  # the copy of this process has the other's pipe, too
             player.close()
 
-    def difference(self, chosen: Chosen) -> tuple[str, str] | None:
-        """Return the first line that differs, as both processes have it."""
+    def ask(self, chosen: Chosen) -> None:
+        """Let both processes run the chosen steps."""
+        chains = self.chains(chosen)
         for player in self.players:
-            player.ask(self.chains(chosen))
+            player.ask(chains)
+
+    def difference(self, chosen: Chosen) -> tuple[str, str] | None:
+        """Run the chosen steps; return the first line that differs, as both processes have it."""
+        self.ask(chosen)
+        return self.answered()
+
+    def answered(self) -> tuple[str, str] | None:
+        """Return the first line that differs in the answers to the oldest request."""
         expected, got = [player.answered() for player in self.players]
         pairs = itertools.zip_longest(expected, got, fillvalue="nothing")
         return next(((x, y) for x, y in pairs if x != y), None)
@@ -802,11 +812,15 @@ class Players:
 
 def fuzz(programs: int, seed: int, first: int = 0) -> tuple[Outcomes, str | None]:
     """Run chains; return how many there were on how many threads, and the first difference."""
-    outcomes, number = Outcomes(), first
+    outcomes, number, numbers = Outcomes(), first, range(first, first + programs)
     try:
         with Players(seed) as players:
-            for number in range(first, first + programs):
-                found = players.difference(players.steps(number, number))
+            for number in numbers[:_AHEAD]:
+                players.ask(players.steps(number, number))
+            for number in numbers:
+                if number + _AHEAD in numbers:
+                    players.ask(players.steps(number + _AHEAD, number + _AHEAD))
+                found = players.answered()
                 if found is not None:
                     break
                 outcomes[f"chains on {chain_of(seed, number).threads} threads"] += 1

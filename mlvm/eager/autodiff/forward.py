@@ -107,7 +107,7 @@ def _transposed(
     def back(g: Tensor) -> list[Tensor]:
         return [
             sum_to(dense(rule(g, *[saved[i] for i in needs])), type)
-            for type, rule, needs in bound.vjps
+            for type, rule, needs, _ in bound.vjps
         ]
 
     return transposed(back, out.type, [t for t in tangents if t is not None])

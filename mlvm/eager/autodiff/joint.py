@@ -50,7 +50,7 @@ def closures_of(
     for node in nodes:
         if node is not None:
             vjps, origins, _ = node
-            types = [type for type, _, _ in vjps] if isinstance(vjps, tuple) else vjps.types
+            types = [vjp[0] for vjp in vjps] if isinstance(vjps, tuple) else vjps.types
             closures.update((o, t) for t, o in zip(types, origins, strict=True) if o < start)
     closures.update((y.node, y.type) for y in results if y.tape is tape and y.node < start)
     return closures

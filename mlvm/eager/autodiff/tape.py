@@ -42,6 +42,7 @@ from mlvm.eager.tensor.autocast import NO_AUTOCAST
 from mlvm.eager.tensor.constants import is_constant
 from mlvm.eager.tensor.context import default_arena, own_arenas
 from mlvm.eager.tensor.template_kernels import chains_of
+from mlvm.eager.tensor.templates import call
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import apply_into_in_python, live_tapes
 from mlvm.machines.native.extension import EXTENSION
@@ -55,11 +56,14 @@ class OperandVjp(NamedTuple):
     """Vjp for one operand: the operand's cotangent is `rule(g, *saved[needs])`.
 
     type: the operand's type. Broadcasting and promotion are reversed after the rule.
+    is_reused: whether later nodes have the same rule object, which is therefore called by a
+    template.
     """
 
     type: TensorType
     rule: Rule
     needs: tuple[int, ...]
+    is_reused: bool = False
 
 
 class Template(NamedTuple):
@@ -75,6 +79,7 @@ class Template(NamedTuple):
 
 
 _NOTHING: Final = Template((), (), ())
+_NO_KEYWORDS: Final[dict[str, Any]] = {}
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,14 +193,16 @@ class CotangentAccumulator(dict[int, Any]):
                     self._owned.discard(origin)
             return
         is_conditional = isinstance(g, Conditional)
-        for i, (type, rule, needs) in enumerate(vjps):  # a strict zip would be slower
+        for i, (type, rule, needs, is_reused) in enumerate(vjps):  # a strict zip would be slower
             origin = origins[i]
             if targets is not None and origin not in targets:
                 continue
             if is_conditional:
                 part = g.through(rule, [saved[k] for k in needs])
+            elif is_reused:
+                part = call(rule, (g, *[saved[k] for k in needs]), _NO_KEYWORDS)
             else:
-                part = rule(g, *[saved[k] for k in needs]) if needs else rule(g)
+                part = rule(g, *[saved[k] for k in needs])
             total = self.get(origin)
             if isinstance(part, Sparse):
                 if total is None:
@@ -480,7 +487,7 @@ def template_of(call: OneOp, types: Types, out: TensorType, mask: tuple[bool, ..
         if out.dtype.kind == "complex" and call.op.is_holomorphic:
             bare = partial(_conjugated, bare)
         needs = tuple([saves.index(value) for value in values])
-        vjps.append(OperandVjp(types[position], bare, needs))
+        vjps.append(OperandVjp(types[position], bare, needs, is_reused=True))
     return Template(tracked, tuple(vjps), tuple(saves))
 
 

@@ -235,7 +235,8 @@ class Segment:
             vjps, origins, _ = node_before
             if not isinstance(vjps, tuple) or vjps[0].type.nbytes != x.nbytes:
                 return x
-            [(type, _, _)], [node] = vjps, origins
+            [vjp], [node] = vjps, origins
+            type = vjp[0]
         if node < 0 or node == x.node:
             return x
         other = x.arena.view(x, type, Tensor)

@@ -461,9 +461,8 @@ def uniform(
     """
     target, sizes = float_dtype(dtype), integers(shape, "shape")
     _require_float(target)
-    most, widest = [float(finfo(each).max) for each in (target, _wide_dtype(target))]
     if not (is_real(low) and is_real(high) and low < high) or (
-        max(abs(low), abs(high)) > most or high - low > widest
+        (low, high) != (0, 1) and not _fits_bounds(low, high, target)
     ):
         raise ArgumentError(
             f"low = {brief(low)} must be less than high = {brief(high)}, both finite in "
@@ -473,6 +472,11 @@ def uniform(
         return op.uniform(_or_next(key), shape=sizes, dtype=target)
     u = op.uniform(_or_next(key), shape=sizes, dtype=_wide_dtype(target))
     return rounded(u * float(high - low) + float(low), target)
+
+
+def _fits_bounds(low: float, high: float, dtype: DType) -> bool:
+    most, widest = [float(finfo(each).max) for each in (dtype, _wide_dtype(dtype))]
+    return max(abs(low), abs(high)) <= most and high - low <= widest
 
 
 @public

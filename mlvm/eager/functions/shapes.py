@@ -33,7 +33,14 @@ from mlvm.eager.functions.creation import arange, asarray, full
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import alias, alias_of, apply, one_op
 from mlvm.eager.tensor.constants import constant
-from mlvm.eager.tensor.operands import as_operand, as_operands, is_array, is_whole, widest_of
+from mlvm.eager.tensor.operands import (
+    as_operand,
+    as_operands,
+    in_groups,
+    is_array,
+    is_whole,
+    widest_of,
+)
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
 
@@ -326,7 +333,7 @@ def concat(arrays: Iterable[Tensor], /, axis: int | None = 0) -> Tensor:
     if len(xs) == 1:
         axes_of(axis, xs[0])
         return alias_of(xs[0])
-    return op.concat(*xs, axis=axis)
+    return op.concat(*in_groups(xs, axis), axis=axis)
 
 
 @public
@@ -344,9 +351,10 @@ def stack(arrays: Iterable[Tensor], /, axis: int = 0) -> Tensor:
     Invalid calls:
         ml.stack([ml.ones(2, dtype="u64"), ml.ones(2, dtype="i64")])  # DTypeError
     """
-    operands = list(arrays)
-    like, widest = next((x for x in operands if isinstance(x, Tensor)), None), widest_of(operands)
-    xs = [as_operand(x, widest if is_whole(x) else like) if is_array(x) else x for x in operands]
+    xs = list(arrays)
+    if any(type(x) is not Tensor for x in xs):
+        like, widest = next((x for x in xs if isinstance(x, Tensor)), None), widest_of(xs)
+        xs = [as_operand(x, widest if is_whole(x) else like) if is_array(x) else x for x in xs]
     shapes = [x.shape for x in xs if isinstance(x, Tensor)]
     if any(each != shapes[0] for each in shapes):
         other = next(each for each in shapes if each != shapes[0])
@@ -355,7 +363,12 @@ def stack(arrays: Iterable[Tensor], /, axis: int = 0) -> Tensor:
     if is_same and len(xs) > 1 and type(axis) is int and not xs[0].dtype.is_storage:
         along, shape = rules.normalize_axis(axis, xs[0].ndim + 1), xs[0].shape
         if along < len(shape):  # a single view, instead of a view per operand
-            return _shaped(op.concat(*xs, axis=along), [*shape[:along], len(xs), *shape[along:]])
+            joined = op.concat(*in_groups(xs, along), axis=along)
+            return _shaped(joined, [*shape[:along], len(xs), *shape[along:]])
+        call = one_op("reshape", shape=(*shape, 1))
+        type_with_axis = inferred(call, xs[0])
+        columns = [alias(call, x, type_with_axis) for x in xs]
+        return op.concat(*in_groups(columns, along), axis=along)
     return concat([expand_dims(x, axis=axis) for x in xs], axis=axis)
 
 

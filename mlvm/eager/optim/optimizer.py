@@ -420,8 +420,12 @@ class Optimizer(_OfFields):
         self, hypers: Sequence[Any], rates: Sequence[float | Tensor]
     ) -> Mapping[tuple[int, DType], Tensors]:
         """Return the scalars of this update by group number and dtype, and increment the count."""
-        dtypes = {path: x.dtype for path, x in self._params.items()}
-        kinds = [*dict.fromkeys((i, dtypes[p]) for i, g in enumerate(self.groups) for p in g.paths)]
+        types = self._types
+        kinds = [
+            (i, dtype)
+            for i, group in enumerate(self.groups)
+            for dtype in dict.fromkeys([types[path].dtype for path in group.paths])
+        ]
         if self._is_cached():
             rules = [(self._values(hypers[i]), rates[i], dtype) for i, dtype in kinds]
             scalars = call(_rule_of(type(self), self._names)[0], (self.count, rules), {})  # type: ignore[arg-type]
@@ -441,14 +445,14 @@ class Optimizer(_OfFields):
                 type = self._types[path]
                 if type not in names:
                     names[type] = [*self._state_types(hyper, type)]
-                for name in names[type]:
-                    if path not in self._state.get(name, ()):
-                        raise ArgumentError(
-                            f"{self._name}: {path!r} has no state {name!r}, because the "
-                            f"hyperparameters at construction did not need it; "
-                            f"create a new optimizer"
-                        )
-                states[path] = [self._state[name][path] for name in names[type]]
+                try:
+                    states[path] = [self._state[name][path] for name in names[type]]
+                except KeyError:
+                    missing = [n for n in names[type] if path not in self._state.get(n, ())]
+                    raise ArgumentError(
+                        f"{self._name}: {path!r} has no state {missing[0]!r}, because the "
+                        f"hyperparameters at construction did not need it; create a new optimizer"
+                    ) from None
         return states
 
     def _hyper(self, group: Group) -> Any:

@@ -126,7 +126,8 @@ def _node_of(tape: Any, tracked: set[int], call: OneOp, xs: Sequence[Tensor], ou
     template = tape.template(call, tuple([x.type for x in xs]), out.type, mask)
     if template.tracked:
         tracked.add(id(out))
-    return template.tracked, frozen(tuple(map(tuple, template.vjps))), template.saves
+    vjps = tuple([(*vjp[:3], False) for vjp in template.vjps])  # calls get rules of their own
+    return template.tracked, frozen(vjps), template.saves
 
 
 def _planned(

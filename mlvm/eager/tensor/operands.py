@@ -8,6 +8,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
+from mlvm.arena.context import current
 from mlvm.core.errors import DTypeError, OperandValueError, ShapeError, brief
 from mlvm.core.ops.half import cast
 from mlvm.core.types import Array, DType, TensorType, bool_, c64, f64, promote, u64
@@ -33,6 +34,10 @@ NUMBERS: Final = (bool, int, float, complex, np.generic)
 
 _INT: Final = TensorType(default_of(int))
 _LISTED: Final = frozenset({list, float, int})  # values of which C makes a tensor
+_MOST_JOINED: Final = 16
+"""Maximum number of small tensors that one op concatenates."""
+_SMALL: Final = 4096
+"""Size in bytes of a small tensor."""
 
 
 def as_operand(value: object, like: Tensor | None = None, *, or_index: bool = False) -> Tensor:
@@ -217,7 +222,23 @@ def _joined(values: object, like: Tensor) -> Tensor:
             f"expected nested lists of equal lengths, got rows of shapes {brief(shapes)}"
         )
     longer = one_op("reshape", shape=(1, *shapes[0]))
-    return apply(one_op("concat", axis=0), *[apply(longer, row) for row in rows])
+    return apply(one_op("concat", axis=0), *in_groups([apply(longer, row) for row in rows], 0))
+
+
+def in_groups(xs: Sequence[Tensor], axis: int) -> Sequence[Tensor]:
+    """Concatenate many small tensors of one type in groups; return other tensors unchanged.
+
+    A kernel is planned for each number of operands, so few numbers should occur."""
+    if len(xs) <= _MOST_JOINED or current().recorder is not None or type(xs[0]) is not Tensor:
+        return xs
+    type_of_each, ndim = xs[0].type, xs[0].ndim
+    is_valid = type(axis) is int and -ndim <= axis < ndim and type_of_each.nbytes <= _SMALL
+    if is_valid and all(type(x) is Tensor and x.type is type_of_each for x in xs):
+        call = one_op("concat", axis=axis)
+        while len(xs) > _MOST_JOINED:
+            groups = [xs[i : i + _MOST_JOINED] for i in range(0, len(xs), _MOST_JOINED)]
+            xs = [apply(call, *each) if len(each) > 1 else each[0] for each in groups]
+    return xs
 
 
 def listed_beside(values: object, dtype: DType) -> DType | None:

@@ -13,7 +13,7 @@ from mlvm.eager.tensor import primitives
 from mlvm.eager.tensor.apply import apply, one_op
 from mlvm.eager.tensor.autocast import in_single
 from mlvm.eager.tensor.methods import Methods
-from mlvm.eager.tensor.operands import Operand, as_operand, is_array, operand
+from mlvm.eager.tensor.operands import Operand, is_array, operand
 from mlvm.eager.tensor.parts import warn_of_part
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import apply_into
@@ -73,7 +73,7 @@ def _over(self: Tensor, other: Operand) -> Tensor:
     `autocast` treats it as a power of self, like `reciprocal`."""
     try:
         self = in_single(self)
-        return apply(_DIVIDE, as_operand(other, self), self)
+        return apply(_DIVIDE, operand(other, self), self)
     except MlvmError as error:
         annotate_error(error, "divide", (other, self))
         raise
@@ -148,7 +148,8 @@ def _power(self: Tensor, other: Operand) -> Tensor:
     try:
         if other.__class__ is int and other == 2:
             return primitives.square(self)
-        return primitives.pow(self, operand(other, self))
+        is_number = other.__class__ is float or other.__class__ is int  # part of a template's key
+        return primitives.pow(self, other if is_number else operand(other, self))
     except MlvmError as error:
         annotate_error(error, "pow", (self, other))
         raise

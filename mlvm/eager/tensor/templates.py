@@ -3,8 +3,8 @@
 The first call of a public function on known types runs the function; later calls run the list in C
 (`language/templates.c`). The function is the definition. `MLVM_TEMPLATES=0` disables the lists, as
 does `with disabled():`. If the result of a function depends on more than arguments and context, the
-function calls `opaque`, so that no list is made. All lists are in a table of 4,096 entries; a new
-list replaces an entry with the same hash.
+function calls `opaque`, so that no list is made. All lists are in a table of 4,096 entries, in sets
+of four by hash. A new list replaces the least recently used entry of its set.
 """
 
 from __future__ import annotations

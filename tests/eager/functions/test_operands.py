@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
+from mlvm.core.errors import AxisError, ShapeError
 from mlvm.core.op import OPS
 from mlvm.eager.tensor import primitives
 from mlvm.machines.wire import WireVM
@@ -269,6 +270,27 @@ def test_draws_take_arrays() -> None:
             draw(argument).numpy(), draw(ml.asarray(argument)).numpy(), strict=True
         )
     assert bool(ml.all(untyped.random.bernoulli(5, np.float32(1.0))))
+
+
+@cases("shape", (), (3,), (2, 3))
+@cases("count", 5, 17, 40, 300)
+def test_joining_many_tensors(count: int, shape: tuple[int, ...]) -> None:
+    """More than 16 small tensors are joined in groups, with the same values and gradients."""
+    arrays = [np.full(shape, i, np.float32) for i in range(count)]
+    xs = [ml.asarray(x) for x in arrays]
+    for axis in range(-1, len(shape) + 1):
+        np.testing.assert_array_equal(ml.stack(xs, axis=axis).numpy(), np.stack(arrays, axis))
+        g = ml.grad(lambda xs, axis=axis: ml.sum(ml.stack(xs, axis=axis) ** 2))(xs)
+        assert [x.tolist() for x in g] == [(2 * x).tolist() for x in arrays]
+    np.testing.assert_array_equal(ml.asarray(xs).numpy(), np.stack(arrays))
+    if shape:
+        np.testing.assert_array_equal(ml.concat(xs, axis=-1).numpy(), np.concatenate(arrays, -1))
+        mixed = [*xs[:-1], xs[-1].astype("f64")]
+        assert ml.concat(mixed).dtype is ml.float64
+        with pytest.raises(ShapeError, match=rf"^concat\((f32\S+, ){{{count - 1}}}f32\[1"):
+            ml.concat([*xs[:-1], ml.ones((1, *shape, 2))])
+        with pytest.raises(AxisError, match=rf"^concat\((f32\S+, ){{{count - 1}}}f32"):
+            ml.concat(xs, axis=len(shape))
 
 
 @pytest.mark.filterwarnings("ignore::mlvm.eager.PrecisionWarning")

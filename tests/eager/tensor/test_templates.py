@@ -11,14 +11,17 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from functools import wraps
 from typing import Any, Final
 
 import pytest
 
 import mlvm.eager as ml
 from mlvm.core.types import DType
+from mlvm.eager.autodiff.rules import VJPS
 from mlvm.eager.functions.random import with_keys
 from mlvm.eager.tensor import primitives, templates
+from mlvm.eager.tensor.apply import one_op
 from mlvm.eager.tensor.constants import constant, is_constant
 from mlvm.eager.tensor.reading import values_of
 from mlvm.eager.tensor.template_kernels import chains_of
@@ -223,6 +226,42 @@ def test_a_template_computes_elementwise_steps_together(name: str) -> None:
     with arena, templates.disabled():
         function(x)
         assert arena.high_water > x.nbytes
+
+
+@pytest.mark.skipif(EXTENSION is None, reason="the extension runs templates")
+def test_templates_of_the_keys_in_use_are_kept() -> None:
+    """Two keys with the same place in the table replaced the templates of each other."""
+    calls = []
+
+    @public
+    def twice(x: ml.Tensor, name: str) -> ml.Tensor:
+        calls.append(name)
+        return x * 2.0 + x
+
+    x = ml.ones(3)
+    for _ in range(3):
+        calls.clear()
+        for i in range(300):
+            twice(x, f"{i}")
+    assert not calls
+
+
+@pytest.mark.skipif(EXTENSION is None, reason="the extension runs templates")
+def test_a_rule_of_a_backward_pass_is_called_by_a_template(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    rule = VJPS["sinh"]["x"]
+
+    @wraps(rule)
+    def counted(g: ml.Tensor, *saved: ml.Tensor) -> Any:
+        calls.append(g)
+        return rule(g, *saved)
+
+    monkeypatch.setitem(VJPS["sinh"], "x", counted)
+    x = ml.asarray([0.5] * 19)
+    check(lambda: ml.grad(lambda x: ml.sum(ml.sinh(x)))(x))
+    assert len(calls) == 1 + 2  # without templates; the first call, and the recorded one
+    monkeypatch.undo()
+    one_op("sinh").templates.clear()
 
 
 def test_a_step_after_a_length_that_depends_on_values_makes_no_template() -> None:

@@ -19,24 +19,19 @@
 
 /* --- the fields that C reads and writes: see mlvm/arena/fields.py and dispatch.h --- */
 
-enum {
-    MOST_OPERANDS = 4,
-    MASKS = 1 << MOST_OPERANDS,
-    MOST_PLACES = 512,
-    MOST_BINS = 4096,
-    MOST_SPARE = 1 << 18
-};
+enum { MASKS = 16, MOST_PLACES = 512, MOST_BINS = 4096, MOST_SPARE = 1 << 18 };
 
 /* Cache entry of a call: the kernel for operands of these types on one VM. */
 typedef struct {
     size_t hash;         /* of VM and types */
     long long fast_path; /* the number, because a reference would keep the VM's threads alive */
     long long generation;
-    PyObject *types[MOST_OPERANDS];
+    PyObject **types;           /* of `count` operands */
     PyObject *out;              /* the result's type */
     KernelCallObject *call;     /* NULL: take the slow path */
     long long program;          /* on a remote VM: the number on the server; 0: use the slow path */
-    PyObject *templates[MASKS]; /* of the tape's nodes, by the operands that are tracked */
+    PyObject *templates[MASKS]; /* of the tape's nodes, by the operands that are tracked, if they are few */
+    int count;
 } Entry;
 
 /* Open-addressing hash table by VM and types. Entries are not moved or freed while the call lives,
@@ -407,8 +402,9 @@ static void replace_entry(Entry *entry, Entry with)
 {
     Entry old = *entry;
     *entry = with;
-    for (int i = 0; i < MOST_OPERANDS; i++)
-        Py_XDECREF(old.types[i]);
+    for (int i = 0; i < old.count; i++)
+        Py_DECREF(old.types[i]);
+    PyMem_Free(old.types);
     Py_XDECREF(old.out);
     Py_XDECREF((PyObject *)old.call);
     for (int i = 0; i < MASKS; i++)
@@ -440,12 +436,12 @@ static size_t hash_of(const FastPath *fast_path, Allocation *const *operands, in
 
 static int is_of(const Entry *entry, const FastPath *fast_path, Allocation *const *operands, int count)
 {
-    if (entry->fast_path != fast_path->number)
+    if (entry->fast_path != fast_path->number || entry->count != count)
         return 0;
     for (int i = 0; i < count; i++)
         if (entry->types[i] != operands[i]->type)
             return 0;
-    return count == MOST_OPERANDS || !entry->types[count];
+    return 1;
 }
 
 static int entry_holds(const Entry *entry, const FastPath *fast_path, Allocation *const *operands,
@@ -519,7 +515,7 @@ static Entry *entry_to_fill(Call *call, const FastPath *fast_path, Allocation *c
     return *place;
 }
 
-static PyObject *tuple_of(PyObject *const *objects, Py_ssize_t count)
+PyObject *tuple_of(PyObject *const *objects, Py_ssize_t count)
 {
     PyObject *tuple = PyTuple_New(count);
     for (Py_ssize_t i = 0; tuple && i < count; i++)
@@ -561,9 +557,10 @@ static void fill_cache(Call *call, FastPath *fast_path, Allocation *const *opera
                                                             (PyObject *)fast_path, NULL)
                              : NULL;
     PyObject *run = NULL, *out = NULL;
-    if (answer && PyArg_ParseTuple(answer, "OO", &run, &out)) {
-        for (int i = 0; i < count; i++)
-            fresh.types[i] = Py_NewRef(PyTuple_GetItem(types, i));
+    if (answer && PyArg_ParseTuple(answer, "OO", &run, &out) &&
+        (fresh.types = PyMem_Malloc(sizeof *fresh.types * (size_t)(count + 1)))) {
+        for (; fresh.count < count; fresh.count++)
+            fresh.types[fresh.count] = Py_NewRef(PyTuple_GetItem(types, fresh.count));
         if (is_kernel_call(run))
             fresh.call = (KernelCallObject *)Py_NewRef(run);
         else if (PyLong_Check(run))
@@ -916,13 +913,14 @@ int add_node(PyObject *tape, PyObject *template, Allocation *const *operands, Al
 static int record(PyObject *tape, Call *call, Entry *entry, const FastPath *fast_path,
                   Allocation *const *operands, int count, Allocation *out)
 {
-    int mask = 0;
+    uint64_t mask = 0;
     for (int i = 0; i < count; i++)
-        mask |= (operands[i]->tape == tape) << i;
+        mask |= (uint64_t)(operands[i]->tape == tape) << i;
     PyObject *types = NULL, *others = NULL, *template = NULL;
+    entry = mask < MASKS ? entry : NULL;
     if (is_tape(tape) && entry && entry->templates[mask]) {
-        template = Py_NewRef(
-            entry->templates[mask]); /* freeing an object may run Python, which may drop the entry */
+        /* freeing an object may run Python, which may drop the entry */
+        template = Py_NewRef(entry->templates[mask]);
     } else if ((types = types_of(operands, count)) && is_tape(tape)) {
         others = PyTuple_New(count); /* which operands are tracked */
         for (int i = 0; others && i < count; i++)

@@ -136,7 +136,7 @@ Allocation *tensor_in(PyObject *arena, PyObject *type);
 
 /* Run a kernel of that generation of the function table on its results and operands, whose integers are first computed
  * from numbers, if there are any. Returns 1; 0 if Python must run the call; -1 with an exception set. */
-enum { MOST_PLACED = 16 };
+enum { MOST_OPERANDS = 32, MOST_PLACED = MOST_OPERANDS + 2 };
 int run_kernel(KernelCallObject *call, FastPath *fast_path, long long generation,
                Allocation *const *tensors, int count, const Number *numbers, Py_ssize_t nnumbers);
 
@@ -164,6 +164,9 @@ PyObject *arena_of(PyObject *context);
 
 /* The current tape or None; a new reference, NULL with an exception set. */
 PyObject *present_tape(void);
+
+/* Return a tuple of these objects, a new reference. */
+PyObject *tuple_of(PyObject *const *objects, Py_ssize_t count);
 
 /* Return the address of a tensor of this VM; NULL if unknown. `ask`: ask Python for it first. */
 char *address_in(FastPath *fast_path, const Allocation *x, int ask);

@@ -421,18 +421,16 @@ static int generalize_op(PyObject *op, PyObject *attributes, const Key *key, All
                          int count)
 {
     Template *template = new_template(op, key, 1, 0, 1);
-    PyObject *args = template ? PyTuple_New(count) : NULL;
+    PyObject *args = template ? tuple_of((PyObject *const *)operands, count) : NULL;
     int failed = 0;
     if (args) {
         TemplateStep *step = template->steps;
         *step = (TemplateStep){
             .kind = APPLY, .count = (short)count, .last = MOST_STEPS, .freed = -1, .next = -1};
         template->codes[0] = (short)key->ntensors;
-        for (int i = 0; i < count; i++) {
-            PyTuple_SetItem(args, i, Py_NewRef((PyObject *)operands[i]));
+        for (int i = 0; i < count; i++)
             while (key->tensors[step->operands[i]] != operands[i])
                 step->operands[i]++;
-        }
         failed = generalize(template, args, PyDict_CheckExact(attributes) ? attributes : NULL, key);
     }
     release_template(template);

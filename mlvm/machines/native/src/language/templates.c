@@ -21,7 +21,7 @@
 /* Fields of a context after the fields in dispatch.h. */
 enum { KEY_SOURCE = AUTOCAST_DTYPE + 1, KEY_STATE };
 
-enum { MOST_CODES = 64, TEMPLATES = 4096, MOST_FAILURES = 3, MOST_CHAINED = 12 };
+enum { MOST_CODES = 64, SETS = 1024, PER_SET = 4, MARKS = 16, MOST_FAILURES = 3, MOST_CHAINED = 12 };
 
 /* Successive elementwise steps that one kernel computes, with the same bits: the numbers of the results, whose types
  * are `types`, then of the operands. `end` is the step after the last one. */
@@ -48,14 +48,15 @@ static struct {
     int made, keeps; /* nodes on the tape */
 } recording;
 
-static Template *templates[TEMPLATES];
+/* Templates by hash, in sets; the most recently used one is the first of its set. */
+static Template *templates[SETS][PER_SET];
 
 /* Keys of calls that have no template: a hash, and the number of calls. */
 typedef struct {
     uint64_t hash;
     int count;
 } Mark;
-static Mark seen[TEMPLATES];
+static Mark seen[SETS][MARKS];
 int templates_enabled = 1;
 /* Runs of a template before its chains are planned: planning takes 0.2 ms, and a chain saves about 2 us per run. */
 static int runs_before = 100;
@@ -236,16 +237,37 @@ void release_template(Template *old)
     PyMem_Free(old);
 }
 
+static int is_template_of(const Template *template, PyObject *function, const Key *key)
+{
+    int same = template && template->hash == key->hash && template->function == function &&
+               template->nitems == key->nitems && template->fast_path == key->fast_path->number;
+    for (int i = 0; same && i < key->nitems; i++)
+        same = is_same_item(&template->items[i], &key->items[i]);
+    return same;
+}
+
 static Template *find_template(PyObject *function, const Key *key)
 {
-    Template *found = templates[key->hash % TEMPLATES];
-    if (!found || found->hash != key->hash || found->function != function || found->nitems != key->nitems ||
-        found->fast_path != key->fast_path->number)
-        return NULL;
-    for (int i = 0; i < key->nitems; i++)
-        if (!is_same_item(&found->items[i], &key->items[i]))
-            return NULL;
-    return found;
+    Template **set = templates[key->hash % SETS];
+    for (int i = 0; i < PER_SET; i++) {
+        Template *found = set[i];
+        if (!is_template_of(found, function, key))
+            continue;
+        memmove(set + 1, set, sizeof *set * (size_t)i);
+        return set[0] = found;
+    }
+    return NULL;
+}
+
+/* Replace the template of that key, or the least recently used one of its set. */
+static void replace_template(PyObject *function, const Key *key, Template *with)
+{
+    Template **set = templates[key->hash % SETS];
+    Template *old = find_template(function, key) ? set[0] : set[PER_SET - 1];
+    if (old != set[0])
+        memmove(set + 1, set, sizeof *set * (PER_SET - 1));
+    set[0] = with;
+    release_template(old); /* this may run Python */
 }
 
 static void *copy_of(const void *source, size_t nbytes)
@@ -311,16 +333,7 @@ static void keep_template(PyObject *function, const Key *key, const short *codes
     }
     fresh->named = named ? Py_NewRef(named) : NULL;
     fresh->failures = failures;
-    Template *old = templates[key->hash % TEMPLATES];
-    templates[key->hash % TEMPLATES] = fresh;
-    release_template(old); /* this may run Python */
-}
-
-static void drop_template(const Key *key)
-{
-    Template *old = templates[key->hash % TEMPLATES];
-    templates[key->hash % TEMPLATES] = NULL;
-    release_template(old);
+    replace_template(function, key, fresh);
 }
 
 PyObject *referent(PyObject *reference)
@@ -329,7 +342,8 @@ PyObject *referent(PyObject *reference)
     return object == Py_None ? NULL : Py_NewRef(object);
 }
 
-int hold_constants(const Template *template, PyObject **constants)
+/* Get a reference to each constant of a template. Returns 0, without any, if the VM has freed one. */
+static int hold_constants(const Template *template, PyObject **constants)
 {
     for (int i = 0; i < template->nconstants; i++) {
         constants[i] = referent(template->constants[i]);
@@ -342,7 +356,7 @@ int hold_constants(const Template *template, PyObject **constants)
     return 1;
 }
 
-void release_constants(const Template *template, PyObject **constants)
+static void release_constants(const Template *template, PyObject **constants)
 {
     for (int i = 0; i < template->nconstants; i++)
         Py_DECREF(constants[i]);
@@ -436,12 +450,11 @@ void note_step(StepKind kind, PyObject *call, PyObject *extra, PyObject *const *
     TemplateStep step = {.kind = kind, .count = (short)count, .last = -1};
     for (int i = 0; i < count; i++) {
         step.operands[i] = number_of(operands[i]);
-        if (step.operands[i] == MOST_VALUES) {
-            recording.failed = 1;
-            return;
-        }
+        recording.failed |= step.operands[i] == MOST_VALUES;
     }
-    PyObject *result = recording.keeps ? Py_NewRef(out) : PyWeakref_NewRef(out, NULL);
+    PyObject *result = recording.failed  ? NULL
+                       : recording.keeps ? Py_NewRef(out)
+                                         : PyWeakref_NewRef(out, NULL);
     if (!result) {
         PyErr_Clear();
         recording.failed = 1;
@@ -644,9 +657,7 @@ PyObject *steps_of_trace(PyObject *function, PyObject *args, PyObject *keywords,
         if (!entry || PyList_SetItem(steps, i, entry))
             Py_CLEAR(steps);
     }
-    PyObject *constants = steps ? PyTuple_New(recording.nconstants) : NULL;
-    for (int i = 0; constants && i < recording.nconstants; i++)
-        PyTuple_SetItem(constants, i, Py_NewRef(recording.constants[i]));
+    PyObject *constants = steps ? tuple_of(recording.constants, recording.nconstants) : NULL;
     PyObject *both = constants ? PyTuple_Pack(2, steps, constants) : NULL;
     Py_XDECREF(constants);
     Py_XDECREF(steps);
@@ -895,9 +906,13 @@ static PyObject *run_template(Template *template, PyObject *context, const Key *
 
 int *calls_of(uint64_t hash)
 {
-    Mark *mark = &seen[hash % TEMPLATES];
-    if (mark->hash != hash)
-        *mark = (Mark){hash, 0};
+    Mark *set = seen[hash % SETS], *mark = set;
+    while (mark < set + MARKS && mark->hash != hash)
+        mark++;
+    if (mark == set + MARKS) {
+        memmove(set + 1, set, sizeof *set * (MARKS - 1));
+        *(mark = set) = (Mark){hash, 0};
+    }
     return &mark->count;
 }
 
@@ -914,7 +929,7 @@ PyObject *call_composed(PyObject *function, PyObject *args, PyObject *keywords)
     Template *template = find_template(function, &key);
     PyObject *constants[MOST_STEPS];
     if (template && template->ncodes && !hold_constants(template, constants)) {
-        drop_template(&key);
+        replace_template(function, &key, NULL);
         template = NULL;
     }
     if (template && template->ncodes) {

@@ -4,7 +4,7 @@
 
 #include "dispatch.h"
 
-enum { MOST_ITEMS = 96, MOST_TENSORS = 40, MOST_STEPS = 96, MOST_OPERANDS = 4 };
+enum { MOST_ITEMS = 96, MOST_TENSORS = 40, MOST_STEPS = 96 };
 enum { MOST_VALUES = MOST_TENSORS + MOST_STEPS };
 
 /* A part of a key: the kind says what the object is compared by. */
@@ -75,10 +75,6 @@ Template *new_template(PyObject *function, const Key *key, int nsteps, int ncons
 
 /* End a use of a template, and free it after the last one. */
 void release_template(Template *old);
-
-/* Get a reference to each constant of a template. Returns 0, without any, if the VM has freed one. */
-int hold_constants(const Template *template, PyObject **constants);
-void release_constants(const Template *template, PyObject **constants);
 
 /* Return what a weak reference refers to, a new reference; NULL if it was freed. */
 PyObject *referent(PyObject *reference);

@@ -507,9 +507,7 @@ static PyObject *positions(PyObject *module, PyObject *args)
 /* Call a function of Python, by a template if one exists. */
 static PyObject *call_with(PyObject *function, PyObject *const *args, int count)
 {
-    PyObject *tuple = PyTuple_New(count);
-    for (int i = 0; tuple && i < count; i++)
-        PyTuple_SetItem(tuple, i, Py_NewRef(args[i]));
+    PyObject *tuple = tuple_of(args, count);
     PyObject *result = tuple ? call_composed(function, tuple, NULL) : NULL;
     Py_XDECREF(tuple);
     return result;
@@ -748,13 +746,9 @@ static PyObject *values_of(PyObject *object, int is_one, PyObject *empty)
     Py_XDECREF(tape);
     if (!is_read)
         Py_CLEAR(values);
-    if (values) {
+    if (values)
         note_opaque();
-        return values;
-    }
-    if (PyErr_Occurred())
-        return NULL;
-    Py_RETURN_NONE;
+    return values || PyErr_Occurred() ? values : Py_NewRef(Py_None);
 }
 
 static PyObject *scalar(PyObject *module, PyObject *x)
