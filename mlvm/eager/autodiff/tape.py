@@ -35,6 +35,7 @@ from mlvm.eager.tensor.apply import (
     alias_in_python,
     alias_of,
     apply_in_python,
+    launch,
     plan_for,
     raise_stale,
 )
@@ -443,6 +444,7 @@ if EXTENSION is not None:  # used by calls in C: see native/src/language/dispatc
         tensor=Tensor,
         tape=Tape,
         apply=apply_in_python,
+        launch=launch,
         context=current,
         own_arenas=own_arenas,
         default_arena=default_arena,

@@ -152,12 +152,7 @@ def apply_in_python(call: OneOp, *operands: Tensor) -> Tensor:
     recorded.
     """
     operands = lifted(operands)
-    pair = len(operands) == 2  # spelled out for speed, here and below
-    if pair:
-        x, y = operands
-        types: tuple[TensorType, ...] = (x.type, y.type)
-    else:
-        types = tuple([x.type for x in operands])
+    types = tuple([x.type for x in operands])
     try:
         type = call.types[types]
     except KeyError:
@@ -170,24 +165,25 @@ def apply_in_python(call: OneOp, *operands: Tensor) -> Tensor:
     if type is None:
         return _apply_dynamic(call, arena, operands, types)
     out = arena.alloc(type, Tensor)
-    if pair:
-        handles: tuple[int, ...] = (out.handle, x.handle, y.handle)
-        program = call.program(2)
-    else:
-        handles = (out.handle, *[x.handle for x in operands])
-        program = call.program(len(operands))
-    try:
-        arena.vm.launch(program, handles)
-    except HandleError as error:
-        raise explain(error, arena.vm, (*operands, out)) from None
-    ended = not (x.handle and y.handle) if pair else STALE in [x.handle for x in operands]
-    if ended:  # if freed before the launch, a different tensor with this handle was read
-        raise next(x.stale() for x in operands if x.handle == STALE)
+    launch(out, call, *operands)
+    for x in operands:
+        if x.handle == STALE:  # freed before the launch, which read another tensor with this handle
+            raise x.stale()
     out.tape = None
     tape = current().tape
     if tape is not None:
         tape.record(call, operands, types, out)
     return out
+
+
+def launch(out: Tensor, call: OneOp, *operands: Tensor) -> None:
+    """Run one op that writes to the new tensor `out`; C calls this function for ops without a
+    native kernel."""
+    used, vm = (out, *operands), out.arena.vm
+    try:
+        vm.launch(call.program(len(operands)), [x.handle for x in used])
+    except HandleError as error:
+        raise explain(error, vm, (*operands, out)) from None
 
 
 apply: Final[Callable[..., Tensor]] = apply_in_python if EXTENSION is None else EXTENSION.apply

@@ -28,7 +28,7 @@ typedef struct {
     long long generation;
     PyObject **types;           /* of `count` operands */
     PyObject *out;              /* the result's type */
-    KernelCallObject *call;     /* NULL: take the slow path */
+    KernelCallObject *call;     /* NULL: Python launches the op */
     long long program;          /* on a remote VM: the number on the server; 0: use the slow path */
     PyObject *templates[MASKS]; /* of the tape's nodes, by the operands that are tracked, if they are few */
     int count;
@@ -46,7 +46,7 @@ PyTypeObject *allocation_type, *region_type, *tensor_class;
 
 /* Objects of Python, set by `install`. */
 static PyTypeObject *tape_class;
-static PyObject *slow, *get_context, *own_arenas, *default_arena, *resolve;
+static PyObject *slow, *launch, *get_context, *own_arenas, *default_arena, *resolve;
 PyObject *live_tapes;
 Later later;
 static PyObject *view_logs;
@@ -1050,6 +1050,18 @@ static int post(long long program, FastPath *fast_path, Allocation *const *tenso
     return due < 0 || (due && call_without_result(fast_path->flush)) ? -1 : 1;
 }
 
+/* Let Python launch a call that has no kernel, such as a call that numpy executes. Return 1, or -1 with an exception
+ * set. */
+static int launch_in_python(Allocation *out, PyObject *const *args, Py_ssize_t nargs)
+{
+    PyObject *all[MOST_OPERANDS + 2] = {(PyObject *)out};
+    memcpy(all + 1, args, sizeof *args * (size_t)nargs);
+    PyObject *tuple = tuple_of(all, nargs + 1), *done = tuple ? PyObject_Call(launch, tuple, NULL) : NULL;
+    Py_XDECREF(tuple);
+    Py_XDECREF(done);
+    return done ? 1 : -1;
+}
+
 static PyObject *long_way(PyObject *const *args, Py_ssize_t nargs)
 {
     PyObject *tuple = tuple_of(args, nargs);
@@ -1131,7 +1143,7 @@ static PyObject *applied(PyObject *context, PyObject *const *args, Py_ssize_t na
         if (PyErr_Occurred())
             goto end;
     }
-    if (open && entry && is_ready(entry)) {
+    if (open && entry && (is_ready(entry) || (entry->out != Py_None && !fast_path->outbox))) {
         Allocation *tensors[MOST_OPERANDS + 1];
         KernelCallObject *kernel = (KernelCallObject *)Py_XNewRef((PyObject *)entry->call);
         long long generation = entry->generation, program = entry->program;
@@ -1141,8 +1153,9 @@ static PyObject *applied(PyObject *context, PyObject *const *args, Py_ssize_t na
         for (int i = 0; i < count; i++)
             tensors[1 + i] = operands[i];
         if (out && Py_TYPE((PyObject *)out) == tensor_class)
-            done = kernel ? run_kernel(kernel, fast_path, generation, tensors, 1 + count, NULL, 0)
-                          : post(program, fast_path, tensors, 1 + count);
+            done = kernel    ? run_kernel(kernel, fast_path, generation, tensors, 1 + count, NULL, 0)
+                   : program ? post(program, fast_path, tensors, 1 + count)
+                             : launch_in_python(out, args, nargs);
         Py_XDECREF((PyObject *)kernel);
         if (done < 0 || PyErr_Occurred())
             goto end;
@@ -1291,15 +1304,15 @@ void keep_for_ever(PyObject *args, PyObject *kwargs)
 /* install(names...): set the Python functions of the language, once. */
 static PyObject *install(PyObject *module, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"tensor",        "tape",       "apply", "context",   "own_arenas",
-                            "default_arena", "resolve",    "stale", "reference", "update",
-                            "view_logs",     "live_tapes", NULL};
+    static char *names[] = {"tensor",     "tape",          "apply",      "launch", "context",
+                            "own_arenas", "default_arena", "resolve",    "stale",  "reference",
+                            "update",     "view_logs",     "live_tapes", NULL};
     PyObject *tensor, *tape;
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOOOOOOO!O!:install", names, &tensor, &tape, &slow,
-                                     &get_context, &own_arenas, &default_arena, &resolve, &raise_stale,
-                                     &weak_reference, &slow_update, &PyList_Type, &view_logs, &PySet_Type,
-                                     &live_tapes))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOOOOOOOO!O!:install", names, &tensor, &tape, &slow,
+                                     &launch, &get_context, &own_arenas, &default_arena, &resolve,
+                                     &raise_stale, &weak_reference, &slow_update, &PyList_Type, &view_logs,
+                                     &PySet_Type, &live_tapes))
         return NULL;
     if (!PyType_Check(tensor) || !PyType_IsSubtype((PyTypeObject *)tensor, allocation_type))
         return PyErr_Format(PyExc_TypeError, "expected tensor to be a subclass of AllocationFields");

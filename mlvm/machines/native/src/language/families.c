@@ -17,16 +17,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum {
-    MOST_NUMBERS = 32,
-    MOST_OPEN = 8,
-    MOST_FAILURES = 4,
-    FAMILIES = 512,
-    LEAST_OPEN = 2,
-    RECENT = 4,
-    MOST_CALLS = 3, /* of one key by open templates, before it gets a template of its own */
-    MOST_FORMULAS = 1024
-};
+enum { MOST_NUMBERS = 32, MOST_OPEN = 8, MOST_FAILURES = 4, FAMILIES = 512, LEAST_OPEN = 2, RECENT = 4 };
+/* MOST_CALLS: calls of one key by open templates, before it gets a template of its own. */
+enum { MOST_CALLS = 3, MOST_FORMULAS = 1024 };
 
 /* A step: `call` is NULL for a view. The lengths of its result are formulas. `node` is the template of its node on a
  * tape, NULL if no operand is tracked. With `places`, it is a function that returns the template for the types of the
