@@ -21,13 +21,14 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any, Final, Literal, Union, final
+from typing import Any, Final, Literal, NamedTuple, Union, final
 
 import numpy as np
 
 from mlvm.core.errors import ArgumentError, DTypeError, OpError, ShapeError, brief, did_you_mean
 from mlvm.core.locks import cached_property
 from mlvm.core.memo import Memo
+from mlvm.core.sizes import MAX_EXACT
 from mlvm.core.types import DType, TensorType
 
 Attributes = Mapping[str, Any]
@@ -43,7 +44,6 @@ REQUIRED = inspect.Parameter.empty
 PLAIN: Final = frozenset({bool, int, float, complex, str, type(None)})
 """Classes of values that are always in canonical form."""
 _INT: Final = frozenset({int})
-_MOST: Final = 2**53  # floats represent all ints up to this
 _ANY: Final = 1000  # larger than the number of operands of any op
 
 
@@ -78,6 +78,26 @@ class Attribute:
         return f"{self.name}: {hint}" + ("" if self.default is REQUIRED else f" = {self.default!r}")
 
 
+class Traits(NamedTuple):
+    """Properties of an op as a function, on which gradients and public names depend.
+
+    `is_cheap`: running it again costs less than keeping the result for the backward pass.
+    `is_holomorphic`: a complex result is a nonlinear holomorphic function of the operands. The
+        gradient rules are written for real numbers, and the engine conjugates them.
+    `precision`: the dtype that mixed precision uses instead of the operands' dtypes: half precision
+        for matrix products, and f32 for ops that would lose accuracy.
+    `public`: users have a function of that name, with these or other operands and attributes.
+    """
+
+    is_cheap: bool = False
+    is_holomorphic: bool = False
+    precision: Literal["half", "f32"] | None = None
+    public: bool = True
+
+
+NO_TRAITS: Final = Traits()
+
+
 @final
 @dataclass(eq=False, repr=False)
 class Op:
@@ -99,15 +119,10 @@ class Op:
     `may_raise`: the kernel raises an error for some values of operands that the type rule accepts,
         such as an index out of range. All other ops accept any value, so they may run even if the
         result is not needed.
-    `is_cheap`: running it again costs less than keeping the result for the backward pass.
-    `is_holomorphic`: a complex result is a nonlinear holomorphic function of the operands. The
-        gradient rules are written for real numbers, and the engine conjugates them.
     `takes_storage`: it supports low-bit dtypes, which all other ops reject.
     `slope`: the op with the same operands and attributes that computes the derivative, and shares
         work.
-    `precision`: the dtype that mixed precision uses instead of the operands' dtypes: half precision
-        for matrix products, and f32 for ops that would lose accuracy.
-    `public`: users have a function of that name, with these or other operands and attributes.
+    `traits`: what gradients, mixed precision and the public names depend on.
     """
 
     kernel: Kernel
@@ -121,17 +136,13 @@ class Op:
     images: int = 0
     copies_only: bool = False
     may_raise: bool = False
-    is_cheap: bool = False
-    is_holomorphic: bool = False
     takes_storage: bool = False
     slope: str | None = None
-    precision: Literal["half", "f32"] | None = None
-    public: bool = True
+    traits: Traits = NO_TRAITS
 
     def __post_init__(self) -> None:
         self.name: str = self.kernel.__name__
         self._inferred_types = Memo[tuple[TensorType, ...], TensorType](512, "core.op")
-        self.doc: str = inspect.getdoc(self.kernel) or ""
         self.links |= self.elementwise
         parameters = list(inspect.signature(self.kernel).parameters.values())
         positional = [p for p in parameters if p.kind is not p.KEYWORD_ONLY]
@@ -144,6 +155,11 @@ class Op:
             for p in parameters
             if p.kind is p.KEYWORD_ONLY
         }
+
+    @property
+    def doc(self) -> str:
+        """Return the documentation, which is the docstring of the kernel."""
+        return inspect.getdoc(self.kernel) or ""
 
     @property
     def signature(self) -> str:
@@ -236,11 +252,12 @@ def op(*, infer: Rule, flops: Flops | None = None, **how: Any) -> Callable[[Kern
     """Declare the decorated kernel as an op with this type rule, and add it to `OPS`.
 
     `flops` has the same parameters as `infer`, and counts operations as `Op.flops` does. Other
-    keywords are fields of `Op`.
+    keywords are fields of `Traits` and `Op`.
     """
+    traits = Traits(**{name: how.pop(name) for name in Traits._fields if name in how})
 
     def declare(kernel: Kernel) -> Op:
-        declared = Op(kernel, infer, flops, **how)
+        declared = Op(kernel, infer, flops, traits=traits, **how)
         if OPS.setdefault(declared.name, declared) is not declared:
             raise ValueError(f"an op named {declared.name!r} exists already")
         return declared
@@ -292,8 +309,8 @@ def _is_common(value: Any, kinds: frozenset[object]) -> bool:
         return False
     if kind is tuple:
         ints = _INT.issuperset(map(type, value))
-        return ints and (not value or -_MOST <= min(value) <= max(value) <= _MOST)
-    return kind is not int or -_MOST <= value <= _MOST
+        return ints and (not value or -MAX_EXACT <= min(value) <= max(value) <= MAX_EXACT)
+    return kind is not int or -MAX_EXACT <= value <= MAX_EXACT
 
 
 @cache

@@ -36,7 +36,7 @@ def recomputed(calls: Sequence[Call]) -> list[Call]:
     again: dict[int, list[Call]] = {}
     replaced: dict[int, dict[Value, Value]] = {}
     for i, call in enumerate(calls):
-        if call.op is None or not call.op.is_cheap or call.outs[0].value.home is not None:
+        if call.op is None or not call.op.traits.is_cheap or call.outs[0].value.home is not None:
             continue
         value = call.outs[0].value
         if value in inside:  # read by control flow at any time

@@ -60,7 +60,7 @@ def test_an_op_computes_what_its_oracle_does(name: str, case: Case, machine: str
     result = MACHINES[machine](name, *case.inputs, **case.attributes)
     assert result.flags.c_contiguous
     # Sums of products are those of numpy's BLAS, whose order depends on the processor.
-    tight = machine == "reference" and OPS[name].precision != "half"
+    tight = machine == "reference" and OPS[name].traits.precision != "half"
     assert_expected(name, case, result, 1e-6 if tight and result.dtype == np.float32 else None)
 
 

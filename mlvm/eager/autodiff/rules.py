@@ -16,7 +16,7 @@ one tensor, the engine allocates one cotangent, and adds each slice to it in pla
 
 The cotangent of a complex z = x + iy is dL/dx + i dL/dy, for a real L. A rule therefore multiplies
 g by the conjugate of the derivative, and an operand that is real gets the real part. Rules of
-holomorphic ops are written for real numbers: the engine conjugates them (`Op.is_holomorphic`).
+holomorphic ops are written for real numbers: the engine conjugates them (`Traits.is_holomorphic`).
 Rules that only add and move elements are valid for both; the docstrings of all other rules describe
 the complex case.
 

@@ -486,7 +486,7 @@ def template_of(call: OneOp, types: Types, out: TensorType, mask: tuple[bool, ..
         rule = VJPS[call.op.name].get(name) or refusal(call, types, name)
         bare, values = bound_rule(call, types, rule, position)
         saves += [value for value in values if value not in saves]
-        if out.dtype.kind == "complex" and call.op.is_holomorphic:
+        if out.dtype.kind == "complex" and call.op.traits.is_holomorphic:
             bare = partial(_conjugated, bare)
         needs = tuple([saves.index(value) for value in values])
         vjps.append(OperandVjp(types[position], bare, needs, is_reused=True))

@@ -107,7 +107,7 @@ def in_precision(
         if op.name == "layer_norm" and f32 in [x.dtype for x in operands]:
             operands = [_cast(x, f32) if x.dtype.is_half else x for x in operands]
         return operands, attributes
-    if op.precision == "half":
+    if op.traits.precision == "half":
         operands = in_half(operands)
     elif any(x.dtype.is_half for x in operands):
         if "dtype" in op.attributes:  # the op reads half precision, and sums in f32

@@ -35,7 +35,7 @@ def reduce_where(name: str, x: Tensor, **attributes: Any) -> Tensor:
 
 def _derive(op: Op) -> Callable[..., Tensor]:
     bare = None if op.attributes else one_op(op.name)
-    takes_dtype, has_precision = "dtype" in op.attributes, op.precision is not None
+    takes_dtype, has_precision = "dtype" in op.attributes, op.traits.precision is not None
     last = len(op.inputs) if _takes_axis(op) else None
     takes_where = op.name in WITH_WHERE
 
@@ -156,7 +156,7 @@ def _keyword(attribute: Attribute) -> Parameter:
     )
 
 
-__all__ = sorted(name for name, op in OPS.items() if op.public)
+__all__ = sorted(name for name, op in OPS.items() if op.traits.public)
 
 
 def __getattr__(name: str) -> Callable[..., Tensor]:

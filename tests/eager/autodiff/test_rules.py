@@ -125,7 +125,7 @@ def test_every_rule_of_an_op_that_takes_complex_operands_is_tried_with_them() ->
     takes -= UP_TO_PHASES
     rules = {(name, operand) for name in takes for operand in VJPS[name]}
     assert sorted(rules - tried) == []
-    holomorphic = {name for name, op in OPS.items() if op.is_holomorphic}
+    holomorphic = {name for name, op in OPS.items() if op.traits.is_holomorphic}
     assert takes - holomorphic == {name for name, _ in tried} - holomorphic
     assert takes >= holomorphic
 

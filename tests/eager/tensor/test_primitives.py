@@ -34,7 +34,7 @@ def test_every_op_has_a_function_with_its_documentation(name: str) -> None:
 def test_every_op_but_internal_ones_is_public(name: str) -> None:
     """It is public straight from the op table, or as a separate function."""
     op = OPS[name]
-    if op.public:
+    if op.traits.public:
         own = name in public.__all__  # which takes its arguments otherwise
         assert (getattr(ml, name) is not getattr(primitives, name)) == own
         assert getattr(ml, name) is public.PRESENT.get(name, getattr(ml, name))
