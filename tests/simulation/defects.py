@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 from unittest.mock import patch
 
-from mlvm.machines.remote.server import Server
+from mlvm.machines.remote.lender import Lender
 from mlvm.parallel.board import BoardCommunicator
 from mlvm.parallel.messages import MessageCommunicator, MessageGroup, Transport
 from mlvm.parallel.rendezvous import Rendezvous
@@ -88,9 +88,9 @@ DEFECTS: Final[dict[str, tuple[Any, str, str, str]]] = {
         "self._gates[rank].release()",
         "pass",
     ),
-    "a server keeps memory": (Server, "_clear_up", "session.close()", "pass"),
+    "a server keeps memory": (Lender, "_clear_up", "session.close()", "pass"),
     "a server waits for ever": (
-        Server,
+        Lender,
         "_lend",
         "limits.idle_seconds, limits.send_seconds",
         "0.0, 0.0",

@@ -157,7 +157,7 @@ class Serving:
         for vm in self.vms:
             vm._end("the world has ended")
         if self.server is not None:
-            for client in list(self.server._clients.values()):
+            for client in list(self.server.lender.clients.values()):
                 if client.vm is not None:
                     client.vm.close()
 

@@ -42,7 +42,7 @@ class Process:
 
     `name`: name of the VM.
     `channel`: the server's end of the channel.
-    `status`: last answer to "status", as `Server.status`.
+    `status`: last answer to "status", as `Lender.status`.
     `metrics`: last counters, as `Metrics.to_json`.
     `status_pending`: a request for the status is not answered.
     `ended`: the reason why the process has exited, or None.
@@ -254,7 +254,7 @@ class Processes:
         return metrics.to_json()
 
     def statuses(self) -> list[dict[str, Any]]:
-        """Return the status of each process, as in `Server.status`.
+        """Return the status of each process, as in `Lender.status`.
 
         The status of a busy process is the previous status.
         """

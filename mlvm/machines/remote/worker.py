@@ -24,9 +24,9 @@ from typing import Any, Final
 
 from mlvm.machines.local import LocalVM
 from mlvm.machines.remote.channel import Channel, Message
+from mlvm.machines.remote.lender import Lender
 from mlvm.machines.remote.limits import Limits
 from mlvm.machines.remote.log import Log
-from mlvm.machines.remote.server import Server
 
 _GRACE: Final = 1.0  # seconds
 
@@ -145,20 +145,19 @@ def _handle_requests(
 
     A private VM is also closed when the client leaves.
     """
-    server = Server(
-        None,
+    lender = Lender(
         limits=Limits(**settings["limits"]),
         shared=[name] * shared,
         libraries=settings["libraries"],
         options=settings["options"],
         log=_ChannelLog(channel),
     )
-    vm = server.shared.get(name) or server.make_vm(name)
+    vm = lender.shared.get(name) or lender.make_vm(name)
 
     def serve(message: Message) -> None:
-        launches, seconds = server.lend(message.sockets[0], vm, **message.facts)
+        launches, seconds = lender.lend(message.sockets[0], vm, **message.facts)
         result = {"gone": message.facts["client"], "launches": launches, "seconds": seconds}
-        channel.send({**result, "metrics": server.status()["metrics"]})
+        channel.send({**result, "metrics": lender.status()["metrics"]})
         if not shared:
             os._exit(0)
 
@@ -167,11 +166,11 @@ def _handle_requests(
             case "serve":
                 threading.Thread(target=serve, args=(message,), daemon=True).start()
             case "status":
-                channel.send({"status": server.status()})
+                channel.send({"status": lender.status()})
             case "resume":
-                server.resume(message.facts["client"], message.sockets[0])
+                lender.resume(message.facts["client"], message.sockets[0])
             case ("refuse" | "interrupt" | "drain" | "stop") as do:
-                getattr(server, do)(**message.facts)
+                getattr(lender, do)(**message.facts)
 
 
 class _ChannelLog(Log):

@@ -22,7 +22,7 @@ from mlvm.machines.local import LocalVM
 from mlvm.machines.native.extension import EXTENSION
 from mlvm.machines.remote.client import RemoteVM, _Sent
 from mlvm.machines.remote.lease import LeasedStream, _messages_after, _Unconfirmed
-from mlvm.machines.remote.server import _Client
+from mlvm.machines.remote.lender import LeasedConnection
 from tests.brief import Patch, refuses
 from tests.core.programs import f32s, put
 from tests.fuzz.mutations import framed
@@ -177,12 +177,12 @@ def test_who_has_ended_goes_on_with_no_connection() -> None:
     for first in (True, False):
         ours, theirs = socket.socketpair()
         fresh, other = socket.socketpair()
-        ended = _Client("", ours, 20.0)
+        ended = LeasedConnection(ours, 20.0)
         ended.leased = True
         if first:
-            assert ended.go_on_with(fresh)
+            assert ended.replace(fresh)
         ended.end()
-        assert ended.go_on_with(other) is False
+        assert ended.replace(other) is False
         assert (fresh.fileno() == -1) == first
         for each in (ours, theirs, fresh, other):
             each.close()

@@ -49,7 +49,7 @@ def all_are_gone(request: pytest.FixtureRequest) -> Iterator[None]:
         for vm in server._vms:
             vm.close()
         wait_for(lambda: not server.status()["clients"])
-        wait_for(lambda: len(server._processes._living) == 1)  # that of the shared VM
+        wait_for(lambda: len(server.lender.processes._living) == 1)  # that of the shared VM
 
 
 def pid_of(server: Served, name: str) -> int:
@@ -190,7 +190,7 @@ def test_a_nursery_that_is_killed_is_replaced() -> None:
     with Served(processes=3) as server:
         before = server.vm()
         assert holds(before, 0)
-        processes = server._processes
+        processes = server.lender.processes
         assert processes is not None
         nursery = processes._nursery
         assert nursery is not None
@@ -230,7 +230,8 @@ def test_a_server_that_is_killed_leaves_no_process() -> None:
         vm.synchronize()
         while server.status()["clients"][0]["pid"] == __import__("os").getpid():
             pass
-        print(server.status()["clients"][0]["pid"], server._processes._nursery.pid, flush=True)
+        nursery = server.lender.processes._nursery
+        print(server.status()["clients"][0]["pid"], nursery.pid, flush=True)
         time.sleep(60)
     """
     with start_python("-c", code) as host:

@@ -357,7 +357,7 @@ def test_a_program_that_cannot_be_verified_is_not_kept(monkeypatch: Patch) -> No
             patch.setattr(wire, "verify", fails)
             for _ in range(20):
                 refuses(ProgramError, "cannot be verified: .*too deep", run, vm, assemble(LOADED))
-        [client] = server._clients.values()
+        [client] = server.lender.clients.values()
         assert client.session is not None
         assert not client.session._programs
         vm.launch(assemble(LOADED), [vm.alloc_tensor(F32X3)])
@@ -510,8 +510,8 @@ def test_a_lost_server_is_noticed_at_once_and_for_ever() -> None:
     with Served(prepare=partial(slow, seconds=0.2)) as server, server.vm() as vm:
         future = start(partial(vm.launch, SLOW, max_steps=10))
         wait_for(lambda: is_launching(server.status()))
-        for client in list(server._clients.values()):
-            client.socket.shutdown(socket.SHUT_RDWR)
+        for client in list(server.lender.clients.values()):
+            client.connection.socket.shutdown(socket.SHUT_RDWR)
         refuses(ConnectionLostError, "", future.result, PATIENCE)
         calls: list[Callable[[], Any]] = [
             partial(vm.read, 1), partial(vm.alloc_tensor, F32X3), partial(vm.launch, SLOW),

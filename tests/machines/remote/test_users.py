@@ -49,7 +49,7 @@ def test_each_user_proves_a_secret_of_its_own() -> None:
 def test_a_users_lease_is_no_other_users() -> None:
     with Served(secret=FILE, limits=limits(lease_seconds=20.0)) as server:
         of(server, "alice", retry=5.0)
-        [lease] = server._clients.values()
+        [lease] = server.lender.clients.values()
         endpoint = _Endpoint(str(server.address), users_of(FILE)["bob"], None, False)
         for wants in ("resume", "interrupt"):
             hello = Hello(wants, lease.key, "1")
@@ -64,7 +64,7 @@ def test_a_users_lease_is_no_other_users() -> None:
 
 def test_what_a_client_took_is_counted_once_though_it_goes_meanwhile() -> None:
     with Served(limits=limits(user_launches=10**9)) as server:
-        vm, status, over = server.vm(), server.status, threading.Event()
+        vm, status, over = server.vm(), server.lender.status, threading.Event()
 
         def goes_meanwhile() -> dict[str, Any]:
             snapshot = status()
@@ -76,10 +76,10 @@ def test_what_a_client_took_is_counted_once_though_it_goes_meanwhile() -> None:
 
         vm.launch(HALT)
         vm.synchronize()
-        server.status = goes_meanwhile  # type: ignore[method-assign]
+        server.lender.status = goes_meanwhile  # type: ignore[method-assign]
         assert over.wait(PATIENCE)
-        wait_for(lambda: not server._accounts._totals)
-        assert sum(each for each, _ in server._accounts._spent[""].values()) == 1
+        wait_for(lambda: not server.lender.accounts._totals)
+        assert sum(each for each, _ in server.lender.accounts._spent[""].values()) == 1
 
 
 def test_a_users_second_process_gets_half_of_the_firsts_share() -> None:
@@ -97,7 +97,7 @@ def test_a_users_second_process_gets_half_of_the_firsts_share() -> None:
 @pytest.fixture
 def often(monkeypatch: Patch) -> None:
     """Quotas are looked at all the time."""
-    monkeypatch.setattr("mlvm.machines.remote.server._LOOK_AT_QUOTAS", 0.01)
+    monkeypatch.setattr("mlvm.machines.remote.lender._LOOK_AT_QUOTAS", 0.01)
 
 
 @pytest.mark.usefixtures("often")
