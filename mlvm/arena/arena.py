@@ -18,6 +18,7 @@ discards the value.
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import weakref
@@ -258,6 +259,9 @@ class Holder(NamedTuple):
         return f"{self.type}: {self.nbytes:,} bytes" + (f", {self.line}" if self.line else "")
 
 
+_mark_numbers: Final = itertools.count(1)
+
+
 class Mark:
     """Point to which an arena can rewind. It refers to the tensors that were alive then."""
 
@@ -449,7 +453,6 @@ class Arena(ArenaFields):
         self._lock = new_lock()
         self._inside: list[results_in] = []
         self._marks: weakref.WeakValueDictionary[int, Mark] = weakref.WeakValueDictionary()
-        self._marks_made = 0
         # This is a weak reference because the arena may be attached to the VM and must not keep it
         # alive.
         self._close = weakref.finalize(self, _dealloc, weakref.ref(vm), self._placement.chunks)
@@ -624,14 +627,13 @@ class Arena(ArenaFields):
         """
         with self._lock:
             self._require_turn()
-            self._marks_made += 1
             living: dict[int, object] = {  # by tensor, because an update may move it
                 id(region.holder): region.holder
                 for region in self._regions()
                 if region.tensor() is not None
             }
-            mark = Mark(self, self._marks_made, living)
-            self._marks[self._marks_made] = mark
+            mark = Mark(self, next(_mark_numbers), living)
+            self._marks[mark._number] = mark
             self._placement.tidy()
         return mark
 

@@ -158,7 +158,8 @@ class TcpGroup(MessageGroup):
         links: Mapping[int, TcpLink] = {}
         if size > 1:
             key = secret_of(secret, secret_file)
-            links = _Meeting(rank, size, place, key, until, system, mixed, reachable).join()
+            entry = _Entry(place, key, until, mixed, reachable)
+            links = _Meeting(rank, size, entry, system).join()
         super().__init__(TcpTransport(rank, size, links, system), timeout)
 
     _encoding = plain
@@ -167,9 +168,23 @@ class TcpGroup(MessageGroup):
 class _Reachable(NamedTuple):
     """Advertised address of this member, and the ports at which it may listen."""
 
-    host: str  # "": the address that the first member sees
-    port: int  # 0: the port at which this member listens
-    ports: range
+    host: str = ""  # by default, the address that the first member sees
+    port: int = 0  # by default, the port at which this member listens
+    ports: range = range(0)
+
+
+class _Entry(NamedTuple):
+    """Arguments with which a member joins a group.
+
+    address: the address of the first member. until: the time at which the member stops waiting.
+    mixed: whether the other members may have different versions.
+    """
+
+    address: TcpAddress
+    secret: bytes
+    until: float
+    mixed: bool = False
+    reachable: _Reachable = _Reachable()
 
 
 def _reachable(advertise: str | None, ports: range | str | None) -> _Reachable:
@@ -443,9 +458,7 @@ def meet(
 
     Raises what `TcpGroup` raises.
     """
-    return _Meeting(
-        rank, size, address, secret, until, SYSTEM, False, _Reachable("", 0, range(0))
-    ).join()
+    return _Meeting(rank, size, _Entry(address, secret, until), SYSTEM).join()
 
 
 _Place: TypeAlias = tuple[int, str, int]
@@ -486,26 +499,12 @@ class _Meeting:
     that the error of each member names it.
     """
 
-    def __init__(
-        self,
-        rank: int,
-        size: int,
-        address: TcpAddress,
-        secret: bytes,
-        until: float,
-        system: System,
-        mixed: bool,
-        reachable: _Reachable,
-    ) -> None:
-        self._reachable = reachable
+    def __init__(self, rank: int, size: int, entry: _Entry, system: System) -> None:
         self.rank = rank
         self.size = size
-        self.address = address
+        self.entry = entry
         self.links: dict[int, TcpLink] = {}
-        self._secret = secret
-        self._until = until
         self._system = system
-        self._mixed = mixed
         self._expected = set(range(rank + 1, size))  # ranks of members that connect to this member
         self._lower = set(range(rank))  # ranks of members to which this member connects
         self._places: list[_Place] = []
@@ -527,10 +526,10 @@ class _Meeting:
         differ; `AddressError` if an address is invalid.
         """
         with closing(self._listener()) as listener:
-            here = self._reachable.port or listener.getsockname()[1]
+            here = self.entry.reachable.port or listener.getsockname()[1]
             try:
                 if self.rank:
-                    self.links[0] = self._connected(0, self.address, here)
+                    self.links[0] = self._connected(0, self.entry.address, here)
                     self._lower.discard(0)
                 while not self._step(listener, here):
                     pass
@@ -544,19 +543,19 @@ class _Meeting:
     def _listener(self) -> socket.socket:
         """Listen at the first member's port, or at the first free port of the range."""
         if self.rank == 0:
-            return _listener(self.address, self.address.port, self._system)
-        ports = self._reachable.ports
+            return _listener(self.entry.address, self.entry.address.port, self._system)
+        ports = self.entry.reachable.ports
         for port in ports:
             with suppress(AddressError):
-                return _listener(self.address, port, self._system)
+                return _listener(self.entry.address, port, self._system)
         if ports:
             text = f"{ports[0]}-{ports[-1]}"
             raise AddressError(f"ports=: no port of {text} is free here; give a wider range")
-        return _listener(self.address, 0, self._system)
+        return _listener(self.entry.address, 0, self._system)
 
     def _step(self, listener: socket.socket, here: int) -> bool:
         """Handle events. Return whether all members are connected to each other."""
-        remaining = self._until - self._system.monotonic()
+        remaining = self.entry.until - self._system.monotonic()
         if remaining <= 0:
             missing = self._expected | self._lower if self._places or self.rank == 0 else set()
             if self.rank == 0:
@@ -708,17 +707,17 @@ class _Meeting:
 
         `here` is the port at which this member listens.
         """
-        why, system = "", self._system
-        while self._failure is None and (remaining := self._until - system.monotonic()) > 0:
+        why, system, secret = "", self._system, self.entry.secret
+        while self._failure is None and (remaining := self.entry.until - system.monotonic()) > 0:
             nonce, patience = secrets.token_bytes(32), min(remaining, _SHAKE)
             name = f"{self.rank} {here} {nonce.hex()} {versions()}"
-            hello = Hello("group", f"{self.size} {self._reachable.host}".strip(), name, True)
+            hello = Hello("group", f"{self.size} {self.entry.reachable.host}".strip(), name, True)
             try:
                 with closing_on_error(system.connect(address, patience)) as sock:
                     deadline = system.monotonic() + patience
-                    about = greet(sock, self._secret, hello, deadline, system)
+                    about = greet(sock, secret, hello, deadline, system)
                     self._require_same(rank, about.get("versions"))
-                    return _link(sock, self._secret, nonce, bytes.fromhex(about["nonce"]), True)
+                    return _link(sock, secret, nonce, bytes.fromhex(about["nonce"]), True)
             except (OSError, AddressError) as error:
                 if isinstance(error, AccessDeniedError) and str(error) != BUSY:
                     raise
@@ -757,14 +756,14 @@ class _Meeting:
                 return {"nonce": nonce.hex(), "versions": versions()}
 
             system = self._system
-            until = min(self._until, system.monotonic() + _SHAKE)
+            until = min(self.entry.until, system.monotonic() + _SHAKE)
             try:
                 host = str(sock.getpeername()[0]).removeprefix("::ffff:")
-                secrets_of = {"": self._secret}
+                secrets_of = {"": self.entry.secret}
                 admit(sock, secrets_of, trusted=False, decide=decide, deadline=until, system=system)
                 [(rank, advertised, port, theirs)] = offers
                 visible = "" if ipaddress.ip_address(host).is_loopback else host
-                link = _link(sock, self._secret, theirs, nonce, False)
+                link = _link(sock, self.entry.secret, theirs, nonce, False)
             except BaseException as error:
                 with self._lock:
                     self._arrived.difference_update(each[0] for each in offers)
@@ -778,7 +777,7 @@ class _Meeting:
     def _require_same(self, rank: int, theirs: object) -> None:
         """Raise `AccessDeniedError` if a member has different versions, unless `mixed=True`."""
         text = difference(theirs, self._name(rank), self._name(self.rank))
-        if text is not None and not self._mixed:
+        if text is not None and not self.entry.mixed:
             raise AccessDeniedError(text)
 
     def _note_refusals(self) -> None:

@@ -205,6 +205,38 @@ def _batched(
     return over_lanes(op, attributes, types, which, count)
 
 
+class _Body:
+    """Code of a function, and the slots of its frame.
+
+    Slots are numbered from the first local; parameters have negative numbers.
+
+    types: the types of the slots. owned: homes that the function updates in place.
+    """
+
+    def __init__(self, params: Mapping[_Key, TensorType]) -> None:
+        self.code: list[Instruction] = []
+        self.nparams = len(params)
+        self._slots: dict[_Key, int] = {key: i - len(params) for i, key in enumerate(params)}
+        self.types = [*params.values()]
+        self.owned: set[Home] = set()
+
+    def has(self, key: _Key) -> bool:
+        return key in self._slots
+
+    def slot(self, key: _Key) -> int:
+        """Return the slot of a home or value, which has one."""
+        return self._slots[key]
+
+    def add(self, key: _Key, type: TensorType) -> int:
+        """Allocate a new slot for a home or value."""
+        self._slots[key] = len(self.types) - self.nparams
+        self.types.append(type)
+        return self._slots[key]
+
+    def type_at(self, slot: int) -> TensorType:
+        return self.types[slot + self.nparams]
+
+
 class _Writer:
     """Code generator of a program, function by function."""
 
@@ -232,12 +264,8 @@ class _Writer:
         self.first_calls: list[Call] = []
         self.names: dict[Procedure, str] = {}
         # State of the current function:
-        self.code: list[Instruction] = []
-        self.slots: dict[_Key, int] = {}
-        self.types: list[TensorType] = []
-        self.nparams = 0
+        self.body = _Body({})
         self.readers: dict[Value, set[int]] = {}
-        self.owned: set[Home] = set()
         self.pending: list[Call] = []
         self.products: dict[Value, Call] = {}  # see `_products`
 
@@ -256,45 +284,43 @@ class _Writer:
         everything = list(with_blocks(calls))
         params = procedure.params
         outs = [] if results is not None else params[: self.nresults[procedure]]
-        self.code, self.pending = [], []
-        self.slots = {home: i for i, home in enumerate(params[len(outs) :])}
-        self.types = [home.type for home in params[len(outs) :]]
-        self.nparams = len(self.types)
-        self.types.append(TensorType(i64))  # number of the call
+        self.pending = []
+        body = self.body = _Body({home: home.type for home in params[len(outs) :]})
+        body.types.append(TensorType(i64))  # number of the call
         self.readers = {}
         reads = [(use, id(call)) for call in everything for use in call.ins]
         blocks = [block for call in everything for block in call.blocks]
         reads += [(block.result, id(block)) for block in blocks if block.result is not None]
         for use, reader in (*reads, *[(use, 0) for use in results or ()]):
             self.readers.setdefault(use.value, set()).add(reader)
-        self.owned = {
+        body.owned = {
             call.outs[0].value.home
             for call in everything
             if _is_update(call) and call.outs[0].value.home is not None
         }
         self.products = self._products(everything)
-        for i, home in enumerate(params[len(outs) :]):
-            if home in self.owned:
-                self.emit("get", i - self.nparams)
+        for i, home in enumerate(params[len(outs) :], -body.nparams):
+            if home in body.owned:
+                self.emit("get", i)
                 self.op("copy", 1, 1)
-                self.emit("set", i - self.nparams)
+                self.emit("set", i)
         self.calls(calls)
         for use in results or ():
             self.read(use)
         for home in outs:
             at = self.slot(home, home.type)
             self.emit("get", at)
-            self.as_type(self.types[at + self.nparams], home.type)
+            self.as_type(body.type_at(at), home.type)
         count = len(outs) if results is None else len(results)
         self.emit("return", count)
         facts = {
-            "params": [str(type) for type in self.types[: self.nparams]],
-            "locals": [str(type) for type in self.types[self.nparams :]],
+            "params": [str(type) for type in body.types[: body.nparams]],
+            "locals": [str(type) for type in body.types[body.nparams :]],
         }
-        head = host_call(lane_link.FRAME, 0, len(self.types) - self.nparams, facts)
-        code = [each.jumping(lambda pc: pc + len(head)) for each in self.code]
+        head = host_call(lane_link.FRAME, 0, len(body.types) - body.nparams, facts)
+        code = [each.jumping(lambda pc: pc + len(head)) for each in body.code]
         name = self.name_of(procedure) if results is None else lane_link.ROW
-        self.functions.append(Function(name, self.nparams, count, (*head, *code)))
+        self.functions.append(Function(name, body.nparams, count, (*head, *code)))
 
     def _products(self, calls: Sequence[Call]) -> dict[Value, Call]:
         """Find the matrix products x^T y that are only added to a sum.
@@ -324,17 +350,14 @@ class _Writer:
 
     def slot(self, key: _Key, type: TensorType) -> int:
         """Return the slot of a home or value; allocate one if it has none."""
-        if key not in self.slots:
-            self.slots[key] = len(self.types)
-            self.types.append(type)
-        return self.slots[key] - self.nparams
+        return self.body.slot(key) if self.body.has(key) else self.body.add(key, type)
 
     def emit(self, opcode: str, *immediates: Any) -> int:
-        self.code.append(Instruction.of(opcode, *immediates))
-        return len(self.code) - 1
+        self.body.code.append(Instruction.of(opcode, *immediates))
+        return len(self.body.code) - 1
 
     def op(self, name: str, nparams: int, nresults: int, **attributes: Any) -> None:
-        self.code += host_call(name, nparams, nresults, attributes)
+        self.body.code += host_call(name, nparams, nresults, attributes)
 
     def key(self, use: Use) -> _Key:
         """Return the key of a use's slot: the home, or the value if it has no home."""
@@ -352,16 +375,17 @@ class _Writer:
         """Push the value: a copy if the slot is updated in place, unless `alias`."""
         key = self.key(use)
         if key in self.shared:
-            at = self.shared[key]
-            self.emit("load_arg", self.nargs + at)
-            self.as_type(self.shared_types[at], use.type)
+            number = self.shared[key]
+            self.emit("load_arg", self.nargs + number)
+            self.as_type(self.shared_types[number], use.type)
             return
-        if key not in self.slots:
+        if not self.body.has(key):
             raise CaptureError("a lane reads a value before the first write")
-        self.emit("get", self.slots[key] - self.nparams)
-        if key in self.owned and not alias:
+        at = self.body.slot(key)
+        self.emit("get", at)
+        if key in self.body.owned and not alias:
             self.op("copy", 1, 1)
-        self.as_type(self.types[self.slots[key]], use.type)
+        self.as_type(self.body.type_at(at), use.type)
 
     def as_type(self, type: TensorType, target: TensorType) -> None:
         """Reshape the topmost value to a different type of the same dtype."""
@@ -373,14 +397,14 @@ class _Writer:
     def write(self, use: Use) -> None:
         """Pop the topmost value into the slot of a use."""
         at = self.slot(self.key(use), use.type)
-        self.as_type(use.type, self.types[at + self.nparams])
+        self.as_type(use.type, self.body.type_at(at))
         self.emit("set", at)
 
     def fresh(self, use: Use) -> None:
         """Push memory for a value that no other slot refers to."""
         at = self.slot(self.key(use), use.type)
-        if self.types[at + self.nparams] is not use.type:
-            raise CaptureError(f"a lane sees {self.types[at + self.nparams]} as {use.type}")
+        if self.body.type_at(at) is not use.type:
+            raise CaptureError(f"a lane sees {self.body.type_at(at)} as {use.type}")
         self.emit("get", at)
         self.op("copy", 1, 1)
         self.emit("set", at)
@@ -433,8 +457,8 @@ class _Writer:
             self.flush()
             x, value, index = call.ins
             at = self.slot(self.key(out), out.type)
-            if self.types[at + self.nparams] is not out.type or x.type is not out.type:
-                raise CaptureError(f"a lane sees {self.types[at + self.nparams]} as {out.type}")
+            if self.body.type_at(at) is not out.type or x.type is not out.type:
+                raise CaptureError(f"a lane sees {self.body.type_at(at)} as {out.type}")
             self.emit("get", at)
             self.emit("get", at)
             self.read(value)
@@ -456,7 +480,7 @@ class _Writer:
     def to(self, out: Use, source: Use) -> None:
         """Move a value to the slot of a different value."""
         self.read(source, alias=True)
-        if self.key(out) in self.owned or self.key(source) in self.owned:
+        if not self.body.owned.isdisjoint([self.key(out), self.key(source)]):
             self.op("copy", 1, 1)
         self.as_type(source.type, out.type)
         self.write(out)
@@ -495,7 +519,7 @@ class _Writer:
         for use, home in reversed([*pairs]):
             self.as_type(home.type, use.type)
             self.write(use)
-            if self.key(use) in self.owned:
+            if self.key(use) in self.body.owned:
                 self.read(use)
                 self.write(use)
 
@@ -503,7 +527,7 @@ class _Writer:
         if call.callee is not None:
             raise CaptureError(f"{call.line or 'here'}: a function is called from outside of lanes")
         first, second = call.blocks
-        again = len(self.code)
+        again = len(self.body.code)
         if call.name == "cond":
             self.read(call.ins[0])
         else:
@@ -524,7 +548,8 @@ class _Writer:
 
     def land(self, jump: int) -> None:
         """Set the target of a jump to the next instruction."""
-        self.code[jump] = self.code[jump]._replace(immediates=(len(self.code),))
+        code = self.body.code
+        code[jump] = code[jump]._replace(immediates=(len(code),))
 
     # --- sums -------------------------------------------------------------------------------
 
@@ -615,7 +640,7 @@ class _Writer:
         self.nsegments += 1
         self.alone(name, calls, ins, outs)
         for key in ins:
-            self.emit("get", self.slots[key] - self.nparams)
+            self.emit("get", self.body.slot(key))
         self.emit("call", name)
         last = {self.key(call.outs[0]): call.outs[0] for call in calls}
         for key in reversed(outs):
@@ -634,23 +659,21 @@ class _Writer:
         self, name: str, calls: Sequence[Call], ins: Mapping[_Key, TensorType], outs: list[_Key]
     ) -> None:
         """Generate the function of a segment for one row."""
-        outer = self.code, self.slots, self.types, self.nparams, self.owned
-        types = [self.types[self.slots[key]] for key in ins]
-        self.code, self.slots, self.types = [], {key: i for i, key in enumerate(ins)}, types
-        self.nparams, self.owned = len(types), set()
+        outer = self.body
+        types = {key: outer.type_at(outer.slot(key)) for key in ins}
+        body = self.body = _Body(types)
         for call in calls:
             assert call.op is not None
             for use in call.ins:
                 self.read(use)
             self.op(call.op.name, len(call.ins), 1, **call.attributes)
             [out] = call.outs
-            self.slots[self.key(out)] = len(self.types)  # the new slot
-            self.types.append(out.type)
+            body.add(self.key(out), out.type)
         for key in outs:
-            self.emit("get", self.slots[key] - self.nparams)
+            self.emit("get", body.slot(key))
         self.emit("return", len(outs))
-        self.functions.append(Function(name, self.nparams, len(outs), tuple(self.code)))
-        self.code, self.slots, self.types, self.nparams, self.owned = outer
+        self.functions.append(Function(name, body.nparams, len(outs), tuple(body.code)))
+        self.body = outer
 
     def part(self, name: str, count: int, key: Any, make_calls: Callable[[], list[Call]]) -> None:
         """Generate the part of a segment for `count` rows.

@@ -548,7 +548,7 @@ def _refuse_escaped(record: recorder.Recorder, snapshot: NamespaceSnapshot) -> N
         return
     x, where = snapshot.find(escaped) or (escaped[0], "an unknown object")
     line = record.line_of(x)
-    if x.arena not in (record.arena, record.arguments):
+    if x.arena not in (record.arena, record.placeholders.arena):
         where = f"arena {x.arena.name!r}"
     what = (
         f"{line}: {with_article(x.type)} created in"

@@ -250,6 +250,7 @@ class _Placeholders:
     """Abstract tensors that the function gets instead of arguments.
 
     Attributes:
+        arena: the arena that contains them.
         by_original: placeholders by the id of the tensor.
         originals: tensors by the id of the placeholder.
         inputs: the number of each input by the id of the tensor.
@@ -262,7 +263,8 @@ class _Placeholders:
         nelements: number of elements of queues.
     """
 
-    def __init__(self, inputs: Sequence[Tensor]) -> None:
+    def __init__(self, arena: Arena, inputs: Sequence[Tensor]) -> None:
+        self.arena = arena
         self.by_original: dict[int, Tensor] = {}
         self.originals: dict[int, Allocation] = {}
         self.inputs = {id(x.root): i for i, x in enumerate(inputs)}
@@ -329,11 +331,10 @@ class Recorder:
         self.recomputing = False
         self.high_water = 0
         self.arena = Arena(self, "captured")
-        self.arguments = Arena(self, "arguments")
         self.scopes = _Scopes()
         self.memory = _Memory(vm)
         self.outside = _Outside(vm, self.memory.regions)
-        self.placeholders = _Placeholders(inputs)
+        self.placeholders = _Placeholders(Arena(self, "arguments"), inputs)
         self.storages = _Storages()
         for x in inputs:
             placeholder = self._argument(types.get(id(x), x.root.type))
@@ -450,7 +451,7 @@ class Recorder:
         view = self.placeholders.by_original.get(id(x))
         if view is None:
             root = self.placeholders.by_original[id(x.root)]
-            view = self.arguments.view(root, x.type if type is None else type, Tensor)
+            view = self.placeholders.arena.view(root, x.type if type is None else type, Tensor)
             view.prepare()
             self.placeholders.by_original[id(x)] = view
             self.placeholders.originals[id(view)] = x
@@ -471,7 +472,7 @@ class Recorder:
 
     def _argument_tensor(self, type: TensorType) -> Tensor:
         with overriding(self.storages, "allocating", self.storages.of_arguments):
-            x = self.arguments.alloc(type, Tensor)
+            x = self.placeholders.arena.alloc(type, Tensor)
         x.tape = None
         return x
 
@@ -912,8 +913,8 @@ class Recorder:
         self.high_water = self.arena.high_water
         self.placeholders.clear()
         self.arena.close()
-        self.arguments.close()
-        del self.arena, self.arguments  # these refer to the recorder: break the cycle
+        self.placeholders.arena.close()
+        del self.arena, self.placeholders.arena  # these refer to the recorder: break the cycle
 
     def drop_flow(self) -> None:
         """Drop the recorded calls and values, and thereby the types of the trace."""

@@ -84,6 +84,46 @@ class Field(NamedTuple):
         dict_of(self.owner)[self.name] = value
 
 
+class _Visits:
+    """Objects that a walk has visited or will visit, each with the object that led to it.
+
+    current: the object that the walk visits now.
+    """
+
+    def __init__(self) -> None:
+        self.current: Any = None
+        self._queue: deque[tuple[Any, _Visitor | None]] = deque()
+        self._by_key: dict[int, tuple[int, Any, Any]] = {}  # ordinal, owner and name
+
+    def __contains__(self, key: int) -> bool:
+        return key in self._by_key
+
+    def ordinal(self, key: int) -> int:
+        """Return the number of a visit. It is negative, and ids are not."""
+        return self._by_key[key][0]
+
+    def enqueue(self, key: int, name: Any, value: Any, visitor: _Visitor | None) -> None:
+        self._by_key[key] = ~len(self._by_key), self.current, name
+        self._queue.append((value, visitor))
+
+    def __iter__(self) -> Iterator[tuple[Any, _Visitor | None]]:
+        """Remove each object from the queue and yield it, also objects that are added meanwhile."""
+        while self._queue:
+            value, visitor = self._queue.popleft()
+            self.current = value
+            yield value, visitor
+
+    def path(self) -> str:
+        """Describe how the walk reached the present object."""
+        path, value = [], self.current
+        while value is not None:
+            visits = filter(None, map(self._by_key.get, (id(value), -id(value))))
+            _, owner, name = max(visits, key=operator.itemgetter(0))  # the first visit
+            path.append(_described(value, name))
+            value = owner
+        return " of ".join(path)
+
+
 class GuardSet:
     """Guards on the state that a function, and `objects` among the arguments, reach.
 
@@ -134,11 +174,10 @@ class GuardSet:
             self._needs_rescan = False
             self._parts: list[Any] = []
             self._parts_seen: set[object] = set()
-            self._visited: dict[int, tuple[int, Any, Any]] = {}  # by id: ordinal, owner, name
-            self._queue: deque[tuple[Any, _Visitor | None]] = deque()
             self._namespaces: list[Any] = []
+            self._visits = _Visits()
             for value in (fn, *objects):
-                self._current: Any = None
+                self._visits.current = None
                 self._add_part(None, value)
                 self._walk()
         self.numbers += self._in_tuples
@@ -207,21 +246,16 @@ class GuardSet:
     def _enqueue(
         self, key: int, name: Any, value: Any, visitor: _Visitor | None = None
     ) -> int | None:
-        """Enqueue a value; return its ordinal instead if the key was visited before.
-
-        Ordinals are negative, and ids are not."""
-        if key in self._visited:
-            return self._visited[key][0]
-        self._visited[key] = ~len(self._visited), self._current, name
+        """Enqueue a value; return its ordinal instead if the key was visited before."""
+        if key in self._visits:
+            return self._visits.ordinal(key)
+        self._visits.enqueue(key, name, value, visitor)
         self.keepalive.append(value)
-        self._queue.append((value, visitor))
         return None
 
     def _walk(self) -> None:
-        while self._queue:
-            value, visitor = self._queue.popleft()
+        for value, visitor in self._visits:
             kind = type(value)  # isinstance might run user code
-            self._current = value
             self._parts.append(None)
             other: _Visitor = GuardSet._object
             if issubclass(kind, type):
@@ -257,13 +291,8 @@ class GuardSet:
 
     def _refuse(self, what: str, remedy: str) -> NoReturn:
         """Raise `CaptureError` with the path from the function to the object."""
-        path, value = [], self._current
-        while value is not None:
-            visits = filter(None, map(self._visited.get, (id(value), -id(value))))
-            _, owner, name = max(visits, key=operator.itemgetter(0))  # the first visit
-            path.append(_described(value, name))
-            value = owner
-        raise CaptureError(f"a captured function reaches {what}, by {' of '.join(path)}: {remedy}")
+        path = self._visits.path()
+        raise CaptureError(f"a captured function reaches {what}, by {path}: {remedy}")
 
     def _function(self, fn: types.FunctionType) -> None:
         """Visit a function: code, enclosing variables, defaults and globals."""
@@ -375,7 +404,7 @@ class GuardSet:
     def _reference(self, reference: weakref.ref[Any]) -> None:
         self._needs_rescan = True
         value = reference()
-        if value is not None and id(value) not in self._visited:
+        if value is not None and id(value) not in self._visits:
             self.weak[id(value)] = reference
         self._add_part(None, value)
 
@@ -469,7 +498,7 @@ class GuardSet:
         """Enqueue the class of an object or a class.
 
         Two objects of this class may be compared."""
-        may_construct |= "__dataclass_params__" in vars(kind) and -id(kind) in self._visited
+        may_construct |= "__dataclass_params__" in vars(kind) and -id(kind) in self._visits
         key, visitor = -id(kind), _CLASS_OF_OBJECT
         if may_construct:
             key, visitor = id(kind), GuardSet._class
