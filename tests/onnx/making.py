@@ -8,20 +8,11 @@ from typing import Any
 import numpy as np
 
 import mlvm.eager as ml
+from mlvm.core.program.encoding import varint
 from mlvm.core.types import DType
 from mlvm.onnx import load
 from mlvm.onnx.arrays import NAMES
 from mlvm.onnx.wire import FIELDS, ProtoMessage
-
-
-def varint(n: int) -> bytes:
-    """A number as protobuf writes it."""
-    n &= (1 << 64) - 1
-    digits = bytearray()
-    while n > 127:
-        digits.append(n & 127 | 128)
-        n >>= 7
-    return bytes([*digits, n])
 
 
 def encoded(message: ProtoMessage) -> bytes:

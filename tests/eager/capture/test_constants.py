@@ -22,7 +22,7 @@ from mlvm.core.ops.half import cast
 from mlvm.core.types import bf16
 from mlvm.eager import nn
 from mlvm.machines.wire import WireVM
-from tests.brief import Fn, cases, refuses
+from tests.brief import Fn, refuses
 from tests.trees import bits
 
 pytestmark = pytest.mark.local(reason="arrays and lists stand beside tensors of this process alone")
@@ -410,18 +410,6 @@ def test_on_other_machines(native: bool, wired: bool) -> None:
 # --- arguments -----------------------------------------------------------------------------------
 
 
-def test_arrays_and_numbers_as_arguments() -> None:
-    captured = ml.capture(lambda x, y, n: ml.sum(x * y, axis=0) ** n + y)
-    rows = np.ones((2, 3))
-    for i in range(3):
-        rows[:] = i
-        assert captured(rows, np.float64(i + 1), 2).dtype is ml.float64
-        assert captured(rows, np.float64(i + 1), 2).tolist() == [(2 * i * (i + 1)) ** 2 + i + 1] * 3
-    assert captured.signatures == 1
-    assert captured(rows, 3.0, 2).tolist() == [147.0] * 3
-    assert captured.signatures == 2
-
-
 def test_a_gradient_inside_is_of_an_array_or_a_number() -> None:
     def fn(x: Any, a: float) -> Any:
         cubed = ml.value_and_grad(lambda y: ml.sum(y * y * x))
@@ -431,37 +419,6 @@ def test_a_gradient_inside_is_of_an_array_or_a_number() -> None:
     for a in (0.5, 0.1, 1 / 3, 0.7):
         assert bits(captured(x, a)) == bits(fn(x, a))
     assert captured.signatures == 2
-
-
-@cases(
-    "fn, programs",
-    (lambda x, a: x + ml.asarray(a), 2),
-    (lambda x, a: untyped.sqrt(a) + x, 2),
-    (lambda x, a: ml.asarray(a * 2, dtype=ml.float64) + x, 2),
-    (lambda x, a: ml.asarray(a, dtype=ml.complex64) * x, 2),
-    (lambda x, a: untyped.add(a, 2) + x, 2),
-    (lambda x, a: x * [a, 2.0, -a], 5),
-    (lambda x, a: x * np.array([a, 2.0, a]), 5),
-    (lambda x, a: x * np.float32(a), 5),
-)
-def test_numbers_that_change_are_constants_of_each_call(fn: Fn, programs: int) -> None:
-    captured, x = ml.capture(fn), ml.ones(3)
-    for a in (0.5, 0.1, 1 / 3, 0.7, 1e-30):
-        assert bits(captured(x, a)) == bits(fn(x, a))
-    assert captured.signatures == programs
-
-
-@pytest.mark.parametrize("dtype", [None, "i64", "u8", "f32", "f16", "f64", "c64"])
-def test_ints_that_change_are_constants_of_each_call(dtype: Any) -> None:
-    captured = ml.capture(lambda x, n: ml.asarray(n, dtype=dtype) + x)
-    x = ml.zeros(2, dtype=dtype)
-    for n in (1, 2, 200, 3, 2**60 + 2**36 + 1, -1):
-        try:
-            expected: Any = bits(ml.asarray(n, dtype=dtype) + x)
-        except ml.errors.OpError as error:
-            refuses(type(error), "", captured, x, n)
-        else:
-            assert bits(captured(x, n)) == expected
 
 
 def test_a_key_folded_with_a_counter_is_one_program() -> None:

@@ -7,12 +7,12 @@ Python does not look at the number, it is recorded twice at most: by value, and 
 from __future__ import annotations
 
 import copy
-import dataclasses
 import fractions
 import json
 import math
 import pickle
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -21,7 +21,9 @@ import mlvm.eager as ml
 from mlvm.core.errors import CaptureError
 from mlvm.eager import nn, optim
 from mlvm.eager.tensor.number import Number, Numbers, is_same, plain
-from tests.brief import Fn, refuses
+from mlvm.step.saved import SavedStep
+from tests.brief import Fn, Patch, cases, refuses
+from tests.eager.capture.table import Row, Run, Table, Wrap, tried
 from tests.threads import in_threads
 
 pytestmark = [
@@ -29,45 +31,27 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::mlvm.eager.RecompilationWarning"),
 ]
 
+ROWS: Final = Table()
+
 FLOATS = [0.5, 0.0, -0.0, math.inf, -math.inf, math.nan, 1e300, 5e-324, 1 / 3, -7.25]
 INTS = [3, 0, -1, 2, 7, 2**31, 2**53 + 1, 1]
 
 
-def bits(result: Any) -> Any:
-    """Return the form in which two results are compared: bits, where one nan is as good as another,
-    and the classes of Python's values."""
-    if isinstance(result, ml.Tensor):
-        array = result.numpy()
-        if result.dtype.is_float:
-            array[np.isnan(array)] = np.nan
-        return result.dtype, result.shape, array.tobytes()
-    if isinstance(result, (list, tuple)):
-        return type(result), [bits(each) for each in result]
-    if isinstance(result, dict):
-        return {name: bits(each) for name, each in result.items()}
-    return type(result), repr(result)
+def called_with(values: list[Any]) -> Callable[[Fn], Run]:
+    """Return a maker of rows that call fn(x, value) with each value, and some of them again."""
+
+    def of(fn: Fn) -> Run:
+        def run(wrap: Wrap) -> Iterator[Any]:
+            step, x = wrap(fn), ml.asarray([0.1, -2.5, 3.0])
+            for value in [*values, *values[::-1], *values]:
+                yield tried(step, x, value)
+
+        return run
+
+    return of
 
 
-def outcome(fn: Fn, *args: Any, **kwargs: Any) -> Any:
-    try:
-        return bits(fn(*args, **kwargs))
-    except Exception as error:
-        return type(error), str(error)
-
-
-def agree(fn: Fn, values: list[Any], *, programs: int | None = None, fuse: bool = False) -> None:
-    """Calls with these values, some of them again, are the eager ones."""
-    captured = ml.capture(fn, fuse=fuse)
-    x = ml.asarray([0.1, -2.5, 3.0])
-    for value in [*values, *values[::-1], *values]:
-        assert outcome(captured, x, value) == outcome(fn, x, value), value
-    if programs is not None:
-        assert captured.signatures == programs
-
-
-# --- what is recorded twice at most ---------------------------------------------------------
-
-FREE: list[Fn] = [
+ROWS.rows("a float is an input when it has changed", [
     lambda x, a: x * a,
     lambda x, a: a - x,
     lambda x, a: x / a + a / x,
@@ -83,59 +67,32 @@ FREE: list[Fn] = [
     lambda x, a: (x + 1, a, [a * 2, {"half": a / 2}]),
     lambda x, a: x * sum([a, a, 0.25]),
     lambda x, a: ml.softmax(x * a) + copy.deepcopy([a])[0],
-]
+], called_with(FLOATS), programs=2)  # fmt: skip
 
-
-@pytest.mark.parametrize("number", range(len(FREE)))
-def test_a_float_is_an_input_when_it_has_changed(number: int) -> None:
-    agree(FREE[number], FLOATS, programs=2, fuse=number % 2 == 0)
-
-
-INT_FREE: list[Fn] = [
+ROWS.rows("an int is an input when it has changed", [
     lambda x, n: x * n,
-    lambda x, n: ml.astype(x, "int32") + n,
+    lambda x, n: ml.astype(x, "int32") + n % 2**20,
     lambda x, n: ml.arange(3) * (n * 2 + 1) - n // 2 + n % 3,
     lambda x, n: (x + 1, n + 1),
     lambda x, n: ml.full((2,), n),
     lambda x, n: x * (n / 3),
-]
+], called_with(INTS), programs=2)  # fmt: skip
 
+for _fn, _values, _programs in (
+    (lambda x, n: ml.astype(x, "int8") + n, [1, 2, 127, 128, 2**70, -129, 5], 2),
+    (lambda x, a: x * (1 / a), [1.0, 2.0, 4.0, 0.0, 0.5], 2),
+    (lambda x, a: ml.astype(x, "int32") * a, [0.5, 0.25, 0.125], 2),
+    (lambda x, a: x * a, [1j, 2 + 1j, 1j, complex(1, -0.0), complex(1, 0.0)], 4),
+    (lambda x, a: (x * a if a > 0.25 else x - a if a else x), FLOATS, 4),
+    (lambda x, n: (x * n, n), [1, True, 1.0, 2, False, 0.0, -0.0, 0, 2.0, 3], 6),
+    (lambda x, n: (x + 1, n), [1, True, 1.0, 2, False, 0.0, -0.0, 0, 2.0, 3], 6),
+    (lambda x, a: x * a * len(json.dumps({"a": a})), [0.5, 0.25, 1.0, 0.125], None),
+    (lambda x, a: [x * name * value for name, value in a.items()],
+     [{a: b} for a in (0.5, 0.25, -0.0, 0.0) for b in (1.0, 2.0, 3.0)], 8),
+):  # fmt: skip
+    ROWS.rows(f"numbers {_values}", [_fn], called_with(_values), programs=_programs)
 
-@pytest.mark.parametrize("fn", INT_FREE)
-def test_an_int_is_an_input_when_it_has_changed(fn: Fn) -> None:
-    values = [n for n in INTS if abs(n) < 2**20] if fn is INT_FREE[1] else INTS
-    agree(fn, values, programs=2)
-
-
-def test_a_number_that_is_refused_raises_as_in_eager_and_the_next_one_is_fine() -> None:
-    agree(lambda x, n: ml.astype(x, "int8") + n, [1, 2, 127, 128, 2**70, -129, 5], programs=2)
-    agree(lambda x, a: x * (1 / a), [1.0, 2.0, 4.0, 0.0, 0.5], programs=2)
-
-
-def test_a_float_beside_integers_is_f32_as_in_eager() -> None:
-    agree(lambda x, a: ml.astype(x, "int32") * a, [0.5, 0.25, 0.125], programs=2)
-    captured = ml.capture(lambda x, a: ml.astype(x, "int32") * a)
-    assert captured(ml.ones(2), 0.5).dtype is ml.float32
-
-
-def test_complex_numbers_are_known_by_value() -> None:
-    agree(lambda x, a: x * a, [1j, 2 + 1j, 1j, complex(1, -0.0), complex(1, 0.0)], programs=4)
-
-
-# --- what Python looks at ------------------------------------------------------------------
-
-
-def branches(x: ml.Tensor, a: float) -> ml.Tensor:
-    if a > 0.25:
-        return x * a
-    return x - a if a else x
-
-
-def test_a_condition_is_what_a_program_is_for_and_not_the_number() -> None:
-    agree(branches, [0.5, 0.75, 1.5, 0.0, -0.0, 0.1, -3.0, math.nan, math.inf], programs=4)
-
-
-SEEN: list[Fn] = [
+ROWS.rows("what python sees of a float is what a program is for", [
     lambda x, a: x * math.sqrt(abs(a)) if a == a else x,
     lambda x, a: x * float(a),
     lambda x, a: x * float(np.float32(a)),
@@ -159,15 +116,9 @@ SEEN: list[Fn] = [
     lambda x, a: x * max(a, 0.25),
     lambda x, a: x * sorted([1.0, a, 0.0])[1],
     lambda x, a: x * (a**0.5).real,
-]
+], called_with(FLOATS))  # fmt: skip
 
-
-@pytest.mark.parametrize("fn", SEEN)
-def test_what_python_sees_is_what_a_program_is_for(fn: Fn) -> None:
-    agree(fn, FLOATS)
-
-
-SEEN_INTS: list[Fn] = [
+ROWS.rows("what python sees of an int is what a program is for", [
     lambda x, n: ml.zeros((n % 5,)) + x[0],
     lambda x, n: ml.broadcast_to(x, (n % 4, 3)),
     lambda x, n: x[n % 3],
@@ -183,39 +134,158 @@ SEEN_INTS: list[Fn] = [
     lambda x, n: x * (2 ** (n % 5 - 2)),
     lambda x, n: x * pow(n, 3, 7),
     lambda x, n: x * ((n > 0) + (n > 1)),
-]
+], called_with(INTS))  # fmt: skip
+
+for _fn, _programs in (
+    (lambda x, a: x + ml.asarray(a), 2),
+    (lambda x, a: ml.sqrt(a) + x, 2),
+    (lambda x, a: ml.asarray(a * 2, dtype=ml.float64) + x, 2),
+    (lambda x, a: ml.asarray(a, dtype=ml.complex64) * x, 2),
+    (lambda x, a: ml.add(a, 2) + x, 2),
+    (lambda x, a: x * [a, 2.0, -a], 5),
+    (lambda x, a: x * np.array([a, 2.0, a]), 5),
+    (lambda x, a: x * np.float32(a), 5),
+):
+    _make = called_with([0.5, 0.1, 1 / 3, 0.7, 1e-30])
+    ROWS.rows(
+        f"a constant of each call, {_fn.__code__.co_firstlineno}", [_fn], _make, programs=_programs
+    )
+for _dtype in (None, "i64", "u8", "f32", "f16", "f64", "c64"):
+    _make = called_with([1, 2, 200, 3, 2**60 + 2**36 + 1, -1])
+    ROWS.rows(f"ints as {_dtype}", [lambda x, n, dtype=_dtype: ml.asarray(n, dtype=dtype)], _make)
 
 
-@pytest.mark.parametrize("fn", SEEN_INTS)
-def test_what_python_sees_of_an_int_is_what_a_program_is_for(fn: Fn) -> None:
-    agree(fn, INTS)
+@ROWS.row(programs=2)
+def numbers_in_nested_arguments(wrap: Wrap) -> Iterator[Any]:
+    def step(tree: Any, *more: float, last: float = 1.0) -> Any:
+        return [
+            tree["x"] * tree["a"] + tree["list"][0][1],
+            ml.full((1,), more[0]) * more[1] - last,
+            {**tree, "x": None},
+        ]
+
+    fn, x = wrap(step), ml.asarray([1.0, 2.0])
+    for i in range(1, 8):
+        tree = {"a": i / 3, "x": x, "list": [(i, i / 5)]}
+        yield fn(tree, i / 7, float(i), last=0.5 * i)
 
 
-def test_classes_are_kept_apart() -> None:
-    agree(lambda x, n: (x * n, n), [1, True, 1.0, 2, False, 0.0, -0.0, 0, 2.0, 3], programs=6)
-    agree(lambda x, n: (x + 1, n), [1, True, 1.0, 2, False, 0.0, -0.0, 0, 2.0, 3], programs=6)
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        self.w = ml.ones((3,))
+        self.scale = 2.0
+        self.limits: tuple[float, float] = (0.5, 4)
+        self.power = 1
+
+    def __call__(self, x: ml.Tensor) -> ml.Tensor:
+        low, high = self.limits
+        return ml.clip(x * self.w * self.scale, low, high) * self.power
 
 
-def test_a_key_of_a_dict_is_known_by_value() -> None:
-    def step(x: ml.Tensor, named: dict[float, float]) -> Any:
-        return [x * name * value for name, value in named.items()]
+def _fields(is_arg: bool) -> Run:
+    def run(wrap: Wrap) -> Iterator[Any]:
+        model, x = Scaled(), ml.asarray([0.1, 1.0, 3.0])
+        step = wrap((lambda model, x: model(x)) if is_arg else (lambda _, x: model(x)))
+        for i in range(12):
+            model.scale = i / 7
+            model.limits = (0.125 * i, 8 - i)
+            model.power = i - 3
+            yield step(model, x), vars(model)
+        model.scale = math.nan
+        yield step(model, x), vars(model)
+        model.limits = (1, 2.0)  # other classes of numbers: a third program
+        yield step(model, x), vars(model)
 
-    captured, x = ml.capture(step), ml.ones(2)
-    for name in (0.5, 0.25, -0.0, 0.0):
-        for value in (1.0, 2.0, 3.0):
-            assert bits(captured(x, {name: value})) == bits(step(x, {name: value}))
-    assert captured.signatures == 8
+    return run
 
 
-def test_a_number_that_is_kept_in_a_result_of_another_class_is_known_by_value() -> None:
-    @dataclasses.dataclass
-    class Report:
-        rate: float
+ROWS["numbers in fields of a Module"] = Row(_fields(False), programs=3)
+ROWS["numbers in fields of an argument"] = Row(_fields(True), programs=3)
 
-    captured = ml.capture(lambda x, a: (x * a, Report(a * 2)))
-    for a in (0.5, 0.25, 0.125, 0.5):
-        y, report = captured(ml.ones(1), a)
-        assert (y.item(), report.rate) == (a, 2 * a)
+
+@ROWS.row()
+def a_field_that_the_function_counts_up(wrap: Wrap) -> Iterator[Any]:
+    model = Scaled()
+
+    def step(x: ml.Tensor) -> ml.Tensor:
+        model.power += 1
+        return model(x) * 0.5
+
+    fn = wrap(step)
+    for _ in range(5):
+        yield fn(ml.ones(3)), model.power
+
+
+OPTIMIZERS: dict[str, tuple[Fn, Fn]] = {
+    "SGD with momentum": (
+        lambda p: optim.SGD(p, 0.1, momentum=0.9, weight_decay=0.1),
+        lambda o, t: o.__dict__.update(momentum=1 - 1 / (t + 1), weight_decay=0.2 / t),
+    ),
+    "AdamW": (
+        lambda p: optim.AdamW(p, 0.1),
+        lambda o, t: o.__dict__.update(
+            learning_rate=0.2 / t, betas=(0.9 - 0.5 / t, 1 - 1 / (9 + t)), eps=1e-7 * t,
+            weight_decay=0.1 * t,
+        ),
+    ),
+    "Lion in groups": (
+        lambda p: optim.Lion(p, 0.1, groups=[("w", {"weight_decay": 0.5})]),
+        lambda o, t: [
+            o.groups[0].__dict__.update(weight_decay=1 / t),
+            o.__dict__.update(learning_rate=0.2 / t),
+        ],
+    ),
+}  # fmt: skip
+
+
+def _optimized(make: Fn, change: Fn) -> Run:
+    def run(wrap: Wrap) -> Iterator[Any]:
+        params = {"w": ml.asarray([[0.5, -1.0], [2.0, 0.25]]), "b": ml.asarray([0.125, 3.0])}
+        optimizer = make(params)
+
+        def step(x: ml.Tensor) -> Any:
+            def loss(params: Any) -> ml.Tensor:
+                return ml.mean((x @ params["w"] + params["b"]) ** 2)
+
+            value, gradients = ml.value_and_grad(loss)(params)
+            optimizer.update(gradients)
+            return value
+
+        fn = wrap(step)
+        for t in range(1, 51):
+            yield fn(ml.asarray([[1.0, 0.5], [0.25, -2.0]])), params, optimizer.state()
+            change(optimizer, t)
+
+    return run
+
+
+for _name, (_build, _change) in OPTIMIZERS.items():
+    ROWS[f"hyperparameters of {_name}"] = Row(_optimized(_build, _change), programs=2)
+
+
+@ROWS.row()
+def a_number_that_raises_leaves_the_fields(wrap: Wrap) -> Iterator[Any]:
+    model = Scaled()
+
+    def step(x: ml.Tensor) -> ml.Tensor:
+        y = model(x)
+        if model.scale > 3:
+            raise KeyError(model.scale)
+        return y
+
+    fn = wrap(step)
+    for scale in (1.0, 2.0, 2.5, 5.0, 6.0, 2.0):
+        model.scale = scale
+        yield tried(fn, ml.ones(3)), vars(model)
+
+
+@cases("fuse", True, False)
+@pytest.mark.parametrize("name", ROWS)
+def test_captured_calls_are_the_eager_ones(name: str, fuse: bool, monkeypatch: Patch) -> None:
+    ROWS.check(name, monkeypatch, fuse=fuse)
+
+
+# --- errors, files and classes --------------------------------------------------------------
 
 
 def test_a_number_that_is_noted_outside_is_as_a_number() -> None:
@@ -228,162 +298,11 @@ def test_a_number_that_is_noted_outside_is_as_a_number() -> None:
     assert all(type(each * 2) is float for each in notes)
 
 
-def test_a_function_that_does_not_take_what_stands_for_a_number_gets_the_number() -> None:
-    agree(lambda x, a: x * a * len(json.dumps({"a": a})), [0.5, 0.25, 1.0, 0.125])
-
-
-# --- fields ---------------------------------------------------------------------------------
-
-
-class Scaled(nn.Module):
-    def __init__(self) -> None:
-        self.w = ml.ones((3,))
-        self.scale = 2.0
-        self.limits: tuple[float, float] = (0.5, 4)
-        self.inner = nn.Dropout(0.0)
-        self.power = 1
-
-    def __call__(self, x: ml.Tensor) -> ml.Tensor:
-        low, high = self.limits
-        return ml.clip(x * self.w * self.scale, low, high) * self.power
-
-
-@pytest.mark.parametrize("is_arg", [False, True])
-def test_a_number_in_a_field_of_a_module(is_arg: bool) -> None:
-    model, x = Scaled(), ml.asarray([0.1, 1.0, 3.0])
-    captured: Any = ml.capture((lambda model, x: model(x)) if is_arg else (lambda _, x: model(x)))
-    for i in range(12):
-        model.scale = i / 7
-        model.limits = (0.125 * i, 8 - i)
-        model.power = i - 3
-        assert bits(captured(model, x)) == bits(model(x))
-        assert type(model.scale) is type(model.limits[0]) is float
-    assert captured.signatures == 2
-    model.scale = math.nan
-    assert bits(captured(model, x)) == bits(model(x))
-    model.limits = (1, 2.0)
-    assert bits(captured(model, x)) == bits(model(x))
-    assert captured.signatures == 3  # other classes of numbers
-
-
-def test_a_function_that_raises_leaves_the_fields_as_they_were() -> None:
-    model = Scaled()
-
-    @ml.capture
-    def step(x: ml.Tensor) -> ml.Tensor:
-        y = model(x)
-        if model.scale > 3:
-            raise KeyError(model.scale)
-        return y
-
-    for scale in (1.0, 2.0, 2.5, 5.0, 6.0):
-        model.scale = scale
-        if scale > 3:
-            refuses(KeyError, str(scale), step, ml.ones(3))
-        else:
-            step(ml.ones(3))
-        assert type(model.scale) is float
-        assert (model.scale, model.limits) == (scale, (0.5, 4))
-    assert step.signatures == 2
-
-
-def test_a_field_that_the_function_counts_up_is_as_it_was_recorded() -> None:
-    def run(wrap: Fn) -> list[Any]:
-        model = Scaled()
-
-        def step(x: ml.Tensor) -> ml.Tensor:
-            model.power += 1
-            return model(x) * 0.5
-
-        stepped = wrap(step)
-        results = [bits(stepped(ml.ones(3))) for _ in range(5)]
-        assert type(model.power) is int
-        return [*results, model.power]
-
-    assert run(ml.capture) == run(lambda step: step)
-
-
-# --- optimizers -----------------------------------------------------------------------------
-
-OPTIMIZERS: list[tuple[str, Fn, Fn]] = [
-    (
-        "SGD with momentum",
-        lambda p: optim.SGD(p, 0.1, momentum=0.9, weight_decay=0.1),
-        lambda o, t: o.__dict__.update(momentum=1 - 1 / (t + 1), weight_decay=0.2 / t),
-    ),
-    (
-        "AdamW",
-        lambda p: optim.AdamW(p, 0.1),
-        lambda o, t: o.__dict__.update(
-            learning_rate=0.2 / t,
-            betas=(0.9 - 0.5 / t, 1 - 1 / (9 + t)),
-            eps=1e-7 * t,
-            weight_decay=0.1 * t,
-        ),
-    ),
-    (
-        "Lion in groups",
-        lambda p: optim.Lion(p, 0.1, groups=[("w", {"weight_decay": 0.5})]),
-        lambda o, t: [
-            o.groups[0].__dict__.update(weight_decay=1 / t),
-            o.__dict__.update(learning_rate=0.2 / t),
-        ],
-    ),
-]
-
-
-@pytest.mark.parametrize("fuse", [True, False])
-@pytest.mark.parametrize(("name", "make", "change"), OPTIMIZERS)
-def test_hyperparameters_change_at_each_step(name: str, make: Fn, change: Fn, fuse: bool) -> None:
-    runs = []
-    for captured in (False, True):
-        params = {"w": ml.asarray([[0.5, -1.0], [2.0, 0.25]]), "b": ml.asarray([0.125, 3.0])}
-        optimizer = make(params)
-
-        def step(x: ml.Tensor, params: Any = params, optimizer: Any = optimizer) -> Any:
-            def loss(params: Any) -> ml.Tensor:
-                return ml.mean((x @ params["w"] + params["b"]) ** 2)
-
-            value, gradients = ml.value_and_grad(loss)(params)
-            optimizer.update(gradients)
-            return value
-
-        stepped = ml.capture(step, fuse=fuse) if captured else step
-        results = []
-        for t in range(1, 51):
-            results.append(bits(stepped(ml.asarray([[1.0, 0.5], [0.25, -2.0]]))))
-            change(optimizer, t)
-        runs.append([results, bits(params), bits(optimizer.state())])
-        if isinstance(stepped, ml.Captured):
-            assert stepped.signatures == 2
-    assert runs[0] == runs[1]
-
-
-# --- with everything else ------------------------------------------------------------------
-
-
-def test_numbers_in_nested_arguments_each_have_their_place() -> None:
-    def step(tree: Any, *more: float, last: float = 1.0) -> Any:
-        return [
-            tree["x"] * tree["a"] + tree["list"][0][1],
-            ml.full((1,), more[0]) * more[1] - last,
-            {**tree, "x": None},
-        ]
-
-    captured, x = ml.capture(step), ml.asarray([1.0, 2.0])
-    for i in range(1, 8):
-        args = {"a": i / 3, "x": x, "list": [(i, i / 5)]}, i / 7, float(i)
-        assert bits(captured(*args, last=0.5 * i)) == bits(step(*args, last=0.5 * i))
-    assert captured.signatures == 2
-
-
 def test_a_saved_step_has_the_last_calls_numbers(tmp_path: Any) -> None:
     captured = ml.capture(lambda x, a: x * (1 - a))
     for a in (0.5, 0.25, 0.75):
         captured(ml.ones(2), a)
     captured.save(tmp_path / "step.mlvm")
-    from mlvm.step.saved import SavedStep
-
     saved = SavedStep.from_bytes((tmp_path / "step.mlvm").read_bytes())
     assert [array.tolist() for array in saved.states] == [0.25]
     refuses(ml.errors.ArgumentError, r"got x\.onnx; ml\.onnx\.save", captured.save, "x.onnx")

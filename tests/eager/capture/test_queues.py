@@ -148,14 +148,11 @@ def test_program_and_plan_are_those_of_the_drain(q: ml.QueueTensor) -> None:
         weight += 1.0
         put(q, 0)
         step()
-    variants = step._last_entry().variants
-    assert variants._unhoisted is not None
-    assert step.program is variants._unhoisted.planned.program
-    assert variants._compile is None
+    second = ml.disassemble(step.program)
     put(q, 0)
     q.close()
     step.drain()
-    assert step.program is variants.hoisting.planned.program
+    assert ml.disassemble(step.program).count("cfunc") < second.count("cfunc")
 
 
 @pytest.mark.parametrize("drains", [False, True])

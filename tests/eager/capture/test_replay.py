@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from mlvm.core.errors import StaleTensorError
 from mlvm.core.observe import observed
 from mlvm.eager.capture.launch import Launch
 from mlvm.machines.native.extension import EXTENSION
@@ -52,67 +51,6 @@ def warmed(fn: Any, *args: Any) -> Any:
     return captured
 
 
-def test_weights_and_inputs_seen_as_other_types(launches: list[Any]) -> None:
-    w, x = ml.asarray([1.0, 2.0, 3.0, 4.0]), ml.asarray([[1.0], [2.0]])
-    fn = warmed(lambda x: ml.reshape(w, (2, 2)) @ x + ml.reshape(x, (1, 2)), x)
-    assert any(type is not w.type for _, _, type in launches[-1].operands)
-
-    def called() -> tuple[list[float], int]:
-        before = len(launches)
-        return fn(x).numpy().ravel().tolist(), len(launches) - before
-
-    assert called() == ([6.0, 7.0, 12.0, 13.0], 0)
-    w[...] = w + 1.0  # in place
-    assert called() == ([9.0, 10.0, 15.0, 16.0], 0)
-    view = ml.reshape(w, (4, 1))
-    w[0] = 0.0  # moves, as the view needs the old bytes
-    assert called() == ([7.0, 8.0, 15.0, 16.0], 1)
-    assert [called() for _ in range(3)][-1] == ([7.0, 8.0, 15.0, 16.0], 0)
-    assert view.numpy()[0, 0] == 2.0
-    other = ml.Arena(w.device, "other")
-    with other.allocating():
-        w2 = ml.asarray([5.0])
-        plus = warmed(lambda x: x * ml.reshape(w2, (1, 1)), x)
-    other.close()
-    refuses(StaleTensorError, "other", plus, x)
-
-
-def test_arrays_are_known_as_tensors(launches: list[Any]) -> None:
-    array, x = np.ones(2, np.float32), ml.ones(2)
-    add = warmed(lambda x, y: x + y, array, x)
-    before = len(launches)
-    assert [add(array * i, x).tolist() for i in range(20)] == [[i + 1.0] * 2 for i in range(20)]
-    assert len(launches) == before
-
-
-def test_results_that_stay_alive_have_memory_of_their_own() -> None:
-    x = ml.asarray([1.0, 2.0])
-    scale = warmed(lambda x: (x + x, x * x), x)
-    results = []
-    for i in range(200):
-        x[...] = float(i)
-        results.append(scale(x))
-    for i, (double, square) in enumerate(results):
-        assert double.tolist() == [2.0 * i] * 2
-        assert square.tolist() == [float(i * i)] * 2
-
-
-def test_updates_happen_once_a_call(launches: list[Any]) -> None:
-    w = ml.zeros(3)
-
-    def step(x: Any) -> Any:
-        w[...] = w + x
-        return ml.sum(w)
-
-    x = ml.ones(3)
-    captured = warmed(step, x)
-    before = len(launches)
-    totals = [float(captured(x)) for _ in range(10)]
-    assert totals == [3.0 * (5 + i) for i in range(1, 11)]
-    assert w.tolist() == [15.0] * 3
-    assert len(launches) == before
-
-
 def test_a_refused_value_raises_once_and_names_the_line(launches: list[Any]) -> None:
     counts, table = ml.zeros(2), ml.asarray([1.0, 2.0, 3.0])
 
@@ -134,35 +72,6 @@ def test_a_refused_value_raises_once_and_names_the_line(launches: list[Any]) -> 
     assert counts.tolist() == [6.0, 6.0]
 
 
-def test_hoisted_values_follow_captured_updates(launches: list[Any]) -> None:
-    w, x, factor = ml.full((4, 3), 2.0), ml.ones((2, 4)), ml.asarray(0.5)
-
-    def model(x: Any) -> Any:
-        return x @ ml.exp(w)
-
-    def shrink(factor: Any) -> None:
-        w[...] = w * factor
-
-    step, forward = warmed(shrink, factor), warmed(model, x)
-    assert forward.plan.hoisted_nbytes > 0
-    for _ in range(6):
-        step(factor)
-        for _ in range(5):
-            assert np.array_equal(forward(x).numpy(), model(x).numpy())
-    other = ml.zeros(3)
-
-    def unrelated(x: Any) -> None:
-        other[...] = other + x
-
-    add = warmed(unrelated, ml.ones(3))
-    before = len(launches)
-    one = ml.ones(3)
-    for _ in range(5):
-        add(one)
-    assert len(launches) <= before + 1
-    assert other.tolist() == [10.0] * 3
-
-
 def test_launches_that_are_observed_pass_python(arena: Any, launches: list[Any]) -> None:
     x = ml.ones(2)
     double = warmed(lambda x: x + x, x)
@@ -179,14 +88,6 @@ def test_launches_that_are_observed_pass_python(arena: Any, launches: list[Any])
     assert len(launches) == before + 1
     double(x)
     assert len(launches) == before + 1
-
-
-def test_another_context_has_another_program() -> None:
-    x = ml.ones((2, 2))
-    square = warmed(lambda x: x @ x, x)
-    with ml.autocast("bfloat16"):
-        assert square(x).dtype is ml.bfloat16
-    assert square(x).dtype is ml.float32
 
 
 def test_a_changed_function_table_is_seen(arena: Any, launches: list[Any]) -> None:

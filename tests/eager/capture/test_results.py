@@ -74,17 +74,6 @@ def test_each_call_returns_a_new_object(name: str) -> None:
     assert step.signatures == 1
 
 
-def test_objects_may_hold_tensors_and_numbers_of_the_call() -> None:
-    outer = types.SimpleNamespace(a=1)
-    step = ml.capture(lambda x, k: Stats({"y": x * k}, of=(x.shape[0], k, outer)))
-    for n, k in ((2, 1.0), (3, 2.0), (4, 3.0), (5, 4.0)):
-        result = step(ml.ones(n), k)
-        assert result.seen["y"].tolist() == [k] * n
-        assert result.of[:2] == (n, k)
-        assert [type(each) for each in result.of[:2]] == [int, float]
-        assert result.of[2] is outer
-
-
 def test_a_module_is_a_result() -> None:
     model = nn.Linear(2, 2, key=ml.random.key(0))
     double = ml.capture(lambda m: ml.tree.map(lambda w: w * 2.0, m))

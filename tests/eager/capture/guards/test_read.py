@@ -14,7 +14,8 @@ import mlvm.eager as ml
 from mlvm.eager import nn, optim
 from mlvm.eager.capture.guards.changing import words_of
 from mlvm.eager.capture.guards.guard_set import GuardSet
-from tests.brief import Patch, count_calls
+from mlvm.machines.native.extension import EXTENSION
+from tests.brief import Patch, count_calls, refuses
 from tests.eager.capture.guards.changes import OBJECTS, PARTS, Plain, built
 
 Case = Callable[[], tuple[Callable[..., Any], Callable[[], object]]]
@@ -217,3 +218,10 @@ def change(draw: random.Random, node: Any, nodes: list[Any]) -> None:
         delattr(node, name)
     elif not (name == "extra" and isinstance(value, (list, dict))):
         setattr(node, name, value)
+
+
+@pytest.mark.skipif(EXTENSION is None, reason="the extension is not here")
+def test_reads_that_are_none_are_refused() -> None:
+    assert EXTENSION is not None
+    for name, owner in (("item", []), ("nothing", {}), ("keys", {})):
+        refuses(TypeError, "", EXTENSION.Checklist, object(), ((name, owner, "x", 1),))
