@@ -23,12 +23,12 @@ from numpy.typing import NDArray
 
 from mlvm.arena.search import FOUND, Search
 from mlvm.core.errors import ArenaError, ArgumentError, brief
+from mlvm.core.sizes import MAX_TERM
 from mlvm.core.tables import table
 from mlvm.core.types import ALIGNMENT
 from mlvm.machines.native.extension import EXTENSION
 from mlvm.renamed import OldAttribute
 
-_LARGEST: Final = 2**62
 _PLAIN: Final = 2**48
 _PAGE: Final = 2**12
 """Limits for the fast check: of sizes and times, and of alignments."""
@@ -235,7 +235,7 @@ def _columns(blocks: Sequence[Block], alignment: int) -> tuple[Ints, Ints, Ints]
             raise ArenaError(f"block {i}: expected end >= start, got start {start} and end {end}")
         nbytes = -(-nbytes // alignment) * alignment
         total += nbytes
-        if total > _LARGEST or max(-start, end) > _LARGEST:
+        if total > MAX_TERM or max(-start, end) > MAX_TERM:
             raise ArenaError(
                 f"block {i}: sizes, the sum of all sizes, and times must be at most 2**62"
             )

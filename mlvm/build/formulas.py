@@ -23,14 +23,13 @@ from mlvm.build.targets import CannotBuild
 from mlvm.core.dynamic_sizes import Length
 from mlvm.core.errors import ShapeError
 from mlvm.core.memo import exact_repr
+from mlvm.core.sizes import MAX_EXACT, MAX_TERM
 from mlvm.core.types import DType, TensorType, f32, f64, i32, i64
 from mlvm.step.open_step import OpenStep, StepLength
 from mlvm.step.saved import SavedStep
 
 _MOST_COMBINATIONS: Final = 1 << 16
 _MOST_VARIANTS: Final = 256
-_MOST_INTEGER: Final = 1 << 62
-_MOST_EXACT: Final = 1 << 53  # a double represents every integer up to this
 _OF_INTS: Final = frozenset({"floordiv", "mod"})
 _BOOLS: Final = frozenset({"truth", "lt", "le", "eq", "ne", "gt", "ge"})
 
@@ -83,7 +82,7 @@ class Formulas:
     def constant(self, value: float) -> int:
         """Add a constant; return the number."""
         constant = float(value) if isinstance(value, float) else int(value)
-        if isinstance(constant, int) and abs(constant) > _MOST_INTEGER:
+        if isinstance(constant, int) and abs(constant) > MAX_TERM:
             raise OverflowError
         return self._add(("CONSTANT", constant, 0), np.asarray(constant))
 
@@ -104,9 +103,9 @@ class Formulas:
             is_defined = np.logical_and(is_defined, y != 0)
             y = np.where(y != 0, y, 1)
         if name == "truediv" and not is_real:
-            is_defined = np.logical_and(is_defined, np.maximum(abs(x), abs(y)) <= _MOST_EXACT)
+            is_defined = np.logical_and(is_defined, np.maximum(abs(x), abs(y)) <= MAX_EXACT)
         may_wrap = name in ("add", "sub", "mul") and not is_real
-        if may_wrap and np.max(abs(fn(x * 1.0, y * 1.0))) > _MOST_INTEGER:
+        if may_wrap and np.max(abs(fn(x * 1.0, y * 1.0))) > MAX_TERM:
             exact = fn(x.astype(object), y.astype(object))
             is_defined = np.logical_and(is_defined, (exact >= -1 << 63) & (exact < 1 << 63))
         if name == "truth":

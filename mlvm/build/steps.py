@@ -19,7 +19,7 @@ from mlvm.core.machine import link as linker
 from mlvm.core.machine.callee import UserFunction, WritesInto
 from mlvm.core.machine.functions import Binding
 from mlvm.core.machine.link import CallDetails, LinkedCode, link
-from mlvm.core.machine.verify import verify
+from mlvm.core.machine.verify import MAX_TYPED_CONTEXTS, verify
 from mlvm.core.op import NO_ATTRIBUTES, Attributes
 from mlvm.core.program.program import Program
 from mlvm.core.types import TensorType
@@ -40,7 +40,6 @@ RECORDS: Final = {
 }
 """Functions of residuals: the C names, and the parameters that they write."""
 
-_MOST_CONTEXTS: Final = 1000
 _OPEN: Final = (
     "a step with lengths is built without functions, ml.auto_batch and gradients of loops of "
     "unknown length; `mlvm run` runs it, and with dynamic_axes=False it is built at one size"
@@ -271,7 +270,7 @@ class Steps:
             if key in self._visited:
                 continue
             self._visited[key] = None
-            if len(self._visited) > _MOST_CONTEXTS:
+            if len(self._visited) > MAX_TYPED_CONTEXTS:
                 raise CannotBuild("functions are called with too many combinations of types")
             todo += _Walk(self, *key).run()
 

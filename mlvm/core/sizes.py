@@ -11,6 +11,10 @@ from mlvm.core.errors import ArgumentError, MlvmError, brief
 _UNITS: Final = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 MAX_SIZE: Final = 2**63 - 1
+MAX_TERM: Final = 2**62
+"""Largest integer of which a sum of two fits into 64 bits."""
+MAX_EXACT: Final = 2**53
+"""Largest integer up to which a float represents every integer."""
 _DECIMAL: Final = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _SIZE: Final = re.compile(r"\s*(\d{1,40}(?:\.\d+)?)\s*([a-z]*)\s*", re.ASCII | re.IGNORECASE)
 

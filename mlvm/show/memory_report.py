@@ -24,13 +24,13 @@ from mlvm.core.tables import table
 from mlvm.core.types import Array, TensorType, root
 from mlvm.core.vm import VM
 from mlvm.machines.files import write_file
+from mlvm.show.page import MOST_ALIKE
 from mlvm.show.picture import MOST_RECTANGLES, front, timeline
 from mlvm.show.record import record_all
 from mlvm.show.report import report_of
 from mlvm.show.script import run_script
 
 _LARGEST: Final = 8  # number of listed intermediates
-_MOST_ALIKE: Final = 16  # maximum number of equally named arenas with separate plots
 
 
 def show_script(file: Path, out: Path, arguments: Sequence[str] = ()) -> bool:
@@ -47,7 +47,7 @@ def show_script(file: Path, out: Path, arguments: Sequence[str] = ()) -> bool:
             run_script(file, arguments)
     finally:
         nonempty = [each for each in recordings if each.lifetimes]
-        _show_arenas(merged_if_many(nonempty, _MOST_ALIKE), file, out)
+        _show_arenas(merged_if_many(nonempty, MOST_ALIKE), file, out)
     return bool(nonempty)
 
 

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 from mlvm.arena.planner import MOST_EFFORT, Block, Plan, plan_within
 from mlvm.arena.recording import Lifetime, Recording
 from mlvm.core.errors import MlvmError, brief
+from mlvm.core.sizes import MAX_TERM
 from mlvm.core.types import TensorType, u8
 from mlvm.machines.files import require_suffix, require_writable, write_file
 from mlvm.machines.remote.command import Commands
@@ -27,7 +28,6 @@ EFFORT: Final = 500
 
 _COLUMNS: Final = ("id", "lower", "upper", "size")
 _OFFSET: Final = "offset"
-_MOST: Final = 2**62
 _MOST_MOMENTS: Final = 1 << 16  # maximum number of events in a plot
 _INTEGER: Final = re.compile(r"\s*[+-]?[0-9]{1,40}\s*")
 
@@ -179,7 +179,7 @@ def read_buffers(file: str, data: bytes) -> BufferTable:
                 )
             line_of[name] = reader.line_num
             total += block.nbytes
-            if total > _MOST:
+            if total > MAX_TERM:
                 raise BuffersError(f"{where}: the sizes together exceed the limit of 2**62 bytes")
             rows.append(row)
             blocks.append(block)
@@ -213,7 +213,7 @@ def _block(row: Mapping[str, str], where: str) -> Block:
         if not _INTEGER.fullmatch(row[name]):
             raise BuffersError(f"{where}: expected {name} as an integer, got {brief(row[name])}")
         numbers.append(int(row[name]))
-        if abs(numbers[-1]) > _MOST:
+        if abs(numbers[-1]) > MAX_TERM:
             raise BuffersError(f"{where}: {name} is {numbers[-1]}; the limit is 2**62")
     lower, upper, size = numbers
     if size < 1:

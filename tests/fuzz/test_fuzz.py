@@ -115,7 +115,7 @@ def test_random_programs() -> None:
 
 
 @pytest.mark.skipif(extension.EXTENSION is None, reason=extension.REASON)
-@cases("name, wrong", ("_MOST_STEPS", 3), ("CallSite.perform", lambda site, params: params))
+@cases("name, wrong", ("MAX_TERM", 3), ("CallSite.perform", lambda site, params: params))
 def test_what_the_native_machine_does_otherwise_is_found(
     name: str, wrong: Any, monkeypatch: Patch
 ) -> None:

@@ -40,13 +40,13 @@ from mlvm.core.program.program import (
     is_int,
     is_whole,
 )
+from mlvm.core.sizes import MAX_SIZE
 from mlvm.core.types import TensorType
 
 ANY: Final = "Any"
 _WIDTH: Final = 64  # slots per tuple, which states share if they are equal
 _FEW: Final = 32  # results per call up to which memory is proportional to the program
 
-_MOST: Final = 1 << 63
 
 MAX_CONTEXTS: Final = 16
 MAX_TYPED_CONTEXTS: Final = 1000
@@ -507,13 +507,13 @@ class _Verifier:
         if len(immediates) == 1:  # most instructions
             if opcode is Opcode.push_str and first.__class__ is str:
                 return
-            if opcode is Opcode.load_arg and first.__class__ is int and 0 <= first < _MOST:
+            if opcode is Opcode.load_arg and first.__class__ is int and 0 <= first <= MAX_SIZE:
                 self.nargs = max(self.nargs, first + 1)
                 return
         elif opcode is Opcode.cfunc and len(immediates) == 2:
             if {*map(type, immediates)} == {int} and 0 <= min(immediates) <= max(
                 immediates
-            ) < _MOST:
+            ) <= MAX_SIZE:
                 return
         elif opcode is Opcode.halt and not immediates:
             return

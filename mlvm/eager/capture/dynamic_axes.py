@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.values import kind_of
 from mlvm.eager.tree import leaves
 
-_LONGEST = 2**40
+MAX_LENGTH: Final = 2**40
 """Maximum bound of a length: the bytes of a plan for the bounds must fit into 64 bits."""
 
 
@@ -104,7 +104,7 @@ class LengthSpec:
                     f"({', '.join(sorted(names))}), got {name!r}"
                 )
             is_integer = isinstance(bound, (int, np.integer)) and type(bound) is not bool
-            if not is_integer or not 1 <= bound <= _LONGEST:
+            if not is_integer or not 1 <= bound <= MAX_LENGTH:
                 raise ArgumentError(
                     f"capture: expected max_sizes[{name!r}] as an int from 1 to 2**40, "
                     f"got {brief(bound)}"

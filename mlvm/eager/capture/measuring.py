@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from mlvm.arena.arena import Arena
 from mlvm.arena.planner import Plan
@@ -28,7 +28,7 @@ from mlvm.core.sizes import parse_size
 from mlvm.core.types import NamedType, TensorType
 from mlvm.eager.capture.call import as_tensors
 from mlvm.eager.capture.capture import Captured, hoist_of, require_bools
-from mlvm.eager.capture.dynamic_axes import LengthSpec
+from mlvm.eager.capture.dynamic_axes import MAX_LENGTH, LengthSpec
 from mlvm.eager.capture.guards.signature import Signatures
 from mlvm.eager.capture.opened import OpenTrace
 from mlvm.eager.capture.trace import Output, trace, trace_once
@@ -44,8 +44,6 @@ from mlvm.show.report import plan_table
 from mlvm.step.compile import Planned, compile_flow, curve_of
 from mlvm.step.flow import Flow
 from mlvm.step.fusion import policy_of
-
-_LARGEST: Final = 1 << 40
 
 
 class CurvePoint(NamedTuple):
@@ -207,9 +205,9 @@ class Measured:
             raise ArgumentError("largest: expected a budget, got none; write measure(memory=)")
         self.at(**{**others, name: 1})
         fits, fails = 1, 2
-        while fails <= _LARGEST and self._fits({**others, name: fails}):
+        while fails <= MAX_LENGTH and self._fits({**others, name: fails}):
             fits, fails = fails, 2 * fails
-        if fails > _LARGEST:
+        if fails > MAX_LENGTH:
             return fits
         while fails - fits > 1:
             middle = (fits + fails) // 2

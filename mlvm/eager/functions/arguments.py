@@ -104,10 +104,10 @@ def integers(value: Ints, name: str) -> tuple[int, ...]:
     raise ArgumentError(f"expected {name} as an int or a tuple of ints, got {brief(value)}")
 
 
-def axes_of(axis: Ints | None, x: Tensor, new: int = 0, *, name: str = "axis") -> tuple[int, ...]:
-    """Normalise axes for a tensor with `new` more dimensions than x, counted from the front."""
+def axes_of(axis: Ints | None, x: Tensor, *, name: str = "axis") -> tuple[int, ...]:
+    """Normalise axes of a tensor, counted from the front."""
     axes = axis if axis is None else integers(axis, name)
-    return normalize_axes(axes, type_of(x).ndim + new)
+    return normalize_axes(axes, type_of(x).ndim)
 
 
 def counts_of(value: Ints, name: str) -> tuple[int, ...]:

@@ -25,6 +25,7 @@ from mlvm.arena.context import context, current
 from mlvm.core.dynamic_sizes import Length
 from mlvm.core.errors import ShapeError, user_line
 from mlvm.core.memo import bits_of, exact_repr
+from mlvm.core.sizes import MAX_TERM
 from mlvm.core.types import DType, TensorType
 from mlvm.eager.tensor.copying import LeafMemo
 from mlvm.eager.tensor.garbage import collect
@@ -41,9 +42,6 @@ from mlvm.eager.tensor.polynomials import (
 _COMPARED: Final = frozenset(
     {operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge}
 )
-
-_LARGEST: Final = 1 << 62
-"""Maximum constant in formulas computed by C; larger constants can only be compared."""
 
 
 class Size(int):
@@ -381,12 +379,12 @@ class Numbers:
             if place in self._constants:
                 value = self.values[place]
                 if isinstance(value, int):
-                    value = max(-_LARGEST, min(value, _LARGEST))
+                    value = max(-MAX_TERM, min(value, MAX_TERM))
                 number = self.formulas.constant(value)
             else:
                 fn, operands = next((f, x) for n, f, x in self.steps if n == place)
                 constants = [self.values[each] for each in operands if each in self._constants]
-                if fn not in _COMPARED and any(abs(x) > _LARGEST for x in constants):
+                if fn not in _COMPARED and any(abs(x) > MAX_TERM for x in constants):
                     raise OverflowError("the integers of kernels have 64 bits")
                 numbers = [self.formula(each) for each in operands]
                 number = self.formulas.step(fn.__name__, numbers[0], numbers[-1])

@@ -28,6 +28,7 @@ from mlvm.core.machine.verify import verify
 from mlvm.core.op import NO_ATTRIBUTES, Attributes
 from mlvm.core.program.program import STAR, Function, Variant
 from mlvm.core.protocol import TensorHandle
+from mlvm.core.sizes import MAX_TERM
 from mlvm.core.store import Cache, FreeStore
 from mlvm.core.types import Array, TensorType
 from mlvm.machines.native._native import ANYWHERE, FastPath, KernelCall, Pool, Program, steps
@@ -42,8 +43,6 @@ _STEPS: Final = steps()
 _CODES: Final = {getattr(link, name): code for name, code in _STEPS.items() if hasattr(link, name)}
 """Codes of the loop in C, by linker code."""
 
-_MOST_STEPS: Final = 1 << 62
-"""Number of instructions that no launch can reach."""
 
 NativeStep = tuple[int, int, Any, Any]
 
@@ -238,7 +237,7 @@ class NativeLoop:
                 return reference.run(main, operands, store, functions, max_steps)
         if self._helper is None:
             self._helper = Helper(store)
-        steps_left = -1 if max_steps is None else min(max_steps, _MOST_STEPS)
+        steps_left = -1 if max_steps is None else min(max_steps, MAX_TERM)
         ended = prepared.program.run(self._pool, self._helper, operands, steps_left)
         if ended is None:
             return []

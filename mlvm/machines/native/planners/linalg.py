@@ -24,7 +24,7 @@ _CACHE: Final = 1 << 18
 """Bytes that stay in a processor's L2 cache together with other data."""
 _PANEL: Final = 32
 """Maximum width of a panel of y: two vectors of AVX-512."""
-_MOST_PANELS: Final = 1 << 24
+MOST_PANELS: Final = 1 << 24
 """Maximum bytes of y that a thread copies, for a chain after the product."""
 _ROWS_OF_LARGE: Final = 204
 """Rows of a product that a chain processes together if y does not fit into a core's cache. With
@@ -375,10 +375,10 @@ def _amx(product: Product, chain: ProductChain | None = None) -> KernelCall | No
     rows, columns = _even(m, 256), _whole(n)
     if chain:
         rows = min(rows, max(_SIDE, _CACHE // (4 * max(n, 1)) // _SIDE * _SIDE))
-        if columns * panels > _MOST_PANELS and not product.panel:
+        if columns * panels > MOST_PANELS and not product.panel:
             return None
     else:
-        columns = _even(n, min(512, max(_SIDE, _MOST_PANELS // panels // _SIDE * _SIDE)))
+        columns = _even(n, min(512, max(_SIDE, MOST_PANELS // panels // _SIDE * _SIDE)))
     # Scratch: rows of x, panels of y; then the scratch memory of the chain's child; then sums.
     strip = min(rows, _whole(m)) * block
     child_scratch = 2 * strip + columns * panels * (not product.panel)
@@ -433,7 +433,7 @@ def tiles(
         rows = max(12, min(rows, _CACHE // (n * unit_size + 1)))
         if n * k * itemsize > 4 * _CACHE:
             rows = _ROWS_OF_LARGE
-        if copy_y and at_once * block * n * itemsize > _MOST_PANELS:
+        if copy_y and at_once * block * n * itemsize > MOST_PANELS:
             return None
     else:
         parts = max(1, -(-n * block * itemsize // (16 * _CACHE)))

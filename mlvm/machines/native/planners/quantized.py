@@ -11,7 +11,13 @@ from mlvm.core.op import Attributes
 from mlvm.core.types import TensorType, i8
 from mlvm.machines.native._native import KernelCall
 from mlvm.machines.native.planner import Types, kernel_call, planner
-from mlvm.machines.native.planners.linalg import ProductChain, after, chained_call, scratch_behind
+from mlvm.machines.native.planners.linalg import (
+    MOST_PANELS,
+    ProductChain,
+    after,
+    chained_call,
+    scratch_behind,
+)
 from mlvm.machines.native.planners.windows import geometry
 
 _WORDS: Final = 16  # 32-bit words of weights that the kernel processes together
@@ -26,8 +32,6 @@ _COLUMNS: Final = 32
 """Rows of y per unit, for products of bytes."""
 _MANY: Final = 32
 """Minimum rows of x for which rows of y are copied."""
-_MOST_PANELS: Final = 1 << 24
-"""Bytes of y that a thread copies together."""
 
 
 @planner("quantized_matmul")
@@ -110,10 +114,10 @@ def _integer_call(
         return None
     width = 4 * _COLUMNS * (-(-k // 4) + 1)  # bytes of panels
     panels = groups * -(-n // groups // _COLUMNS) if n else 1
-    if panels * width > _MOST_PANELS:
+    if panels * width > MOST_PANELS:
         if chain:
             return None
-        panels = max(1, _MOST_PANELS // width)
+        panels = max(1, MOST_PANELS // width)
     at_once = _CACHE // (2 * row) // 8 * 8 if many else _CACHE // row // 4 * 4
     if chain:
         at_once = min(at_once, _CACHE // (4 * n))
