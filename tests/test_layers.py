@@ -92,7 +92,7 @@ CEILING = {
     "mlvm/eager/interop": 1_000,
     "mlvm/eager/capture": 5_000,
     "mlvm/eager/runs": 4_000,
-    "mlvm/onnx": 6_000,
+    "mlvm/onnx": 6_500,
     "mlvm": 2_000,
     "models": 4_000,
     "bench": 6_500,

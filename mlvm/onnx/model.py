@@ -290,6 +290,12 @@ def _as_packed(x: Array, pack: Pack | None, node: GraphNode) -> Array:
         raise ModelError(f"{node}: {error}") from error
 
 
+def _form(node: GraphNode, i: int) -> str:
+    """Describe what determines the layout of a packed operand: equal weights are packed once."""
+    flags = {name: x for name, x in node.attributes.items() if isinstance(x, (int, str))}
+    return f"{node.type} {i} {flags} {[is_array(x) or bool(x) for x in node.inputs]}"
+
+
 def _placed(graph: Graph) -> dict[str, Callable[[], Array]]:
     """Move large arrays of the nodes to the Module.
 
@@ -307,8 +313,7 @@ def _placed(graph: Graph) -> dict[str, Callable[[], Array]]:
                 pack = node.op.packed.get(i)
                 if pack is None and (x.size <= small or (x.dtype.kind in "iub" and x.size < 4096)):
                     continue
-                form = "" if pack is None else f"{node.type} {i} {node.attributes.get('group', 1)}"
-                key = id(x), form
+                key = id(x), "" if pack is None else _form(node, i)
                 if key not in names:
                     _, base = graph.labels.get(id(x)) or (x, f"{node.name or node.type}.{i}")
                     name = base = base.replace("/", ".").strip(".") or "weight"

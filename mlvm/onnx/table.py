@@ -135,12 +135,15 @@ def call(node: Any, operands: list[Value], scope: Any) -> Value:
     if op.kind == "raw":
         if is_large:
             operands = [
-                tensor(x) if is_array(x) and i not in op.host else x for i, x in enumerate(operands)
+                tensor(x) if is_array(x) and i not in (*op.host, *op.packed) else x
+                for i, x in enumerate(operands)
             ]
         xp = np if are_known([x for x in operands if not isinstance(x, list)]) else ml
         for i, pack in op.packed.items():
-            if type(node.inputs[i]) is not Weight:
-                operands[i] = pack(ml, node, tensor(operands[i]))
+            if i < len(operands) and type(node.inputs[i]) is not Weight:
+                x = operands[i]
+                by = np if isinstance(x, np.ndarray) else ml
+                operands[i] = x if x is None else tensor(pack(by, node, plain(x)))
         return _arrays(op.run(NodeCall(node, xp, scope), *operands))
     if node.opset < 7 and operands[1:]:
         operands = _as_before_7(node, operands)

@@ -48,11 +48,19 @@ HARMLESS: Final = {
     "Upsample.width_scale": "of opset 1, which is refused: scales is required",
     "ai.onnx.ml.LinearClassifier.classlabels_strings": "refused: classlabels_ints is required",
     "ai.onnx.ml.LinearClassifier.multi_class": "onnxruntime does not read it either",
+    "com.microsoft.Attention.rotary_embedding_dim": "of rotary embeddings, which are refused",
+    "com.microsoft.BiasSoftmax.is_inner_broadcast": "numpy's rules broadcast both forms",
+    "com.microsoft.DecoderMaskedMultiHeadAttention.output_qk": "the result is computed anyway",
+    "com.microsoft.EmbedLayerNormalization.mask_index_type": "the result is computed anyway",
     "com.microsoft.FusedGemm.activation_gamma": "no activation of a Gemm has it",
     "com.microsoft.GroupQueryAttention.k_norm_epsilon": "the operands of norms are refused",
     "com.microsoft.GroupQueryAttention.q_norm_epsilon": "the operands of norms are refused",
     "com.microsoft.GroupQueryAttention.qk_norm_epsilon": "the operands of norms are refused",
+    "com.microsoft.LinearAttention.chunk_size": "a hint",
     "com.microsoft.MatMulNBits.accuracy_level": "a result may be more exact than asked for",
+    "com.microsoft.QMoE.accuracy_level": "a result may be more exact than asked for",
+    "com.microsoft.QMoE.block_size": "the shape of the scales",
+    **{f"com.microsoft.QMoE.fc{i}_expert_weight_bits": "read by a built name" for i in (1, 2, 3)},
 }
 """Attributes and operands that no code needs to read, and why."""
 

@@ -4,6 +4,7 @@ from mlvm.onnx.ops import (  # noqa: F401
     attention,
     control,
     elementwise,
+    experts,
     images,
     layout,
     linear,

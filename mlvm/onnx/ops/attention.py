@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ import numpy as np
 import mlvm.eager as ml
 from mlvm.core.errors import ModelError
 from mlvm.onnx.arrays import dtype_of
+from mlvm.onnx.ops.neural import normalized
+from mlvm.onnx.ops.reductions import widened
 from mlvm.onnx.table import NodeCall, op
 from mlvm.onnx.values import tensor
 
@@ -122,7 +125,7 @@ def flex_attention(at: NodeCall, q: Any, k: Any, v: Any) -> Any:
     return ml.astype(ml.matmul(ml.astype(share, wide), ml.astype(v, wide)), dtype)
 
 
-@op("LinearAttention", "tensors")
+@op("LinearAttention com.microsoft.LinearAttention", "tensors", state_window=0)
 def linear_attention(at: NodeCall, q: Any, k: Any, v: Any, past: Any = None, decay: Any = None,
                      beta: Any = None) -> Any:  # fmt: skip
     dtype, count, kv_heads = q.dtype, at["q_num_heads"], at["kv_num_heads"]
@@ -153,13 +156,16 @@ def linear_attention(at: NodeCall, q: Any, k: Any, v: Any, past: Any = None, dec
             prediction = ml.sum(state * ml.expand_dims(key, axis=-1), axis=2)
             value = beta[:, :, i] * (value - prediction)
         state = state + ml.expand_dims(key, axis=-1) * ml.expand_dims(value, axis=2)
-        by_head = repeated(state, count // kv_heads)
-        outputs.append(ml.sum(by_head * ml.expand_dims(q[:, :, i], axis=-1), axis=2) * scale)
+        by_head = repeated(state, max(count // kv_heads, 1))
+        query = ml.expand_dims(repeated(q[:, :, i], max(kv_heads // count, 1)), axis=-1)
+        outputs.append(ml.sum(by_head * query, axis=2) * scale)
     y = joined(ml.stack(outputs, axis=2))
     return ml.astype(y, dtype), ml.astype(state, dtype if past is None else past.dtype)
 
 
-@op("CausalConvWithState", "tensors")
+@op("CausalConvWithState com.microsoft.CausalConvWithState", "tensors", dilation=1, ndim=1,
+    state_window=0, state_length=0, state_channels_last=-1, state_update_capacity=0,
+    channels_last=0, input_channels=0, input_channel_offset=0)  # fmt: skip
 def causal_conv_with_state(at: NodeCall, x: Any, w: Any, b: Any = None, past: Any = None) -> Any:
     n, c, _ = x.shape
     k = w.shape[2]
@@ -225,31 +231,110 @@ def rotary_of_microsoft(at: NodeCall, x: Any, places: Any, cos: Any, sin: Any) -
     return _turned(x, count, cos, sin, width, bool(at.get("interleaved", 0)))
 
 
+def _hidden(at: NodeCall, mask: Any, n: int, t: int, s: int, dtype: Any) -> Any:
+    """Return a bias of scores that hides keys.
+
+    A mask of two or three axes has a 0 for each hidden key. A mask of one axis contains the ends of
+    the keys [N]. After them, it may contain their starts [2 N], or positions of packed sequences
+    [3 N + 2], which are not needed.
+    """
+    if mask.shape in ((n,), (2 * n,), (3 * n + 2,)):
+        columns = ml.arange(s, dtype=mask.dtype)
+        shown = ml.less(columns, ml.reshape(mask[:n], (n, 1)))
+        if mask.shape[0] == 2 * n:
+            starts = ml.reshape(mask[n:], (n, 1))
+            shown = ml.logical_and(shown, ml.greater_equal(columns, starts))
+    elif mask.shape in ((n, s), (n, t, s)):
+        shown = ml.greater(mask, 0)
+    else:
+        raise ModelError(
+            f"expected a mask of the shape {[n]}, {[2 * n]}, {[n, s]} or {[n, t, s]}, got "
+            f"{list(mask.shape)}"
+        )
+    least = ml.full((), at.get("mask_filter_value", -1e4), dtype=dtype)
+    bias = ml.where(shown, ml.zeros((), dtype=dtype), least)
+    return ml.expand_dims(bias, axis=(1, 2) if mask.ndim < 3 else 1)
+
+
+def _attended(at: NodeCall, q: Any, k: Any, v: Any, mask: Any, added: Any) -> tuple[Any, Any]:
+    """Compute attention of [N, H, T, D]; return the result [N, T, H D] and the scores."""
+    (n, _, t, d), s, dtype = q.shape, k.shape[2], q.dtype
+    scale = at.get("scale", 0.0) or 1.0 / math.sqrt(d)
+    scores = widened(ml, ml.matmul(q * scale, k, transpose_y=True))  # f16 rounds -1e4 + x to -1e4
+    scores = scores if added is None else scores + added
+    scores = scores if mask is None else scores + _hidden(at, mask, n, t, s, scores.dtype)
+    if at.get("unidirectional", 0):
+        allowed = np.arange(s)[None, :] <= np.arange(t)[:, None] + (s - t)
+        scores = scores + _bias(ml.asarray(allowed), scores.dtype)
+    share = ml.astype(ml.softmax(scores, axis=-1), dtype)
+    return joined(ml.matmul(share, v)), ml.astype(scores, dtype)
+
+
+def _parts(x: Any, count: int) -> list[Any]:
+    """Unpack queries, keys and values, or two of them: [N, T, H, count, D] to [N, T, H D]."""
+    n, t, h, _, d = x.shape
+    return [ml.reshape(x[:, :, :, i], (n, t, h * d)) for i in range(count)]
+
+
 @op("com.microsoft.MultiHeadAttention", "tensors")
 def multi_head_attention(at: NodeCall, q: Any, k: Any = None, v: Any = None, bias: Any = None,
                          mask: Any = None, added: Any = None, past_k: Any = None,
                          past_v: Any = None) -> Any:  # fmt: skip
     count = at["num_heads"]
-    if k is None or v is None or q.ndim != 3 or k.ndim != 3:
-        raise ModelError("packed queries, keys and values are not supported")
+    if q.ndim == 5:
+        q, k, v = _parts(q, 3)
+    elif k is not None and k.ndim == 5:
+        k, v = _parts(k, 2)
+    if k is None or v is None:
+        raise ModelError(f"expected keys and values with {q.ndim} axes of queries, got none")
     if bias is not None:
         q, k = q + bias[: q.shape[2]], k + bias[q.shape[2] : q.shape[2] + k.shape[2]]
         v = v + bias[q.shape[2] + k.shape[2] :]
-    q, k, v = heads(q, count), _behind(past_k, heads(k, count)), _behind(past_v, heads(v, count))
-    scale = at.get("scale", 0.0) or 1.0 / math.sqrt(q.shape[3])
-    scores = ml.matmul(q * scale, k, transpose_y=True)
-    scores = scores if added is None else scores + added
-    if mask is not None:
-        if mask.ndim != 2:
-            raise ModelError(f"expected a mask of keys [N, T], got {mask.ndim} axes")
-        least = ml.full((), at.get("mask_filter_value", -1e4), dtype=q.dtype)
-        hidden = ml.where(ml.equal(mask, 0), least, ml.zeros((), dtype=q.dtype))
-        scores = scores + ml.expand_dims(hidden, axis=(1, 2))
-    if at.get("unidirectional", 0):
-        t, s = q.shape[2], k.shape[2]
-        allowed = np.arange(s)[None, :] <= np.arange(t)[:, None] + (s - t)
-        scores = scores + _bias(ml.asarray(allowed), q.dtype)
-    return joined(ml.matmul(ml.softmax(scores, axis=-1), v)), k, v
+    q, *pair = (x if x.ndim == 4 else heads(x, count) for x in (q, k, v))
+    k, v = (_behind(*each) for each in zip((past_k, past_v), pair, strict=True))
+    y, scores = _attended(at, q, k, v, mask, added)
+    return y, k, v, scores
+
+
+@op("com.microsoft.DecoderMaskedMultiHeadAttention", "tensors", host=[7])
+def decoder_masked_attention(at: NodeCall, q: Any, k: Any = None, v: Any = None, mask: Any = None,
+                             added: Any = None, past_k: Any = None, past_v: Any = None,
+                             past_length: Any = None, beams: Any = None, origins: Any = None,
+                             bias: Any = None) -> Any:  # fmt: skip
+    if beams is not None or origins is not None:
+        raise ModelError("beams are not supported")
+    if k is None:
+        q, k, v = ml.split(q, 3, axis=2)
+    if past_k is None or not at.get("past_present_share_buffer", 0):
+        return multi_head_attention(at, q, k, v, bias, mask, added, past_k, past_v)
+    if past_length is None:
+        raise ModelError("expected past_sequence_length with past_present_share_buffer, got none")
+    length, room = int(past_length.reshape(-1)[0]), past_k.shape[2]
+    past = [x[:, :, :length] for x in (past_k, past_v)]
+    y, k, v, scores = multi_head_attention(at, q, k, v, bias, mask, added, *past)
+    pairs = (past_k, k), (past_v, v)
+    return y, *(_put(x, new[:, :, length:], length, room) for x, new in pairs), scores
+
+
+@op("com.microsoft.Attention", "tensors", do_rotary=0, past_present_share_buffer=0)
+def attention_of_microsoft(at: NodeCall, x: Any, w: Any, bias: Any = None, mask: Any = None,
+                           past: Any = None, added: Any = None) -> Any:  # fmt: skip
+    y = ml.matmul(x, w)
+    return projected_attention(at, y if bias is None else y + bias, mask, past, added)
+
+
+def projected_attention(at: NodeCall, y: Any, mask: Any, past: Any, added: Any = None) -> Any:
+    """Compute attention of queries, keys and values in the last axis of y, and the next past."""
+    count, whole = at["num_heads"], y.shape[2]
+    sizes = at.get("qkv_hidden_sizes") or [whole // 3] * 3
+    if len(sizes) != 3 or sum(sizes) != whole:
+        raise ModelError(f"expected three sizes with the sum {whole}, got {list(sizes)}")
+    parts = ml.split(y, [sizes[0], sizes[0] + sizes[1]], axis=2)
+    q, k, v = (heads(part, count) for part in parts)
+    if past is not None:
+        k, v = _behind(past[0], k), _behind(past[1], v)
+    y, _ = _attended(at, q, k, v, mask, added)
+    return (y, ml.stack([k, v])) if any(at.node.outputs[1:]) else y
 
 
 @op("com.microsoft.GroupQueryAttention", "tensors", host=[6], causal=1, k_quant_type="NONE",
@@ -318,22 +403,35 @@ def _put(past: Any, x: Any, before: Any, room: int) -> Any:
     return ml.where(ml.reshape(is_new, (x.shape[0], 1, room, 1)), new, old)
 
 
-@op("com.microsoft.EmbedLayerNormalization", "tensors", absent=[1], mask_index_type=1)
-def embed_layer_normalization(at: NodeCall, ids: Any, segments: Any, words: Any, places: Any,
-                              kinds: Any = None, scale: Any = None, bias: Any = None,
-                              mask: Any = None) -> Any:  # fmt: skip
-    from mlvm.onnx.ops.neural import normalized
+def rows_of_table(table: Any, indices: Any) -> Any:
+    """Look up [N, T] rows of a table."""
+    rows = ml.take(table, ml.reshape(indices, (-1,)), axis=0)
+    return ml.reshape(rows, (*indices.shape, table.shape[1]))
 
-    n, t = ids.shape
-    shape = (n, t, words.shape[1])
-    y = ml.reshape(ml.take(words, ml.reshape(ids, (-1,)), axis=0), shape) + places[:t]
-    if kinds is not None:  # without segments, all are segment 0
-        flat = ml.zeros(n * t, dtype=ml.int32) if segments is None else ml.reshape(segments, (-1,))
-        y = y + ml.reshape(ml.take(kinds, flat, axis=0), shape)
-    elif segments is not None:
-        raise ModelError("expected segment_embedding besides segment_ids, got none")
+
+def embedded(at: NodeCall, parts: Any, scale: Any, bias: Any, mask: Any) -> Any:
+    """Normalize the sum of embeddings; return also the number of words, and the sum."""
+    y = reduce(ml.add, [x for x in parts if x is not None])
     normal = normalized(y, scale, bias, 2, at.get("epsilon", 1e-12))
-    counts = ml.zeros((n,), dtype=ml.int32)
+    counts = ml.zeros((y.shape[0],), dtype=ml.int32)
     if mask is not None:
-        counts = ml.astype(ml.sum(mask, axis=1), ml.int32)
+        counts = ml.astype(ml.sum(ml.equal(mask, 1), axis=1), ml.int32)
     return normal, counts, y
+
+
+def segment_rows(kinds: Any, segments: Any, ids: Any) -> Any:
+    """Look up the embeddings of segments; without segments, all are segment 0."""
+    if kinds is None:
+        if segments is not None:
+            raise ModelError("expected segment_embedding besides segment_ids, got none")
+        return None
+    return rows_of_table(kinds, ml.zeros_like(ids) if segments is None else segments)
+
+
+@op("com.microsoft.EmbedLayerNormalization", "tensors", absent=[1])
+def embed_layer_normalization(at: NodeCall, ids: Any, segments: Any, words: Any, positions: Any,
+                              kinds: Any = None, scale: Any = None, bias: Any = None,
+                              mask: Any = None, places: Any = None) -> Any:  # fmt: skip
+    by_place = positions[: ids.shape[1]] if places is None else rows_of_table(positions, places)
+    parts = rows_of_table(words, ids), by_place, segment_rows(kinds, segments, ids)
+    return embedded(at, parts, scale, bias, mask)

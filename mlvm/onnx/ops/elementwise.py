@@ -182,14 +182,44 @@ def swiglu(at: NodeCall, *xs: Any) -> Any:
         gate, up = ml.split(xs[0], 2, axis=at.get("axis", -1))
     else:
         gate, up = xs[:2]
-    alpha = at.get("alpha", 1.0)
+    return gated(gate, up, at.get("alpha", 1.0))
+
+
+def gated(gate: Any, up: Any, alpha: float, beta: float = 0.0, limit: float = math.inf) -> Any:
+    """Compute gate * sigmoid(alpha * gate) * (up + beta), of values within the limit."""
+    if limit < math.inf:
+        gate, up = ml.clip(gate, None, limit), ml.clip(up, -limit, limit)
+    up = up + beta if beta else up
     return (ml.silu(gate) if alpha == 1.0 else gate * ml.sigmoid(gate * alpha)) * up
+
+
+@op("com.microsoft.SwiGLU", "tensors", round_activation=0)
+def swiglu_of_microsoft(at: NodeCall, gate: Any, up: Any = None) -> Any:
+    dtype = gate.dtype
+    gate, up = ml.split(gate, 2, axis=-1) if up is None else (gate, up)
+    gate, up = ml.astype(gate, ml.float32), ml.astype(up, ml.float32)
+    alpha, beta = at.get("activation_alpha", 1.0), at.get("activation_beta", 0.0)
+    limit = at.get("limit", 0.0)
+    limit = limit if limit > 0 else math.inf
+    return ml.astype(gated(gate, up, alpha, beta, limit), dtype)
 
 
 @op("com.microsoft.FastGelu com.microsoft.BiasGelu", "elementwise")
 def fast_gelu(at: NodeCall, x: Any, bias: Any = None) -> Any:
     x = tensor(x) if bias is None else tensor(x) + bias
     return ml.gelu(x, approximate="Fast" in at.node.type)
+
+
+@op("com.microsoft.GemmFastGelu", "tensors")
+def gemm_fast_gelu(at: NodeCall, x: Any, w: Any, bias: Any = None) -> Any:
+    y = ml.matmul(x, w)
+    return ml.gelu(y if bias is None else y + bias, approximate=True)
+
+
+@op("com.microsoft.BiasSplitGelu", "tensors")
+def bias_split_gelu(at: NodeCall, x: Any, bias: Any) -> Any:
+    y, gate = ml.split(x + bias, 2, axis=-1)
+    return y * ml.gelu(gate, approximate=False)
 
 
 @op("Shrink", "elementwise")
@@ -208,6 +238,7 @@ enter_all(
     {
         "Relu": lambda at, x: ml.relu(x) if is_float(x) and not at.is_host else at.xp.maximum(x, 0),
         "Mod": lambda at, x, y: at.xp.fmod(x, y) if at.get("fmod", 0) else at.xp.remainder(x, y),
+        "com.microsoft.BiasAdd": lambda at, x, bias, skip: x + bias + skip,
         "HardSwish": lambda at, x: x * _same(at, at.xp.clip(x * (1 / 6) + 0.5, 0.0, 1.0), x),
         "Gelu com.microsoft.Gelu": lambda at, x: ml.gelu(
             tensor(x), approximate=at.get("approximate", "none") == "tanh"

@@ -215,7 +215,7 @@ def _outside(
 # --- sampling -----------------------------------------------------------------------------
 
 
-@op("GridSample", "raw")
+@op("GridSample com.microsoft.GridSample", "raw")
 def grid_sample(at: NodeCall, x: Value, grid: Value) -> Value:
     mode, image = at.get("mode", "linear"), channels_last(x)
     y = ml.grid_sample(

@@ -99,7 +99,7 @@ def squeeze(at: NodeCall, x: Any, axes: Any = None) -> Any:
     return at.xp.squeeze(x, axis=tuple(chosen))
 
 
-@op("Unsqueeze", host=[1], older={1: "axes"})
+@op("Unsqueeze com.microsoft.ExpandDims", host=[1], older={1: "axes"})
 def unsqueeze(at: NodeCall, x: Any, axes: Any = None) -> Any:
     chosen = at["axes"] if axes is None else [int(n) for n in np.ravel(axes)]
     ndim = x.ndim + len(chosen)
@@ -202,9 +202,9 @@ def constant_of_shape(at: NodeCall, shape: Any) -> Any:
     return np.full(target, value.reshape(-1)[0], value.dtype)
 
 
-@op("Range", host=[0, 1, 2])
-def range_(at: NodeCall, start: Any, limit: Any, delta: Any) -> Any:
-    first, step = start.item(), delta.item()
+@op("Range com.microsoft.Range", host=[0, 1, 2])
+def range_(at: NodeCall, start: Any, limit: Any, delta: Any = None) -> Any:
+    first, step = start.item(), 1 if delta is None else delta.item()
     count = max(math.ceil((limit.item() - first) / step), 0) if step else -1
     bounded((count,))
     return (first + np.arange(count) * step).astype(start.dtype)
@@ -220,7 +220,7 @@ def eye_like(at: NodeCall, x: Value) -> Value:
     return np.eye(rows, columns, at.get("k", 0)).astype(dtype.numpy)
 
 
-@op("Pad", "raw", host=[1, 2, 3], older={1: "pads paddings"})
+@op("Pad com.microsoft.Pad", "raw", host=[1, 2, 3], older={1: "pads paddings"})
 def pad(at: NodeCall, x: Value, pads: Any = None, value: Any = None, axes: Any = None) -> Value:
     ends = at.get("pads", at.get("paddings")) if pads is None else ints(pads, "widths of a pad")
     fill = at.get("value", 0.0) if value is None else value
@@ -301,7 +301,7 @@ def center_crop_pad(at: NodeCall, x: Any, shape: Any) -> Any:
     return x
 
 
-@op("Trilu", host=[1])
+@op("Trilu com.microsoft.Trilu", host=[1])
 def trilu(at: NodeCall, x: Any, k: Any = None) -> Any:
     by = 0 if k is None else int(k.reshape(-1)[0])
     return (at.xp.triu if at.get("upper", 1) else at.xp.tril)(x, k=by)

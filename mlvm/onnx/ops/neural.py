@@ -84,6 +84,17 @@ def conv(at: NodeCall, x: Value, kernel: Value, b: Value = None, z: Value = None
     return channels_second(y)
 
 
+def _rows_kernel(xp: Any, node: Any, w: Any) -> Any:
+    """Return [O, ..., I] as [..., I, O]."""
+    return xp.moveaxis(w, 0, -1)
+
+
+@op("com.microsoft.NhwcConv", "raw", packed={1: _rows_kernel})
+def nhwc_conv(at: NodeCall, x: Value, kernel: Value, b: Value = None) -> Value:
+    y = convolved(at, tensor(x), kernel, kernel.ndim - 2)
+    return y if b is None else y + tensor(b)
+
+
 def convolved(at: NodeCall, x: Any, kernel: Any, axes: int) -> Any:
     """Convolve x, channels last, with a kernel.
 
@@ -308,6 +319,28 @@ def group_normalization(at: NodeCall, x: Any, scale: Any, bias: Any) -> Any:
     y = ml.astype(ml.reshape(y, x.shape), x.dtype)
     shape = (1, c, *[1] * len(places))
     return y * ml.reshape(scale, shape) + ml.reshape(bias, shape)
+
+
+@op("com.microsoft.GroupNorm com.microsoft.SkipGroupNorm", "tensors")
+def group_norm(
+    at: NodeCall, x: Any, scale: Any, bias: Any, skip: Any = None, added: Any = None
+) -> Any:
+    place, dtype, groups = (-1 if at.get("channels_last", 1) else 1), x.dtype, at["groups"]
+    for each in (skip, added):
+        if each is not None and each.ndim < x.ndim:
+            each = ml.moveaxis(
+                ml.reshape(each, (-1, *[1] * (x.ndim - 2), each.shape[-1])), -1, place
+            )
+        x = x if each is None else x + each
+    y = ml.moveaxis(ml.astype(x, ml.float32), place, 1)
+    if groups < 1 or y.shape[1] % groups:
+        raise ModelError(f"expected groups that divide {y.shape[1]} channels, got {groups}")
+    rows = ml.reshape(y, (y.shape[0], groups, math.prod(y.shape[1:]) // groups))
+    rows = primitives.layer_norm_normalize(rows, eps=at.get("epsilon", 1e-5))
+    by, shift = (ml.reshape(v, (-1, *[1] * (x.ndim - 2))) for v in (scale, bias))
+    y = ml.reshape(rows, y.shape) * by + shift
+    y = ml.silu(y) if at["activation"] else y
+    return ml.astype(ml.moveaxis(y, 1, place), dtype), x
 
 
 def normalized(x: Any, scale: Any, bias: Any, axis: int, eps: float) -> Any:

@@ -67,7 +67,7 @@ def flat_places(xp: Any, indices: Any, shape: Any) -> Any:
     return total
 
 
-@op("GatherND")
+@op("GatherND com.microsoft.GatherND")
 def gather_nd(at: NodeCall, x: Any, indices: Any) -> Any:
     b, xp = at.get("batch_dims", 0), at.xp
     depth = indices.shape[-1]

@@ -13,12 +13,14 @@ from mlvm.core.types import Array, DType, i8, i32, u8
 from mlvm.eager.tensor import primitives
 from mlvm.onnx.arrays import FLOATS, INTEGERS, NAMES, dtype_of, is_array
 from mlvm.onnx.few import rounded
+from mlvm.onnx.ops.attention import embedded, projected_attention, rows_of_table, segment_rows
 from mlvm.onnx.ops.elementwise import ACTIVATIONS, activation
 from mlvm.onnx.ops.neural import (
     averaged,
     channels_last,
     channels_second,
     convolved,
+    max_pool,
     sides,
     steps_of,
 )
@@ -210,6 +212,39 @@ def matmul_integer_to_float(
     return y if bias is None else y + tensor(bias)
 
 
+@op("com.microsoft.QAttention", "raw", packed={1: _turned}, do_rotary=0,
+    past_present_share_buffer=0)  # fmt: skip
+def qattention(at: NodeCall, x: Value, w: Value, bias: Value, sx: Value, sw: Value,
+               mask: Value = None, zx: Value = None, zw: Value = None, past: Value = None
+) -> Value:  # fmt: skip
+    y = _scaled(product(tensor(x), zx, rows_of(w, zw)), None, sx, sw) + tensor(bias)
+    mask, past = (_either(ml, each) for each in (mask, past))
+    return projected_attention(at, y, mask, past)
+
+
+@op("com.microsoft.QEmbedLayerNormalization", "tensors", absent=[1, 4, 7, 10, 15])
+def qembed_layer_normalization(at: NodeCall, ids: Any, segments: Any, *rest: Any) -> Any:
+    tables, mask, scales, zeros = rest[:5], rest[5], rest[6:11], rest[11:]
+    words, positions, kinds, gamma, beta = tables
+    values = (
+        *(rows_of_table(words, ids), positions[: ids.shape[1]], segment_rows(kinds, segments, ids)),
+        *(gamma, beta),
+    )
+    parts = [
+        x if x is None else _floats(x, *pair)
+        for x, *pair in zip(values, scales, zeros, strict=True)
+    ]
+    *sums, by, shift = parts
+    return embedded(at, sums, by, shift, mask)[:2]
+
+
+@op("com.microsoft.MulInteger", "tensors", absent=[1])
+def mul_integer(at: NodeCall, a: Any, za: Any, b: Any, zb: Any = None) -> Any:
+    pairs = [(ml.astype(x, ml.int32), _zero(zero)) for x, zero in ((a, za), (b, zb))]
+    x, y = (wide if zero is None else wide - zero for wide, zero in pairs)
+    return x * y
+
+
 def _quantized(y: Any, scale: Value, zero: Value, otherwise: Any = ml.uint8) -> Any:
     """Quantise y, f32, by a scale and zero point (default of the latter: 0 in `otherwise`)."""
     dtype = otherwise if zero is None else DType.of(zero.dtype)
@@ -328,11 +363,19 @@ def quantized_conv(at: NodeCall, x: Value, sx: Value, zx: Value, w: Value, sw: V
     return channels_second(_scaled(_integer_conv(at, x, zx, w, zw), b, sx, sw))
 
 
-@op("QLinearConv", "raw", packed={3: _filters})
+@op("QLinearConv com.microsoft.QLinearConv", "raw", packed={3: _filters})
 def qlinear_conv(at: NodeCall, x: Value, sx: Value, zx: Value, w: Value, sw: Value, zw: Value,
                  sy: Value, zy: Value, b: Value = None) -> Value:  # fmt: skip
+    last = at.get("channels_last", 0)
+    x = channels_second(tensor(x)) if last else x
     y = _scaled(_integer_conv(at, x, zx, w, zw), b, sx, sw, sy)
-    return channels_second(_quantized(y, _ONE, zy))
+    y = _quantized(y, _ONE, zy)
+    return y if last else channels_second(y)
+
+
+@op("com.microsoft.NhwcMaxPool", "raw")
+def nhwc_max_pool(at: NodeCall, x: Value) -> Value:
+    return channels_last(max_pool(at, channels_second(tensor(x))))
 
 
 @op("com.microsoft.QLinearAdd", "elementwise", absent=[2, 5])
@@ -375,6 +418,18 @@ def qlinear_softmax(at: NodeCall, x: Any, sx: Any, zx: Any, sy: Any, zy: Any = N
     return _quantized(ml.reshape(ml.softmax(flat), x.shape), sy, zy, x.dtype)
 
 
+@op("com.microsoft.QLinearReduceMean", "tensors", absent=[2])
+def qlinear_reduce_mean(at: NodeCall, x: Any, sx: Any, zx: Any, sy: Any, zy: Any = None) -> Any:
+    y = ml.mean(_floats(x, sx, zx), axis=tuple(at["axes"]), keepdims=bool(at["keepdims"]))
+    return _quantized(y, sy, zy, x.dtype)
+
+
+@op("com.microsoft.ReduceSumInteger", "tensors")
+def reduce_sum_integer(at: NodeCall, x: Any) -> Any:
+    dtype = ml.uint32 if x.dtype == ml.uint8 else ml.int32
+    return ml.sum(x, axis=tuple(at["axes"]), keepdims=bool(at["keepdims"]), dtype=dtype)
+
+
 @op("com.microsoft.QLinearWhere", "tensors")
 def qlinear_where(at: NodeCall, c: Any, x: Any, sx: Any, zx: Any, y: Any, sy: Any, zy: Any,
                   s: Any, z: Any) -> Any:  # fmt: skip
@@ -385,14 +440,19 @@ def qlinear_where(at: NodeCall, c: Any, x: Any, sx: Any, zx: Any, y: Any, sy: An
 def qlinear_pool(
     at: NodeCall, x: Value, sx: Value, zx: Value, sy: Value, zy: Value = None
 ) -> Value:
-    last = at.get("channels_last", 0)
-    image = _floats(tensor(x) if last else channels_last(x), sx, zx)
-    if at.node.type.endswith("GlobalAveragePool"):
-        y = ml.mean(image, axis=tuple(range(1, image.ndim - 1)), keepdims=True)
-        y = _quantized(y, sy, zy, DType.of(x.dtype))
+    last, dtype = at.get("channels_last", 0), DType.of(x.dtype)
+    image = tensor(x) if last else channels_last(x)
+    of_x, of_y, add = _singles(sx, sy, zy)
+    if at.node.type.endswith("GlobalAveragePool"):  # the sums are exact, as in onnxruntime
+        axes, zero = tuple(range(1, image.ndim - 1)), _zero(zx)
+        wide = ml.astype(image, ml.int32)
+        wide = wide if zero is None else wide - zero
+        total = ml.sum(wide, axis=axes, keepdims=True, dtype=ml.int32)
+        by = of_x / (of_y * np.float32(math.prod(image.shape[1:-1])))
+        y = _quantized(_scaled(total, None, by, _ONE), _ONE, zy, dtype)
     else:
-        by, add = (ml.reshape(tensor(v), ()) for v in _singles(sy, zy))
-        y = _quantized(averaged(at, image) / by + add, _ONE, None, DType.of(x.dtype))
+        by, add = (ml.reshape(tensor(v), ()) for v in (of_y, add))
+        y = _quantized(averaged(at, _floats(image, sx, zx)) / by + add, _ONE, None, dtype)
     return y if last else channels_second(y)
 
 
@@ -414,24 +474,52 @@ def qlinear_concat(at: NodeCall, sy: Value, zy: Value, *rest: Value) -> Value:
     return permuted(ml.concat(rescaled, axis=axes[axis]), axes)
 
 
-def _rows_of_bits(xp: Any, node: Any, w: Array) -> Array:
-    """Convert weights of MatMulNBits to rows of a low-bit dtype.
+def low_bit_rows(xp: Any, node: Any, w: Array, bits: int, zeros: int) -> Array:
+    """Convert weights [..., bytes] to rows of a low-bit dtype.
 
     They are signed integers if the zero point is in the middle, unsigned if the node has zero
-    points.
+    points, its operand `zeros`.
     """
-    bits = node.attributes.get("bits", 4)
-    has_zeros = len(node.inputs) > 3 and (is_array(node.inputs[3]) or bool(node.inputs[3]))
+    has_zeros = any(is_array(x) or x for x in node.inputs[zeros : zeros + 1])
     if xp is not np:
         raise ModelError("expected weights that are constants of the file, got computed weights")
     if bits not in (2, 4, 8):
         raise ModelError(f"{node}: expected weights of 2, 4 or 8 bits, got {bits}")
     signs = sum(1 << i for i in range(bits - 1, 8, bits))
-    rows = w.reshape(len(w), -1) ^ np.uint8(0 if has_zeros else signs)
-    return rows.view(DType.named(f"{'u' if has_zeros else 'i'}{bits}").numpy)
+    flipped = w ^ np.uint8(0 if has_zeros else signs)
+    return flipped.view(DType.named(f"{'u' if has_zeros else 'i'}{bits}").numpy)
 
 
-@op("com.microsoft.MatMulNBits", "raw", packed={1: _rows_of_bits}, weight_prepacked=0)
+def _codes(packed: Any, bits: int) -> Any:
+    """Unpack bytes [..., n] to codes i32 [..., n * 8 / bits]; the first is in the low bits."""
+    if bits == 8:
+        return ml.astype(packed, ml.int32)
+    shifts = ml.asarray(1 << np.arange(0, 8, bits), dtype=ml.int32)
+    codes = ml.expand_dims(ml.astype(packed, ml.int32), axis=-1) // shifts % (1 << bits)
+    return ml.reshape(codes, (*packed.shape[:-1], packed.shape[-1] * (8 // bits)))
+
+
+def scales_of_rows(scales: Any, zeros: Value, bits: int, shape: tuple[int, int]) -> Any:
+    """Return scales f32[n, groups] of low-bit rows, or f32[n, groups, 2] with offsets.
+
+    Zero points are floats, or codes that are packed along the last axis of the scales.
+    """
+    by = ml.astype(scales, ml.float32)
+    if zeros is None:
+        return ml.reshape(by, shape)
+    middle = tensor(zeros)
+    if not DType.of(middle.dtype).is_float:
+        rows = ml.reshape(middle, (math.prod(by.shape[:-1]), -1))
+        middle = _codes(rows, bits)[:, : by.shape[-1]]
+    offset = -by * ml.astype(ml.reshape(middle, by.shape), ml.float32)
+    return ml.reshape(ml.stack([by, offset], axis=-1), (*shape, 2))
+
+
+def _rows_of_nbits(xp: Any, node: Any, w: Array) -> Array:
+    return low_bit_rows(xp, node, w.reshape(len(w), -1), node.attributes.get("bits", 4), 3)
+
+
+@op("com.microsoft.MatMulNBits", "raw", packed={1: _rows_of_nbits}, weight_prepacked=0)
 def matmul_nbits(at: NodeCall, x: Value, w: Value, scales: Value, zeros: Value = None,
                  groups: Value = None, bias: Value = None) -> Value:  # fmt: skip
     k, n, block, bits = at["K"], at["N"], at["block_size"], at.get("bits", 4)
@@ -441,16 +529,64 @@ def matmul_nbits(at: NodeCall, x: Value, w: Value, scales: Value, zeros: Value =
     wide = ml.astype(x, ml.float32)
     if count * block > k:
         wide = ml.pad(wide, [*[(0, 0)] * (x.ndim - 1), (0, count * block - k)])
-    by = ml.reshape(ml.astype(tensor(scales), ml.float32), (n, count))
-    if zeros is not None:
-        flat = tensor(zeros)
-        if DType.of(flat.dtype).is_float:
-            middle = ml.astype(ml.reshape(flat, (n, count)), ml.float32)
-        else:  # elements per byte
-            shifts = ml.asarray(1 << np.arange(0, 8, bits))
-            codes = ml.expand_dims(ml.astype(ml.reshape(flat, (n, -1)), ml.int64), axis=-1)
-            codes = ml.reshape(codes // shifts % (1 << bits), (n, -1))[:, :count]
-            middle = ml.astype(codes, ml.float32)
-        by = ml.stack([by, -by * middle], axis=-1)
+    by = scales_of_rows(ml.reshape(tensor(scales), (n, count)), zeros, bits, (n, count))
     y = ml.astype(ml.quantized_matmul(wide, w, by), x.dtype)
     return y if bias is None else y + tensor(bias)
+
+
+_BITSANDBYTES: Final = (
+    "0 0.00520833333 0.66666667 1 0.33333333 0.5 0.16666667 0.25",  # FP4, its positive values
+    "-1 -0.6961928009986877 -0.5250730514526367 -0.39491748809814453 -0.28444138169288635 "
+    "-0.18477343022823334 -0.09105003625154495 0 0.07958029955625534 0.16093020141124725 "
+    "0.24611230194568634 0.33791524171829224 0.44070982933044434 0.5626170039176941 "
+    "0.7229568362236023 1",  # NF4
+)
+
+
+@op("com.microsoft.MatMulBnb4", "raw", training_mode=0, transB=1)
+def matmul_bnb4(at: NodeCall, x: Value, w: Value, scales: Value) -> Value:
+    """Multiply by weights in the 4-bit formats of bitsandbytes, the first in the high bits."""
+    k, n, block, kind = at["K"], at["N"], at["block_size"], at["quant_type"]
+    values = np.array(_BITSANDBYTES[kind].split(), np.float32)
+    values = values if kind else np.concatenate([values, -values])
+    bytes_ = ml.astype(tensor(w), ml.int32)
+    codes = ml.reshape(ml.stack([bytes_ // 16, bytes_ % 16], axis=-1), (-1,))[: n * k]
+    rows = ml.take(ml.asarray(values), codes, axis=0)
+    by = ml.repeat(ml.astype(tensor(scales), ml.float32), block)[: n * k]
+    kernel, x = ml.reshape(rows * by, (n, k)), tensor(x)
+    y = ml.matmul(ml.astype(x, ml.float32), kernel, transpose_y=True)
+    return ml.astype(y, x.dtype)
+
+
+@op("com.microsoft.GatherBlockQuantized", "raw")
+def gather_block_quantized(
+    at: NodeCall, x: Value, indices: Value, scales: Value, zeros: Value = None
+) -> Value:
+    number, ndim, dtype = at.node.numbers[0], x.ndim, DType.of(scales.dtype)
+    x, indices, scales, zeros = (_either(ml, v) for v in (x, indices, scales, zeros))
+    axis, along = at.get("gather_axis", 0) % ndim, at.get("quantize_axis", 1) % ndim
+    n, bits, block = x.shape[axis], at.get("bits", 4), at.get("block_size", 128)
+    block = block or max(x.shape[along], 1)
+    if axis == along:
+        raise ModelError(f"expected different axes to gather and to quantize, got {axis} for both")
+    if not number and along != ndim - 1:
+        raise ModelError(f"expected quantize_axis={ndim - 1} of packed bytes, got {along}")
+    flat = ml.reshape(indices, (-1,))
+    flat = ml.where(ml.less(flat, 0), flat + n, flat)
+    is_inside = ml.logical_and(ml.greater_equal(flat, 0), ml.less(flat, n))
+    places = ml.where(is_inside, flat, ml.zeros_like(flat))
+
+    def rows(v: Any) -> Any:
+        return v if v is None or v.shape[axis] != n else ml.take(v, places, axis=axis)
+
+    x, scales, zeros = rows(x), rows(scales), rows(zeros)
+    if not number:  # bytes of unsigned codes
+        x = _codes(x, bits)
+        middle = ml.full(scales.shape, 1 << bits - 1, dtype=ml.int32)
+        zeros = middle if zeros is None else _codes(zeros, bits)[..., : scales.shape[-1]]
+    by, add = (_spread(ml, v, x.shape, along, block) for v in (scales, zeros))
+    y = _float(ml, x) if add is None else _float(ml, x) - _float(ml, add)
+    y = y * _float(ml, by)
+    shown = ml.reshape(is_inside, (-1, *[1] * (ndim - axis - 1)))
+    y = ml.astype(ml.where(shown, y, ml.zeros_like(y)), dtype)
+    return ml.reshape(y, (*y.shape[:axis], *indices.shape, *y.shape[axis + 1 :]))

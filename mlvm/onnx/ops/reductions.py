@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 import mlvm.eager as ml
+from mlvm.core.errors import ModelError
 from mlvm.core.rules import normalize_axis
 from mlvm.core.types import DType
 from mlvm.onnx.arrays import is_known
@@ -137,7 +138,7 @@ def arg_extreme(at: NodeCall, x: Any) -> Any:
 def softmax(at: NodeCall, x: Value) -> Value:
     axis = at.get("axis", -1 if at.opset >= 13 else 1)
     function: Any = {"Softmax": ml.softmax, "LogSoftmax": ml.log_softmax, "Hardmax": _hardmax}
-    name, shape = at.node.type, x.shape
+    name, shape = at.node.type.removeprefix("com.microsoft.Bias"), x.shape
     if at.opset < 13 and math.prod(shape[axis % x.ndim + 1 :]) != 1:
         outer, inner = shape[: axis % x.ndim], shape[axis % x.ndim :]
         rows = ml.reshape(tensor(x), (math.prod(outer), math.prod(inner)))
@@ -145,6 +146,11 @@ def softmax(at: NodeCall, x: Value) -> Value:
         return ml.reshape(y, shape)
     y, order = in_memory(x)
     return permuted(function[name](y, axis=order[axis]), order)
+
+
+@op("com.microsoft.BiasSoftmax", "raw")
+def bias_softmax(at: NodeCall, x: Value, bias: Value) -> Value:
+    return softmax(at, tensor(x) + tensor(bias))
 
 
 def _hardmax(x: Any, axis: int) -> Any:
@@ -249,3 +255,18 @@ def gemm(at: NodeCall, x: Value, y: Value, c: Value = None) -> Value:
         params = map(at.get, ("activation_alpha", "activation_beta"), defaults)
         product = activation(at["activation"], [*params])(product)
     return product
+
+
+@op("com.microsoft.Inverse", "tensors")
+def inverse(at: NodeCall, x: Any) -> Any:
+    wide = x if x.dtype == ml.float64 else ml.astype(x, ml.float32)
+    return ml.astype(ml.linalg.inv(wide), x.dtype)
+
+
+@op("com.microsoft.CDist", "tensors")
+def cdist(at: NodeCall, x: Any, y: Any) -> Any:
+    metric = at.get("metric", "sqeuclidean")
+    if metric not in ("sqeuclidean", "euclidean"):
+        raise ModelError(f"expected metric as sqeuclidean or euclidean, got {metric!r}")
+    distance = ml.cdist(x, y)
+    return distance if metric == "euclidean" else ml.square(distance)
