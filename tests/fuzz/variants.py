@@ -20,6 +20,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -78,31 +79,26 @@ def contrib_cases() -> Iterator[tuple[str, Case]]:
     for number, line in enumerate(Path(__file__).with_name("contrib.txt").read_text().splitlines()):
         if line[0] != "#":
             op, _, rest = line.partition("(")
-            rng = np.random.default_rng(number)
-            operands, attributes = eval(f"call({rest}", _names(rng))
+            operands, attributes = eval(f"call({rest}", _names(np.random.default_rng(number)))
             yield f"com.microsoft.{op}", _case(line, op, operands, attributes)
 
 
 def _names(rng: Any) -> dict[str, Any]:
     """Return the functions that make the operands of calls."""
+    import ml_dtypes
     from ml_dtypes import int4, uint4
 
-    def drawn(low: int, high: int, dtype: Any) -> Any:
-        return lambda *shape: rng.integers(low, high, shape).astype(dtype)
+    def drawn(dtype: Any) -> Any:
+        limits: Any = ml_dtypes.iinfo(dtype)  # type: ignore[no-untyped-call]
+        return lambda *shape: rng.integers(limits.min, limits.max + 1, shape).astype(dtype)
 
-    def value(dtype: str) -> Any:
-        return lambda x: np.array(x, dtype)
-
+    drawn_dtypes: Any = {"u": "u1", "s": "i1", "q4": int4, "n4": uint4}
     return {
-        **{dtype: value(dtype) for dtype in ("f4", "u1", "i1", "i4", "i8")},
+        **{dtype: partial(np.array, dtype=dtype) for dtype in ("f4", "u1", "i1", "i4", "i8")},
         "call": lambda *operands, **attributes: (operands, attributes),
-        "known": lambda x: [x],
         "f": lambda *shape: rng.standard_normal(shape).astype("f4"),
-        "u": drawn(0, 256, "u1"),
-        "s": drawn(-128, 128, "i1"),
         "i": lambda high, *shape: rng.integers(0, high, shape).astype("i4"),
-        "q4": lambda *shape: [drawn(-8, 8, int4)(*shape)],
-        "n4": lambda *shape: [drawn(0, 16, uint4)(*shape)],
+        **{name: drawn(dtype) for name, dtype in drawn_dtypes.items()},
     }
 
 
@@ -110,12 +106,13 @@ def _case(name: str, op: str, operands: Any, attributes: dict[str, Any]) -> Case
     """Return a call as a case; operands in a list are constants of the model."""
     from onnx import helper, numpy_helper
 
-    names = [("" if x is None else f"x{i}") for i, x in enumerate(operands)]
-    pairs = [*zip(names, operands, strict=True)]
+    pairs = [("" if x is None else f"x{i}", x) for i, x in enumerate(operands)]
     given = {name: x for name, x in pairs if isinstance(x, np.ndarray)}
     outputs = [f"y{i}" for i in range(attributes.pop("outputs", 1))]
+    names = [name for name, _ in pairs]
+    node = helper.make_node(op, names, outputs, domain="com.microsoft", **attributes)
     graph = helper.make_graph(
-        [helper.make_node(op, names, outputs, domain="com.microsoft", **attributes)],
+        [node],
         "it",
         [helper.make_tensor_value_info(x, 1, None) for x in given],
         [helper.make_empty_tensor_value_info(x) for x in outputs],

@@ -64,7 +64,8 @@ def attribute(name: str, setting: Any) -> ProtoMessage:
     if isinstance(setting, ProtoMessage):
         kind = {"Graph": (5, "g"), "Tensor": (4, "t")}[setting.kind]
     elif isinstance(setting, (list, tuple)):
-        kind = (6, "floats") if setting and isinstance(setting[0], float) else (7, "ints")
+        kind = {float: (6, "floats"), str: (8, "strings")}.get(type([*setting, 0][0]), (7, "ints"))
+        setting = [x.encode() for x in setting] if kind[0] == 8 else setting
     else:
         kind = {int: (2, "i"), float: (1, "f"), str: (3, "s")}[type(setting)]
         setting = setting.encode() if isinstance(setting, str) else setting

@@ -41,13 +41,12 @@ def test_weights_of_few_bits(bits: int, zeros: str) -> None:
 
 
 def test_weights_that_nodes_share_are_packed_for_each_form() -> None:
-    w, scale, zero = (np.full((1, 1, 8), 0x98, "u1"), np.ones((1, 1), "f4"), np.zeros((1, 1), "u1"))
     how: Any = {"domain": "com.microsoft", "K": 16, "N": 1, "block_size": 16}
-    nodes = [node("MatMulNBits", "x w s", "y", **how), node("MatMulNBits", "x w s z", "z0", **how)]
-    arrays = map(constant, ["w", "s", "z"], [w, scale, zero])
-    data = model(graph(nodes, [value("x", 1, [1, 16])], "y z0", [*arrays]))
-    y, z = called(data, np.ones((1, 16), "f4"))
-    assert (y, z) == (8, 17 * 8)
+    pairs = ("x w s", "y"), ("x w s z", "y0")
+    nodes = [node("MatMulNBits", *names, **how) for names in pairs]
+    arrays = [np.full((1, 1, 8), 0x98, "u1"), np.ones((1, 1), "f4"), np.zeros((1, 1), "u1")]
+    body = graph(nodes, [value("x", 1, [1, 16])], "y y0", [*map(constant, "wsz", arrays)])
+    assert called(model(body), np.ones((1, 16), "f4")) == (8, 17 * 8)
 
 
 @cases("channels, window, groups", (4, 1, 1), (4, 3, 1), (40, 3, 1), (4, 3, 2))

@@ -16,4 +16,5 @@ from mlvm.onnx.ops import (  # noqa: F401
     reductions,
     signal,
     training,
+    trees,
 )

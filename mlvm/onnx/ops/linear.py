@@ -39,7 +39,7 @@ def _scores(at: NodeCall, x: Tensor, rows: int) -> Tensor:
     return scores if not bias else scores + ml.asarray(np.array(bias, "f4"))
 
 
-def _transformed(at: NodeCall, scores: Tensor) -> Tensor:
+def transformed(at: NodeCall, scores: Tensor) -> Tensor:
     how = at.get("post_transform", "NONE")
     if how == "NONE":
         return scores
@@ -52,7 +52,7 @@ def _transformed(at: NodeCall, scores: Tensor) -> Tensor:
 
 @op("ai.onnx.ml.LinearRegressor", "tensors")
 def linear_regressor(at: NodeCall, x: Tensor) -> Tensor:
-    return _transformed(at, _scores(at, x, at.get("targets", 1)))
+    return transformed(at, _scores(at, x, at.get("targets", 1)))
 
 
 @op("ai.onnx.ml.LinearClassifier", "tensors")
@@ -64,4 +64,4 @@ def linear_classifier(at: NodeCall, x: Tensor) -> tuple[Any, Tensor]:
     if scores.shape[-1] == 1:  # two classes
         scores = ml.concat([-scores, scores], axis=-1)
     best = ml.argmax(scores, axis=-1)
-    return ml.take(ml.asarray(np.array(labels, "i8")), best, axis=0), _transformed(at, scores)
+    return ml.take(ml.asarray(np.array(labels, "i8")), best, axis=0), transformed(at, scores)

@@ -1,0 +1,144 @@
+"""Ensembles of decision trees of `ai.onnx.ml`, as exported from scikit-learn, XGBoost and LightGBM.
+
+All trees advance together: in each round, every row moves to a child of its node in every tree.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+import mlvm.eager as ml
+from mlvm.core.errors import ModelError
+from mlvm.core.memo import memoized
+from mlvm.core.types import Array
+from mlvm.onnx.ops.linear import transformed
+from mlvm.onnx.table import NodeCall, op
+
+_MODES: Final = {
+    "BRANCH_LEQ": ml.less_equal,
+    "BRANCH_LT": ml.less,
+    "BRANCH_GTE": ml.greater_equal,
+    "BRANCH_GT": ml.greater,
+    "BRANCH_EQ": ml.equal,
+    "BRANCH_NEQ": ml.not_equal,
+}
+
+
+class Trees(NamedTuple):
+    """Nodes of all trees; the children of a leaf are the leaf.
+
+    roots: node of each tree. depth: most branches from a root to a leaf.
+    weights: contributions of the leaves, [nodes, targets].
+    """
+
+    modes: list[str]
+    features: Array
+    values: Array
+    children: tuple[Array, Array]
+    follows_nan: Array
+    roots: Array
+    depth: int
+    weights: Array
+
+
+def _numbers(node: Any, name: str, dtype: Any) -> Array:
+    """Return an attribute that is a list or a tensor."""
+    listed = node.attributes.get(name) or node.attributes.get(f"{name}_as_tensor")
+    return np.asarray([] if listed is None else listed, dtype)
+
+
+@memoized(64)
+def _trees(node: Any, kind: str, targets: int, dtype: Any) -> Trees:
+    at = NodeCall(node, np, None)
+    owners, numbers, modes = at["nodes_treeids"], at["nodes_nodeids"], at["nodes_modes"]
+    places = {pair: i for i, pair in enumerate(zip(owners, numbers, strict=True))}
+    is_leaf = np.array([mode == "LEAF" for mode in modes])
+
+    def children(name: str) -> Array:
+        pairs = zip(owners, at[name], strict=True)
+        own = enumerate(zip(is_leaf, pairs, strict=True))
+        return np.array([i if ends else places[pair] for i, (ends, pair) in own], np.int64)
+
+    both = children("nodes_truenodeids"), children("nodes_falsenodeids")
+    inner = np.flatnonzero(~is_leaf)
+    roots = np.setdiff1d(np.arange(len(modes)), np.concatenate([x[inner] for x in both]))
+    depth, front = 0, roots
+    while (front := np.unique(np.concatenate([x[front] for x in both])))[~is_leaf[front]].size:
+        depth += 1
+        if depth > len(modes):
+            raise ModelError("expected trees, got nodes in a cycle")
+    weights = np.zeros((len(modes), targets), dtype)
+    names = [f"{kind}_{x}" for x in ("treeids", "nodeids", "ids")]
+    rows = zip(*(at[x] for x in names), _numbers(node, f"{kind}_weights", dtype), strict=True)
+    for tree, leaf, target, weight in rows:
+        weights[places[tree, leaf], target] += weight
+    tracks = at.get("nodes_missing_value_tracks_true") or [0] * len(modes)
+    values = _numbers(node, "nodes_values", dtype)
+    features = np.asarray(at["nodes_featureids"], np.int64)
+    return Trees(modes, features, values, both, np.asarray(tracks, bool), roots, depth + 1, weights)
+
+
+def _leaves(at: NodeCall, x: Any, kind: str, targets: int) -> Any:
+    """Return the contribution of each tree to each row, [N, trees, targets]."""
+    dtype = np.float64 if x.dtype == ml.float64 else np.float32
+    trees = _trees(at.node, kind, targets, dtype)
+    x = ml.astype(x, ml.float64 if dtype is np.float64 else ml.float32)
+    n, count = x.shape[0], len(trees.roots)
+    features, values, follows, *children = (
+        ml.asarray(each) for each in (*trees[1:3], trees.follows_nan, *trees.children)
+    )
+    modes = {mode: ml.asarray(np.array(trees.modes) == mode) for mode in {*trees.modes} - {"LEAF"}}
+    place = ml.broadcast_to(ml.asarray(trees.roots), (n, count))
+    for _ in range(trees.depth):
+        flat = ml.reshape(place, (-1,))
+        feature, value, yes, no, of_nan = (
+            ml.reshape(ml.take(each, flat, axis=0), (n, count))
+            for each in (features, values, *children, follows)
+        )
+        element = ml.take_along_axis(x, feature, axis=1)
+        goes = ml.logical_and(ml.isnan(element), of_nan)
+        for mode, mask in modes.items():
+            own = ml.reshape(ml.take(mask, flat, axis=0), (n, count))
+            goes = ml.logical_or(goes, ml.logical_and(own, _MODES[mode](element, value)))
+        place = ml.where(goes, yes, no)
+    rows = ml.take(ml.asarray(trees.weights), ml.reshape(place, (-1,)), axis=0)
+    return ml.reshape(rows, (n, count, targets))
+
+
+@op("ai.onnx.ml.TreeEnsembleRegressor", "tensors")
+def tree_regressor(at: NodeCall, x: Any) -> Any:
+    targets, how = at.get("n_targets", 1), at.get("aggregate_function", "SUM")
+    reduce: Any = {"SUM": ml.sum, "AVERAGE": ml.mean, "MIN": ml.min, "MAX": ml.max}[how]
+    y = reduce(_leaves(at, x, "target", targets), axis=1)
+    base = _numbers(at.node, "base_values", np.float32)
+    y = y + ml.asarray(base, dtype=y.dtype) if base.size else y
+    return transformed(at, ml.astype(y, ml.float32))
+
+
+@op("ai.onnx.ml.TreeEnsembleClassifier", "tensors")
+def tree_classifier(at: NodeCall, x: Any) -> Any:
+    labels = at.get("classlabels_int64s")
+    if not labels:
+        raise ModelError("classes that are strings are not supported")
+    ids, base = {*at["class_ids"]}, _numbers(at.node, "base_values", np.float32)
+    scores = ml.sum(_leaves(at, x, "class", len(labels)), axis=1)
+    classes = ml.asarray(np.array(labels, np.int64))
+    if len(labels) == 2 and (ids != {0} or base.size > 1):
+        raise ModelError("expected weights and a base value of one class of two, got both")
+    if base.size and len(labels) != 2:
+        scores = scores + ml.asarray(base, dtype=scores.dtype)
+    if len(labels) != 2:
+        best = ml.argmax(scores, axis=1)
+        return ml.take(classes, best, axis=0), transformed(at, ml.astype(scores, ml.float32))
+    score = scores[:, :1] + (float(base[0]) if base.size else 0.0)
+    is_share = bool((_numbers(at.node, "class_weights", np.float32) >= 0).all())
+    best = ml.astype(ml.greater(score[:, 0], 0.5 if is_share else 0.0), ml.int64)
+    if is_share:  # onnxruntime returns shares as they are
+        y = ml.concat([1.0 - score, score], axis=1)
+    elif at.get("post_transform", "NONE") == "LOGISTIC":
+        y = ml.sigmoid(ml.concat([-score, score], axis=1))
+    else:
+        raise ModelError("expected post_transform='LOGISTIC' for scores of one class of two")
+    return ml.take(classes, best, axis=0), ml.astype(y, ml.float32)
