@@ -37,13 +37,18 @@ FLOATS: Final = ("f2", "f4", "f8")
 INTEGERS: Final = ("i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8")
 RANDOM: Final = ("Random", "Bernoulli", "Multinomial", "Dropout", "training_dropout")
 
+_UNWRITTEN: Final = """MatMulInteger QLinearMatMul com.microsoft.QAttention com.microsoft.QGemm
+    com.microsoft.DynamicQuantizeMatMul com.microsoft.DynamicQuantizeLSTM
+    com.microsoft.MatMulIntegerToFloat"""
+
 KNOWN: Final[dict[str, str]] = {
+    **{f"{op}, 0 for": "onnxruntime leaves memory unwritten" for op in _UNWRITTEN.split()},
     "Pow, floats as i": "powers beyond the dtype wrap here, and are undefined in C",
     "MeanVarianceNormalization": "ONNX adds 1e-9 to the deviation, onnxruntime nothing",
     "ReduceMean, 0 for": "the mean of nothing is nan, as in numpy",
     "CenterCropPad, 1 for 3: called: ModelError: CenterCropPad '': expected a length": "refused",
-    "MatMulInteger, 0 for": "onnxruntime leaves memory that it has not written",
-    "QLinearMatMul, 0 for": "onnxruntime leaves memory that it has not written",
+    "com.microsoft.QGemm, without": "a zero point without its scale is refused",
+    "com.microsoft.GatherBlockQuantized, 0 for 7: called: PositionError": "no rows: refused",
     "Attention, without attn_mask": "scores of what is hidden are -inf, and the least float there",
     "DynamicQuantizeLinear, 0 for": "nothing has no range: it is refused",
 }

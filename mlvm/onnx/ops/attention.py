@@ -159,8 +159,8 @@ def linear_attention(at: NodeCall, q: Any, k: Any, v: Any, past: Any = None, dec
         by_head = repeated(state, max(count // kv_heads, 1))
         query = ml.expand_dims(repeated(q[:, :, i], max(kv_heads // count, 1)), axis=-1)
         outputs.append(ml.sum(by_head * query, axis=2) * scale)
-    y = joined(ml.stack(outputs, axis=2))
-    return ml.astype(y, dtype), ml.astype(state, dtype if past is None else past.dtype)
+    y = ml.stack(outputs, axis=2) if outputs else ml.zeros((n, max(count, kv_heads), 0, dv))
+    return ml.astype(joined(y), dtype), ml.astype(state, dtype if past is None else past.dtype)
 
 
 @op("CausalConvWithState com.microsoft.CausalConvWithState", "tensors", dilation=1, ndim=1,
@@ -171,6 +171,8 @@ def causal_conv_with_state(at: NodeCall, x: Any, w: Any, b: Any = None, past: An
     k = w.shape[2]
     before = ml.zeros((n, c, k - 1), dtype=x.dtype) if past is None else past
     whole = ml.concat([before, x], axis=2)
+    if not x.shape[2]:
+        return x, whole
     y = ml.conv1d(ml.swapaxes(whole, 1, 2), ml.permute_dims(w, (2, 1, 0)), groups=c)
     y = y if b is None else y + b
     y = ml.swapaxes(y, 1, 2)
@@ -262,7 +264,8 @@ def _attended(at: NodeCall, q: Any, k: Any, v: Any, mask: Any, added: Any) -> tu
     scale = at.get("scale", 0.0) or 1.0 / math.sqrt(d)
     scores = widened(ml, ml.matmul(q * scale, k, transpose_y=True))  # f16 rounds -1e4 + x to -1e4
     scores = scores if added is None else scores + added
-    scores = scores if mask is None else scores + _hidden(at, mask, n, t, s, scores.dtype)
+    if mask is not None and mask.shape not in ((n, 1), (1, 1)):  # which stand for no mask
+        scores = scores + _hidden(at, mask, n, t, s, scores.dtype)
     if at.get("unidirectional", 0):
         allowed = np.arange(s)[None, :] <= np.arange(t)[:, None] + (s - t)
         scores = scores + _bias(ml.asarray(allowed), scores.dtype)

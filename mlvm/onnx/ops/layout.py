@@ -242,14 +242,18 @@ def pad(at: NodeCall, x: Value, pads: Any = None, value: Any = None, axes: Any =
         return pad_by(x, widths, mode, **options)
     x, order = in_memory(x)
     widths = [widths[axis] for axis in inverse(order)]
-    if min(min(each) for each in widths) < 0:
-        cut = tuple(
-            slice(max(-low, 0), n - max(-high, 0))
-            for n, (low, high) in zip(x.shape, widths, strict=True)
-        )
-        x, widths = x[cut], [(max(low, 0), max(high, 0)) for low, high in widths]
-    y = ml.pad(x, widths, fill) if mode == "constant" else _bordered(x, widths, mode)
-    return permuted(y, order)
+    added = [(max(low, 0), max(high, 0)) for low, high in widths]
+    if mode == "constant":  # an axis may lose elements of the border of the other side
+        return permuted(_cut(ml.pad(x, added, fill), widths), order)
+    return permuted(_bordered(_cut(x, widths), added, mode), order)
+
+
+def _cut(x: Any, widths: Any) -> Any:
+    """Remove as many elements from each side as its negative width says."""
+    if min((min(each) for each in widths), default=0) >= 0:
+        return x
+    pairs = zip(x.shape, widths, strict=True)
+    return x[tuple(slice(max(-low, 0), max(n + min(high, 0), 0)) for n, (low, high) in pairs)]
 
 
 def _bordered(x: Any, widths: Any, mode: str) -> Any:

@@ -191,6 +191,8 @@ def matmul_integer(at: NodeCall, a: Value, b: Value, az: Value = None, bz: Value
 
 def dynamic_matmul(x: Any, rows: Rows, scale: Any) -> Any:
     """Multiply x, which is quantised dynamically, by rows."""
+    if not x.size:
+        return ml.zeros((*x.shape[:-1], rows.q.shape[-2]))
     q, by, zero = ml.dynamic_quantize_linear(x)
     return ml.astype(product(q, zero, rows), ml.float32) * by * scale
 
@@ -208,8 +210,10 @@ def matmul_integer_to_float(
     at: NodeCall, a: Value, b: Value, sa: Value, sb: Value, za: Value = None, zb: Value = None,
     bias: Value = None,
 ) -> Value:  # fmt: skip
-    y = ml.astype(product(tensor(a), za, rows_of(b, zb)), ml.float32) * tensor(sa) * tensor(sb)
-    return y if bias is None else y + tensor(bias)
+    of_a, of_b = (ml.astype(tensor(v), ml.float32) for v in (sa, sb))
+    y = ml.astype(product(tensor(a), za, rows_of(b, zb)), ml.float32) * of_a * of_b
+    y = y if bias is None else y + tensor(bias)
+    return ml.astype(y, DType.of(sa.dtype))
 
 
 @op("com.microsoft.QAttention", "raw", packed={1: _turned}, do_rotary=0,
@@ -219,7 +223,10 @@ def qattention(at: NodeCall, x: Value, w: Value, bias: Value, sx: Value, sw: Val
 ) -> Value:  # fmt: skip
     y = _scaled(product(tensor(x), zx, rows_of(w, zw)), None, sx, sw) + tensor(bias)
     mask, past = (_either(ml, each) for each in (mask, past))
-    return projected_attention(at, y, mask, past)
+    result, dtype = projected_attention(at, y, mask, past), DType.of(bias.dtype)
+    if isinstance(result, tuple):
+        return tuple(ml.astype(each, dtype) for each in result)
+    return ml.astype(result, dtype)
 
 
 @op("com.microsoft.QEmbedLayerNormalization", "tensors", absent=[1, 4, 7, 10, 15])

@@ -61,7 +61,7 @@ def _steps(step: Any, state: tuple[Any, ...], rows: Any, lengths: Any, reverse: 
         return next_state, ml.where(goes_on, after[0], ml.zeros_like(after[0]))
 
     times = ml.arange(count)
-    if count <= _FEW:
+    if 0 < count <= _FEW:
         outputs: list[Any] = [None] * count
         for i in reversed(range(count)) if reverse else range(count):
             state, outputs[i] = one(state, (rows[i], times[i]))
