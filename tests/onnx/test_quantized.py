@@ -9,6 +9,7 @@ import pytest
 
 from mlvm.onnx import load
 from tests.brief import cases
+from tests.cases.claim_tests import claims
 from tests.onnx.making import called, computed, constant, graph, model, node, value
 
 RNG = np.random.default_rng(0)
@@ -132,70 +133,30 @@ def test_factors_between_quantising_nodes_are_multiplied_as_integers(kind: str) 
     assert [each.type for each in load(data).graph.nodes] == kinds
 
 
-def test_ops_of_quantised_tensors() -> None:
-    """com.microsoft's: of each the floats that are meant, quantised again."""
-    a, b = (RNG.integers(0, 256, (2, 3, 4, 4)).astype("u1") for _ in range(2))
-    sa, sb, sy, za, zb, zy = 1 / 64, 1 / 32, 1 / 32, 100, 120, 7
-    of_a, of_b, of_y = scaling(sa, za), scaling(sb, zb), scaling(sy, zy)
-    x, y = floats(a, sa, za), floats(b, sb, zb)
-    powers = np.exp(x - x.max(-1, keepdims=True))
-    pair, single = [a, *of_a, b, *of_b, *of_y], [a, *of_a, *of_y]
-    windows = x.reshape(2, 3, 2, 2, 2, 2).mean((3, 5))
-    cases: list[tuple[str, list[Array], dict[str, Any], Array]] = [
-        ("QLinearAdd", pair, {}, x + y),
-        ("QLinearMul", pair, {}, x * y),
-        ("QLinearSigmoid", single, {}, 1 / (1 + np.exp(-x))),
-        ("QLinearLeakyRelu", single, {"alpha": 0.2}, np.where(x < 0, np.float32(0.2) * x, x)),
-        ("QLinearSoftmax", single, {"axis": -1}, powers / powers.sum(-1, keepdims=True)),
-        ("QLinearGlobalAveragePool", single, {}, x.mean((2, 3), keepdims=True)),
-        ("QLinearAveragePool", single, {"kernel_shape": [2, 2], "strides": [2, 2]}, windows),
-        ("QLinearConcat", [*of_y, *pair[:6]], {"axis": 1}, np.concatenate([x, y], 1)),
-    ]
-    for name, operands, how, expected in cases:
-        result = computed(name, *operands, domain="com.microsoft", **how)
-        reference = quantised(expected.astype("f4"), sy, zy).astype(int)
-        if name.endswith(("Add", "Mul", "AveragePool")) and "Global" not in name:
-            reference = np.clip(np.round(expected / sy + zy), 0, 255).astype(int)
-        off = np.abs(result.astype(int) - reference)
-        assert off.max() <= 1, name
-        assert (off > 0).mean() < 0.01, name
-    w, bias = RNG.integers(-99, 99, (5, 4)).astype("i1"), RNG.integers(-99, 99, 5).astype("i4")
-    rows, of_w = a[0, 0], [np.array(0.1, "f4"), np.array(0, "i1")]
-    how = {"domain": "com.microsoft", "transB": 1}
-    result = computed("QGemm", rows, *of_a, w, *of_w, bias, *of_y, **how)
-    total = (rows.astype(int) - za) @ w.T.astype(int) + bias
-    expected = quantised(floats(total, np.float32(sa) * np.float32(0.1), 0), sy, zy)
-    assert np.abs(result.astype(int) - expected.astype(int)).max() <= 1
+A8, B8 = RNG.integers(0, 256, (2, 2, 3, 4, 4)).astype("u1")
+X8, Y8 = floats(A8, 1 / 64, 100), floats(B8, 1 / 32, 120)
+ONE, TWO, TO = [A8, *scaling(1 / 64, 100)], [B8, *scaling(1 / 32, 120)], scaling(1 / 32, 7)
+W8, R8 = (RNG.integers(-99, 99, (1, k, 12)).astype("i1") for k in (5, 3))
+UNIT, STEPS = np.array([0.01], "f4"), RNG.standard_normal((6, 2, 5)).astype("f4")
 
 
-@pytest.mark.parametrize("zero", [0, 3])
-def test_recurrences_of_quantised_weights(zero: int) -> None:
-    """DynamicQuantizeLSTM: its state is quantised in each step, by its own least and largest."""
-    steps, n, width, hidden = 6, 2, 5, 3
-    w, r = (RNG.integers(-99, 99, (1, k, 4 * hidden)).astype("i1") for k in (width, hidden))
-    bias = RNG.standard_normal((1, 8 * hidden)).astype("f4")
-    arrays = [w, r, bias, *[None] * 4, *[np.array([0.01], "f4"), np.array([zero], "i1")] * 2]
-    x = RNG.standard_normal((steps, n, width)).astype("f4")
-    how: Any = {"domain": "com.microsoft", "hidden_size": hidden}
+def called_on(op: str, *operands: Any, **attributes: Any) -> Any:
+    return computed(op, *operands, domain="com.microsoft", **attributes)
 
-    def product(x: Array, w: Array) -> Array:
-        low, high = min(x.min(), 0), max(x.max(), 0)
-        scale = (high - low) / 255 or 1
-        q = np.clip(np.round(x / scale) + np.round(-low / scale), 0, 255) - np.round(-low / scale)
-        result: Array = q * scale @ ((w[0].astype("f8") - zero) * 0.01)
-        return result
 
-    rows = product(x.reshape(-1, width), w).reshape(steps, n, -1) + bias.reshape(2, -1).sum(0)
-    h = c = np.zeros((n, hidden))
-    expected = []
-    for row in rows:
-        i, o, forget, new = np.split(row + product(h, r), 4, -1)
-        i, o, forget = (1 / (1 + np.exp(-each)) for each in (i, o, forget))
-        c = forget * c + i * np.tanh(new)
-        h = o * np.tanh(c)
-        expected.append(h)
-    result = computed("DynamicQuantizeLSTM", x, *arrays, **how)
-    np.testing.assert_allclose(result[:, 0], expected, atol=0.01)
+def whole(x: Array) -> Array:
+    """Quantise x as onnxruntime quantises sums, products and means: with the zero point."""
+    result: Array = np.clip(np.round(x * 32 + 7), 0, 255).astype("u1")
+    return result
+
+
+def weights(q: Array, zero: int) -> Array:
+    """Return the weights of an LSTM that DynamicQuantizeLSTM stores as q."""
+    result: Array = np.swapaxes((q.astype("f4") - zero) * UNIT, 1, 2)
+    return result
+
+
+test_rows = claims("onnx_quantized", globals())
 
 
 def test_halves_are_rounded_as_onnxruntime_rounds_them() -> None:
