@@ -1059,10 +1059,7 @@ def _reference_to(x: Allocation) -> Reference:
 
 def _all_views(vm: VMProtocol) -> _Views:
     """Return all views on a VM by weak references, since other threads may free views."""
-    views: _Views = {}
-    for region in regions(vm).once():
-        views.update((id(view), weakref.ref(view)) for view in region.views)
-    return views
+    return {id(view): weakref.ref(view) for region in regions(vm).once() for view in region.views}
 
 
 def _is_among(x: Allocation, views: _Views) -> bool:

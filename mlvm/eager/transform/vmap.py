@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from functools import update_wrapper
+from functools import partial, update_wrapper
 from typing import Any, Final, NoReturn, TypeAlias
 
 import numpy as np
@@ -148,17 +148,16 @@ class _MappedArguments:
         leaves, self.structure = flatten(tree, ends=anywhere, buffers=True)
         axes = tuple(in_axes) if isinstance(in_axes, list) else in_axes
         named = _axes_of(tree, (axes, 0), "in_axes", "the arguments")
-        names = _names(fn, args)
+        name_of = partial(_leaf_name, fn, args)
         self.leaves: list[Any] = []
         self.axes: list[int | None] = []
         sizes: dict[str, tuple[int, TensorType, int]] = {}
         for path, leaf in leaves:
             axis = named[path]
-            where = _leaf_name(path, names)
             if axis is not None and not isinstance(leaf, Tensor):
                 if isinstance(leaf, NUMBERS) and not isinstance(leaf, np.ndarray):
                     raise ArgumentError(
-                        f"vmap: {where} is {brief(leaf)}, a number, which has no axis "
+                        f"vmap: {name_of(path)} is {brief(leaf)}, a number, which has no axis "
                         f"{axis}; give in_axes None for an argument that is not batched"
                     )
                 if is_array(leaf):
@@ -168,17 +167,21 @@ class _MappedArguments:
             if axis is not None:
                 if not -leaf.ndim <= axis < leaf.ndim:
                     raise AxisError(
-                        f"vmap: {where} is {leaf.type}, which has no axis {axis}; "
+                        f"vmap: {name_of(path)} is {leaf.type}, which has no axis {axis}; "
                         f"give in_axes None for an argument that is not batched"
                     )
                 axis = normalize_axis(axis, leaf.ndim)
-                sizes[where] = leaf.shape[axis], leaf.type, axis
+                sizes[path] = leaf.shape[axis], leaf.type, axis
             self.leaves.append(leaf)
             self.axes.append(axis)
-        self.n = _count(sizes, axis_size)
+        self.n = _count(sizes, axis_size, name_of)
 
 
-def _count(sizes: Mapping[str, tuple[int, TensorType, int]], axis_size: int | None) -> int:
+def _count(
+    sizes: Mapping[str, tuple[int, TensorType, int]],
+    axis_size: int | None,
+    name_of: Callable[[str], str],
+) -> int:
     """Return the batch size, on which all arguments must agree."""
     if axis_size is not None and (not isinstance(axis_size, (int, np.integer)) or axis_size < 0):
         raise ArgumentError(f"vmap: expected axis_size of 0 or more, got {brief(axis_size)}")
@@ -189,8 +192,8 @@ def _count(sizes: Mapping[str, tuple[int, TensorType, int]], axis_size: int | No
         raise ArgumentError("vmap: no argument is batched; give in_axes an axis, or axis_size")
     if any(count != counts[0] for count in counts):
         spelled = [
-            f"{where} has {count}: {type} along axis {axis}"
-            for where, (count, type, axis) in sizes.items()
+            f"{name_of(path)} has {count}: {type} along axis {axis}"
+            for path, (count, type, axis) in sizes.items()
         ]
         if axis_size is not None:
             spelled.append(f"axis_size is {axis_size}")
@@ -254,10 +257,10 @@ def _names(fn: Callable[..., Tree], args: tuple[Tree, ...]) -> list[str]:
     return names
 
 
-def _leaf_name(path: str, names: list[str]) -> str:
+def _leaf_name(fn: Callable[..., Tree], args: tuple[Tree, ...], path: str) -> str:
     """Return the name of a leaf among the arguments."""
     kind, first, *rest = path.split("/")
-    name = names[int(first)] if kind == "0" else first
+    name = _names(fn, args)[int(first)] if kind == "0" else first
     return "/".join([name, *rest])
 
 
