@@ -86,7 +86,7 @@ def _last_state(size: LstmSize, params: Params, xs: Any) -> Any:
 
 
 def _classify(params: Params, xs: Any) -> Any:
-    return _dense(params, "head", _lstm(params, "lstm_0", xs.swapaxes(0, 1))[-1])
+    return dense(params, "head", _lstm(params, "lstm_0", xs.swapaxes(0, 1))[-1])
 
 
 # --- Tree-LSTM -------------------------------------------------------------------------
@@ -115,7 +115,7 @@ def _root(params: Params, tree: tuple[Any, Any]) -> Any:
 
 def _states(params: Params, words: Any, children: Any) -> Any:
     """Compute the states of a tree: all leaves as one product, then the inner nodes in a loop."""
-    i, o, u = jnp.split(_dense(params, "leaf", words), 3, axis=-1)
+    i, o, u = jnp.split(dense(params, "leaf", words), 3, axis=-1)
     c = jax.nn.sigmoid(i) * jnp.tanh(u)
     h = jax.nn.sigmoid(o) * jnp.tanh(c)
     more = ((0, len(children)), (0, 0))
@@ -124,7 +124,7 @@ def _states(params: Params, words: Any, children: Any) -> Any:
     def merge(k: Any, states: Any) -> Any:
         hs, cs = states
         left, right = children[k]
-        gates = _dense(params, "node", jnp.concatenate([hs[left], hs[right]]))
+        gates = dense(params, "node", jnp.concatenate([hs[left], hs[right]]))
         i, f_left, f_right, o, u = jnp.split(gates, 5)
         c = jax.nn.sigmoid(i) * jnp.tanh(u)
         c = c + jax.nn.sigmoid(f_left) * cs[left] + jax.nn.sigmoid(f_right) * cs[right]
@@ -174,11 +174,11 @@ def _padded_root(params: Params, words: Any, children: Any, count: Any) -> Any:
 # --- transformers ----------------------------------------------------------------------
 
 
-def _dense(params: Params, name: str, x: Any) -> Any:
+def dense(params: Params, name: str, x: Any) -> Any:
     return x @ params[f"{name}/kernel"] + params[f"{name}/bias"]
 
 
-def _norm(params: Params, name: str, x: Any) -> Any:
+def norm(params: Params, name: str, x: Any) -> Any:
     x = jax.nn.standardize(x, epsilon=EPS)
     return x * params[f"{name}/scale"] + params[f"{name}/bias"]
 
@@ -187,22 +187,36 @@ def _heads(size: Any, params: Params, name: str, x: Any) -> tuple[Any, Any, Any]
     """Return queries, keys and values, [..., T, heads, width / heads] each."""
     shape = (*x.shape[:-1], size.heads, size.width // size.heads)
     query, key, value = (
-        _dense(params, f"{name}/{part}", x).reshape(shape) for part in ("query", "key", "value")
+        dense(params, f"{name}/{part}", x).reshape(shape) for part in ("query", "key", "value")
     )
     return query, key, value
 
 
 def _mlp(params: Params, name: str, x: Any, *, approximate: bool) -> Any:
-    hidden = jax.nn.gelu(_dense(params, f"{name}/mlp_0", x), approximate=approximate)
-    return _dense(params, f"{name}/mlp_1", hidden)
+    hidden = jax.nn.gelu(dense(params, f"{name}/mlp_0", x), approximate=approximate)
+    return dense(params, f"{name}/mlp_1", hidden)
+
+
+def encoder_block(size: Any, params: Params, name: str, x: Any, turn: Any = lambda x: x) -> Any:
+    """Apply a block of BERT. `turn` is applied to queries and keys."""
+    query, key, value = _heads(size, params, name, x)
+    mixed = jax.nn.dot_product_attention(turn(query), turn(key), value).reshape(x.shape)
+    x = norm(params, f"{name}/norm_0", x + dense(params, f"{name}/out", mixed))
+    return norm(params, f"{name}/norm_1", x + _mlp(params, name, x, approximate=False))
+
+
+def decoder_block(size: Any, params: Params, name: str, x: Any) -> tuple[Any, Any]:
+    """Apply a block of GPT-2. Return the result, and keys and values."""
+    heads = _heads(size, params, name, norm(params, f"{name}/norm_0", x))
+    mixed = jax.nn.dot_product_attention(*heads, is_causal=True).reshape(x.shape)
+    x = x + dense(params, f"{name}/out", mixed)
+    x = x + _mlp(params, name, norm(params, f"{name}/norm_1", x), approximate=True)
+    return x, heads[1:]
 
 
 def _bert(size: BertSize, params: Params, x: Any) -> Any:
     for i in range(size.layers):
-        name = f"block_{i}"
-        mixed = jax.nn.dot_product_attention(*_heads(size, params, name, x)).reshape(x.shape)
-        x = _norm(params, f"{name}/norm_0", x + _dense(params, f"{name}/out", mixed))
-        x = _norm(params, f"{name}/norm_1", x + _mlp(params, name, x, approximate=False))
+        x = encoder_block(size, params, f"block_{i}", x)
     return x
 
 
@@ -217,13 +231,9 @@ def _decode(
     x = params["tokens"][tokens] + params["positions"][: tokens.shape[-1]]
     cache = []
     for i in range(size.layers):
-        name = f"block_{i}"
-        heads = _heads(size, params, name, _norm(params, f"{name}/norm_0", x))
-        cache.append(heads[1:])
-        mixed = jax.nn.dot_product_attention(*heads, is_causal=True).reshape(x.shape)
-        x = x + _dense(params, f"{name}/out", mixed)
-        x = x + _mlp(params, name, _norm(params, f"{name}/norm_1", x), approximate=True)
-    return _dense(params, "head", _norm(params, "norm", x)), cache
+        x, heads = decoder_block(size, params, f"block_{i}", x)
+        cache.append(heads)
+    return dense(params, "head", norm(params, "norm", x)), cache
 
 
 def _step(size: GenerationSize, params: Params, token: Any, cache: Any, position: Any) -> Any:
@@ -233,14 +243,14 @@ def _step(size: GenerationSize, params: Params, token: Any, cache: Any, position
     after = []
     for i, (keys, values) in enumerate(cache):
         name = f"block_{i}"
-        query, key, value = _heads(size, params, name, _norm(params, f"{name}/norm_0", x))
+        query, key, value = _heads(size, params, name, norm(params, f"{name}/norm_0", x))
         keys = lax.dynamic_update_slice_in_dim(keys, key, position, 0)
         values = lax.dynamic_update_slice_in_dim(values, value, position, 0)
         after.append((keys, values))
         mixed = jax.nn.dot_product_attention(query, keys, values, mask=mask).reshape(x.shape)
-        x = x + _dense(params, f"{name}/out", mixed)
-        x = x + _mlp(params, name, _norm(params, f"{name}/norm_1", x), approximate=True)
-    return _dense(params, "head", _norm(params, "norm", x))[0], after
+        x = x + dense(params, f"{name}/out", mixed)
+        x = x + _mlp(params, name, norm(params, f"{name}/norm_1", x), approximate=True)
+    return dense(params, "head", norm(params, "norm", x))[0], after
 
 
 def _generating(size: GenerationSize, *, greedy: bool) -> Run:

@@ -101,10 +101,15 @@ def repeat(step: Callable[[], object], times: int) -> None:
 def peak() -> int:
     """Return the most bytes of memory that this process has had, on Linux. The peak of `getrusage`
     would count the parent's memory at the fork."""
+    return status_bytes("VmHWM")
+
+
+def status_bytes(field: str) -> int:
+    """Return a field of /proc/self/status, which is in kB."""
     for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
+        if line.startswith(f"{field}:"):
             return int(line.split()[1]) * 1024
-    raise OSError("/proc/self/status has no VmHWM")
+    raise OSError(f"/proc/self/status has no {field}")
 
 
 def preparing(contender: str, module: str = "bench.memory") -> Prepare:

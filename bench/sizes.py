@@ -11,6 +11,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.dynamic_sizes import TransformerSize
+
 LEARNING_RATE: Final = 0.01
 MOMENTUM: Final = 0.9
 
@@ -59,6 +61,12 @@ class TextSize(NamedTuple):
     hidden_dim: int
     num_blocks: int
     num_heads: int
+
+    @property
+    def as_transformer(self) -> TransformerSize:
+        """The size for `bench.dynamic_sizes.weights_of`."""
+        shape = self.num_blocks, self.hidden_dim, self.num_heads, self.num_symbols
+        return TransformerSize(*shape, self.length, self.batch)
 
 
 ImagesSize = MixerSize | ConvNetSize

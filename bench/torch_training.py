@@ -1,6 +1,7 @@
 """PyTorch's side of the training benchmarks: the same networks, as its users write them.
 
-Images are NCHW, as PyTorch's convolutions want them.
+Images are NCHW, as PyTorch's convolutions want them. Transformers have the weights of
+`bench.dynamic_sizes`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from bench.dynamic_sizes import TransformerSize, Weights, weights_of
 from bench.sizes import LEARNING_RATE, MOMENTUM, ConvNetSize, MixerSize, Size, TextSize, batch_of
+from bench.torch_dynamic import Block, Transformer, dense_of, norm_of
 
 
 class MlpBlock(nn.Module):
@@ -69,10 +72,49 @@ class ConvNet(nn.Module):
         return self.head(x.flatten(1))
 
 
+class RotaryBlock(Block):
+    """A block of BERT that rotates queries and keys by position."""
+
+    def __init__(self, weights: Weights, name: str, heads: int, length: int) -> None:
+        super().__init__(weights, name, heads, before=False)
+        half = self.out.in_features // heads // 2
+        angles = torch.arange(length)[:, None] * 10_000.0 ** (-torch.arange(half) / half)
+        self.register_buffer("cos", torch.cos(angles))
+        self.register_buffer("sin", torch.sin(angles))
+
+    def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        query, key, value = super().split(x)
+        return self.rotated(query), self.rotated(key), value
+
+    def rotated(self, x: Tensor) -> Tensor:
+        first, second = x.chunk(2, dim=-1)
+        turned = first * self.cos - second * self.sin, second * self.cos + first * self.sin
+        return torch.cat(turned, dim=-1)
+
+
+class Bert(nn.Module):
+    """Symbols [N,T] -> logits [N,T,symbols]."""
+
+    def __init__(self, size: TransformerSize) -> None:
+        super().__init__()
+        weights = weights_of(size)
+        tokens = torch.from_numpy(weights["tokens"])
+        self.embedding = nn.Embedding.from_pretrained(tokens, freeze=False)
+        blocks = [
+            RotaryBlock(weights, f"block_{i}", size.heads, size.length) for i in range(size.layers)
+        ]
+        self.blocks = nn.Sequential(*blocks)
+        self.norm, self.head = norm_of(weights, "norm"), dense_of(weights, "head")
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.blocks(self.norm(self.embedding(tokens))))
+
+
 def model_of(size: Size) -> nn.Module:
     torch.manual_seed(0)
     if isinstance(size, TextSize):
-        raise ValueError(f"no {size.name} is written here")
+        kind = Bert if size.name == "Bert" else Transformer
+        return kind(size.as_transformer)
     return MlpMixer(size) if isinstance(size, MixerSize) else ConvNet(size)
 
 
@@ -100,17 +142,18 @@ def training(
     """Return a function that trains the model on the batch once and returns the loss before.
     `bf16`: under `torch.autocast`."""
     model = model.to(device)
-    images, labels = (torch.from_numpy(x).to(device) for x in batch_of(size))
-    images = images.permute(0, 3, 1, 2).contiguous()
+    inputs, labels = (torch.from_numpy(x).to(device) for x in batch_of(size))
+    if not isinstance(size, TextSize):
+        inputs = inputs.permute(0, 3, 1, 2).contiguous()
     optimizer = torch.optim.SGD(model.parameters(), LEARNING_RATE, momentum=MOMENTUM, foreach=True)
     forward = torch.compile(model) if compiled else model
 
     def step() -> float:
-        optimizer.zero_grad(set_to_none=True)
         with torch.autocast(device, torch.bfloat16, enabled=bf16):
-            loss = F.cross_entropy(forward(images), labels)
+            loss = F.cross_entropy(forward(inputs).flatten(0, -2), labels.flatten())
         loss.backward()
         optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
         return loss.item()  # type: ignore[no-any-return]
 
     return step

@@ -36,6 +36,9 @@ LAUNCH: Final = 5e-7
 TARGETS: Final = 32
 """Number of targets, as fractions of the step's memory; long steps have fewer."""
 
+_HALVINGS: Final = 4
+"""Number of targets between the smallest of these that suffices and the next smaller one."""
+
 _UNITS: Final = 50_000
 """Limit of the units in all simulated runs: steps of more than 1,562 units have 8 to 31 targets."""
 
@@ -142,15 +145,37 @@ def candidates(schedule: Schedule, live_out: set[Value], limit: float) -> list[C
     """
     step = _Step(schedule, live_out)
     candidates: dict[tuple[Row, ...], Candidate] = {}
+
+    def suffices(target: int, lower: int) -> bool:
+        """Add the candidate of a target; return False if there is none.
+
+        The simulated run needs more than `lower` bytes."""
+        run = _SimulatedRun(step, target)
+        if not run.finish():
+            return False
+        rows = tuple(step.without_dead(run.rows))
+        time = sum([step.costs[row.moment] for row in rows])
+        candidates[rows] = Candidate(time, lower, step, rows)
+        return True
+
     least, most = step.least(), schedule.most_alive
     count = max(8, min(TARGETS, _UNITS // (len(schedule.runs) or 1)))
     targets = [most - (most - least) * i // count for i in range(1, count + 2)]
+    enough, too_few = most, 0
     for target, lower in pairwise(targets):
         # A run that needs no more than the next target has the same rows as the next run.
-        if lower <= limit and (run := _SimulatedRun(step, target)).finish():
-            rows = tuple(step.without_dead(run.rows))
-            time = sum([step.costs[row.moment] for row in rows])
-            candidates[rows] = Candidate(time, lower, step, rows)
+        if lower > limit:
+            enough = target
+        elif suffices(target, lower):
+            enough, too_few = target, 0
+        else:
+            too_few = too_few or target
+    for _ in range(_HALVINGS if 0 < too_few <= limit else 0):
+        target = (enough + too_few) // 2
+        if suffices(target, too_few):
+            enough = target
+        else:
+            too_few = target
     return sorted(candidates.values(), key=lambda each: each.seconds)
 
 

@@ -237,6 +237,7 @@ def compile_flow(
         budget -= reserved
         faster = _first_within(_of_schedules(best, budget), budget, effort)
         best = faster or _within(_variants(best, flow, hoist, options), budget, effort)
+    best = best._replace(level=best.level._replace(others=()))  # frees their units
     planned = best.planned()
     for observer in on_planned.copy():
         curve = partial(curve_of, flow, policy=policy, hoist=hoist)

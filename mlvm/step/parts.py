@@ -25,8 +25,7 @@ from mlvm.core.types import TensorType, f32, f64
 from mlvm.step.flow import Call, Flow, UnitTable, Use, Value
 
 PARTS: Final = 8
-"""Desired number of parts; a batch is divided equally."""
-_MOST_PARTS: Final = 32
+"""Desired number of parts."""
 _SUM: Final = "conv2d_kernel_vjp"
 
 
@@ -45,7 +44,8 @@ def _chosen(flow: Flow, batch: int) -> dict[Call, Sequence[bool]]:
     """Return the calls that run in parts, with the operands of which each part reads some rows.
 
     These are the calls over images, and calls that compute rows, or a kernel's gradient, from the
-    results.
+    results. If only these read the rows of a call with smaller operands, such as a broadcast, that
+    call also runs in parts.
     """
     live_out, rows = flow.live_out(), set[Value]()
     chosen: dict[Call, Sequence[bool]] = {}
@@ -61,6 +61,18 @@ def _chosen(flow: Flow, batch: int) -> dict[Call, Sequence[bool]]:
             chosen[call] = which
             if call.op.name != _SUM:
                 rows.add(call.outs[0].value)
+    read_whole, read = live_out, set[Value]()
+    for call in reversed(flow.calls):
+        which = chosen.get(call)
+        if which is None and any(use.value in read for use in call.outs):
+            [out, *_] = call.outs
+            nbytes = sum(use.value.nbytes for use in call.ins)
+            if out.value not in read_whole and nbytes < out.value.nbytes:
+                which = _rows(call, batch)
+        if which is not None:
+            chosen[call] = which
+        for i, use in enumerate(call.ins):
+            (read if which is not None and which[i] else read_whole).add(use.value)
     return chosen
 
 
@@ -85,33 +97,32 @@ def _rows(call: Call, batch: int) -> Sequence[bool] | None:
         return (True,) if ins[0].shape[0] == batch and axes and min(axes) > 0 else None
     if not op.elementwise:
         return None
-    which = [type.ndim == out.type.ndim and type.shape[0] == batch for type in ins]
-    return which if any(which) else None
+    return [type.ndim == out.type.ndim and type.shape[0] == batch for type in ins]
 
 
 def _rows_per_part(batch: int, calls: Iterable[Call]) -> int | None:
-    """Return the number of images in each part; None if the batch cannot be divided equally."""
+    """Return the number of images in each part but the last; None if one part is the batch."""
     together = 1  # a power of two, as all numbers of images per block
     for call in calls:
         if call.op is not None and call.op.name == _SUM:
             places = math.prod(call.ins[0].type.shape[1:-1])
             together = max(together, images_per_block(places))
-    steps = [n for n in range(together, batch, together) if batch % n == 0]
-    fewest = [n for n in steps if n * PARTS <= batch][-1:] or steps[:1]
-    return fewest[0] if fewest and batch // fewest[0] <= _MOST_PARTS else None
+    step = max(1, batch // (PARTS * together)) * together
+    return step if step < batch else None
 
 
 class _Parts:
     """Rewriting of a flow: `chosen` calls run for `step` of the `batch` rows at a time.
 
+    `sizes`: the number of rows of each part.
     `rows`: the values of the parts in place of a value.
     """
 
     def __init__(
         self, flow: Flow, chosen: dict[Call, Sequence[bool]], batch: int, step: int
     ) -> None:
-        self._flow, self._chosen = flow, chosen
-        self._batch, self._step = batch, step
+        self._flow, self._chosen, self._step = flow, chosen, step
+        self._sizes = [min(step, batch - start) for start in range(0, batch, step)]
         self._calls: list[Call] = []
         self._rows: dict[Value, list[Value]] = {}
         others = [call for call in flow.calls if call not in chosen]
@@ -142,56 +153,59 @@ class _Parts:
     def _emit(self, region: list[Call], later: list[Call]) -> None:
         """Add the calls of a region, part by part, and the calls that follow it; clear both."""
         totals: dict[Call, Use] = {}
-        for start in range(0, self._batch, self._step):
+        for part in range(len(self._sizes)):
             slices: dict[Use, Use] = {}
             for call in region:
                 ins = [
-                    self._part(use, start, slices) if is_row else use
+                    self._part(use, part, slices) if is_row else use
                     for use, is_row in zip(call.ins, self._chosen[call], strict=True)
                 ]
-                self._calls.append(self._call(call, ins, start, totals))
+                self._calls.append(self._call(call, ins, part, totals))
         for call in region:
             [out] = call.outs
             if out.value in self._rows and out.value in self._read_whole:
-                ins = [Use(value, self._type(out.type)) for value in self._rows[out.value]]
+                ins = [
+                    Use(value, self._type(out.type, part))
+                    for part, value in enumerate(self._rows[out.value])
+                ]
                 self._calls.append(_moving("concat", out, ins, {"axis": 0}, call.line))
         self._calls += later
         region.clear()
         later.clear()
 
-    def _call(self, call: Call, ins: list[Use], start: int, totals: dict[Call, Use]) -> Call:
+    def _call(self, call: Call, ins: list[Use], part: int, totals: dict[Call, Use]) -> Call:
         """Return the call for one part."""
         [out], attributes = call.outs, call.attributes
         assert call.op is not None
         if call.op.name == _SUM:
-            if start + self._step < self._batch:
+            if part + 1 < len(self._sizes):
                 out = Use(Value(out.value.nbytes), out.type)
             before, totals[call] = totals.get(call), out
             if before is None:
                 return replace(call, outs=[out], ins=ins)
             op = OPS[f"add_{_SUM}"]
             return replace(call, name=op.name + OUT, op=op, outs=[out], ins=[before, *ins])
+        type = self._type(out.type, part)
         if "shape" in attributes:
-            attributes = {**attributes, "shape": (self._step, *attributes["shape"][1:])}
-        type = self._type(out.type)
-        part = Use(Value(type.nbytes), type)
-        self._rows.setdefault(out.value, []).append(part.value)
-        return replace(call, outs=[part], ins=ins, attributes=attributes)
+            attributes = {**attributes, "shape": (type.shape[0], *attributes["shape"][1:])}
+        rows = Use(Value(type.nbytes), type)
+        self._rows.setdefault(out.value, []).append(rows.value)
+        return replace(call, outs=[rows], ins=ins, attributes=attributes)
 
-    def _part(self, use: Use, start: int, slices: dict[Use, Use]) -> Use:
+    def _part(self, use: Use, part: int, slices: dict[Use, Use]) -> Use:
         """Return the rows of an operand that a part reads: its own value, or a slice."""
-        type = self._type(use.type)
+        type = self._type(use.type, part)
         if use.value in self._rows:
-            return Use(self._rows[use.value][start // self._step], type)
+            return Use(self._rows[use.value][part], type)
         if use not in slices:
             slices[use] = Use(Value(type.nbytes), type)
-            begin = (start, *[0] * (type.ndim - 1))
+            begin = (part * self._step, *[0] * (type.ndim - 1))
             how = {"start": begin, "length": type.shape, "step": (1,) * type.ndim}
             self._calls.append(_moving("slice", slices[use], [use], how, None))
         return slices[use]
 
-    def _type(self, type: TensorType) -> TensorType:
-        return type.with_shape((self._step, *type.shape[1:]))
+    def _type(self, type: TensorType, part: int) -> TensorType:
+        return type.with_shape((self._sizes[part], *type.shape[1:]))
 
 
 def _moving(name: str, out: Use, ins: list[Use], attributes: Attributes, line: Any) -> Call:

@@ -113,11 +113,16 @@ def layers(
         side, channels, pool = draw.choice([6, 20, 21]), draw.choice([3, 8]), draw.choice(pools)
         spread, down = weight(side, side, channels), weight(8, width)
         kernels = [(weight(3, 3, n, 8), weight(8)) for n in (channels, 8)]
+        norms: list[Any] = [lambda x: x, lambda x: x]
+        if draw.random() < 0.5:
+            norms = [ml.nn.BatchNorm(8) for _ in kernels]
+            state.norms += norms
 
         def layer(xs: list[Tensor], w: list[Tensor]) -> Tensor:
             y = xs[-1][:, None, None, :channels] * w[spread]
-            for kernel, bias in kernels:
-                y = pool(ml.relu(ml.conv2d(y, w[kernel], padding="SAME") + w[bias]))
+            for (kernel, bias), norm in zip(kernels, norms, strict=True):
+                y = norm(ml.conv2d(y, w[kernel], padding="SAME") + w[bias])
+                y = pool(ml.relu(y))
             return xs[-1] + ml.mean(y, axis=(1, 2)) @ w[down]
 
         return layer
@@ -147,6 +152,7 @@ class State:
     rows: the rows of a table of `ENTRIES` that a step looks up.
     entries: the elements of `log` that it writes.
     is_read: whether the step reads any of these.
+    norms: layers with running values, which the step updates.
     """
 
     def __init__(self, rows: int, seed: int) -> None:
@@ -155,6 +161,12 @@ class State:
         self.entries = ml.asarray(rng.integers(ENTRIES, size=ENTRIES))
         self.log = ml.zeros(ENTRIES)
         self.is_read = False
+        self.norms: list[Any] = []
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The tensors that the step updates."""
+        return [self.log, *[x for norm in self.norms for x in (norm.mean, norm.var)]]
 
     def damage(self, draw: random.Random) -> None:
         """Set an index out of range."""
@@ -169,7 +181,7 @@ class Training:
 
     def __init__(self, seed: int) -> None:
         draw = random.Random(seed)
-        width, rows = draw.choice([8, 24, 40]), draw.choice([4, 16, 30])
+        width, rows = draw.choice([8, 24, 40]), draw.choice([4, 13, 16, 30])
         self.state = State(rows, seed)
         self.layers, values = layers(draw, width, self.state)
         self.weights = [ml.asarray(value) for value in values]
@@ -196,7 +208,7 @@ def bits(seed: int, run: Callable[[Training], list[Tensor]]) -> list[bytes]:
     ml.random.seed(seed)
     training = Training(seed)
     results = run(training)
-    return [x.numpy().tobytes() for x in (*results, *training.weights, training.state.log)]
+    return [x.numpy().tobytes() for x in (*results, *training.weights, *training.state.tensors)]
 
 
 def bits_of_failure(seed: int, memory: int | None) -> list[bytes]:

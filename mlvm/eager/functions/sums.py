@@ -507,8 +507,7 @@ def _masked_mean(x: Tensor, mask: Tensor, **attributes: Any) -> Tensor:
 def sum_to(x: Tensor, type: TensorType) -> Tensor:
     """Sum x over the axes that broadcasting added or stretched from `type`, and cast it.
 
-    A real type gets the real part. Images are summed separately before the batch, so that a
-    captured step can process parts of a batch (`mlvm.step.parts`)."""
+    A real type gets the real part."""
     if x.dtype.kind == "complex" and type.dtype.is_float:
         x = op.real(x)
     if x.dtype is not type.dtype:
@@ -517,11 +516,18 @@ def sum_to(x: Tensor, type: TensorType) -> Tensor:
         return x
     is_open = x.type.is_open or type.is_open
     axes = (_broadcast_axes if is_open else _known_axes)(x.shape, type.shape)
-    if axes[:3] == (0, 1, 2) and x.dtype in (f32, f64):
-        x, axes = op.sum(x, axis=axes[1:], keepdims=True), (0,)
     if axes:
-        x = op.sum(x, axis=axes)
+        x = over_batch(op.sum, x, axes)
     return x if x.type is type else reshape(x, type.shape)
+
+
+def over_batch(reduce: Callable[..., Tensor], x: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """Return the sum or mean over these axes, first for each image, and then over the batch.
+
+    Therefore a captured step can process parts of a batch (`mlvm.step.parts`)."""
+    if axes[:3] == (0, 1, 2) and x.dtype in (f32, f64):
+        x, axes = reduce(x, axis=axes[1:]), (0,)
+    return reduce(x, axis=axes)
 
 
 def _broadcast_axes(shape: Shape, original: Shape) -> tuple[int, ...]:

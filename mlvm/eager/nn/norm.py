@@ -9,6 +9,7 @@ from mlvm.core.types import DType, f32
 from mlvm.eager.functions import creation, shapes
 from mlvm.eager.functions.elements import astype, stop_gradient
 from mlvm.eager.functions.halves import in_f32, rounded, widened
+from mlvm.eager.functions.sums import over_batch
 from mlvm.eager.nn.module import Module, buffer
 from mlvm.eager.nn.parameters import matched, require_float, sizes
 from mlvm.eager.tensor import primitives as op
@@ -232,9 +233,9 @@ def _batch_norm(
         y = x * factor + (bias - running_mean * factor)
         return rounded(y, dtype) if dtype.is_half else y
     axes, count = tuple(range(x.ndim - 1)), x.size // x.shape[-1]
-    mean = op.mean(x, axis=axes)
+    mean = over_batch(op.mean, x, axes)
     centered = x - mean
-    variance = op.mean(op.square(centered), axis=axes)
+    variance = over_batch(op.mean, op.square(centered), axes)
     unbiased = stop_gradient(variance) * (count / (count - 1))
     for running, new in ((running_mean, stop_gradient(mean)), (running_var, unbiased)):
         running += momentum * (astype(new, running.dtype) - running)

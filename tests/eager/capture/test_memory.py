@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from xml.etree.ElementTree import fromstring
 
@@ -20,6 +21,7 @@ from mlvm.core.errors import (
     ShapeError,
 )
 from mlvm.eager import Tensor, nn
+from mlvm.eager.capture.measuring import Measured
 from mlvm.step.saved import SavedStep
 from tests.brief import cases, line_with, refuses
 
@@ -178,6 +180,19 @@ def test_the_largest_batch_that_fits() -> None:
     refuses(ArgumentError, "expected a size for 'm'", two.at, n=2)
     refuses(ArgumentError, r"write .at\(m=32, n=32\)", lambda: two.plan)
     assert "n" in repr(two)
+
+
+def test_the_largest_size_is_found_although_a_smaller_one_does_not_fit() -> None:
+    for most in (1, 2, 9, 13, 30, 170, 1000):
+        without = {most - 1, most - most // 16} - {most, 0, 1}
+
+        def measured(sizes: Any, most: int = most, without: set[int] = without) -> Any:
+            if sizes["n"] > most or sizes["n"] in without:
+                raise BudgetError("too large", 0)
+
+        options: Any = SimpleNamespace(budget=1)
+        found = Measured(measured, {"n"}, options).largest("n")
+        assert found == most if most < 128 else 0 <= most - found <= most // 128
 
 
 def test_named_types() -> None:
