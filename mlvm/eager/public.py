@@ -41,8 +41,8 @@ AT_ONCE: Final = {
     "mlvm.eager.functions.creation": """arange asarray e empty empty_like eye full full_like inf
         linspace nan newaxis ones ones_like pi zeros zeros_like""",
     "mlvm.eager.functions.elements": """angle argwhere astype clip count_nonzero deg2rad
-        dynamic_update exp2 flatnonzero nonzero one_hot positive rad2deg round stop_gradient take
-        take_along_axis unravel_index where""",
+        dynamic_slice dynamic_update exp2 flatnonzero nonzero one_hot positive rad2deg round
+        stop_gradient take take_along_axis unravel_index where""",
     "mlvm.eager.functions.indexing": "scatter_add",
     "mlvm.eager.functions.losses": """binary_cross_entropy binary_cross_entropy_with_logits
         cosine_embedding_loss cosine_similarity gaussian_nll_loss hinge_loss huber_loss

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 
+from mlvm.core.dynamic_sizes import always_equal
 from mlvm.core.machine.fused import READS_WINDOW, WRITES_WINDOW, is_apart
 from mlvm.core.types import Shape
 from mlvm.step.flow import Call, Home, Use, Value
@@ -16,12 +17,17 @@ from mlvm.step.flow import Call, Home, Use, Value
 
 def written_shape(call: Call) -> Shape | None:
     """Return the shape of the values that a call writes into a window, if a chain supports it."""
-    if call.op is None or call.op.name != WRITES_WINDOW or call.sized:
+    if call.op is None or call.op.name != WRITES_WINDOW:
         return None
     x, values = [use.type for use in call.ins]
     length = tuple(call.attributes["length"])
-    is_part = length != x.shape and 0 not in length
+    is_part = not (always_equal(length, x.shape) or _is_empty(length))
     return length if is_part and values is x.with_shape(length) else None
+
+
+def _is_empty(shape: Shape) -> bool:
+    """Return whether a static size is 0. Kernels support empty windows of dynamic sizes."""
+    return any(type(n) is int and n == 0 for n in shape)
 
 
 def with_windows(calls: Sequence[Call], live_out: Container[Value]) -> Sequence[Call]:
@@ -58,13 +64,13 @@ def with_windows(calls: Sequence[Call], live_out: Container[Value]) -> Sequence[
 
 
 def _may_be_window(call: Call, live_out: Container[Value]) -> bool:
-    if call.op is None or call.op.name != READS_WINDOW or call.sized or call.again:
+    if call.op is None or call.op.name != READS_WINDOW or call.again:
         return False
     [out] = call.outs
     return (
         out.value.home is None
         and out.value not in live_out
-        and out.type.size > 0
+        and not _is_empty(out.type.shape)
         and out.type.ndim > 0
         and not out.type.dtype.is_storage
     )
@@ -93,8 +99,8 @@ def _can_read(call: Call, use: Use) -> bool:
     if call.op is None or any(x.value is use.value and x.type is not use.type for x in call.ins):
         return False
     if call.op.name == WRITES_WINDOW:
-        return written_shape(call) == use.type.shape and call.ins[0].value is not use.value
-    return call.op.links and call.outs[0].type.shape == use.type.shape and not call.sized
+        return written_shape(call) is not None and call.ins[0].value is not use.value
+    return call.op.links and always_equal(call.outs[0].type.shape, use.type.shape)
 
 
 def may_write(call: Call, calls: Sequence[Call]) -> bool:

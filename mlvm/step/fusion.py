@@ -14,6 +14,7 @@ from itertools import accumulate, zip_longest
 from typing import Final, NamedTuple, TypeAlias
 
 from mlvm.arena.placement import rounded
+from mlvm.core.dynamic_sizes import always_equal
 from mlvm.core.machine.fused import Chain, Link
 from mlvm.core.op import Op
 from mlvm.core.ops.block_memory import BLOCK_SIZE
@@ -373,7 +374,10 @@ def _takes(unit: Unit, calls: Sequence[Call], domains: _Domains) -> bool:
         shape = domains[first] if policy.links(first.op) or _has_window(first) else None
     windows = [call for call in (*unit.calls, *calls) if call.window]
     for call in calls:
-        if shape is None or domains[call] != shape or (is_head and _has_window(call)):
+        domain = domains[call]
+        if shape is None or domain is None or not always_equal(domain, shape):
+            return False
+        if is_head and _has_window(call):
             return False
         for use in call.ins:
             if use.value in unit.makes and not _makes_whole(unit, use, policy):

@@ -39,6 +39,7 @@ LENGTHS = (2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 16, 17, 23, 31)
 
 Value = Any
 Step = tuple[tuple[str, ...], str, Callable[..., Value]]
+Calls = list[tuple[tuple[Any, ...], Any]]
 
 
 def _scan(x: Value, state: Value, *, reverse: bool = False) -> Value:
@@ -166,11 +167,11 @@ def from_file(step: Any) -> SavedStep | None:
 
 
 def difference(
-    step: SavedStep, calls: list[tuple[tuple[Any, ...], Any]], refused: Counter[str]
+    step: SavedStep, calls: Calls, refused: Counter[str], vm: LocalVM | None = None
 ) -> str:
     """Return where the loaded step differs from outcomes of eager calls; nothing where it does
     not. Lengths that it serves and refuses are counted."""
-    loaded = LoadedStep(step, LocalVM())
+    loaded = LoadedStep(step, vm or LocalVM())
     for arguments, expected in calls:
         if isinstance(expected, str):
             continue
@@ -191,9 +192,7 @@ def difference(
 Build = Callable[[SavedStep, Path], Path]
 
 
-def difference_in_c(
-    step: SavedStep, calls: list[tuple[tuple[Any, ...], Any]], build: Build, counts: Counter[str]
-) -> str:
+def difference_in_c(step: SavedStep, calls: Calls, build: Build, counts: Counter[str]) -> str:
     """Return where the step in C differs from outcomes of eager calls, as `difference` does."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -32,7 +32,7 @@ NUMBERS: Final[dict[str, Any]] = {
 
 _WITHOUT: Final = """
 moves elements, as another recipe does: addmv baddbmm block collapse dynamic_index_in_dim
-    dynamic_slice dynamic_slice_in_dim append narrow slice_in_dim index_in_dim gather_nd
+    dynamic_slice_in_dim append narrow slice_in_dim index_in_dim gather_nd
     embedding r_ t place copyto put index_put index_copy index_fill fill_diagonal extract
     masked_select boolean_mask l2_normalize sort_key_val ma masked mgrid indices ogrid
 of layers, trees or shapes: batch_norm group_norm instance_norm rms_norm affine_grid standardize

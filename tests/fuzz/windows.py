@@ -6,6 +6,8 @@ row at the number of the iteration, or keep them for later statements. Some prog
 statements in a loop. All ops are exact in numpy's sense: numpy, the eager language, a captured
 function and its saved step must have the same bits: on one thread and three, on each instruction
 set of this processor, and on the reference machine. With `--built`, steps are built in C, too.
+In a third of the programs, axes of the arrays have dynamic sizes: windows grow with them, or are at
+constant distances from the end. These run at several sizes.
 Chains run as machine code from the first run, and never with MLVM_MACHINE_CODE=0.
 
     python -m tests.fuzz windows --programs 3000 --seed 0
@@ -18,25 +20,30 @@ import random
 import warnings
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
 import mlvm.eager as ml
 from mlvm.machines.local import LocalVM
 from mlvm.machines.native import _native
-from mlvm.step.saved import LoadedStep
 from tests.fuzz.command import Outcomes, Wrong, outcomes_of
-from tests.fuzz.lengths import Build, building, difference_in_c, from_file
+from tests.fuzz.lengths import Build, Calls, building, difference, difference_in_c, from_file
 from tests.fuzz.lengths import add_options as add_options
 
 Value = Any
 Shape = tuple[int, ...]
 Term = Callable[[Any, list[Value], Value], Value]
 """A part of a formula: of the functions of arrays, the values, and the iteration."""
+Place: TypeAlias = Callable[[Any, Any], Any]
+"""An index of the iteration and the array."""
 DTYPES: Final = ("f64", "f64", "f64", "f32", "i32", "i64", "u8")
 NUMPY: Final = {"f64": "float64", "f32": "float32", "i32": "int32", "i64": "int64", "u8": "uint8"}
 STEPS: Final = (1, 1, 1, 1, 1, 1, 2, -1, -2, 3)
+OPEN: Final = 10_000
+"""What is added to the smallest length of an axis or a window that grows with a dynamic size."""
+MORE: Final = (0, 1, 2, 3, 7, 20, 60)
+"""Elements that a call has beyond the smallest length."""
 
 
 class Statement(NamedTuple):
@@ -44,14 +51,14 @@ class Statement(NamedTuple):
 
     term: Term
     target: int | None
-    place: Callable[[Value], Any]
+    place: Place
     text: str
 
 
 class Drawn:
     """Random program."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, sized: bool = False) -> None:
         rng = self.rng = random.Random(seed)
         self.dtype = rng.choice(DTYPES)
         self.ndim = rng.choice((1, 2, 2, 2, 3))
@@ -65,26 +72,35 @@ class Drawn:
         if rng.random() < 0.7:  # arrays of one shape are usual
             self.shapes = [self.shapes[0]] * len(self.shapes)
         self.narrays = len(self.shapes)
+        if sized:  # arrays of one shape, whose axes have one name each
+            opened = rng.sample(range(self.ndim), rng.randint(1, self.ndim))
+            shape = [n + OPEN * (i in opened) for i, n in enumerate(self.shapes[0])]
+            self.shapes = [tuple(shape)] * self.narrays
         self.turns = rng.choice((0, 0, 1, 2, 3))
         self.kept: list[Shape] = []  # of the values behind the arrays, within one iteration
         self.statements = [self._statement() for _ in range(rng.randint(1, 5))]
 
     def _window(self, shape: Shape, lengths: Shape) -> tuple[slice, ...]:
-        index = []
-        for n, length in zip(shape, lengths, strict=True):
-            able = [step for step in STEPS if (length - 1) * abs(step) < n]
-            step = self.rng.choice(able)
-            first = self.rng.randint(0, n - 1 - (length - 1) * abs(step))
-            last = first + (length - 1) * abs(step)
-            if step > 0:
-                index.append(slice(first, last + 1, step))
-            else:
-                index.append(slice(last, first - 1 if first else None, step))
-        return tuple(index)
+        return tuple(map(self._slice, shape, lengths))
+
+    def _slice(self, n: int, length: int) -> slice:
+        grows = length >= OPEN
+        from_back = n >= OPEN and (grows or self.rng.random() < 0.5)
+        n, length = n % OPEN, length % OPEN
+        able = [x for x in STEPS if (length - 1) * abs(x) < n and not (grows and abs(x) > 1)]
+        step = self.rng.choice(able)
+        low = self.rng.randint(0, n - 1 - (length - 1) * abs(step))
+        high = low + (length - 1) * abs(step) - n * from_back
+        low -= n * (from_back and not grows)
+        if step > 0:
+            return slice(low, high + 1 if high != -1 else None, step)
+        return slice(high, low - 1 if low else None, step)
 
     def _lengths(self) -> Shape:
         least = [min(axis) for axis in zip(*self.shapes, strict=True)]
-        return tuple(max(1, n - self.rng.choice((0, 1, 2, 2, 2, 4))) for n in least)
+        lengths = [max(1, n % OPEN - self.rng.choice((0, 1, 2, 2, 2, 4))) for n in least]
+        grows = [n >= OPEN and self.rng.random() < 0.7 for n in least]
+        return tuple([n + OPEN * by for n, by in zip(lengths, grows, strict=True)])
 
     def _leaf(self, lengths: Shape) -> tuple[Term, str]:
         rng = self.rng
@@ -106,11 +122,13 @@ class Drawn:
         i = rng.choice(fit)
         shape = (self.shapes + self.kept)[i]
         if what < 0.2 and self.ndim > 1:
-            row, rest = rng.randrange(shape[0]), self._window(shape[1:], lengths[1:])
+            row, rest = rng.randrange(shape[0] % OPEN), self._window(shape[1:], lengths[1:])
+            row -= shape[0] % OPEN * (shape[0] >= OPEN and rng.random() < 0.5)
             return lambda xp, values, j: values[i][(row, *rest)], f"v{i}[{row}, {rest}]"
         if what < 0.28 and self.ndim > 1 and self.turns:
-            rest, n = self._window(shape[1:], lengths[1:]), shape[0]
-            return lambda xp, values, j: values[i][(j % n, *rest)], f"v{i}[j % {n}, {rest}]"
+            rest = self._window(shape[1:], lengths[1:])
+            at: Place = lambda j, x: (j % x.shape[0], *rest)  # noqa: E731
+            return lambda xp, values, j: values[i][at(j, values[i])], f"v{i}[j % n, {rest}]"
         window = self._window(shape, lengths)
         return lambda xp, values, j: values[i][window], f"v{i}[{window}]"
 
@@ -141,27 +159,32 @@ class Drawn:
         what = rng.random()
         if what < 0.3:
             self.kept.append(lengths)
-            return Statement(whole, None, lambda j: None, f"v = {text}")
+            return Statement(whole, None, lambda j, x: None, f"v = {text}")
         target = rng.randrange(self.narrays)
         shape = self.shapes[target]
         if what < 0.45 and self.turns:
-            n, rest = shape[0], self._window(shape[1:], lengths[1:])
+            rest = self._window(shape[1:], lengths[1:])
             row: Term = lambda xp, values, j: whole(xp, values, j)[0]  # noqa: E731
-            at = lambda j: (j % n, *rest) if rest else j % n  # noqa: E731
-            return Statement(row, target, at, f"v{target}[j % {n}, {rest}] = ({text})[0]")
+            at: Place = lambda j, x: (j % x.shape[0], *rest) if rest else j % x.shape[0]  # noqa: E731
+            return Statement(row, target, at, f"v{target}[j % n, {rest}] = ({text})[0]")
         window = self._window(shape, lengths)
-        return Statement(whole, target, lambda j: window, f"v{target}[{window}] = {text}")
+        return Statement(whole, target, lambda j, x: window, f"v{target}[{window}] = {text}")
 
     def _leaf_window(self, lengths: Shape) -> tuple[Term, str]:
         i = self.rng.randrange(self.narrays)
         window = self._window(self.shapes[i], lengths)
         return lambda xp, values, j: values[i][window], f"v{i}[{window}]"
 
-    def arrays(self) -> list[Any]:
+    def arrays(self, more: Shape = (0, 0, 0)) -> list[Any]:
+        """Draw arrays; dynamic axes have that many elements beyond the smallest length."""
         rng = np.random.default_rng(self.rng.randrange(1 << 30))
+        shapes = [
+            [n % OPEN + by * (n >= OPEN) for n, by in zip(shape, more, strict=False)]
+            for shape in self.shapes
+        ]
         if self.dtype[0] == "f":
-            return [rng.uniform(-1, 1, shape).astype(NUMPY[self.dtype]) for shape in self.shapes]
-        return [rng.integers(0, 9, shape).astype(NUMPY[self.dtype]) for shape in self.shapes]
+            return [rng.uniform(-1, 1, shape).astype(NUMPY[self.dtype]) for shape in shapes]
+        return [rng.integers(0, 9, shape).astype(NUMPY[self.dtype]) for shape in shapes]
 
     def turn(self, xp: Any, j: Value, arrays: list[Value]) -> list[Value]:
         """Run the statements once; return the arrays and the last value kept."""
@@ -171,7 +194,7 @@ class Drawn:
             if target is None:
                 values.append(result)
             else:
-                values[target][place(j)] = result
+                values[target][place(j, values[target])] = result
         return values[: self.narrays] + values[self.narrays :][-1:]
 
     def by_numpy(self, arrays: list[Any]) -> list[Any]:
@@ -213,44 +236,39 @@ def _bits(values: list[Any]) -> list[Any]:
 
 def check(seed: int, counts: Counter[str], build: Build | None = None) -> str:
     """Run the program of a seed in all ways; return its outcome. Raises `Wrong`."""
-    program = Drawn(seed)
-    arrays = program.arrays()
-    expected = _bits(program.by_numpy(arrays))
-    tensors = [ml.asarray(x) for x in arrays]
-
-    def compare(how: str, values: list[Any]) -> None:
-        for i, (x, y) in enumerate(zip(_bits(values), expected, strict=True)):
-            if x.shape != y.shape or x.dtype != y.dtype or x.tobytes() != y.tobytes():
-                raise Wrong(f"{how}: value {i} differs from numpy's\n{program}\n{x}\n{y}")
-
-    compare("eager", [x.numpy() for x in program.by_mlvm(*tensors)])
-    plain = ml.capture(program.by_mlvm, fuse=False)
-    compare("captured without fusion", [x.numpy() for x in plain(*tensors)])
-    step = ml.capture(program.by_mlvm)
-    for _ in range(2):
-        compare("captured", [x.numpy() for x in step(*tensors)])
+    sized = seed % 3 == 2
+    program = Drawn(seed, sized=sized)
+    run, shape = program.by_mlvm, program.shapes[0]
+    bounds = {f"n{i}": n % OPEN + MORE[-1] for i, n in enumerate(shape) if n >= OPEN}
+    names = tuple([f"n{i}" if n >= OPEN else None for i, n in enumerate(shape)])
+    axes = {"arrays": names} if sized else None
+    step = ml.capture(run, dynamic_axes=axes, max_sizes=bounds if sized else None)
+    plain = ml.capture(run, fuse=False)
+    runs: dict[str, Any] = {"eager": run, "captured without fusion": plain, "captured": step}
+    calls: Calls = []
+    for _ in range(4 if sized else 1):
+        arrays = program.arrays(tuple(program.rng.choice(MORE) for _ in shape))
+        expected = _bits(program.by_numpy(arrays))
+        tensors = tuple([ml.asarray(x) for x in arrays])
+        for how, fn in (*runs.items(), ("captured again", step)):
+            results = fn(*tensors)
+            for i, (x, y) in enumerate(zip(_bits(results), expected, strict=True)):
+                if x.shape != y.shape or x.dtype != y.dtype or x.tobytes() != y.tobytes():
+                    raise Wrong(f"{how}: value {i} differs from numpy's\n{program}\n{x}\n{y}")
+        calls.append((tensors, [(str(x.type), x.numpy().tobytes()) for x in results]))
     text = ml.disassemble(step.program)
     fused = "windows are written" if '"slice_set", 0' in text else "windows are read"
     saved = from_file(step)
     if saved is None:
         return "not saved"
-    for name, vm in _machines():
-        loaded = LoadedStep(saved, vm)
-        compare(name, list(loaded(*arrays)))
-        loaded.close()
+    machines = [LocalVM(native=False), LocalVM(), LocalVM(threads=3)]
+    found = [difference(saved, calls, counts, vm) for vm in machines]
     if build is not None:
-        outcome = [(str(x.type), x.numpy().tobytes()) for x in step(*tensors)]
-        different = difference_in_c(saved, [(tuple(tensors), outcome)], build, counts)
-        if different:
-            raise Wrong(f"{different}\n{program}")
-    return fused if '["slice' in text else "no windows"
-
-
-def _machines() -> list[tuple[str, LocalVM]]:
-    machines = [("reference", LocalVM(native=False))]
-    if LocalVM().native:
-        machines += [("threads", LocalVM(threads=3)), ("one thread", LocalVM())]
-    return machines
+        found.append(difference_in_c(saved, calls, build, counts))
+    if any(found):
+        raise Wrong(f"{found}\n{program}")
+    counts["traces of dynamic sizes"] += step.signatures * sized
+    return (fused if '["slice' in text else "no windows") + ", at dynamic sizes" * sized
 
 
 def fuzz(

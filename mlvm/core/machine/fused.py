@@ -25,6 +25,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from mlvm.core.dynamic_sizes import always_equal
 from mlvm.core.errors import ArgumentError, ShapeError
 from mlvm.core.memo import Memo
 from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes, Kernel, Op
@@ -61,15 +62,26 @@ WRITES_WINDOW: Final = "slice_set"
 def is_apart(reads: Attributes, writes: Attributes) -> bool | None:
     """Return whether two windows of one tensor are disjoint; None if they are equal.
 
-    The result is False if the bounds do not show it.
+    The result is False if the bounds do not show it for all dynamic sizes.
     """
-    if all(reads[name] == writes[name] for name in ("start", "length", "step")):
+    if all(always_equal(reads[name], writes[name]) for name in ("start", "length", "step")):
         return None
-    bounds = []
-    for window in (reads, writes):
-        axes = zip(window["start"], window["length"], window["step"], strict=True)
-        bounds.append([sorted((at, at + step * (n - 1))) for at, n, step in axes])
-    return any(a[1] < b[0] or b[1] < a[0] for a, b in zip(*bounds, strict=True))
+    return any(
+        _is_less(a[1], b[0]) or _is_less(b[1], a[0])
+        for a, b in zip(_bounds(**reads), _bounds(**writes), strict=True)
+    )
+
+
+def _is_less(x: int, y: int) -> bool:
+    """Return whether x < y for all values of dynamic sizes, without a guard."""
+    difference = x - y
+    return type(difference) is int and difference < 0
+
+
+def _bounds(start: Shape, length: Shape, step: Shape) -> list[tuple[int, int]]:
+    """Return the first and the last position of a window on each axis."""
+    ends = [(at, at + by * (n - 1)) for at, n, by in zip(start, length, step, strict=True)]
+    return [each if by > 0 else each[::-1] for each, by in zip(ends, step, strict=True)]
 
 
 Index = tuple[slice, ...]

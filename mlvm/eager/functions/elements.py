@@ -14,10 +14,10 @@ from mlvm.core import rules
 from mlvm.core.errors import ArgumentError, DTypeError, PositionError, ShapeError, brief
 from mlvm.core.rules import Axis, require
 from mlvm.core.types import DType, bool_, c64, f64, i64
-from mlvm.eager.functions.arguments import axes_of, integer, integers, type_of
-from mlvm.eager.functions.creation import Device, asarray, full, zeros_like
+from mlvm.eager.functions.arguments import axes_of, counts_of, integer, integers, type_of
+from mlvm.eager.functions.creation import Device, arange, asarray, full, zeros_like
 from mlvm.eager.functions.halves import rounded, through_f32, widened
-from mlvm.eager.functions.shapes import broadcast_to, expand_dims, reshape
+from mlvm.eager.functions.shapes import broadcast_to, expand_dims, one_integer, reshape
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import alias_of, untracked
 from mlvm.eager.tensor.constants import Scalar, constant
@@ -182,6 +182,35 @@ def take_along_axis(x: Tensor, indices: Tensor, /, axis: int = -1) -> Tensor:
             for each, n, own in zip((x, indices), counts, lengths, strict=True)
         )
     return op.take_along_axis(x, indices, axis=along)
+
+
+@public
+def dynamic_slice(x: Tensor, start: Tensor | int, length: int, /, *, axis: int = 0) -> Tensor:
+    """Return `length` rows of x along `axis`, beginning at `start`.
+
+    These are the rows that `dynamic_update` replaces. A negative `start` counts from the end.
+
+    x: [n, ...]; start: an int or i[], such as the counter of a loop; length: an int -> [length,
+    ...]. Raises `PositionError` if the rows are out of range; `AxisError` if x has no such axis;
+    `ArgumentError` if `length` is negative; `DTypeError` if `start` is not an integer; `ShapeError`
+    if it has several elements.
+
+        >>> ml.dynamic_slice(ml.arange(5), ml.asarray(2), 2)
+        Tensor([2, 3], i64[2])
+
+    Invalid calls:
+        ml.dynamic_slice(v, 9, 1)  # PositionError
+        ml.dynamic_slice(v, 0.5, 1)  # DTypeError
+    """
+    [along], [count] = axes_of(axis, x), counts_of(integer(length, "length"), "length")
+    if not isinstance(start, (Tensor, int, np.integer)):
+        raise DTypeError(f"expected start as an integer, got {brief(start)}")
+    at = start if isinstance(start, Tensor) else full((), start, dtype=i64)
+    n, first = x.shape[along], one_integer(at, "a start")
+    first = op.where(op.less(first, 0), first + n, first)
+    # a position that is still negative must not count from the end again
+    first = op.where(op.less(first, 0), first - n, first)
+    return op.take(x, first + arange(count), axis=along)
 
 
 @public

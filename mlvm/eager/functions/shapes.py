@@ -573,7 +573,7 @@ def roll(x: Tensor, /, shift: int | tuple[int, ...] | Tensor, axis: Axis = None)
 
 def _rolled(x: Tensor, shift: Tensor, axis: Axis) -> Tensor:
     """Roll by a number in a tensor: select the elements at shifted positions."""
-    by = _one_integer(shift, "a shift")
+    by = one_integer(shift, "a shift")
     if axis is None:
         return reshape(_rolled(reshape(x, -1), shift, 0), x.shape)
     [along] = axes_of(axis, x)
@@ -630,7 +630,7 @@ def triu(x: Tensor, /, *, k: int | Tensor = 0) -> Tensor:
     return op.triu(x, k=k)
 
 
-def _one_integer(x: Tensor, what: str) -> Tensor:
+def one_integer(x: Tensor, what: str) -> Tensor:
     """Return a tensor with one integer as an i64[]."""
     rules.require("integer", x.type)
     if x.size != 1:
@@ -640,7 +640,7 @@ def _one_integer(x: Tensor, what: str) -> Tensor:
 
 def _triangle(x: Tensor, k: Tensor, *, below: bool) -> Tensor:
     """Keep the elements on and below, or on and above, a diagonal with a tensor as its number."""
-    last = _one_integer(k, "k")
+    last = one_integer(k, "k")
     if x.ndim < 2:
         raise ShapeError(f"expected matrices with 2 dimensions or more, got {x.ndim}; reshape x")
     diagonals = arange(x.shape[-1]) - reshape(arange(x.shape[-2]), (-1, 1))

@@ -283,8 +283,8 @@ class Tensor(Methods, Allocation):
             return int(self._number("index"))
         except CaptureError as error:
             raise CaptureError(
-                f"{error}; instead of x[i:i + 2], write ml.take(x, i + ml.arange(2), axis=0), and "
-                "instead of range(i), ml.fori_loop"
+                f"{error}; instead of x[i:i + 2], write ml.dynamic_slice(x, i, 2), and instead of "
+                "range(i), ml.fori_loop"
             ) from None
 
     def __len__(self) -> int:

@@ -266,6 +266,23 @@ def test_a_trace_leaves_no_cycle_for_the_collector(monkeypatch: Patch) -> None:
     assert step.signatures == 1
 
 
+@pytest.mark.skipif(EXTENSION is None, reason="windows are read by native kernels")
+def test_windows_of_dynamic_sizes_are_read_and_written_in_place() -> None:
+    def stencil(x: Any, y: Any) -> Any:
+        y = ml.copy(y)
+        y[1:-1] = x[:-2] + 2.0 * x[1:-1] + x[2:]
+        y[-2:] = y[-2:] * x[:2]
+        return y
+
+    step = ml.capture(stencil, dynamic_axes={"x": ("n", None), "y": ("n", None)})
+    for n in (5, 40, 7, 23):
+        assert same(step, stencil, matrix(n), matrix(n, seed=1)), n
+    assert step.signatures == 1
+    text = ml.disassemble(step.program)
+    assert text.count('["slice_set", ') == 2
+    assert '"slice.out"' not in text
+
+
 def test_the_plan_is_that_of_the_bound() -> None:
     def fn(x: Any) -> Any:
         return ml.sum(ml.sort(x, axis=0) @ ml.ones((4, 3)))

@@ -495,6 +495,7 @@ class _ScratchLayout:
             self.strides[value][-2]
             for value, kind in self.kinds.items()
             if kind == _native.SPREAD and self.strides[value][-1] == 1
+            if type(self.strides[value][-2]) is int  # no dynamic pitch: a hash needs its value
         )
         [(pitch, most)] = pitches.most_common(1) or [(length, 0)]
         if not (chain.windows and most > 1 and length < pitch <= length + length // 2):
