@@ -323,12 +323,13 @@ class Builder:
             version = opsets.get(message.domain, opsets.get("", opsets.get("ai.onnx", 1)))
             prefix = "" if message.domain in _OURS else f"{message.domain}."
             type = f"{prefix}{message.op_type}"
-            op = TABLE.get(type) or (
-                TABLE.get(message.op_type) if type.startswith("com.microsoft.nchwc") else None
-            )
+            op = TABLE.get(type)
             if op is None:
+                remedy = "replace the node"
+                if message.domain == "com.microsoft.nchwc":  # weights are in blocks of a processor
+                    remedy = "save the optimized model with ORT_ENABLE_EXTENDED, not ORT_ENABLE_ALL"
                 raise ModelError(
-                    f"the node {message.name!r}: the op {type} is not supported; replace the node"
+                    f"the node {message.name!r}: the op {type} is not supported; {remedy}"
                 )
             if len(message.input) < op.least:
                 count = len(message.input)
@@ -527,7 +528,10 @@ def kind_of(value: ProtoMessage) -> ValueKind:
         elif type.optional_type is not None:
             type, container = type.optional_type.elem_type, container or "optional"
         else:
-            raise ModelError(f"{value.name!r} is a map or a sparse tensor, which is not supported")
+            raise ModelError(
+                f"{value.name!r} is a map or a sparse tensor, which is not supported; convert "
+                'models of scikit-learn with options={"zipmap": False}'
+            )
     if type is None or type.tensor_type is None:
         return ValueKind(container, 0, None)
     declared = type.tensor_type

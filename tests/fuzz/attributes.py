@@ -32,6 +32,7 @@ _BUILT: Final = (
     "class_treeids class_nodeids target_treeids target_nodeids target_ids target_weights "
     "fc1_expert_weight_bits fc2_expert_weight_bits fc3_expert_weight_bits"
 )
+_STRINGS: Final = "classes_strings default_string keys_strings values_strings"
 HARMLESS: Final = {
     "*.accuracy_level": "a result may be more exact than asked for",
     "*.consumed_inputs": "a hint of opset 1 for in-place updates",
@@ -56,6 +57,8 @@ HARMLESS: Final = {
     "Upsample.width_scale": "of opset 1, which is refused: scales is required",
     "ai.onnx.ml.LinearClassifier.classlabels_strings": "refused: classlabels_ints is required",
     "ai.onnx.ml.LinearClassifier.multi_class": "onnxruntime does not read it either",
+    "ai.onnx.ml.FeatureVectorizer.inputdimensions": "the shapes of the operands",
+    **{f"ai.onnx.ml.LabelEncoder.{x}": "strings are refused" for x in _STRINGS.split()},
     "ai.onnx.ml.TreeEnsembleClassifier.classlabels_strings": "refused: integers are required",
     "com.microsoft.Attention.rotary_embedding_dim": "of rotary embeddings, which are refused",
     "com.microsoft.BiasSoftmax.is_inner_broadcast": "numpy's rules broadcast both forms",

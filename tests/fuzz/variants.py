@@ -47,6 +47,12 @@ KNOWN: Final[dict[str, str]] = {
     "MeanVarianceNormalization": "ONNX adds 1e-9 to the deviation, onnxruntime nothing",
     "ReduceMean, 0 for": "the mean of nothing is nan, as in numpy",
     "CenterCropPad, 1 for 3: called: ModelError: CenterCropPad '': expected a length": "refused",
+    "ai.onnx.ml.Imputer, 0 for 4": "another number of values than of features: refused",
+    "ai.onnx.ml.Imputer, 1 for 4": "another number of values than of features: refused",
+    "ai.onnx.ml.Imputer, 2 for 4": "another number of values than of features: refused",
+    "ai.onnx.ml.LinearRegressor, 0 for 3": "fewer features than coefficients: refused",
+    "ai.onnx.ml.LinearRegressor, 1 for 3": "fewer features than coefficients: refused",
+    "ai.onnx.ml.LinearRegressor, 2 for 3": "fewer features than coefficients: refused",
     "com.microsoft.QGemm, without": "a zero point without its scale is refused",
     "com.microsoft.GatherBlockQuantized, 0 for 7: called: PositionError": "no rows: refused",
     "Attention, without attn_mask": "scores of what is hidden are -inf, and the least float there",
@@ -85,7 +91,8 @@ def contrib_cases() -> Iterator[tuple[str, Case]]:
         if line[0] != "#":
             op, _, rest = line.partition("(")
             operands, attributes = eval(f"call({rest}", _names(np.random.default_rng(number)))
-            yield f"com.microsoft.{op}", _case(line, op, operands, attributes)
+            op = op if "." in op else f"com.microsoft.{op}"
+            yield op, _case(line, op, operands, attributes)
 
 
 def _names(rng: Any) -> dict[str, Any]:
@@ -107,7 +114,7 @@ def _names(rng: Any) -> dict[str, Any]:
     }
 
 
-def _case(name: str, op: str, operands: Any, attributes: dict[str, Any]) -> Case:
+def _case(text: str, op: str, operands: Any, attributes: dict[str, Any]) -> Case:
     """Return a call as a case; operands in a list are constants of the model."""
     from onnx import helper, numpy_helper
 
@@ -115,7 +122,8 @@ def _case(name: str, op: str, operands: Any, attributes: dict[str, Any]) -> Case
     given = {name: x for name, x in pairs if isinstance(x, np.ndarray)}
     outputs = [f"y{i}" for i in range(attributes.pop("outputs", 1))]
     names = [name for name, _ in pairs]
-    node = helper.make_node(op, names, outputs, domain="com.microsoft", **attributes)
+    domain, _, name = op.rpartition(".")
+    node = helper.make_node(name, names, outputs, domain=domain, **attributes)
     graph = helper.make_graph(
         [node],
         "it",
@@ -123,9 +131,11 @@ def _case(name: str, op: str, operands: Any, attributes: dict[str, Any]) -> Case
         [helper.make_empty_tensor_value_info(x) for x in outputs],
         [numpy_helper.from_array(x[0], name) for name, x in pairs if isinstance(x, list)],
     )
-    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    opsets = [
+        helper.make_opsetid(*each) for each in (("", 21), (domain, 4 if "ml" in domain else 1))
+    ]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
-    return Case(name, model.SerializeToString(), [([*given.values()], [])], 0.0, 0.0)
+    return Case(text, model.SerializeToString(), [([*given.values()], [])], 0.0, 0.0)
 
 
 def variants(case: Case) -> Iterator[Variant]:

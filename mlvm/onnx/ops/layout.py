@@ -43,11 +43,6 @@ enter_all(
 )
 
 
-@op("com.microsoft.nchwc.ReorderInput", "raw", channels_last=0)
-def reorder_input(at: NodeCall, x: Value) -> Value:
-    return x
-
-
 @op("Constant", "raw")
 def constant(at: NodeCall) -> Value:
     for name, value in at.node.attributes.items():
