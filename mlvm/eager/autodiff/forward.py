@@ -27,7 +27,6 @@ from mlvm.eager.autodiff.tape import (
     template_of,
 )
 from mlvm.eager.functions.creation import full
-from mlvm.eager.functions.sums import sum_to
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import OneOp, Tensors, apply
 from mlvm.eager.tensor.tensor import Tensor
@@ -105,10 +104,7 @@ def _transposed(
     saved = [out if i == RESULT else operands[i] for i in bound.saves]
 
     def back(g: Tensor) -> list[Tensor]:
-        return [
-            sum_to(dense(rule(g, *[saved[i] for i in needs])), type)
-            for type, rule, needs, _ in bound.vjps
-        ]
+        return [dense(rule(g, *[saved[i] for i in needs])) for _, rule, needs, _ in bound.vjps]
 
     return transposed(back, out.type, [t for t in tangents if t is not None])
 

@@ -56,7 +56,7 @@ _WORTH_UPDATING: Final = 32768
 class OperandVjp(NamedTuple):
     """Vjp for one operand: the operand's cotangent is `rule(g, *saved[needs])`.
 
-    type: the operand's type. Broadcasting and promotion are reversed after the rule.
+    type: the operand's type, which is the type of the cotangent.
     is_reused: whether later nodes have the same rule object, which is therefore called by a
     template.
     """
@@ -221,11 +221,7 @@ class CotangentAccumulator(dict[int, Any]):
                 self._owned.add(origin)
             else:
                 if part.type is not type:
-                    part = (
-                        Conditional(sum_to(part.x, type), part.present)
-                        if isinstance(part, Conditional)
-                        else sum_to(part, type)
-                    )
+                    part = sum_to(part, type)
                 if total is None:
                     self[origin] = part
                 else:
@@ -489,7 +485,8 @@ def template_of(call: OneOp, types: Types, out: TensorType, mask: tuple[bool, ..
         if out.dtype.kind == "complex" and call.op.traits.is_holomorphic:
             bare = partial(_conjugated, bare)
         needs = tuple([saves.index(value) for value in values])
-        vjps.append(OperandVjp(types[position], bare, needs, is_reused=True))
+        rule = partial(_of_type, types[position], bare)
+        vjps.append(OperandVjp(types[position], rule, needs, is_reused=True))
     return Template(tracked, tuple(vjps), tuple(saves))
 
 
@@ -517,6 +514,12 @@ def bound_rule(call: OneOp, types: Types, rule: Rule, position: int) -> tuple[Ru
         RESULT if name == "out" else inputs.index(name) for name in names if name not in bound
     ]
     return (partial(rule, **bound) if bound else rule), values
+
+
+def _of_type(type: TensorType, rule: Rule, g: Tensor, *saved: Tensor) -> Tensor | Sparse:
+    """Apply a rule, and reverse the broadcasting and promotion of the operand."""
+    part = rule(g, *saved)
+    return part if isinstance(part, Sparse) or part.type is type else sum_to(part, type)
 
 
 def _conjugated(rule: Callable[..., Any], g: Tensor, *saved: Tensor) -> Tensor:

@@ -7,9 +7,8 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from mlvm.core.errors import ArgumentError, DTypeError, ShapeError, brief
-from mlvm.core.memo import memoized
 from mlvm.core.rules import Axis, broadcast_shapes, require
-from mlvm.core.types import DType, Shape, TensorType, bool_, f32, f64, i64
+from mlvm.core.types import DType, TensorType, bool_, f32, f64, i64
 from mlvm.eager.functions.arguments import axes_of, counts_of, integer, span, type_of
 from mlvm.eager.functions.creation import full
 from mlvm.eager.functions.elements import astype, stop_gradient
@@ -514,8 +513,10 @@ def sum_to(x: Tensor, type: TensorType) -> Tensor:
         x = astype(x, type.dtype)
     if x.type is type:
         return x
-    is_open = x.type.is_open or type.is_open
-    axes = (_broadcast_axes if is_open else _known_axes)(x.shape, type.shape)
+    extra = x.ndim - type.ndim
+    axes = tuple(
+        [i for i, n in enumerate(x.shape) if i < extra or (type.shape[i - extra] == 1 and n != 1)]
+    )
     if axes:
         x = over_batch(op.sum, x, axes)
     return x if x.type is type else reshape(x, type.shape)
@@ -529,15 +530,5 @@ def over_batch(reduce: Callable[..., Tensor], x: Tensor, axes: tuple[int, ...]) 
         x, axes = reduce(x, axis=axes[1:]), (0,)
     return reduce(x, axis=axes)
 
-
-def _broadcast_axes(shape: Shape, original: Shape) -> tuple[int, ...]:
-    """Return the axes that broadcasting from `original` to `shape` added or stretched."""
-    extra = len(shape) - len(original)
-    return tuple(
-        i for i, n in enumerate(shape) if i < extra or (original[i - extra] == 1 and n != 1)
-    )
-
-
-_known_axes = memoized(4096)(_broadcast_axes)
 
 vars(op)["reduce_where"] = reduce_where
