@@ -123,7 +123,7 @@ def eager(figures: Figures) -> str:
 
 
 def _summary(mode: str, peer: str, numbers: Numbers) -> str:
-    """Return the line of the ratios of one library in one mode."""
+    """Return the line of the ratios of a library in a mode."""
     pairs = [row[mode] for row in numbers.values() if mode in row and peer in row[mode]]
     ratios = [each[peer] / each["mlvm"] for each in pairs]
     mean, below = statistics.geometric_mean(ratios), sum(each < 1 for each in ratios)
@@ -132,7 +132,7 @@ def _summary(mode: str, peer: str, numbers: Numbers) -> str:
 
 
 def _call(name: str, row: Mapping[str, Mapping[str, float]]) -> str:
-    """Return the line of one call: its times, repeated or with new numbers."""
+    """Return the line of a call: its times, repeated or with new numbers."""
     usual = row.get("repeated_us") or row["new_us"]
     times = [f"{usual[each]:.3g}" if each in usual else "" for each in ("mlvm", *_PEERS)]
     ratios = [

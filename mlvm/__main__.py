@@ -1,8 +1,8 @@
 """Command line of mlvm: `python -m mlvm COMMAND`.
 
 The commands are `run | debug | check | build | disasm | memory | plan | show | onnx | launch |
-mpirun | ops | info | tune | migrate`, for recordings `diff | replay | verify`, and for remote
-machines `serve | ping | top`.
+mpirun | ops | info | tune | migrate`. The commands for recordings are `diff | replay | verify`. The
+commands for remote machines are `serve | ping | top`.
 """
 
 from __future__ import annotations
@@ -301,7 +301,10 @@ def read_bytes(file: str) -> bytes:
             return stream.read()
         data = stream.read(_MOST_PIPED + 1)
     if len(data) > _MOST_PIPED:
-        raise BadInput(f"{file}: expected at most {_MOST_PIPED >> 20} MiB from a pipe or device")
+        raise BadInput(
+            f"{file}: expected at most {_MOST_PIPED >> 20} MiB from a pipe or device; "
+            "save it in a file first"
+        )
     return data
 
 
@@ -336,7 +339,7 @@ def read_any(file: str) -> Program | SavedStep | OpProgram | Repro:
         return _MESSAGES.get(data[KIND_AT : KIND_AT + 2], Program.from_bytes)(data)
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise BadInput(f"{file}: line {line}: not UTF-8 text") from None
+        raise BadInput(f"{file}: line {line}: not UTF-8 text; save the file as UTF-8") from None
     except MlvmError as error:
         raise BadInput(f"{file}: {error}") from None
 
@@ -374,7 +377,9 @@ def read_argument(number: int, text: str) -> Array:
         remedy = "; write values, as in 'f32[2] 1.5 2'" if _TYPE_ALONE.fullmatch(text) else ""
         raise BadInput(f"argument {number}, {text}: {error}{remedy}") from None
     except Exception as error:  # numpy raises many classes for a broken header
-        raise BadInput(f"argument {number}, {text}: not a .npy file: {error}") from None
+        raise BadInput(
+            f"argument {number}, {text}: expected a .npy file, as numpy.save writes it: {error}"
+        ) from None
 
 
 def _read_npy(content: bytes) -> Array:
@@ -388,7 +393,7 @@ def _read_npy(content: bytes) -> Array:
     read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
     shape, is_fortran, dtype = read(stream)
     if dtype.hasobject:
-        raise ValueError("expected numbers, got Python objects")
+        raise ValueError("expected numbers, got Python objects; save an array with a numeric dtype")
     order: Literal["F", "C"] = "F" if is_fortran else "C"
     array: Array = np.ndarray(shape, dtype, content, stream.tell(), order=order)
     return array.astype(dtype.newbyteorder("="))
@@ -498,7 +503,7 @@ def _execution(options: argparse.Namespace) -> Execution:
             raise
         raise BadInput(
             f"{options.file}: expected a file of Captured.save_repro or Captured.save, or the "
-            f"folder of a recording"
+            f"folder of a recording, got a program"
         ) from error
     if isinstance(loaded, Program):
         raise BadInput(f"{options.file} is a program; {A_STEP}")
@@ -584,9 +589,9 @@ def memory(options: argparse.Namespace) -> None:
     out = options.out if options.out is not None else file.parent
     if file.suffix == ".py":
         if options.arg:
-            raise BadInput("--arg is only for programs, not for scripts")
+            raise BadInput("--arg is only for programs, not for scripts; omit it")
         if not file.is_file():
-            raise BadInput(f"{file}: the file does not exist")
+            raise BadInput(f"{file}: the file does not exist; check the path")
         out.mkdir(parents=True, exist_ok=True)
         steps: list[Planned] = []
         if options.budget is not None:
@@ -601,9 +606,9 @@ def memory(options: argparse.Namespace) -> None:
                 path = str(out / f"{file.stem}.step-{number}")
                 show_step(path, step.plan, step.recording(), step.curve(), options.budget)
         if options.budget is not None and not steps:
-            raise BadInput(f"no captured function was called in {file}")
+            raise BadInput(f"no captured function was called in {file}; call one, or omit --budget")
         if not has_tensors:
-            raise BadInput(f"no arena had tensors in {file}")
+            raise BadInput(f"no arena had tensors in {file}; create tensors inside `with arena:`")
         return
     if options.arguments:
         raise BadInput("arguments after -- are only for scripts; use --arg for a program")
@@ -653,7 +658,7 @@ def show(options: argparse.Namespace) -> int:
         html = comparison_page(a, b, diff(a, b))
     elif file.suffix == ".py":
         if not file.is_file():
-            raise BadInput(f"{file}: the file does not exist")
+            raise BadInput(f"{file}: the file does not exist; check the path")
         require_writable(page)
         planned: list[Planned] = []
         on_planned.append(planned.append)
@@ -671,7 +676,9 @@ def show(options: argparse.Namespace) -> int:
         html = session_page(session, steps, file.name, failed=failure)
     else:
         if options.arguments:
-            raise BadInput("arguments after -- are only for scripts, not for captured steps")
+            raise BadInput(
+                "arguments after -- are only for scripts, not for captured steps; omit them"
+            )
         step = _read_step(file)
         verify(step.planned.program, _functions())
         title = file.name if step.open is None else f"{file.name} at {step.open}"
@@ -693,7 +700,8 @@ def _read_step(file: Path) -> SavedStep:
         if read_bytes(os.fspath(file)).startswith(MAGIC):
             raise
         raise BadInput(
-            f"{file}: expected a file of Captured.save, or a Python script (.py)"
+            f"{file}: expected a file of Captured.save, or a Python script (.py), "
+            "got a different file"
         ) from error
     if not isinstance(loaded, SavedStep):
         raise BadInput(

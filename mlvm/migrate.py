@@ -143,7 +143,7 @@ def _read(file: Path) -> tuple[str, str]:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
         return data.decode(encoding), encoding
     except (SyntaxError, UnicodeDecodeError) as error:
-        raise MigrateError(f"{file}: not a text file: {error}") from None
+        raise MigrateError(f"{file}: not a text file: {error}; save it as UTF-8") from None
 
 
 def _diff(name: str, old: str, new: str) -> str:
@@ -188,7 +188,7 @@ def _parsed(file: Path, text: str) -> tuple[ast.Module, OldUses]:
     except (SyntaxError, ValueError, RecursionError) as error:
         number = getattr(error, "lineno", None)  # None if the text has a null byte
         line = f":{number}" if number else ""
-        raise MigrateError(f"{file}{line}: not valid Python: {error}") from None
+        raise MigrateError(f"{file}{line}: not valid Python: {error}; correct it first") from None
 
 
 def _from_other_files(file: Path, text: str) -> set[str]:
@@ -323,7 +323,7 @@ def _cells(file: Path, text: str) -> list[list[_Text]]:
         lists = [each if isinstance(each, list) else [each] for each in cells]
         [*map("".join, lists)]  # raises a TypeError unless all are strings
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise MigrateError(f"{file}: not a notebook: {error!r}") from None
+        raise MigrateError(f"{file}: not a notebook: {error!r}; save it in Jupyter") from None
     return lists
 
 

@@ -15,6 +15,8 @@ def test_the_texts_of_a_module_are_found() -> None:
         "raise refusal(x, 'no bytes')\n"
         "raise kind(reason)\n"
         "raise error\n"
+        "def damaged(reason): return FileError(f'{reason}; write it again')\n"
+        "raise damaged(f'no {x}')\n"
     )
     assert list(messages.of_python(source)) == [
         (2, "warn", "x {y}"),
@@ -22,6 +24,7 @@ def test_the_texts_of_a_module_are_found() -> None:
         (4, "ValueError", "no {x}"),
         (5, "ShapeError", "no axis"),
         (6, "refusal", "no bytes"),
+        (10, "FileError", "no {x}; write it again"),
     ]
 
 

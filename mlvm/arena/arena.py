@@ -51,7 +51,7 @@ Otherwise calls with ever new sizes would free and allocate chunks all the time.
 MOST_HANDLES: Final = 16
 """Maximum number of handles per region, one for each type of tensor."""
 STALE: Final = 0  # no VM creates this handle
-_ENDED: Final = -1  # also unknown to every VM, but of a tensor that was not freed
+_ENDED: Final = -1  # unknown to every VM; the tensor was not freed
 _LARGEST: Final = 3  # number of tensors in the message of an overflow
 _COPY: Final = Program.of_op("copy.out", 2, {}, 0)
 
@@ -229,7 +229,7 @@ def set_name(tensor: Allocation, kind: str, path: str = "") -> None:
     """Name a tensor for plots and reports, which show the op by default.
 
     kind: decides the colour.
-    path: distinguishes tensors of one kind, such as a parameter's path.
+    path: distinguishes tensors of the same kind, such as a parameter's path.
     """
     root = tensor.root
     region = root.region
@@ -428,7 +428,7 @@ class Arena(ArenaFields):
                 'ml.Arena(ml.VM(), "weights")'
             )
         if not name:
-            raise errors.ArenaError('ml.Arena: expected a name: ml.Arena(vm, "weights")')
+            raise errors.ArenaError('ml.Arena: expected a name, got none: ml.Arena(vm, "weights")')
         if capacity is not None:
             where = f"arena {name!r}: capacity"
             capacity = parse_size(capacity, where, least=0, error=errors.ArenaError)

@@ -234,7 +234,7 @@ class Reuse(Placement):
         return None
 
     def _has_smaller(self, nbytes: int) -> bool:
-        """Whether a region of one of the next smaller size classes is free: sizes grow slowly."""
+        """Return whether a region of a slightly smaller size class is free: sizes grow slowly."""
         step = self.size_of(nbytes + 1) - nbytes
         return any(self.sizes.get(nbytes - i * step) for i in range(1, 5))
 

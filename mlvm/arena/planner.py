@@ -237,7 +237,7 @@ def _columns(blocks: Sequence[Block], alignment: int) -> tuple[Ints, Ints, Ints]
         total += nbytes
         if total > MAX_TERM or max(-start, end) > MAX_TERM:
             raise ArenaError(
-                f"block {i}: sizes, the sum of all sizes, and times must be at most 2**62"
+                f"block {i}: expected sizes, their sum and times of at most 2**62, got {block}"
             )
         rows.append((nbytes, start, end))
     columns = np.array(rows, np.int64).reshape(-1, 3).T.copy()

@@ -27,7 +27,7 @@ class Lifetime:
     `op`: the op that wrote it first, or the kind of a named tensor; empty if unknown.
     `place`: the Python location that allocated it, or that line as text; None if unknown.
     `program`, `pc`: the program whose launch wrote it first, and the call in its main, if recorded.
-    `path`: path of a named tensor, which distinguishes tensors of one kind.
+    `path`: path of a named tensor, which distinguishes tensors of the same kind.
     """
 
     type: TensorType
@@ -206,7 +206,7 @@ def merged(recordings: Sequence[Recording]) -> Recording:
 
 
 class _Stay(NamedTuple):
-    """Tensors of one arena, from the first recorded time to the last."""
+    """Tensors of an arena, from the first recorded time to the last."""
 
     first: int
     last: int

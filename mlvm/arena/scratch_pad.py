@@ -111,7 +111,8 @@ class ScratchPad(Arena):
         if offset < 0 or offset + type.nbytes > self.nbytes:
             raise ArenaError(
                 f"scratch pad {self.name!r}: {type} at offset {offset} ends at byte "
-                f"{offset + type.nbytes}, but the pad has {self.nbytes} bytes"
+                f"{offset + type.nbytes}, but the pad has {self.nbytes} bytes; "
+                "use a smaller offset, or a larger pad"
             )
         if offset % type.dtype.itemsize:
             raise ArenaError(

@@ -49,7 +49,7 @@ def may_count(vm: VMProtocol, program: Program, args: tuple[TensorHandle, ...]) 
 
 
 class _Writes:
-    """Watches of one VM, by watched region."""
+    """Watches of a VM, by watched region."""
 
     def __init__(self, vm: VMProtocol) -> None:
         self._regions = regions(vm)

@@ -39,7 +39,7 @@ def is_open(call: KernelCall) -> bool:
 
 
 class Image:
-    """Image of one variant.
+    """Image of a variant.
 
     name: of the struct.
     pointers: fields that point into it.

@@ -250,7 +250,8 @@ def variants(
         remaining &= np.logical_and.reduce([remaining, *fits])
         if (holds & ~is_valid).any() or not holds[index]:
             raise CannotBuild(
-                f"lengths: the guards at {sizes} do not state for which lengths they hold"
+                f"lengths: the branches taken at {sizes} depend on lengths in an unsupported way; "
+                "capture the step without dynamic axes"
             )
         used = [guard for guard, mask in zip(guards, masks, strict=True) if not mask.all()]
         yield BuiltVariant(functions, used, scalars)

@@ -188,7 +188,11 @@ class Steps:
             raise self._refuse(op, line, _OPEN)
         name = _NAMES.get(kind)
         if name is None:
-            raise self._refuse(op, line, "the called function is known only at run time")
+            raise self._refuse(
+                op,
+                line,
+                "the called function is known only at run time; call the function directly",
+            )
         step = LoopStep(name, op, line, count if isinstance(count, int) else 0)
         if kind == linker.CALL and isinstance(value.callee, UserFunction):
             if value.name == lane_runs.RUN:
@@ -196,10 +200,13 @@ class Steps:
             elif value.name in RECORDS:
                 step.records = RECORDS[value.name][0]
             else:
-                raise self._refuse(op, line, "a host function runs in Python")
+                raise self._refuse(op, line, "a host function runs in Python; use ops instead")
         elif kind == linker.PUSH and not isinstance(value, int):
             raise self._refuse(
-                op, line, f"the step pushes {with_article(type(value).__name__)}, expected an int"
+                op,
+                line,
+                f"the step pushes {with_article(type(value).__name__)}, expected an int; "
+                "use an int",
             )
         elif kind == linker.PUSH:
             step.number = value
@@ -208,7 +215,9 @@ class Steps:
         elif kind == linker.LOAD_ARG:
             step.number = self.pushed.setdefault(count, len(self.pushed))
         elif kind in (linker.LOAD_GLOBAL, linker.STORE_GLOBAL):
-            raise self._refuse(op, line, "the step uses global tensors of a VM")
+            raise self._refuse(
+                op, line, "the step uses global tensors of a VM; pass them as arguments"
+            )
         return [step]
 
     def _lanes(self, attribute: object, op: str, line: str) -> LaneCode:
@@ -221,7 +230,9 @@ class Steps:
             }
             inner = Steps(code, types, places, self._scratch_of).functions[0].steps
             if any(step.code not in ("RUN", "HALT") for step in inner):
-                raise self._refuse(op, line, "a lane calls a function without a kernel in C")
+                raise self._refuse(
+                    op, line, "a lane calls a function without a kernel in C; use ops that have one"
+                )
             return [(step.run.call, step.run.parameters) for step in inner if step.run is not None]
 
         if attribute not in self.lanes:
@@ -250,7 +261,9 @@ class Steps:
             runs = lowered(callee, types, numbers, opened or attributes, self._bound)
         if runs is None:
             spelled = ", ".join(map(str, types))
-            raise self._refuse(op, line, f"expected an op with a kernel in C for ({spelled})")
+            raise self._refuse(
+                op, line, f"expected an op with a kernel in C for ({spelled}); replace the op"
+            )
         return [LoopStep("RUN", op, line, run=KernelRun(*each)) for each in runs]
 
     def runs(self) -> Iterator[tuple[int, list[LoopStep]]]:
@@ -271,12 +284,15 @@ class Steps:
                 continue
             self._visited[key] = None
             if len(self._visited) > MAX_TYPED_CONTEXTS:
-                raise CannotBuild("functions are called with too many combinations of types")
+                raise CannotBuild(
+                    f"expected at most {MAX_TYPED_CONTEXTS} combinations of functions and types, "
+                    "got more; call functions with fewer types"
+                )
             todo += _Walk(self, *key).run()
 
 
 class _Walk:
-    """Evaluator of one function for parameters of certain types."""
+    """Evaluator of a function for parameters of certain types."""
 
     def __init__(self, steps: Steps, index: int, params: Stack) -> None:
         self.all = steps
@@ -310,7 +326,11 @@ class _Walk:
         if len(before) != len(stack) or any(
             x.type is not y.type for x, y in zip(before, stack, strict=True)
         ):
-            raise self.all._refuse(*place, "the types on the stack depend on the path to this step")
+            raise self.all._refuse(
+                *place,
+                "the types on the stack depend on the path to this step; "
+                "call the same ops on each path",
+            )
         pairs = zip(before, stack, strict=True)
         return tuple([StackSlot(x.type, x.arguments | y.arguments) for x, y in pairs])
 
@@ -350,7 +370,11 @@ class _Walk:
                 self.called.append((index, stack[first:]))
                 if value.function.nresults != 0:
                     place = self.all._place(self.code, number)
-                    raise self.all._refuse(*place, f"{value.function.name} returns values")
+                    raise self.all._refuse(
+                        *place,
+                        f"{value.function.name} returns values; "
+                        "a built function writes to its operands instead",
+                    )
                 return stack[:first]
             case linker.CALL:
                 first = self.base if count == linker.ALL else len(stack) - count
@@ -371,19 +395,24 @@ class _Walk:
         if code is not None:
             if not code.takes(types):
                 raise self.all._refuse(
-                    *place, "the operand types do not match the code of the lanes"
+                    *place,
+                    "the operand types do not match the code of the lanes; save the step again",
                 )
             self._write(params[: len(code.returned) + code.nsums])
             return []
         tensors = [type for type in types if type is not None]
         if len(tensors) < len(types):
-            raise self.all._refuse(*place, "an operand is an Int, expected tensors")
+            raise self.all._refuse(
+                *place, "expected tensors as operands, got an Int; push a constant"
+            )
         call, out, over = CallSite(binding, details).resolve(
             [native_type(type) for type in tensors]
         )
         if call is None:
             spelled = ", ".join(map(str, tensors))
-            raise self.all._refuse(*place, f"expected an op with a kernel in C for ({spelled})")
+            raise self.all._refuse(
+                *place, f"expected an op with a kernel in C for ({spelled}); replace the op"
+            )
         self._write(params[: len(over)])
         fresh = None if out is None else out.tensor_type
         self._own(number).cases[tuple(tensors)] = Case(tuple(tensors), call, fresh, over)

@@ -146,7 +146,7 @@ class TransposeError(ShapeError, AttributeError):
 
     >>> try: ml.ones(3).T
     ... except ml.errors.TransposeError as error: print(error)
-    T(f32[3]): expected 2 dimensions for T; use mT to swap the last two axes
+    T(f32[3]): expected 2 dimensions for T, got 1; use mT to swap the last two axes
     """
 
 
@@ -261,7 +261,7 @@ class ProgramError(MlvmError, ValueError):
 
     >>> try: ml.program_of(ml.nonzero, ml.ones(2))
     ... except ml.errors.ProgramError as error: print(error)
-    program_of: a program that returns values cannot be concatenated
+    program_of: a program that returns values cannot be concatenated; write to an operand instead
     """
 
 
@@ -290,7 +290,7 @@ class EncodingError(MlvmError, ValueError):
     >>> from mlvm.core.program.encoding import open_message
     >>> try: open_message(b'none')
     ... except ml.errors.EncodingError as error: print(error)
-    expected a header of 16 bytes, got 4
+    expected a header of 16 bytes, got 4; the data is damaged: write or send it again
     """
 
 
@@ -461,8 +461,8 @@ class WeightsError(MlvmError, ValueError):
 
     >>> with open('damaged', 'wb') as file: _ = file.write(b'none')
     >>> try: ml.load('damaged')
-    ... except ml.errors.WeightsError as error: print(str(error).rpartition(': ')[2])
-    it ends after 4 bytes, inside the header
+    ... except ml.errors.WeightsError as error: print(str(error).partition(': ')[2])
+    the file ends after 4 bytes, inside the header; the file is damaged: save or download it again
     """
 
 
@@ -472,7 +472,8 @@ class ModelError(MlvmError, ValueError):
     >>> with open('damaged.onnx', 'wb') as file: _ = file.write(b'none')
     >>> try: ml.onnx.load('damaged.onnx')
     ... except ml.errors.ModelError as error: print(str(error).partition(': ')[2])
-    not an ONNX file, or damaged: field 13 of Model: unknown wire type 6
+    not an ONNX file, or damaged: field 13 of Model: unknown wire type 6; export or download the \
+file again
     """
 
 
@@ -580,7 +581,7 @@ class ConnectionLostError(MlvmError, ConnectionError):
 
     >>> try: ml.connect('unix:nowhere')
     ... except ml.errors.ConnectionLostError as error: print(error)
-    no server at unix:nowhere: No such file or directory
+    no server at unix:nowhere: No such file or directory; check the address, or start the server
     """
 
 
@@ -619,7 +620,7 @@ class WorkerDiedError(MlvmError, RuntimeError):
     ...     return arrays
     >>> try: ml.Pipeline(Numbers(), 4, vm=ml.VM(), workers=1, transform=leave).get()
     ... except ml.errors.WorkerDiedError as error: print(error)
-    a worker was stopped by SystemExit()
+    a worker was stopped by SystemExit(); correct the dataset or transform
     """
 
 

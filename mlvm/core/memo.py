@@ -113,7 +113,7 @@ def memoized(limit: int) -> Callable[[F], F]:
 
 
 class CacheInfo(NamedTuple):
-    """State of all caches of one name.
+    """State of all caches with the same name.
 
     `size` and `limit` are the sums over `number` caches.
     """

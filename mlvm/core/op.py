@@ -178,8 +178,8 @@ class Op:
         unknown = [name for name in attributes if name not in self.attributes]
         if unknown:
             names = ", ".join(map(str, self.attributes.values())) or "none"
-            meant = did_you_mean(unknown[0], self.attributes)
-            refused = ArgumentError(f"no attribute {unknown[0]!r}{meant}; expected: {names}")
+            hint = did_you_mean(unknown[0], self.attributes)
+            refused = ArgumentError(f"no attribute {unknown[0]!r}{hint}; expected: {names}")
             raise refused.at(self.name, ())
         bound = {}
         for name, attribute in self.attributes.items():
@@ -238,7 +238,7 @@ class Op:
     def flops(self, operands: Sequence[TensorType], out: TensorType, attributes: Attributes) -> int:
         """Return the number of floating-point operations of the kernel, by default one per element.
 
-        A function of one element counts as one operation.
+        A function of a single element counts as one operation.
         """
         if self._flops is not None:
             return self._flops(*operands, **attributes)
@@ -259,7 +259,7 @@ def op(*, infer: Rule, flops: Flops | None = None, **how: Any) -> Callable[[Kern
     def declare(kernel: Kernel) -> Op:
         declared = Op(kernel, infer, flops, traits=traits, **how)
         if OPS.setdefault(declared.name, declared) is not declared:
-            raise ValueError(f"an op named {declared.name!r} exists already")
+            raise ValueError(f"an op named {declared.name!r} exists already; rename one")
         return declared
 
     return declare

@@ -127,7 +127,7 @@ class FreeStore:
             return Storage(nbytes, self.memory.zeros(nbytes))
         except MemoryError:
             raise OutOfMemoryError(
-                f"cannot allocate {nbytes:,} bytes; the VM holds {self.consumed:,}"
+                f"cannot allocate {nbytes:,} bytes; the VM holds {self.consumed:,}; free tensors"
             ) from None
 
     def _require_room(self, nbytes: int) -> None:
@@ -153,7 +153,7 @@ class FreeStore:
         if memory.ndim != 1 or not memory.flags.carray or memory.ctypes.data % ALIGNMENT:
             raise ShapeError(
                 f"storage_over: expected a writable array of one dimension, aligned to "
-                f"{ALIGNMENT} bytes"
+                f"{ALIGNMENT} bytes; pass a copy"
             )
         if self.memory.root(memory) in self._by_root:
             raise HandleError(
@@ -202,7 +202,7 @@ class FreeStore:
         if offset < 0 or offset + type.nbytes > home.nbytes:
             raise ShapeError(
                 f"{type} at offset {offset} ends at byte {offset + type.nbytes}, but the storage "
-                f"has {home.nbytes} bytes"
+                f"has {home.nbytes} bytes; use a smaller offset"
             )
         if offset % type.dtype.itemsize:
             raise ShapeError(

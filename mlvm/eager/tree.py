@@ -390,7 +390,8 @@ def _flatten(
             if each is tree:
                 kind = type(tree).__name__
                 raise DTypeError(
-                    f"expected a finite tree, but this {kind} contains itself{_at(here)}"
+                    f"expected a finite tree, but this {kind} contains itself{_at(here)}; "
+                    "break the cycle"
                 )
         before = len(pairs)
         below = (
@@ -902,7 +903,7 @@ def named_tensors(tree: Tree, *, buffers: bool = False) -> dict[str, Tensor]:
     visited: set[int] = set()
     for path, x in named_leaves(tree, buffers=buffers):
         if named.get(path, x) is not x:
-            raise DTypeError(f"two tensors have the path {path}")
+            raise DTypeError(f"two tensors have the path {path}; rename one")
         if id(x) not in visited:
             visited.add(id(x))
             named[path] = x
@@ -941,7 +942,10 @@ def require_types(
                 f"{what} {path!r} is {type}, got {actual[path]}: convert it with {remedy}"
             )
         if actual[path] is not type:
-            raise ShapeError(f"{what} {path!r} is {type}, got {actual[path]}")
+            raise ShapeError(
+                f"{what} {path!r} is {type}, got {actual[path]}; "
+                "create the model with the same sizes"
+            )
 
 
 def differences(expected: Iterable[str], actual: Iterable[str], what: str) -> list[str]:

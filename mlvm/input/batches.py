@@ -28,8 +28,9 @@ _SCANNED: Final = 256
 
 
 class Transform(Protocol):
-    """Transform of each batch: from its arrays and random numbers to arrays with the same number of
-    rows.
+    """Transform of each batch.
+
+    It maps the arrays and random numbers of a batch to arrays with the same number of rows.
 
     The random numbers of a sample depend only on seed, epoch and sample.
 
@@ -229,7 +230,7 @@ class Recipe:
         except IndexError as error:
             raise PipelineError(
                 f"the dataset reports {self.length} samples, but has no sample {brief(indices)}: "
-                f"{error}"
+                f"{error}; correct __len__"
             ) from error
         arrays = parts_of(arrays)
         if self.padding is not None:

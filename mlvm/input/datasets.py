@@ -85,7 +85,7 @@ def length_of(dataset: Dataset) -> int:
     try:
         length = operator.index(len(dataset))
     except (TypeError, ValueError) as error:
-        raise PipelineError(f"expected a dataset with a length: {error}") from error
+        raise PipelineError(f"expected a dataset with a length: {error}; define __len__") from error
     if not length:
         raise PipelineError("expected a dataset with at least 1 sample, got none")
     return length
@@ -150,7 +150,8 @@ def _in_order(row: tuple[Any, ...], first: tuple[Any, ...]) -> tuple[Any, ...]:
         return row
     if names is None or order is None or {*names} != {*order}:
         raise PipelineError(
-            f"samples differ: some have the parts {brief(order)}, others {brief(names)}"
+            f"samples differ: some have the parts {brief(order)}, others {brief(names)}; "
+            "return the same parts for each sample"
         )
     return with_parts(first, [getattr(row, name) for name in order])
 
@@ -258,5 +259,6 @@ def _array(x: Any) -> Array:
         return np.asarray(x)
     except Exception as error:
         raise PipelineError(
-            f"numpy cannot convert {with_article(type(x).__name__)} of the dataset: {error}"
+            f"numpy cannot convert {with_article(type(x).__name__)} of the dataset: {error}; "
+            "return numpy arrays"
         ) from error

@@ -5,8 +5,8 @@
             for images, labels in pipeline:
                 ...
 
-The samples of a batch and the random numbers of a transform are functions of only seed, epoch and
-index, so the bits do not depend on the number of workers.
+The samples of a batch and the random numbers of a transform depend only on seed, epoch and index.
+Therefore the bits do not depend on the number of workers.
 """
 
 from __future__ import annotations
@@ -341,7 +341,7 @@ class Pipeline(Closing, Generic[A]):
         }
 
     def _default_vm(self) -> VMProtocol:
-        raise PipelineError(f"{self.name}: expected vm=, the VM of the batches")
+        raise PipelineError(f"{self.name}: expected vm=, the VM of the batches, got none")
 
     def _default_seed(self) -> int:
         return 0

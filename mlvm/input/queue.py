@@ -67,7 +67,7 @@ class QueueStats(NamedTuple):
 
 
 class _LiveQueues(weakref.WeakSet["QueueTensor"]):
-    """Queues of one VM, which are cancelled when the VM is closed."""
+    """Queues of a VM, which are cancelled when the VM is closed."""
 
     def __init__(self, vm: VMProtocol) -> None:
         super().__init__()
@@ -196,7 +196,9 @@ class QueueTensor:
         try:
             claim = self._take(self._free, timeout)
         except queue.Empty:
-            raise QueueFullError(f"no slot is free: {self._state()}") from None
+            raise QueueFullError(
+                f"no slot is free: {self._state()}; get an element, or pass a longer timeout"
+            ) from None
         slot = claim.slot
         if slot is None or self.closed:
             claim.give_back()
@@ -271,7 +273,9 @@ class QueueTensor:
         try:
             claim = self._take(self._waiting, timeout)
         except queue.Empty:
-            raise QueueEmptyError(f"no element is ready: {self._state()}") from None
+            raise QueueEmptyError(
+                f"no element is ready: {self._state()}; put one, or pass a longer timeout"
+            ) from None
         if claim.slot is None or self._error is not None:
             claim.give_back()
             raise self._ended()

@@ -67,7 +67,7 @@ class Queue(Protocol):
 
 
 class Queues(weakref.WeakValueDictionary[StorageHandle, Queue]):
-    """Queues of one VM's programs, by handle.
+    """Queues of a VM's programs, by handle.
 
     `claims` contains elements that were taken before a launch, by thread and queue.
     """
@@ -106,7 +106,9 @@ def taken_ahead(queue: Queue) -> Iterator[None]:
 def _get(queues: Queues, frame: Frame) -> None:
     raises, wait, *others = {"raises": False, "wait": True, **frame.attributes}.values()
     if others or not isinstance(raises, bool) or not isinstance(wait, bool):
-        raise ArgumentError("expected the attributes raises and wait as bools").at(NAME, ())
+        raise ArgumentError("expected the attributes raises and wait as bools, got others").at(
+            NAME, ()
+        )
     queue = _named(frame.param(0), queues)
     claim = queues.claims.pop((get_ident(), queue.handle), None)
     try:

@@ -94,7 +94,11 @@ class Crew:
         stuck = [thread.name for thread in self._threads if thread.is_alive()]
         self._threads.clear()
         if stuck:
-            warnings.warn(f"still busy: {', '.join(stuck)}", RuntimeWarning, stacklevel=3)
+            warnings.warn(
+                f"threads still run after close: {', '.join(stuck)}; shorten the transform",
+                RuntimeWarning,
+                stacklevel=3,
+            )
 
     def make_one(self) -> None:
         """Construct the next batch on the caller's thread.
@@ -125,7 +129,9 @@ class Crew:
         except Exception:
             raise
         except BaseException as error:  # such as SystemExit, which would stop the thread silently
-            raise WorkerDiedError(f"a worker was stopped by {error!r}") from error
+            raise WorkerDiedError(
+                f"a worker was stopped by {error!r}; correct the dataset or transform"
+            ) from error
 
     def _step(self, fill: Fill) -> bool:
         """Claim a batch, construct it and settle it. Return False if no batch remains."""

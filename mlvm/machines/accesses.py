@@ -137,7 +137,7 @@ class _Analysis:
     def _step(
         self, each: Decoded, row: Sequence[Arguments]
     ) -> tuple[list[tuple[Decoded, Arguments, Arguments]], Arguments]:
-        """Return the accesses of one instruction, and the arguments that the results may be."""
+        """Return the accesses of an instruction, and the arguments that the results may be."""
         nothing: Arguments = frozenset()
         union = nothing.union(*row)
         if each.fault is not None:

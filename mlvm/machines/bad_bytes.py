@@ -43,7 +43,7 @@ class ByteRange(NamedTuple):
 
 
 class _Memory:
-    """Bad spans of one memory, until the memory is freed."""
+    """Bad spans of a memory block, until the memory is freed."""
 
     def __init__(self, memory: weakref.ref[Array]) -> None:
         self.memory = memory

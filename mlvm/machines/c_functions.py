@@ -64,7 +64,9 @@ def load_library(path: str | os.PathLike[str]) -> list[CFunction]:
     while (entry := _Entry.from_address(address)).name is not None:
         function = _function(entry, library, file)
         if functions.setdefault(function.name, function) is not function:
-            raise LibraryError(f"{file}: expected distinct names, got {function.name!r} twice")
+            raise LibraryError(
+                f"{file}: expected distinct names, got {function.name!r} twice; rename one"
+            )
         address += ctypes.sizeof(_Entry)
     return list(functions.values())
 
@@ -77,6 +79,7 @@ def _function(entry: _Entry, library: ctypes.CDLL, file: Path) -> CFunction:
     if not name or not entry.function or any(n is not None and n < 0 for n in counts):
         raise LibraryError(
             f"{file} lists an invalid function: name {name!r}, address "
-            f"{entry.function or 0:#x}, {entry.nparams} parameters, {entry.nresults} results"
+            f"{entry.function or 0:#x}, {entry.nparams} parameters, {entry.nresults} results; "
+            "correct MLVM_FUNCTIONS"
         )
     return CFunction(name, entry.function, counts[0], counts[1], library)

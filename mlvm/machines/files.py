@@ -129,7 +129,7 @@ def mode_of(file: Path) -> int:
         reason = f"{os.strerror(errno.EISDIR)}, not a regular file"
         raise IsADirectoryError(errno.EISDIR, reason, os.fspath(file))
     if not stat.S_ISREG(mode):
-        raise OSError(errno.EINVAL, "not a regular file", str(file))
+        raise OSError(errno.EINVAL, "not a regular file; choose a different path", str(file))
     return stat.S_IMODE(mode)
 
 

@@ -44,6 +44,7 @@ from mlvm.machines.lane_link import (
     Linked,
     Part,
     RowSegment,
+    invalid,
     program_of,
 )
 
@@ -70,7 +71,7 @@ def _prepared(vm: VM, program: Program, operands: tuple[Array, ...]) -> Bound:
 
 
 class _Memory:
-    """Memory of the programs of one function at all sizes, which run one after the other.
+    """Memory of the programs of a function at all sizes, which run one after the other.
 
     `users`: number of these programs.
     `version`: number of times that memory of a part has moved.
@@ -194,7 +195,7 @@ class Lanes:
         for role, at, type in part.code.arguments:
             there = {"input": ins, "output": outs}.get(role, [])[at : at + 1]
             if any(type.nbytes > nbytes for nbytes in there):
-                raise MachineError(f"{name}.x{count} needs more bytes than the segment")
+                raise invalid(f"{name}.x{count} needs {type.nbytes} bytes, more than the segment")
         return part
 
     def _shared_of(self, segment: RowSegment) -> list[Array]:
@@ -216,7 +217,7 @@ class Lanes:
             or any(type.nbytes > w.nbytes for w, type in zip(ws, shared_types, strict=True))
             or any(site.outs[0] != sums[site.sum].nbytes for _, site in self.sites)
         ):
-            raise MachineError("lanes: expected operands of the sizes in the program's types")
+            raise invalid("expected operands of the sizes in the program's types")
         memory = self.memory
         memory.begin()
         places = [x.__array_interface__ for x in ws]
@@ -237,7 +238,9 @@ class Lanes:
         if self._first is not None:
             self._first()
         if not 0 <= count <= min(map(len, (*xs, *results)), default=0):
-            raise OperandValueError(f"lanes: expected operands with at least {count} rows")
+            raise OperandValueError(
+                f"lanes: expected operands with at least {count} rows, got fewer"
+            )
         vm = memory.vm
         for y in results:
             y[count:] = 0
@@ -265,9 +268,8 @@ class Lanes:
                 outputs = vm._run(self._code, (*rows, *shared), vm._store, vm.functions)
                 for y, row in zip(results, filter(is_tensor, outputs), strict=True):
                     if y[i : i + 1].nbytes != row.nbytes:
-                        raise MachineError(
-                            f"lanes: expected result rows of {row.nbytes} bytes, got "
-                            f"{y[i : i + 1].nbytes}"
+                        raise invalid(
+                            f"expected result rows of {row.nbytes} bytes, got {y[i : i + 1].nbytes}"
                         )
                     TensorType.of(row).over(y[i : i + 1])[...] = row
         finally:
@@ -348,7 +350,7 @@ def register(vm: VM) -> None:
 
     def run(frame: Frame) -> None:
         if machine.memory is not HOST:
-            raise MachineError("lanes: expected a VM with memory of this process, on the host")
+            raise MachineError(f"lanes: expected host memory, got {machine.memory}; use ml.VM()")
         if "code" in frame.attributes:
             raise MachineError(
                 "lanes: this program was saved by mlvm 0.1 or older: capture and save it again"
@@ -368,7 +370,7 @@ def register(vm: VM) -> None:
         except MlvmError:
             raise
         except (AttributeError, IndexError, KeyError, ValueError, TypeError) as error:
-            raise MachineError(f"lanes: expected a program for rows: {error!r}") from error
+            raise invalid(f"expected a program for rows: {error!r}") from error
 
     def begin(frame: Frame) -> None:
         lanes = _running(running)
@@ -392,5 +394,7 @@ def register(vm: VM) -> None:
 
 def _running(running: Sequence[Lanes]) -> Lanes:
     if not running:
-        raise MachineError("lanes: only programs for rows may call this function")
+        raise MachineError(
+            "lanes: only programs for rows may call this function; call ml.auto_batch"
+        )
     return running[-1]

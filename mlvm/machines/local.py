@@ -191,7 +191,7 @@ class LocalVM(Closing, VM):
         return f"<{self.__class__.__name__} {self.name!r}>"
 
     def launch_cache(self) -> LaunchCache | None:
-        """Create the launch table of one client, for a native VM without workers."""
+        """Create the launch table of a client, for a native VM without workers."""
         if self._pool is None:
             return None
         from mlvm.machines.native.launch_cache import LaunchCache

@@ -39,10 +39,10 @@ extern "C" {
 /* Incremented for every change of a struct, a code or a meaning below. */
 #define MLVM_ABI_VERSION 3
 
-/* What `dtype` holds: X(name, code) for each dtype. A bool is one byte, 0 or 1. C64 is two floats, the
+/* Values of `dtype`: X(name, code) for each dtype. A bool is one byte, 0 or 1. C64 is two floats, the
  * real part and then the imaginary part, C128 two doubles. F16 is IEEE 754 binary16, BF16 the upper half
- * of a float. I4 and the following types are for storage only, two or four elements to a byte but for F8E4M3 and
- * F8E5M2, the first in the lowest bits. */
+ * of a float. I4 and the following types are for storage only. F8E4M3 and F8E5M2 need one byte per element. The other
+ * storage types pack two or four elements into a byte, the first in the lowest bits. */
 /* clang-format off */
 #define MLVM_DTYPES(X)                                                                   \
     X(BOOL, 0) X(U8, 1) X(I8, 2) X(I16, 3) X(I32, 4) X(I64, 5) X(U16, 6) X(U32, 7)       \

@@ -136,7 +136,7 @@ class Residuals:
     def end(self, frame: Frame) -> None:
         """Drop the records of the most recently started program."""
         if not self._programs:
-            raise MachineError(f"{END} without {BEGIN}")
+            raise MachineError(f"{END} without {BEGIN}; call {BEGIN} first")
         self._stack.end(self._programs.pop()[1])
 
     def push(self, frame: Frame) -> None:
@@ -194,7 +194,9 @@ class Residuals:
                 for x, y in zip(*map(self._record, pair), strict=True):
                     if x.dtype == np.int64:
                         if (x >= pair[0]).any() or (y >= pair[1]).any():
-                            raise HostFunctionError(f"{ADD}: a record refers to a later record")
+                            raise HostFunctionError(
+                                f"{ADD}: a record refers to a later record; add that record first"
+                            )
                         named[-1].append((len(pairs), x.size))
                         pairs += zip(x.ravel().tolist(), y.ravel().tolist(), strict=True)
         sums = [p or q for p, q in pairs]
@@ -275,5 +277,7 @@ def _arrays(name: str, frame: Frame) -> list[Array]:
         or TensorType.of(number).dtype is not i64
         or (number.ndim > 0) != (name == READ_ROWS)
     ):
-        raise HostFunctionError(f"{name}: expected tensors, and an i64[] as the record's number")
+        raise HostFunctionError(
+            f"{name}: expected tensors, and an i64[] as the record's number, got other values"
+        )
     return arrays

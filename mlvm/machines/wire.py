@@ -57,7 +57,9 @@ def _write_handle(writer: Writer, handle: TensorHandle | StorageHandle) -> None:
     try:
         writer.integer(handle)
     except EncodingError:  # exceeds 64 bits
-        raise HandleError(f"handle {brief(handle)} does not exist: it was never created") from None
+        raise HandleError(
+            f"handle {brief(handle)} does not exist: it was never created; use a handle of this VM"
+        ) from None
 
 
 def _write_type(writer: Writer, type: TensorType) -> None:
@@ -386,7 +388,7 @@ class WireServer:
         try:
             return self._programs[number]
         except KeyError:
-            raise HandleError(f"program {number} is not loaded") from None
+            raise HandleError(f"program {number} is not loaded; load it again") from None
 
 
 class LoadedProgram(NamedTuple):

@@ -165,7 +165,9 @@ class Workers:
             ):
                 self._change.wait()
             if self._closed:
-                raise MachineError(f"{self._name} is closed: its workers have stopped")
+                raise MachineError(
+                    f"{self._name} is closed: its workers have stopped; create a new VM"
+                )
             for other in self._open:
                 if other.touches(task.write, True) or any(
                     other.touches(span, False) for span in task.reads

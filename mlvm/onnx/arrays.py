@@ -85,8 +85,8 @@ def dtype_of(number: int, what: str) -> DType:
     if number in INTEGERS:
         return DType.of(INTEGERS[number][1])
     if number == STRING:
-        raise ModelError(f"{what} has strings, which are not supported")
-    raise ModelError(f"{what} has the unknown dtype {number}")
+        raise ModelError(f"{what} has strings, which are not supported; remove them from the model")
+    raise ModelError(f"{what} has the unknown dtype {number}; convert it with onnx")
 
 
 _OFTEN: Final = 1 << 22  # bytes
@@ -121,7 +121,8 @@ class Files:
         path = next((x for x in inside if x.exists()), inside[0] if inside else None)
         if not name or path is None:
             raise ModelError(
-                f"{tensor.name} has external data outside of the model's folder: {name!r}"
+                f"{tensor.name} has external data outside of the model's folder: {name!r}; "
+                "move it there"
             )
         try:
             data = self._opened.get(path)

@@ -160,7 +160,7 @@ class Graph:
                 if name and name not in node.last:
                     raise ModelError(
                         f"{node}: expected at most {counted(len(results), 'result')}, but the "
-                        f"graph uses {name!r}"
+                        f"graph uses {name!r}; remove the use"
                     )
             for name in node.last:
                 scope.pop(name, None)
@@ -228,7 +228,10 @@ class Builder:
         self._count = 0
         for domain, version in self.opsets.items():
             if domain in _OURS and not 1 <= version < _NEWEST:
-                raise ModelError(f"expected an opset from 1 to {_NEWEST - 1}, got {version}")
+                raise ModelError(
+                    f"expected an opset from 1 to {_NEWEST - 1}, got {version}; "
+                    "convert with onnx.version_converter"
+                )
 
     def graph(
         self,
@@ -242,7 +245,9 @@ class Builder:
         own: dict[str, Array] = {}
         for each in message.initializer:
             if each.name in own:
-                raise ModelError(f"expected unique names of initializers, got {each.name!r} twice")
+                raise ModelError(
+                    f"expected unique names of initializers, got {each.name!r} twice; rename one"
+                )
             own[each.name] = array_of(each, self.files)
             self.labels[id(own[each.name])] = own[each.name], each.name
             self._numbers[each.name] = each.data_type
@@ -253,7 +258,9 @@ class Builder:
         defined = {*names, *constants, *own, *inputs}
         if len(set(inputs)) != len(inputs):
             twice = next(name for name in inputs if inputs.count(name) > 1)
-            raise ModelError(f"expected inputs with different names, got {twice!r} twice")
+            raise ModelError(
+                f"expected inputs with different names, got {twice!r} twice; rename one"
+            )
         kinds = {each.name: kind_of(each) for each in (*message.input, *message.output)}
         graph = Graph([], inputs, outputs, {}, kinds, self.labels)
         self._numbers |= {name: kind.number for name, kind in kinds.items()}
@@ -282,7 +289,9 @@ class Builder:
         graph.constants = {name: here[name] for name in graph.outputs if name in here}
         missing = [x for x in outputs if x not in defined]
         if missing:
-            raise ModelError(f"the output {missing[0]!r} is not computed by any node")
+            raise ModelError(
+                f"the output {missing[0]!r} is not computed by any node; check it with onnx.checker"
+            )
         return graph
 
     def _nodes(
@@ -300,10 +309,15 @@ class Builder:
             what = f"{message.op_type} {message.name!r}"
             for name in message.input:
                 if name and name not in defined:
-                    raise ModelError(f"{what} reads {name!r}, which no earlier node computes")
+                    raise ModelError(
+                        f"{what} reads {name!r}, which no earlier node computes; "
+                        "check it with onnx.checker"
+                    )
             for name in message.output:
                 if name and name in defined:
-                    raise ModelError(f"{what} computes {name!r}, which is already defined")
+                    raise ModelError(
+                        f"{what} computes {name!r}, which is already defined; rename one"
+                    )
                 defined.add(name)
             own = own_op(message)
             if own is not None:
@@ -316,7 +330,7 @@ class Builder:
             body = self.functions.get(key)
             if body is not None:
                 if within.depth > 50:
-                    raise ModelError(f"the function {message.op_type} calls itself")
+                    raise ModelError(f"the function {message.op_type} calls itself; use a Loop")
                 yield from self._called(body, message, constants, defined, within)
                 continue
             opsets = within.opsets
@@ -336,18 +350,20 @@ class Builder:
                 raise ModelError(f"{what}: expected at least {op.least} operands, got {count}")
             for i in op.required(len(message.input)):
                 if not message.input[i]:
-                    raise ModelError(f"{what}: operand {i} is required, got none")
+                    raise ModelError(f"{what}: operand {i} is required, got none; pass it")
             for i, name in enumerate(message.input[op.most :] if op.most is not None else ()):
                 if name:
                     number = (op.most or 0) + i
-                    raise ModelError(f"{what}: operand {number}, {name!r}, is not supported")
+                    raise ModelError(
+                        f"{what}: operand {number}, {name!r}, is not supported; omit it"
+                    )
             values = {
                 name: self._value(attribute, constants, defined, what, within)
                 for name, attribute in _resolved(message, within.attributes).items()
             }
             for i, names in op.older.items():
                 if not any(message.input[i : i + 1]) and values.keys().isdisjoint(names.split()):
-                    raise ModelError(f"{what}: operand {i} is required, got none")
+                    raise ModelError(f"{what}: operand {i} is required, got none; pass it")
             for name, value in op.only.items():
                 if values.get(name, value) != value:
                     got = values[name]
@@ -432,7 +448,9 @@ class Builder:
             return [bytes(x).decode("utf-8", "replace") for x in attribute.strings]
         if kind == 11 and attribute.sparse_tensor is not None:
             return dense(attribute.sparse_tensor, self.files)
-        raise ModelError(f"{what} has the attribute {attribute.name!r} of an unknown kind, {kind}")
+        raise ModelError(
+            f"{what} has the attribute {attribute.name!r} of an unknown kind, {kind}; remove it"
+        )
 
 
 def _computed(node: GraphNode) -> tuple[Array, ...] | None:
@@ -508,7 +526,9 @@ def dense(sparse: ProtoMessage, files: Files) -> Array:
         places = indices.T if indices.ndim == 2 else np.unravel_index(indices, shape)
         array[tuple(places)] = values
     except (ValueError, IndexError, MemoryError) as error:
-        raise ModelError(f"a sparse tensor of shape {list(shape)} is invalid: {error}") from None
+        raise ModelError(
+            f"a sparse tensor of shape {list(shape)} is invalid: {error}; use a dense tensor"
+        ) from None
     return array
 
 
@@ -536,7 +556,7 @@ def kind_of(value: ProtoMessage) -> ValueKind:
         return ValueKind(container, 0, None)
     declared = type.tensor_type
     if declared.elem_type == 8:
-        raise ModelError(f"{value.name!r} has strings, which are not supported")
+        raise ModelError(f"{value.name!r} has strings, which are not supported; use numbers")
     shape = None
     if declared.shape is not None:
         shape = tuple(

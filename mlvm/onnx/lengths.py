@@ -67,7 +67,7 @@ def open_axes(
         dynamic_axes.items() if isinstance(dynamic_axes, Mapping) else [("", dynamic_axes)]
     ):
         if not isinstance(axes, Mapping):
-            raise refuse("expected a dict such as {'x': {0: 'batch'}}")
+            raise refuse(f"expected a dict such as {{'x': {{0: 'batch'}}}}, got {axes!r:.100}")
         if name not in inputs:
             raise refuse(f"unknown input {name!r}; the inputs are {', '.join(inputs)}")
         shape = inputs[name].shape
@@ -76,7 +76,7 @@ def open_axes(
             if match is None or int(match[1] or 1) < 1:
                 raise refuse(f"{text!r} is not a name of a length, such as 'batch' or '8*width'")
             if type(axis) is not int or not -len(shape) <= axis < len(shape):
-                raise refuse(f"{name} is {inputs[name]}, it has no axis {axis!r}")
+                raise refuse(f"expected an axis of {name}, {inputs[name]}, got {axis!r}")
             axis %= len(shape)
             length = OpenAxis(match[2], int(match[1] or 1))
             if shape[axis] % length.times:

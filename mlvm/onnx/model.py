@@ -248,7 +248,9 @@ def _loaded(data: memoryview, files: Files, what: str) -> Model:
             refusal.add_note(note)
         raise refusal from None
     except RecursionError:
-        raise ModelError(f"{what}: the graphs are nested too deeply") from None
+        raise ModelError(
+            f"{what}: the graphs are nested too deeply; use fewer nested graphs"
+        ) from None
 
 
 def _warn_of_training(graph: Graph, what: str) -> None:

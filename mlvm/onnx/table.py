@@ -85,7 +85,7 @@ def op(
 
 
 def enter_all(kind: Kind, functions: Mapping[str, Function]) -> None:
-    """Register functions of one kind by name."""
+    """Register functions of a kind by name."""
     for names, run in functions.items():
         op(names, kind)(run)
 
@@ -110,7 +110,7 @@ class NodeCall:
         try:
             return self.node.attributes[name]
         except KeyError:
-            raise ModelError(f"the attribute {name!r} is missing") from None
+            raise ModelError(f"the attribute {name!r} is missing; set it in the node") from None
 
     @property
     def opset(self) -> int:

@@ -134,10 +134,15 @@ _CLASSES: Final[dict[str, Any]] = {
 }
 
 
+def _damaged(reason: str) -> EncodingError:
+    """Return the error for bytes that are not a message of protobuf."""
+    return EncodingError(f"{reason}; export or download the file again")
+
+
 def decode(data: Bytes, kind: str = "Model", depth: int = 0) -> ProtoMessage:
     """Decode a message of a kind. Raises `EncodingError` for malformed bytes."""
     if depth > _DEEPEST:
-        raise EncodingError(f"messages are nested more than {_DEEPEST} deep")
+        raise _damaged(f"messages are nested more than {_DEEPEST} deep")
     message = object.__new__(_CLASSES[kind])
     values, readers = message.__dict__, _READERS[kind]
     numbers: dict[str, list[Any]] = {}
@@ -166,10 +171,10 @@ def decode(data: Bytes, kind: str = "Model", depth: int = 0) -> ProtoMessage:
         elif wire in _WIDTHS:
             size = _WIDTHS[wire]
         else:
-            raise EncodingError(f"field {key >> 3} of {kind}: unknown wire type {wire}")
+            raise _damaged(f"field {key >> 3} of {kind}: unknown wire type {wire}")
         if wire:
             if size > end - place:
-                raise EncodingError(
+                raise _damaged(
                     f"field {key >> 3} of {kind}: expected {size} bytes, but only {end - place} "
                     f"remain"
                 )
@@ -179,7 +184,7 @@ def decode(data: Bytes, kind: str = "Model", depth: int = 0) -> ProtoMessage:
         if reader is None:
             if key >> 3 in FIELDS[kind]:
                 name = FIELDS[kind][key >> 3].name
-                raise EncodingError(f"{kind}.{name}: unexpected wire type {wire}")
+                raise _damaged(f"{kind}.{name}: unexpected wire type {wire}")
             continue
         name, inner, many, is_number = reader
         if is_number:  # or packed numbers
@@ -196,7 +201,9 @@ def decode(data: Bytes, kind: str = "Model", depth: int = 0) -> ProtoMessage:
             try:
                 value = str(value, "utf-8")
             except UnicodeDecodeError:
-                raise EncodingError(f"{kind}.{name} is not valid UTF-8") from None
+                raise _damaged(
+                    f"{kind}.{name}: expected UTF-8, got {bytes(value[:20])!r}"
+                ) from None
         elif inner == "Attribute" and size < _SHORT:
             value = _attribute(bytes(value), depth + 1)
         elif inner != "bytes":
@@ -239,9 +246,9 @@ def _varint(data: Bytes, place: int) -> tuple[int, int]:
             result |= (byte & 127) << shift
             shift += 7
             if shift > 63:
-                raise EncodingError("a number has more than 10 bytes")
+                raise _damaged("expected a number of at most 10 bytes, got more")
     except IndexError:
-        raise EncodingError("the data ends within a number") from None
+        raise _damaged("the data ends within a number") from None
 
 
 def _signed(value: int) -> int:
@@ -256,7 +263,7 @@ def _packed(value: Bytes, kind: str) -> np.ndarray[Any, Any]:
         return _varints(np.frombuffer(value, np.uint8))
     dtype = _FIXED[kind]
     if len(value) % dtype.itemsize:
-        raise EncodingError(f"{len(value)} bytes are not a multiple of {dtype.itemsize} bytes")
+        raise _damaged(f"expected a multiple of {dtype.itemsize} bytes, got {len(value)}")
     return np.frombuffer(value, dtype)
 
 
@@ -264,11 +271,11 @@ def _varints(data: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Decode packed integers together, by the offset of the last byte of each integer."""
     ends = np.flatnonzero(data < 128)
     if len(data) and (not len(ends) or ends[-1] != len(data) - 1):
-        raise EncodingError("the data ends within a number")
+        raise _damaged("the data ends within a number")
     starts = np.concatenate([np.zeros(1, ends.dtype), ends[:-1] + 1])[: len(ends)]
     longest = int((ends - starts).max(initial=-1)) + 1
     if longest > 10:
-        raise EncodingError("a number has more than 10 bytes")
+        raise _damaged("expected a number of at most 10 bytes, got more")
     numbers = np.zeros(len(ends), np.uint64)
     for i in range(longest):
         there = ends - starts >= i

@@ -157,7 +157,7 @@ _is_input: Final = within_containers((TensorType, Tensor, np.ndarray, np.generic
 
 
 class _Model:
-    """ONNX file of one function."""
+    """ONNX file of a function."""
 
     def __init__(
         self,
@@ -184,7 +184,8 @@ class _Model:
         recorded, signature = _recorded(fn, structure, types, axes, sizes)
         if signature.fields or recorded.outcome.rebound or recorded.record.outside.queues:
             raise ModelError(
-                "a function that rebinds a field, or reads from a queue, cannot be saved"
+                "a function that rebinds a field, or reads from a queue, cannot be saved; "
+                "update the field in place, and pass the batch as an argument"
             )
         self.states: list[Any] = [x.root for x in recorded.record.outside.states]
         self.initializers: dict[str, Array | Tensor] = {}
@@ -434,10 +435,16 @@ class _Graph:
         op, [out] = call.op, call.outs
         types = [use.type for use in call.ins]
         if out.type.dtype.is_storage and op.name != "copy":
-            raise _refused(f"{op.name} to {out.type.dtype.name}", call.line)
+            raise _refused(
+                f"{op.name} to {out.type.dtype.name}",
+                call.line,
+                "; convert outside of the function",
+            )
         for type in (*types, out.type):
             if not _is_written(type.dtype):
-                raise _refused(f"{op.name} of {type.dtype.name}", call.line)
+                raise _refused(
+                    f"{op.name} of {type.dtype.name}", call.line, "; convert with astype"
+                )
         if not call.ins and not places(frozen((call.attributes, out.type))):
             value = np.zeros(out.type.shape, out.type.dtype.numpy)
             op.kernel(value, **call.attributes)
@@ -535,7 +542,11 @@ class _Graph:
         callee = call.callee
         assert callee is not None
         if callee in self._open:
-            raise _refused(f"the function {callee.name!r}, which calls itself,", call.line)
+            raise _refused(
+                f"the function {callee.name!r}, which calls itself,",
+                call.line,
+                "; use ml.while_loop",
+            )
         inner = _Graph(self.model, self)
         inner.nodes, inner._open = self.nodes, (*self._open, callee)
         for home, use in zip(callee.params, call.passed, strict=True):
@@ -596,7 +607,7 @@ def _is_written(dtype: DType) -> bool:
 
 def _number(dtype: DType, name: str) -> int:
     if not _is_written(dtype):
-        raise ModelError(f"{name} is of {dtype.name}, which is not supported")
+        raise ModelError(f"{name} is of {dtype.name}, which is not supported; convert with astype")
     return STORED[dtype][0] if dtype in STORED else NAMES[dtype]
 
 

@@ -99,7 +99,8 @@ class Board:
             source: Any = new_source(nbytes) if _source is None else _source
         except (MemoryError, OSError) as error:
             raise OutOfMemoryError(
-                f"cannot allocate {nbytes:,} bytes of shared memory for {size} processes: {error}"
+                f"cannot allocate {nbytes:,} bytes of shared memory for {size} processes: {error}; "
+                "use fewer processes"
             ) from None
         self._source: int = source
         weakref.finalize(self, os.close, self._source)
@@ -142,7 +143,10 @@ class Board:
 
     def __reduce__(self) -> tuple[Any, ...]:
         if get_spawning_popen() is None:
-            raise GroupError("a group's shared memory can only be passed to a process that starts")
+            raise GroupError(
+                "a group's shared memory can only be passed to a process that starts; "
+                "pass it to a new process"
+            )
         from multiprocessing.reduction import DupFd
 
         return _attached, (self.size, self.spins, DupFd(self._source))

@@ -9,7 +9,7 @@ number of tensors in place, with one barrier. A collective with a result has the
 same tensors waits for it. `all_gather.start` and `all_gather.wait` ( y x -- ) do the same for
 `all_gather.out`, and `reduce_scatter.start` and `.wait` for `reduce_scatter.out`. In between, a
 thread of the member communicates; the program continues and must not use the tensors. Collectives
-are matched in the order of the calls. A blocking call of one member matches a started call of
+are matched in the order of the calls. A blocking call of a member matches a started call of
 another member.
 
 Each collective accepts `timeout`, the longest time in seconds without progress that a member waits
@@ -265,7 +265,7 @@ class Member:
                 del self._started[i]
                 future.result()
                 return
-        raise GroupError(f"{call}: expected an earlier {name}.start of these tensors")
+        raise GroupError(f"{call}: expected an earlier {name}.start of these tensors, got none")
 
     def _here(self, call: Collective) -> Communicator:
         """Return the communicator of the current run.

@@ -42,7 +42,7 @@ def launch(
     node: int = 0,
     address: str | None = None,
 ) -> int:
-    """Run processes of this Python as the members of one group, and return the exit status.
+    """Run processes of this Python as the members of a group, and return the exit status.
 
     The status is 0 if all members have succeeded. Each member creates the group by
     `ml.parallel.group("auto")`. If a member fails or is killed, all members are stopped and

@@ -35,7 +35,7 @@ def sharding(shard: Shard | None) -> Iterator[None]:
 
 
 class Membership:
-    """Membership of one VM in a group. `member` is None if the VM is in no group."""
+    """Membership of a VM in a group. `member` is None if the VM is in no group."""
 
     def __init__(self, vm: VMProtocol) -> None:
         self.member: Member | None = None

@@ -296,7 +296,7 @@ class MessageCommunicator(Passing):
         self._transport = transport
         self._run = run
         self._inbox = transport.inbox(run)
-        self._counts: defaultdict[int, int] = defaultdict(int)  # by other member, or own rank
+        self._counts: defaultdict[int, int] = defaultdict(int)  # key: rank of a member
         self._moves = 1  # 0 is the answer before a run
         self._late: list[int] = []  # members whose end this member has not awaited
 
@@ -348,6 +348,7 @@ class MessageCommunicator(Passing):
                 names = ", ".join(self.names[rank] for rank in self._late)
                 what = "the end of" if missing else "its result to be received by"
                 text = f"{self.names[self.rank]} has waited {timeout:g} s for {what} {names}"
+                text += "; raise timeout="
                 self._end_run(GroupTimeoutError(text))
                 raise GroupTimeoutError(text)
             transport.listen(_LOOK)

@@ -48,7 +48,10 @@ def pickled(value: Any) -> bytes:
                 f"other functions, {missing}"
             ) from None
         except Exception as error:
-            raise GroupError(f"{brief(value)} cannot be sent to another process: {error}") from None
+            raise GroupError(
+                f"{brief(value)} cannot be sent to another process: {error}; "
+                "define it at the top of a module"
+            ) from None
         return data
     return file.getvalue()
 
@@ -62,5 +65,7 @@ class _ByName(pickle.Pickler):
         ):
             main = sys.modules["__main__"]
             if getattr(main, "__spec__", None) is None and not hasattr(main, "__file__"):
-                raise pickle.PicklingError(f"{value!r} is not defined in a file")
+                raise pickle.PicklingError(
+                    f"{value!r} is not defined in a file; define it in a module"
+                )
         return NotImplemented

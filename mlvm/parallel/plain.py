@@ -98,7 +98,10 @@ def _flattened(value: Any, arrays: list[Array], blobs: list[bytes]) -> Any:
         ]
         return ["dict", tuple(pairs)]
     if value is not None and not isinstance(value, (bool, int, float, str, np.generic)):
-        raise EncodingError(f"{with_article(type(value).__name__)} is not supported")
+        raise EncodingError(
+            f"{with_article(type(value).__name__)} is not supported; "
+            "return numbers, strings, arrays, or lists, tuples and dicts of them"
+        )
     return value
 
 

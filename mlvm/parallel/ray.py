@@ -162,7 +162,9 @@ class RayGroup(AnyGroup):
             self._ray.init(**options)
         except Exception as error:  # Ray raises errors of many classes
             first = str(error).partition("\n")[0]
-            raise GroupError(f"RayGroup: Ray has not started: {first}") from error
+            raise GroupError(
+                f"RayGroup: Ray has not started: {first}; call ray.init before it"
+            ) from error
 
     def _reserve(self, strategy: str) -> None:
         """Reserve the resources of all actors.
@@ -221,12 +223,14 @@ class RayGroup(AnyGroup):
         except errors.GetTimeoutError:
             missing = self._ray.wait(list(calls), num_returns=len(calls), timeout=0)[1]
             names = ", ".join(self._names[calls.index(each)] for each in missing)
-            raise GroupTimeoutError(f"{names} did not start within {self._start:g} s") from None
+            raise GroupTimeoutError(
+                f"{names} did not start within {self._start:g} s; raise start="
+            ) from None
         except errors.RayTaskError as error:
             cause = error.cause
             raise cause if isinstance(cause, MlvmError) else GroupError(str(error)) from None
         except errors.RayError as error:
-            raise GroupError(f"an actor died at startup: {_cause(error)}") from None
+            raise GroupError(f"an actor died at startup: {_cause(error)}; see its log") from None
         return results
 
     def run(self, fn: Task[R]) -> list[R]:

@@ -1,4 +1,4 @@
-"""Communication of threads, which share the memory of one process.
+"""Communication of threads, which share the memory of a process.
 
 A member that arrives at a collective waits for the other members. They cannot meet if a member
 calls a different collective, has finished or has failed, or if all members wait. This is detected

@@ -204,7 +204,9 @@ def _reachable(advertise: str | None, ports: range | str | None) -> _Reachable:
         host, port = place.host, place.port
         if len(host) > MOST_NAME // 2:
             most = MOST_NAME // 2
-            raise GroupError(f"advertise=: expected a host of at most {most} characters")
+            raise GroupError(
+                f"advertise=: expected a host of at most {most} characters, got a longer one"
+            )
     chosen = ports if isinstance(ports, range) else range(0)
     if isinstance(ports, str):
         first, _, last = ports.partition("-")
@@ -300,7 +302,7 @@ class TcpLink:
             except OSError as error:
                 raise ConnectionLostError(error.strerror or "the connection has ended") from None
             if not n:
-                raise ConnectionLostError("the connection has ended")
+                raise ConnectionLostError("the connection has ended; start the group again")
             if self._frame:
                 self._large_filled += n
                 self.moved += n
@@ -323,7 +325,9 @@ class TcpLink:
             frame = bytes(self._room[at : at + _PREFIX])
             magic, head, body = _FRAME.unpack_from(frame)
             if magic != _MAGIC or head > _MOST_HEAD or body > _MOST_BODY:
-                raise EncodingError("received data is not a message")
+                raise EncodingError(
+                    "received data is not a message; check that no other program uses the port"
+                )
             nbytes = head + -head % 8 + body
             there = self._room[at + _PREFIX : min(at + _PREFIX + nbytes, self._filled)]
             if len(there) < nbytes <= _ROOM - _PREFIX:
@@ -348,7 +352,7 @@ class TcpLink:
             self._receive_key, self._received, frame[: _FRAME.size], data[:start], data[start:]
         )
         if not hmac.compare_digest(mac, frame[_FRAME.size :]):
-            raise EncodingError("a message was changed in transit")
+            raise EncodingError("a message was changed in transit; start the group again")
         self._received += 1
         self.inbox.append((bytes(data[:head]), message[start:]))
 
@@ -487,7 +491,9 @@ def _listener(address: TcpAddress, port: int, system: System) -> socket.socket:
             return system.listen(TcpAddress(address.host, port), public=False)
         return system.listen_everywhere(port)
     except OSError as error:
-        raise AddressError(f"cannot listen on port {port}: {error.strerror}") from None
+        raise AddressError(
+            f"cannot listen on port {port}: {error.strerror}; choose another port"
+        ) from None
 
 
 class _Meeting:
@@ -636,7 +642,10 @@ class _Meeting:
                 return news
         if ended and not any(what == "failed" for what, _ in news):
             name = self._name(rank)
-            raise GroupError(f"{name} has ended before all members joined{self._refusals}")
+            raise GroupError(
+                f"{name} has ended before all members joined{self._refusals}; "
+                "start all members again"
+            )
         return news
 
     def _tell_all(self, what: _News) -> None:
@@ -750,7 +759,9 @@ class _Meeting:
                 self._require_same(int(rank), their_versions)
                 with self._lock:
                     if int(rank) not in self._expected or int(rank) in self._arrived:
-                        raise AccessDeniedError(f"{self._name(int(rank))} is already connected")
+                        raise AccessDeniedError(
+                            f"{self._name(int(rank))} is already connected; use each rank once"
+                        )
                     self._arrived.add(int(rank))
                 offers.append((int(rank), advertised, int(port), bytes.fromhex(theirs)))
                 return {"nonce": nonce.hex(), "versions": versions()}

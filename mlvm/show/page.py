@@ -53,7 +53,7 @@ class Step(NamedTuple):
 
 
 def step_page(step: Step, title: str, *, before: float | None = None) -> str:
-    """Return the page of one step.
+    """Return the page of a step.
 
     Source files that changed after the time `before` are not quoted.
     """
@@ -358,7 +358,7 @@ def _name_of_pane(recording: Recording) -> str:
 def _by_name(traces: Sequence[VMTrace]) -> list[tuple[list[VMTrace], str]]:
     """Group the traces to show as one, each group with a text about the size.
 
-    Many VMs of one name are one group.
+    Many VMs with the same name are one group.
     """
     groups: dict[str, list[VMTrace]] = {}
     for trace in traces:

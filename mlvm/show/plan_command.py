@@ -149,7 +149,7 @@ def read_buffers(file: str, data: bytes) -> BufferTable:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise BuffersError(f"{file}: line {line}: not UTF-8 text") from None
+        raise BuffersError(f"{file}: line {line}: not UTF-8 text; save the file as UTF-8") from None
     reader = csv.reader(io.StringIO(text, newline=""), strict=True, skipinitialspace=True)
     columns: list[str] = []
     rows: list[dict[str, str]] = []
@@ -180,13 +180,18 @@ def read_buffers(file: str, data: bytes) -> BufferTable:
             line_of[name] = reader.line_num
             total += block.nbytes
             if total > MAX_TERM:
-                raise BuffersError(f"{where}: the sizes together exceed the limit of 2**62 bytes")
+                raise BuffersError(
+                    f"{where}: the sizes together exceed the limit of 2**62 bytes; use smaller "
+                    "sizes"
+                )
             rows.append(row)
             blocks.append(block)
     except csv.Error as error:
         raise BuffersError(f"{file}: line {reader.line_num}: {error}") from None
     if not columns:
-        raise BuffersError(f"{file}: expected a line with the columns {', '.join(_COLUMNS)}")
+        raise BuffersError(
+            f"{file}: expected a line with the columns {', '.join(_COLUMNS)}, got an empty file"
+        )
     return BufferTable(columns, rows, blocks)
 
 

@@ -235,7 +235,7 @@ def record_all(*, most: int | None = None, programs: bool = False) -> Iterator[l
 
 
 def snapshot(arena: Arena) -> Recording:
-    """Return the live tensors of the arena as a recording of one moment."""
+    """Return the live tensors of the arena as a recording of a single moment."""
     recording = Recording(arena.name, arena.capacity)
     for tensor in arena.live():
         region = tensor.region

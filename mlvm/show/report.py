@@ -20,8 +20,8 @@ def report(arena: Arena, *, holders: int = 8) -> str:
     For a recorded arena, a second table lists the tensors at the moment when most bytes were in
     use.
 
-    Tensors of one type made on one line share a row. Lines are known in arenas of fixed capacity,
-    and while an arena is recorded.
+    Tensors of the same type made on the same line share a row. Lines are known in arenas of fixed
+    capacity, and while an arena is recorded.
     """
     live = arena.holders()
     rows = [

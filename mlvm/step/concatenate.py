@@ -28,9 +28,14 @@ def concatenate(launches: Sequence[Launch]) -> Program:
             )
         for each in decode(program)["main"].instructions():
             if each.kind == "cfunc" and program.main.code[each.pc].immediates[0] == STAR:
-                raise ProgramError("a program with cfunc * cannot be concatenated")
+                raise ProgramError(
+                    "a program with cfunc * cannot be concatenated; use a number of results"
+                )
             if each.kind == "cfunc" and each.at != 0:
-                raise ProgramError("a program that returns values cannot be concatenated")
+                raise ProgramError(
+                    "a program that returns values cannot be concatenated; "
+                    "write to an operand instead"
+                )
             end = each.pc
             if each.kind == "halt":
                 break

@@ -44,7 +44,7 @@ class FusionPolicy(NamedTuple):
     `transposes`: whether matrix products accept transposed factors, with the same bits.
     `windows`: whether chains read and write slices in place.
     `elements`: whether calls on one element join a chain that computes none of their operands.
-    `parts`: whether calls for parts of a batch have the bits of one call (`mlvm.step.parts`).
+    `parts`: whether calls for parts of a batch have the bits of a single call (`mlvm.step.parts`).
     `near`: maximum number of units between a call and a chain that it joins.
     """
 
@@ -112,7 +112,7 @@ def joined(
     row = _Row(chains)
     producers: dict[Value, Unit] = {}
     domains = units.domains.setdefault(policy, _Domains(policy))
-    of_elements: dict[Shape | None, Unit] = {}  # the last unit of each shape of one element
+    of_elements: dict[Shape | None, Unit] = {}  # the last unit of each shape of a single element
     for each in row.in_order():
         unit = each
         if None in [domains[call] for call in unit.calls]:

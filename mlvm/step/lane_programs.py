@@ -188,7 +188,7 @@ class _SegmentCalls:
             op = OPS[name]
             type_ = op.infer(types, attributes)
             if type_ is None or type_.nbytes != count * out_type.nbytes:
-                raise CaptureError(f"{line or 'here'}: {name} does not support lanes")
+                raise CaptureError(f"{line or 'here'}: {name} does not support lanes; use ml.vmap")
             value = now[number] = Value(type_.nbytes)
             if number in self.outs and last[number] == i:
                 value.home = Home("output", self.outs.index(number), type_)
@@ -380,7 +380,7 @@ class _Writer:
             self.as_type(self.shared_types[number], use.type)
             return
         if not self.body.has(key):
-            raise CaptureError("a lane reads a value before the first write")
+            raise CaptureError("a lane reads a value before the first write; write it first")
         at = self.body.slot(key)
         self.emit("get", at)
         if key in self.body.owned and not alias:
@@ -404,7 +404,9 @@ class _Writer:
         """Push memory for a value that no other slot refers to."""
         at = self.slot(self.key(use), use.type)
         if self.body.type_at(at) is not use.type:
-            raise CaptureError(f"a lane sees {self.body.type_at(at)} as {use.type}")
+            raise CaptureError(
+                f"expected {use.type} in a lane, got a slot of {self.body.type_at(at)}"
+            )
         self.emit("get", at)
         self.op("copy", 1, 1)
         self.emit("set", at)
@@ -458,7 +460,9 @@ class _Writer:
             x, value, index = call.ins
             at = self.slot(self.key(out), out.type)
             if self.body.type_at(at) is not out.type or x.type is not out.type:
-                raise CaptureError(f"a lane sees {self.body.type_at(at)} as {out.type}")
+                raise CaptureError(
+                    f"expected {out.type} in a lane, got a slot of {self.body.type_at(at)}"
+                )
             self.emit("get", at)
             self.emit("get", at)
             self.read(value)
@@ -525,7 +529,10 @@ class _Writer:
 
     def control(self, call: Call) -> None:
         if call.callee is not None:
-            raise CaptureError(f"{call.line or 'here'}: a function is called from outside of lanes")
+            raise CaptureError(
+                f"{call.line or 'here'}: a function is called from outside of lanes; "
+                "call it inside of the function"
+            )
         first, second = call.blocks
         again = len(self.body.code)
         if call.name == "cond":
@@ -565,7 +572,8 @@ class _Writer:
             or call.ins[0].value.home is not total.value.home
         ):
             raise CaptureError(
-                f"{call.line or 'here'}: a lane must not update a tensor from outside of it"
+                f"{call.line or 'here'}: a lane must not update a tensor from outside of it; "
+                "return the new value"
             )
         if product is not None:
             operands = list(product.ins)

@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
 from mlvm.core.dynamic_sizes import Length
-from mlvm.core.errors import EncodingError, MlvmError
+from mlvm.core.errors import MlvmError
 from mlvm.core.machine.callee import OUT
 from mlvm.core.op import OPS
+from mlvm.core.program.encoding import damaged
 from mlvm.core.types import TensorType
 from mlvm.step.flow import Block, Call, Home, Procedure, Use, Value
 from mlvm.step.fusion import NATIVE, REFERENCE, FusionPolicy
@@ -76,7 +77,7 @@ class OpenLanes(OpenPart):
         except Exception as error:
             if not self._is_read:
                 raise
-            raise EncodingError(f"invalid function of lanes in the file: {error!r}") from None
+            raise damaged(f"invalid function of lanes in the file: {error!r}") from None
 
     def fields(self, closed: Callable[[Any], Any]) -> tuple[Any, ...]:
         """Return the function as values for a file; `read` is the inverse.
@@ -186,7 +187,7 @@ def _function_of(fields: Any, opened: Callable[[Any], Any]) -> LaneFunction:
 
     def block_of(number: Any, after: int) -> Block:
         if number <= after:
-            raise ValueError(f"block {number} contains itself")
+            raise ValueError(f"block {number} contains itself; remove the cycle")
         free.remove(number)
         return _at(all_blocks, number)
 

@@ -201,7 +201,9 @@ class OpenStep(NamedTuple):
         planned = self.template.at(values)
         if planned is None:
             raise ShapeError(
-                f"step: at {self.sizes(values)} a temporary is larger than at the bounds of lengths"
+                f"step: at {self.sizes(values)} a temporary is larger than at the bounds of "
+                "lengths; "
+                "save a step for larger sizes"
             )
         return planned
 

@@ -2,9 +2,10 @@
 
 A captured step that raises leaves arguments and states unchanged. Each update therefore runs after
 all calls that may raise, whatever the recorded order. Two kinds of updates keep the order of eager
-code: updates with a new value that such a call reads, and updates that may raise themselves, such
-as `w[indices] = v`. A call cannot raise if an earlier call checked the same indices against the
-same limit. So the backward passes of `take` and `softmax_cross_entropy` do not delay updates.
+code. The first are updates with a new value that such a call reads. The second are updates that may
+raise themselves, such as `w[indices] = v`. A call cannot raise if an earlier call checked the same
+indices against the same limit. So the backward passes of `take` and `softmax_cross_entropy` do not
+delay updates.
 """
 
 from __future__ import annotations

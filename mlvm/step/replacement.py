@@ -1,6 +1,6 @@
 """Replacement of subgraphs that match a pattern by calls of a host function.
 
-A pattern is a small flow of ops on parameters. It matches calls of one block of the step with the
+A pattern is a small flow of ops on parameters. It matches calls of a block of the step with the
 same ops, attributes, types and flow. The inner values have no other use. One call, at the position
 of the last, replaces the calls.
 """
@@ -63,7 +63,10 @@ class Pattern:
             raise CaptureError("a pattern must not update a tensor in place; return a new tensor")
         values = [use.value for use in results]
         if not values or not outputs.issuperset(values) or len({*values}) < len(values):
-            raise CaptureError("expected a pattern that returns distinct computed tensors")
+            raise CaptureError(
+                "expected a pattern that returns distinct computed tensors, "
+                "got an operand or a result twice"
+            )
         read = {use.value for call in calls for use in call.ins} - outputs
         numbers = {value.home.index for value in read if value.home and value.home.role == "input"}
         unused = [number for number in range(len(params)) if number not in numbers]

@@ -17,7 +17,6 @@ from mlvm.arena.planner import Plan
 from mlvm.arena.recording import Lifetime
 from mlvm.core.errors import (
     DTypeError,
-    EncodingError,
     HandleError,
     MlvmError,
     ProgramError,
@@ -27,7 +26,7 @@ from mlvm.core.errors import (
 )
 from mlvm.core.memo import exact_repr
 from mlvm.core.ops.half import cast, number_array
-from mlvm.core.program.encoding import Kind, Reader, Writer, open_message
+from mlvm.core.program.encoding import Kind, Reader, Writer, damaged, open_message
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import StorageHandle, TensorHandle, VMProtocol
 from mlvm.core.types import MAX_NBYTES, Array, TensorType, f64
@@ -76,7 +75,8 @@ class SavedStep(NamedTuple):
             except OverflowError:
                 at_sizes = self.open.sizes(values)
                 raise ShapeError(
-                    f"step: at {at_sizes}, {values[place]} is out of range for {dtype.name}"
+                    f"step: at {at_sizes}, {values[place]} is out of range for {dtype.name}; "
+                    "use a smaller size"
                 ) from None
         step = self.at_values(values)._replace(states=tuple(states))
         self._require(types, step.inputs)
@@ -141,7 +141,7 @@ class SavedStep(NamedTuple):
         for place, line in lines.items():
             function, _, pc = place.rpartition(" ")
             if not pc.isdecimal():
-                raise EncodingError(f"expected a line with a function and a pc, got {brief(place)}")
+                raise damaged(f"expected a line with a function and a pc, got {brief(place)}")
             by_place[function, int(pc)] = line
         planned = Planned(program, arguments, plan, by_place, lifetimes, moments=moments)
         opened = OpenStep.read(reader, planned) if reader.remaining else None
@@ -164,12 +164,12 @@ class SavedStep(NamedTuple):
             TypeError,
             ValueError,
         ) as e:
-            raise EncodingError(f"the lengths do not match the step: {e}") from None
+            raise damaged(f"the lengths do not match the step: {e}") from None
         program = Program.from_bytes(step.planned.program.to_bytes())  # as read from a file
         planned = replace(step.planned, program=program, lines=self.planned.lines)
         is_same = self.open is None or exact_repr(values) == exact_repr([*self.open.values])
         if not is_same or (planned, *step[1:4]) != (self.planned, *self[1:4]):
-            raise EncodingError(f"the lengths ({self.open}) do not match the step")
+            raise damaged(f"the lengths ({self.open}) do not match the step")
 
     def _check(self) -> None:
         """Raise `EncodingError` unless all locations exist and are inside the scratch memory."""
@@ -185,19 +185,17 @@ class SavedStep(NamedTuple):
                 homes = types[role]
                 fits = 0 <= place < len(homes) and homes[place].nbytes == type.nbytes
             if not fits:
-                raise EncodingError(
-                    f"expected the number of {with_article(role)} of {type}, got {place}"
-                )
+                raise damaged(f"expected the number of {with_article(role)} of {type}, got {place}")
         size = len(self.planned.program.main.code)
         moments = self.planned.moments or range(size)  # each has at least one instruction
         for pc in moments:
             if not 0 <= pc < size:
-                raise EncodingError(f"expected a pc below {size}, got {brief(pc)}")
+                raise damaged(f"expected a pc below {size}, got {brief(pc)}")
         for each in self.planned.lifetimes:
             in_time = 0 <= each.start <= each.end <= len(moments)
             in_place = 0 <= each.offset <= each.offset + each.nbytes <= self.planned.plan.nbytes
             if not (in_time and in_place):
-                raise EncodingError(f"expected a lifetime within the step, got {brief(each)}")
+                raise damaged(f"expected a lifetime within the step, got {brief(each)}")
 
 
 class LoadedStep:

@@ -475,7 +475,7 @@ def test_close_does_not_wait_for_ever_for_a_thread(monkeypatch: Patch) -> None:
     batches = pipeline(transform=gate, workers=1)
     refuses(QueueEmptyError, "", batches.get, timeout=0)
     assert gate.reached.wait(10)
-    with pytest.warns(RuntimeWarning, match="still busy: pipeline worker 0"):
+    with pytest.warns(RuntimeWarning, match="run after close: pipeline worker 0"):
         batches.close()
     gate.opened.set()
     for thread in threading.enumerate():

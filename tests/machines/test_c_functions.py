@@ -198,7 +198,8 @@ def test_an_error_is_typed_and_leaves_the_vm_as_it_was(vm: VM, case: int) -> Non
 
 def test_no_place_for_a_number(call: Callable[..., Any]) -> None:
     with pytest.raises(
-        HostFunctionError, match=r"^wrong: number: the pointer for 'value' is NULL$"
+        HostFunctionError,
+        match=r"^wrong: number: the pointer for 'value' is NULL; pass the address",
     ):
         call("wrong", 31, value=1)
 

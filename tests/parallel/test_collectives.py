@@ -99,7 +99,7 @@ def test_a_vm_with_workers_takes_part() -> None:
 def test_programs_with_collectives_are_verified() -> None:
     with Group(2) as group:
         program = Program.of_op("all_gather.out", 2, {}, 0)
-        with pytest.raises(errors.ShapeError, match=r"the result is f32\[6\]"):
+        with pytest.raises(errors.ShapeError, match=r"the result.s type f32\[6\]"):
             group.vms[0].estimate(program, [TensorType("f32", (3,)), TensorType("f32", (3,))])
         with pytest.raises(errors.ProgramError, match="returns 1 result, the call expects 2"):
             group.vms[0].estimate(Program.of_op("all_gather", 1, {}, 2), [TensorType("f32", (3,))])

@@ -153,7 +153,7 @@ def test_a_ray_that_does_not_start_is_named(monkeypatch: Patch) -> None:
         raise Exception("The current node timed out\nduring startup")
 
     monkeypatch.setattr(ray, "init", init)
-    text = "RayGroup: Ray has not started: The current node timed out$"
+    text = "RayGroup: Ray has not started: The current node timed out; call ray.init before it$"
     refuses(GroupError, text, ml.parallel.RayGroup, 1)
 
 

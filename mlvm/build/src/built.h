@@ -85,7 +85,7 @@ typedef struct {
     const uint32_t *formulas;
 } Shape;
 
-/* State of one number that depends on sizes. */
+/* State of a number that depends on sizes. */
 typedef struct {
     size_t at;
     int dtype;

@@ -119,13 +119,13 @@ class OpInto(WritesInto):
     def infer(self, operands: Types, attributes: Attributes) -> Inferred:
         name = self.op.name + OUT
         if not operands:
-            raise ShapeError("expected the tensor to write to as the first operand").at(
-                name, operands
-            )
+            raise ShapeError(
+                "expected the tensor to write to as the first operand, got no operands"
+            ).at(name, operands)
         out, inferred = operands[0], self.op.infer(operands[1:], attributes)
         if out is not inferred:
             refused = ShapeError if inferred is None or out.dtype is inferred.dtype else DTypeError
-            message = f"the result is {inferred} and does not fit into {out}"
+            message = f"expected an output of the result's type {inferred}, got {out}"
             raise refused(message).at(name, operands)
         return ()
 
@@ -206,7 +206,7 @@ class Fused(WritesInto):
                 if j < chain.outputs or not same_place(out, x) or not chain.may_replace(i, j):
                     raise MachineError(
                         f"{self.name}: parameter {i}, a result, overlaps parameter {j}, which is "
-                        f"still in use"
+                        f"still in use; pass a different tensor"
                     )
 
     def cost(self, operands: Types, attributes: Attributes) -> tuple[int, int]:

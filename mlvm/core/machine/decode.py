@@ -168,7 +168,7 @@ def decode(program: Program, count: Count = lambda name: None) -> dict[str, Code
 
 
 class _Decoder:
-    """Symbolic stack of one block.
+    """Symbolic stack of a block.
 
     Slots of the frame below `low` have the values from the start of the block, except those in
     `changed`. `stack` is above them; if the stack `is_open`, any number of unknown values is

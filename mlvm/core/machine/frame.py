@@ -86,7 +86,7 @@ class Frame:
         Raises `MachineError` for an array that the machine cannot use without a copy.
         """
         if not isinstance(array, np.ndarray) or not array.flags.carray:
-            raise MachineError(f"{self._name}: expected a writable, contiguous array")
+            raise MachineError(f"{self._name}: expected a writable, contiguous array; copy it")
         TensorType.of(array)
         self.results.append(array)
 

@@ -141,7 +141,7 @@ class Binding:
         if isinstance(self.callee, WritesInto):
             written = params[: self.callee.writes(attributes)]
             if not all(map(self.callee.memory.writable, written)):
-                raise MachineError(f"{self.name}: cannot write to a constant")
+                raise MachineError(f"{self.name}: cannot write to a constant; pass a copy")
             self.callee.check_aliasing(params, attributes)
 
 
@@ -228,7 +228,7 @@ class _Removed(UserFunction):
     """Callee of a removed function: every call raises `UnknownFunctionError`."""
 
     def call(self, params: Sequence[Value], attributes: Attributes) -> Sequence[Value]:
-        raise UnknownFunctionError(f"function {self.name!r} was removed")
+        raise UnknownFunctionError(f"function {self.name!r} was removed; register it again")
 
 
 def _unknown(what: str, name: str, names: Iterable[str]) -> UnknownFunctionError:

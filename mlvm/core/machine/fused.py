@@ -60,7 +60,7 @@ WRITES_WINDOW: Final = "slice_set"
 
 
 def is_apart(reads: Attributes, writes: Attributes) -> bool | None:
-    """Return whether two windows of one tensor are disjoint; None if they are equal.
+    """Return whether two windows of the same tensor are disjoint; None if they are equal.
 
     The result is False if the bounds do not show it for all dynamic sizes.
     """
@@ -160,14 +160,21 @@ class Chain:
         for i, (op, target, sources, attributes) in enumerate(self.links):
             for source in sources:
                 if source not in inferred or (0 <= source < self.outputs and source not in written):
-                    raise ArgumentError(f"{op.name} reads value {source} before the first write")
+                    raise ArgumentError(
+                        f"{op.name} reads value {source} before the first write; "
+                        "write it in an earlier link"
+                    )
                 if source in windows and source >= 0:
                     raise ArgumentError(
-                        f"{op.name} reads value {source}, which is only partly written"
+                        f"{op.name} reads value {source}, which is only partly written; "
+                        "write all of it first"
                     )
             result = op.infer([inferred[source] for source in sources], attributes)
             if target in windows:
-                raise ArgumentError(f"{op.name} must not overwrite {target}, which is a window")
+                raise ArgumentError(
+                    f"{op.name} must not overwrite {target}, which is a window; "
+                    "write to a different value"
+                )
             if result is not None and op.name in (READS_WINDOW, WRITES_WINDOW):
                 is_read = op.name == READS_WINDOW
                 if sources[0] < self.outputs or is_read == (target >= 0):
@@ -178,24 +185,35 @@ class Chain:
                 windows.add(target)
                 if is_read:
                     if target in written:
-                        raise ArgumentError(f"{op.name} would write {target} again")
+                        raise ArgumentError(
+                            f"{op.name} would write {target} again; write to a different value"
+                        )
                     inferred[target] = result
                     written.add(target)
                     continue
                 if inferred[sources[1]] is not result.with_shape(attributes["length"]):
-                    raise ShapeError(f"{op.name} expects values of the window's shape and dtype")
+                    raise ShapeError(
+                        f"{op.name} expects values of the window's type, got "
+                        f"{inferred[sources[1]]}; "
+                        "convert the values"
+                    )
             whole = op.links or (i == 0 and op.heads)
             sets = op.name == WRITES_WINDOW
             if result is None or not (whole or sets or (op.reduces and target >= 0)):
-                raise ArgumentError(f"{op.name} cannot be part of a chain")
+                raise ArgumentError(f"{op.name} cannot be part of a chain; call it separately")
             worked = result if whole else inferred[sources[-1 if sets else 0]]
             shape = worked.shape if shape is None else shape
             if worked.shape != shape:
                 raise ShapeError(f"{op.name}: expected shape {shape} like the chain, got {worked}")
             if target in sources and not op.in_place:
-                raise ArgumentError(f"{op.name} must not overwrite operand {target} in place")
+                raise ArgumentError(
+                    f"{op.name} must not overwrite operand {target} in place; "
+                    "write to a different value"
+                )
             if target in written and (target >= 0 or inferred[target] is not result):
-                raise ArgumentError(f"{op.name} would write {target} again")
+                raise ArgumentError(
+                    f"{op.name} would write {target} again; write to a different value"
+                )
             if target >= self.outputs:
                 raise ArgumentError(f"{op.name} must not write to parameter {target}, an operand")
             if target >= 0 and inferred[target] is not result:
@@ -205,7 +223,9 @@ class Chain:
             written.add(target)
         missing = set(range(self.outputs)) - written
         if missing:
-            raise ArgumentError(f"the chain never writes parameter {min(missing)}")
+            raise ArgumentError(
+                f"the chain never writes parameter {min(missing)}; declare fewer outputs"
+            )
         return inferred
 
     def kernel(self, op: Op) -> Kernel:

@@ -7,7 +7,7 @@ frequent sequences into one step each:
     load_arg i; ...; load_arg j; CALL x.out     ->  CALL_ON_ARGS binding, (i, ..., j)
 
 A program without branches becomes a list of kernels with argument indices. `bind` replaces the
-numbers by the arrays of one launch. The launch then calls the kernels in order.
+numbers by the arrays of a launch. The launch then calls the kernels in order.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def recheck_calls(main: LinkedCode) -> None:
 
 @dataclass
 class _Linker:
-    """Linker of one function, which becomes `code`; `codes` are all functions of the program."""
+    """Linker of a function, which becomes `code`; `codes` are all functions of the program."""
 
     program: Program
     functions: FunctionTable
@@ -248,7 +248,7 @@ def bind(
     checked: bool,
     bound: tuple[LinkedCode, tuple[Array, ...]] | None = None,
 ) -> LinkedCode:
-    """Return the linked `main` with the arrays of one launch in the calls.
+    """Return the linked `main` with the arrays of a launch in the calls.
 
     The reference kernel of chains is bound to the arrays as well; all chains share the workspace.
     `bound` is an earlier result with the operands; unchanged steps are reused. If `checked`, raises

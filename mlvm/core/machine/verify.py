@@ -295,7 +295,7 @@ class _Verifier:
                 number = argument_of(self.context.function.code[self.pc])
                 if number is not None and number >= len(self.arg_types):
                     raise self.error(
-                        f"the argument does not exist: the launch has {len(self.arg_types)}"
+                        f"expected an argument below {len(self.arg_types)}, the launch's number"
                     )
 
     # --- the fixed point ---
@@ -420,7 +420,7 @@ class _Verifier:
             if callee.nresults is not None and nresults not in (STAR, callee.nresults):
                 raise self.error(
                     f"{name} returns {counted(int(callee.nresults), 'result')}, the call "
-                    f"expects {nresults}"
+                    f"expects {nresults}; write cfunc with this number"
                 )
             if isinstance(callee, UserFunction):
                 callee.check_count(len(operands))
@@ -432,7 +432,7 @@ class _Verifier:
             if isinstance(callee, WritesInto) and any(
                 x.constant for x in operands[: callee.writes(attributes)]
             ):
-                raise self.error(f"{name}: cannot write to a constant")
+                raise self.error(f"{name}: cannot write to a constant; pass a copy")
             if has_types:
                 if self.by_type:
                     self.context.costs[self.pc] = callee.cost(types, attributes)  # type: ignore[arg-type]

@@ -38,7 +38,7 @@ def _arange(start: int | float, stop: int | float, step: int | float, dtype: str
         steps = (stop - start) / step
         if not math.isfinite(steps):
             raise ArgumentError(
-                f"expected fewer elements, got start {start}, stop {stop}, step {step}"
+                f"expected a finite number of elements, got start {start}, stop {stop}, step {step}"
             )
         return kind.with_shape((max(0, math.ceil(steps)),))
     if not all(isinstance(value, int) for value in (start, stop, step)):

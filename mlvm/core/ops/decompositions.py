@@ -228,7 +228,7 @@ def inv(out: Array, x: Array) -> None:
 def solve(out: Array, x: Array, y: Array) -> None:
     """z with x z = y: f[..., n, n], f[..., n, k] -> f[..., n, k], broadcasting the batch axes.
 
-    A y of one dimension is one column for all matrices, and the result lacks that axis. Raises
+    A y with one dimension is a column for all matrices, and the result lacks that axis. Raises
     `LinAlgError` for a singular matrix.
     """
     with _refusing(_SINGULAR):

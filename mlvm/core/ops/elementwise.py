@@ -177,7 +177,9 @@ def pow(out: Array, x: Array, y: Array) -> None:
         ml.pow(ints, ml.asarray([-1, 1]))  # OperandValueError
     """
     if y.dtype.kind == "i" and out.dtype.kind == "i" and np.any(y < 0):
-        raise OperandValueError("an integer has no negative integer power; use a float")
+        raise OperandValueError(
+            "expected exponents >= 0 for integers, got a negative exponent; convert x to a float"
+        )
     if out.dtype.kind == "f":  # numpy computes a square root for a broadcast exponent of 0.5
         y = np.array(np.broadcast_to(y, out.shape), order="C")
     np.power(x, y, out, dtype=out.dtype)

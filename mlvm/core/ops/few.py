@@ -102,7 +102,7 @@ def _nearest(dtype: DType, x: Array) -> Array:
     finite = _floats(dtype)[:half].astype(np.float64)
     finite = finite[np.isfinite(finite)]
     most = finite.size - 1
-    # plus the value that would follow the largest
+    # append the value that would follow the largest value
     borders = np.append(finite, 2 * finite[-1] - finite[-2])
     borders = (borders[1:] + borders[:-1]) / 2
     size = np.abs(x)

@@ -351,7 +351,9 @@ def dynamic_update(out: Array, x: Array, update: Array, start: Array, *, axis: i
     first = position + length if position < 0 else position
     if not 0 <= first <= length - rows:
         raise OperandValueError(
-            f"{rows} row{'s' * (rows != 1)} from {position} on are out of range for length {length}"
+            f"{rows} row{'s' * (rows != 1)} from {position} on are out of range for length "
+            f"{length}; "
+            "use indices below the length"
         )
     if rows == length:
         np.copyto(out, update)
@@ -434,7 +436,10 @@ def mask_scatter(out: Array, updates: Array, mask: Array, *, shape: tuple[int, .
     mask = mask.copy()
     count = int(np.count_nonzero(mask))
     if count != len(updates):
-        raise OperandValueError(f"the mask selects {count} elements, got {len(updates)} updates")
+        raise OperandValueError(
+            f"the mask selects {count} elements, got {len(updates)} updates; "
+            "pass one update per selected element"
+        )
     out.fill(0)
     out[mask] = updates
 
@@ -448,6 +453,9 @@ def mask_set(out: Array, x: Array, values: Array, mask: Array) -> None:
     mask = mask.copy()
     count = int(np.count_nonzero(mask))
     if count != len(values):
-        raise OperandValueError(f"the mask selects {count} elements, got {len(values)} values")
+        raise OperandValueError(
+            f"the mask selects {count} elements, got {len(values)} values; "
+            "pass one value per selected element"
+        )
     begin_as(out, x)
     out[mask] = values

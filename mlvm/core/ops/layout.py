@@ -122,7 +122,7 @@ def _check_window(shape: Shape, start: Shape, length: Shape, step: tuple[int, ..
         if n < 0 or (n and not (0 <= first < size and 0 <= first + (n - 1) * by < size)):
             raise ArgumentError(
                 f"slice out of range: start {first}, step {by}, length {n} on axis {axis} of "
-                f"length {size}"
+                f"length {size}; shorten the slice"
             )
 
 

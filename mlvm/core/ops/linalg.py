@@ -19,7 +19,9 @@ from mlvm.core.types import Array, Shape, TensorType, promote
 def _matrix(x: TensorType, transpose: bool, name: str) -> Shape:
     """Return (rows, columns) of the last two axes, transposed or not; (length,) of a vector."""
     if transpose and x.ndim < 2:
-        raise ArgumentError(f"transpose_{name} needs 2 dimensions or more, {name} has {x.ndim}")
+        raise ArgumentError(
+            f"transpose_{name} needs 2 dimensions or more, {name} has {x.ndim}; reshape it"
+        )
     return x.shape[-2:][::-1] if transpose else x.shape[-2:]
 
 

@@ -21,8 +21,8 @@ from mlvm.core.types import Array, Shape, TensorType
 
 PANEL: Final = 32
 """Columns per panel on every processor: as f32, two of the longest vectors."""
-_WORD: Final = 4  # adjacent bytes of one column
-_LINE: Final = 64  # bytes of one column per iteration of a kernel
+_WORD: Final = 4  # adjacent bytes of a column
+_LINE: Final = 64  # bytes of a column per iteration of a kernel
 
 
 def panels_of(matrix: TensorType) -> TensorType:

@@ -188,15 +188,15 @@ def assemble(text: str) -> Program:
         first, rest = words[0], words[1:]
         if first.text == ".const":
             if len(rest) < 2:
-                raise first.error("expected .const NAME TYPE ELEMENTS...")
+                raise first.error(f"expected .const NAME TYPE ELEMENTS..., got {len(rest)} words")
             name, value = _name(rest[0]), _read_value(rest[1], rest[2:])
             if name in constants:
-                raise first.error(f"constant {name!r} is defined twice")
+                raise first.error(f"constant {name!r} is defined twice; rename one")
             constants[name] = value
         elif first.text == ".func":
             bodies.append(_Body(first, rest))
         elif not bodies:
-            raise first.error(f"{first.text} comes before the first .func")
+            raise first.error(f"{first.text} comes before the first .func; add one")
         else:
             bodies[-1].read(first, rest)
     if not bodies:
@@ -210,7 +210,7 @@ class _Body(Body):
 
     def __init__(self, head: _Token, words: list[_Token]) -> None:
         if len(words) != 3:
-            raise head.error("expected .func NAME PARAMETERS RESULTS")
+            raise head.error(f"expected .func NAME PARAMETERS RESULTS, got {len(words)} words")
         super().__init__(_name(words[0]), _int(words[1], least=0), _count(words[2]))
         self.head = head
         self.jumps: list[_Token] = []  # labels of the jumps
@@ -221,7 +221,7 @@ class _Body(Body):
             self.code.append(self._instruction(first, rest))
             return
         if rest:
-            raise rest[0].error("expected a label on a separate line")
+            raise rest[0].error(f"expected a label on a separate line, got {rest[0].text}")
         with _at(first):
             self.label(first.text[:-1])
 
@@ -307,7 +307,7 @@ def _read_value(head: _Token, elements: list[_Token]) -> Array:
     with _at(head):
         type = TensorType.parse(head.text)
     if len(elements) != type.size:
-        raise head.error(f"{type} has {counted(type.size, 'element')}, got {len(elements)}")
+        raise head.error(f"{type} expects {counted(type.size, 'element')}, got {len(elements)}")
     values = np.empty(type.size, _read_as(type.dtype).numpy)
     for i, word in enumerate(elements):
         values[i] = _read_element(word, type.dtype)

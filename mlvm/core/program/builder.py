@@ -179,5 +179,5 @@ class ProgramBuilder:
     def _open(self, what: str) -> Body:
         """Return the function under construction. Raises `ProgramError` outside of a function."""
         if self._body is None:
-            raise ProgramError(f"{what} is outside of a function")
+            raise ProgramError(f"{what} is outside of a function; call builder.function first")
         return self._body

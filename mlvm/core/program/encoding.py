@@ -63,6 +63,11 @@ class Kind(Enum):
     repro = 10
 
 
+def damaged(reason: str) -> EncodingError:
+    """Return the error for bytes that were changed or cut."""
+    return EncodingError(f"{reason}; the data is damaged: write or send it again")
+
+
 class Allowance:
     """Limit of the bytes of Python objects that a reader may create, without texts and elements."""
 
@@ -72,8 +77,8 @@ class Allowance:
     def spend(self, items: int) -> None:
         """Raise `LimitExceededError` if that number of items exceeds the remaining allowance."""
         if items * _PER_ITEM > self.remaining:
-            more = f"{items:,} items take {items * _PER_ITEM:,} bytes"
-            raise LimitExceededError(f"{more}; there may be {self.remaining:,} more")
+            more = f"{items:,} items need {items * _PER_ITEM:,} bytes"
+            raise LimitExceededError(f"{more}, the limit is {self.remaining:,}; send fewer items")
         self.remaining -= items * _PER_ITEM
 
 
@@ -89,7 +94,7 @@ def open_message(
         raise EncodingError(f"expected bytes, got {with_article(data.__class__.__name__)}")
     data = bytes(data)
     if len(data) < HEADER.size:
-        raise EncodingError(f"expected a header of {HEADER.size} bytes, got {len(data)}")
+        raise damaged(f"expected a header of {HEADER.size} bytes, got {len(data)}")
     magic, version, number, length = HEADER.unpack_from(data)
     if magic != MAGIC:
         raise EncodingError(f"expected a message that starts with {MAGIC!r}, got {magic!r}")
@@ -101,7 +106,7 @@ def open_message(
         expected = " or ".join(f"{kind.name} ({kind.value})" for kind in kinds)
         raise EncodingError(f"expected a message of kind {expected}, got {number}")
     if length != (rest := len(data) - HEADER.size):
-        raise EncodingError(f"the header announces {length} bytes; {rest} follow it")
+        raise damaged(f"expected {length} bytes after the header, got {rest}")
     reader = Reader(data, HEADER.size)
     reader.allowance = allowance
     return Kind(number), reader
@@ -215,7 +220,7 @@ class Reader:
         self._depth = 0  # nesting depth of the value being read
 
     def error(self, reason: str) -> EncodingError:
-        return EncodingError(f"byte {self._at}: {reason}")
+        return damaged(f"byte {self._at}: {reason}")
 
     @property
     def remaining(self) -> int:
@@ -314,14 +319,14 @@ class Reader:
     def _take(self, n: int) -> memoryview:
         end = self._at + n
         if end > self._end:
-            raise self.error(f"expected {counted(n, 'byte')}; {self.remaining} are left")
+            raise self.error(f"expected {counted(n, 'byte')}, got {self.remaining}")
         data = self._data[self._at : end]
         self._at = end
         return data
 
 
 class _Form(NamedTuple):
-    """Encoding of the values of one type, after a tag."""
+    """Encoding of the values of a type, after a tag."""
 
     tag: bytes
     type: type

@@ -418,7 +418,8 @@ def collecting(
                     gradients = map_to_dicts(op.conj, gradients)
             elif session.outer is not None:
                 raise GradientError(
-                    "gradients that a group has averaged cannot be differentiated again"
+                    "gradients that a group has averaged cannot be differentiated again; "
+                    "differentiate before the average"
                 )
             else:
                 value, gradients = session.pull_into(value, one, collect)
@@ -640,7 +641,10 @@ def as_pair(result: object) -> tuple[Any, Any]:
 
     Raises `GradientError` unless it is a pair."""
     if not isinstance(result, tuple) or len(result) != 2:
-        raise GradientError(f"has_aux=True: expected a pair from the function, got {_kind(result)}")
+        raise GradientError(
+            f"has_aux=True: expected a pair from the function, got {_kind(result)}; "
+            "return (loss, aux)"
+        )
     return result
 
 

@@ -12,7 +12,7 @@ called g. The names of the other parameters select the values that the rule gets
     types       the types of all operands, and `position` of this one among them
 
 If an op reads only a part of an operand, the rule returns a `Sparse` cotangent. For many slices of
-one tensor, the engine allocates one cotangent, and adds each slice to it in place.
+a tensor, the engine allocates one cotangent, and adds each slice to it in place.
 
 The cotangent of a complex z = x + iy is dL/dx + i dL/dy, for a real L. A rule therefore multiplies
 g by the conjugate of the derivative, and an operand that is real gets the real part. Rules of
@@ -523,7 +523,7 @@ def _reduced_by(
 def _products_of_others(x: Tensor, updates: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
     """Return for each element of x and each update the product of all other factors.
 
-    The factors of one element are sorted by index; the result is the product of the factors before
+    The factors of an element are sorted by index; the result is the product of the factors before
     times the product of the factors after."""
     count, many = x.shape[0], indices.size
     every = op.arange(start=0, stop=count, step=1, dtype=i64)

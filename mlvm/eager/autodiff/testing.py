@@ -135,7 +135,8 @@ def replacement(
         if wrong.any():
             raise CheckError(
                 f"{name}: result {i}, {got.type}: {wrong.sum()} of {wrong.size} elements differ "
-                f"from the pattern, by at most {abs(x - y)[wrong].max():.3g}"
+                f"from the pattern, by at most {abs(x - y)[wrong].max():.3g}; "
+                "correct the replacement"
             )
 
 

@@ -326,7 +326,7 @@ class Captured(Generic[P, R]):
             outputs = [output.alloc(arena) for output in outcome.outputs]
             learning = None if types is None else arena
             launch.run(scratch, scalars, arena.vm, inputs, outputs, arena=learning)
-        if single is not None:  # a faster way to the value below
+        if single is not None:  # faster than the general case below
             return outputs[single]
         if outcome.row is not None:
             return type(outcome.tree)([outputs[i] for i in outcome.row])
@@ -385,7 +385,7 @@ class Captured(Generic[P, R]):
         except Exception as error:
             raise StaleProgramError(
                 f"capture(check={self.check}): the program of {self._name!r} is out of date: the "
-                f"function now raises {type(error).__name__}: {error}"
+                f"function now raises {type(error).__name__}: {error}; capture it again"
             ) from error
         return False
 
@@ -601,7 +601,7 @@ class Captured(Generic[P, R]):
             raise CaptureError(
                 f"the last program of {self!r} has constant sizes for {', '.join(sorted(closed))}: "
                 f"a size is constant at 0 and 1, if Python code needs its value, and if two "
-                f"arguments share memory"
+                f"arguments share memory; call it with sizes of 2 or more, and compute with tensors"
             )
         empty = [each.name for each in opened.lengths if not opened.values[each.place]]
         if empty:
@@ -967,7 +967,7 @@ def capture(
 
     - `BudgetError`: before anything runs, if no program within the `memory` budget is found.
 
-    - `ShapeError`: for a size above the bound, and for different sizes of one name.
+    - `ShapeError`: for a size above the bound, and for different sizes with the same name.
 
     A call also raises any error of the function.
 

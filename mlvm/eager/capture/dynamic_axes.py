@@ -2,7 +2,8 @@
 
 In: the names from `capture(dynamic_axes={"tokens": (None, "time")})`, and the signature of a call.
 Out: `OpenLength`s, each with the axes that share the size; for a trace the dynamic types of
-tensors. A size above the bound and two sizes of one name raise `ShapeError` before anything runs.
+tensors. A size above the bound and two sizes with the same name raise `ShapeError` before anything
+runs.
 
 Callers: `Captured` for each call that the fast path does not match; `trace`.
 """
@@ -82,7 +83,8 @@ class LengthSpec:
             self._parameters = inspect.signature(fn)
         except (TypeError, ValueError):
             raise ArgumentError(
-                "capture: dynamic_axes= needs a Python function with a signature"
+                "capture: dynamic_axes= needs a Python function with a signature; "
+                "wrap it in a function"
             ) from None
         kinds = {each.kind for each in self._parameters.parameters.values()}
         unknown = [name for name in self.names if name not in self._parameters.parameters]
@@ -114,7 +116,7 @@ class LengthSpec:
     def axes(self, signature: Signature, args: Any, kwargs: Any) -> list[OpenLength]:
         """Return the named axes of a call.
 
-        Raises `ShapeError` for a size above the bound, for two sizes of one name, and for a
+        Raises `ShapeError` for a size above the bound, for two sizes with the same name, and for a
         tensor with a rank other than the number of names."""
         if self._parameters is None:
             return []

@@ -4,7 +4,7 @@ In: the hoisted part of a planned step, and the weights. Out: the results, in a 
 
 Invariant: at each launch the values correspond to the present weights. They are computed before the
 first launch, and again after a weight was written or moved, which a counter of writes detects
-(`mlvm.arena.writes`). Programs of one VM with equal hoisted parts share the values. If weights
+(`mlvm.arena.writes`). Programs of the same VM with equal hoisted parts share the values. If weights
 change before each call, `Variants` selects a program without hoisted values.
 
 Callers: `Captured` when it compiles; `Launch.run`, which holds the VM's lock until it has launched.

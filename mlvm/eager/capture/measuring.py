@@ -47,7 +47,7 @@ from mlvm.step.fusion import policy_of
 
 
 class CurvePoint(NamedTuple):
-    """Memory and estimated time of one program of a captured function.
+    """Memory and estimated time of a program of a captured function.
 
     `nbytes` is the size of the plan with hoisted values in bytes, and `seconds` the estimated time.
     If no program fits a requested budget, `nbytes` is None and the time is infinite.

@@ -404,7 +404,10 @@ def trace(
         )
         if lengths:
             if record.outside.queues:
-                raise CaptureError("an element of a queue is taken before the launch")
+                raise CaptureError(
+                    "a program with dynamic sizes cannot take elements of a queue; capture with "
+                    "dynamic_axes=False"
+                )
             call = call.frozen()
         else:
             numbers.see_kept()

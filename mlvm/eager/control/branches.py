@@ -212,7 +212,7 @@ def _branch(carried: Tensors, pred: Tensor, branches: Sequence[Callable[[], Tens
 
 
 class _Branch(NamedTuple):
-    """Vjp of one branch: the tape segment, the outputs, and the variables with the residuals."""
+    """Vjp of a branch: the tape segment, the outputs, and the variables with the residuals."""
 
     segment: blocks.Segment
     outputs: Tensors

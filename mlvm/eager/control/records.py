@@ -97,7 +97,8 @@ def pull(
                 return [number]
             if taping() is not None and is_tracked(number):
                 raise GradientError(
-                    "a third derivative through the residuals of a batch is not supported"
+                    "a third derivative through the residuals of a batch is not supported; "
+                    "use ml.vmap"
                 )
             return [broadcast_to(number, shape)]
 

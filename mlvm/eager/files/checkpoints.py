@@ -14,7 +14,7 @@ import numpy as np
 from mlvm.core.errors import ArgumentError, DTypeError, PathError, ShapeError, WeightsError, brief
 from mlvm.core.types import Array
 from mlvm.eager.files.gguf import MAGIC, GgufFile
-from mlvm.eager.files.safetensors import WeightsFile, type_of, write
+from mlvm.eager.files.safetensors import WeightsFile, damaged, type_of, write
 from mlvm.eager.files.structure import SavedStructure, Values, loader_of
 from mlvm.eager.recording.recorder import refuse_captured
 from mlvm.eager.tensor.reading import values_of
@@ -148,7 +148,9 @@ def save(
     if isinstance(tensors, Mapping):
         for name in tensors:
             if not isinstance(name, str):
-                raise WeightsError(f"cannot write {path}: {name!r} is not a valid name")
+                raise WeightsError(
+                    f"cannot write {path}: {name!r} is not a valid name; use text in valid Unicode"
+                )
         tensors = dict(tensors)
     try:
         parts = SavedStructure(tensors)
@@ -291,7 +293,7 @@ def _parsed(text: str) -> Values:
     except (ValueError, RecursionError):
         values = None
     if not isinstance(values, dict):
-        raise WeightsError("expected the plain values of the file as a JSON object by path")
+        raise damaged(f"expected the plain values as a JSON object by path, got {brief(text)}")
     return values
 
 

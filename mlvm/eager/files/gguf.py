@@ -21,6 +21,7 @@ from mlvm.core.errors import ShapeError, WeightsError
 from mlvm.core.ops import few
 from mlvm.core.ops.half import widened
 from mlvm.core.types import Array, DType, TensorType, bf16, f16, f32, i4, i8, u4, u8
+from mlvm.eager.files.safetensors import damaged
 
 MAGIC: Final = b"GGUF"
 SCALE: Final = ".scale"
@@ -195,7 +196,7 @@ class GgufFile:
         for _ in range(self._count(values, 13)):
             name = self._text()
             if name in self.plain:
-                raise WeightsError(f"the metadata contains {name} twice")
+                raise damaged(f"the metadata contains {name} twice")
             self.plain[name] = self._value(self._number("I"))
         parts = self.plain.get("split.count", 1)
         if parts != 1:
@@ -208,21 +209,21 @@ class GgufFile:
         entries = [self._entry() for _ in range(self._count(tensors, 24))]
         alignment = self.plain.get(_ALIGNMENT, 32)
         if type(alignment) is not int or not 0 < alignment <= 1 << 20:
-            raise WeightsError(f"expected an alignment from 1 to {1 << 20}, got {alignment!r}")
+            raise damaged(f"expected an alignment from 1 to {1 << 20}, got {alignment!r}")
         start = -(-self._at // alignment) * alignment
         self._stored: Final[dict[str, GgufEntry]] = {}
         self.entries: Final[dict[str, TensorType]] = {}
         for name, entry in entries:
             entry = entry._replace(start=start + entry.start, stop=start + entry.stop)
             if entry.stop > size:
-                raise WeightsError(
-                    f"the file is truncated: it has {size} bytes, {name} ends at {entry.stop}"
+                raise damaged(
+                    f"expected a file of at least {entry.stop} bytes, for {name}, got {size} bytes"
                 )
             form = entry.format
             own = [name, name + SCALE] if isinstance(form, Format) and form.unpack else [name]
             for each in own:
                 if each in self.entries:
-                    raise WeightsError(f"the file contains {each} twice")
+                    raise damaged(f"the file contains {each} twice")
                 self.entries[each] = entry.type
             self._stored[name] = entry
 
@@ -239,7 +240,9 @@ class GgufFile:
         form, type = entry.format, entry.type
         if isinstance(form, int):
             formats = ", ".join(each.name for each in _FORMATS.values())
-            raise WeightsError(f"{name} has format {form}; supported formats are {formats}")
+            raise WeightsError(
+                f"{name} has format {form}; supported formats are {formats}; omit it with where="
+            )
         data = np.frombuffer(self._content[entry.start : entry.stop], np.uint8)
         if form.unpack is None:
             array = data.view(form.dtype.numpy).reshape(type.shape)
@@ -262,7 +265,7 @@ class GgufFile:
     def _entry(self) -> tuple[str, GgufEntry]:
         name, ndim = self._text(), self._number("I")
         if ndim > 4:
-            raise WeightsError(f"{name}: expected at most 4 axes, got {ndim}")
+            raise damaged(f"{name}: expected at most 4 axes, got {ndim}")
         shape = [self._number("Q") for _ in range(ndim)][::-1]
         code, start = self._number("I"), self._number("Q")
         form = _FORMATS.get(code)
@@ -270,11 +273,9 @@ class GgufFile:
         if form is None:
             return name, GgufEntry(code, self._type(name, u8, shape), start, start)
         if size * form.nbytes > form.elements * self._size or start > self._size:
-            raise WeightsError(f"{name} exceeds the file: {form.name} of shape {shape}")
+            raise damaged(f"{name} exceeds the file: {form.name} of shape {shape}")
         if form.unpack and (not shape or shape[-1] % form.elements):
-            raise WeightsError(
-                f"{name}: expected rows of {form.elements}-element blocks, got {shape}"
-            )
+            raise damaged(f"{name}: expected rows of {form.elements}-element blocks, got {shape}")
         type = self._type(name, form.dtype, shape)
         return name, GgufEntry(form, type, start, start + size // form.elements * form.nbytes)
 
@@ -286,9 +287,7 @@ class GgufFile:
 
     def _take(self, nbytes: int) -> memoryview:
         if nbytes > self._size - self._at:
-            raise WeightsError(
-                f"the file is truncated: it ends after {self._size} bytes, inside the header"
-            )
+            raise damaged(f"the file ends after {self._size} bytes, inside the header")
         self._at += nbytes
         return self._content[self._at - nbytes : self._at]
 
@@ -298,7 +297,7 @@ class GgufFile:
     def _count(self, count: int, least: int) -> int:
         """Read the count of items of at least `size` bytes; check it against the bytes left."""
         if count * least > self._size - self._at:
-            raise WeightsError(f"the file is truncated: the header announces {count} items")
+            raise damaged(f"expected {count} items at {self._at}, got a file of {self._size} bytes")
         return count
 
     def _text(self) -> str:
@@ -310,9 +309,7 @@ class GgufFile:
         if code == _TEXT:
             return self._text()
         if code != _LIST or depth == _DEEPEST:
-            raise WeightsError(
-                f"invalid metadata: a value of kind {code}, nested {depth} lists deep"
-            )
+            raise damaged(f"invalid metadata: a value of kind {code}, nested {depth} lists deep")
         kind, count = self._number("I"), self._number("Q")
         if kind in _NUMBERS:
             dtype = np.dtype("<" + _NUMBERS[kind])

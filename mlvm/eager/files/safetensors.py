@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from mlvm.core.errors import ShapeError, WeightsError
+from mlvm.core.errors import ShapeError, WeightsError, brief
 from mlvm.core.ops.half import widened
 from mlvm.core.types import Array, DType, TensorType, f32
 from mlvm.machines.files import mode_of, replacing
@@ -56,6 +56,11 @@ def _require_no_other(head: bytes) -> None:
         raise WeightsError("it may be an ONNX file: use ml.onnx.load(file)")
 
 
+def damaged(reason: str) -> WeightsError:
+    """Return the error for a file that was changed or cut."""
+    return WeightsError(f"{reason}; the file is damaged: save or download it again")
+
+
 class WeightsEntry(NamedTuple):
     """A tensor's dtype as stored in the file, the shape, and the start and end offsets."""
 
@@ -76,7 +81,7 @@ class WeightsFile:
     """
 
     def __init__(self, file: Path) -> None:
-        mode_of(file)  # a pipe or a device, which may have no end, is an `OSError`
+        mode_of(file)  # raises OSError for a pipe or a device, which may be endless
         with file.open("rb") as stream:
             number = stream.fileno()
             size = os.fstat(number).st_size
@@ -84,17 +89,13 @@ class WeightsFile:
         _require_no_other(content[:4096])
         start = 8 + int.from_bytes(content[:8], "little")
         if size < 8 or start > size:
-            raise WeightsError(
-                f"the file is truncated: it ends after {size} bytes, inside the header"
-            )
+            raise damaged(f"the file ends after {size} bytes, inside the header")
         if start > _MOST_HEADER:
-            raise WeightsError(
-                f"expected a header of at most {_MOST_HEADER} bytes, got {start - 8}"
-            )
+            raise damaged(f"expected a header of at most {_MOST_HEADER} bytes, got {start - 8}")
         header = _parsed(content[8:start])
         metadata = header.pop(METADATA, None) or {}
         if not isinstance(metadata, dict) or not all(isinstance(x, str) for x in metadata.values()):
-            raise WeightsError("expected a JSON object with str metadata as header")
+            raise damaged(f"expected metadata from str to str, got {brief(metadata)}")
         self.data: Final = memoryview(content)[start:]
         self.metadata: Final[dict[str, str]] = metadata
         self.entries: Final = {name: _entry(name, entry) for name, entry in header.items()}
@@ -110,14 +111,16 @@ class WeightsFile:
         stored = dtype.numpy.newbyteorder("<")
         array: Array = np.ndarray(entry.shape, stored, self.data, entry.start)
         if entry.dtype == "BOOL" and (array.view(np.uint8) > 1).any():
-            raise WeightsError(f"{name}: expected bools as 0 or 1, got a different byte")
+            raise damaged(f"{name}: expected bools as 0 or 1, got a different byte")
         return widened(array) if dtype.is_half and not keep_halves else array
 
     def _dtype(self, name: str) -> DType:
         dtype = self.entries[name].dtype
         if dtype not in _DTYPES:
             supported = ", ".join(_DTYPES)
-            raise WeightsError(f"{name}: expected one of the dtypes {supported}, got {dtype}")
+            raise WeightsError(
+                f"{name}: expected one of the dtypes {supported}, got {dtype}; omit it with where="
+            )
         return _DTYPES[dtype]
 
 
@@ -148,10 +151,15 @@ def write(
     try:
         head = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     except UnicodeEncodeError as error:
-        raise WeightsError(f"a name or text is not UTF-8: {error.object!r:.100}") from None
+        raise WeightsError(
+            f"a name or text is not UTF-8: {error.object!r:.100}; rename it"
+        ) from None
     head += b" " * (-len(head) % _ALIGNMENT)
     if len(head) + 8 > _MOST_HEADER:
-        raise WeightsError(f"a header of {len(head)} bytes exceeds the limit of the format")
+        raise WeightsError(
+            f"expected a header of at most {_MOST_HEADER} bytes, got {len(head)}; save fewer "
+            "tensors"
+        )
     with replacing(file) as stream:
         stream.write(len(head).to_bytes(8, "little") + head)
         for name in ordered:
@@ -189,7 +197,7 @@ def _place(name: str, type: TensorType) -> int:
     if type.dtype not in _NAMES:
         raise WeightsError(
             f"{name}: the format does not support {type.dtype.name}; supported are "
-            f"{', '.join([each.name for each in _NAMES])}"
+            f"{', '.join([each.name for each in _NAMES])}; convert with astype"
         )
     return [*_DTYPES].index(_NAMES[type.dtype])
 
@@ -203,9 +211,9 @@ def _parsed(head: bytes) -> dict[str, Any]:
     except WeightsError:
         raise
     except (ValueError, RecursionError):
-        raise WeightsError("expected a header in JSON, got invalid JSON") from None
+        raise damaged(f"expected a header in JSON, got {brief(head)}") from None
     if not isinstance(header, dict):
-        raise WeightsError("expected a JSON object with str metadata as header")
+        raise damaged(f"expected a JSON object as header, got {brief(header)}")
     return header
 
 
@@ -213,7 +221,7 @@ def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     unique = dict(pairs)
     if len(unique) != len(pairs):
         twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]
-        raise WeightsError(f"expected distinct names in the header, got {twice} twice")
+        raise damaged(f"expected distinct names in the header, got {twice} twice")
     return unique
 
 
@@ -222,11 +230,14 @@ def _entry(name: str, entry: Any) -> WeightsEntry:
         dtype, shape = entry["dtype"], tuple(entry["shape"])
         start, stop = entry["data_offsets"]
     except (KeyError, TypeError, ValueError):
-        raise WeightsError(f"{name}: expected dtype, shape and offsets") from None
+        raise damaged(f"{name}: expected dtype, shape and offsets, got {brief(entry)}") from None
     if not isinstance(dtype, str):
-        raise WeightsError(f"{name}: expected dtype, shape and offsets")
+        raise damaged(f"{name}: expected dtype, shape and offsets, got {brief(entry)}")
     if not all(type(n) is int and n >= 0 for n in (*shape, start, stop)):
-        raise WeightsError(f"{name}: expected a shape and offsets of integers >= 0")
+        raise damaged(
+            f"{name}: expected a shape and offsets of integers >= 0, got "
+            f"{brief((shape, start, stop))}"
+        )
     file_dtype = _DTYPES.get(dtype)
     try:  # the dtype to read: the widest has the fewest elements
         size = TensorType(
@@ -235,7 +246,7 @@ def _entry(name: str, entry: Any) -> WeightsEntry:
     except ShapeError as error:
         raise WeightsError(f"{name}: {error}") from None
     if file_dtype and stop - start != size * file_dtype.itemsize:
-        raise WeightsError(f"{name}: {stop - start} bytes do not fit {dtype} of shape {shape}")
+        raise damaged(f"{name}: expected the bytes of {dtype} of shape {shape}, got {stop - start}")
     return WeightsEntry(dtype, shape, start, stop)
 
 
@@ -243,10 +254,10 @@ def _require_no_gaps(entries: Mapping[str, WeightsEntry], size: int) -> None:
     end = 0
     for name, entry in sorted(entries.items(), key=lambda item: item[1][2:]):
         if entry.start != end or entry.stop < end:
-            raise WeightsError(
+            raise damaged(
                 f"{name}: expected an offset of {end} after the previous tensor, got bytes "
                 f"{entry.start} to {entry.stop}"
             )
         end = entry.stop
     if size != end:
-        raise WeightsError(f"expected {end} bytes of data, got {size}")
+        raise damaged(f"expected {end} bytes of data, got {size}")

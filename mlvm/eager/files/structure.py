@@ -205,7 +205,9 @@ def _is_keys(part: Any) -> bool:
 def _array(path: str, x: Any) -> Array:
     """Convert an array of any library to numpy, once."""
     if isinstance(x, np.ma.MaskedArray):
-        raise DTypeError(f"{path} is a masked array; a file cannot store masks")
+        raise DTypeError(
+            f"{path} is a masked array; a file cannot store masks; fill it: x.filled(0)"
+        )
     try:
         return array_of(x)
     except DTypeError as error:
@@ -272,7 +274,8 @@ def _set_numbers(optimizer: Optimizer, numbers: list[Values]) -> None:
     if len(numbers) != len(holders) or names:
         what = f"no {', '.join(sorted(names))}" if names else f"{len(holders) - 1} groups"
         raise PathError(
-            f"{optimizer!r} has {what}, but the file has {counted(len(numbers) - 1, 'group')}"
+            f"{optimizer!r} has {what}, but the file has {counted(len(numbers) - 1, 'group')}; "
+            "create the optimizer with the same groups"
         )
     for holder, values in zip(holders, numbers, strict=True):
         for name in _own(holder, optimizer).keys() & values.keys():

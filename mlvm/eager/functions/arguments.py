@@ -44,7 +44,7 @@ def sliced(item: slice, length: int) -> Span:
         return Span(places.start, len(places), places.step)
     step = 1 if item.step is None else operator.index(item.step)
     if step == 0:
-        raise ValueError("slice step cannot be zero")
+        raise ValueError("expected a slice step other than 0, got 0")
     lower, upper = (0, length) if step > 0 else (-1, length - 1)
 
     def bound(value: Any, default: int) -> int:

@@ -58,7 +58,10 @@ def scaled_dot_product_attention(
         ml.scaled_dot_product_attention(x, x, x, x)  # DTypeError
     """
     if min(type_of(x).ndim for x in (query, key, value)) < 2:
-        raise ShapeError("expected query, key and value as [..., time, features]")
+        raise ShapeError(
+            "expected query, key and value as [..., time, features], "
+            f"got {query.type}, {key.type} and {value.type}"
+        )
     if query.shape[-1] != key.shape[-1] or key.shape[-2] != value.shape[-2]:
         raise ShapeError(
             f"expected equal features of query and key, got {query.shape[-1]} and {key.shape[-1]}, "

@@ -100,7 +100,9 @@ def _parsed(subscripts: str, ndims: tuple[int, ...]) -> tuple[tuple[Labels, ...]
             f"result, got {wrong!r}"
         )
     if not {*broadcast} <= {*out}:
-        raise ArgumentError(f"{subscripts!r}: expected ... in the result, as in the operands")
+        raise ArgumentError(
+            f"{subscripts!r}: expected ... in the result, as in the operands, got {subscripts}"
+        )
     return labels, out
 
 

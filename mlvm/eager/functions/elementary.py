@@ -239,7 +239,7 @@ def complex(x: Operand, y: Operand, /) -> Tensor:
     parts = as_operands((x, y))
     for each in parts:
         if each.dtype.kind == "complex":
-            raise DTypeError(f"expected real parts, got {each.type}")
+            raise DTypeError(f"expected real parts, got {each.type}; pass x.real")
     dtypes = [each.dtype if each.dtype.is_float else default_float() for each in parts]
     wide = f64 if f64 in dtypes else f32
     shape = broadcast_shapes(parts[0].shape, parts[1].shape)
@@ -261,7 +261,7 @@ def view_as_complex(x: Tensor, /) -> Tensor:
         ml.view_as_complex(ml.ones((4, 3)))  # ShapeError
     """
     if type_of(x).dtype not in (f32, f64):
-        raise DTypeError(f"expected f32 or f64, got {x.type}")
+        raise DTypeError(f"expected f32 or f64, got {x.type}; convert with astype")
     if not x.ndim or x.shape[-1] != 2:
         raise ShapeError(f"expected pairs in the last axis, got {x.type}")
     return reshape(op.view(x, dtype="c64" if x.dtype is f32 else "c128"), x.shape[:-1])
@@ -277,7 +277,7 @@ def view_as_real(x: Tensor, /) -> Tensor:
         Tensor([[1., 2.]], f32[1,2])
     """
     if type_of(x).dtype.kind != "complex":
-        raise DTypeError(f"expected complex numbers, got {x.type}")
+        raise DTypeError(f"expected complex numbers, got {x.type}; convert with astype")
     pairs = op.view(reshape(x, (*x.shape, 1)), dtype=x.dtype.real.name)
     return reshape(pairs, (*x.shape, 2))
 

@@ -145,7 +145,7 @@ def take(x: Tensor, indices: Tensor, /, axis: int | None = None) -> Tensor:
     """
     if axis is None:
         if type_of(x).ndim != 1:
-            raise ArgumentError("expected an axis, because x is not a vector")
+            raise ArgumentError(f"expected an axis for x of {x.ndim} dimensions, got None")
         axis = 0
     index: Any = indices
     is_number = isinstance(index, int) and not isinstance(index, bool)

@@ -29,7 +29,7 @@ from mlvm.eager.tensor.wrapper import names_of, public
 def _real(x: Tensor) -> Tensor:
     x = floating(x)
     if not x.dtype.is_float:
-        raise DTypeError("expected real numbers; use fft for complex numbers")
+        raise DTypeError(f"expected real numbers, got {x.dtype.name}; use fft for complex numbers")
     return x
 
 

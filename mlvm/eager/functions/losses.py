@@ -311,10 +311,13 @@ def softmax_cross_entropy(
         _require_class_weight(weight, logits.type)
     if labels.dtype.is_float:
         if ignore_index is not None:
-            raise ArgumentError("ignore_index needs class indices as labels, got distributions")
+            raise ArgumentError(
+                "ignore_index needs class indices as labels, got distributions; omit it"
+            )
         if labels.shape != logits.shape or not labels.ndim:
             raise ShapeError(
-                "expected float labels (distributions) with the shape of the logits; pass class "
+                f"expected float labels (distributions) of shape {logits.shape}, got "
+                f"{labels.shape}; pass class "
                 "numbers as integers"
             )
         if smoothing:

@@ -207,9 +207,9 @@ def _transposed(x: Tensor) -> Tensor:
     """
     type = x.type
     if type.ndim != 2:
-        raise TransposeError("expected 2 dimensions for T; use mT to swap the last two axes").at(
-            "T", (type,)
-        )
+        raise TransposeError(
+            f"expected 2 dimensions for T, got {type.ndim}; use mT to swap the last two axes"
+        ).at("T", (type,))
     return call(transposed, (x,), {}) if 1 in type.shape else apply(_SWAP, x)
 
 

@@ -114,7 +114,7 @@ def _require_ndim(x: Tensor, least: int) -> None:
 
 @public
 def atleast_1d(*arrays: Operand) -> Any:
-    """Convert scalars to vectors of one element; several operands return a tuple.
+    """Convert scalars to vectors with one element; several operands return a tuple.
 
     Each result: [1] for [], else the shape and dtype of the operand. Raises `DTypeError` if an
     operand has no tensor's values.
@@ -130,7 +130,7 @@ def atleast_1d(*arrays: Operand) -> Any:
 
 @public
 def atleast_2d(*arrays: Operand) -> Any:
-    """Convert scalars and vectors to matrices of one row; several operands return a tuple.
+    """Convert scalars and vectors to matrices with one row; several operands return a tuple.
 
     Each result: [1, n] for [n], else the shape and dtype of the operand. Raises `DTypeError` if an
     operand has no tensor's values.
@@ -183,7 +183,7 @@ def _joined(arrays: Iterable[Tensor]) -> tuple[Tensor, ...]:
         raise DTypeError(f"expected a list of tensors, got {brief(arrays)}")
     xs = [*arrays]
     if not xs:
-        raise ShapeError("expected at least one tensor")
+        raise ShapeError("expected at least one tensor, got none")
     return as_operands(xs)
 
 

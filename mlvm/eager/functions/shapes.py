@@ -157,7 +157,9 @@ def transposed(x: Tensor) -> Tensor:
     """
     shape, ndim = x.type.shape, x.type.ndim
     if ndim < 2:
-        raise TransposeError("expected 2 dimensions or more for mT").at("mT", (x.type,))
+        raise TransposeError(f"expected 2 dimensions or more for mT, got {x.ndim}; reshape x").at(
+            "mT", (x.type,)
+        )
     if shape[-1] == 1 and shape[-2] == 1:
         return alias_of(x)
     *rest, rows, columns = shape
@@ -376,7 +378,7 @@ def _operands(arrays: Iterable[Tensor]) -> tuple[Tensor, ...]:
     """Convert the tensors. Raises `ShapeError` if there are none."""
     xs = [*arrays]
     if not xs:
-        raise ShapeError("expected at least one tensor")
+        raise ShapeError("expected at least one tensor, got none")
     return as_operands(xs)
 
 

@@ -55,7 +55,7 @@ class Geometry(NamedTuple):
     dilation: Shape
 
     def of_rows(self) -> Geometry:
-        """Return the geometry of sequences as images of one row."""
+        """Return the geometry of sequences as images with one row."""
         return Geometry((1, *self.stride), ((0, 0), *self.padding), (1, *self.dilation))
 
 

@@ -467,7 +467,7 @@ def _variables(x: Tensor, rowvar: bool) -> Tensor:
 def corrcoef(x: Tensor, y: Tensor | None = None, *, rowvar: bool = True) -> Tensor:
     """Compute Pearson's correlation coefficients: `cov`, divided by both standard deviations.
 
-    x and y: [d, n] or [n], any dtype but bool, integers as f32 -> [d, d], or [] of one vector.
+    x and y: [d, n] or [n], any dtype but bool, integers as f32 -> [d, d], or [] for one vector.
     Raises the errors of `cov`.
 
         >>> ml.corrcoef(ml.asarray([[1.0, 2.0, 3.0], [3.0, 2.0, 1.0]]))

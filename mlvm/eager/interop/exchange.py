@@ -83,7 +83,9 @@ def lent(x: Tensor) -> Array | None:
 
 
 def _refuse_copy(x: Tensor, why: str) -> CopyError:
-    return CopyError(f"{x.type} on {x.arena.vm.name} {why}, and copy=False forbids to copy it")
+    return CopyError(
+        f"{x.type} on {x.arena.vm.name} {why}, and copy=False forbids to copy it; omit copy=False"
+    )
 
 
 def _require_untracked(x: Tensor) -> None:
@@ -205,7 +207,7 @@ def from_dlpack(
         raise CopyError(
             f"from_dlpack: the values of {with_article(type(x).__name__)} are copied into "
             f"a VM, which "
-            f"copy=False forbids"
+            f"copy=False forbids; omit copy=False"
         )
     with placed(device):
         # PyTorch does not export tensors that it tracks, and numpy cannot read bf16.

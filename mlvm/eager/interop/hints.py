@@ -157,8 +157,8 @@ def hint(
         except TypeError as error:
             named = [x.name for x in parameters if x.kind is not x.POSITIONAL_ONLY]
             unknown = [name for name in keywords if name not in named]
-            meant = did_you_mean(unknown[0], named) if unknown else ""
-            remedies = [f"{error}{meant}; expected {_listed(parameters)}"]
+            hint = did_you_mean(unknown[0], named) if unknown else ""
+            remedies = [f"{error}{hint}; expected {_listed(parameters)}"]
     return f"{function}(): {'; '.join(remedies)}" if remedies else None
 
 

@@ -300,7 +300,8 @@ def quantization_errors(model: Module, quantized: Module, *inputs: Any) -> Quant
             pairs[path] = (before[path], layer)
     if not pairs:
         raise ArgumentError(
-            "quantization_errors: expected a model and the result of quantize(model)"
+            "quantization_errors: expected a model and the result of quantize(model), "
+            "got other Modules"
         )
     compared = {id(layer): _Compared(layer, other) for layer, other in pairs.values()}
     if inputs:

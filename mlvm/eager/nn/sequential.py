@@ -12,7 +12,7 @@ from mlvm.eager.tensor.tensor import Tensor
 
 
 class Sequential(Module):
-    """Layers in sequence, as arguments or in one list: Modules or functions of one tensor.
+    """Layers in sequence, as arguments or in one list: Modules or functions of a single tensor.
 
     x: the shape that the first layer expects. Returns the result of the last layer. Raises the
     errors of the layers.

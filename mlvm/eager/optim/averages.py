@@ -77,7 +77,9 @@ class EMA(CheckedFields):
         self._is_swapped = False
         parameters = self._params()
         if not parameters:
-            raise ArgumentError("EMA: expected parameters to average, got none")
+            raise ArgumentError(
+                "EMA: expected parameters to average, got none; pass a model or its parameters"
+            )
         if is_in_parts(params):
             raise ArgumentError("EMA: cannot average sharded weights; use shard='optimizer'")
         self._types = {path: x.type for path, x in parameters.items()}

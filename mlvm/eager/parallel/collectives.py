@@ -254,7 +254,8 @@ def reduce_scatter(
         lanes, number = axis_of(axis_name)
         if not x.ndim or not lanes or x.shape[0] % lanes:
             raise ShapeError(
-                f"expected a multiple of {lanes} rows, one slice per lane, got {x.type}"
+                f"expected a multiple of {lanes} rows, one slice per lane, got {x.type}; "
+                "pad x, or drop rows"
             )
         pieces = shapes.reshape(_reduced(x, op, axis_name), (lanes, -1, *x.shape[1:]))
         return take(pieces, number, axis=0)

@@ -186,8 +186,8 @@ def data_parallel(
             return step
 
     All slices have equal length, so the mean of the means is the mean of the batch. Except for
-    rounding, a step equals a step of one VM on the full batch; the replicas stay equal bit for bit.
-    Each member may capture the step, on the member's VM.
+    rounding, a step equals a step of a single VM on the full batch; the replicas stay equal bit for
+    bit. Each member may capture the step, on the member's VM.
 
     With `shard="optimizer"`, an optimizer of `make_step` stores only the state for this member's
     shard of the parameters, 1 / size of it. With `shard="all"` a Module also stores only this shard

@@ -184,7 +184,7 @@ def launch_watched(
 
 
 def _rehearsing(vm: VMProtocol, local: LocalVM) -> Callable[..., list[Array]]:
-    """Return a layer around `launch` that first runs a launch of one op on the local VM."""
+    """Return a layer around `launch` that first runs a launch of a single op on the local VM."""
 
     def launch(
         proceed: Callable[..., list[Array]],
@@ -203,7 +203,7 @@ def _rehearsing(vm: VMProtocol, local: LocalVM) -> Callable[..., list[Array]]:
                     local.write(handles[handle], array)
                 local.launch(program, [handles[handle] for handle in args])
             except EncodingError:
-                pass  # old bytes of a result that are not bools: they cannot be nan
+                pass  # a result with old bytes that are not bools contains no nan
             finally:
                 for each in handles.values():
                     local.dealloc_tensor(each)
@@ -277,7 +277,10 @@ class _Watch:
         if is_tensor(x) and TensorType.of(x).dtype.is_integer:
             places = np.argwhere(self._memory.read(x) == 0)
             if len(places):
-                raise NonFiniteError(f"integer division by 0 at index {places[0].tolist()}")
+                raise NonFiniteError(
+                    f"integer division by 0 at index {places[0].tolist()}; "
+                    "divide where the divisor is not 0, with ml.where"
+                )
 
     def _bad(self, x: Value) -> _Bad | None:
         if not is_tensor(x) or not TensorType.of(x).dtype.is_inexact:

@@ -65,7 +65,7 @@ def open_template_of(
         del recorded
         order, unvisited = iter(inputs), {*tensors}
         types: dict[int, TensorType] = {}
-        shared: dict[Any, TensorType] = {}  # operands of one type also share an open type
+        shared: dict[Any, TensorType] = {}  # operands of the same type also share an open type
 
         def opened(x: Any) -> Any:
             if type(x) is not Tensor:

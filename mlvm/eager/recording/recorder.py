@@ -436,10 +436,10 @@ class Recorder:
         self.launch(_COPY, (handle, self.outside.constants[key].handle))
 
     def alloc_tensor(self, type: TensorType) -> TensorHandle:
-        raise _refused("allocate a tensor without an arena")
+        raise _refused("allocate a tensor without an arena", ". Use ml.zeros or ml.empty")
 
     def swap(self, h1: TensorHandle, h2: TensorHandle) -> None:
-        raise _refused("swap two tensors")
+        raise _refused("swap two tensors", ". Assign new values instead: x[...] = y")
 
     # --- placeholders -----------------------------------------------------------------
 
@@ -481,7 +481,9 @@ class Recorder:
         from mlvm.input.queue_get import NAME
 
         if self.scopes.frames:
-            raise _refused("take an element of a queue in an ml.subroutine")
+            raise _refused(
+                "take an element of a queue in an ml.subroutine", ". Pass it as an argument"
+            )
         home = queue.arena.vm
         if home is not self.vm:
             raise CaptureError(
@@ -931,9 +933,9 @@ class Recorder:
         if id(out) in self.placeholders.aliased and any(
             each is out for each, _ in others[op.in_place :]
         ):
-            raise ArgumentError("out is an operand; only elementwise ops work in place").at(
-                op.name, [type for _, type in others]
-            )
+            raise ArgumentError(
+                "out is an operand; only elementwise ops work in place; omit out="
+            ).at(op.name, [type for _, type in others])
 
     def _require_own(self, reference: Reference) -> None:
         """Raise `CaptureError` for an update of a tensor from outside of a function.
@@ -946,7 +948,8 @@ class Recorder:
         ):
             raise _refused(
                 "update a tensor from outside of an ml.subroutine (possibly the state of the "
-                "random keys) in place"
+                "random keys) in place",
+                ". Return the new value, and update the tensor outside",
             )
 
     # --- the tensor of a handle ---------------------------------------------------------
@@ -977,12 +980,15 @@ class Recorder:
         for type, each in region.handles.items():
             if each == handle:
                 return reference, type
-        raise HandleError(f"tensor handle {handle} does not exist")
+        raise HandleError(f"tensor handle {handle} does not exist; it was freed")
 
     def _note_outside(self, reference: Reference, holder: Allocation) -> None:
         """Record the first use of a tensor from outside."""
         if isinstance(holder.arena, ScratchPad):
-            raise _refused("use a tensor of a scratch pad, which may overlap other tensors,")
+            raise _refused(
+                "use a tensor of a scratch pad, which may overlap other tensors,",
+                ". Pass ml.copy(x)",
+            )
         self.memory.references[id(reference)] = reference
         if holder.arena is prepare_constants(self.vm).arena:  # the tensor may be a new constant
             self.outside.holders[id(reference)] = reference
@@ -1026,7 +1032,7 @@ class Recorder:
     def _value(self, reference: Reference) -> Value:
         value = self.memory.values.at(id(reference))
         if value is None:
-            raise _refused("read a tensor before its first write")
+            raise _refused("read a tensor before its first write", ". Write it first")
         if value is _ENDED:
             raise CaptureError(
                 f"{user_line() or 'here'}: cannot use a tensor that was created in a loop body, a "
@@ -1076,7 +1082,7 @@ def _only_call(program: Program) -> tuple[str, Op | None, list[int], Attributes]
         loads = decoded[0].arguments if [x.kind for x in decoded] == ["cfunc", "halt"] else None
         only = decoded[0] if decoded else None
         if only is None or only.name is None or loads is None or only.pc != len(loads) + 1:
-            raise _refused("launch a program of several calls")
+            raise _refused("launch a program of several calls", ". Launch it outside")
         name = only.name
         if only.at != 0:
             if name in OPS:

@@ -91,9 +91,11 @@ def run_replay(options: argparse.Namespace) -> int:
     replay = Replay(open_run(options.folder))
     count = len(replay.run.steps)
     if not count:
-        raise ArgumentError(f"replay: {replay.run.folder} has no steps")
+        raise ArgumentError(
+            f"replay: {replay.run.folder} has no steps; record calls of captured functions"
+        )
     if options.nan and (options.at is not None or options.save is not None):
-        raise ArgumentError("replay: --nan accepts only --step, not --at or --save")
+        raise ArgumentError("replay: --nan accepts only --step, not --at or --save; omit them")
     if options.nan:
         return _show_nan(replay, range(count) if options.step is None else [options.step])
     number = count - 1 if options.step is None else options.step
@@ -162,8 +164,8 @@ def _show_line(replay: Replay, number: int, place: str, folder: Path | None) -> 
         candidates = [each for each in lines if each.file.endswith(file)] or [*lines]
         nearest = sorted(candidates, key=lambda each: abs(each.number - int(line)))[:5]
         listed = ", ".join(dict.fromkeys(map(str, nearest)))
-        known = f"; it has ops at {listed}" if listed else ""
-        raise ArgumentError(f"replay: no op of step {number} was recorded at {place}{known}")
+        places = f"; it has ops at {listed}" if listed else ""
+        raise ArgumentError(f"replay: no op of step {number} was recorded at {place}{places}")
     return 0
 
 

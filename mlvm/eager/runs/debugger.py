@@ -221,7 +221,7 @@ class Debugger(cmd.Cmd):
         """result: print the result of the op that was executed last."""
         op = self._last()
         if op is None or not op.results:
-            raise ArgumentError("result: no op with a result was executed")
+            raise ArgumentError("result: no op with a result was executed; s executes an op")
         for ref in op.results:
             self._say(f"{self.values.text(op)}\n{text_of(self.values.read(ref))}")
 
@@ -245,7 +245,7 @@ class Debugger(cmd.Cmd):
         op = self._op_here()
         line = op.line if op is not None else None
         if line is None:
-            raise ArgumentError("l: the present op has no line")
+            raise ArgumentError("l: the present op has no line; s goes to the next op")
         recorded = {
             each.number: each.text
             for each in self.execution.program.lines.values()

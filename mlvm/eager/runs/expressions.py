@@ -54,7 +54,9 @@ class Expression:
     def __init__(self, text: str) -> None:
         self.text = text
         if len(text) > _MOST:
-            raise ArgumentError(f"expected an expression of at most {_MOST:,} characters")
+            raise ArgumentError(
+                f"expected an expression of at most {_MOST:,} characters, got {len(text)}"
+            )
         try:
             tree = ast.parse(_REFERENCE.sub(r"_ref_\1_\2", text), mode="eval")
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -79,7 +81,7 @@ class Expression:
     def _names(self, node: ast.expr, depth: int) -> Iterator[str]:
         """Yield the names in a part of the expression, and check the part."""
         if depth > 100:
-            raise ArgumentError("expected an expression nested at most 100 deep")
+            raise ArgumentError("expected an expression nested at most 100 deep, got a deeper one")
         if (name := _name_of(node)) is not None:
             yield name
             if not isinstance(node, ast.Subscript):

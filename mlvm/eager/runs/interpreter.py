@@ -45,7 +45,7 @@ _LAUNCHED_ONCE: Final = frozenset({residuals.PUSH, residuals.ADD, printing.PRINT
 
 
 class StoredValue:
-    """Memory of one value on the VM, freed with the last reference."""
+    """Memory of a value on the VM, freed with the last reference."""
 
     __slots__ = ("_handles", "_storage", "nbytes", "vm")
 

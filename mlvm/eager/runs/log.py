@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from mlvm.core.errors import EncodingError, MlvmError
-from mlvm.core.program.encoding import HEADER, Kind, Reader, Writer
+from mlvm.core.program.encoding import HEADER, Kind, Reader, Writer, damaged
 from mlvm.machines.files import open_to_append
 
 VERSION: Final = 1
@@ -113,7 +113,8 @@ class LogReader:
         version = int.from_bytes(data[8:12], "little")
         if version != VERSION:
             raise EncodingError(
-                f"expected version {VERSION} of the recording format, got {version}"
+                f"expected version {VERSION} of the recording format, got {version}; use the mlvm "
+                "version that wrote it"
             )
         self.values += self._frames(data)
 
@@ -125,14 +126,18 @@ class LogReader:
                 break
             length, check = _FRAME.unpack_from(data, at)
             if zlib.crc32(data[at : at + 4]) != check:
-                raise EncodingError(f"byte {at}: the length of a frame was changed")
+                raise damaged(
+                    f"byte {at}: the checksum of the frame's length, {length}, does not match"
+                )
             end = start + length + DIGEST
             if end > len(data):
                 break
             payload = data[start : start + length]
             self.chain = digest_of(self.chain, payload)
             if self.chain != data[start + length : end]:
-                raise EncodingError(f"byte {at}: the frame differs from the recorded frame")
+                raise damaged(
+                    f"byte {at}: the digest of the frame of {length} bytes does not match"
+                )
             yield decoded(payload)
             at = end
         self.torn = len(data) - at
@@ -152,4 +157,4 @@ def read_log(path: Path) -> LogReader:
     try:
         return LogReader(path.read_bytes())
     except MlvmError as error:
-        raise EncodingError(f"{path}: {error}") from None
+        raise damaged(f"{path}: {error}") from None

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from mlvm.core.errors import CaptureError, EncodingError
+from mlvm.core.errors import CaptureError, brief
 from mlvm.core.machine.callee import OUT
 from mlvm.core.machine.decode import Code, decode
-from mlvm.core.program.encoding import Kind, Reader, Writer, open_message
+from mlvm.core.program.encoding import Kind, Reader, Writer, damaged, open_message
 from mlvm.core.program.program import STAR, Instruction, Program
 from mlvm.core.types import Array
 from mlvm.eager.capture.call import as_tensors
@@ -97,7 +97,9 @@ class OpProgram(NamedTuple):
                 ):  # fmt: skip
                     lines[function, pc] = SourceLine(file, number, around, text, layer)
                 case _:
-                    raise reader.error("expected a line: function, pc, file, number and texts")
+                    raise reader.error(
+                        f"expected a line: function, pc, file, number and texts, got {brief(row)}"
+                    )
         values: dict[Place, tuple[str, ...]] = {}
         for row in reader.sequence():
             match row:
@@ -106,11 +108,13 @@ class OpProgram(NamedTuple):
                 ):
                     values[function, pc] = (*names,)
                 case _:
-                    raise reader.error("expected names of values: function, pc and texts")
+                    raise reader.error(
+                        f"expected names of values: function, pc and texts, got {brief(row)}"
+                    )
         named = [tuple(reader.sequence(Reader.text)) for _ in range(3)]
         for each, row in zip(named, (step.inputs, step.states, step.results), strict=True):
             if len(each) != len(row):
-                raise EncodingError(f"expected {len(row)} names, got {len(each)}")
+                raise damaged(f"expected {len(row)} names, got {len(each)}")
         return OpProgram(step, lines, values, *named)
 
     def to_bytes(self) -> bytes:
@@ -142,7 +146,9 @@ def op_program(
     args, kwargs = as_tensors(signatures, current_arena().vm, args, kwargs)
     call, signature = trace_call(fn, args, kwargs, signatures)
     if takes_from_queue(call):
-        raise CaptureError(f"{captured!r} reads from a queue, which cannot be saved")
+        raise CaptureError(
+            f"{captured!r} reads from a queue, which cannot be saved; pass the batch as an argument"
+        )
     inputs = [values_of(x.root) for x in signature.inputs]
     return program_of_call(call, signature, names_in_call(fn, args, kwargs, call)), inputs
 
@@ -197,7 +203,7 @@ def names_of_values(
 ) -> dict[Place, tuple[str, ...]]:
     """Return the names of the result of each instruction that has a name.
 
-    Among consecutive calls of one statement, only the last call gets the names that the statement
+    Among consecutive calls of a statement, only the last call gets the names that the statement
     assigns.
 
     If the last call of a statement is a loop or branch, this is the value that it returns: each

@@ -17,7 +17,7 @@ from mlvm.show.page import plain_page
 from mlvm.show.picture import curves
 
 _AROUND: Final = 20  # rows before and after the first difference
-_DIGITS: Final = 12  # of a digest
+_DIGITS: Final = 12  # displayed digits of a digest
 
 
 def comparison_page(a: Run, b: Run, difference: Difference | None) -> str:

@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from mlvm.core.errors import ArgumentError, EncodingError, MachineError, brief
+from mlvm.core.errors import ArgumentError, MachineError, brief
+from mlvm.core.program.encoding import damaged
 from mlvm.core.types import Array
 from mlvm.eager.functions import random
 from mlvm.eager.functions.creation import asarray
@@ -78,7 +79,9 @@ class Moment(NamedTuple):
             loaded = {id(x.root) for x in tensors.values()}
             missing = [p for p, x in below.items() if id(x.root) not in loaded and "._" not in p]
             if missing and isinstance(value, Module | dict | list | tuple):
-                raise ArgumentError(f"load: the recording has no state of {listed(missing)}")
+                raise ArgumentError(
+                    f"load: the recording has no state of {listed(missing)}; load other objects"
+                )
         load_tree(tensors, {path: self.state[path] for path in tensors}, "state")
         if KEYS in self.state:
             random.set_state(self.state[KEYS])
@@ -198,7 +201,7 @@ class Replay:
         results = self._loaded[1](*operands)
         places = [*table.returns, *[i for _, i in (*table.updated, *table.writes)]]
         if places and max(places) >= len(results):
-            raise EncodingError(
+            raise damaged(
                 f"{self.run.folder}: step {step.number} refers to result {max(places)} of a "
                 f"program with {len(results)} results"
             )
@@ -237,7 +240,7 @@ class Replay:
                 return each
         if not needed:
             return Checkpoint(step.number, "", 0, {})
-        raise EncodingError(f"{self.run.folder}: no checkpoint has the state of step {step.number}")
+        raise damaged(f"{self.run.folder}: no checkpoint has the state of step {step.number}")
 
     def _write(self, step: RecordedStep) -> None:
         """Apply the recorded writes to the state before a step, and compare the digest."""
@@ -247,7 +250,7 @@ class Replay:
         for each in step.stored_cells:
             self._cells[each.number] = self.run.stored(each)
         if step.table.cells() and self._digest(step) != step.before:
-            raise EncodingError(
+            raise damaged(
                 f"{self.run.folder}: the state before step {step.number} differs from the "
                 f"recorded state"
             )
@@ -257,7 +260,7 @@ class Replay:
         digests = {each: digest(self._cells[each]) for each in cells if each in self._cells}
         if len(digests) < len(cells):
             missing = len(cells) - len(digests)
-            raise EncodingError(
+            raise damaged(
                 f"{self.run.folder}: {missing} state tensors of step {step.number} are missing"
             )
         return number_of(digest_of(*digest_of_cells(digests, cells)))

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from mlvm.core.errors import EncodingError
-from mlvm.core.program.encoding import Kind, Reader, Writer, open_message
+from mlvm.core.errors import brief
+from mlvm.core.program.encoding import Kind, Reader, Writer, damaged, open_message
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import Array, TensorType
 from mlvm.eager.capture.capture import Captured
@@ -56,12 +56,16 @@ class Repro(NamedTuple):
         digests = tuple(reader.sequence(Reader.blob))
         recorded = reader.text() if reader.remaining else ""
         reader.end()
-        if tuple(map(TensorType.of, inputs)) != program.step.inputs:
-            raise EncodingError("expected inputs of the types in the program")
+        types = tuple(map(TensorType.of, inputs))
+        if types != program.step.inputs:
+            raise damaged(f"expected inputs {brief(program.step.inputs)}, got {brief(types)}")
         lengths = [len(each) for each in digests]
         counts = len(program.step.results), len(program.step.results) + len(program.step.states)
         if {*lengths} - {_DIGEST} or len(lengths) not in counts:
-            raise EncodingError(f"expected one digest of {_DIGEST} bytes per result and state")
+            raise damaged(
+                f"expected one digest of {_DIGEST} bytes per result and state, got lengths "
+                f"{lengths}"
+            )
         return Repro(program, inputs, digests, recorded)
 
     def run(self, vm: VMProtocol, *, max_steps: int | None = None) -> list[Array]:

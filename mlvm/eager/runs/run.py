@@ -15,7 +15,7 @@ import numpy as np
 
 from mlvm.core.errors import ArgumentError, EncodingError, MlvmError, brief
 from mlvm.core.memo import Memo
-from mlvm.core.program.encoding import Reader
+from mlvm.core.program.encoding import Reader, damaged
 from mlvm.core.types import Array, TensorType
 from mlvm.eager.files.safetensors import WeightsFile
 from mlvm.eager.runs.cells import StateCell
@@ -110,7 +110,10 @@ class Run:
         self.checkpoints: list[Checkpoint] = []
         self.is_closed = self.has_failed = False
         if not (folder / LOG).exists():
-            raise FileNotFoundError(f"{folder} is not a recording: it has no file {LOG!r}")
+            raise FileNotFoundError(
+                f"{folder} is not a recording: it has no file {LOG!r}; pass the folder of "
+                "ml.runs.record"
+            )
         log = read_log(folder / LOG)
         self.chain, self.torn = log.chain, log.torn
         for i, value in enumerate(log.values):
@@ -119,7 +122,7 @@ class Run:
             except (MlvmError, LookupError) as error:
                 raise EncodingError(f"{folder / LOG}: frame {i}: {error}") from None
         if self.torn and self.is_closed:
-            raise EncodingError(f"{folder / LOG}: {self.torn} bytes follow the last frame")
+            raise damaged(f"{folder / LOG}: {self.torn} bytes follow the last frame")
         self._programs = Memo[str, OpProgram](16, "eager.runs programs")
 
     def __repr__(self) -> str:
@@ -127,7 +130,9 @@ class Run:
 
     def _add(self, i: int, frame: Any) -> None:
         if self.is_closed or (i == 0) != (isinstance(frame, tuple) and frame[:1] == ("run",)):
-            raise EncodingError("expected the frame 'run' first and no frame after 'end'")
+            raise damaged(
+                f"expected the frame 'run' first and no frame after 'end', got {brief(frame)}"
+            )
         match frame:
             case ("run", {"mlvm": str() as version, "every": int() as every, **more}):
                 self.version, self.every = version, every
@@ -140,14 +145,17 @@ class Run:
                             self.cells.append(StateCell(len(self.cells), name, type))
                         case _:
                             text = f"expected a state cell as a name and a type, got {brief(row)}"
-                            raise EncodingError(text)
+                            raise damaged(text)
             case ("program", table):
                 self.tables.append(self._checked(StepTable.of_value(table)))
             case ("checkpoint", str() as name, int() as content, [*cells], [*digests]):
                 if len(cells) != len(digests) or not all(map(self._is_cell, cells)):
-                    raise EncodingError("expected a checkpoint with one digest per state cell")
+                    raise damaged(
+                        f"expected a checkpoint with one digest per state cell, got "
+                        f"{brief(digests)} for {brief(cells)}"
+                    )
                 if name != Path(name).name:
-                    raise EncodingError(f"expected the name of a checkpoint, got {brief(name)}")
+                    raise damaged(f"expected the name of a checkpoint, got {brief(name)}")
                 by_cell = dict(zip(cells, map(_number, digests), strict=True))
                 self.checkpoints.append(Checkpoint(len(self.steps), name, content, by_cell))
             case (
@@ -159,10 +167,10 @@ class Run:
                 )
             case ("end", int() as count, bool() as finished):
                 if count != len(self.steps):
-                    raise EncodingError(f"expected {count} steps, got {len(self.steps)}")
+                    raise damaged(f"expected {count} steps, got {len(self.steps)}")
                 self.is_closed, self.has_failed = True, not finished
             case _:
-                raise EncodingError(f"expected a frame of a recording, got {brief(frame)}")
+                raise damaged(f"expected a frame of a recording, got {brief(frame)}")
 
     def _step(
         self,
@@ -176,12 +184,10 @@ class Run:
         stored: list[Any],
     ) -> RecordedStep:
         if not 0 <= program < len(self.tables):
-            raise EncodingError(
-                f"expected a program number below {len(self.tables)}, got {program}"
-            )
+            raise damaged(f"expected a program number below {len(self.tables)}, got {program}")
         table = self.tables[program]
         if len(inputs) != len(table.names) or len(results) < len(table.updated):
-            raise EncodingError(
+            raise damaged(
                 f"expected digests of {len(table.names)} inputs and at least "
                 f"{len(table.updated)} results, got {len(inputs)} and {len(results)}"
             )
@@ -191,9 +197,7 @@ class Run:
                 case (int() as number, float() as value) if 0 <= number < len(results):
                     scalars[number] = value
                 case _:
-                    raise EncodingError(
-                        f"expected the number and value of a result, got {brief(pair)}"
-                    )
+                    raise damaged(f"expected the number and value of a result, got {brief(pair)}")
         places = [_stored(each, self._is_cell) for each in cells]
         input_places = [_stored(each, lambda i: 0 <= i < len(inputs)) for each in stored]
         return RecordedStep(
@@ -214,7 +218,9 @@ class Run:
 
     def _checked(self, table: StepTable) -> StepTable:
         if not all(map(self._is_cell, table.cells())):
-            raise EncodingError("a program table refers to a state cell that does not exist")
+            raise damaged(
+                f"expected state cells below {len(self.cells)}, got {brief(table.cells())}"
+            )
         for text in table.types:
             TensorType.parse(text)
         return table
@@ -265,16 +271,16 @@ class Run:
         name = f"{CHECKPOINTS}/{checkpoint.name}"
         data = self._bytes(name)
         if number_of(digest_of(data)) != checkpoint.content:
-            raise EncodingError(f"{self.folder / name}: the file has changed since the recording")
+            raise damaged(f"{self.folder / name}: the file has changed since the recording")
         file = self._decoded(name, lambda: WeightsFile(self.folder / name))
         contents = {}
         for number, expected in checkpoint.cells.items():
             cell = self.cells[number]
             if cell.name not in file.entries:
-                raise EncodingError(f"{self.folder / name}: {cell.name} is missing")
+                raise damaged(f"{self.folder / name}: {cell.name} is missing")
             array = self._decoded(name, partial(_cell_in, file, cell))
             if number_of(digest(array)) != expected:
-                raise EncodingError(f"{self.folder / name}: {cell.name} was changed")
+                raise damaged(f"{self.folder / name}: {cell.name} was changed")
             contents[number] = array
         return contents
 
@@ -302,7 +308,7 @@ class Run:
         Raises `EncodingError` if the digest differs from the recorded digest."""
         if number_of(digest(array)) != step.inputs[number]:
             name = step.table.names[number]
-            raise EncodingError(
+            raise damaged(
                 f"{self.folder}: input {name!r} of step {step.number} differs from the recorded "
                 f"input"
             )
@@ -311,14 +317,14 @@ class Run:
     def _read(self, name: str, expected: str) -> bytes:
         data = self._bytes(name)
         if digest_of(data).hex() != expected:
-            raise EncodingError(f"{self.folder / name}: the file has changed since the recording")
+            raise damaged(f"{self.folder / name}: the file has changed since the recording")
         return data
 
     def _bytes(self, name: str) -> bytes:
         try:
             return (self.folder / name).read_bytes()
         except FileNotFoundError:
-            raise EncodingError(f"{self.folder / name}: the file is missing") from None
+            raise damaged(f"{self.folder / name}: the file is missing") from None
 
     def _decoded(self, name: str, decode: Callable[[], T]) -> T:
         try:
@@ -329,7 +335,7 @@ class Run:
 
 def _number(x: Any) -> int:
     if type(x) is not int:
-        raise EncodingError(f"expected a digest, got {brief(x)}")
+        raise damaged(f"expected a digest, got {brief(x)}")
     return x
 
 
@@ -339,7 +345,7 @@ def _stored(row: Any, is_valid: Callable[[int], bool]) -> Stored:
             is_valid(number) and 0 <= place < 1 << 60 and 0 <= length < 1 << 40
         ):
             return Stored(number, place, length)
-    raise EncodingError("expected a number, an offset and a length of stored bytes")
+    raise damaged(f"expected a number, an offset and a length of stored bytes, got {brief(row)}")
 
 
 def _cell_in(file: WeightsFile, cell: StateCell) -> Array:
@@ -348,5 +354,5 @@ def _cell_in(file: WeightsFile, cell: StateCell) -> Array:
     if type.dtype.name == "c128":
         array = array.view(np.complex128).reshape(type.shape)
     if TensorType.of(array) != type:
-        raise EncodingError(f"expected {type}, got {TensorType.of(array)}")
+        raise damaged(f"expected {type}, got {TensorType.of(array)}")
     return array

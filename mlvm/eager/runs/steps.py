@@ -12,8 +12,9 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from mlvm.core.errors import EncodingError
+from mlvm.core.errors import brief
 from mlvm.core.ops.half import shown
+from mlvm.core.program.encoding import damaged
 from mlvm.core.types import Array, TensorType
 from mlvm.eager.tensor.tensor import Tensor
 
@@ -93,7 +94,7 @@ class StepTable:
         except (AttributeError, KeyError, TypeError, ValueError):
             is_table = False
         if not is_table:
-            raise EncodingError("expected a valid program table")
+            raise damaged(f"expected a program table, got {brief(value)}")
         return table
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from mlvm.core.errors import ArgumentError, EncodingError, MlvmError, UnknownFunctionError, brief
+from mlvm.core.program.encoding import damaged
 from mlvm.eager.runs.replay import Mismatch, Replay, replay_of
 from mlvm.eager.runs.run import DATA, Run
 
@@ -113,8 +114,8 @@ def _check_data(run: Run, places: set[tuple[int, int]]) -> None:
     end = 0
     for place, length in sorted(places):
         if place != end:
-            raise EncodingError(f"{run.folder / DATA}: expected stored bytes at {end}, got {place}")
+            raise damaged(f"{run.folder / DATA}: expected stored bytes at {end}, got {place}")
         end = place + length
     size = (run.folder / DATA).stat().st_size
     if size < end or (run.is_closed and size != end):
-        raise EncodingError(f"{run.folder / DATA}: expected {end} bytes, got {size}")
+        raise damaged(f"{run.folder / DATA}: expected {end} bytes, got {size}")

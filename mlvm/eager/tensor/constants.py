@@ -44,7 +44,7 @@ def is_same_kind(source: DType, target: DType) -> bool:
 
 
 class Constants:
-    """Python scalars used with tensors of one VM, each written once, at the second use.
+    """Python scalars used with tensors of a VM, each written once, at the second use.
 
     used_once: the keys of scalars that were used once.
     """

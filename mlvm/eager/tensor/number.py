@@ -385,7 +385,7 @@ class Numbers:
                 fn, operands = next((f, x) for n, f, x in self.steps if n == place)
                 constants = [self.values[each] for each in operands if each in self._constants]
                 if fn not in _COMPARED and any(abs(x) > MAX_TERM for x in constants):
-                    raise OverflowError("the integers of kernels have 64 bits")
+                    raise OverflowError(f"expected integers of at most 64 bits, got {constants}")
                 numbers = [self.formula(each) for each in operands]
                 number = self.formulas.step(fn.__name__, numbers[0], numbers[-1])
             self._numbers_of[place] = number

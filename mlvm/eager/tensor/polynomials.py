@@ -23,7 +23,7 @@ def polynomial(value: int) -> Polynomial:
 
 
 def atom(number: int) -> Polynomial:
-    """Return the polynomial that consists of one atom."""
+    """Return the polynomial that consists of a single atom."""
     return (((number,), 1),)
 
 

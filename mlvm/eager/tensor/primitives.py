@@ -75,7 +75,7 @@ def _derive(op: Op) -> Callable[..., Tensor]:
                 )
             if op.dynamic:
                 raise ArgumentError(
-                    "out= is not supported, because the result shape depends on values"
+                    "out= is not supported, because the result shape depends on values; omit out="
                 )
             return apply_into(out, call, *operands)
         except MlvmError as error:

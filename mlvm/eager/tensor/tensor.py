@@ -135,7 +135,7 @@ class Tensor(Methods, Allocation):
 
     @property
     def itemsize(self) -> int:
-        """The size of one element in bytes."""
+        """The size of an element in bytes."""
         return self.dtype.itemsize
 
     @property
@@ -277,7 +277,8 @@ class Tensor(Methods, Allocation):
     def __index__(self) -> int:
         if not self.dtype.is_integer:
             raise DTypeError(
-                "expected an integer tensor as an index; convert with astype(x, 'int64')"
+                f"expected an integer tensor as an index, got {self.type}; convert with astype(x, "
+                "'int64')"
             ).at("index", (self.type,))
         try:
             return int(self._number("index"))

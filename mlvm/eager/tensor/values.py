@@ -127,7 +127,7 @@ def _ragged(values: object) -> str:
 def leaves(obj: object, depth: int = 0) -> Iterator[object]:
     if isinstance(obj, (list, tuple)):
         if depth == MAX_NDIM:
-            raise ShapeError(f"expected lists nested at most {MAX_NDIM} deep")
+            raise ShapeError(f"expected lists nested at most {MAX_NDIM} deep, got deeper lists")
         for each in obj:
             yield from leaves(each, depth + 1)
     else:
@@ -152,7 +152,8 @@ def values_for(dtype: DType, array: Array, numbers: object) -> Array:
     for value in (int(array.min()), int(array.max())):
         if not low <= value <= high:
             raise OperandValueError(
-                f"the int {brief(value)} does not fit into {dtype.name}: {low} .. {high}"
+                f"the int {brief(value)} does not fit into {dtype.name}: {low} .. {high}; "
+                "use a wider dtype"
             )
     return (
         array.astype(np.int64 if high < 2**63 else np.uint64) if array.dtype.kind == "O" else array

@@ -1,7 +1,7 @@
 """`auto_batch`: run a recursive function for many inputs together.
 
 The function is recorded once, for the types of one lane, and lowered to code that a VM runs for all
-lanes (`mlvm.step.lane_programs`, `mlvm.machines.lane_runs`). A lane is the run of one input: rows
+lanes (`mlvm.step.lane_programs`, `mlvm.machines.lane_runs`). A lane is the run of an input: rows
 with a frame and a program counter. The backward pass is code of the same kind: the function and its
 backward pass in one program, which also runs for all lanes.
 """

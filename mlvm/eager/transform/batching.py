@@ -146,7 +146,7 @@ class BatchingInterpreter:
         with context:
             result = rule(batched_call, *xs)
             return Batched(_one_by_one(call, self.n, xs) if result is None else result, True)
-        # the error names the operands of one element
+        # the error names the operands of a single element
         return Batched(_lane_by_lane(call, self.n, xs), True)
 
     def _collective(self, call: OneOp, v: Batched) -> Batched:

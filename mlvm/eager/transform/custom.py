@@ -275,7 +275,7 @@ class _CustomFunction(Generic[P, R]):
             if bound.kwargs:
                 raise GradientError(
                     f"{self.__name__}: {', '.join(bound.kwargs)}: keyword-only "
-                    f"arguments are not supported by {type(self).__name__}"
+                    f"arguments are not supported by {type(self).__name__}; pass them by position"
                 )
             positional = bound.args
         arguments = _Arguments(self, positional)
@@ -416,7 +416,9 @@ class custom_jvp(_CustomFunction[P, R]):
         None represents an argument without a contribution.
         """
         if self.nondiff_argnums:
-            raise GradientError(f"{self.__name__}: nondiff_argnums needs defjvp, not defjvps")
+            raise GradientError(
+                f"{self.__name__}: nondiff_argnums needs defjvp, not defjvps; call defjvp"
+            )
 
         def jvp(primals: Sequence[Tree], tangents: Sequence[Tree]) -> tuple[Tree, Tree]:
             out: Any = self(*primals)  # type: ignore[call-arg]

@@ -397,7 +397,7 @@ class JvpInterpreter:
     def _push(self, xs: Duals) -> Dual:
         """Push a record.
 
-        In a program each float is followed by a tangent. All records of one loop are read in the
+        In a program each float is followed by a tangent. All records of a loop are read in the
         same way, even before it is known which floats have a tangent.
         """
         types = tuple([x.x.type for x in xs])

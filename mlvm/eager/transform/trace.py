@@ -334,7 +334,7 @@ class _Frame(Generic[V]):
         x = self.values.get(value)
         if x is None:
             if value.home is None:
-                raise MachineError("a value is used before its definition")
+                raise MachineError("a value is used before its definition; report the function")
             x = self.values[value] = self.content(value.home)
         return self.interpreter.reshape(x, type)
 
@@ -455,7 +455,7 @@ class _Frame(Generic[V]):
             frame = self.inner(homes, state, first)
             frame.run(test.calls)
             if test.result is None:
-                raise MachineError("a loop has no test")
+                raise MachineError("a loop has no test; report the function")
             return frame.use(test.result)
 
         def body(state: list[V]) -> list[V]:

@@ -1,4 +1,4 @@
-"""`vmap`: apply a function of one example to a batch of examples.
+"""`vmap`: apply a function of a single example to a batch of examples.
 
 The function is traced with placeholders for one element of the batch, and interpreted for the batch
 by the batching rules of ops (see `mlvm.eager.transform.batching`).
@@ -47,7 +47,7 @@ def vmap(
 
     Arguments:
 
-    - `fn`: a function of one example.
+    - `fn`: a function of a single example.
 
     - `in_axes`: the batch axis of the arguments: one number for all positional arguments, or a
       tuple with one number per argument. None means that all elements of the batch share the
@@ -276,6 +276,6 @@ def _with_axis(interpreter: BatchingInterpreter, v: Batched, axis: int | None, p
     if not -v.ndim - 1 <= axis <= v.ndim:
         raise AxisError(
             f"vmap: {where} is {v.x.type.with_shape(v.shape)} for one element, so "
-            f"out_axes cannot be {axis}"
+            f"out_axes cannot be {axis}; use a smaller axis"
         )
     return alias_of(moveaxis(interpreter.as_batch(v), 0, axis))

@@ -88,7 +88,7 @@ class Note:
 
 
 class Refusals:
-    """Flags of one device, and the calls with unread flags."""
+    """Flags of a device, and the calls with unread flags."""
 
     def __init__(self, memory: Crossings) -> None:
         self._memory = memory
@@ -119,7 +119,10 @@ class Refusals:
         else:
             slot, self._used = self._used, self._used + 1
             if slot >= _MOST:
-                raise MlvmError(f"expected at most {_MOST} prepared calls that check values")
+                raise MlvmError(
+                    f"expected at most {_MOST} prepared calls that check values, "
+                    "got more; launch fewer prepared calls"
+                )
         return slot, self._all[slot * _WORDS : (slot + 1) * _WORDS]
 
     def give_back(self, slot: int) -> None:

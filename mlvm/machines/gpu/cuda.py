@@ -68,7 +68,7 @@ def _compile(nvrtc: Any, text: str, options: tuple[str, ...]) -> bytes:
 
 
 class Cuda:
-    """CUDA device that runs everything in the order of one stream.
+    """CUDA device that runs everything in the order of a single stream.
 
     Copies of pinned memory use a second stream.
     """

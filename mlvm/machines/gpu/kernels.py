@@ -53,7 +53,7 @@ Types: TypeAlias = Sequence[TensorType]
 
 
 class Scratch(NamedTuple):
-    """Uninitialized memory for the calls of one op."""
+    """Uninitialized memory for the calls of an op."""
 
     name: str
     nbytes: int
@@ -132,7 +132,7 @@ def kernel(*names: str, judges: int = 0, computes: bool = False) -> Callable[[Ma
     def declare(make: Maker) -> Maker:
         for name in names:
             if name in KERNELS or name not in OPS:
-                raise ValueError(f"{name!r} already has a kernel, or is not an op")
+                raise ValueError(f"{name!r} already has a kernel, or is not an op; remove one")
             KERNELS[name] = DeviceRow(make, judges, computes)
         return make
 

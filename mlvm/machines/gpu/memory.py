@@ -280,7 +280,9 @@ class DeviceMemory(Memory):
         try:
             copy = self.empty(type.nbytes).view(type.dtype.numpy).reshape(type.array_shape)
         except MemoryError as error:
-            raise OutOfMemoryError(f"{type} needs {type.nbytes:,} bytes: {error}") from None
+            raise OutOfMemoryError(
+                f"{type} needs {type.nbytes:,} bytes: {error}; free tensors"
+            ) from None
         self.write(copy, array)
         return copy
 

@@ -194,7 +194,8 @@ class OpenCL:
     def alloc(self, nbytes: int) -> Any:
         if nbytes > self._most:
             raise MemoryError(
-                f"{self.device} has {self.nbytes:,} and at most {self._most:,} per buffer"
+                f"{self.device} has {self.nbytes:,} and at most {self._most:,} per buffer; "
+                "use smaller tensors"
             )
         flags = self._cl.mem_flags.READ_WRITE
         return self._cl.Buffer(self._context, flags, max(nbytes, 1))

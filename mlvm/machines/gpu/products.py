@@ -80,7 +80,7 @@ def product(
     second: int = 1,
     windows: _Windows | None = None,
 ) -> list[Call]:
-    """Return the calls of a product. Results of windows are columns of one matrix."""
+    """Return the calls of a product. Results of windows are columns of a single matrix."""
     m, n, _, batch, _ = sizes
     dtype = computed(out.dtype)
     names = {x.dtype, y.dtype, out.dtype.name}

@@ -73,7 +73,7 @@ class Ready:
 
 
 class DeviceQueue:
-    """Queue of the ops of one VM for its device.
+    """Queue of the ops of a VM for its device.
 
     host: kernels for ops that have no kernel on the device
     """
@@ -120,7 +120,9 @@ class DeviceQueue:
             try:
                 self._scratch = self.memory.empty(nbytes_now)
             except MemoryError as error:
-                raise OutOfMemoryError(f"{nbytes_now:,} bytes of scratch memory: {error}") from None
+                raise OutOfMemoryError(
+                    f"{nbytes_now:,} bytes of scratch memory: {error}; free tensors"
+                ) from None
         return self._scratch
 
     def ready(self, plan: DevicePlan, arrays: Sequence[Any]) -> Ready:

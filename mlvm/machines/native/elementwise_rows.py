@@ -225,17 +225,17 @@ _TAIL: Final = "\n#undef DT\n#undef T\n#undef W\n#undef SIZE\n"
 
 def _require_single_rows() -> None:
     """Raise `ValueError` if two rows define the same native function."""
-    seen: set[tuple[str, str, bool]] = set()
+    keys: set[tuple[str, str, bool]] = set()
     for kinds, rows in SECTIONS:
         for row in rows:
             for kind in kinds if row.form else ():
                 key = row.name, kind, row.form == "PAIR"
-                if key in seen:
+                if key in keys:
                     raise ValueError(
                         f"expected one row of {row.name} for {kind} dtypes, got several; "
                         "remove one from SECTIONS"
                     )
-                seen.add(key)
+                keys.add(key)
 
 
 def native_rows() -> str:

@@ -106,7 +106,9 @@ class CFunction(UserFunction):
             plain = {name: canonical(value) for name, value in attributes.items()}
             text = json.dumps(plain).encode()
         except (TypeError, ValueError) as error:
-            raise ArgumentError(f"the attributes are not JSON: {error}").at(self.name, ()) from None
+            raise ArgumentError(
+                f"the attributes are not JSON: {error}; use numbers, strings and lists"
+            ).at(self.name, ()) from None
         python_side = HostCall(announced, attributes)
         nresults = MLVM_ANY if self.nresults is None else self.nresults
         by_name = _numbers(attributes)
@@ -168,7 +170,9 @@ def number(attributes: Attributes, name: bytes | None, place: bool) -> float | N
     """Return an attribute by name, or None. `place` is False if the pointer in C is NULL."""
     key = string(name)
     if not place:
-        raise HostFunctionError(f"number: the pointer for {key!r} is NULL")
+        raise HostFunctionError(
+            f"number: the pointer for {key!r} is NULL; pass the address of a variable"
+        )
     if key not in attributes:
         return None
     value = canonical(attributes[key])
@@ -177,28 +181,28 @@ def number(attributes: Attributes, name: bytes | None, place: bool) -> float | N
     try:
         return float(value)
     except OverflowError:
-        raise HostFunctionError(f"attribute {key!r} is too large: {value}") from None
+        raise HostFunctionError(f"attribute {key!r} is too large: {value}; use 64 bits") from None
 
 
 def type_asked_for(dtype: int, ndim: int, shape: list[int] | None) -> TensorType:
     """Check the type that C requests for a new tensor. `shape` is None for NULL."""
     if not 0 <= dtype < len(DTYPES):
-        raise HostFunctionError(f"new_tensor: unknown dtype code {dtype}")
+        raise HostFunctionError(f"new_tensor: unknown dtype code {dtype}; use a constant of mlvm.h")
     if not 0 <= ndim <= MAX_NDIM:
         raise HostFunctionError(f"new_tensor: expected ndim from 0 to {MAX_NDIM}, got {ndim}")
     if ndim and shape is None:
-        raise HostFunctionError(f"new_tensor: the shape of {ndim} lengths is NULL")
+        raise HostFunctionError(f"new_tensor: the shape of {ndim} lengths is NULL; pass an array")
     return TensorType(DTYPES[dtype], shape or ())
 
 
 def string(text: bytes | None) -> str:
     """Decode a string of C."""
     if text is None:
-        raise HostFunctionError("a string is NULL")
+        raise HostFunctionError("a string is NULL; pass a text")
     try:
         return text.decode()
     except UnicodeDecodeError:
-        raise HostFunctionError(f"a string is not in UTF-8: {text!r}") from None
+        raise HostFunctionError(f"a string is not in UTF-8: {text!r}; encode it as UTF-8") from None
 
 
 class HostCall:
@@ -227,7 +231,7 @@ class HostCall:
         return native_type(TensorType.of(array))
 
     def no_memory(self, type: TensorType) -> None:
-        raise HostFunctionError(f"new_tensor: no memory for {type}")
+        raise HostFunctionError(f"new_tensor: no memory for {type}; free tensors")
 
     def no_tensor(self) -> None:
         raise HostFunctionError("push: expected a tensor of this frame, got another pointer")
@@ -257,7 +261,9 @@ class HostCall:
             if failure is not None:
                 raise failure
             if status != 0:
-                raise HostFunctionError(f"status {status}")
+                raise HostFunctionError(
+                    f"expected status 0, got {status}; report errors with frame->error"
+                )
         except OutOfMemoryError:  # raised by the VM in a callback that allocates
             raise
         except MlvmError as error:

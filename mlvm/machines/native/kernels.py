@@ -191,7 +191,7 @@ class NativeFused:
 
 
 class _Part(NamedTuple):
-    """Call for several links of a chain, or the kernel of one link; and parameter numbers."""
+    """Call for several links of a chain, or the kernel of a single link; and parameter numbers."""
 
     work: KernelCall | Kernel
     numbers: tuple[int, ...]

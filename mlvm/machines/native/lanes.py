@@ -7,9 +7,9 @@ from typing import Any, Final, NoReturn
 
 import numpy as np
 
-from mlvm.core.errors import CheckError, LimitExceededError, MachineError, OperandValueError
+from mlvm.core.errors import CheckError, LimitExceededError, OperandValueError
 from mlvm.core.types import Array, DType
-from mlvm.machines.lane_link import Bound, Linked
+from mlvm.machines.lane_link import Bound, Linked, invalid
 from mlvm.machines.native._native import Lanes, Pool, lane_steps
 from mlvm.machines.native.loop import Prepared
 from mlvm.machines.native.types import DTYPES
@@ -44,7 +44,7 @@ class Flat:
     def size(self, nbytes: int) -> int:
         """Return the index of a size of rows in `sizes`."""
         if not 0 <= nbytes < 1 << 62:
-            raise MachineError(f"lanes: unknown row size of {nbytes} bytes")
+            raise invalid(f"unknown row size of {nbytes} bytes")
         if nbytes not in self.sizes:
             self.sizes.append(nbytes)
         return self.sizes.index(nbytes)
@@ -83,7 +83,7 @@ class Flat:
     def _index(self, register: int, dtype: str) -> list[int]:
         of = np.dtype(dtype)
         if of.kind not in "iu":
-            raise MachineError(f"lanes: unsupported index of type {of}")
+            raise invalid(f"unsupported index of type {of}")
         return [register, self.size(of.itemsize), int(of.kind == "i")]
 
 
@@ -146,7 +146,7 @@ class NativeLanes:
         if len(results) != len(self._results) or any(
             x.nbytes != len(x) * n for x, n in zip(results, self._results, strict=True)
         ):
-            raise MachineError("lanes: expected results of the sizes in the program's types")
+            raise invalid("expected results of the sizes in the program's types")
         addresses = [_ints([_address(x) for x in xs]) for xs in arrays]
         self._keep(self._nbytes)
         try:
@@ -183,10 +183,10 @@ class NativeLanes:
         if what == "depth":
             raise LimitExceededError(f"call depth exceeds the limit of {a}")
         if what == "frames":
-            raise LimitExceededError(f"lanes exceed the limit of {a:,} frames")
+            raise LimitExceededError(f"lanes exceed the limit of {a:,} frames; batch fewer rows")
         if what == "check":
             raise CheckError(self._steps[a][3])
-        raise MachineError(f"lanes: record {a} does not exist")
+        raise invalid(f"record {a} does not exist")
 
 
 def _ints(numbers: Any) -> Array:

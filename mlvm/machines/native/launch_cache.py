@@ -21,7 +21,7 @@ _MOST: Final = 1 << 16
 
 
 class LaunchCache:
-    """Cache of the launches of one client of a VM; kernels share the threads of `pool`."""
+    """Cache of the launches of a client of a VM; kernels share the threads of `pool`."""
 
     def __init__(self, vm: VM, pool: Pool) -> None:
         self._vm = vm

@@ -62,14 +62,16 @@ def parse_address(text: str) -> Address:
         if not path or "\0" in path:
             raise AddressError(f"an address: expected unix:PATH, got {text!r}")
         if len(os.fsencode(path)) > _LONGEST_PATH:
-            raise AddressError(f"{text!r}: expected a path of at most {_LONGEST_PATH} bytes")
+            raise AddressError(
+                f"{text!r}: expected a path of at most {_LONGEST_PATH} bytes; use a shorter path"
+            )
         return UnixAddress(path)
     host, colon, port = text.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     if not colon or not port.isascii() or not port.isdigit() or (":" in host and not bracketed):
         raise AddressError(f"an address: expected {_FORMS}, got {text!r}")
     if int(port) > 65535:
-        raise AddressError(f"{text!r}: expected a port of at most 65535")
+        raise AddressError(f"{text!r}: expected a port of at most 65535; use a smaller port")
     host = host[1:-1] if bracketed else host
     if any(each.isspace() or each == "\0" for each in host):
         raise AddressError(f"an address: expected {_FORMS}, got {text!r}")

@@ -165,7 +165,10 @@ class BoundedVM(LocalVM):
         nbytes = sum(x.nbytes + _PER_ARRAY for x in filter(is_tensor, stack))
         if nbytes > self.limits.launch_bytes:
             most = self.limits.launch_bytes
-            raise OutOfMemoryError(f"the launch returns {nbytes:,} bytes; the limit is {most:,}")
+            raise OutOfMemoryError(
+                f"the launch returns {nbytes:,} bytes; the limit is {most:,} "
+                "(--launch-bytes of the server); return fewer tensors"
+            )
         return super()._outputs(stack)
 
 
@@ -180,7 +183,9 @@ class Turns:
         if not self.acquire(blocking=False):
             while not self.acquire(timeout=_LOOK):
                 if self._client.is_gone():
-                    raise LimitExceededError("the client of this call has disconnected")
+                    raise LimitExceededError(
+                        "the client of this call has disconnected; connect again"
+                    )
 
     def __exit__(self, *_: object) -> None:
         self.release()

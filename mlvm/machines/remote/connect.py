@@ -193,7 +193,9 @@ def _try(
         sock = system.connect(place, max(deadline - system.monotonic(), 0.001))
     except OSError as error:
         why = "no answer in time" if isinstance(error, TimeoutError) else error.strerror
-        raise ConnectionLostError(f"no server at {place}: {why or error}") from None
+        raise ConnectionLostError(
+            f"no server at {place}: {why or error}; check the address, or start the server"
+        ) from None
     try:
         addresses.tune(sock)
         if tls is not False and tls is not None:
@@ -221,7 +223,8 @@ def _secure(sock: socket.socket, host: str, tls: Tls, deadline: float) -> socket
         raise AccessDeniedError(f"{_NO_TLS}: {error.reason or error}") from None
     except OSError as error:
         raise ConnectionLostError(
-            f"cannot use TLS with this server: {error.strerror or error}"
+            f"cannot use TLS with this server: {error.strerror or error}; "
+            "omit tls=, if the server does not use it"
         ) from None
 
 

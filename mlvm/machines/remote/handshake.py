@@ -124,7 +124,7 @@ def _some(sock: socket.socket, most: int, deadline: float, system: System, flags
                 f"the connection is lost: {error.strerror or error}"
             ) from None
         if not data:
-            raise ConnectionLostError("the other side has closed the connection")
+            raise ConnectionLostError("the other side has closed the connection; connect again")
         return data
     raise ConnectionLostError("the handshake took too long; raise timeout=")
 
@@ -186,7 +186,7 @@ def _channel(sock: socket.socket) -> bytes:
         return b""
     binding = sock.get_channel_binding("tls-unique")
     if not binding:
-        raise AccessDeniedError("this TLS connection has no channel binding")
+        raise AccessDeniedError("this TLS connection has no channel binding; connect again")
     return binding
 
 
@@ -228,7 +228,9 @@ def greet(
         reader.end()
         about: dict[str, Any] = Reader(body, 0).mapping()
     except EncodingError as error:
-        raise AccessDeniedError(f"the server's welcome cannot be read: {error}") from None
+        raise AccessDeniedError(
+            f"the server's welcome cannot be read: {error}; use the same mlvm on both sides"
+        ) from None
     if not hmac.compare_digest(mac, _proof(secret, b"server", *heard, proof, body)):
         raise AccessDeniedError(
             "the server does not know the secret; pass the server's secret as secret= or "
@@ -339,9 +341,12 @@ def _read_hello(message: bytes) -> Hello:
     wants, vm, name = reader.text(), reader.text(), reader.text()
     reader.end()
     if len(nonce) != NONCE or not isinstance(has_secret, bool):
-        raise EncodingError("expected a hello with a nonce and a flag for the secret")
+        raise EncodingError(
+            "expected a hello with a nonce and a flag for the secret, "
+            "got others; use the same mlvm on both sides"
+        )
     if max(map(len, (wants, vm, name))) > MOST_NAME:
-        raise EncodingError(f"expected a name of at most {MOST_NAME} characters")
+        raise EncodingError(f"expected a name of at most {MOST_NAME} characters, got a longer one")
     return Hello(wants, vm, name, has_secret)
 
 

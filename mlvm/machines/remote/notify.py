@@ -26,11 +26,16 @@ def inherited_socket() -> socket.socket:
     """
     count = os.environ.pop("LISTEN_FDS", "0")
     if os.environ.pop("LISTEN_PID", "") != str(os.getpid()) or count != "1":
-        raise AddressError("--listen systemd: expected one socket of a .socket unit (LISTEN_FDS=1)")
+        raise AddressError(
+            "--listen systemd: expected one socket of a .socket unit (LISTEN_FDS=1), got others"
+        )
     try:
         sock = socket.socket(fileno=_FIRST)
     except OSError as error:
-        raise AddressError(f"LISTEN_FDS=1: descriptor {_FIRST} is not a socket: {error}") from None
+        raise AddressError(
+            f"LISTEN_FDS=1: descriptor {_FIRST} is not a socket: {error}; "
+            "start the server by systemd"
+        ) from None
     if not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
         sock.close()
         raise AddressError("the socket of systemd does not listen: set Accept=no and ListenStream=")

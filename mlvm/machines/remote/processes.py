@@ -38,7 +38,7 @@ _ROOM: Final = 1 << 18
 
 
 class Process:
-    """Process of one client or one shared VM.
+    """Process of a client or a shared VM.
 
     `name`: name of the VM.
     `channel`: the server's end of the channel.
@@ -159,7 +159,8 @@ class Processes:
             count = sum(each.name not in self._shared for each in self._living)
             if count >= self._most:
                 raise AccessDeniedError(
-                    f"the server has reached its limit of {count} client processes"
+                    f"the server has reached its limit of {count} client processes; "
+                    "connect again later"
                 )
             try:
                 return self._fork(name, shared=False, nice=nice)
@@ -196,7 +197,9 @@ class Processes:
                 stdin=subprocess.DEVNULL,
             )
         except OSError as error:
-            raise MachineError(f"cannot start a process: {error.strerror}") from None
+            raise MachineError(
+                f"cannot start a process: {error.strerror}; free memory, or end processes"
+            ) from None
         finally:
             theirs.abandon()
         self._to_nursery.socket.settimeout(_PATIENCE)
@@ -205,7 +208,9 @@ class Processes:
         except TypeError as error:
             raise MachineError(f"options of a VM in a process: expected JSON: {error}") from None
         if not started:
-            raise MachineError("the process that forks client processes cannot be started")
+            raise MachineError(
+                "the process that forks client processes cannot be started; restart the server"
+            )
         self._to_nursery.socket.settimeout(None)
 
     # --- messages of the processes ---

@@ -33,7 +33,7 @@ def read_secret(path: str | os.PathLike[str]) -> bytes:
         data = file.read(_MOST + 1)
         if len(data) > _MOST:
             raise AccessDeniedError(
-                f"{os.fspath(path)}: expected a secret of at most {_MOST} bytes"
+                f"{os.fspath(path)}: expected a secret of at most {_MOST} bytes, got more"
             )
         return check_secret(data.strip())
 

@@ -333,7 +333,9 @@ class Server(Closing):
         tls = handshake.speaks_tls(sock, deadline, self.lender.system)
         self._strangers.note_first_bytes(sock)
         if tls is None:
-            raise AccessDeniedError("the client uses neither this protocol nor TLS")
+            raise AccessDeniedError(
+                "the client uses neither this protocol nor TLS; connect with ml.connect"
+            )
         if self._context is None:
             if tls:
                 raise AccessDeniedError(
@@ -360,7 +362,8 @@ class Server(Closing):
             with lender.lock:
                 if len(self._observers) >= _MOST_OBSERVERS:
                     raise AccessDeniedError(
-                        f"the server has reached its limit of {_MOST_OBSERVERS} observers"
+                        f"the server has reached its limit of {_MOST_OBSERVERS} observers; "
+                        "close one of them"
                     )
                 self._strangers.leave(client.connection.socket)
                 self._observers.add(client.connection.socket)
@@ -420,7 +423,9 @@ class Server(Closing):
             clients = self.lender.clients.items()
             numbers = [n for n, each in clients if (each.user, each.key) == whose]
         if not numbers:
-            raise AccessDeniedError("the key does not belong to a connected client")
+            raise AccessDeniedError(
+                "the key does not belong to a connected client; connect without it"
+            )
         return numbers[0]
 
     # --- status ---------------------------------------------------------------------------

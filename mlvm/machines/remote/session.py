@@ -52,7 +52,7 @@ def launch_struct(nhandles: int) -> struct.Struct:
 
 
 class Session(WireServer):
-    """Session of one client on a VM, which is private (`own`) or shared.
+    """Session of a client on a VM, which is private (`own`) or shared.
 
     launches: number of launches.
     messages: number of received messages.
@@ -193,7 +193,9 @@ class Session(WireServer):
                 f"{reader.remaining} bytes"
             )
         if reader.remaining > 8 * _MOST_HANDLES:
-            raise LimitExceededError(f"a launch: expected at most {_MOST_HANDLES - 1:,} arguments")
+            raise LimitExceededError(
+                f"a launch: expected at most {_MOST_HANDLES - 1:,} arguments, got more"
+            )
         body = reader.rest()
         number, *handles = launch_struct(len(body) // 8 - 1).unpack(body)
         program, args = self.program(number), tuple(handles)

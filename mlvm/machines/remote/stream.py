@@ -148,7 +148,9 @@ class Stream:
             while batch := sending.rest():
                 if until is not None:
                     if self.system.monotonic() > until:
-                        raise ConnectionLostError("sending a message took too long")
+                        raise ConnectionLostError(
+                            "sending a message took too long; check the network"
+                        )
                     batch = _lowest(batch, _ROOM)
                 sending.sent.extend(map(sending.sent[0].__add__, map(send, (batch[:_MOST_PARTS],))))
         except OSError as error:
@@ -242,7 +244,9 @@ class Stream:
         """Receive some bytes into `room`, and add the number of bytes to `place`."""
         before = place[0]
         if self._until is not None and self.system.monotonic() > self._until:
-            raise ConnectionLostError("the connection is lost: receiving a message took too long")
+            raise ConnectionLostError(
+                "the connection is lost: receiving a message took too long; check the network"
+            )
         receive = self.socket.recv_into
         try:
             if not self._spins or not self._spin(place, room):
@@ -250,7 +254,7 @@ class Stream:
         except OSError as error:
             raise _lost(error) from None
         if place[0] == before:
-            raise ConnectionLostError("the other side has closed the connection")
+            raise ConnectionLostError("the other side has closed the connection; connect again")
 
     def _spin(self, place: deque[int], room: memoryview) -> bool:
         """Poll for bytes for `_MOMENT`, because waking up needs more time than most answers.
@@ -385,7 +389,9 @@ class Incoming(Received):
     def skip(self) -> None:
         """Skip the rest of the message."""
         if not self._whole:
-            raise ConnectionLostError("the connection was interrupted in the middle of a message")
+            raise ConnectionLostError(
+                "the connection was interrupted in the middle of a message; connect again"
+            )
         room = np.empty(min(self.remaining, _ROOM), np.uint8)
         while self.remaining:
             self.read_into(room[: self.remaining])

@@ -45,7 +45,9 @@ def server_context(certificate: str, key: str | None) -> ssl.SSLContext:
         raise
     except (OSError, ValueError) as error:  # an SSLError is an OSError
         files = certificate if key is None else f"{certificate}, {key}"
-        raise AddressError(f"cannot read a certificate and key in {files}: {error}") from None
+        raise AddressError(
+            f"cannot read a certificate and key in {files}: {error}; pass PEM files"
+        ) from None
     return _prepared(context)
 
 
@@ -62,7 +64,9 @@ def client_context(tls: bool | str | os.PathLike[str] | ssl.SSLContext) -> ssl.S
         path = None if tls is True else os.fspath(tls)  # type: ignore[arg-type]
         return _prepared(ssl.create_default_context(cafile=path))
     except (OSError, TypeError) as error:
-        raise AddressError(f"tls={tls!r}: cannot read trusted certificates: {error}") from None
+        raise AddressError(
+            f"tls={tls!r}: cannot read trusted certificates: {error}; pass a PEM file"
+        ) from None
 
 
 def _prepared(context: ssl.SSLContext) -> ssl.SSLContext:

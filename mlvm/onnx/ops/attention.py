@@ -355,7 +355,7 @@ def group_query_attention(at: NodeCall, q: Any, k: Any = None, v: Any = None, pa
     room = 0 if past_k is None else past_k.shape[2]
     length = room + t if total is None else int(total.reshape(-1)[0])
     if t > length or (past_k is None and t < length):
-        raise ModelError(f"expected {length} keys in total, got {room} earlier keys and {t}")
+        raise ModelError(f"expected {length} keys in total, got {room} past keys and {t} new keys")
     if t == length:  # a prompt
         before: Any = 0
     elif n == 1 or ends is None:

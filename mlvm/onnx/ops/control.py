@@ -68,7 +68,8 @@ def loop(at: NodeCall, most: Value = None, condition: Value = None, *state: Valu
         goes_on = _element(results[0], bool)
         if goes_on is None:
             raise CaptureError(
-                "expected a loop state of constant shape, because the condition is a tensor"
+                "expected a loop state of constant shape, because the condition is a tensor; "
+                "compute the condition from constants"
             )
         values = results[1 : 1 + carried]
         for column, value in zip(rows, results[1 + carried :], strict=True):
@@ -105,7 +106,10 @@ def _recorded(at: NodeCall, most: Value, condition: Value, state: Any, stack_cou
     """Run a loop with a tensor as trip count as a `while_loop`."""
     frame, body = at.scope, at["body"]
     if stack_count:
-        raise CaptureError("a loop that stacks results needs a number as trip count, got a tensor")
+        raise CaptureError(
+            "a loop that stacks results needs a number as trip count, got a tensor; "
+            "make it a constant"
+        )
     limit = tensor(np.asarray(_MOST_TURNS, np.int64) if most is None else most)
     start = tensor(np.asarray(True) if condition is None else condition)
 
@@ -155,7 +159,10 @@ def _batched(at: NodeCall, operands: Any) -> Value:
     """Run a Scan of opset 8, in which sequences have a leading batch axis."""
     lengths, rest = operands[0], [tensor(x) for x in operands[1:]]
     if lengths is not None:
-        raise ModelError("lengths of sequences in a Scan of opset 8 are not supported")
+        raise ModelError(
+            "lengths of sequences in a Scan of opset 8 are not supported; "
+            "convert to opset 9 or later"
+        )
     samples = [_scan(at, [x[i] for x in rest]) for i in range(rest[0].shape[0])]
     return tuple(ml.stack(column) for column in zip(*samples, strict=True))
 

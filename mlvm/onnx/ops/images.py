@@ -134,7 +134,7 @@ def weights(at: NodeCall, n: int, k: int, scale: Any, region: tuple[float, float
         "half_pixel": lambda: (out + half) / scale - half,
     }
     if how not in places:
-        raise ModelError(f"the coordinate transformation {how!r} is unknown")
+        raise ModelError(f"the coordinate transformation {how!r} is unknown; use half_pixel")
     place = np.asarray(places["asymmetric" if is_old else how](), np.float32)
     matrix = np.zeros((k, n))
     rows = np.arange(k)

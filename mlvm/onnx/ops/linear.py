@@ -51,7 +51,7 @@ def transformed(at: NodeCall, scores: Tensor) -> Tensor:
         return ml.softmax(scores, axis=-1)
     if how == "LOGISTIC":
         return ml.sigmoid(scores)
-    raise ModelError(f"the transformation of scores {how} is not supported")
+    raise ModelError(f"the transformation of scores {how} is not supported; remove it")
 
 
 @op("ai.onnx.ml.LinearRegressor", "tensors")
@@ -63,7 +63,7 @@ def linear_regressor(at: NodeCall, x: Tensor) -> Tensor:
 def linear_classifier(at: NodeCall, x: Tensor) -> tuple[Any, Tensor]:
     labels = at.get("classlabels_ints")
     if not labels:
-        raise ModelError("classes that are strings are not supported")
+        raise ModelError("classes that are strings are not supported; use numbers")
     scores = _scores(at, x, len(at["coefficients"]) // x.shape[-1])
     if scores.shape[-1] == 1:  # two classes
         scores = ml.concat([-scores, scores], axis=-1)

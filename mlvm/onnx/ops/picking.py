@@ -251,7 +251,7 @@ def non_max_suppression(
 def tf_idf(at: NodeCall, x: Any) -> Any:
     pool = at.get("pool_int64s")
     if pool is None:
-        raise ModelError("strings are not supported")
+        raise ModelError("strings are not supported; use numbers")
     starts, columns = at["ngram_counts"], at["ngram_indexes"]
     weights, mode = at.get("weights"), at["mode"]
     low, high, skips = at["min_gram_length"], at["max_gram_length"], at["max_skip_count"]

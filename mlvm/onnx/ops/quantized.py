@@ -531,7 +531,9 @@ def matmul_nbits(at: NodeCall, x: Value, w: Value, scales: Value, zeros: Value =
                  groups: Value = None, bias: Value = None) -> Value:  # fmt: skip
     k, n, block, bits = at["K"], at["N"], at["block_size"], at.get("bits", 4)
     if groups is not None:
-        raise ModelError("weights in reordered groups (g_idx) are not supported")
+        raise ModelError(
+            "weights in reordered groups (g_idx) are not supported; export without g_idx"
+        )
     x, count = tensor(x), -(-k // block)
     wide = ml.astype(x, ml.float32)
     if count * block > k:

@@ -32,7 +32,9 @@ def _activations(at: NodeCall, default: list[str], direction: int) -> list[Calla
     functions: list[Callable[[Any], Any]] = []
     for name in names:
         if name.lower() not in _NAMES:
-            raise ModelError(f"the activation {name} is unknown")
+            raise ModelError(
+                f"the activation {name} is unknown; use an activation of the ONNX standard"
+            )
         label = _NAMES[name.lower()]
         count, extra = len(ACTIVATIONS[label][1]), []
         if count and alphas:
@@ -241,7 +243,7 @@ def dynamic_quantize_lstm(at: NodeCall, x: Value, w: Value, r: Value, b: Value, 
     from mlvm.onnx.ops.quantized import dynamic_matmul, rows_of
 
     if p is not None:
-        raise ModelError("peepholes (P) are not supported")
+        raise ModelError("peepholes (P) are not supported; export without them")
     cut = _clipped(at)
     lengths = lengths if lengths is None else ml.astype(tensor(lengths), ml.int64)
     wq, wscale, rq, rscale = (tensor(each) for each in (w, ws, r, rs))

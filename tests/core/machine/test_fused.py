@@ -499,7 +499,7 @@ def test_windows_of_the_tensor_that_is_written_are_the_same_or_apart(
         ([("negative", -1, 1), ("slice", -2, -1)], "expects a window of an operand"),
         ([("slice", -1, 1), ("negative", -1, 1)], "must not overwrite -1, which is a window"),
         ([("slice", -2, 1), ("slice_set", -1, 1, -2)], "expects a window of an operand"),
-        ([("slice_set", 0, 1, 2)], "expects values of the window's shape and dtype"),
+        ([("slice_set", 0, 1, 2)], "expects values of the window's type"),
     ],
 )
 def test_windows_that_make_no_sense_are_refused(links: Any, message: str) -> None:

@@ -361,7 +361,7 @@ def test_plain_values_that_are_damaged(tmp_path: Path) -> None:
         (tmp_path / "x").write_bytes(content)
         refuses(
             ml.errors.WeightsError,
-            "expected the plain values of the file as a JSON object by path",
+            "expected the plain values as a JSON object by path",
             ml.load,
             tmp_path / "x",
         )

@@ -316,9 +316,7 @@ def test_results_beyond_the_limit_of_a_launch_are_an_error_that_says_so() -> Non
 
     vm.register("many", many)
     program = asm('.func main 0 * | push_str "many" | cfunc 0 * | halt')
-    refuses(
-        OutOfMemoryError, "the stack of the launch contains too many values", vm.launch, program
-    )
+    refuses(OutOfMemoryError, "the launch has too many values", vm.launch, program)
 
 
 @pytest.mark.skipif(sys.gettrace() is not None, reason="a tracer needs memory itself")

@@ -395,7 +395,7 @@ def test_what_a_message_becomes_has_a_limit() -> None:
         assert kind is Kind.error
         assert reader.text() == "LimitExceededError"
         lines = "    push_int 1\n    pop 1\n"
-        refuses(LimitExceededError, "items take .* there may be", run, vm, program_of(lines * 300))
+        refuses(LimitExceededError, "items need .* the limit is", run, vm, program_of(lines * 300))
         run(vm, program_of(lines * 20))
         assert 2000 < server.status()["clients"][0]["program_bytes"] < 30_000
 

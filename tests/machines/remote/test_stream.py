@@ -167,7 +167,7 @@ def test_the_fields_of_a_large_message_are_those_of_a_small_one(
                 assert bytes(reader._take(n)) == body[at : at + n]
             at += n
             assert reader.remaining == len(body) - at
-        refuses(EncodingError, f"byte {at}: .* are left", reader._take, len(body) + 1)
+        refuses(EncodingError, f"byte {at}: .*, got", reader._take, len(body) + 1)
         assert bytes(receiver.receive()[1].rest()) == b"next"
         sending.result(PATIENCE)
 

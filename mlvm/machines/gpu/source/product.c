@@ -3,7 +3,7 @@
  * contracted axis. That axis is split into pieces of `length`, for each of the `summed` matrices
  * that are added up. The pieces are divided among `splits` groups, which write separate results;
  * a reduction adds these. WINDOWS: the rows of x, or its columns if TRANSPOSED, are windows of
- * volumes, as in a convolution, and are never materialized; results are columns of one matrix.
+ * volumes, as in a convolution, and are never materialized; results are columns of a single matrix.
  * PHASES: x is convolved with every stride-th element of a kernel y, and the results are a
  * stride apart. X and Y are the dtypes of the operands, A of sums, T of the result. V is LANES
  * values of A. */

@@ -114,8 +114,8 @@ KERNEL void bernoulli(TENSOR(bool, out), TENSOR(u64, key), TENSOR(T, p), REFUSAL
 #define PART(block, i) ((block).w[(i) * BITS / 64] >> (i) * BITS % 64 & (BITS == 64 ? ~(u64)0 : ((u64)1 << BITS % 64) - 1))
 #define PARTS (256 / BITS)
 
-/* The integers from the words, and in taken[word] whether the method accepts them: all, if out
- * is T's. */
+/* Compute an integer from each word; taken[word] is whether the method accepts it. If `out` is a T, all are
+ * accepted. */
 KERNEL void integers(TENSOR(OUT, out), TENSOR(i64, taken), TENSOR(u64, key), const i64 total, const u64 low,
                      const u64 span, const u64 refused)
 {
@@ -137,7 +137,7 @@ KERNEL void integers(TENSOR(OUT, out), TENSOR(i64, taken), TENSOR(u64, key), con
     }
 }
 
-/* The accepted integers, one after the other; `ranks` are the running sums of `taken`. */
+/* Copy the accepted integers contiguously; `ranks` are the running sums of `taken`. */
 KERNEL void gather_taken(TENSOR(OUT, out), TENSOR(OUT, drawn), TENSOR(i64, ranks), const i64 total, const i64 count)
 {
     POINTER(OUT, out);
@@ -192,7 +192,7 @@ DEVICE f32 log1p_f32(f32 x)
     return k * high - ((square - (s * (square + r) + (k * low + c))) - f);
 }
 
-/* The value that starts at each word, and the word at which the next value starts. */
+/* Compute the value that starts at each word, and the word at which the next value starts. */
 KERNEL void normals(TENSOR(f32, values), TENSOR(i32, next), TENSOR(u32, stream), const i64 total)
 {
     POINTER(f32, values);

@@ -28,7 +28,7 @@ class Axes(NamedTuple):
 
 
 def collapsed(shape: Shape, axes: tuple[int, ...]) -> Axes | None:
-    """Merge adjacent axes of one kind and drop axes of length 1.
+    """Merge adjacent axes of the same kind and drop axes of length 1.
 
     Return None if more than five axes remain.
     """

@@ -23,14 +23,14 @@ enum { MASKS = 16, MOST_PLACES = 512, MOST_BINS = 4096, MOST_SPARE = 1 << 18 };
 
 /* Cache entry of a call: the kernel for operands of these types on one VM. */
 typedef struct {
-    size_t hash;         /* of VM and types */
+    size_t hash;         /* hash of VM and types */
     long long fast_path; /* the number, because a reference would keep the VM's threads alive */
     long long generation;
     PyObject **types;           /* of `count` operands */
     PyObject *out;              /* the result's type */
     KernelCallObject *call;     /* NULL: Python launches the op */
     long long program;          /* on a remote VM: the number on the server; 0: use the slow path */
-    PyObject *templates[MASKS]; /* of the tape's nodes, by the operands that are tracked, if they are few */
+    PyObject *templates[MASKS]; /* templates of tape nodes, by tracked operands, if they are few */
     int count;
 } Entry;
 
@@ -195,7 +195,7 @@ static PyObject *region_views(Region *self, void *unused)
 static PyObject *region_add_view(Region *self, PyObject *view)
 {
     if (!PyObject_TypeCheck(view, allocation_type))
-        return PyErr_Format(PyExc_TypeError, "add_view: expected an Allocation");
+        return PyErr_Format(PyExc_TypeError, "add_view: expected an Allocation, got %R", view);
     link_view(self, (Allocation *)view);
     Py_RETURN_NONE;
 }
@@ -204,7 +204,7 @@ static PyObject *region_remove_view(Region *self, PyObject *view)
 {
     (void)self;
     if (!PyObject_TypeCheck(view, allocation_type))
-        return PyErr_Format(PyExc_TypeError, "remove_view: expected an Allocation");
+        return PyErr_Format(PyExc_TypeError, "remove_view: expected an Allocation, got %R", view);
     unlink_view((Allocation *)view);
     Py_RETURN_NONE;
 }
@@ -286,7 +286,7 @@ static PyObject *allocation_handle(Allocation *self, void *unused)
         return Py_NewRef(self->handle);
     Region *home = home_of(self);
     if (!home || !home->handles || !self->arena || !self->type)
-        return PyErr_Format(PyExc_AttributeError, "handle");
+        return PyErr_Format(PyExc_AttributeError, "the tensor has no memory and no handle");
     PyObject *known = PyDict_GetItemWithError(home->handles, self->type);
     PyObject *handle = known ? Py_NewRef(known)
                              : PyObject_CallMethodObjArgs(self->arena, view_name, (PyObject *)home,
@@ -744,7 +744,7 @@ char *address_in(FastPath *fast_path, const Allocation *x, int ask)
 static PyObject *fast_path_address_of(FastPath *self, PyObject *const *args, Py_ssize_t nargs)
 {
     if (nargs != 2)
-        return PyErr_Format(PyExc_TypeError, "address_of: expected a handle and a type");
+        return PyErr_Format(PyExc_TypeError, "address_of: expected (handle, type), got %zd args", nargs);
     if (self->outbox)
         return PyLong_FromLong(0);
     find_address(self, args[0]);
@@ -957,8 +957,7 @@ int record_call(PyObject *call, FastPath *fast_path, Allocation *const *operands
     return failed ? -1 : 0;
 }
 
-/* Ask Python for such a region. Returns 1; 0 if the arena has none before there is a tensor; -1 with an exception
- * set. */
+/* Let Python find a region. Return 1; 0 if the arena has none until the tensor exists; -1 with an exception set. */
 static int provide_region(Arena *arena, PyObject *type)
 {
     PyObject *done = PyObject_CallMethodObjArgs((PyObject *)arena, provide_name, type, NULL);
@@ -969,7 +968,7 @@ static int provide_region(Arena *arena, PyObject *type)
 
 void take(Region *region, PyObject *handle, PyObject *type, Arena *arena, Allocation *out, PyObject *holder)
 {
-    /* Pop it: the tensor gets the reference of the bin, whose last item it is. */
+    /* Pop the last region of the bin: the tensor takes over the bin's reference. */
     Py_SET_SIZE((PyVarObject *)region->bin, PyList_Size(region->bin) - 1);
     out->region = (PyObject *)region;
     arena->used += region->nbytes;
@@ -1111,7 +1110,7 @@ static PyObject *applied(PyObject *context, PyObject *const *args, Py_ssize_t na
 {
     int count = (int)nargs - 1;
     if (!slow)
-        return PyErr_Format(PyExc_RuntimeError, "apply: expected an earlier call of install");
+        return PyErr_Format(PyExc_RuntimeError, "apply: expected a call of install before it");
     if (count < 0 || count > MOST_OPERANDS || !is_call(args[0]))
         return long_way(args, nargs);
     Allocation *const *operands = (Allocation *const *)(args + 1);
@@ -1271,7 +1270,7 @@ PyObject *apply_into(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
     (void)module;
     if (nargs < 2)
-        return PyErr_Format(PyExc_TypeError, "apply_into: expected a tensor, an op and operands");
+        return PyErr_Format(PyExc_TypeError, "expected (tensor, op, *operands), got %zd args", nargs);
     Allocation *const *operands = (Allocation *const *)(args + 2);
     int count = (int)nargs - 2, paused = later.pause_recording(1);
     int done = overwrite(args[1], (Allocation *)args[0], operands, count);
@@ -1315,7 +1314,7 @@ static PyObject *install(PyObject *module, PyObject *args, PyObject *kwargs)
                                      &PySet_Type, &live_tapes))
         return NULL;
     if (!PyType_Check(tensor) || !PyType_IsSubtype((PyTypeObject *)tensor, allocation_type))
-        return PyErr_Format(PyExc_TypeError, "expected tensor to be a subclass of AllocationFields");
+        return PyErr_Format(PyExc_TypeError, "expected a subclass of AllocationFields, got %R", tensor);
     tensor_class = (PyTypeObject *)tensor;
     keep_for_ever(args, kwargs);
     tape_class = (PyTypeObject *)tape;

@@ -18,7 +18,7 @@
 #include <string.h>
 
 enum { MOST_NUMBERS = 32, MOST_OPEN = 8, MOST_FAILURES = 4, FAMILIES = 512, LEAST_OPEN = 2, RECENT = 4 };
-/* MOST_CALLS: calls of one key by open templates, before it gets a template of its own. */
+/* MOST_CALLS: calls with one key by open templates, before the key gets a separate template. */
 enum { MOST_CALLS = 3, MOST_FORMULAS = 1024 };
 
 /* A step: `call` is NULL for a view. The lengths of its result are formulas. `node` is the template of its node on a
@@ -274,7 +274,7 @@ static PyObject *call_in_family(PyObject *function, const Key *key, int *learns,
     char is_float[MOST_NUMBERS];
     Number values[MOST_FORMULAS];
     uint64_t hash;
-    /* An outer call that is recorded must note each step. */
+    /* If an outer call is being recorded, the recording needs each step. */
     if (!templates_enabled || (key->tape != Py_None && !is_tape(key->tape)) || is_recording() ||
         (!into && *calls_of(key->hash) >= MOST_CALLS))
         return NULL;
@@ -378,7 +378,7 @@ static int generalize(Template *template, PyObject *args, PyObject *keywords, co
     for (int i = 0; list && i < count; i++)
         if (PyList_SetItem(list, i, PyLong_FromLong(inputs[i])))
             Py_CLEAR(list);
-    family->ncalls = 0; /* of the next attempt */
+    family->ncalls = 0; /* start counting for the next attempt */
     family->nfailures++;
     if (list) {
         template->users++;
@@ -455,7 +455,7 @@ static PyObject *call_into(PyObject *module, PyObject *const *args, Py_ssize_t n
 {
     (void)module;
     if (nargs != 4 || Py_TYPE(args[0]) != tensor_class || !PyTuple_Check(args[2]))
-        return PyErr_Format(PyExc_TypeError, "call_into: expected a tensor, an op, a tuple and a mapping");
+        return PyErr_Format(PyExc_TypeError, "expected (tensor, op, tuple, mapping), got %zd args", nargs);
     Key key;
     int count = (int)PyTuple_Size(args[2]), learns = 0;
     Allocation *out = (Allocation *)args[0], *operands[MOST_OPERANDS];
@@ -501,11 +501,11 @@ static int read_step(OpenStep *step, PyObject *entry, Py_ssize_t count)
         return -1;
     step->ndim = (int)PyTuple_Size(dims);
     if ((call != Py_None && !is_kernel_call(call)) || step->ndim > MOST_AXES)
-        return PyErr_SetString(PyExc_TypeError, "a step: expected a kernel call with at most 8 axes"), -1;
+        return PyErr_Format(PyExc_TypeError, "expected a KernelCall of 0..8 axes, got %R", entry), -1;
     for (int i = 0; i < step->ndim; i++) {
         step->dims[i] = (int)PyLong_AsLong(PyTuple_GetItem(dims, i));
         if (PyErr_Occurred() || step->dims[i] < 0 || step->dims[i] >= count)
-            return PyErr_SetString(PyExc_IndexError, "a length refers to an unknown formula"), -1;
+            return PyErr_Format(PyExc_IndexError, "expected dims below %d, got %R", (int)count, dims), -1;
     }
     step->call = call == Py_None ? NULL : (KernelCallObject *)Py_NewRef(call);
     step->dtype = Py_NewRef(dtype);
@@ -525,7 +525,7 @@ static PyObject *open_template(PyObject *module, PyObject *args)
                           &steps, &PyList_Type, &scalars))
         return NULL;
     if (!is_formulas(formulas) || ((FormulasObject *)formulas)->count > MOST_FORMULAS)
-        return PyErr_Format(PyExc_TypeError, "open_template: expected at most %d formulas", MOST_FORMULAS);
+        return PyErr_Format(PyExc_TypeError, "expected 0 to %d Formulas, got %R", MOST_FORMULAS, formulas);
     OpenTemplate *self = (OpenTemplate *)object_of(open_type);
     if (!self)
         return NULL;
@@ -556,7 +556,7 @@ static PyObject *open_template(PyObject *module, PyObject *args)
     if (!failed)
         return (PyObject *)self;
     Py_DECREF((PyObject *)self);
-    return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_IndexError, "a guard refers to an unknown formula");
+    return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_IndexError, "a guard is unknown, got %R", guards);
 }
 
 /* traced_steps(function, args, keywords, tensors): see `steps_of_trace`. */
@@ -592,7 +592,7 @@ static PyObject *open_after(PyObject *module, PyObject *calls)
     long now = PyLong_AsLong(calls), before = calls_before;
     if (PyErr_Occurred() || now < 2 || now > 1000)
         return PyErr_Occurred() ? NULL
-                                : PyErr_Format(PyExc_ValueError, "open_after: expected 2 to 1000 calls");
+                                : PyErr_Format(PyExc_ValueError, "expected 2 to 1000 calls, got %ld", now);
     calls_before = (int)now;
     return PyLong_FromLong(before);
 }

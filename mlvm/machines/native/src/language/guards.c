@@ -341,7 +341,7 @@ static int fits(const Pattern *self, Py_ssize_t *at, PyObject *value, PyObject *
 static PyObject *pattern_match(Pattern *self, PyObject *const *args, Py_ssize_t nargs)
 {
     if (nargs != 3 || !PyTuple_Check(args[0]) || !PyDict_Check(args[1]) || !PyList_Check(args[2]))
-        return PyErr_Format(PyExc_TypeError, "match: expected a tuple, a dict and a list");
+        return PyErr_Format(PyExc_TypeError, "match: expected (tuple, dict, list), got %zd args", nargs);
     PyObject *tensors = PyList_New(0), *inputs = PyList_New(0), *result = NULL;
     Py_ssize_t at = 0;
     int same = tensors && inputs ? 1 : -1;
@@ -364,7 +364,7 @@ static PyObject *exclusive(PyObject *module, PyObject *tensors)
 {
     (void)module;
     if (!PyList_Check(tensors))
-        return PyErr_Format(PyExc_TypeError, "exclusive: expected a list");
+        return PyErr_Format(PyExc_TypeError, "exclusive: expected a list, got %R", tensors);
     for (Py_ssize_t i = 0; i < PyList_Size(tensors); i++) {
         PyObject *each = PyList_GetItem(tensors, i);
         if (!PyObject_TypeCheck(each, allocation_type))

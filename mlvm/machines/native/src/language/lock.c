@@ -109,7 +109,7 @@ static PyObject *lock_acquire(LockObject *self, PyObject *args, PyObject *kwargs
         return NULL;
     if (timeout != -1 && (!blocking || !(timeout >= 0 && timeout < 1e9)))
         return PyErr_Format(PyExc_ValueError,
-                            "acquire: expected a timeout from 0 to 1e9 s of a blocking call");
+                            "acquire: expected timeout=0 to 1e9 with blocking=True, got %R", args);
     int done = acquire_within(self, blocking ? timeout : 0);
     return done < 0 ? NULL : PyBool_FromLong(done);
 }

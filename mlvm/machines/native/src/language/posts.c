@@ -48,7 +48,7 @@ static PyObject *outbox_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO:Outbox", names, &ours, &place))
         return NULL;
     if (!PyDict_Check(ours))
-        return PyErr_Format(PyExc_TypeError, "expected a dict of our files");
+        return PyErr_Format(PyExc_TypeError, "Outbox: expected a dict of files, got %R", ours);
     Outbox *self = (Outbox *)object_of(type);
     if (!self)
         return NULL;
@@ -282,7 +282,7 @@ static PyObject *run_launches(PyObject *module, PyObject *args)
         return NULL;
     if (!is_pool(pool) || start < 0 || end > buffer.len) {
         PyBuffer_Release(&buffer);
-        return PyErr_Format(PyExc_TypeError, "run_launches: expected a Pool, and a part of the buffer");
+        return PyErr_Format(PyExc_TypeError, "expected (Pool, part of a buffer), got %R", pool);
     }
     int failed = 0;
     while (end - start >= HEADER) {

@@ -92,7 +92,7 @@ static PyObject *handles_of(const Replay *self, PyObject *inputs, PyObject *outp
 static PyObject *replay_handles(Replay *self, PyObject *const *args, Py_ssize_t nargs)
 {
     if (nargs != 3 || !PyList_Check(args[0]) || !PyList_Check(args[1]) || !PyTuple_Check(args[2]))
-        return PyErr_Format(PyExc_TypeError, "handles: expected two lists and a tuple");
+        return PyErr_Format(PyExc_TypeError, "handles: expected (list, list, tuple), got %zd args", nargs);
     PyObject *handles = handles_of(self, args[0], args[1], args[2]);
     return handles || PyErr_Occurred() ? handles : Py_NewRef(Py_None);
 }
@@ -190,7 +190,7 @@ static int run_bound_to(Replay *self, FastPath *fast_path, PyObject *key, int64_
 static PyObject *replay_run(Replay *self, PyObject *const *args, Py_ssize_t nargs)
 {
     if (nargs != 3 || !PyList_Check(args[1]) || !PyTuple_Check(args[2]))
-        return PyErr_Format(PyExc_TypeError, "run: expected an arena, a list and a tuple");
+        return PyErr_Format(PyExc_TypeError, "run: expected (arena, list, tuple), got %zd args", nargs);
     FastPath *fast_path = fast_path_of(args[0]);
     if (!fast_path || !is_unwatched(fast_path) || !PyDict_Size(self->runs))
         Py_RETURN_NONE;
@@ -220,7 +220,7 @@ static PyObject *replay_run(Replay *self, PyObject *const *args, Py_ssize_t narg
 static PyObject *replay_learn(Replay *self, PyObject *const *args, Py_ssize_t nargs)
 {
     if (nargs != 3 || !PyTuple_Check(args[2]) || PyTuple_Size(args[2]) < self->count)
-        return PyErr_Format(PyExc_TypeError, "learn: expected an arena, a program and handles");
+        return PyErr_Format(PyExc_TypeError, "learn: expected (arena, program, handles), got %zd", nargs);
     FastPath *fast_path = fast_path_of(args[0]);
     if (!fast_path || !is_unwatched(fast_path) || self->vain >= MOST_VAIN)
         Py_RETURN_NONE;

@@ -129,7 +129,7 @@ int add_argument(Key *key, PyObject *value, int depth)
             PyObject *bound = PyObject_GetAttrString(value, names[i]);
             fits = bound && (bound == Py_None || PyLong_CheckExact(bound)) &&
                    add_argument(key, bound, depth + 1);
-            Py_XDECREF(bound); /* a NUMBER keeps no object */
+            Py_XDECREF(bound); /* a NUMBER holds no reference */
         }
         return fits;
     }
@@ -533,7 +533,7 @@ static void find_last_uses(const short *codes, int ncodes)
     }
     for (int i = 0; i < recording.nsteps; i++) {
         recording.steps[i].freed = -1;
-        if (recording.steps[i].kind == NEXT_KEY) /* after an error the function gets it */
+        if (recording.steps[i].kind == NEXT_KEY) /* after an error, the function receives this key */
             recording.steps[i].last = MOST_STEPS;
     }
     for (int i = 0; i < recording.nsteps; i++) {
@@ -613,7 +613,7 @@ static int has_steps_of(const Template *template, const short *codes, int ncodes
         const TemplateStep *a = &recording.steps[i], *b = &template->steps[i];
         same = a->kind == b->kind && a->count == b->count &&
                !memcmp(a->operands, b->operands, sizeof *a->operands * (size_t)a->count);
-        if (!b->call) /* of one op */
+        if (!b->call) /* the step of a single op */
             continue;
         PyObject *op = same ? PyObject_GetAttr(a->call, op_name) : NULL;
         PyObject *expected = op ? PyObject_GetAttr(b->call, op_name) : NULL;
@@ -710,7 +710,7 @@ static PyObject *next_key_of(PyObject *module, PyObject *source)
     return key;
 }
 
-/* The global keys of one VM: operands of `next_key` in views.c. The state is a weak reference, because a
+/* The global keys of a VM: operands of `next_key` in views.c. The state is a weak reference, because a
  * tensor keeps the VM alive. */
 static struct {
     long long fast_path; /* number of the VM; 0: Python draws */
@@ -969,7 +969,7 @@ static PyObject *call(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
     (void)module;
     if (nargs != 3 || !PyTuple_Check(args[1]) || !PyDict_Check(args[2]))
-        return PyErr_Format(PyExc_TypeError, "call: expected a function, a tuple and a dict");
+        return PyErr_Format(PyExc_TypeError, "call: expected (function, tuple, dict), got %zd args", nargs);
     return call_composed(args[0], args[1], PyDict_Size(args[2]) ? args[2] : NULL);
 }
 
@@ -1006,7 +1006,7 @@ static PyObject *chain_after(PyObject *module, PyObject *runs)
     long now = PyLong_AsLong(runs), before = runs_before;
     if (PyErr_Occurred() || now < 0 || now > 1000)
         return PyErr_Occurred() ? NULL
-                                : PyErr_Format(PyExc_ValueError, "chain_after: expected 0 to 1000 runs");
+                                : PyErr_Format(PyExc_ValueError, "expected 0 to 1000 runs, got %ld", now);
     runs_before = (int)now;
     return PyLong_FromLong(before);
 }

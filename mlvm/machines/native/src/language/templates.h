@@ -58,7 +58,7 @@ extern int templates_enabled;
 
 int is_same_item(const Item *a, const Item *b);
 
-/* Add an argument to a key. Returns 0 for one that has no key. */
+/* Add an argument to a key. Returns 0 for an argument without a key. */
 int add_argument(Key *key, PyObject *value, int depth);
 
 /* Add the tape and the settings of a context. Return 0 if there is no room. */

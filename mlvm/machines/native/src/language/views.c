@@ -59,7 +59,7 @@ static char kind_of(PyObject *dtype, int itemsize)
     Py_UCS4 first = kind && PyUnicode_Check(kind) ? PyUnicode_ReadChar(kind, 0) : 0;
     Py_UCS4 second = first == 's' ? PyUnicode_ReadChar(kind, 1) : 0;
     Py_XDECREF(kind);
-    if (first == 's') /* signed or storage */
+    if (first == 's') /* the kind begins with s: signed or storage */
         return second == 'i' ? 'i' : 0;
     return first == 'f' && itemsize == 2 ? 'h' : (char)first;
 }
@@ -256,7 +256,7 @@ static int resolve_key(PyObject *key, const Layout *x, Span *spans, int64_t *dim
             continue;
         }
         Py_ssize_t start, stop, step;
-        if (PySlice_Unpack(item, &start, &stop, &step)) /* bounds of other classes are Python's */
+        if (PySlice_Unpack(item, &start, &stop, &step)) /* Python handles bounds of other classes */
             return PyErr_Clear(), -1;
         Py_ssize_t length = PySlice_AdjustIndices((Py_ssize_t)x->dims[axis], &start, &stop, step);
         places[axis] = ndim;
@@ -516,7 +516,7 @@ static PyObject *call_with(PyObject *function, PyObject *const *args, int count)
 static PyObject *subscript(PyObject *x, PyObject *key)
 {
     if (Py_TYPE(x) != tensor_class || !slow_getitem)
-        return PyErr_Format(PyExc_TypeError, "only a Tensor is subscriptable");
+        return PyErr_Format(PyExc_TypeError, "expected a Tensor to subscript, got %R", x);
     int by_mask = Py_TYPE(key) == tensor_class;
     PyObject *result = by_mask ? chosen((Allocation *)x, (Allocation *)key)
                                : selected((Allocation *)x, key);
@@ -638,11 +638,11 @@ static int assign(Allocation *x, PyObject *key, PyObject *values)
 static int assign_subscript(PyObject *x, PyObject *key, PyObject *values)
 {
     if (Py_TYPE(x) != tensor_class || !slow_setitem) {
-        PyErr_Format(PyExc_TypeError, "only a Tensor supports item assignment");
+        PyErr_Format(PyExc_TypeError, "expected a Tensor for item assignment, got %R", x);
         return -1;
     }
     if (!values) {
-        PyErr_Format(PyExc_TypeError, "a Tensor does not support item deletion: the shape never changes");
+        PyErr_Format(PyExc_TypeError, "a Tensor does not support item deletion; select the other elements");
         return -1;
     }
     Py_ssize_t references = Py_REFCNT(x); /* 1: only the stack refers to it; 2: also one name */
@@ -876,7 +876,7 @@ static PyObject *are_alive(PyObject *module, PyObject *tensors)
 {
     (void)module;
     if (!PyList_CheckExact(tensors))
-        return PyErr_Format(PyExc_TypeError, "are_alive: expected a list");
+        return PyErr_Format(PyExc_TypeError, "are_alive: expected a list, got %R", tensors);
     for (Py_ssize_t i = 0; i < PyList_Size(tensors); i++) {
         PyObject *x = PyList_GetItem(tensors, i);
         if (Py_TYPE(x) != tensor_class || !is_alive((Allocation *)x))
@@ -964,7 +964,7 @@ static PyObject *next_key(PyObject *module, PyObject *const *args, Py_ssize_t na
 {
     (void)module;
     if (nargs != 3 || Py_TYPE(args[1]) != tensor_class)
-        return PyErr_Format(PyExc_TypeError, "next_key: expected an op, a tensor and a type");
+        return PyErr_Format(PyExc_TypeError, "next_key: expected (op, tensor, type), got %zd args", nargs);
     PyObject *arena = present_arena();
     PyObject *key = arena ? next_key_in(arena, args[0], (Allocation *)args[1], args[2], NULL) : NULL;
     Py_XDECREF(arena);

@@ -75,7 +75,7 @@ static int find_parts(KernelCallObject *self, PyObject *parts)
     for (Py_ssize_t i = 0; i < nparts; i++) {
         PyObject *part = PyTuple_GetItem(self->parts, i);
         if (!PyObject_TypeCheck(part, kernel_call_type)) {
-            PyErr_SetString(PyExc_TypeError, "KernelCall: expected parts that are KernelCalls");
+            PyErr_Format(PyExc_TypeError, "KernelCall: expected parts as KernelCalls, got %R", part);
             return -1;
         }
         self->children[i] = &((KernelCallObject *)part)->call;
@@ -153,7 +153,7 @@ static PyObject *kernel_call(PyObject *module, PyObject *const *args, Py_ssize_t
     const char *name = nargs == 12 ? PyUnicode_AsUTF8AndSize(args[0], NULL) : NULL;
     const KernelEntry *entry = name ? find_kernel(name) : NULL;
     if (!entry || !PyTuple_Check(args[4]) || !PyDict_Check(args[5]) || !PyTuple_Check(args[9]))
-        return PyErr_Format(PyExc_TypeError, "kernel_call: expected 12 arguments and a known kernel");
+        return PyErr_Format(PyExc_TypeError, "expected a known kernel and 11 values, got %zd", nargs);
     int are_plain = PyLong_Check(args[2]) && PyLong_Check(args[7]) && PyLong_Check(args[8]) &&
                     (PyFloat_Check(args[3]) || PyLong_Check(args[3])) && PyTuple_CheckExact(args[6]);
     for (Py_ssize_t i = 0; are_plain && i < PyTuple_Size(args[6]); i++)

@@ -48,7 +48,7 @@ static PyObject *formulas_input(FormulasObject *self, PyObject *unused)
 {
     (void)unused;
     if (self->inputs != self->count)
-        return PyErr_Format(PyExc_TypeError, "expected inputs before all other numbers");
+        return PyErr_Format(PyExc_TypeError, "expected inputs first, got one as number %zd", self->count);
     self->inputs++;
     return append(self, (Formula){INPUT, 0, 0}, (Number){UNDEFINED, 0, 0});
 }
@@ -66,7 +66,7 @@ static PyObject *formulas_step(FormulasObject *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "sii", &name, &a, &b))
         return NULL;
     if (a < 0 || b < 0 || a >= self->count || b >= self->count)
-        return PyErr_Format(PyExc_IndexError, "expected operands with smaller numbers than the step");
+        return PyErr_Format(PyExc_IndexError, "expected operands below %zd, got %d, %d", self->count, a, b);
     int operator= operator_of(name);
     if (operator>= 0)
         return append(self, (Formula){operator, a, b}, (Number){UNDEFINED, 0, 0});
@@ -77,7 +77,7 @@ static PyObject *formulas_step(FormulasObject *self, PyObject *args)
 static PyObject *formulas_evaluate(FormulasObject *self, PyObject *values)
 {
     if (!PyList_Check(values) || PyList_Size(values) != self->inputs)
-        return PyErr_Format(PyExc_TypeError, "expected a list of %zd inputs", self->inputs);
+        return PyErr_Format(PyExc_TypeError, "expected a list of %zd inputs, got %R", self->inputs, values);
     for (Py_ssize_t i = 0; i < self->inputs; i++)
         if (number_from(PyList_GetItem(values, i), &self->numbers[i]))
             return NULL;
@@ -90,7 +90,7 @@ static PyObject *formulas_evaluate(FormulasObject *self, PyObject *values)
 static PyObject *formulas_hold(FormulasObject *self, PyObject *guards)
 {
     if (!PyTuple_Check(guards))
-        return PyErr_Format(PyExc_TypeError, "expected guards as a tuple");
+        return PyErr_Format(PyExc_TypeError, "expected guards as a tuple, got %R", guards);
     for (Py_ssize_t i = 0; i + 1 < PyTuple_Size(guards); i += 2) {
         Py_ssize_t place = PyLong_AsSsize_t(PyTuple_GetItem(guards, i));
         Number wanted;
@@ -107,7 +107,7 @@ int write_call(const Number *numbers, Py_ssize_t count, KernelCallObject *call)
     for (Py_ssize_t i = 0; i + 1 < call->npatches; i += 2) {
         int64_t slot = call->patches[i], place = call->patches[i + 1];
         if (place < 0 || place >= count || slot >= call->nints || numbers[place].kind == UNDEFINED)
-            return PyErr_SetString(PyExc_IndexError, "a patch of a call refers to an unknown number"), -1;
+            return PyErr_Format(PyExc_IndexError, "expected patch < %zd, got %d", count, (int)place), -1;
         const Number *number = &numbers[place];
         if (slot >= 0)
             call->ints[slot] = number->integer;
@@ -132,11 +132,11 @@ int write_call(const Number *numbers, Py_ssize_t count, KernelCallObject *call)
 static PyObject *formulas_write(FormulasObject *self, PyObject *calls)
 {
     if (!PyList_Check(calls))
-        return PyErr_Format(PyExc_TypeError, "expected calls as a list");
+        return PyErr_Format(PyExc_TypeError, "expected calls as a list, got %R", calls);
     for (Py_ssize_t i = 0; i < PyList_Size(calls); i++) {
         PyObject *call = PyList_GetItem(calls, i);
         if (!is_kernel_call(call))
-            return PyErr_Format(PyExc_TypeError, "expected calls of kernels");
+            return PyErr_Format(PyExc_TypeError, "expected a KernelCall, got %R", call);
         if (write_call(self->numbers, self->count, (KernelCallObject *)call))
             return NULL;
     }

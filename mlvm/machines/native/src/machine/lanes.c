@@ -349,7 +349,7 @@ static PyObject *lanes_run(LanesObject *object, PyObject *args)
                           &lists[3]))
         return NULL;
     if (!is_pool(pool) || object->helper)
-        return PyErr_Format(PyExc_TypeError, "run: expected a Pool, and no nested run");
+        return PyErr_Format(PyExc_TypeError, "run: expected a Pool, got %R, and no nested run", pool);
     int64_t sums = 0;
     for (int64_t i = 0; i < self->nsites; i++)
         sums = self->sites[i].sum < sums ? sums : self->sites[i].sum + 1;

@@ -409,7 +409,7 @@ static int more_values(Machine *machine, int64_t count)
     int64_t more = VALUE_COUNTS * (room - machine->room);
     if (is_limited() && (room > MOST_VALUES || !count_made(more))) {
         hold(launch);
-        PyErr_SetString(PyExc_MemoryError, "the stack of the launch contains too many values");
+        PyErr_SetString(PyExc_MemoryError, "the launch has too many values; nest fewer calls");
         return -1;
     }
     launch->counted += is_limited() ? more : 0;
@@ -1001,7 +1001,7 @@ static PyObject *program_activate(ProgramObject *self, PyObject *args)
     for (int i = 0; i < self->nbound; i++) {
         PyObject *object = PyList_GetItem(calls, i);
         if (!is_kernel_call(object))
-            return PyErr_Format(PyExc_TypeError, "activate: expected calls of kernels");
+            return PyErr_Format(PyExc_TypeError, "activate: expected a KernelCall, got %R", object);
         const KernelCall *call = self->bound[i].call = &((KernelCallObject *)object)->call;
         self->scratch = call->scratch > self->scratch ? call->scratch : self->scratch;
         self->shared = call->shared > self->shared ? call->shared : self->shared;

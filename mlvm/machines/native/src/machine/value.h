@@ -69,7 +69,7 @@ Tensor *tensor_zeros(const Type *type);
 /* Return the tensor of a packed array, and keep the array alive. NULL with an exception set. */
 Tensor *tensor_of(PyObject *array, TypeObject *type);
 
-/* The same in the caller's memory; the caller keeps the array alive. Return 0, or -1 with an
+/* As `tensor_of`, in the caller's memory; the caller keeps the array alive. Return 0, or -1 with an
  * exception. */
 int tensor_lend(Tensor *tensor, PyObject *array, TypeObject *type);
 

@@ -58,10 +58,10 @@ typedef struct Turns Turns;
 
 /* Resolved call for parameters of certain types. */
 typedef struct {
-    const Type *types[MOST_TYPES]; /* of `count` parameters */
+    const Type *types[MOST_TYPES]; /* types of `count` parameters */
     int count;
     const KernelCall *call; /* NULL: the runner calls the function */
-    const Type *out;        /* of the result it makes; NULL if it writes to its first parameters */
+    const Type *out;        /* type of the result; NULL if the call writes to its first parameters */
     int nwrites;
     uint32_t over[MOST_TYPES]; /* for each written parameter, which others it may exactly overlap */
 } Case;
@@ -97,7 +97,7 @@ typedef struct {
     int (*more_values)(Machine *m, int64_t count);
     int (*more_frames)(Machine *m);
     int (*look)(Machine *m); /* called periodically; it resets `worked` to 0 */
-    /* Call the step's function on the parameters from `first` on, and replace them by the results. */
+    /* Call the step's function on the parameters from `first` on, and replace the parameters by the results. */
     int (*call)(Machine *m, const Step *step, int64_t first);
     int (*back)(Machine *m, const Step *step);
     /* Resolve a call for new types of parameters; NULL for an error. */
@@ -105,7 +105,7 @@ typedef struct {
     Tensor *(*make)(Machine *m, const Type *type); /* NULL if memory is exhausted */
     void (*drop)(Machine *m, Value value);         /* release an object, or a tensor without references */
     void (*keep)(Machine *m, Value value);         /* add a reference to an object */
-    int (*truth)(Value value);                     /* of an object; -1 if it is not a condition */
+    int (*truth)(Value value);                     /* truth of an object; -1 if it is not a condition */
     int (*turns)(Machine *m, Turns *turns);        /* run turns of a loop; return the next pc */
     int (*load)(Machine *m, int64_t handle);       /* push a tensor of the free store */
     int (*store)(Machine *m, int64_t handle, Tensor *tensor);

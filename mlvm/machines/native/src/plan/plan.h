@@ -36,13 +36,13 @@ struct Link {
     union {
         RowFn row;
         const KernelCall *call;
-        const int64_t *ints; /* of a call */
+        const int64_t *ints; /* integers of a call */
         int64_t nbytes;
     };
 };
 
-/* Write a link that does what a call does on these parameters; return whether there is one. If the op
- * rejects a value, the link stops the chain before it writes anything. `link[-1]` is the link before, which may
+/* Write a link that computes the call on these parameters; return whether the kernel has a link. If the op
+ * rejects a value, the link stops the chain before it writes anything. `link[-1]` is the previous link, which may
  * also do the work of this link and call link[1]; or zeros. */
 typedef int (*ToLinkFn)(const KernelCall *call, char *const *p, Link *link);
 

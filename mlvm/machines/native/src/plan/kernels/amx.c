@@ -1,7 +1,7 @@
 /* Matrix products of bf16 in tiles of registers (tiles.h), for the sets of instructions that have them.
  *
  * A block of the result is 32 x 32: two tiles of rows of x by two tiles of columns of y, with
- * elements in pairs of k and k + 1, TILE_DEPTH of k a step. A sum is computed step by step, one
+ * elements in pairs of k and k + 1, TILE_DEPTH of k per step. A sum is computed step by step, one
  * group after the other. The rounding does not depend on the division of rows, columns and
  * steps. */
 #include "../plan.h"
@@ -13,7 +13,7 @@
 
 enum { SIDE = 32, PANEL_HALVES = 2 * TILE_HALVES };
 
-/* Work of a unit: some rows and columns of one product of the batch. */
+/* Work of a unit: some rows and columns of a product of the batch. */
 typedef struct {
     const int64_t *n;
     const uint16_t *x, *y;

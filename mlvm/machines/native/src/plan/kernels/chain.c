@@ -216,7 +216,7 @@ static void run_links(const KernelCall *call, const int64_t *link, char *const *
     }
 }
 
-/* A chain of one unit, in which all values have the shape of the chain or are scalars. */
+/* A chain with a single unit, in which all values have the shape of the chain or are scalars. */
 static int short_chain(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
     (void)begin, (void)end;

@@ -1,7 +1,7 @@
 /* Kernel of a cumulative sum or product. Define these macros before you include it:
  *
  *   CUMULATE(name)             a function's name for this operation
- *   COMBINE(a, b)              combine two results; a belongs to the earlier elements
+ *   COMBINE(a, b)              combine two results; a is the result of the earlier elements
  *   REPAIR(out, x, length, by) optional: correct the results of a column, whose elements are `by` apart
  */
 /* A unit is a row, or a block of columns. */

@@ -8,9 +8,9 @@
 #include <string.h>
 
 enum { depthwise_integers(NAME) };
-enum { PART = 256 };     /* places summed separately before the parts are added */
+enum { PART = 256 };     /* positions summed separately before the parts are added */
 enum { PIXELS = 16384 }; /* bytes of a group's copied pixels, which stay in the first-level cache */
-enum { WIDEST = 16, TAPS = 7, PLACES = 32 }; /* channels per group; taps and places per tile */
+enum { WIDEST = 16, TAPS = 7, PLACES = 32 }; /* channels per group; taps and positions per tile */
 
 #define T float
 #define OF(name) MLVM_JOIN(name, f32)

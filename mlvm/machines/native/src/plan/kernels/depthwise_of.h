@@ -1,15 +1,15 @@
-/* Depthwise convolution of the dtype T. Included once for each, after vector_of.h. */
+/* Depthwise convolution of the dtype T. Included once per dtype, after vector_of.h. */
 
 /* --- sums over a window --- * A line of results: each is the sum over the taps of a window, row by row,
- * of a pixel times an element of the kernel. The sums of a tile of places are in registers. */
+ * of a pixel times an element of the kernel. The sums of a tile of positions are in registers. */
 typedef struct {
     const T *x, *kernel; /* the image; the first tap */
     T *out;
     int64_t channels, height, width;
-    int64_t tall, y, y_step, kernel_y; /* rows of taps: the first one's row in the image, and strides */
+    int64_t tall, y, y_step, kernel_y; /* rows of taps: row of the first tap in the image, and strides */
     int64_t wide, x_step, kernel_x;    /* the same for the taps in a row */
-    int64_t column, stride;            /* of the first tap at the first place; between places */
-    int64_t places, out_step;          /* in pixels */
+    int64_t column, stride; /* column of the first tap at the first position; distance between positions */
+    int64_t places, out_step; /* in pixels */
 } OF(LineOf);
 #define Line OF(LineOf)
 
@@ -66,8 +66,8 @@ SPECIALIZED void OF(places)(const Line *line, int64_t place, int64_t channel, co
         }
 }
 
-/* The same for adjacent places and taps, in reverse order if `turned`: each pixel is read once for all
- * places, and a row's taps are in registers, next to the sums. */
+/* The same for adjacent positions and taps, in reverse order if `turned`: each pixel is read once for all
+ * positions, and a row's taps are in registers, next to the sums. */
 SPECIALIZED void OF(beside)(const Line *line, int64_t place, int64_t channel, const int places,
                             const int wide, const int turned, const int inside)
 {
@@ -113,7 +113,7 @@ static inline int64_t OF(even_places)(int64_t places)
 #define BESIDES(count, taps)                                                             \
     BESIDE(count, taps, 0, 0) BESIDE(count, taps, 0, 1) BESIDE(count, taps, 1, 0) BESIDE(count, taps, 1, 1)
 /* clang-format on */
-/* Whole vectors of channels for 7 or 8 places; `within`: all taps are in the image. */
+/* Whole vectors of channels for 7 or 8 positions; `within`: all taps are in the image. */
 static void OF(channels_beside)(const Line *line, int64_t place, int64_t channel, int64_t end,
                                 int64_t places, int within)
 {
@@ -122,7 +122,7 @@ static void OF(channels_beside)(const Line *line, int64_t place, int64_t channel
 #undef BESIDES
 #undef BESIDE
 
-/* Some channels of the same number of places: the last vector may overlap the previous one. */
+/* Some channels of the same number of positions: the last vector may overlap the previous one. */
 SPECIALIZED void OF(channels)(const Line *line, int64_t place, int64_t channel, int64_t end,
                               const int places, const int vectors, const int inside)
 {
@@ -260,7 +260,7 @@ static int OF(depthwise_transpose)(const KernelCall *call, char *const *p, int64
     return 0;
 }
 
-/* --- sums over the places --- */
+/* --- sums over the positions --- */
 
 /* Sums for some taps of a kernel row over a row of windows; `from` is the pixel in the first window. */
 SPECIALIZED void OF(taps)(V sum[3][4], const int64_t *n, const T *g, const T *from, int64_t column,
@@ -293,7 +293,7 @@ SPECIALIZED void OF(taps)(V sum[3][4], const int64_t *n, const T *g, const T *fr
 }
 
 /* Gradient of the taps b .. b + taps - 1 of row a, for a few vectors of channels. A sum is split into
- * parts of rows of windows with PART places. */
+ * parts of rows of windows with PART positions. */
 SPECIALIZED void OF(kernel_part)(const int64_t *n, char *const *p, int64_t a, int64_t b, int64_t channel,
                                  const int taps, const int vectors, int64_t some, int64_t skip)
 {

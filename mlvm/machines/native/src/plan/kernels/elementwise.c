@@ -1,5 +1,5 @@
-/* Row functions of the elementwise ops, for every dtype: add_f32, less_i64, astype_u8_f32, ... What
- * they compute is in elementwise_ops.def, one row per op; here are the loops and what rows call.
+/* Row functions of the elementwise ops, for every dtype: add_f32, less_i64, astype_u8_f32, ...
+ * elementwise_ops.def defines what they compute, one row per op. This file has the loops and helpers.
  *
  * Integers wrap around as numpy's do: their arithmetic is that of a wide enough unsigned type. */
 #include "../plan.h"
@@ -32,7 +32,7 @@
     X(1, uint8_t, ) X(2, uint16_t, ) X(4, uint32_t, ) X(8, uint64_t, ) X(16, _Complex double, )
 /* clang-format on */
 
-/* Function `name` of one element, with operands of types X, Y, Z, defined by an expression of x, y, z. */
+/* Function `name` of a single element, with operands of types X, Y, Z, defined by an expression of x, y, z. */
 #define ELEMENT(name, R, X, Y, Z, expression)                  \
     static const Link *PASTE(name, _element)(const Link *link) \
     {                                                          \
@@ -50,7 +50,7 @@ static const Link *row_element(const Link *link)
     link->row(link->at, 1, ones);
     return link[1].run(link + 1);
 }
-/* Function of one element, and a row function. */
+/* Function of a single element, and a row function. */
 #define UNARY_ROW(name, R, X, expression)                                      \
     ELEMENT(name, R, X, X, X, expression)                                      \
     static void PASTE(name, _row)(char *const *p, int64_t n, const int64_t *a) \
@@ -128,7 +128,7 @@ typedef double Part_f64 __attribute__((vector_size(ROW_VECTOR), aligned(8), may_
             out[i] = expression;                                                 \
         }                                                                        \
     }
-/* Two results of one operand in one pass. */
+/* Two results of an operand in one pass. */
 #define PAIR_ROW(name, T, first, second)                                       \
     static void PASTE(name, _row)(char *const *p, int64_t n, const int64_t *a) \
     {                                                                          \
@@ -154,7 +154,7 @@ typedef double Part_f64 __attribute__((vector_size(ROW_VECTOR), aligned(8), may_
     }
 INTEGERS(INTEGER_ORDER)
 
-/* A nan in x or y is the result; for zeros of different signs, y is. */
+/* Return a nan if x or y is nan; return y for zeros of different signs. */
 #define FLOAT_ORDER(t, T, W)               \
     static inline T greatest_##t(T x, T y) \
     {                                      \

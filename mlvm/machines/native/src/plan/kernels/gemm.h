@@ -14,7 +14,7 @@
  * second-level cache. Panels of B are as wide as a tile; the first strip copies them just before it
  * uses them. */
 
-/* Part of a call: some rows and columns of one product of the batch. */
+/* Part of a call: some rows and columns of a product of the batch. */
 typedef struct {
     const int64_t *n;
     const S *x, *y;
@@ -252,7 +252,7 @@ static void OF(copy_lines)(T *to, const S *x, const int64_t *w, int64_t row, int
     }
 }
 
-/* Find the runs of the elements first .. first + k - 1 of a window in such lines. Return their number. */
+/* Find the runs of the elements first .. first + k - 1 of a window in copied lines. Return the number of runs. */
 static int64_t OF(runs_of)(Run *run, const int64_t *w, int64_t first, int64_t k)
 {
     int64_t count = 0;
@@ -455,7 +455,7 @@ static int OF(units)(const KernelCall *call, char *const *p, int64_t begin, int6
         }
         if (next)
             next->first_row = product * n[M];
-        if (n[TOTAL]) /* units are rows of one product */
+        if (n[TOTAL]) /* units are rows of a product */
             memmove(part.out + place * n[OUT_ROW], (T *)p[n[TOTAL]] + place * n[OUT_ROW],
                     (size_t)(part.rows * n[OUT_ROW]) * sizeof(T));
         if (OF(product)(&part))
@@ -471,7 +471,7 @@ static int OF(matmul)(const KernelCall *call, char *const *p, int64_t begin, int
 }
 
 /* The call has a child. The child's units are rows of all products, and its parameters are those of the
- * call, then (if OUT is -1) the product, of which only the rows of one strip are in memory. */
+ * call, then (if OUT is -1) the product, of which only the rows of a strip are in memory. */
 static int OF(matmul_chain)(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
                             char *scratch)
 {

@@ -28,7 +28,7 @@ static inline V OF(lanes_of)(V x, OF(Index) index)
 
 /* --- several groups in a vector --- */
 
-/* Some places of a line of results (see depthwise_of.h), for a vector of channels. `first` are the lanes
+/* Some positions of a line of results (see depthwise_of.h), for a vector of channels. `first` are the lanes
  * of the first channel of each group. */
 SPECIALIZED void OF(group_places)(const Line *line, int64_t each, OF(Index) first, int64_t place,
                                   int64_t channel, const int places)
@@ -62,7 +62,7 @@ SPECIALIZED void OF(group_places)(const Line *line, int64_t each, OF(Index) firs
         OF(store)(line->out + (place + u) * channels + channel, sum[u]);
 }
 
-/* All places of a line, for a vector of channels. */
+/* All positions of a line, for a vector of channels. */
 static inline void OF(groups_line)(const Line *line, int64_t each, OF(Index) first, int64_t channel)
 {
     for (int64_t place = 0; place < line->places;) {
@@ -83,7 +83,7 @@ static inline void OF(groups_line)(const Line *line, int64_t each, OF(Index) fir
 
 /* --- vectors of a group --- */
 
-/* Copy the pixels of a group that some places of a line read, from `channel` on, with zeros outside of
+/* Copy the pixels of a group that some positions of a line read, from `channel` on, with zeros outside of
  * the image. */
 static Line OF(group_line)(const Line *line, int64_t each, int64_t channel, int64_t place, int64_t places,
                            T *pixels)
@@ -144,7 +144,7 @@ SPECIALIZED void OF(group_tile)(const Line *near, int64_t each, int64_t place, i
 #define TILE(count, vectors)                      \
     if (places == count && two == (vectors == 2)) \
         OF(group_tile)(&near, each, place, channel, count, vectors);
-/* All places of a line, for a group from channel `first` on. */
+/* All positions of a line, for a group from channel `first` on. */
 static void OF(group)(const Line *line, int64_t each, int64_t first)
 {
     T pixels[PIXELS / sizeof(T)];
@@ -232,7 +232,7 @@ SPECIALIZED void OF(groups_tap)(const int64_t *n, char *const *p, int64_t a, int
 
 /* --- the same: vectors of a group --- */
 
-/* Add the products of some channels of x and some vectors of g at adjacent places. */
+/* Add the products of some channels of x and some vectors of g at adjacent positions. */
 SPECIALIZED void OF(group_sums)(T *sums, const T *g, const T *x, int64_t places, int64_t each,
                                 const int count, const int vectors)
 {
@@ -266,7 +266,7 @@ static inline void OF(group_pixels)(T *to, const T *from, int64_t count, int64_t
     for (int64_t i = 0; i < each; i += count)               \
         for (int64_t j = 0; j < each; j += vectors * LANES) \
             OF(group_sums)(sums + i * each + j, g + j, x + i, places, each, count, vectors);
-/* Add the products of all channels of a group at adjacent places. */
+/* Add the products of all channels of a group at adjacent positions. */
 static void OF(group_part)(T *sums, const T *g, const T *x, int64_t places, int64_t each)
 {
     if (each >= 2 * LANES) {

@@ -43,7 +43,7 @@ static inline int64_t place(const char *indices, int64_t kind, int64_t i, int64_
 }
 
 /* --- weighted_take: out[b, i] is the sum of x[b, indices[b, i, k]] with weights; a unit is PIECE rows
- * of one b. ONE: the indices are the same for each b; UPDATES: how many are summed --- */
+ * of a b. ONE: the indices are the same for each b; UPDATES: how many are summed --- */
 
 #define ADD_ROWS                                                                                         \
     switch (many) {                                                                                      \
@@ -348,7 +348,7 @@ TAKE_ALONG(2)
 TAKE_ALONG(4)
 TAKE_ALONG(8)
 
-/* --- scatter_add: out[b, indices[i], c] += updates[b, i, c]; a unit is `piece` columns of one b;
+/* --- scatter_add: out[b, indices[i], c] += updates[b, i, c]; a unit is `piece` columns of a b;
  * index_add adds them to an operand --- */
 
 /* Add the updates for one b and the columns first .. last - 1. `p` has the updates before the indices.
@@ -519,7 +519,7 @@ static void set_rows(const int64_t *n, char *const *p, const char *x, int64_t b,
 
 BY_COLUMNS(set_columns, set_rows, 2, p[1], n[COUNT])
 
-/* Set the elements of one column in place, for rows of a single element. */
+/* Set the elements of a column in place, for rows of a single element. */
 #define SET_ONE(size)                                                                 \
     if (n[BEHIND] == size) {                                                          \
         Element##size *out = (Element##size *)p[0] + place(p[3], n[KIND], 0, length); \

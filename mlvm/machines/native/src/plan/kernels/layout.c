@@ -1,9 +1,9 @@
-/* Elements in a different order, or elsewhere.
+/* Move elements to a different order or position.
  *
  * Most ops are copies of boxes: elements at equal distances along each axis, in the result and in
  * an operand. `mlvm/machines/native/boxes.py` brings an op into this form. The three innermost axes
  * of a box are planes, rows and columns; they are cut into tiles, and a tile is a unit. Distances
- * are in bytes. A value that fills a box is an operand of one element, at distances 0. */
+ * are in bytes. A value that fills a box is an operand with one element, at distances 0. */
 #include "../plan.h"
 #include "elements.h"
 
@@ -309,7 +309,7 @@ static int link_of_copy(const KernelCall *call, char *const *p, Link *link)
     return link->at[0] != link->at[1];
 }
 
-/* One run, and the rest of an operand, which is the result. */
+/* Copy one run; `box_rest` then copies the rest of an operand, unless it is the result. */
 static int link_of_boxes(const KernelCall *call, char *const *p, Link *link)
 {
     int rests = 0;
@@ -321,7 +321,7 @@ static int link_of_boxes(const KernelCall *call, char *const *p, Link *link)
 
 /* --- triangles --- */
 
-/* In each row, keep the elements before the first element past the diagonal, or the others. */
+/* In each row, keep either the elements up to the diagonal, or the elements after it. */
 static int triangle(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
     (void)scratch;

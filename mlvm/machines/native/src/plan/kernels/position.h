@@ -1,4 +1,4 @@
-/* Where the extreme of a row is, the first of equals or the first nan: included after defining
+/* Position of the extreme of a row: the first of equal extremes, or the first nan. Include it after you define
  *
  *   POSITION(name)  the function's name
  *   EXTREME         the function that finds the extreme itself

@@ -1,20 +1,20 @@
-/* How rows of the same dtype are reduced: included once for each reduction, after defining
+/* Reduction of rows of one dtype. Include it once for each reduction, after you define
  *
  *   REDUCE(name)   the function's name for this reduction
  *   X, A           the types of an element and a result
  *   LIFT(x, c)     what one element contributes, where c is what a variance subtracts
- *   COMBINE(a, b)  of two results; it evaluates them more than once
+ *   COMBINE(a, b)  combine two results; it evaluates them more than once
  *   IDENTITY       COMBINE(a, IDENTITY) is a
  *   DECIDED(a)     optional: whether no other element can change the result a
  *   ANY_ORDER      optional: the compiler may choose the order of the combinations
- *   UNLESS_NAN(a, b) optional: COMBINE(a, b), which is nan if one of both is, where neither is
- *   ROUNDED        optional: results are rounded, and the less so the fewer follow one another
+ *   UNLESS_NAN(a, b) optional: a faster COMBINE(a, b) for operands that are not nan
+ *   ROUNDED        optional: results are rounded, so fewer successive combinations are more accurate
  *
- * Without ANY_ORDER the order depends only on the lengths. A row is dealt out to LANES results
- * side by side, block by block. The blocks are combined in pairs, these pairs in pairs, and so on; in
- * the end half of the lanes is combined with the other half until one is left. Columns are combined in
- * eights, these in blocks, and the blocks in pairs. So the number of combinations that follow one
- * another grows with the logarithm of the length, and a sum is as exact as numpy's pairwise one.
+ * Without ANY_ORDER the order depends only on the lengths. The elements of a block are combined into
+ * LANES adjacent results. Blocks are combined in pairs, then pairs of blocks in pairs, and so on.
+ * Finally, half of the lanes is combined with the other half until one lane remains. Columns are
+ * combined in groups of eight, then in blocks, then blocks in pairs. So the number of successive
+ * combinations grows with the logarithm of the length, and a sum is as exact as numpy's pairwise sum.
  */
 #include <stdint.h>
 

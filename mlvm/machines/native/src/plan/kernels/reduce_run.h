@@ -1,4 +1,4 @@
-/* The kernel of one reduction: included after reduce.h, with the same macros, and optionally FINISH(out,
+/* Kernel of one reduction. Include it after reduce.h, with the same macros, and optionally FINISH(out,
  * n), which is applied to n results at the end, and REPAIR(call, p), which is applied after all results. */
 #ifndef FINISH
 #define FINISH(out, n) (void)(out)

@@ -9,8 +9,8 @@
 enum { sorting_integers(NAME) };
 enum { SHORT_ROW = 192, DIGITS = 256 };
 
-/* In a short row, the position of a record is the number of smaller keys plus that of equal keys before it,
- * which vectors count. Long rows use radix sort by bytes of the key, from the last on, skipping bytes
+/* In a short row, the position of a record is the number of smaller keys plus the number of equal keys before it,
+ * which vectors count. Long rows use radix sort by bytes of the key, starting with the last byte, and skips bytes
  * that are equal in all records (Knuth, The art of computer programming, volume 3, 5.2 and 5.2.5). There
  * is space for n more records after the n records. */
 #define RECORDS(bits)                                                                            \
