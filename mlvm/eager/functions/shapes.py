@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 import numpy as np
 
@@ -550,11 +550,11 @@ def _listed(repeats: Ints | Tensor) -> Ints:
 
 
 @public
-def roll(x: Tensor, /, shift: int | tuple[int, ...] | Tensor, axis: Axis = None) -> Tensor:
+def roll(x: Tensor, /, shift: int | Sequence[int | Tensor] | Tensor, axis: Axis = None) -> Tensor:
     """Move every element by `shift` positions along `axis` (None: in row-major order).
 
-    Elements that move beyond the end reappear at the front. The shift may be a tensor with one
-    integer for one axis, such as the counter of a loop.
+    Elements that move beyond the end reappear at the front. Several axes have one shift each or
+    share one. A shift may be a tensor with one integer, such as the counter of a loop.
 
     x: [...], and so is the result. Raises `AxisError` if x has no such axis; `ArgumentError`
     unless the numbers of shifts and axes are equal; `DTypeError` if a tensor `shift` is not of
@@ -568,24 +568,26 @@ def roll(x: Tensor, /, shift: int | tuple[int, ...] | Tensor, axis: Axis = None)
         ml.roll(v, v)  # DTypeError
         ml.roll(v, ints)  # ShapeError
     """
-    if isinstance(shift, Tensor):
-        return _rolled(x, shift, axis)
-    return op.roll(x, shift=shift, axis=axis)
-
-
-def _rolled(x: Tensor, shift: Tensor, axis: Axis) -> Tensor:
-    """Roll by a number in a tensor: select the elements at shifted positions."""
-    by = one_integer(shift, "a shift")
-    if axis is None:
-        return reshape(_rolled(reshape(x, -1), shift, 0), x.shape)
-    [along] = axes_of(axis, x)
-    n = x.shape[along]
-    places = op.remainder(arange(n) - by, max(n, 1))
-    return op.take(x, places, axis=along)
+    if isinstance(shift, np.ndarray):  # as numpy accepts it
+        shift = shift.tolist()
+    shifts = shift if isinstance(shift, (list, tuple)) else [shift]
+    if not any(isinstance(each, Tensor) for each in shifts):
+        return op.roll(x, shift=cast("int | tuple[int, ...]", shift), axis=axis)
+    axes = [0] if axis is None else axes_of(axis, x)
+    if shift is not shifts:
+        shifts = [shift] * len(axes)
+    if len(shifts) != len(axes):
+        raise ArgumentError(f"expected one shift per axis, got {len(shifts)} for axis {axis}")
+    rolled = reshape(x, -1) if axis is None else x
+    for along, by in zip(axes, shifts, strict=True):
+        n = rolled.shape[along]
+        number = one_integer(by, "a shift") if isinstance(by, Tensor) else by
+        rolled = op.take(rolled, op.remainder(arange(n) - number, max(n, 1)), axis=along)
+    return reshape(rolled, x.shape)
 
 
 @public
-def tril(x: Tensor, /, *, k: int | Tensor = 0) -> Tensor:
+def tril(x: Tensor, /, k: int | Tensor = 0) -> Tensor:
     """Return the matrices in the last two axes, with zeros above the k-th diagonal.
 
     Diagonal 0 is the main diagonal. `k` may be a tensor with one integer, such as the counter of a
@@ -609,7 +611,7 @@ def tril(x: Tensor, /, *, k: int | Tensor = 0) -> Tensor:
 
 
 @public
-def triu(x: Tensor, /, *, k: int | Tensor = 0) -> Tensor:
+def triu(x: Tensor, /, k: int | Tensor = 0) -> Tensor:
     """Return the matrices in the last two axes, with zeros below the k-th diagonal.
 
     Diagonal 0 is the main diagonal. `k` may be a tensor with one integer, such as the counter of a
@@ -647,7 +649,8 @@ def _triangle(x: Tensor, k: Tensor, *, below: bool) -> Tensor:
         raise ShapeError(f"expected matrices with 2 dimensions or more, got {x.ndim}; reshape x")
     diagonals = arange(x.shape[-1]) - reshape(arange(x.shape[-2]), (-1, 1))
     chosen = (op.less_equal if below else op.greater_equal)(diagonals, last)
-    return op.where(chosen, x, constant(0, x.dtype))
+    zero = constant(False if x.dtype.kind == "bool" else 0, x.dtype)
+    return op.where(chosen, x, zero)
 
 
 @public
