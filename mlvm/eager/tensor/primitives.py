@@ -34,7 +34,6 @@ def reduce_where(name: str, x: Tensor, **attributes: Any) -> Tensor:
 
 
 def _derive(op: Op) -> Callable[..., Tensor]:
-    bare = None if op.attributes else one_op(op.name)
     takes_dtype, has_precision = "dtype" in op.attributes, op.traits.precision is not None
     last = len(op.inputs) if _takes_axis(op) else None
     takes_where = op.name in WITH_WHERE
@@ -66,7 +65,7 @@ def _derive(op: Op) -> Callable[..., Tensor]:
                     break
             if has_precision and out is None:
                 operands, attributes = in_precision(op, operands, attributes)
-            call = bare if bare is not None and not attributes else one_op(op.name, **attributes)
+            call = one_op(op.name, **attributes)
             if out is None:
                 return apply(call, *operands)
             if not isinstance(out, Tensor):
