@@ -53,7 +53,7 @@ def _chosen(flow: Flow, batch: int) -> dict[Call, Sequence[bool]]:
         which = None if any(use.value in live_out for use in call.outs) else _rows(call, batch)
         if which is None or call.op is None:
             continue
-        if any(use.value in rows and not row for use, row in zip(call.ins, which, strict=True)):
+        if _reads_all_rows(call, which, rows):
             continue
         if call.op.images or any(
             is_row and use.value in rows for use, is_row in zip(call.ins, which, strict=True)
@@ -69,11 +69,18 @@ def _chosen(flow: Flow, batch: int) -> dict[Call, Sequence[bool]]:
             nbytes = sum(use.value.nbytes for use in call.ins)
             if out.value not in read_whole and nbytes < out.value.nbytes:
                 which = _rows(call, batch)
+                if which is not None and _reads_all_rows(call, which, rows):
+                    which = None
         if which is not None:
             chosen[call] = which
         for i, use in enumerate(call.ins):
             (read if which is not None and which[i] else read_whole).add(use.value)
     return chosen
+
+
+def _reads_all_rows(call: Call, which: Sequence[bool], rows: set[Value]) -> bool:
+    """Return whether each part of a call would read all rows of a value that is in parts."""
+    return any(use.value in rows and not row for use, row in zip(call.ins, which, strict=True))
 
 
 def _rows(call: Call, batch: int) -> Sequence[bool] | None:
@@ -132,7 +139,7 @@ class _Parts:
         """Return the flow in parts.
 
         A region consists of chosen calls without dependent other calls between them; these follow
-        the region.
+        the region. A gradient of a kernel is complete only after its region.
         """
         units = UnitTable()
         region: list[Call] = []
@@ -140,7 +147,8 @@ class _Parts:
         for call in self._flow.calls:
             unit = units[call]
             if call in self._chosen:
-                if any(units[other].must_precede(unit) for other in later):
+                complete = [*later, *[each for each in region if each.op is OPS[_SUM]]]
+                if any(units[other].must_precede(unit) for other in complete):
                     self._emit(region, later)
                 region.append(call)
             elif unit.updates or any(units[each].must_precede(unit) for each in region + later):

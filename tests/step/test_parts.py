@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -97,3 +98,30 @@ def test_a_batch_of_a_single_block_of_the_sum_stays_whole(batch: int, images: Im
     plan = ml.measure(training.step, training.x, training.y).plan
     with pytest.raises(BudgetError):
         ml.measure(training.step, training.x, training.y, memory=plan.nbytes // 2)
+
+
+def same(x: Tensor) -> Callable[[Tensor], Tensor]:
+    """A convolution with that kernel, at the same places."""
+    return lambda images: ml.conv2d(images, x, padding="SAME")
+
+
+def rows_beside_channels(x: Tensor, kernel: Tensor, scale: Tensor) -> Tensor:
+    """As many channels as images: the means of the images are broadcast along the channels."""
+    means = ml.mean(same(kernel)(x), axis=(1, 2, 3))
+    return ml.sum(ml.square(ml.sum(same(kernel)(means + scale), axis=(1, 2, 3))))
+
+
+def gradient_as_kernel(x: Tensor, kernel: Tensor, scale: Tensor) -> Tensor:
+    gradient = ml.grad(lambda kernel: ml.sum(ml.square(same(kernel)(x))))(kernel)
+    return ml.sum(ml.tanh(same(gradient)(same(kernel)(x) * scale)))
+
+
+@cases("fn, n", (rows_beside_channels, 8), (gradient_as_kernel, 20))
+def test_a_value_of_the_whole_batch_is_complete_before_a_part_reads_it(fn: Any, n: int) -> None:
+    shapes = [(8, 16, 16, n), (3, 3, n, n), (8, 16, 16, 1)]
+    rng = np.random.default_rng(0)
+    args = [ml.asarray(rng.standard_normal(shape, np.float32)) for shape in shapes]
+    curve = ml.measure(fn, *args).curve()
+    for point in (curve[0], curve[-1]):
+        result = ml.capture(fn, memory=point.nbytes)(*args)
+        assert result.numpy().tobytes() == fn(*args).numpy().tobytes()
