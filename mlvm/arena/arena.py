@@ -52,7 +52,6 @@ MOST_HANDLES: Final = 16
 """Maximum number of handles per region, one for each type of tensor."""
 STALE: Final = 0  # no VM creates this handle
 _ENDED: Final = -1  # unknown to every VM; the tensor was not freed
-_LARGEST: Final = 3  # number of tensors in the message of an overflow
 _COPY: Final = Program.of_op("copy.out", 2, {}, 0)
 
 _new: Final = object.__new__
@@ -1005,7 +1004,8 @@ class Arena(ArenaFields):
     def _overflow(self, type: TensorType, nbytes: int) -> errors.ArenaOverflowError:
         unused, gap = self.capacity - self.used, self._placement.largest_gap()
         pieces = f", in blocks of at most {gap:,}" if gap < unused else ""
-        largest = "; ".join(map(str, self.holders()[:_LARGEST]))
+        # number of tensors in the message of an overflow
+        largest = "; ".join(map(str, self.holders()[:3]))
         return errors.ArenaOverflowError(
             f"arena {self.name!r}: {type} needs {nbytes:,} bytes; {unused:,} of "
             f"{self.capacity:,} bytes are free{pieces}; raise capacity= or free tensors"

@@ -24,7 +24,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from types import TracebackType
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from typing_extensions import TypeVar
@@ -49,9 +49,6 @@ from mlvm.input.slot_memory import SlotMemory
 from mlvm.input.slots import Claim, Ring, SingleThreadedRing, Slot, SlotArena
 
 A = TypeVar("A", bound=Allocation, default=Allocation)
-
-_LONGEST: Final = 1e8
-"""Longest timeout in seconds, three years: much longer timeouts raise OverflowError."""
 
 
 class QueueStats(NamedTuple):
@@ -380,7 +377,8 @@ class QueueTensor:
             self.vm.synchronize()  # remote errors must not wait for an element
         began = time.perf_counter()
         try:
-            return ring.get(timeout=None if timeout is None else min(timeout, _LONGEST))
+            # longest timeout in seconds, three years: much longer timeouts raise OverflowError
+            return ring.get(timeout=None if timeout is None else min(timeout, 1e8))
         finally:
             waited = time.perf_counter() - began
             for listener in on_wait.copy():

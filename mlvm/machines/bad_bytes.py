@@ -8,16 +8,13 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from mlvm.core.errors import MlvmError
 from mlvm.core.machine.callee import UserFunction, Value, WritesInto, is_tensor
 from mlvm.core.machine.functions import Binding
 from mlvm.core.op import Attributes
 from mlvm.core.types import Array, root
-
-_MOST_SPANS: Final = 64
-"""Maximum number of spans per memory; beyond it, all spans are merged into one."""
 
 
 class ByteRange(NamedTuple):
@@ -65,7 +62,8 @@ class BadBytes:
         if of is None or of.memory() is None:
             of = self._memories[span.memory] = _Memory(memory)
         of.bad.append((span, error))
-        if len(of.bad) > _MOST_SPANS:
+        # maximum number of spans per memory; beyond it, all spans are merged into one
+        if len(of.bad) > 64:
             start, end = min(x.start for x, _ in of.bad), max(x.end for x, _ in of.bad)
             of.bad = [(ByteRange(start, end, span.memory), of.bad[0][1])]
 

@@ -23,7 +23,6 @@ from mlvm.show.memory_report import show_plan
 from mlvm.show.vm_trace import VMTrace
 
 _SECONDS: Final = 1.0
-_MOST: Final = 1000  # timed calls
 _SHOWN: Final = 15  # ops
 
 
@@ -95,7 +94,7 @@ def _print_times(captured: Any, arrays: Sequence[Array]) -> None:
     """Print the time of a call and each op, the longest first."""
     seconds: list[float] = []
     tensors = [ml.asarray(x) if x.ndim else x for x in arrays]
-    while sum(seconds) < _SECONDS and len(seconds) < _MOST:
+    while sum(seconds) < _SECONDS and len(seconds) < 1000:  # timed calls
         began = time.perf_counter()
         np.asarray(flatten(captured(*tensors))[0][0][1])
         seconds.append(time.perf_counter() - began)

@@ -21,7 +21,6 @@ from mlvm.eager.tensor.number import Numbers, is_open
 from mlvm.onnx.arrays import NAMES
 
 _NAMED: Final = re.compile(r"(?:(\d+)\*)?([A-Za-z_]\w*)")
-_LARGE: Final = 1000  # limit of sizes for comparing decisions such as x[:100]
 _OPERATORS: Final[Mapping[Callable[..., Any], str]] = {
     operator.add: "Add",
     operator.sub: "Sub",
@@ -113,7 +112,8 @@ def samples_of(axes: OpenAxes, inputs: Mapping[str, TensorType]) -> list[Sizes]:
     samples: list[Sizes] = [first]
     for i, (slope, more) in enumerate(((1, 1), (1, 3), (3, 7))):
         samples.append({x: slope * n + more + i * j for j, (x, n) in enumerate(first.items())})
-    samples += [{**first, name: n + more} for name, n in first.items() for more in (1, _LARGE)]
+    # limit of sizes for comparing decisions such as x[:100]
+    samples += [{**first, name: n + more} for name, n in first.items() for more in (1, 1000)]
     return samples
 
 

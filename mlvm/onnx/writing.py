@@ -57,7 +57,6 @@ _KINDS: Final[tuple[tuple[Any, str, int], ...]] = (
     *((np.ndarray, "t", 4), (dict, "g", 5)),
 )
 """Fields and numbers of attributes, by type of the value; all other values are int sequences."""
-_LARGE: Final = 1 << 10  # minimum bytes of a weight in an external file
 _MOST: Final = (1 << 31) - (1 << 24)  # maximum bytes of a protobuf message, with some margin
 
 
@@ -295,7 +294,8 @@ class _Model:
             }
             data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
             outside = external if external is not None else nbytes > _MOST
-            if outside and array.nbytes >= _LARGE:
+            # minimum bytes of a weight in an external file
+            if outside and array.nbytes >= (1 << 10):
                 data_parts += [bytes(-place % 64), data]
                 place += -place % 64
                 pairs = {"location": data_name, "offset": str(place), "length": str(len(data))}

@@ -29,11 +29,9 @@ BLOCK_NBYTES: Final = 1 << 18
 """Number of bytes of a block: large, so that threads rarely wait for Python's lock, and small
 enough for a second-level cache."""
 
-_MOST_TYPES: Final = 4  # in an error message
 
 _MOST_LATE: Final = 8  # members in an error message
 
-_MOST_DESCRIBED: Final = 200  # types in a message to another member
 
 _UFUNCS: Final = {"sum": np.add, "mean": np.add, "max": np.maximum, "min": np.minimum}
 
@@ -73,7 +71,8 @@ class Collective:
 
     def described(self) -> bytes:
         """Encode the call, without arrays and with at most 200 types, for another member."""
-        types = [TensorType(dtype, shape) for dtype, shape in self.types[:_MOST_DESCRIBED]]
+        # types in a message to another member
+        types = [TensorType(dtype, shape) for dtype, shape in self.types[:200]]
         writer = Writer()
         writer.value((self.name, dict(self.attributes), self.key, types, self.ranks))
         return writer.message(Kind.call)
@@ -96,7 +95,7 @@ class Collective:
         return self._text(0)
 
     def _text(self, first: int) -> str:
-        last = first + _MOST_TYPES
+        last = first + 4  # in an error message
         parts = [f"{first} tensors"] if first else []
         parts += [str(TensorType(*type)) for type in self.types[first:last]]
         if len(self.types) > last:

@@ -33,7 +33,6 @@ _SPIN: Final = 200e-6  # seconds of polling for messages before the first sleep
 _SHORTEST: Final = 20e-6  # seconds of the first sleep; the next sleeps double
 _LONGEST: Final = 2e-3
 
-_MOST_VERSIONS: Final = 500  # bytes
 _LAST_WORDS: Final = 0.5  # seconds in which the other processes may print errors
 
 _HEAD, _BODY, _HELLO = 1, 2, 16_411  # tags of messages; the last is used in COMM_WORLD
@@ -135,7 +134,7 @@ class MpiTransport(Transport):
         This is necessary because `Dup` and `Barrier` have no timeout. Raises `GroupTimeoutError`.
         """
         mine, byte = versions().encode(), self._mpi.BYTE
-        theirs = {rank: bytearray(_MOST_VERSIONS) for rank in self.others}
+        theirs = {rank: bytearray(500) for rank in self.others}  # bytes
         sent = [world.Isend([mine, byte], rank, _HELLO) for rank in self.others]
         expected = {rank: world.Irecv([at, byte], rank, _HELLO) for rank, at in theirs.items()}
         began, sleep = self.system.monotonic(), _SHORTEST

@@ -80,7 +80,6 @@ _ROOM: Final = 1 << 16  # bytes of the receive buffer for small messages
 _SHAKE: Final = 10.0
 """Timeout of a handshake, in seconds."""
 _AGAIN: Final = 0.05  # seconds until the next attempt to connect
-_MOST_REFUSALS: Final = 1000  # characters in an error message
 _LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 
 
@@ -795,7 +794,8 @@ class _Meeting:
         """Store the refusals for error messages. The first member sends them to all members."""
         while not self._refused.empty():
             text = self._refused.get()
-            if text not in self._refusals and len(self._refusals) < _MOST_REFUSALS:
+            # characters in an error message
+            if text not in self._refusals and len(self._refusals) < 1000:
                 self._refusals += text
                 if self.rank == 0:
                     self._tell_all(("refused", text))

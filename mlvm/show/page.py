@@ -26,7 +26,6 @@ from mlvm.show.session import ScriptSession
 from mlvm.show.svg import COLOURS, home_colour
 from mlvm.show.vm_trace import VMTrace
 
-_MOST_ELEMENTS: Final = 16  # maximum number of elements of a listed constant
 MOST_ALIKE: Final = 16
 """Number of arenas or VMs of one name up to which a page shows each alone."""
 
@@ -434,7 +433,7 @@ def _about(about: Mapping[str, Any]) -> str:
 
 
 def _brief_constant(value: Array) -> str:
-    if value.size <= _MOST_ELEMENTS:
+    if value.size <= 16:  # maximum number of elements of a listed constant
         return format_constant(value)
     return f"{TensorType.of(value)} ... ; {value.size:,} elements"
 

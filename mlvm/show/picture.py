@@ -27,11 +27,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 88, 214, 92, 62  # margins around the plotting ar
 _RIGHT_END, _GROUND = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
 _WIDEST_LEGEND: Final = 420
 _MOST_RESETS: Final = 100
-_MOST_INK: Final = 20
-"""Times the height of the plot: a longer line up and down would hide the rectangles."""
 
-_MOST_POINTS: Final = 2000
-"""Number of drawn points of a curve."""
 
 _LABELLED: Final = 5  # number of labelled tensors at the peak
 
@@ -174,7 +170,8 @@ def _envelope(heights: Sequence[int]) -> tuple[Sequence[int], int]:
     The length is 1, or large enough that the line does not hide the colours.
     """
     stretch = 1
-    while sum(abs(a - b) for a, b in itertools.pairwise(heights)) > _MOST_INK * (_GROUND - _TOP):
+    # times the height of the plot: a longer line up and down would hide the rectangles
+    while sum(abs(a - b) for a, b in itertools.pairwise(heights)) > 20 * (_GROUND - _TOP):
         # y coordinates increase downwards
         heights = [min(heights[i : i + 2]) for i in range(0, len(heights), 2)]
         stretch *= 2
@@ -240,7 +237,7 @@ def curves(values: Mapping[str, Sequence[float]], title: str, *, mark: int | Non
     y = Scale(low, high if high > low else low + 1.0, _GROUND, _TOP)
     parts = []
     for i, (name, series) in enumerate(values.items()):
-        stretch = -(-len(series) // _MOST_POINTS) or 1
+        stretch = -(-len(series) // 2000) or 1  # number of drawn points of a curve
         points = [
             f"{px(x(n))} {px(y(series[n]))}" if math.isfinite(series[n]) else ""
             for n in range(0, len(series), stretch)

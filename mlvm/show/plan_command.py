@@ -28,7 +28,6 @@ EFFORT: Final = 500
 
 _COLUMNS: Final = ("id", "lower", "upper", "size")
 _OFFSET: Final = "offset"
-_MOST_MOMENTS: Final = 1 << 16  # maximum number of events in a plot
 _INTEGER: Final = re.compile(r"\s*[+-]?[0-9]{1,40}\s*")
 
 
@@ -236,7 +235,7 @@ def recorded(buffers: BufferTable, plan: Plan) -> Recording:
     """
     times = sorted({time for block in buffers.blocks for time in (block.start, block.end)})
     first, last = times[0] if times else 0, times[-1] if times else 1
-    is_long = last - first > _MOST_MOMENTS
+    is_long = last - first > (1 << 16)  # maximum number of events in a plot
     numbers = {time: i for i, time in enumerate(times)} if is_long else {x: x for x in times}
     lifetimes = [
         Lifetime(

@@ -15,11 +15,6 @@ from mlvm.core.op import OPS
 from mlvm.step.flow import Call, Flow, Home, Use, Value
 
 _MATMUL, _CONTRACT = OPS["matmul"], OPS["batch_contract"]
-_MOST: Final = 2
-"""Maximum number of products that read a transposed matrix in place as fast as a copy.
-
-These are a product and one gradient. More products share the copy.
-"""
 _SIDE: Final = 16
 """A result with fewer rows or columns is slower if these are exchanged."""
 
@@ -100,7 +95,9 @@ def _of_factors(flow: Flow, order: _Order) -> dict[Call, Call | None]:
     for swap in filter(_swaps, flow.calls):
         [factor], [source] = swap.outs, swap.ins
         readers = order.readers(factor)
-        if not 1 <= len(readers) <= _MOST:
+        # maximum number of products that read a transposed matrix in place as fast as a copy. These
+        # are a product and one gradient. More products share the copy.
+        if not 1 <= len(readers) <= 2:
             continue
         if not all(
             _may_take(call, factor) and order.stay([source], swap, call) for call in readers

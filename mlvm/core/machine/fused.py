@@ -381,14 +381,11 @@ class Bound:
         return repr(self.chain)
 
 
-_MOST_CALLS: Final = 2048
-"""Maximum number of calls of a bound chain. Each costs memory, and saves less in large chains."""
-
-
 def bound(chain: Chain, params: Sequence[Array], workspace: Workspace) -> Chain | Bound:
     """Return the chain, bound to these parameters if it has few calls."""
     layout = chain.layout(params)
-    if len(layout.blocks) * len(layout.steps) > _MOST_CALLS or any(
+    # maximum number of calls of a bound chain. Each costs memory, and saves less in large chains.
+    if len(layout.blocks) * len(layout.steps) > 2048 or any(
         type.nbytes > 8 * BLOCK_SIZE for type in layout.temporaries
     ):
         return chain

@@ -274,7 +274,6 @@ def any(out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False) -> N
 
 # --- how sums are made ---------------------------------------------------------------
 
-_LARGE = 16384  # from this number of elements on, BLAS is faster, including setup
 _BLOCK = 128  # elements of an axis that numpy adds sequentially
 
 
@@ -293,7 +292,8 @@ def _sum(out: Array, x: Array, axis: Axis, keepdims: bool) -> None:
     leading = 0
     while leading in axes:
         leading += 1
-    if 0 < leading < x.ndim and x.size > _LARGE and x.dtype == out.dtype and x.dtype.kind == "f":
+    # from this number of elements on, BLAS is faster, including setup
+    if 0 < leading < x.ndim and x.size > 16384 and x.dtype == out.dtype and x.dtype.kind == "f":
         remaining = x.shape[leading:]
         rows = sum_rows(x.reshape(-1, math.prod(remaining))).reshape((1,) * leading + remaining)
         np.add.reduce(rows, axes, out=out, keepdims=keepdims)

@@ -37,10 +37,6 @@ from mlvm.eager.tensor.update import live_tapes
 from mlvm.eager.tree import flatten, replace, within_containers
 from mlvm.machines.native.extension import EXTENSION
 
-_MOST_TIMES_KNOWN: Final = 16
-"""Maximum number of times that an entry may become known, so that calls which never repeat do not
-replace known calls."""
-
 _ARRAYS: Final = np.ndarray, np.generic
 
 
@@ -104,7 +100,9 @@ def known_call(
         or entry.outcome.returns_arguments
         or entry.launch.queues
     )
-    if not is_plain or not signature.guards.is_flat or entry.times_known >= _MOST_TIMES_KNOWN:
+    # maximum number of times that an entry may become known, so that calls which never repeat do
+    # not replace known calls
+    if not is_plain or not signature.guards.is_flat or entry.times_known >= 16:
         return None
     parts = parts_of(signature, len(args), kwargs)
     if parts is None:

@@ -49,10 +49,6 @@ from mlvm.step.compile import Planned
 from mlvm.step.replacement import Types
 from mlvm.step.saved import SavedStep
 
-_MOST_REFRESHED: Final = 2
-"""Number of successive calls that refresh hoisted values before a program without hoisted values is
-compiled."""
-
 _ROLES: Final = "input", "output", "state"
 
 
@@ -414,7 +410,9 @@ class Variants:
                 with hoisted.vm.lock:
                     before, self._writes = self._writes, hoisted.writes()
                 if before != self._writes or uncounted:
-                    is_often = self._stale_calls >= _MOST_REFRESHED or uncounted
+                    # number of successive calls that refresh hoisted values before a program
+                    # without hoisted values is compiled
+                    is_often = self._stale_calls >= 2 or uncounted
                     if is_often and self._compile is not None:
                         self._unhoisted, self._compile = self._compiled(hoisted), None
                     self._stale_calls += 1

@@ -48,9 +48,6 @@ _MOST_PLANS: Final = 8
 _MOST_SIZES: Final = 3
 """Number of different sizes of an axis at which the axis becomes dynamic."""
 
-_LEAST: Final = 2
-"""Minimum dynamic size: the type rules treat 0 and 1 differently."""
-
 
 class _BoundPlan:
     """A planned template, the bounds of the sizes, and the guards: values by formula index.
@@ -331,7 +328,8 @@ class _CallFamily:
         that always had equal sizes share one size."""
 
         def opens(axis: Axis) -> bool:
-            is_open = axis.size_in(signature) >= _LEAST and axis not in self.closed
+            # minimum dynamic size: the type rules treat 0 and 1 differently
+            is_open = axis.size_in(signature) >= 2 and axis not in self.closed
             return is_open and may_open(signature, axis.tensor)
 
         by_name = [each._replace(axes=tuple(filter(opens, each.axes))) for each in named]

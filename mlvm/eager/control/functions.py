@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial, update_wrapper
 from types import MethodType
-from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, ParamSpec, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 from mlvm.arena.context import context, current
 from mlvm.core.errors import ArgumentError, CaptureError, GradientError, brief
@@ -189,10 +189,6 @@ class _FunctionVjp(NamedTuple):
         return [(k, x) for k, x in enumerate(xs) if x.tape is self.segment.tape]
 
 
-_MOST_OPEN: Final = 16
-"""Maximum number of nested recordings of functions with the same name."""
-
-
 def called(key: object, name: str, args: Tensors, run: _Run) -> Tree:
     """Call `run(args)` as a subroutine of the program.
 
@@ -208,7 +204,8 @@ def called(key: object, name: str, args: Tensors, run: _Run) -> Tree:
     key = key, tape is None, autocast_dtype(), default_float()
     callee = next((each for each in current().functions if each.key == key), None)
     if callee is None:
-        if sum(each.name == name for each in current().functions) > _MOST_OPEN:
+        # maximum number of nested recordings of functions with the same name
+        if sum(each.name == name for each in current().functions) > 16:
             raise CaptureError(
                 f"{name} calls itself with different argument types, or different objects such as "
                 f"a new Module, in each call; create the objects once, outside of it"

@@ -7,7 +7,7 @@ channels]. The last two axes of a kernel are input and output channels.
 from __future__ import annotations
 
 import math
-from typing import Any, Final
+from typing import Any
 
 from mlvm.core.errors import ArgumentError, ShapeError
 from mlvm.core.ops.windows import Pair, span_of
@@ -27,9 +27,6 @@ from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.autocast import in_half
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
-
-_NARROW: Final = 16
-"""Maximum number of channels per group for which a flipped kernel is faster."""
 
 
 @public
@@ -326,7 +323,8 @@ def transpose(
     places: dict[str, Any] = {"stride": stride, "padding": padding, "dilation": dilation}
     span = span_of(tuple(window), dilation)
     reaches = all(max(sides) < n for sides, n in zip(padding, span, strict=True))
-    if max(stride) == 1 and 1 < each <= _NARROW and channels == each * groups and reaches:
+    # maximum number of channels per group for which a flipped kernel is faster
+    if max(stride) == 1 and 1 < each <= 16 and channels == each * groups and reaches:
         return _turned(x, kernel, padding, dilation, groups)
     if max(stride) == 1 or (len(window) == 2 and each == 1 and channels == groups):
         return op.conv_transpose2d(x, kernel, shape=shape, groups=groups, **places)

@@ -42,7 +42,6 @@ from mlvm.eager.tensor.tensor import Tensor, is_tracked
 from mlvm.eager.tensor.wrapper import hinted
 
 _CPU: Final = (1, 0)  # kDLCPU
-_MOST_SHOWN: Final = 16  # maximum number of rows or columns of a table
 
 
 class _Lent:
@@ -240,7 +239,8 @@ def _shown(x: Tensor) -> str:
     from mlvm.show import html  # imported here because many programs do not use it
 
     text = repr(x)
-    is_small = 0 < x.ndim <= 2 and 0 < max(x.shape) <= _MOST_SHOWN and x.size
+    # maximum number of rows or columns of a table
+    is_small = 0 < x.ndim <= 2 and 0 < max(x.shape) <= 16 and x.size
     if not is_small or text.startswith("<"):  # the values are not available
         return html.block(text)
     rows = x.numpy().reshape(-1, x.shape[-1])

@@ -225,9 +225,6 @@ def _orthogonal(x: Tensor) -> Tensor:
     return x.T if rows > columns else x
 
 
-_LEAST_CURVATURE: Final = 1e-10  # PyTorch's value
-
-
 class LBFGS(Optimizer):
     """Quasi-Newton method for a loss that is the same in every update: p -= rate * H g.
 
@@ -276,7 +273,7 @@ class LBFGS(Optimizer):
         tables = []
         pairs = [(g - state[0], state[1]) for _, g, state, _ in updates]
         curvature = reduce(op.add, [elements.astype(op.sum(y * s), wide) for y, s in pairs])
-        is_kept = curvature > _LEAST_CURVATURE
+        is_kept = curvature > 1e-10  # PyTorch's value
         for (_, g, state, _), (y, s) in zip(updates, pairs, strict=True):
             for history, new in zip(state[2:], (s, y), strict=True):
                 later = shapes.concat([history[1:], new[None]])

@@ -28,7 +28,6 @@ _ADOPTED_BY: Final[dict[type, tuple[str, ...]]] = {
 }
 
 
-_MOST_NBYTES: Final = 1 << 14  # maximum size of a table that is kept
 _KIND_ORDER: Final = {"bool": 0, "unsigned": 1, "signed": 2, "float": 3, "complex": 4}
 
 
@@ -103,7 +102,7 @@ def table(make: Callable[..., Array], *key: Any) -> Tensor:
     if tensor is not None:
         return tensor
     array = make(*key)
-    if array.nbytes > _MOST_NBYTES:
+    if array.nbytes > (1 << 14):  # maximum size of a table that is kept
         return from_array(array)
     tensor = pool.tables[make, key] = _written(array, pool)
     return tensor

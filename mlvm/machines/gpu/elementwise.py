@@ -25,8 +25,6 @@ from mlvm.machines.native.elementwise_rows import gpu_expressions
 
 GROUP: Final = 64
 
-_MOST_BYTES: Final = 1024
-"""Maximum bytes of a kernel's arguments, which each OpenCL device supports."""
 
 _WRAPS: Final = frozenset({"add", "subtract", "multiply", "square", "negative"})
 """Integer ops that are computed with unsigned arithmetic."""
@@ -192,7 +190,8 @@ def chain_call(
     size, first, scalars, index = walk(math.prod(shape), dims, strides)
     names = [(f"o{k}", n, where) for k, (n, where) in enumerate(outputs)]
     names += [(f"p{k}", n, inputs[n]) for k, n in enumerate(used)]
-    if 16 * len(names) + 8 * len(scalars) > _MOST_BYTES:
+    # maximum bytes of a kernel's arguments, which each OpenCL device supports
+    if 16 * len(names) + 8 * len(scalars) > 1024:
         return None
     tensors = [(dtypes[n].name, name) for name, n, _ in names]
     body = [*first, *[f"POINTER({dtype}, {name});" for dtype, name in tensors]]
@@ -314,12 +313,10 @@ def _coordinates(
     return lines
 
 
-_MOST_ROWS: Final = 1 << 15  # rows of a launch in two dimensions; the limit of CUDA is 2**16 - 1
-
-
 def _in_rows(dims: Sequence[int]) -> bool:
     """Return whether work items are numbered along two axes."""
-    return len(dims) == 2 and dims[1] >= GROUP and dims[0] <= _MOST_ROWS
+    # rows of a launch in two dimensions; the limit of CUDA is 2**16 - 1
+    return len(dims) == 2 and dims[1] >= GROUP and dims[0] <= (1 << 15)
 
 
 def packed(shape: Sequence[int]) -> list[int]:

@@ -7,7 +7,6 @@ result adds its updates.
 from __future__ import annotations
 
 import math
-from typing import Final
 
 import numpy as np
 
@@ -27,8 +26,6 @@ from mlvm.machines.gpu.kernels import (
 )
 from mlvm.machines.gpu.reductions import GROUP, adding, running
 from mlvm.machines.gpu.sorting import sorted_rows, text_of
-
-_FEW: Final = 32  # maximum number of indices that an element of a result scans
 
 
 def _units(dtype: DType) -> tuple[str, int]:
@@ -192,7 +189,7 @@ def _adds(device: Facts, types: Types, axis: int, *, along: bool = False, by: in
     mark = parts if along else 0
     text = _text(dtype.name, index_type.dtype, ADDS=starts, BY=by)
     numbers = (length, behind * parts, count, mark)
-    if count <= _FEW:
+    if count <= 32:  # maximum number of indices that an element of a result scans
         args = (0, starts, updates, indices, REFUSED)
         return [_call(text, "add_few", args, out.size * parts, *numbers)]
     if count > 2**31 - 1:

@@ -24,8 +24,6 @@ from mlvm.machines.gpu.kernels import (
 )
 from mlvm.machines.gpu.reductions import GROUP, adding, fold
 
-_SHORT = 64  # maximum elements of a row per item
-
 
 def _rows(
     device: Facts, types: Types, axis: int, entry: str, args: tuple[Any, ...], **defines: str | int
@@ -40,7 +38,8 @@ def _over_rows(
     device: Facts, x: TensorType, axis: int, entry: str, args: tuple[Any, ...], **defines: str | int
 ) -> Call:
     before, length, behind = around(x.shape, axis)
-    lanes = GROUP if behind == 1 and length > _SHORT and not device.is_cpu else 1
+    # maximum elements of a row per item
+    lanes = GROUP if behind == 1 and length > 64 and not device.is_cpu else 1
     text = source(
         "rows.c",
         T=x.dtype.name,

@@ -47,7 +47,6 @@ _LARGE: Final = Tile(64, 64, 16, 4, 4, 1)
 _ON_CPU: Final = (8, 2, 64), (4, 2, 64), (12, 2, 64), (4, 4, 64), (8, 1, 64), (6, 2, 32), (4, 2, 16)
 """On a processor: rows of a work item, number of adjacent vectors, and bytes of a vector."""
 _POSITIONS: Final = 4 << 10  # additional bytes for positions in images; an upper bound
-_ENOUGH: Final = 512 * 512  # elements of a result that keep a GPU busy in large tiles
 
 Table = dict[str, dict[str, list[int]]]
 
@@ -77,7 +76,8 @@ def tile(device: Facts, dtype: DType, m: int, n: int, batch: int) -> Tile:
     large = Tile(*tuned) if tuned else candidates(device, dtype)[0]
     if device.is_cpu and dtype.is_float:
         return large
-    return _SMALL if min(m, n) <= 32 or m * n * batch < _ENOUGH else large
+    # elements of a result that keep a GPU busy in large tiles
+    return _SMALL if min(m, n) <= 32 or m * n * batch < (512 * 512) else large
 
 
 def path() -> Path:

@@ -28,7 +28,6 @@ GOODBYE: Final = HEADER.pack(MAGIC, VERSION, Kind.goodbye.value, 0)
 _MOST_UNCONFIRMED: Final = 1 << 26  # bytes
 _PAUSES: Final = 0.02, 0.5
 """Seconds between attempts: initial and maximum delay."""
-_LEAST: Final = 0.001  # seconds to wait for a server that has admitted the client
 
 
 class Noted(Protocol):
@@ -188,7 +187,8 @@ class LeasedStream(Stream):
             try:
                 with closing_on_error(self._reconnect(min(deadline, until) - now)) as sock:
                     now = time.monotonic()
-                    waits = max(min(self._seconds, until - now), _LEAST)
+                    # seconds to wait for a server that has admitted the client
+                    waits = max(min(self._seconds, until - now), 0.001)
                     deadline = now + waits + self._seconds
                     return self._synchronized(sock, waits)
             except AccessDeniedError as refused:

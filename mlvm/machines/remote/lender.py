@@ -46,9 +46,6 @@ _LAST_WORDS: Final = 0.2  # seconds between checks for exited processes
 _INTERRUPTED: Final = "the client has ended this launch"
 CLOSING: Final = "the server is shutting down; connect again later"
 
-_MOST_OBJECTS: Final = 1 << 26
-"""Maximum bytes of Python objects per decoded message, without programs, elements and texts."""
-
 
 def unprepared(vm: LocalVM) -> None:
     """Prepare a new VM by default: do nothing."""
@@ -273,7 +270,8 @@ class BoundedSession(Session):
     def _perform_from(self, reader: Any, name: str) -> Any:
         if self.refusal is not None and name in _MAKING:
             raise LimitExceededError(self.refusal)
-        reader.allowance = Allowance(_MOST_OBJECTS)
+        # maximum bytes of Python objects per decoded message, without programs, elements and texts
+        reader.allowance = Allowance(1 << 26)
         if name not in ("load_program", "drop_program", "estimate"):
             return super()._perform_from(reader, name)
         size = reader.remaining if name == "load_program" else 0

@@ -34,7 +34,6 @@ LARGE: Final = 1 << 16
 
 _ROOM: Final = 1 << 18
 _AHEAD: Final = 1 << 14  # bytes of a large message that contain the fields before the elements
-_MOST_PARTS: Final = 256  # parts per system call; the limit of Linux is 1024
 _SLOWEST: Final = 1 << 20  # bytes a second of a large message
 _MOMENT: Final = 100e-6
 """Seconds that a receiver polls, yielding the processor, before it sleeps."""
@@ -152,7 +151,8 @@ class Stream:
                             "sending a message took too long; check the network"
                         )
                     batch = _lowest(batch, _ROOM)
-                sending.sent.extend(map(sending.sent[0].__add__, map(send, (batch[:_MOST_PARTS],))))
+                # parts per system call; the limit of Linux is 1024
+                sending.sent.extend(map(sending.sent[0].__add__, map(send, (batch[:256],))))
         except OSError as error:
             raise _lost(error) from None
 

@@ -20,7 +20,6 @@ from mlvm.onnx.values import Value, tensor
 T = TypeVar("T", bool, int)
 
 _MOST_TURNS: int = 1 << 31
-_FEW: int = 4  # maximum number of unrolled iterations
 
 
 def _element(value: Value, kind: type[T]) -> T | None:
@@ -56,7 +55,8 @@ def loop(at: NodeCall, most: Value = None, condition: Value = None, *state: Valu
     unknown = goes_on is None or (most is not None and count is None)
     if unknown or (blocks.is_recorded() and not fixed):
         return _recorded(at, most, condition, state, stack_count)
-    is_long = blocks.is_recorded() and count is not None and count > _FEW and goes_on
+    # maximum number of unrolled iterations
+    is_long = blocks.is_recorded() and count is not None and count > 4 and goes_on
     if is_long and not any(isinstance(x, (list, type(None))) for x in state):
         with suppress(CaptureError, DTypeError, ShapeError):  # iterations differ
             return _scanned(at, count or 0, state, stack_count)

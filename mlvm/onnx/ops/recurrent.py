@@ -21,7 +21,6 @@ _PLAIN: dict[str, tuple[list[str], Cell]] = {
     "GRU": (["sigmoid", "tanh"], "gru"),
     "LSTM": (["sigmoid", "tanh", "tanh"], "lstm"),
 }
-_FEW: int = 4  # maximum number of unrolled steps
 _NAMES: dict[str, str] = {name.lower(): name for name in ACTIVATIONS}
 
 
@@ -63,7 +62,7 @@ def _steps(step: Any, state: tuple[Any, ...], rows: Any, lengths: Any, reverse: 
         return next_state, ml.where(goes_on, after[0], ml.zeros_like(after[0]))
 
     times = ml.arange(count)
-    if 0 < count <= _FEW:
+    if 0 < count <= 4:  # maximum number of unrolled steps
         outputs: list[Any] = [None] * count
         for i in reversed(range(count)) if reverse else range(count):
             state, outputs[i] = one(state, (rows[i], times[i]))

@@ -56,7 +56,6 @@ ASKS_CLASS: Final = "__class__"
 """Name that is added for code which may read the class of an object, as `type` does."""
 
 NUMBERS: Final = frozenset({int, float})
-_FEW: Final = 8  # items of a tuple of numbers
 _OUTSIDE: Final = "use it outside, and give what comes of it as an argument"
 _GENERATORS: Final = (random.Random, np.random.Generator, np.random.RandomState)
 _DRAWS: Final = f"draw with ml.random, whose keys go on, or {_OUTSIDE}"
@@ -652,7 +651,8 @@ def _registered(_: object) -> tuple[object]:
 
 def _is_numeric(field: Any) -> bool:
     """Return whether a field contains a number, or a short tuple of numbers."""
-    items = field if type(field) is tuple and len(field) <= _FEW else (field,)
+    # items of a tuple of numbers
+    items = field if type(field) is tuple and len(field) <= 8 else (field,)
     return NUMBERS.issuperset(map(type, items))
 
 

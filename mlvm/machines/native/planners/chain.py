@@ -23,7 +23,6 @@ PIECE: Final = 512
 _LEAST: Final = 128  # minimum elements of a piece; below it, calls cost more than caches gain
 _MOST: Final = 2048
 _CACHE: Final = 24576  # bytes of all values of a piece, which fit into the first-level cache
-_SHORT_ROW: Final = 16  # elements; shorter rows of windows are copied, several at a time
 _LONG_ROW: Final = 1024  # elements; a row of a window with at least this length is a piece
 _APART: Final = 192  # bytes between the pieces of two values, to use different cache sets
 
@@ -295,7 +294,8 @@ def chain_call(
     piece, pitch = layout.piece, lengths[-1]
     if len(lengths) > 1 and 0 < lengths[-1] <= piece:
         pitch = layout.pitch(lengths[-1], chain)
-        if chain.windows and pitch == lengths[-1] >= _SHORT_ROW:
+        # elements; shorter rows of windows are copied, several at a time
+        if chain.windows and pitch == lengths[-1] >= 16:
             piece = lengths[-1]
         piece -= piece % lengths[-1]
     is_short = size.__class__ is int and size <= piece and unit is None

@@ -13,7 +13,6 @@ from mlvm.machines.native.planners.elementwise import conversion
 from mlvm.machines.native.planners.rows import part_of_rows
 
 _WHOLE: Final = frozenset(["scale", "bias"])
-_MOST_WIDENED: Final = 1 << 16  # elements, for a product
 _PIECE: Final = 1024  # approximate elements of an operand that are converted together
 
 
@@ -35,7 +34,8 @@ def halves_call(op: str, types: Types, attributes: Attributes) -> KernelCall | N
     child = PLANNERS[op](wide, attributes)
     if child is None or "_of_columns" in child.kernel:
         return None
-    if product and (not child.units or sum(type.size for type in types) > _MOST_WIDENED):
+    # elements, for a product
+    if product and (not child.units or sum(type.size for type in types) > (1 << 16)):
         return None
     part, later = 1, product or is_sum
     if op == "layer_norm_scale_vjp":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Final
 
 from mlvm.core.op import Attributes
 from mlvm.core.rules import normalize_axes, normalize_axis
@@ -13,9 +12,6 @@ from mlvm.machines.native._native import COPY_UNIT, MOST_PARAMETERS, KernelCall
 from mlvm.machines.native.boxes import Boxes, Strides, moved, strides
 from mlvm.machines.native.elements import numbers, pattern
 from mlvm.machines.native.planner import Types, kernel_call, planner
-
-_MOST_ROLLED: Final = 4
-"""Maximum axes of `roll`: each axis doubles the number of boxes."""
 
 
 @planner("copy", "reshape")
@@ -86,7 +82,7 @@ def roll(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     if axis is None:
         x = x.with_shape((x.size,))
     axes = normalize_axes(axis, x.ndim)
-    if len(axes) > _MOST_ROLLED:
+    if len(axes) > 4:  # maximum axes of `roll`: each axis doubles the number of boxes
         return None
     each = shift if isinstance(shift, tuple) else [shift] * len(axes)
     shifts = dict(zip(axes, each, strict=True))

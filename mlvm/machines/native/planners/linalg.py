@@ -26,10 +26,6 @@ _PANEL: Final = 32
 """Maximum width of a panel of y: two vectors of AVX-512."""
 MOST_PANELS: Final = 1 << 24
 """Maximum bytes of y that a thread copies, for a chain after the product."""
-_ROWS_OF_LARGE: Final = 204
-"""Rows of a product that a chain processes together if y does not fit into a core's cache. With
-fewer rows, reading y more often would cost more than product rows that have left the second-level
-cache."""
 _AMX: Final = "bf16_amx"
 _SIDE: Final = 32
 """Rows, columns and depth of a block of products in AMX tiles."""
@@ -432,7 +428,10 @@ def tiles(
     if chain:
         rows = max(12, min(rows, _CACHE // (n * unit_size + 1)))
         if n * k * itemsize > 4 * _CACHE:
-            rows = _ROWS_OF_LARGE
+            # rows of a product that a chain processes together if y does not fit into a core's
+            # cache. With fewer rows, reading y more often would cost more than product rows that
+            # have left the second-level cache.
+            rows = 204
         if copy_y and at_once * block * n * itemsize > MOST_PANELS:
             return None
     else:

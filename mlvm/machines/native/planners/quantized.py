@@ -24,14 +24,8 @@ _WORDS: Final = 16  # 32-bit words of weights that the kernel processes together
 _CACHE: Final = 1 << 18
 """Approximate bytes of x that are rearranged together."""
 _UNIT: Final = 16
-_FEW_BITS_MANY: Final = 16
-"""Minimum rows of x for which low-bit weights are copied to panels."""
-_FEW_BITS_CACHE: Final = 1 << 20
-"""Approximate bytes of x that are rearranged for panels."""
 _COLUMNS: Final = 32
 """Rows of y per unit, for products of bytes."""
-_MANY: Final = 32
-"""Minimum rows of x for which rows of y are copied."""
 
 
 @planner("quantized_matmul")
@@ -45,8 +39,9 @@ def quantized_matmul(op: str, types: Types, attributes: Attributes) -> KernelCal
     chunks = -(-k // (_WORDS * per_word))
     row = chunks * _WORDS * (per_word + 1) * 4
     m = math.prod(x.shape[:-1])
-    many = m >= _FEW_BITS_MANY
-    at_once = max(4, min(m, (_FEW_BITS_CACHE if many else _CACHE) // (row + 1) // 4 * 4))
+    many = m >= 16  # minimum rows of x for which low-bit weights are copied to panels
+    # approximate bytes of x that are rearranged for panels
+    at_once = max(4, min(m, ((1 << 20) if many else _CACHE) // (row + 1) // 4 * 4))
     unit, scratch, work = _UNIT, at_once * row, 0.02 * m
     if many:
         unit = _COLUMNS
@@ -109,7 +104,8 @@ def _integer_call(
             return _depthwise(out, y, integers, chain)
         windows = not plain
     m, k = math.prod(out.shape[:-1]), math.prod(y.shape[1:])
-    many, row = m >= _MANY or groups > 1, -(-k // 64) * 64 + 4
+    # minimum rows of x for which rows of y are copied
+    many, row = m >= 32 or groups > 1, -(-k // 64) * 64 + 4
     if chain and not many:
         return None
     width = 4 * _COLUMNS * (-(-k // 4) + 1)  # bytes of panels

@@ -14,14 +14,14 @@ from mlvm.machines.native.planners.linalg import Matrix, Product, tiles, vector
 
 _UNIT: Final = 32  # elements of a state, as wide as a tile
 _WORTH_A_BARRIER: Final = 6000  # minimum nanoseconds per step to synchronize threads
-_FEW_ROWS: Final = 4  # rows up to which a bf16 kernel is read without conversion
 
 
 @planner("recurrence", halves="own")
 def recurrence(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     out, projected, _, kernel, *_ = types
     _, rows, width = projected.shape
-    if f16 in (out.dtype, kernel.dtype) or (kernel.dtype is bf16 and rows > _FEW_ROWS):
+    # rows up to which a bf16 kernel is read without conversion
+    if f16 in (out.dtype, kernel.dtype) or (kernel.dtype is bf16 and rows > 4):
         return None
     dtype, size = ("f64", 8) if kernel.dtype is f64 else ("f32", 4)
     hidden = kernel.shape[0]

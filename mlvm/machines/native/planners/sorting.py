@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Final
 
 from mlvm.core.op import Attributes
 from mlvm.core.rules import normalize_axis
 from mlvm.machines.native._native import KernelCall
 from mlvm.machines.native.planner import Types, kernel_call, planner
-
-_LONGEST: Final = 1 << 20
-"""Maximum elements per row; numpy sorts longer rows, because each thread has memory for the keys
-and positions of two rows."""
-
-_FEW: Final = 64
-"""Maximum number of positions that are found without sorting, in rows at least eight times as
-long."""
 
 
 @planner("sort", "argsort", "top_indices")
@@ -24,8 +15,12 @@ def sort(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     out, x = types
     axis = normalize_axis(attributes["axis"], x.ndim)
     length, inner, count = x.shape[axis], math.prod(x.shape[axis + 1 :]), out.shape[axis]
-    is_few = op == "top_indices" and count <= _FEW and length >= 8 * count
-    if not out.size or length > (1 << 31 if is_few else _LONGEST):
+    # maximum number of positions that are found without sorting, in rows at least eight times as
+    # long
+    is_few = op == "top_indices" and count <= 64 and length >= 8 * count
+    # maximum elements per row; numpy sorts longer rows, because each thread has memory for the keys
+    # and positions of two rows
+    if not out.size or length > (1 << 31 if is_few else (1 << 20)):
         return None
     record = 16 if x.dtype.itemsize == 8 else 8
     integers = {"length": length, "inner": inner, "descending": attributes["descending"]}
