@@ -47,10 +47,6 @@ _INTERRUPTED: Final = "the client has ended this launch"
 CLOSING: Final = "the server is shutting down; connect again later"
 
 
-def unprepared(vm: LocalVM) -> None:
-    """Prepare a new VM by default: do nothing."""
-
-
 class LeasedConnection:
     """Connection of a client, which a new connection replaces if it is lost during a lease.
 
@@ -319,7 +315,7 @@ class Lender:
         limits: Limits | None = None,
         shared: Sequence[str] = (),
         libraries: Sequence[str | os.PathLike[str]] = (),
-        prepare: Callable[[LocalVM], object] = unprepared,
+        prepare: Callable[[LocalVM], object] | None = None,
         options: Mapping[str, Any] | None = None,
         log: Log | None = None,
         has_processes: bool = False,
@@ -355,13 +351,14 @@ class Lender:
         vm = BoundedVM(name, self.limits, self._watchdog, **options)
         for library in libraries:
             vm.register_library(library)
-        prepare(vm)
+        if prepare is not None:
+            prepare(vm)
         return vm
 
     def start_processes(self, count: int) -> None:
         """Use a separate process for each client and each shared VM, at most `count`."""
         options, libraries, prepare = self._recipe
-        if prepare is not unprepared:
+        if prepare is not None:
             raise errors.MachineError("prepare= does not apply with processes=: use libraries=")
         rest = self.limits, libraries, options, self.log.event
         self.processes = Processes(count, self.names, *rest)

@@ -36,7 +36,6 @@ from mlvm.machines.remote.lender import (
     part,
     text_of,
     trim,
-    unprepared,
 )
 from mlvm.machines.remote.limits import Limits
 from mlvm.machines.remote.log import Log
@@ -99,7 +98,7 @@ class Server(Closing):
         limits: Limits | None = None,
         shared: Sequence[str] = (),
         libraries: Sequence[str | os.PathLike[str]] = (),
-        prepare: Callable[[LocalVM], object] = unprepared,
+        prepare: Callable[[LocalVM], object] | None = None,
         options: Mapping[str, Any] | None = None,
         about: Mapping[str, object] | None = None,
         log: Log | None = None,
