@@ -113,7 +113,7 @@ class Drawn:
             i
             for i, shape in enumerate(self.shapes + self.kept)
             if len(shape) == len(lengths)
-            and all(a >= b for a, b in zip(shape, lengths, strict=True))
+            and all(a >= b and a % OPEN >= b % OPEN for a, b in zip(shape, lengths, strict=True))
         ]
         alike = [self.narrays + i for i, shape in enumerate(self.kept) if shape == lengths]
         if alike and rng.random() < 0.3:
