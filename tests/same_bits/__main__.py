@@ -8,6 +8,8 @@ Runs all calls of `tests.invariance` and `tests.cases` in f32, f64, f16, bf16 an
 ops with values of any bits, and training steps of all models, eagerly and captured. Each
 instruction set of this processor computes them in a process of its own. The digests must be equal.
 Prints for each op, and for each step, the first result that differs; the exit status is then 1.
+With `--write FILE` the set in use writes its values, a line each. Such files of two processors, one
+of which may be emulated by qemu, can be compared with `diff`.
 """
 
 from __future__ import annotations
