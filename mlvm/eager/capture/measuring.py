@@ -182,9 +182,9 @@ class Measured:
         """Return the largest size of that name at which a captured function fits `memory=`.
 
         `others` are the other sizes. The search plans the function at each candidate size, without
-        running it. It doubles and then halves the size. For some functions a plan is a few percent
-        smaller than that of a smaller size, so the search then tries up to 16 sizes that are up to
-        an eighth larger. It stops at 2**40 if the plan does not grow with the size.
+        running it. It doubles and then halves the size. For some functions, a plan is a few percent
+        smaller than the plan for a smaller size. Therefore the search then tries up to 16 sizes
+        that are up to an eighth larger. It stops at 2**40 if the plan does not grow with the size.
 
         Raises `BudgetError` if size 1 does not fit, and `ArgumentError` without `memory=` and for a
         name that no type contains.
