@@ -472,7 +472,7 @@ def run(options: argparse.Namespace) -> None:
             cause = cause_of_other_bits(repro.versions)
             raise BadInput(
                 f"{options.file}: {', '.join(differing)} of the call: expected the recorded "
-                f"digests, got others{cause}"
+                f"digests, got different ones{cause}"
             )
         nstates = len(repro.digests) - len(outputs)
         print(f"verified: {len(outputs)} outputs and {nstates} states have the recorded digests")

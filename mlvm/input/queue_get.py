@@ -43,6 +43,7 @@ from mlvm.core.errors import (
     MachineError,
     QueueClosedError,
     QueueEmptyError,
+    brief,
 )
 from mlvm.core.machine.callee import Value, describe
 from mlvm.core.machine.frame import Frame
@@ -106,7 +107,8 @@ def taken_ahead(queue: Queue) -> Iterator[None]:
 def _get(queues: Queues, frame: Frame) -> None:
     raises, wait, *others = {"raises": False, "wait": True, **frame.attributes}.values()
     if others or not isinstance(raises, bool) or not isinstance(wait, bool):
-        raise ArgumentError("expected the attributes raises and wait as bools, got others").at(
+        given = brief(dict(frame.attributes))
+        raise ArgumentError(f"expected the attributes raises and wait as bools, got {given}").at(
             NAME, ()
         )
     queue = _named(frame.param(0), queues)

@@ -30,7 +30,7 @@ BLOCK_NBYTES: Final = 1 << 18
 enough for a second-level cache."""
 
 
-_MOST_LATE: Final = 8  # members in an error message
+_MOST_LATE: Final = 8  # maximum number of members in an error message
 
 
 _UFUNCS: Final = {"sum": np.add, "mean": np.add, "max": np.maximum, "min": np.minimum}

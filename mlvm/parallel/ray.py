@@ -34,9 +34,9 @@ from mlvm.parallel.tcp import TcpGroup
 
 R = TypeVar("R")
 
-_MOST_STARTS: Final = 6  # attempts to start new actors, after 0, 1, 2, ... seconds
+_MOST_STARTS: Final = 6  # maximum number of attempts to start actors, after 0, 1, 2, ... seconds
 _STRATEGIES: Final = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
-_MOST_CAUSE: Final = 500  # characters of Ray's cause of a death
+_MOST_CAUSE: Final = 500  # maximum length of the cause that Ray reports
 
 _GRACE: Final = 3.0
 """Seconds that the members have to finish after a member has died or was late."""

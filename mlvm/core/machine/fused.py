@@ -179,8 +179,8 @@ class Chain:
                 is_read = op.name == READS_WINDOW
                 if sources[0] < self.outputs or is_read == (target >= 0):
                     raise ArgumentError(
-                        f"{op.name} expects a window of an operand, got operand {sources[0]}, "
-                        f"target {target}"
+                        f"{op.name}: expected a window of an operand, got value {sources[0]} "
+                        f"and target {target}"
                     )
                 windows.add(target)
                 if is_read:

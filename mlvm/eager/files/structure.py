@@ -160,7 +160,7 @@ class SavedStructure:
         done: list[tuple[Any, SavedStructure]] = []
         try:
             for x, inner in sorted(objects, key=lambda each: bool(each[1].tensors)):
-                views = isinstance(x, (Node, Optimizer, MultiSteps))  # x copies the values
+                views = isinstance(x, (Node, Optimizer, MultiSteps))  # these copy the values
                 _load_state(x, inner._with(tensors, plain, in_place=False, views=views))
                 done.append((x, inner))
         except Exception:

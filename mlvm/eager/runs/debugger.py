@@ -29,7 +29,7 @@ from mlvm.machines.terminal import one_line
 from mlvm.show.picture import timeline
 
 _AROUND: Final = 5  # lines before and after the present one in `l`
-_MOST_ROWS: Final = 40  # tensors in `arena`
+_MOST_ROWS: Final = 40  # maximum number of tensors that `arena` lists
 
 
 class Debugger(cmd.Cmd):

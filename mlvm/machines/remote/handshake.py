@@ -25,7 +25,13 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Final
 
-from mlvm.core.errors import AccessDeniedError, ConnectionLostError, EncodingError, with_article
+from mlvm.core.errors import (
+    AccessDeniedError,
+    ConnectionLostError,
+    EncodingError,
+    brief,
+    with_article,
+)
 from mlvm.core.program.encoding import HEADER, MAGIC, VERSION, Reader, Writer
 from mlvm.machines.remote.system import SYSTEM, System
 
@@ -39,7 +45,7 @@ BUSY: Final = "too many simultaneous connections: try again"
 """The reason after which a client tries again automatically."""
 
 _LEAST_DIFFERENT: Final = 5  # minimum number of different bytes in a secret
-_MOST_REASON: Final = 500  # characters
+_MOST_REASON: Final = 500  # maximum length, in characters
 _MOST: Final = 4096  # bytes of a message from an unauthenticated peer
 _TLS_RECORD: Final = b"\x16\x03"
 
@@ -342,8 +348,8 @@ def _read_hello(message: bytes) -> Hello:
     reader.end()
     if len(nonce) != NONCE or not isinstance(has_secret, bool):
         raise EncodingError(
-            "expected a hello with a nonce and a flag for the secret, "
-            "got others; use the same mlvm on both sides"
+            f"expected a hello with a nonce of {NONCE} bytes and a flag for the secret, got "
+            f"{len(nonce)} bytes and {brief(has_secret)}; use the same mlvm on both sides"
         )
     if max(map(len, (wants, vm, name))) > MOST_NAME:
         raise EncodingError(f"expected a name of at most {MOST_NAME} characters, got a longer one")

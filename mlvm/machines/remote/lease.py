@@ -25,7 +25,7 @@ from mlvm.machines.remote.system import SYSTEM
 GOODBYE: Final = HEADER.pack(MAGIC, VERSION, Kind.goodbye.value, 0)
 """The message that ends a lease immediately. Without it, the client may connect again."""
 
-_MOST_UNCONFIRMED: Final = 1 << 26  # bytes
+_MOST_UNCONFIRMED: Final = 1 << 26  # maximum number of bytes
 _PAUSES: Final = 0.02, 0.5
 """Seconds between attempts: initial and maximum delay."""
 

@@ -27,7 +27,8 @@ def inherited_socket() -> socket.socket:
     count = os.environ.pop("LISTEN_FDS", "0")
     if os.environ.pop("LISTEN_PID", "") != str(os.getpid()) or count != "1":
         raise AddressError(
-            "--listen systemd: expected one socket of a .socket unit (LISTEN_FDS=1), got others"
+            "--listen systemd: expected one socket for this process (LISTEN_FDS=1), "
+            f"got LISTEN_FDS={count}; start the server with a .socket unit"
         )
     try:
         sock = socket.socket(fileno=_FIRST)

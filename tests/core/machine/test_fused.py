@@ -494,11 +494,11 @@ def test_windows_of_the_tensor_that_is_written_are_the_same_or_apart(
 @pytest.mark.parametrize(
     ("links", "message"),
     [
-        ([("slice", 0, 1)], "expects a window of an operand"),
+        ([("slice", 0, 1)], "expected a window of an operand"),
         ([("slice", -1, 0)], "reads value 0 before the first write"),
-        ([("negative", -1, 1), ("slice", -2, -1)], "expects a window of an operand"),
+        ([("negative", -1, 1), ("slice", -2, -1)], "expected a window of an operand"),
         ([("slice", -1, 1), ("negative", -1, 1)], "must not overwrite -1, which is a window"),
-        ([("slice", -2, 1), ("slice_set", -1, 1, -2)], "expects a window of an operand"),
+        ([("slice", -2, 1), ("slice_set", -1, 1, -2)], "expected a window of an operand"),
         ([("slice_set", 0, 1, 2)], "expects values of the window's type"),
     ],
 )

@@ -276,7 +276,7 @@ static int selects_all(const Layout *x, const Span *spans)
 
 /* --- copies --- */
 
-/* Copy a box of elements between strided places; strides and sizes are in bytes. */
+/* Copy the elements of a box from one strided array to another; strides and sizes are in bytes. */
 static void copy_box(char *to, const int64_t *to_by, const char *from, const int64_t *from_by,
                      const int64_t *dims, int ndim, int64_t itemsize)
 {

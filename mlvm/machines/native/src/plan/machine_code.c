@@ -58,7 +58,7 @@ typedef struct {
     int *last;         /* the last link that reads a value */
     int *mask;         /* for each value whether it is a mask in a register, which has no memory */
     Micro *list;       /* of the segment */
-    int count, nnames; /* instructions; values and intermediate values of lines */
+    int count, nnames; /* of the instructions; of the values, also within lines */
     int begin, end;    /* links of the segment */
     int type;
 } Chain;
@@ -208,7 +208,7 @@ static void vector_op(Writer *w, int map, int opcode, int dst, int a, int b, int
     int64_t offset = 0;
     if (spec && (spec[KIND] == TEMPORARY || spec[KIND] == SCALAR)) {
         offset = spec[PLACE];
-        index = spec[KIND] == SCALAR ? 4 : AX; /* 4: no index */
+        index = spec[KIND] == SCALAR ? 4 : AX; /* 4 encodes: no index */
     } else if (spec) {
         base = w->pointer_of[value] < 0 ? CX : w->pointer_of[value];
         if (base == CX)
