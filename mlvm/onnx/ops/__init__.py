@@ -4,6 +4,7 @@ from mlvm.onnx.ops import (  # noqa: F401
     attention,
     control,
     elementwise,
+    ensembles,
     experts,
     images,
     layout,
@@ -16,5 +17,4 @@ from mlvm.onnx.ops import (  # noqa: F401
     reductions,
     signal,
     training,
-    trees,
 )
