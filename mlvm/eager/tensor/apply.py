@@ -177,7 +177,7 @@ def apply_in_python(call: OneOp, *operands: Tensor) -> Tensor:
 
 
 def launch(out: Tensor, call: OneOp, *operands: Tensor) -> None:
-    """Run one op that writes to the new tensor `out`. C calls it for ops without a native kernel."""
+    """Run one op that writes to the new tensor `out`. C calls it for ops that numpy executes."""
     used, vm = (out, *operands), out.arena.vm
     try:
         vm.launch(call.program(len(operands)), [x.handle for x in used])
