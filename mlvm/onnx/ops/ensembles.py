@@ -135,9 +135,10 @@ def tree_classifier(at: NodeCall, x: Any) -> Any:
     score = scores[:, :1] + (float(base[0]) if base.size else 0.0)
     is_share = bool((_numbers(at.node, "class_weights", np.float32) >= 0).all())
     best = ml.astype(ml.greater(score[:, 0], 0.5 if is_share else 0.0), ml.int64)
-    if is_share:  # onnxruntime returns shares as they are
+    how = at.get("post_transform", "NONE")
+    if is_share and how != "PROBIT":  # onnxruntime returns shares as they are
         y = ml.concat([1.0 - score, score], axis=1)
-    elif at.get("post_transform", "NONE") == "LOGISTIC":
+    elif how == "LOGISTIC":
         y = ml.sigmoid(ml.concat([-score, score], axis=1))
     else:
         raise ModelError("expected post_transform='LOGISTIC' for scores of one class of two")

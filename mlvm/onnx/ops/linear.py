@@ -65,9 +65,12 @@ def linear_classifier(at: NodeCall, x: Tensor) -> tuple[Any, Tensor]:
     if not labels:
         raise ModelError("classes that are strings are not supported; use numbers")
     scores = _scores(at, x, len(at["coefficients"]) // x.shape[-1])
-    if scores.shape[-1] == 1:  # two classes
-        scores = ml.concat([-scores, scores], axis=-1)
+    second = scores if scores.shape[-1] == 1 else None
+    if second is not None:  # two classes
+        scores = ml.concat([-second, second], axis=-1)
     best = ml.argmax(scores, axis=-1)
+    if second is not None and at.get("post_transform", "NONE") == "NONE":  # as onnxruntime
+        scores = ml.concat([1.0 - second, second], axis=-1)
     return ml.take(ml.asarray(np.array(labels, "i8")), best, axis=0), transformed(at, scores)
 
 
