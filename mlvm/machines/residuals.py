@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from mlvm.core.errors import HostFunctionError, MachineError
-from mlvm.core.machine.callee import UserFunction, is_tensor
+from mlvm.core.machine.callee import UserFunction, describe, is_tensor
 from mlvm.core.machine.frame import Frame, PythonFunction
 from mlvm.core.ops.elementwise import add as add_op
 from mlvm.core.ops.half import suited
@@ -278,6 +278,6 @@ def _arrays(name: str, frame: Frame) -> list[Array]:
         or (number.ndim > 0) != (name == READ_ROWS)
     ):
         raise HostFunctionError(
-            f"{name}: expected tensors, and an i64[] as the record's number, got other values"
+            f"{name}: expected tensors, and an i64[] as the record's number, got {describe(params)}"
         )
     return arrays

@@ -301,7 +301,7 @@ def quantization_errors(model: Module, quantized: Module, *inputs: Any) -> Quant
     if not pairs:
         raise ArgumentError(
             "quantization_errors: expected a model and the result of quantize(model), "
-            "got other Modules"
+            "got Modules without a common quantized layer"
         )
     compared = {id(layer): _Compared(layer, other) for layer, other in pairs.values()}
     if inputs:

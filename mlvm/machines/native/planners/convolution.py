@@ -162,7 +162,7 @@ def _is_narrow(kernel: TensorType, attributes: Attributes) -> bool:
     if inputs == 1:
         return True
     (tall, wide), dilation_x = window, attributes["dilation"][1]
-    pixels = 7 * attributes["stride"][1] + (wide - 1) * dilation_x + 1  # that eight positions read
+    pixels = 7 * attributes["stride"][1] + (wide - 1) * dilation_x + 1  # read by eight positions
     nbytes = tall * pixels * inputs * kernel.dtype.itemsize
     full = outputs * kernel.dtype.itemsize % _VECTOR == 0
     return inputs in NARROW and full and nbytes <= _PIXELS

@@ -64,7 +64,7 @@
 typedef struct Allocation {
     PyObject_HEAD PyObject *region, *arena, *type, *base, *handle, *ended, *tape, *node;
     PyObject *weakrefs;
-    /* A view is an element of the region's list of views: the next view, and the pointer to this view. */
+    /* of the region's list of views, if this is a view: the next view, and the pointer to this view */
     struct Allocation *next, **link;
 } Allocation;
 
