@@ -57,5 +57,7 @@ def test_other_failures_and_lines_without_one_are_told(
         "no test fails any more: test_it.py::test_m*",
         "no test fails any more: test_it.py::test_gone",
     ]
-    assert ", 1 xfailed, 2 xpassed" in result.stdout
-    assert ("1 failed" in result.stdout) is not other
+    count = 2 if other else 3  # two tests that match a pattern pass
+    assert f"{count} failed" in result.stdout
+    assert "1 xfailed" in result.stdout
+    assert result.stdout.count("[XPASS(strict)]") == 2

@@ -264,7 +264,7 @@ def _attended(at: NodeCall, q: Any, k: Any, v: Any, mask: Any, added: Any) -> tu
     scale = at.get("scale", 0.0) or 1.0 / math.sqrt(d)
     scores = widened(ml, ml.matmul(q * scale, k, transpose_y=True))  # f16 rounds -1e4 + x to -1e4
     scores = scores if added is None else scores + added
-    if mask is not None and mask.shape not in ((n, 1), (1, 1)):  # which stand for no mask
+    if mask is not None and mask.shape not in ((n, 1), (1, 1)):  # these are placeholders
         scores = scores + _hidden(at, mask, n, t, s, scores.dtype)
     if at.get("unidirectional", 0):
         allowed = np.arange(s)[None, :] <= np.arange(t)[:, None] + (s - t)

@@ -91,10 +91,10 @@ def one_hot_encoder(at: NodeCall, x: Tensor) -> Tensor:
     if at.get("cats_strings"):
         raise ModelError("categories that are strings are not supported")
     categories = ml.asarray(at["cats_int64s"], dtype=ml.int64)
-    found = ml.equal(ml.expand_dims(ml.astype(x, ml.int64), axis=-1), categories)
+    matches = ml.equal(ml.expand_dims(ml.astype(x, ml.int64), axis=-1), categories)
     if not at.get("zeros", 1):
-        ml.check(ml.all(ml.any(found, axis=-1)), "expected values among the categories")
-    return ml.astype(found, ml.float32)
+        ml.check(ml.all(ml.any(matches, axis=-1)), "expected values among the categories")
+    return ml.astype(matches, ml.float32)
 
 
 def _listed(at: NodeCall, **kinds: Any) -> Tensor:
@@ -112,13 +112,13 @@ def label_encoder(at: NodeCall, x: Tensor) -> Tensor:
     is_float = values.dtype.is_float
     default = at.get("default_float", 0.0) if is_float else at.get("default_int64", -1)
     default = np.ravel(at.get("default_tensor", default))[0]
-    found = ml.equal(ml.expand_dims(x, axis=-1), keys)
+    matches = ml.equal(ml.expand_dims(x, axis=-1), keys)
     if keys.dtype.is_float:
         both = ml.logical_and(ml.expand_dims(ml.isnan(x), axis=-1), ml.isnan(keys))
-        found = ml.logical_or(found, both)
-    last = keys.size - 1 - ml.argmax(ml.flip(found, axis=-1), axis=-1)  # of equal keys
+        matches = ml.logical_or(matches, both)
+    last = keys.size - 1 - ml.argmax(ml.flip(matches, axis=-1), axis=-1)  # of equal keys
     y = ml.reshape(ml.take(values, ml.reshape(last, (-1,)), axis=0), x.shape)
-    return ml.where(ml.any(found, axis=-1), y, ml.asarray(default, dtype=values.dtype))
+    return ml.where(ml.any(matches, axis=-1), y, ml.asarray(default, dtype=values.dtype))
 
 
 @op("ai.onnx.ml.FeatureVectorizer", "tensors")
