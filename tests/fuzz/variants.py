@@ -46,6 +46,7 @@ KNOWN: Final[dict[str, str]] = {
     "Pow, floats as i": "powers beyond the dtype wrap here, and are undefined in C",
     "MeanVarianceNormalization": "ONNX adds 1e-9 to the deviation, onnxruntime nothing",
     "ReduceMean, 0 for": "the mean of nothing is nan, as in numpy",
+    "NegativeLogLikelihoodLoss, 0 for": "the mean of nothing is nan, as in numpy",
     "CenterCropPad, 1 for 3: called: ModelError: expected a length": "the lengths are cut, too",
     "ReduceProd, floats as i": "an overflow wraps here, and is undefined in C",
     "ai.onnx.ml.Imputer, 0 for 4": "another number of values than of features: refused",

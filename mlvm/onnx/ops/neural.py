@@ -308,6 +308,8 @@ def batch_normalization(
 def group_normalization(at: NodeCall, x: Any, scale: Any, bias: Any) -> Any:
     n, c, *places = x.shape
     groups = at.get("num_groups", c)
+    if not x.size:
+        return x
     if groups < 1 or c % groups:
         raise ModelError(f"expected a number of groups that divides {c} channels, got {groups}")
     inner = ml.reshape(x, (n, groups, math.prod(x.shape[1:]) // groups))
