@@ -121,7 +121,7 @@ class OpError(MlvmError):
         The traceback is dropped: it shows only mlvm's internals.
         """
         if self.op is None and not self.late:
-            self.op, self.operands = op, tuple(operands)
+            self.op, self.operands = op, (*operands[:8], *["..."] * (len(operands) > 8))
         return self.with_traceback(None)
 
     def __str__(self) -> str:

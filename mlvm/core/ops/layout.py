@@ -50,9 +50,13 @@ def _concat(*xs: TensorType, axis: int) -> TensorType:
         raise ShapeError("expected 1 tensor or more, got none")
     along = rules.normalize_axis(axis, xs[0].ndim)
     others = [x.shape[:along] + x.shape[along + 1 :] for x in xs]
-    if any(each != others[0] for each in others) or any(x.ndim != xs[0].ndim for x in xs):
-        shapes = ", ".join([str(x.shape) for x in xs[:5]])
-        raise ShapeError(f"expected equal shapes except along axis {along}, got {shapes}")
+    for i, x in enumerate(xs):
+        if others[i] != others[0] or x.ndim != xs[0].ndim:
+            place = f" (operand {i})" if len(xs) > 2 else ""
+            raise ShapeError(
+                f"expected equal shapes except along axis {along}, got {xs[0].shape} and "
+                f"{x.shape}{place}"
+            )
     shape = list(xs[0].shape)
     shape[along] = sum(x.shape[along] for x in xs)
     return TensorType(rules.common_dtype(xs), shape)
