@@ -77,6 +77,8 @@ class Allocation(AllocationFields):
     region: Region | None
     base: Allocation | None
     ended: str
+    is_part: bool
+    """Whether NumPy would return a view of a different tensor, until the first update."""
 
     def prepare(self) -> None:
         """Initialize a tensor that the arena itself allocates; subclasses override this."""
@@ -492,6 +494,7 @@ class Arena(ArenaFields):
         tensor.arena = self
         tensor.type = type
         tensor.base = None
+        tensor.is_part = False
         try:
             tensor.handle = region.handles[type]
         except KeyError:
@@ -541,6 +544,7 @@ class Arena(ArenaFields):
         tensor.arena = self
         tensor.type = type
         tensor.base = root
+        tensor.is_part = False
         tensor.handle = region.handles.get(type) or self._view(region, type)
         region.add_view(tensor)
         for log in view_logs:

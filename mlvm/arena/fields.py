@@ -14,11 +14,11 @@ from mlvm.machines.native.extension import EXTENSION
 
 
 class _AllocationSlots:
-    """Slots of an `Allocation`; the last two are for subclasses."""
+    """Slots of an `Allocation`; the last three are for subclasses."""
 
     __slots__ = (
         *("__weakref__", "arena", "base", "ended", "handle", "region", "type"),
-        *("node", "tape"),
+        *("is_part", "node", "tape"),
     )
 
     arena: Any
@@ -85,9 +85,9 @@ class _ArenaSlots:
 
 
 class _CallSlots:
-    """Base class of `OneOp` if the extension is missing; it adds no slots."""
+    """Slot of `OneOp` for `Op.is_view`."""
 
-    __slots__ = ()
+    __slots__ = ("gives_part",)
 
 
 if TYPE_CHECKING or EXTENSION is None:

@@ -115,7 +115,7 @@ class Op:
     `images`: number of first operands that have a row for each image, as the result has; the rows
         are independent.
     `copies_only`: it only moves data: each element of the result is an element of an operand, or 0,
-        whatever its bits mean.
+        whatever its bits mean. `is_view`: NumPy returns a view.
     `may_raise`: the kernel raises an error for some values of operands that the type rule accepts,
         such as an index out of range. All other ops accept any value, so they may run even if the
         result is not needed.
@@ -135,6 +135,7 @@ class Op:
     in_place: int = 0
     images: int = 0
     copies_only: bool = False
+    is_view: bool = False
     may_raise: bool = False
     takes_storage: bool = False
     slope: str | None = None
@@ -238,8 +239,7 @@ class Op:
     def flops(self, operands: Sequence[TensorType], out: TensorType, attributes: Attributes) -> int:
         """Return the number of floating-point operations of the kernel, by default one per element.
 
-        A function of a single element counts as one operation.
-        """
+        A function of a single element counts as one operation."""
         if self._flops is not None:
             return self._flops(*operands, **attributes)
         return sum(operand.size for operand in operands) if self.reduces else out.size

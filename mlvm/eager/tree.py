@@ -60,7 +60,7 @@ from mlvm.eager.tensor.operands import NUMBERS, is_array
 from mlvm.eager.tensor.reading import note_read, values_of, write
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import make_exclusive
-from mlvm.eager.tensor.values import array_of
+from mlvm.eager.tensor.values import array_of, module_of
 from mlvm.eager.tensor.warn import NoEffectWarning, warn_at
 from mlvm.eager.tensor.wrapper import hinted
 from mlvm.machines.native.extension import EXTENSION
@@ -185,7 +185,7 @@ class Node:
 def _require_no_class(owner: Node, name: str, value: object) -> None:
     """Raise `ArgumentError` for a Module's class where an instance is expected."""
     if isinstance(value, type) and issubclass(value, Node):
-        home = "nn." if value.__module__.startswith("mlvm.eager.nn.") else ""
+        home = "nn." if module_of(value).startswith("mlvm.eager.nn.") else ""
         made_by: Any = getattr(value, "__init__")  # noqa: B009  mypy knows no such field of a type
         takes = made_by is not object.__init__ and len(signature(made_by).parameters) > 1
         arguments = "..." if takes else ""

@@ -68,7 +68,7 @@ def reshape(out: Array, x: Array, *, shape: tuple[int, ...]) -> None:
     np.copyto(out, x.reshape(shape))
 
 
-@movement(infer=_permute_dims, copies_only=True)
+@movement(infer=_permute_dims, copies_only=True, is_view=True)
 def permute_dims(out: Array, x: Array, *, axes: tuple[int, ...]) -> None:
     """x with its axes in a different order: axis i of the result is axis axes[i] of x."""
     np.copyto(out, x.transpose(axes))
@@ -196,7 +196,7 @@ def window_index(start: Shape, length: Shape, step: tuple[int, ...]) -> tuple[bu
     )
 
 
-@movement(infer=_flip, copies_only=True)
+@movement(infer=_flip, copies_only=True, is_view=True)
 def flip(out: Array, x: Array, *, axis: rules.Axis = None) -> None:
     """x with the elements in reverse order along `axis` (None: along all axes).
 
@@ -225,7 +225,7 @@ def pad(out: Array, x: Array, *, widths: tuple[tuple[int, int], ...], value: flo
     out[inner] = x
 
 
-@movement(infer=_slice, copies_only=True)
+@movement(infer=_slice, copies_only=True, is_view=True)
 def slice(
     out: Array, x: Array, *, start: tuple[int, ...], length: tuple[int, ...], step: tuple[int, ...]
 ) -> None:

@@ -643,7 +643,7 @@ class Captured(Generic[P, R]):
         recording = self._changing.describe(miss.arena.vm, guards, miss.args, miss.kwargs)
         entry = self._compile_open(miss, named) or self._compile_closed(miss)
         warn_of_frozen(guards, self._name)
-        self._changing.add(recording, self._name)
+        self._changing.add(recording, self._name, guards)
         return entry
 
     def _forget_lapsed(self, guards: GuardSet) -> None:

@@ -314,15 +314,15 @@ def setitem(x: Tensor, key: Any, values: Any) -> None:
         raise
 
 
-def _warn_of_lost(x: Tensor, is_temporary: bool) -> None:
+def _warn_of_lost(x: Tensor, references: int) -> None:
     """Warn if the update of x in the caller's line has no effect.
 
-    x is then a temporary, or a part of a tensor to which only one name refers."""
+    x is then a temporary, with one reference, or a part of a tensor."""
     frame = sys._getframe(1)
-    if is_temporary:
+    if references == 1:
         warn_of_temporary(frame, x.type)
     else:
-        warn_of_part(frame, x)
+        warn_of_part(frame, x, references - 2)
 
 
 def _assign(x: Tensor, key: Any, keys: tuple[Any, ...], values: Tensor) -> None:
@@ -641,8 +641,8 @@ def _setitem_and_warn(x: Tensor, key: Any, values: Any) -> None:
     frame = sys._getframe(1)
     if has_temporary_count(references):
         warn_of_temporary(frame, x.type)
-    elif references == LOCAL:
-        warn_of_part(frame, x)
+    elif x.is_part and references >= LOCAL:
+        warn_of_part(frame, x, references - LOCAL)
 
 
 if EXTENSION is None:

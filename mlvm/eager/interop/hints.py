@@ -139,7 +139,8 @@ def hint(
         function = type(args[0]).__name__
     text = _of_places(function, args, keywords, names)
     remedies = [text] if text else []
-    none = {**hints()["no_keyword"], **hints()[f"no_keyword.{function}"]}
+    kind = "no_keyword.layer" if function[0].isupper() else "no_keyword"
+    none = {**hints()["no_keyword"], **hints()[kind], **hints()[f"no_keyword.{function}"]}
     for name in keywords:
         if name in names:
             continue

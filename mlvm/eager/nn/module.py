@@ -15,7 +15,8 @@ from mlvm.eager.tensor.copying import LeafMemo
 from mlvm.eager.tensor.operands import as_operand
 from mlvm.eager.tensor.pickling import reduced
 from mlvm.eager.tensor.tensor import Tensor
-from mlvm.eager.tensor.wrapper import hinted, require_arguments
+from mlvm.eager.tensor.values import module_of
+from mlvm.eager.tensor.wrapper import hinted, require_arguments, require_options
 from mlvm.eager.tree import (
     BUFFER_OF,
     Buffer,
@@ -89,10 +90,11 @@ class Module(Node):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if "__init__" in vars(cls) and cls.__module__.startswith("mlvm."):
+        if "__init__" in vars(cls) and module_of(cls).startswith("mlvm."):
             cls.__init__ = hinted(cls.__init__)  # type: ignore[method-assign]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        require_options(cls, args, kwargs)
         require_arguments(cls, args, kwargs)
         module = super().__new__(cls)
         vars(module)[_TRAINING] = True

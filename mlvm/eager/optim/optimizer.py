@@ -38,6 +38,7 @@ from mlvm.eager.tensor.number import Number
 from mlvm.eager.tensor.templates import call
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import apply_into
+from mlvm.eager.tensor.values import module_of
 from mlvm.eager.tensor.wrapper import hinted, require_arguments
 from mlvm.eager.tree import (
     Snapshot,
@@ -557,7 +558,7 @@ class Optimizer(_OfFields):
         """Return whether updates run the functions of `_rule_of` by templates.
 
         A captured call, and a user's rule, run the methods instead."""
-        return current().recorder is None and type(self).__module__.startswith("mlvm.")
+        return current().recorder is None and module_of(type(self)).startswith("mlvm.")
 
     @property
     def _names(self) -> tuple[str, ...]:

@@ -16,10 +16,12 @@ from mlvm.core.types import Array, TensorType
 from mlvm.eager.files import safetensors
 from mlvm.eager.runs.cells import storable
 from mlvm.eager.runs.diff import diff, equality
-from mlvm.eager.runs.execution import Executed, Execution
+from mlvm.eager.runs.execution import Executed, Execution, Ref
+from mlvm.eager.runs.named_values import Values
 from mlvm.eager.runs.replay import Mismatch, Replay, open_run
 from mlvm.eager.runs.run import RecordedStep, Run
 from mlvm.eager.runs.source import SourceLine
+from mlvm.eager.runs.steps import INPUT
 from mlvm.eager.runs.verification import verify
 from mlvm.machines.files import write_array
 from mlvm.machines.versions import cause_of_other_bits
@@ -181,24 +183,52 @@ def summary(array: Array) -> str:
 
 
 def _show_nan(replay: Replay, numbers: Sequence[int]) -> int:
-    """Print the first op of these steps with a result that contains nan or infinity."""
+    """Print the first op of these steps with a result that contains nan or infinity.
+
+    Also print the input, state or constant from which the nan or infinity comes."""
     is_one = len(numbers) == 1
     for number in numbers:
         step = replay.run.step(number, "replay")
         if not is_one and not _may_have_nan(replay, step):
             continue
-        first = _first_nan(replay.execution(number))
+        execution = replay.execution(number)
+        first = _first_nan(execution)
         if first is not None:
-            op, operands, index, value = first
-            print(f"step {number}: the result of {op.name} is {value} at {[*index]}; {operands}")
+            op, wrong, (index, value) = first
+            result = f"the result of {op.name} is {value} at {index}"
+            if wrong is None:
+                print(f"step {number}: {result}; the operands are finite")
+            else:
+                what = _origin(replay, step, execution, wrong)
+                at, earlier = _first_of(execution.value(wrong))
+                print(f"step {number}: {what} is {earlier} at {at}; {result}")
             print(f"  {op}")
             if op.line is not None:
                 lines = replay.run.source(op.line.file)
                 text = lines[op.line.number - 1].strip() if op.line.number <= len(lines) else ""
                 print(f"  {op.line}: {text or op.line.text}")
             return 1
+        for i, array in enumerate(replay.operands(number)):
+            if not _is_finite(array):
+                at, value = _first_of(array)
+                what = _origin(replay, step, execution, Ref("input", i))
+                print(f"step {number}: {what} is {value} at {at}; no op computes a nan from it")
+                return 1
     print(f"no nan and no infinity in {len(numbers)} steps")
     return 0
+
+
+def _origin(replay: Replay, step: RecordedStep, execution: Execution, ref: Ref) -> str:
+    """Describe an input, a state or a constant of a step."""
+    if ref.kind == "input":
+        kind, number = step.table.operands[ref.number]
+        if kind == INPUT:
+            return f"the input {step.table.names[number]!r}"
+        return f"before the step, the state {replay.run.cells[number].name!r}"
+    name = Values(execution).name(ref)
+    if ref.kind == "state" and name != str(ref):
+        return f"the state {name!r}"
+    return f"a constant, {TensorType.of(execution.value(ref))},"
 
 
 def _may_have_nan(replay: Replay, step: RecordedStep) -> bool:
@@ -214,32 +244,36 @@ def _is_finite(array: Array) -> bool:
     return not TensorType.of(array).dtype.is_inexact or bool(np.isfinite(shown(array)).all())
 
 
-def _first_nan(
-    execution: Execution,
-) -> tuple[Executed, str, tuple[int, ...], Any] | None:
-    """Return the first op that computes a nan or an infinity.
+def _first_of(array: Array) -> tuple[list[int], Any]:
+    """Return the index and the value of the first nan, or of the first infinity."""
+    values = shown(array)
+    is_wrong = np.isnan(values) if np.isnan(values).any() else ~np.isfinite(values)
+    index = np.unravel_index(int(np.argmax(is_wrong)), values.shape)
+    return [*map(int, index)], values[index].item()
 
-    The operands are finite, or were not finite from the beginning. Also return a text about the
-    operands, the index and the value of the element.
-    """
+
+def _first_nan(execution: Execution) -> tuple[Executed, Ref | None, tuple[list[int], Any]] | None:
+    """Return the first op with a nan, or an infinity that no operand contains.
+
+    Also return the input, state or constant that is not finite, and the index and the value of the
+    element of the result."""
+    copies: dict[Ref, Ref] = {}  # origins of results that are not finite
     for op in _ops(execution):
         definition = OPS.get(op.name)
-        if definition is not None and definition.copies_only:
-            continue
+        wrong = [
+            copies.get(each, each)
+            for each in op.operands
+            if each.kind != "scratch" and not _is_finite(execution.value(each))
+        ]
         for ref in op.results:
             array = execution.value(ref)
             if _is_finite(array):
                 continue
-            values = shown(array)
-            bad = ~np.isfinite(values)
-            index = np.unravel_index(int(np.argmax(bad)), values.shape)
-            wrong = [
-                str(i)
-                for i, each in enumerate(op.operands)
-                if each.kind != "scratch" and not _is_finite(execution.value(each))
-            ]
-            operands = f"operands {', '.join(wrong)} are not" if wrong else "the operands are"
-            return op, f"{operands} finite", tuple(map(int, index)), values[index].item()
+            only_copies = definition is not None and definition.copies_only
+            if wrong and (only_copies or not np.isnan(shown(array)).any()):
+                copies[ref] = wrong[0]
+            elif not only_copies:
+                return op, next(iter(wrong), None), _first_of(array)
     return None
 
 

@@ -9,6 +9,7 @@ from types import CodeType
 from typing import Any, Final
 
 from mlvm.arena.arena import Allocation
+from mlvm.eager.tensor.values import module_of
 
 KEYS: Final = "random keys"
 """The name of the global random keys of a VM."""
@@ -102,8 +103,8 @@ def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 def _is_internal(kind: type) -> bool:
     """Return whether a class belongs to mlvm, so that users do not read fields of the class."""
-    ours = kind.__module__.startswith("mlvm.")
-    return ours and not kind.__module__.startswith(("mlvm.eager.nn.", "mlvm.eager.optim."))
+    home = module_of(kind)
+    return home.startswith("mlvm.") and not home.startswith(("mlvm.eager.nn.", "mlvm.eager.optim."))
 
 
 def vars_of(value: Any) -> dict[str, Any]:

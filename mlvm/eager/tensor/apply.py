@@ -43,6 +43,7 @@ class OneOp(CallFields):
     def __init__(self, op: Op, attributes: Attributes) -> None:
         self.op = op
         self.attributes = attributes
+        self.gives_part = op.is_view
         self.types: dict[tuple[TensorType, ...], TensorType | None] = {}
         self.programs: dict[int, Program] = {}  # by number of operands
         self.templates: dict[Any, Any] = {}  # filled by the tape
@@ -170,6 +171,8 @@ def apply_in_python(call: OneOp, *operands: Tensor) -> Tensor:
         if x.handle == STALE:  # freed before the launch, which read another tensor with this handle
             raise x.stale()
     out.tape = None
+    if call.gives_part:
+        out.is_part = True
     tape = current().tape
     if tape is not None:
         tape.record(call, operands, types, out)
@@ -243,7 +246,7 @@ def alias_in_python(call: OneOp, x: Tensor, type: TensorType) -> Tensor:
     """
     [x] = lifted((x,))
     out = x.arena.view(x, type, Tensor)
-    out.tape = None
+    out.tape, out.is_part = None, True
     tape = current().tape
     if tape is not None:
         tape.record(call, (x,), (x.type,), out)

@@ -590,7 +590,6 @@ class Number(Length):
     __floordiv__, __rfloordiv__ = _binary(operator.floordiv)
     __mod__, __rmod__ = _binary(operator.mod)
     __pow__, __rpow__ = _binary(operator.pow)
-    __divmod__, __rdivmod__ = _binary(divmod)
     __and__, __rand__ = _binary(operator.and_)
     __or__, __ror__ = _binary(operator.or_)
     __xor__, __rxor__ = _binary(operator.xor)
@@ -605,6 +604,14 @@ class Number(Length):
     __index__, __round__, __trunc__ = _by_value(operator.index, round, math.trunc)
     __floor__, __ceil__ = _by_value(math.floor, math.ceil)
     __repr__, __str__, __format__ = _by_value(repr, str, format)
+
+    def __divmod__(self, other: Any) -> Any:
+        quotient, remainder = self.__floordiv__(other), self.__mod__(other)
+        return NotImplemented if quotient is NotImplemented else (quotient, remainder)
+
+    def __rdivmod__(self, other: Any) -> Any:
+        quotient, remainder = self.__rfloordiv__(other), self.__rmod__(other)
+        return NotImplemented if quotient is NotImplemented else (quotient, remainder)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.see().__reduce_ex__(protocol)

@@ -98,8 +98,8 @@ def _in_place(op: str) -> Binary:
     call = one_op(op)
 
     def operator(self: Tensor, other: Operand) -> Tensor:
-        if self.base is not None and getrefcount(self) == LOCAL_OPERATOR:
-            warn_of_part(_getframe(1), self)
+        if self.is_part and (holders := getrefcount(self) - LOCAL_OPERATOR) >= 0:
+            warn_of_part(_getframe(1), self, holders - 2 * (other is self))
         try:
             return apply_into(self, call, self, operand(other, self))
         except MlvmError as error:
@@ -107,6 +107,17 @@ def _in_place(op: str) -> Binary:
             raise
 
     return operator
+
+
+def _noticing_parts(operator: Binary) -> Binary:
+    """Decorate an operator in place: warn like `_in_place`."""
+
+    def in_place(self: Tensor, other: Operand) -> Tensor:
+        if self.is_part and (holders := getrefcount(self) - LOCAL_OPERATOR) >= 0:
+            warn_of_part(_getframe(1), self, holders - 2 * (other is self))
+        return operator(self, other)
+
+    return in_place
 
 
 def _of_one(op: str) -> Callable[[Tensor], Tensor]:
@@ -155,6 +166,7 @@ def _power(self: Tensor, other: Operand) -> Tensor:
         raise
 
 
+@_noticing_parts
 def _power_in_place(self: Tensor, other: Operand) -> Tensor:
     try:
         if other.__class__ is int and other == 2:
@@ -187,9 +199,12 @@ OPERATORS: Final[dict[str, Callable[..., Tensor]]] = {
     **{f"__r{name}__": _reflected(op) for name, op in _OF_TWO.items()},
     **{f"__i{name}__": _in_place(op) for name, op in _OF_TWO.items()},
     **{
-        f"__{kind}{name}__": _without_zero(_OF_TWO[name], make(_OF_TWO[name]))
+        f"__{name}__": _without_zero(_OF_TWO[name], _of_two(_OF_TWO[name]))
         for name in ("floordiv", "mod")
-        for kind, make in (("", _of_two), ("i", _in_place))
+    },
+    **{
+        f"__i{name}__": _noticing_parts(_without_zero(_OF_TWO[name], _in_place(_OF_TWO[name])))
+        for name in ("floordiv", "mod")
     },
     "__matmul__": _of_function("matmul"),
     "__rmatmul__": _of_function("matmul", reflected=True),

@@ -9,6 +9,7 @@ from types import FunctionType
 from typing import Any, Final
 
 from mlvm.core.memo import memoized
+from mlvm.eager.tensor.values import module_of
 
 _LANGUAGE: Final = __name__.rpartition(".tensor.")[0]
 
@@ -31,7 +32,7 @@ class Public:
 @memoized(1024)
 def public_name(x: Any) -> Any:
     """Return a reference to a function or class by public name; without one, the object."""
-    home, name = str(x.__module__), x.__qualname__
+    home, name = module_of(x), x.__qualname__
     if home.startswith(f"{_LANGUAGE}."):
         for room in (".".join(home.split(".")[:3]), _LANGUAGE):
             if getattr(sys.modules.get(room), name, None) is x:

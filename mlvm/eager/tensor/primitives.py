@@ -8,6 +8,7 @@ writes it.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from inspect import Parameter, Signature
 from typing import Any
@@ -20,6 +21,7 @@ from mlvm.eager.tensor.apply import apply, one_op
 from mlvm.eager.tensor.autocast import in_precision
 from mlvm.eager.tensor.op_docs import WITH_WHERE, described
 from mlvm.eager.tensor.operands import as_operands
+from mlvm.eager.tensor.parts import warn_of_out
 from mlvm.eager.tensor.refusing import refusal
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import apply_into
@@ -76,6 +78,8 @@ def _derive(op: Op) -> Callable[..., Tensor]:
                 raise ArgumentError(
                     "out= is not supported, because the result shape depends on values; omit out="
                 )
+            if out.is_part:
+                warn_of_out(sys._getframe(2), out)
             return apply_into(out, call, *operands)
         except MlvmError as error:
             if error.late:

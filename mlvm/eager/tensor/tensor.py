@@ -7,9 +7,7 @@ libraries (`interop/`).
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
-from sys import getrefcount
 from types import ModuleType
 from typing import Any, ClassVar, Final, NoReturn
 
@@ -32,9 +30,7 @@ from mlvm.core.types import Array, DType, Shape, TensorType
 from mlvm.eager.tensor.context import current_arena
 from mlvm.eager.tensor.methods import Methods
 from mlvm.eager.tensor.number import Size
-from mlvm.eager.tensor.parts import note_unpacked, unpacks
 from mlvm.eager.tensor.reading import closed_vm_of, note_read, values_of, write
-from mlvm.eager.tensor.warn import warn_of_row
 from mlvm.machines.native.extension import EXTENSION
 
 
@@ -298,7 +294,8 @@ class Tensor(Methods, Allocation):
             raise LengthError(
                 "a scalar tensor has no rows to iterate over; use x.item() for its value"
             ).at("iter", (self.type,))
-        return _rows(self)
+        # neither a variable nor the generator refers to a row while a loop uses it
+        return (self[i] for i in range(self.shape[0]))
 
     def __repr__(self) -> str:
         if self.handle == STALE:
@@ -315,27 +312,6 @@ class Tensor(Methods, Allocation):
             return f"<captured {self.type}>"
         body = np.array2string(values, prefix="Tensor(", separator=", ", threshold=200)
         return f"Tensor({body}, {self.type}{where})"
-
-
-def _rows(x: Tensor) -> Iterator[Tensor]:
-    """Yield the rows of a tensor; warn if a loop has updated a row without effect."""
-    is_unpacked = unpacks(sys._getframe(1))
-    for i in range(x.shape[0]):
-        row = x[i]
-        if row.base is None:  # an update moves only views to new memory
-            row = untracked(row)
-        handle = row.handle
-        if is_unpacked:
-            note_unpacked(row, x)
-        yield row
-        if row.handle != handle and row.handle != STALE and getrefcount(row) == _ROW_IN_LOOP:
-            warn_of_row(sys._getframe(1), row.type)
-        del row  # free it before the next row is allocated
-
-
-_ROW_IN_LOOP: Final = 3
-"""Number of references to a loop's row without other references: from this function, the loop, and
-the counting call."""
 
 
 def is_tracked(x: Tensor) -> bool:

@@ -183,3 +183,18 @@ def _limits(dtype: DType) -> tuple[int, int]:
 
 def kind_of(x: object) -> str:
     return type(x).__name__
+
+
+def module_of(value: object) -> str:
+    """Return the name of the module that defines a class or a function.
+
+    It is "" if `__module__` is not a string, for example a property of the class."""
+    is_class = issubclass(type(value), type)
+    try:
+        name = _MODULE.__get__(value) if is_class else getattr(value, "__module__", None)
+    except Exception:  # a user's __getattr__
+        return ""
+    return name if isinstance(name, str) else ""
+
+
+_MODULE: Final[Any] = vars(type)["__module__"]

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import ast
-import linecache
 import sys
 import warnings
 from opcode import opmap
 from types import FrameType
 from typing import Any, Final
 
-from mlvm.core.errors import user_line, with_article
+from mlvm.core.errors import user_line
 from mlvm.eager.tensor.templates import opaque
 
 _registries: Final[dict[str, dict[Any, Any]]] = {}
@@ -78,47 +76,6 @@ def warn_of_temporary(frame: FrameType, type: object) -> None:
             f"x[i, j] = v for x[i][j] = v, x[:, i] = v for x.T[i] = v, or give the tensor a name",
             NoEffectWarning,
         )
-
-
-def warn_of_row(frame: FrameType, type: object) -> None:
-    """Warn if a loop at the frame's line updates the loop variable in place and never reads it."""
-    file, number = frame.f_code.co_filename, frame.f_lineno
-    try:
-        tree = ast.parse("".join(linecache.getlines(file, frame.f_globals)))
-    except SyntaxError:  # a line of a console, or no source
-        return
-    for loop in ast.walk(tree):
-        if (
-            isinstance(loop, ast.For)
-            and loop.lineno == number
-            and isinstance(loop.target, ast.Name)
-            and not any(isinstance(part, ast.comprehension) for part in ast.walk(loop.iter))
-        ):
-            names = {*frame.f_code.co_varnames} - {*frame.f_code.co_cellvars}
-            is_local = loop.target.id in names  # no other function reads a local variable
-            parts: list[Any] = [
-                part for line in (loop.body if is_local else [tree]) for part in ast.walk(line)
-            ]
-            name = loop.target.id
-            written = [part.value for part in parts if _is_stored(part)]
-            written += [part.target for part in parts if isinstance(part, ast.AugAssign)]
-            is_read = any(_reads(part, name) and part not in written for part in parts)
-            if not is_read and any(getattr(part, "id", "") == name for part in written):
-                warn_at(
-                    f"{file}:{number}",
-                    f"{name!r} is {with_article(type)} of its own, and its update changes "
-                    f"no other tensor: "
-                    f"write x[i] = v in a loop over i, or an update of the whole x",
-                    NoEffectWarning,
-                )
-
-
-def _is_stored(part: Any) -> bool:
-    return isinstance(part, ast.Subscript) and isinstance(part.ctx, ast.Store)
-
-
-def _reads(part: Any, name: str) -> bool:
-    return isinstance(part, ast.Name) and part.id == name and isinstance(part.ctx, ast.Load)
 
 
 def warn_at(line: str | None, message: str, category: type[Warning]) -> None:

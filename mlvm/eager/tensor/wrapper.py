@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, wraps
@@ -19,7 +20,7 @@ from mlvm.eager.tensor.operands import NUMBERS, as_operand, is_array, is_whole, 
 from mlvm.eager.tensor.refusing import named, refusal
 from mlvm.eager.tensor.templates import call
 from mlvm.eager.tensor.tensor import Tensor
-from mlvm.eager.tensor.values import kind_of
+from mlvm.eager.tensor.values import kind_of, module_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -244,11 +245,46 @@ def require_arguments(owner: type, args: Sequence[object], keywords: Mapping[str
     the accepted arguments.
     """
     constructor = getattr(owner, "__init__")  # noqa: B009  mypy knows no such field of a type
-    if not str(getattr(constructor, "__module__", None)).startswith("mlvm."):
+    if not module_of(constructor).startswith("mlvm."):
         return
     text = hint(owner.__name__, args, keywords, _parameters(constructor))
     if text is not None:
         raise ArgumentError(text)
+
+
+def require_options(owner: type, args: Sequence[object], keywords: Mapping[str, object]) -> None:
+    """Raise `ArgumentError` for a tensor or an array where a layer's constructor expects an option.
+
+    Constructors that users define accept any arguments."""
+    values = [x for x in (*args, *keywords.values()) if _has_values(x)]
+    constructor = getattr(owner, "__init__")  # noqa: B009  mypy knows no such field of a type
+    is_default = constructor is object.__init__
+    if not values or not (is_default or module_of(constructor).startswith("mlvm.")):
+        return
+    parameters = {} if is_default else _parameters(constructor)
+    options: Mapping[str, object] = {"": values[0]}
+    with suppress(TypeError):  # too many arguments
+        signature = inspect.Signature([*parameters.values()])
+        options = signature.bind_partial(*args, **keywords).arguments
+    if "" in options and not is_default and not keywords.keys() <= parameters.keys():
+        return  # `require_arguments` finds the meant keyword
+    for option, value in options.items():
+        hint = str(parameters[option].annotation) if option else ""
+        if not _has_values(value) or re.search(r"\bTensor\b", re.sub(r"\[.*\]", "", hint)):
+            continue
+        name = ("nn." if module_of(owner).startswith("mlvm.") else "") + owner.__name__
+        is_complete = all(x.default is not x.empty for x in parameters.values())
+        call = f"{name}()(x)" if is_complete else f"{name}(...)(x)"
+        function = getattr(owner, "_function", None)
+        remedy = call if function is None else f"{call} or ml.{function.__name__}(x)"
+        expected = f"{option} as {hint}" if option else "no argument"
+        raise ArgumentError(
+            f"expected {expected}, got a tensor; create the layer before you call it: {remedy}"
+        ).at(name, [_text(value)])
+
+
+def _has_values(x: object) -> bool:
+    return isinstance(x, Tensor) or (hasattr(x, "__array__") and not isinstance(x, NUMBERS))
 
 
 @cache

@@ -73,6 +73,7 @@ ROWS.rows("an int is an input when it has changed", [
     lambda x, n: x * n,
     lambda x, n: ml.astype(x, "int32") + n % 2**20,
     lambda x, n: ml.arange(3) * (n * 2 + 1) - n // 2 + n % 3,
+    lambda x, n: x + divmod(n, 3)[0] * divmod(17, n + 1)[1],
     lambda x, n: (x + 1, n + 1),
     lambda x, n: ml.full((2,), n),
     lambda x, n: x * (n / 3),

@@ -234,9 +234,6 @@ def test_an_update_of_a_named_tensor_does_not_warn() -> None:
         y[0] = 2
         return y
 
-    def closure() -> None:
-        x[2] = 3
-
     x[0] = 5
     x[0] += 5
     x[0, 0] *= 2
@@ -245,7 +242,6 @@ def test_an_update_of_a_named_tensor_does_not_warn() -> None:
     (y := x[1])[0] = 5
     y.__setitem__(0, y.at[0].set(5)[0])
     update(x[0])
-    closure()
     ml.capture(lambda z: update(z * 2))(y)
     ml.grad(lambda z: ml.sum(update(z * 2)))(y)
     x.__setitem__(0, 5)
@@ -253,58 +249,3 @@ def test_an_update_of_a_named_tensor_does_not_warn() -> None:
     with pytest.raises(ml.errors.DTypeError):  # and no warning before it
         ml.zeros(2, dtype="i64")[0] = 1.5
     assert fields.x[0].item() == items["a"][0][0].item() == 5
-
-
-def test_rows_that_another_function_reads_do_not_warn() -> None:
-    x = ml.ones((3, 3))
-    sums: list[float] = []
-
-    def note() -> None:
-        sums.append(float(ml.sum(row)))
-
-    def summed(row: ml.Tensor) -> float:
-        row += 1
-        return float(ml.sum(row))
-
-    def noted(row: ml.Tensor) -> ml.Tensor:
-        sums.append(summed(row))
-        return row
-
-    for row in x:
-        row += 1
-        note()
-    for _ in map(noted, x):
-        pass
-    for total in (summed(each) for each in x):  # noqa: B007
-        sums.append(6)
-    for total in [summed(each) for each in x]:  # noqa: B007
-        sums.append(6)
-    for total in map(summed, x):  # noqa: B007
-        sums.append(6)
-    assert sums == [6] * 15
-
-
-def test_rows_that_are_updated_and_never_read_warn() -> None:
-    x = ml.ones((3, 3))
-
-    def loops() -> None:
-        for row in x:
-            row *= 0
-        for row in x:
-            row[1:] = 0
-
-    with pytest.warns(ml.NoEffectWarning, match=r"'row' is an f32\[3\] of its own") as caught:
-        loops()
-    assert [each.filename for each in caught] == [__file__] * 6
-    rows, total = [], ml.zeros(3)
-    for row in x:
-        row *= 0
-        total += row
-    for row in x:
-        row *= 0
-        rows.append(row)
-    for row in x:
-        total += row
-    for row in x:
-        row = row * 2
-    assert bool(ml.all(x == 1))

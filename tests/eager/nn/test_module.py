@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
 import re
 from collections.abc import Callable
@@ -187,11 +188,29 @@ def test_a_pickle_is_read_to_where_tensors_are_made() -> None:
         assert pickled(model).stem.kernel.arena is arena
 
 
+LAYERS = [x for x in vars(nn).values() if isinstance(x, type) and issubclass(x, nn.Module)]
+
+
+@cases("layer", *LAYERS)
+def test_a_layer_refuses_a_tensor_as_an_option(layer: type[nn.Module]) -> None:
+    x, error, own = ml.ones(3), ml.errors.ArgumentError, layer.__init__
+    options = [] if own is object.__init__ else [*inspect.signature(own).parameters.values()][1:]
+    for option in options:
+        if not (option.kind is option.VAR_POSITIONAL or option.annotation.startswith("Tensor")):
+            text = rf"nn\.{layer.__name__}\(f32\[3\]\): expected {option.name} as .*, got a tensor"
+            refuses(error, text, layer, **{option.name: x})
+            refuses(error, "expected", layer, **{option.name: np.ones(3)})
+    if not options:
+        text = rf"expected no argument, got a tensor; .*: nn\.{layer.__name__}\(\)\(x\)"
+        refuses(error, text, layer, x)
+
+
 def test_a_module_without_call() -> None:
     class Empty(nn.Module):
         pass
 
     refuses(NotImplementedError, "Empty defines no __call__", lambda: Empty()(1))
+    refuses(ml.errors.ArgumentError, r"Empty\(f32\[3\]\): .*: Empty\(\)\(x\)", Empty, ml.ones(3))
     assert Empty().parameters() == {}
 
 

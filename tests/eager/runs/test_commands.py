@@ -117,6 +117,36 @@ def test_the_first_nan_is_found(folder: Path, capsys: Capsys) -> None:
     )
 
 
+ORIGINS = {
+    "input": "step 2: the input 'x' is nan at [1]; the result of multiply is nan at [1]",
+    "view": "step 2: the input 'x' is nan at [1]; the result of multiply is nan at [1, 0]",
+    "state": "step 2: before the step, the state 'w' is nan at [1]; the result of multiply",
+    "constant": "step 0: a constant, f32[3], is nan at [1]; the result of multiply is nan at [1]",
+    "mask": "step 2: the input 'x' is inf at [1]; the result of multiply is nan at [1]",
+    "copy": "step 2: the input 'x' is nan at [1]; no op computes a nan from it",
+}
+
+
+@pytest.mark.parametrize("where", ORIGINS)
+def test_the_origin_of_a_nan_is_named(folder: Path, capsys: Capsys, where: str) -> None:
+    w, known = ml.full(3, float(where != "mask")), np.array([1.0, np.nan, 1.0], np.float32)
+
+    @ml.capture
+    def step(x: Tensor) -> Tensor:
+        x = ml.reshape(x, (3, 1)) if where == "view" else x
+        return ml.flip(x) if where == "copy" else x * (known if where == "constant" else w)
+
+    with ml.runs.record(folder / "a"):
+        for i in range(4):
+            x = np.ones(3, np.float32)
+            x[1] = (np.inf if where == "mask" else np.nan) if i == 2 and where != "state" else 1
+            if i == 2 and where == "state":
+                w[1] = np.nan
+            step(ml.asarray(x))
+    status, text = output(capsys, "replay", "a", "--nan")
+    assert (status, text.startswith(ORIGINS[where])) == (1, True)
+
+
 def test_verify_names_what_is_wrong(folder: Path, capsys: Capsys) -> None:
     train(folder / "a")
     status, text = output(capsys, "verify", "a", "--steps", 4, "--seed", 7)

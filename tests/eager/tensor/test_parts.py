@@ -2,141 +2,111 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+import tarfile
+import types
 import warnings
-from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Final
+
+import pytest
 
 import mlvm.eager as ml
-from tests.brief import cases
+from mlvm.eager.tensor import parts
+from tests.brief import ROOT
+
+ROWS: Final = [
+    f"{line[:4]} | {code}"
+    for line in (ROOT / "tests/cases/updates.txt").read_text("utf-8").splitlines()
+    for code in line[7:].split(" || ")
+    if line[0] != "#"
+]
+UPDATES: Final = ("{} += 1.0", "{} **= 2", "{} //= 2.0", "{}[0] = 1.0", "{0}[:1] += {0}[-1]")
 
 
-def add_to_diagonal(a: Any, by: float) -> None:
+def change(a: Any, by: float = 1.0) -> None:
     for i in range(a.shape[0]):
-        a[i, i] = a[i, i] + by
+        a[i] = a[i] + by
 
 
-def zero_first(a: Any, *, to: float = 0.0) -> None:
-    total = ml.sum(a)
-    a[0] = to
-    assert total.shape == ()
+def change_by_itself(a: Any) -> None:
+    a *= a
 
 
-def double(a: Any) -> None:
-    a *= 2.0
-
-
-def doubled(a: Any) -> Any:
-    a[0] = 2.0
+def changed(a: Any) -> Any:
+    a += 1.0
     return a
 
 
-def put_away(a: Any, shelf: list[Any]) -> None:
+def change_and_keep(a: Any) -> None:
+    a += 1.0
+    KEPT.append(a)
+
+
+def change_in_a_closure(a: Any) -> None:
     a[0] = 2.0
-    shelf.append(a)
+    assert (lambda: a)() is a
 
 
-def replaced(a: Any) -> None:
-    a = a + 1.0
-    a[0] = 2.0
+KEPT: Final[list[Any]] = []
 
 
-def closed_over(a: Any) -> None:
-    def inner() -> Any:
-        return a
-
-    a[0] = 2.0
-    assert inner() is a
-
-
-def lost_in_a_function(x: Any) -> None:
-    add_to_diagonal(x[0, :, :], 1.0)
-
-
-def lost_with_a_keyword(x: Any) -> None:
-    zero_first(a=x[0], to=1.0)
-
-
-def lost_by_an_operator(x: Any) -> None:
-    double(ml.reshape(x, -1))
-
-
-def lost_after_unpacking(x: Any) -> None:
-    first, _ = x
-    first[first == 0.0] = 1.0
-
-
-def lost_after_unpacking_a_view(x: Any) -> None:
-    first, _ = ml.reshape(x, (2, -1))
-    first[0] = 1.0
-
-
-def lost_before_the_whole_is_read(x: Any) -> Any:
-    y = x + 0.0
-    turned = y.T
-    turned[0] = 1.0
-    return y
-
-
-def lost_to_a_flat_name(x: Any) -> Any:
-    y = x + 0.0
-    flat = ml.reshape(y, (-1,))
-    flat[::4] = 1.0
-    return y * 2.0
-
-
-def has_effect_in_a_function(x: Any) -> None:
-    y = x[0]
-    add_to_diagonal(y, 1.0)
-    assert float(ml.sum(y)) == 3.0
-
-
-def has_effect_by_the_result(x: Any) -> None:
-    x[0] = doubled(x[0])
-
-
-def has_effect_on_a_shelf(x: Any) -> None:
-    put_away(x[0], [])
-
-
-def has_another_value(x: Any) -> None:
-    replaced(x[0])
-
-
-def has_effect_in_a_closure(x: Any) -> None:
-    closed_over(x[0])
-
-
-def has_effect_on_a_named_row(x: Any) -> None:
-    row = x[0]
-    row[0] = 1.0
-
-
-def has_effect_on_a_part_alone(x: Any) -> Any:
-    flat = ml.reshape(x + 0.0, (-1,))
-    flat[0] = 1.0
-    return flat
-
-
-def has_effect_on_rows_of_a_temporary(x: Any) -> None:
-    first, _ = ml.reshape(x + 0.0, (2, -1))
-    first[0] = 1.0
-
-
-HERE = [value for name, value in globals().items() if name.startswith(("lost_", "has_"))]
-
-
-@cases("function", *HERE)
-def test_updates_that_are_lost_warn(function: Callable[..., Any]) -> None:
-    x = ml.zeros((2, 9) if "whole" in function.__name__ else (2, 3, 3))
+def run(code: str, **variables: Any) -> list[str]:
+    """Run the body of a function twice; return the warnings of the second call."""
+    lines = "".join(f"\n    {line}" for line in code.split(" / "))
+    space = {**globals(), "pick": lambda x: x[1]}
+    exec(f"def function(x, box, held):{lines}", space)
     for _ in range(2):
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
-            function(x)
-        texts = [str(each.message) for each in told]
-        if function.__name__.startswith("has_"):
-            assert not texts
-        else:
-            assert texts, "no warning"
-            assert all("its update changes no other tensor" in text for text in texts)
-            assert {each.filename for each in told} == {__file__}
-            assert {each.category for each in told} == {ml.NoEffectWarning}
+            parts._sites.clear()
+            space["function"](**variables)
+    assert {each.category for each in told} <= {ml.NoEffectWarning}
+    return [str(each.message) for each in told]
+
+
+@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("update", UPDATES)
+def test_updates_that_are_lost_warn(row: str, update: str) -> None:
+    kind, code = row.split(" | ", 1)
+    code = re.sub("{(.*?)}", lambda match: update.format(match[1]), code)
+    x = ml.zeros((2, 3, 3))
+    held = [x[0], x[1]]
+    box = SimpleNamespace(x=x, held=x[1], part=lambda: x[0], parts=lambda: held)
+    told = run(code, x=x, box=box, held=held)
+    assert bool(told) == (kind == "lost")
+    assert all("its update changes no other tensor" in text for text in told)
+    assert not ml.any(x).item()
+
+
+@pytest.mark.parametrize("call", ["x[:, i:]", "ml.split(x, [i], 1)[1]", "ml.roll(x, i)[i:]"])
+def test_results_of_recorded_calls_are_parts(call: str) -> None:
+    for i in (1, 2, 3, 1, 2, 3, 1, 2):
+        for shape in ((8, 8), (9, 7), (16, 16), (4, 5)):
+            x = ml.zeros(shape)
+            assert eval(call, {"x": x, "i": i, "ml": ml}).is_part
+
+
+def test_modules_warn_if_the_whole_is_read_later() -> None:
+    def told(code: str) -> int:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            exec(compile(code, "module.py", "exec"), {"ml": ml, "x": ml.zeros((2, 3))})
+        return len(caught)
+
+    assert told("a = x[0]\na += 1.0\nprint(x.sum())") == 1
+    assert told("for a in x: a += 1.0") == 2
+    assert told("a = x[0]\na += 1.0") == 0  # another cell of a notebook may read a
+    assert told("class A:\n    a = ml.zeros((2, 3))[0]\n    a += 1.0") == 0
+
+
+def test_each_instruction_is_analysed() -> None:
+    codes, count = [compile(inspect.getsource(tarfile), "tarfile", "exec")], 0
+    for code in codes:
+        codes += [each for each in code.co_consts if isinstance(each, types.CodeType)]
+        flow = parts._Flow(code)
+        for x in flow.updates.values():
+            flow.is_read(x.name, x.end), flow.whole_read_later(x.name, x.end, {})
+            count += flow.loop_of(x.name) is None
+    assert count > 20

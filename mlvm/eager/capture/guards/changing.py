@@ -34,8 +34,17 @@ _ARGUMENT: Final = "argument "
 _TYPE: Final = re.compile(r"[a-z]+\d*\[[\d,]*\]")
 """The text of a tensor type."""
 
-Description: TypeAlias = dict[Any, tuple[str, str]]
-"""The values to which a trace is specialised, as text: by key, a name and the value."""
+
+class Description(dict[Any, tuple[str, str]]):
+    """The values to which a trace is specialised, as text: by key, a name and the value.
+
+    parts: the parts of the guards' key, which also contains values without a text.
+    """
+
+    def __init__(self, guards: GuardSet) -> None:
+        super().__init__(words_of(guards))
+        self.parts = guards.parts
+
 
 _REMEDIES: Final = {
     "type": "Open the axis by name, ml.capture(step, dynamic_axes={'x': ('n', None)}), or pad it "
@@ -90,7 +99,7 @@ class Changing:
     def describe(self, vm: VMProtocol, guards: GuardSet, args: Any, kwargs: Any) -> Description:
         """Return the values to which a trace is specialised, as text, before it changes any."""
         names = [*self._names, *range(len(self._names), len(args))]
-        words = dict(words_of(guards))
+        words = Description(guards)
         words.update(_of_context(vm))
         tensors: list[tuple[str, Tensor]] = []
         for name, value in (*zip(names, args, strict=False), *kwargs.items()):
@@ -98,21 +107,23 @@ class Changing:
         words.update(_of_memory(guards, tensors))
         return words
 
-    def add(self, description: Description, name: str) -> None:
-        """Add a trace that was compiled into a program.
+    def add(self, description: Description, name: str, guards: GuardSet) -> None:
+        """Add a trace with these guards that was compiled into a program.
 
         Issue `RecompilationWarning` at the user's line if the named function now has `MANY`
         programs.
         """
         self._count += 1
         if self._recordings:
-            recordings = self._recordings.copy()  # other threads may append meanwhile
-            recent = [_changes([each, description]) for each in reversed(recordings)]
-            changes = min(recent, key=len)
+            recordings = [*self._recordings.copy()]  # other threads may append meanwhile
+            recent = [(_changes([each, description]), each) for each in reversed(recordings)]
+            changes, nearest = min(recent, key=lambda pair: len(pair[0]))
             texts = [
                 f"{where} {_verb(where)[0]} {f', and {_verb(where)[1]} '.join(whats)}"
                 for where, whats in changes
             ]
+            other = None if texts else guards.path_of_difference(nearest.parts)
+            texts += [] if other is None else [f"{other} was changed"]
             self._retraces.append(Retrace(self._count, user_line(), _joined(texts)))
         self._recordings.append(description)
         if self._count == MANY:
@@ -152,7 +163,15 @@ def _changes(descriptions: Iterable[Description]) -> list[tuple[str, list[str]]]
                 for pair, each in zip(pairs, descriptions, strict=True)
             ]
         where = next(pair[0] for pair in pairs if pair is not None)
+        if type(key) is _Name:
+            missing = where, _MISSING
+            pairs = [
+                pair or (missing if key._replace(name=_Name) in each else None)
+                for pair, each in zip(pairs, descriptions, strict=True)
+            ]
         whats = dict.fromkeys(pair[1] for pair in pairs if pair is not None)
+        if not whats.keys() <= {_PRESENT, _MISSING}:
+            whats.pop(_PRESENT, None)
         if type(key) is str and None in pairs and len(pairs) == 2:  # an argument
             whats = dict.fromkeys(pair[1] if pair is not None else "not given" for pair in pairs)
         if len(whats) > 1:
@@ -182,25 +201,53 @@ def _joined(texts: Sequence[str]) -> str:
 def words_of(guards: GuardSet) -> Words:
     """Yield the present value of each guarded name, as text."""
     names: dict[int, str] = {}
+    shown: type = type
     for kind, owner, name, value in guards.guards:
+        if kind == "class" and issubclass(type(owner), type):
+            shown = owner  # the next guards are about the dict of this class
+        if type(owner) is types.MappingProxyType:
+            owner = shown
         place, text = guards.places.get(id(owner), ({}, ""))
         names.setdefault(id(value), text.format(name))
-        if kind in ("item", "number", "unread", "plain") and name in place:
-            yield (id(place), name), (text.format(name), _which(place[name]))
+        if kind == "keys":
+            yield _Name(id(owner), _Name), ("", "")
+            for each in value:
+                where = text.format(each) if text else f"{each!r} of {_what(owner)}"
+                yield _Name(id(owner), each), (where, _PRESENT)
+        if kind in ("item", "number", "unread", "plain", "tensor") and text:
+            now = _which(place[name]) if name in place else _MISSING
+            yield _Name(id(place), name), (text.format(name), now)
         elif kind in ("values", "items", "attribute") and text:
             for each, now in contents(place).items():
-                yield (id(place), each), (text.format(each), _which(now))
-        elif kind == "equal" and name is not content_of and owner is not None:
+                yield _Name(id(place), each), (text.format(each), _which(now))
+            if kind == "items":
+                yield (id(place), "length"), ("the length of a list", str(len(place)))
+        elif name in ("__defaults__", "__kwdefaults__"):
+            for each, now in _defaults(owner, name):
+                where = f"the default of {each!r} in {owner.__qualname__}"
+                yield (id(owner), each), (where, _which(now))
+        elif kind == "equal" and owner is None:
+            yield name, ("the number of classes registered with abstract classes", str(value[0]))
+        elif kind == "equal" and name is not content_of:
             text = f"the setting that {getattr(owner, '__name__', None) or _what(owner)} reads"
             yield (id(owner), name), (text, _what(value) if type(value) in PLAIN else brief(value))
-        elif kind == "equal" and owner is not None:
+        elif kind == "equal":
             where = names.get(id(owner)) or _what(owner)
             yield id(owner), (f"the content of {where}", _of_array(owner, value))
-        elif kind in ("items", "equal"):
+        elif kind == "items":
             yield id(owner), (f"the content of {_what(owner)}", ", ".join(map(_what, value)))
         elif kind in ("attribute", "entry", "class", "slot"):
             name = getattr(name, "__name__", name) or kind
-            yield (id(owner), name), (f"{name!r} of {_what(owner)}", _what(value))
+            yield _Name(id(owner), name), (f"{name!r} of {_what(owner)}", _what(value))
+
+
+def _defaults(fn: types.FunctionType, name: str) -> Iterable[tuple[str, Any]]:
+    """Return the parameters of a function with the defaults in this attribute."""
+    if name == "__kwdefaults__":
+        return [*(fn.__kwdefaults__ or {}).items()]
+    defaults = fn.__defaults__ or ()
+    names = fn.__code__.co_varnames[: fn.__code__.co_argcount]
+    return [*zip(names[len(names) - len(defaults) :], defaults, strict=False)]
 
 
 def _of_array(array: Any, content: Any) -> str:
@@ -208,6 +255,18 @@ def _of_array(array: Any, content: Any) -> str:
     array = np.asarray(array)
     values = f"of digest {content[2][:4].hex()}" if array.nbytes > SMALL else brief(array.tolist())
     return f"{array.dtype}{[*array.shape]} {values}"
+
+
+class _Name(NamedTuple):
+    """Key for a name in a dict or a class, by id; with the name `_Name`, for the owner itself."""
+
+    owner: int
+    name: Any
+
+
+_PRESENT: Final = "defined"
+"""The value of a name whose value does not matter."""
+_MISSING: Final = "not defined"
 
 
 class _Shared(NamedTuple):

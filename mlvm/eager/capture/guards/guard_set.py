@@ -47,6 +47,7 @@ from mlvm.eager.capture.guards.code import (
 from mlvm.eager.capture.guards.layout import Layout, is_library, layout_of
 from mlvm.eager.capture.guards.settings import reader_of, reads_environment, reads_value
 from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.values import module_of
 from mlvm.eager.tree import MARKS, holds_tensors
 
 CALLED: Final = frozenset({"keys", "send", "throw", "close", "__getattr__"})
@@ -112,9 +113,9 @@ class _Visits:
             self.current = value
             yield value, visitor
 
-    def path(self) -> str:
-        """Describe how the walk reached the present object."""
-        path, value = [], self.current
+    def path(self, value: Any) -> str:
+        """Describe how the walk reached an object."""
+        path = []
         while value is not None:
             visits = filter(None, map(self._by_key.get, (id(value), -id(value))))
             _, owner, name = max(visits, key=operator.itemgetter(0))  # the first visit
@@ -136,6 +137,7 @@ class GuardSet:
         guards: one guard per read, in the order of the walk.
         checker: checks the guards fast.
         key: a hashable value, equal for two walks with the same result.
+        parts: the same as a tuple, in the order of the walk.
         tensors: the ids of reached tensors, which are compared by identity.
         fields: the Module fields in `rebound` (names by the id of the Module); they are treated as
             arguments.
@@ -172,6 +174,7 @@ class GuardSet:
             self._in_tuples: list[Field] = []
             self._needs_rescan = False
             self._parts: list[Any] = []
+            self._starts: list[tuple[int, Any]] = []  # the first part of each visited object
             self._parts_seen: set[object] = set()
             self._namespaces: list[Any] = []
             self._visits = _Visits()
@@ -180,7 +183,8 @@ class GuardSet:
                 self._add_part(None, value)
                 self._walk()
         self.numbers += self._in_tuples
-        self.key = frozenset([tuple(self._parts)])  # a frozenset computes the hash only once
+        self.parts = tuple(self._parts)
+        self.key = frozenset([self.parts])  # a frozenset computes the hash only once
         self.checker = GuardChecker(self.guards)
 
     def identities(self) -> list[Any]:
@@ -255,6 +259,7 @@ class GuardSet:
     def _walk(self) -> None:
         for value, visitor in self._visits:
             kind = type(value)  # isinstance might run user code
+            self._starts.append((len(self._parts), value))
             self._parts.append(None)
             other: _Visitor = GuardSet._object
             if issubclass(kind, type):
@@ -290,8 +295,18 @@ class GuardSet:
 
     def _refuse(self, what: str, remedy: str) -> NoReturn:
         """Raise `CaptureError` with the path from the function to the object."""
-        path = self._visits.path()
+        path = self._visits.path(self._visits.current)
         raise CaptureError(f"a captured function reaches {what}, by {path}: {remedy}")
+
+    def path_of_difference(self, parts: Sequence[Any]) -> str | None:
+        """Return the path to the first object that differs from another walk with these parts."""
+        pairs = enumerate(zip(self.parts, parts, strict=False))
+        first = next((i for i, (part, other) in pairs if part != other), None)
+        if first is None and len(parts) == len(self.parts):
+            return None
+        first = min(len(parts), len(self.parts)) - 1 if first is None else first
+        value = next(value for start, value in reversed(self._starts) if start <= first)
+        return self._visits.path(value)
 
     def _function(self, fn: types.FunctionType) -> None:
         """Visit a function: code, enclosing variables, defaults and globals."""
@@ -337,11 +352,11 @@ class GuardSet:
         if value is not MISSING:
             return
         builtins = _builtins_of(fn)
+        self.places[id(builtins)] = builtins, "builtin {!r}"
         value = builtins.get(name, MISSING)
         if _is_of_python(value):
             self._guard_only("item", builtins, name, value)
         else:
-            self.places[id(builtins)] = builtins, "builtin {!r}"
             self._guard("item", builtins, name, value)
 
     def _builtin(self, fn: types.BuiltinFunctionType | types.MethodWrapperType) -> None:
@@ -446,7 +461,7 @@ class GuardSet:
         for value in values:
             if issubclass(type(value), type):
                 kinds = [
-                    vars(each) for each in value.__mro__ if layout.is_standard(each.__module__)
+                    vars(each) for each in value.__mro__ if layout.is_standard(module_of(each))
                 ]
                 self._settings(each[name] for each in kinds for name in self.names & each.keys())
             if "environ" not in self._parts_seen and reads_environment(value):
@@ -468,7 +483,7 @@ class GuardSet:
             self._guard_only("equal", None, _registered, token := _registered(None))
             self._parts.append(token)
         if is_library(kind):
-            self._library(kind.__module__)
+            self._library(module_of(kind))
             self._settings([kind])
             return
         if "_is_protocol" in vars(kind):  # `isinstance` may read the members of an object
@@ -548,7 +563,7 @@ class GuardSet:
         """Visit an object without state, which may wrap a function or class, or read fields."""
         if isinstance(value, np.ufunc) and value.__name__.endswith(" (vectorized)"):
             self._refuse(f"{value.__name__}, a function that np.frompyfunc hides", _OUTSIDE)
-        self._library(type(value).__module__)
+        self._library(module_of(type(value)))
         self._settings([type(value), value])
         if type(value) is types.MethodDescriptorType and value.__name__ in FORMATTERS:
             self.names |= {ALL}
@@ -659,7 +674,7 @@ def _is_numeric(field: Any) -> bool:
 def _is_of_python(value: Any) -> bool:
     """Return whether the value is a function or class of Python's `builtins`."""
     kind = type(value)
-    return kind in (types.BuiltinFunctionType, type) and value.__module__ in _BUILTINS
+    return kind in (types.BuiltinFunctionType, type) and module_of(value) in _BUILTINS
 
 
 def _is_of_library(value: Any) -> bool:

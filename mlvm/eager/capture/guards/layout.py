@@ -22,6 +22,7 @@ import numpy as np
 from mlvm.core.memo import memoized
 from mlvm.eager.nn.module import Module
 from mlvm.eager.optim.optimizer import Group, Optimizer
+from mlvm.eager.tensor.values import module_of
 from mlvm.eager.tree import Node
 
 SMALL: Final = 1 << 10
@@ -133,7 +134,7 @@ def _layout(kind: type) -> Layout:
         if isinstance(field, types.MemberDescriptorType) and name != "__dict__"
     ]
     immutable = any(map(_is_immutable, kind.__mro__)) and kind is not np.dtypes.VoidDType
-    open = not all(c.__module__ in _MIXINS or _is_of_machine(c) for c in libraries)
+    open = not all(module_of(c) in _MIXINS or _is_of_machine(c) for c in libraries)
     steady = _is_of_machine(kind) or (immutable and base is None)
     how: Any = "object"
     names = frozenset[str]()
@@ -141,7 +142,7 @@ def _layout(kind: type) -> Layout:
         how, open = "optimizer", False
     elif issubclass(kind, Node):
         layers = [each for each in libraries if each not in (Module, Node)]
-        how, open = "node", not all(each.__module__.startswith(_LAYERS) for each in layers)
+        how, open = "node", not all(module_of(each).startswith(_LAYERS) for each in layers)
         if layers:  # the modules of layers have been imported
             modules = {name for name in [*sys.modules] if name.startswith(_LAYERS)}
             names = _names_in(frozenset(modules - {Module.__module__}))
@@ -162,7 +163,7 @@ def _names_in(modules: frozenset[str]) -> frozenset[str]:
         value
         for name in modules
         for value in vars(sys.modules[name]).values()
-        if str(getattr(value, "__module__", "")).startswith(_LAYERS)
+        if module_of(value).startswith(_LAYERS)
     ]
     while pending:
         value = pending.pop()
@@ -183,12 +184,12 @@ def _names_in(modules: frozenset[str]) -> frozenset[str]:
 
 
 def _home(kind: type) -> str:
-    return kind.__module__.partition(".")[0]
+    return module_of(kind).partition(".")[0]
 
 
 def _is_of_machine(kind: type) -> bool:
     """Return whether a class belongs to mlvm and instances contain no state of the user."""
-    return _home(kind) == _SELF and not kind.__module__.startswith(_LANGUAGE)
+    return _home(kind) == _SELF and not module_of(kind).startswith(_LANGUAGE)
 
 
 def _is_immutable(kind: type) -> bool:
@@ -213,8 +214,8 @@ def is_library(part: str | type) -> bool:
     """
     if isinstance(part, str):
         return part.partition(".")[0] in _ASSUMED or is_standard(part)
-    is_new = part.__module__ == "types" and getattr(types, part.__name__, None) is not part
-    return not is_new and is_library(part.__module__)
+    is_new = module_of(part) == "types" and getattr(types, part.__name__, None) is not part
+    return not is_new and is_library(module_of(part))
 
 
 def is_standard(module: str) -> bool:

@@ -19,6 +19,7 @@ from mlvm.eager.capture.guards.guard_set import CACHED, Field, GuardSet, dict_of
 from mlvm.eager.capture.guards.layout import PLAIN
 from mlvm.eager.tensor.number import Number, plain
 from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.values import module_of
 from mlvm.eager.tree import Node, items_of, like
 
 
@@ -192,7 +193,7 @@ def _tensors_of_cache(fn: Any) -> Iterator[Tensor]:
         part = pending.pop()
         if isinstance(part, Tensor):
             yield part
-        elif id(part) not in visited and type(part).__module__ in ("builtins", "functools"):
+        elif id(part) not in visited and module_of(type(part)) in ("builtins", "functools"):
             visited.add(id(part))
             if not isinstance(part, (type, types.FunctionType, types.ModuleType, CACHED)):
                 pending += gc.get_referents(part)

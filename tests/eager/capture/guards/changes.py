@@ -316,6 +316,9 @@ OBJECTS: dict[str, Row] = {
     "a property of a base": (
         class_of(_hidden=2.0, lr=property(lambda self: self._hidden)),
         lambda c: lambda x: x * c.lr, sets_base(_hidden=3.0)),
+    "a class with a property for its module": (
+        class_of(__module__=property(rated(1.0)), lr=2.0), lambda c: lambda x: x * c.lr,
+        sets_base(lr=3.0)),
     "a method that is replaced": (
         class_of(rate=rated(2.0)), lambda c: lambda x: x * c.rate(), sets_base(rate=rated(3.0))),
     "a method that a class gets": (

@@ -126,12 +126,12 @@ def test_threads_record_while_one_of_them_warns() -> None:
     class Warns(dict[str, int]):
         def items(self) -> Any:
             for _ in range(MANY - 1):
-                changing.add(changing.describe(ml.default_vm(), look, (), {}), "f")
+                changing.add(changing.describe(ml.default_vm(), look, (), {}), "f", look)
             with pytest.warns(ml.RecompilationWarning):
-                changing.add(changing.describe(ml.default_vm(), look, (), {}), "f")
+                changing.add(changing.describe(ml.default_vm(), look, (), {}), "f", look)
             return super().items()
 
-    changing.add(changing.describe(ml.default_vm(), look, (Warns(a=1),), {}), "f")
+    changing.add(changing.describe(ml.default_vm(), look, (Warns(a=1),), {}), "f", look)
 
 
 def test_explain_names_causes_from_the_first_retrace() -> None:

@@ -312,6 +312,19 @@ def a_hook_that_an_optimizer_calls() -> Any:
     return stepped, lambda: setattr(optimizer, "boost", 2.0)
 
 
+EXPLAINED = {
+    "the defaults of a function": "the default of 'more' in .* was 1.0, and is 4.0",
+    "another dict": "'c' of .* was changed",
+    "a method that a class gets": "'rate' of Derived at 0x.* was not defined, and is rated",
+    "a field that comes where another goes": "'unread' of Plain was defined, and is not defined",
+    "a class that an abstract one registers": "number of classes registered with abstract classes",
+    "a special method of a list": "the length of a list was 2, and is 3",
+    "a key of another name": "item 'cc' of a dict was not defined, and is 1",
+    "the base of a view": r"the content of an ndarray .*, and is float64\[3\] \[1.0, 1.0, 2.0\]",
+    "a function of Python that is replaced": "builtin 'divmod' was",
+}
+
+
 @pytest.mark.parametrize("name", [*OBJECTS, *PARTS, *SEEN])
 def test_a_change_is_seen(name: str) -> None:
     fn, change, *args = SEEN[name]() if name in SEEN else built(name)
@@ -326,6 +339,8 @@ def test_a_change_is_seen(name: str) -> None:
     for _ in range(3):
         assert captured(x, *args).tolist() == after
     assert captured.signatures in (1, 2)  # without the program of state that is gone
+    explained = captured.explain().splitlines()[-1]
+    assert re.search(EXPLAINED.get(name, "trace 2.* (was|were) "), explained)
 
 
 def test_the_home_folder_is_seen(monkeypatch: Patch) -> None:

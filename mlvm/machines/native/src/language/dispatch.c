@@ -22,7 +22,7 @@
 enum { MASKS = 16, MOST_PLACES = 512, MOST_BINS = 4096, MOST_SPARE = 1 << 18 };
 
 /* Cache entry of a call: the kernel for operands of these types on one VM. */
-typedef struct {
+typedef struct Entry {
     size_t hash;         /* hash of VM and types */
     long long fast_path; /* the number, because a reference would keep the VM's threads alive */
     long long generation;
@@ -33,13 +33,6 @@ typedef struct {
     PyObject *templates[MASKS]; /* templates of tape nodes, by tracked operands, if they are few */
     int count;
 } Entry;
-
-/* Open-addressing hash table by VM and types. Entries are not moved or freed while the call lives,
- * since a launch refers to an entry while other threads run. */
-typedef struct {
-    PyObject_HEAD Entry **entries;
-    size_t capacity, count; /* slots, a power of two, and the number of used slots, at most half */
-} Call;
 
 static PyTypeObject *arena_type, *call_type, *fast_path_type;
 PyTypeObject *allocation_type, *region_type, *tensor_class;
@@ -146,7 +139,7 @@ int is_call(PyObject *object)
         free_object((PyObject *)self);                                                               \
     }
 
-FIELDS(Allocation, allocation, region, node)
+FIELDS(Allocation, allocation, region, is_part)
 FIELDS(Region, region, storage, noted)
 FIELDS(Arena, arena, fast_path, sizes)
 
@@ -228,13 +221,9 @@ static int free_in_python(PyObject *region, PyObject *arena)
                         ? PyObject_GetAttrString(region, "bin")
                         : NULL;
     PyObject *done = bin ? PyObject_CallMethod(bin, "append", "O", region) : NULL;
-    int failed = !done;
-    Py_XDECREF(bin);
-    Py_XDECREF(done);
-    Py_XDECREF(nbytes);
-    Py_XDECREF(used);
-    Py_XDECREF(now);
-    return failed;
+    PyObject *parts[] = {bin, nbytes, used, now, done};
+    clear_fields(parts, 5);
+    return !done;
 }
 
 /* As `__del__` in mlvm/arena/fields.py: a tensor whose region was taken is freed. */
@@ -334,6 +323,7 @@ static PyMemberDef allocation_members[] = {OBJECT_FIELD(Allocation, region),
                                            OBJECT_FIELD(Allocation, ended),
                                            OBJECT_FIELD(Allocation, tape),
                                            OBJECT_FIELD(Allocation, node),
+                                           OBJECT_FIELD(Allocation, is_part),
                                            WEAKREFS(Allocation),
                                            {NULL, 0, 0, 0, NULL}};
 static PyMemberDef region_members[] = {OBJECT_FIELD(Region, storage),
@@ -422,7 +412,9 @@ static void call_dealloc(Call *self)
     free_object((PyObject *)self);
 }
 
-static PyType_Slot call_slots[] = {{Py_tp_dealloc, call_dealloc}, {0, NULL}};
+static PyMemberDef call_members[] = {{"gives_part", T_BOOL, offsetof(Call, gives_part), 0, NULL},
+                                     {NULL, 0, 0, 0, NULL}};
+static PyType_Slot call_slots[] = {{Py_tp_dealloc, call_dealloc}, {Py_tp_members, call_members}, {0, NULL}};
 static PyType_Spec call_spec = {"mlvm.machines.native._native.CallFields", sizeof(Call), 0,
                                 Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, call_slots};
 
@@ -795,13 +787,6 @@ static int call_without_result(PyObject *function)
     return result ? 0 : -1;
 }
 
-static void set(PyObject **field, PyObject *value)
-{
-    PyObject *old = *field;
-    *field = Py_NewRef(value);
-    Py_XDECREF(old);
-}
-
 FastPath *fast_path_of(PyObject *arena)
 {
     if (!is_arena(arena))
@@ -977,6 +962,7 @@ void take(Region *region, PyObject *handle, PyObject *type, Arena *arena, Alloca
     set(&out->arena, (PyObject *)arena);
     set(&out->type, type);
     set(&out->base, Py_None);
+    set(&out->is_part, Py_False);
     if (handle)
         set(&out->handle, handle);
     set(&region->holder, holder);
@@ -1183,6 +1169,8 @@ static PyObject *applied(PyObject *context, PyObject *const *args, Py_ssize_t na
 end:
     if (result && PyErr_Occurred())
         Py_CLEAR(result);
+    if (result && call->gives_part && Py_TYPE(result) == tensor_class)
+        set(&((Allocation *)result)->is_part, Py_True);
     Py_XDECREF((PyObject *)out);
     Py_DECREF((PyObject *)fast_path);
     Py_DECREF(scope);

@@ -61,8 +61,9 @@
 #include "posts.h"
 
 /* The fields of allocations, regions and arenas: see mlvm/arena/fields.py. */
+/* `is_part` is True if NumPy would return a view of a different tensor, until the first update. */
 typedef struct Allocation {
-    PyObject_HEAD PyObject *region, *arena, *type, *base, *handle, *ended, *tape, *node;
+    PyObject_HEAD PyObject *region, *arena, *type, *base, *handle, *ended, *tape, *node, *is_part;
     PyObject *weakrefs;
     /* of the region's list of views, if this is a view: the next view, and the pointer to this view */
     struct Allocation *next, **link;
@@ -109,7 +110,22 @@ typedef struct {
     int64_t room, occupied;
 } FastPath;
 
+/* The fields of an op with its attributes. The entries are an open-addressing hash table by VM and types. They are not
+ * moved or freed while the call lives, since a launch refers to an entry while other threads run. */
+typedef struct {
+    PyObject_HEAD struct Entry **entries;
+    size_t capacity, count; /* slots, a power of two, and the number of used slots, at most half */
+    char gives_part;        /* NumPy returns a view: see `Op.is_view` */
+} Call;
+
 extern PyTypeObject *allocation_type, *region_type, *tensor_class;
+
+static inline void set(PyObject **field, PyObject *value)
+{
+    PyObject *old = *field;
+    *field = Py_NewRef(value);
+    Py_XDECREF(old);
+}
 
 int dispatch_init(PyObject *module);
 

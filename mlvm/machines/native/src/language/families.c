@@ -241,6 +241,8 @@ static PyObject *run_open(OpenTemplate *self, const Key *key, const Number *valu
         Py_XDECREF(type);
         tensors[first + i] = (PyObject *)out;
         done = out ? done : 0;
+        if (done > 0 && step->call && ((Call *)step->call)->gives_part)
+            set(&out->is_part, Py_True);
         if (done > 0 && open->node && !into) /* the caller records an update */
             done = note_node(open, key, values, places + 1, step->count, out);
         for (int j = step->freed; done > 0 && j >= 0; j = template->steps[j].next)

@@ -168,6 +168,7 @@ PyObject *view_as(Allocation *x, PyObject *type)
     out->base = Py_NewRef((PyObject *)root);
     out->handle = Py_XNewRef(handle);
     out->tape = Py_NewRef(Py_None);
+    out->is_part = Py_NewRef(Py_True);
     link_view(region, out);
     return (PyObject *)out;
 }
@@ -384,6 +385,7 @@ static PyObject *selected(Allocation *x, PyObject *key)
         PyObject *arena = present_arena();
         result = (PyObject *)locked_tensor(fast_path, arena, type, x, &target, &source);
         if (result) {
+            set(&((Allocation *)result)->is_part, Py_True);
             packed_strides(lengths, layout.ndim, layout.itemsize, into);
             if (nbytes)
                 copy_box(target, into, source + offset, from, lengths, layout.ndim, layout.itemsize);
@@ -647,20 +649,17 @@ static int assign_subscript(PyObject *x, PyObject *key, PyObject *values)
     }
     Py_ssize_t references = Py_REFCNT(x); /* 1: only the stack refers to it; 2: also one name */
     int done = assign((Allocation *)x, key, values);
-    if (done) {
+    PyObject *result = done > 0 ? Py_NewRef(Py_None) : NULL;
+    if (done)
         note_opaque();
-    } else {
-        PyObject *result = call_with(slow_setitem, (PyObject *[]){x, key, values}, 3);
-        done = result ? 1 : -1;
-        Py_XDECREF(result);
+    else
+        result = call_with(slow_setitem, (PyObject *[]){x, key, values}, 3);
+    if (result && (references == 1 || ((Allocation *)x)->is_part == Py_True)) {
+        Py_DECREF(result);
+        result = PyObject_CallFunction(warn_of_lost, "On", x, references);
     }
-    if (done > 0 && references <= 2) {
-        PyObject *is_temporary = references == 1 ? Py_True : Py_False;
-        PyObject *result = PyObject_CallFunctionObjArgs(warn_of_lost, x, is_temporary, NULL);
-        done = result ? 1 : -1;
-        Py_XDECREF(result);
-    }
-    return done < 0 ? -1 : 0;
+    Py_XDECREF(result);
+    return result ? 0 : -1;
 }
 
 /* --- numbers --- */
