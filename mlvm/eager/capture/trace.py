@@ -560,7 +560,8 @@ def _refuse_escaped(record: recorder.Recorder, snapshot: NamespaceSnapshot) -> N
     )
     raise CaptureError(
         f"{what} a captured function was stored in {where}; later calls would not update it. "
-        f"Return it instead, or assign it to a Module field that contains {with_article(x.type)}"
+        f"Return it instead, update the old tensor in place (old[...] = new), or assign it to a "
+        f"field of a Module that contains {with_article(x.type)}"
     )
 
 

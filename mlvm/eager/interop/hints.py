@@ -208,7 +208,7 @@ def _of_places(
     if function == "layer_norm" and "eps" not in keywords:
         return "takes scale, bias and eps: layer_norm(x, ml.ones(n), ml.zeros(n), eps=1e-5)"
     if function == "normal" and len(args) > 1:
-        return "has mean 0 and variance 1: write loc + scale * ml.random.normal(shape)"
+        return "takes a shape: write normal((2, 3)), or loc + scale * ml.random.normal(shape)"
     if missing_bounds or (function in ("randint", "uniform") and len(args) > 1):
         return f"takes low= and high= by name: {function}({first}{bounds})"
     return None
