@@ -287,9 +287,10 @@ def test_joining_many_tensors(count: int, shape: tuple[int, ...]) -> None:
         np.testing.assert_array_equal(ml.concat(xs, axis=-1).numpy(), np.concatenate(arrays, -1))
         mixed = [*xs[:-1], xs[-1].astype("f64")]
         assert ml.concat(mixed).dtype is ml.float64
-        with pytest.raises(ShapeError, match=rf"^concat\((f32\S+, ){{{count - 1}}}f32\[1"):
+        types = r"(f32\S+, ){7}f32\S+, \.\.\." if count > 8 else rf"(f32\S+, ){{{count - 1}}}f32\S+"
+        with pytest.raises(ShapeError, match=rf"^concat\({types}\): .*operand {count - 1}\)"):
             ml.concat([*xs[:-1], ml.ones((1, *shape, 2))])
-        with pytest.raises(AxisError, match=rf"^concat\((f32\S+, ){{{count - 1}}}f32"):
+        with pytest.raises(AxisError, match=rf"^concat\({types}\): "):
             ml.concat(xs, axis=len(shape))
 
 

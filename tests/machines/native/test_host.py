@@ -171,7 +171,7 @@ def test_numbers(machines: Machines) -> None:
 
 @cases(
     "name, message",
-    ("no_name", "no_name: a string is not in UTF-8: b'\\xff'"),
+    ("no_name", "no_name: a string is not in UTF-8: b'\\xff'; encode it as UTF-8"),
     ("first_of_two", "first_of_two: the first"),
     ("thread_fails", "thread_fails: from a thread"),
 )
