@@ -47,6 +47,8 @@ def transformed(at: NodeCall, scores: Tensor) -> Tensor:
     how = at.get("post_transform", "NONE")
     if how == "NONE":
         return scores
+    if scores.shape[-1] == 1:  # runtimes differ
+        raise ModelError(f"expected post_transform='NONE' for a single score, got {how!r}")
     if how == "SOFTMAX":
         return ml.softmax(scores, axis=-1)
     if how == "LOGISTIC":
@@ -67,6 +69,8 @@ def linear_classifier(at: NodeCall, x: Tensor) -> tuple[Any, Tensor]:
     scores = _scores(at, x, len(at["coefficients"]) // x.shape[-1])
     second = scores if scores.shape[-1] == 1 else None
     if second is not None:  # two classes
+        if at.get("post_transform", "NONE") == "SOFTMAX":  # runtimes differ
+            raise ModelError("expected another post_transform than 'SOFTMAX' for one row of scores")
         scores = ml.concat([-second, second], axis=-1)
     best = ml.argmax(scores, axis=-1)
     if second is not None and at.get("post_transform", "NONE") == "NONE":  # as onnxruntime
