@@ -201,7 +201,7 @@ def dequantize_rows(out: Array, indices: Array, x: Array, scale: Array) -> None:
     if outside.any():
         worst = indices[outside].reshape(-1)[0]
         raise OperandValueError(
-            f"expected indices below {x.shape[0]}, the number of rows, got {worst}"
+            f"expected indices from {-len(x)} to {len(x) - 1} for {len(x)} rows, got {worst}"
         )
     _write_dequantized(out, x[indices], scale[indices])
 

@@ -471,7 +471,9 @@ def reduce_where(name: str, x: Tensor, *, where: Operand, **attributes: Any) -> 
     if mask.dtype is not bool_:
         raise DTypeError(f"expected where as a bool tensor, got {mask.type}")
     if broadcast_shapes(mask.shape, x.shape) != x.shape:
-        raise ShapeError(f"expected where to broadcast to {x.shape}, got shape {mask.shape}")
+        raise ShapeError(
+            f"expected where= as a mask that broadcasts to {x.shape}, got {mask.shape}"
+        )
     if name == "mean":
         return _masked_mean(x, mask, **attributes)
     if name in ("any", "all"):

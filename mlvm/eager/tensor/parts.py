@@ -42,7 +42,7 @@ _ATTRIBUTE: Final = re.compile("LOAD_(ATTR|METHOD|GLOBAL|NAME)")
 _VARIABLE: Final = re.compile("(LOAD|STORE|DELETE)_(FAST|NAME)")
 
 
-class _Step(NamedTuple):
+class _Bytecode(NamedTuple):
     """Instruction.
 
     value: the name or number that it uses.
@@ -134,7 +134,7 @@ def warn_of_out(frame: FrameType, x: Any) -> None:
     x.is_part = False
     code, place = frame.f_code, frame.f_lasti
     key = id(code), place
-    _, site = _sites.get(key, lambda: (code, _Site(_reason_of_out(_flow_of(code), place))))
+    _, site = _sites.get(key, lambda: (code, _Site(_reason_of_out(_liveness_of(code), place))))
     if site.reason is None or site.scans == 0:
         return
     _sites[key] = code, site._replace(scans=site.scans - 1)
@@ -142,7 +142,7 @@ def warn_of_out(frame: FrameType, x: Any) -> None:
         _warn(frame, x, site.reason)  # only the keywords of the call refer to x
 
 
-def _reason_of_out(flow: _Flow, place: int) -> str | None:
+def _reason_of_out(flow: _Liveness, place: int) -> str | None:
     """Return why the result of a call is lost that writes to a part, `out=`; None if it is used."""
     at = flow.at(place)
     end = at - 1
@@ -210,7 +210,7 @@ def _site_of(frame: FrameType) -> _Site:
     is_module = not code.co_flags & CO_OPTIMIZED
     if not _INSPECTING.isdisjoint(code.co_names):  # "__qualname__": a class body
         return _NOTHING
-    flow = _flow_of(code)
+    flow = _liveness_of(code)
     at = flow.at(frame.f_lasti)
     update = flow.updates.get(at)
     if update is None:
@@ -243,7 +243,7 @@ def _is_argument_unread(code: CodeType, place: int, position: int) -> bool:
     """Return whether an argument of the call at this offset is a variable that is not read later.
 
     Arguments by keyword and unpacked arguments count as read."""
-    flow = _flow_of(code)
+    flow = _liveness_of(code)
     at = flow.at(place)
     step = flow.steps[at]
     end = at - 1 if flow.steps[at - 1].opname == "PRECALL" else at
@@ -256,7 +256,7 @@ def _is_argument_unread(code: CodeType, place: int, position: int) -> bool:
     return is_variable and not flow.is_read(name or "", at + 1)
 
 
-class _Flow:
+class _Liveness:
     """Instructions of a function or module, with the order in which they run."""
 
     def __init__(self, code: CodeType) -> None:
@@ -267,7 +267,7 @@ class _Flow:
         self.inner_names = frozenset(_inner_names(code))
         updates = {i: self._update_at(i) for i in range(len(self.steps))}
         self.updates = {i: each for i, each in updates.items() if each is not None}
-        # A read within an update of the same variable, as in `a[i] = a[i] + 1`, has no effect.
+        # Reads within an update of the same variable, as in `a[i] = a[i] + 1`, are ignored.
         self.own = {(x.name, i) for x in self.updates.values() for i in range(x.first, x.end)}
 
     def at(self, offset: int) -> int:
@@ -375,22 +375,24 @@ class _Flow:
         return None
 
 
-_flow_of: Final = memoized(64)(_Flow)
+_liveness_of: Final = memoized(64)(_Liveness)
 
 
-def _steps(code: CodeType) -> Iterator[_Step]:
+def _steps(code: CodeType) -> Iterator[_Bytecode]:
     """Yield the instructions; those that load or store two variables are split."""
     for each in dis.get_instructions(code):
         halves = _HALF.findall(each.opname)
         if len(halves) == 2:
             for half, variable in zip(halves, each.argval, strict=True):
-                yield _Step(half, each.offset, variable, "", 1 if half.startswith("LOAD") else -1)
+                yield _Bytecode(
+                    half, each.offset, variable, "", 1 if half.startswith("LOAD") else -1
+                )
         else:
             grows = dis.stack_effect(each.opcode, each.arg, jump=False)
             value = each.argval
             if each.opname == "KW_NAMES" and each.arg is not None:
                 value = code.co_consts[each.arg]  # `dis` of Python 3.11 does not look it up
-            yield _Step(each.opname, each.offset, value, each.argrepr, grows)
+            yield _Bytecode(each.opname, each.offset, value, each.argrepr, grows)
 
 
 def _inner_names(code: CodeType) -> Iterator[str]:

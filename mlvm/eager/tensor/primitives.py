@@ -97,6 +97,8 @@ def _derive(op: Op) -> Callable[..., Tensor]:
 
     def function(*operands: Any, **keywords: Any) -> Tensor:
         try:
+            if "out" in keywords and getattr(keywords["out"], "is_part", False):
+                return checked(*operands, **keywords)  # may warn
             return templates.call(checked, operands, keywords)  # type: ignore[no-any-return]
         except MlvmError as error:
             if not error.late:

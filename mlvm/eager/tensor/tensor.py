@@ -66,7 +66,7 @@ class Tensor(Methods, Allocation):
     shares the bytes of x until one of the two is updated.
 
     Properties: `shape dtype type ndim size nbytes itemsize device`. Memory: `arena handle base
-    views`. Values: `item tolist numpy`. Copies and views: `T mT real imag`, `to_device astype copy
+    views is_part`. Values: `item tolist numpy`. Copies and views: `T mT real imag`, `to_device astype copy
     clip conj round abs`, `reshape flatten ravel permute transpose swapaxes`, `squeeze repeat roll
     flip moveaxis broadcast_to tril triu`, `take nonzero argsort topk at`. Reductions: `sum mean var
     std prod min max argmin argmax`, `all any logsumexp count_nonzero`. Elementwise: `exp expm1 log

@@ -307,7 +307,7 @@ class DeviceMemory(Memory):
     def writable(self, array: Any) -> bool:
         return not (isinstance(array, DeviceArray) and array.buffer.is_constant)
 
-    # --- crossings ---
+    # --- transfers between host and device ---
 
     def read(self, array: Any) -> Array:
         return self.read_all([array])[0]

@@ -141,5 +141,7 @@ def tree_classifier(at: NodeCall, x: Any) -> Any:
     elif how == "LOGISTIC":
         y = ml.sigmoid(ml.concat([-score, score], axis=1))
     else:
-        raise ModelError("expected post_transform='LOGISTIC' for scores of one class of two")
+        raise ModelError(
+            f"expected post_transform='LOGISTIC' for two classes with a single score, got {how!r}"
+        )
     return ml.take(classes, best, axis=0), ml.astype(y, ml.float32)

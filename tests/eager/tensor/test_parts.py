@@ -105,7 +105,7 @@ def test_each_instruction_is_analysed() -> None:
     codes, count = [compile(inspect.getsource(tarfile), "tarfile", "exec")], 0
     for code in codes:
         codes += [each for each in code.co_consts if isinstance(each, types.CodeType)]
-        flow = parts._Flow(code)
+        flow = parts._Liveness(code)
         for x in flow.updates.values():
             flow.is_read(x.name, x.end), flow.whole_read_later(x.name, x.end, {})
             count += flow.loop_of(x.name) is None

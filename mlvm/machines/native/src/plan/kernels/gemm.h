@@ -110,7 +110,7 @@ static void OF(transpose_panel)(T *to, const S *y, int64_t y_column, int64_t col
     }
 }
 
-/* Copy rows of y in runs of RUN_Y from the last to the first; runs are RUN_STEP elements apart. */
+/* Copy rows of y in runs of RUN_Y elements, last run first; runs are RUN_STEP elements apart. */
 static void OF(copy_runs)(T *to, const S *y, const int64_t *n, int64_t column, int64_t columns,
                           int64_t first, int64_t k)
 {
@@ -389,7 +389,7 @@ static void OF(strip)(Part *part, const Strip *strip)
     }
 }
 
-/* Multiply all blocks of k, for some rows and columns: columns (jc), blocks (pc), rows (ic). */
+/* Multiply this part's rows and columns. Loops, outermost first: columns (jc), blocks of k (pc), rows (ic). */
 static int OF(product)(Part *part)
 {
     const int64_t *n = part->n;

@@ -191,7 +191,7 @@ static int link_of_take(const KernelCall *call, char *const *p, Link *link)
     return call->ints[COUNT] == 1 && link_at_index(call, p[0], p[1], p[2], takes, link);
 }
 
-/* In place, values of the shape of the rows. */
+/* A link must write in place, and its values must have the shape of the rows. */
 static int link_of_set(const KernelCall *call, char *const *p, Link *link)
 {
     return !call->ints[SIZE] && p[0] == p[1] && link_at_index(call, p[0], p[2], p[3], sets, link);

@@ -59,7 +59,7 @@
             s[j] = COMBINE(s[j], r);         \
         }
 
-/* Combine the last n % LANES of n elements into the lanes s; they are read as part of the last LANES. */
+/* Combine the last n % LANES of n elements into the lanes s. The load covers the last LANES elements. */
 #define REDUCE_REST(s, x, n)                                        \
     if ((n) % LANES) {                                              \
         const int repeated = (int)(LANES - (n) % LANES);            \
