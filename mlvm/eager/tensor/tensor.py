@@ -66,8 +66,8 @@ class Tensor(Methods, Allocation):
     shares the bytes of x until one of the two is updated.
 
     Properties: `shape dtype type ndim size nbytes itemsize device`. Memory: `arena handle base
-    views is_part`. Values: `item tolist numpy`. Copies and views: `T mT real imag`, `to_device astype copy
-    clip conj round abs`, `reshape flatten ravel permute transpose swapaxes`, `squeeze repeat roll
+    views is_part`. Values: `item tolist numpy`. Copies and views: `T mT real imag`, `to_device
+    astype copy clip conj round abs`, `reshape flatten ravel permute transpose swapaxes`, `squeeze repeat roll
     flip moveaxis broadcast_to tril triu`, `take nonzero argsort topk at`. Reductions: `sum mean var
     std prod min max argmin argmax`, `all any logsumexp count_nonzero`. Elementwise: `exp expm1 log
     log1p log2 log10 sqrt rsqrt square reciprocal pow`. Trigonometry: `sin cos tan asin acos atan
