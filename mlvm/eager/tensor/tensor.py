@@ -67,16 +67,17 @@ class Tensor(Methods, Allocation):
 
     Properties: `shape dtype type ndim size nbytes itemsize device`. Memory: `arena handle base
     views is_part`. Values: `item tolist numpy`. Copies and views: `T mT real imag`, `to_device
-    astype copy clip conj round abs`, `reshape flatten ravel permute transpose swapaxes`, `squeeze repeat roll
-    flip moveaxis broadcast_to tril triu`, `take nonzero argsort topk at`. Reductions: `sum mean var
-    std prod min max argmin argmax`, `all any logsumexp count_nonzero`. Elementwise: `exp expm1 log
-    log1p log2 log10 sqrt rsqrt square reciprocal pow`. Trigonometry: `sin cos tan asin acos atan
-    atan2 sinh cosh tanh asinh acosh atanh hypot`. Neural: `sigmoid relu softmax log_softmax erf
-    logaddexp`. Rounding and tests: `floor ceil trunc sign signbit copysign maximum minimum isnan
-    isinf isfinite`. Operators by name: `add subtract multiply divide floor_divide remainder
-    negative matmul outer diff`. Comparisons: `less less_equal greater greater_equal not_equal`.
-    Logic: `logical_and logical_or logical_xor logical_not`. Bits: `bitwise_and bitwise_or
-    bitwise_xor bitwise_left_shift bitwise_right_shift`. Other functions are only in `ml`.
+    astype copy clip conj round abs`, `reshape flatten ravel permute transpose swapaxes`, `squeeze
+    repeat roll flip moveaxis broadcast_to tril triu`, `take nonzero argsort topk at`. Reductions:
+    `sum mean var std prod min max argmin argmax`, `all any logsumexp count_nonzero`. Elementwise:
+    `exp expm1 log log1p log2 log10 sqrt rsqrt square reciprocal pow`. Trigonometry: `sin cos tan
+    asin acos atan atan2 sinh cosh tanh asinh acosh atanh hypot`. Neural: `sigmoid relu softmax
+    log_softmax erf logaddexp`. Rounding and tests: `floor ceil trunc sign signbit copysign maximum
+    minimum isnan isinf isfinite`. Operators by name: `add subtract multiply divide floor_divide
+    remainder negative matmul outer diff`. Comparisons: `less less_equal greater greater_equal
+    not_equal`. Logic: `logical_and logical_or logical_xor logical_not`. Bits: `bitwise_and
+    bitwise_or bitwise_xor bitwise_left_shift bitwise_right_shift`. Other functions are only in
+    `ml`.
 
         >>> x = ml.asarray([[1.0, 2.0]])
         >>> x.shape, x.dtype, x.sum()
