@@ -1008,7 +1008,7 @@ class Arena(ArenaFields):
     def _overflow(self, type: TensorType, nbytes: int) -> errors.ArenaOverflowError:
         unused, gap = self.capacity - self.used, self._placement.largest_gap()
         pieces = f", in blocks of at most {gap:,}" if gap < unused else ""
-        # number of tensors in the message of an overflow
+        # Number of tensors in the message of an overflow.
         largest = "; ".join(map(str, self.holders()[:3]))
         return errors.ArenaOverflowError(
             f"arena {self.name!r}: {type} needs {nbytes:,} bytes; {unused:,} of "

@@ -62,7 +62,7 @@ class BadBytes:
         if of is None or of.memory() is None:
             of = self._memories[span.memory] = _Memory(memory)
         of.bad.append((span, error))
-        # maximum number of spans per memory; beyond it, all spans are merged into one
+        # Maximum number of spans per memory; beyond it, all spans are merged into one.
         if len(of.bad) > 64:
             start, end = min(x.start for x, _ in of.bad), max(x.end for x, _ in of.bad)
             of.bad = [(ByteRange(start, end, span.memory), of.bad[0][1])]

@@ -112,7 +112,7 @@ def samples_of(axes: OpenAxes, inputs: Mapping[str, TensorType]) -> list[Sizes]:
     samples: list[Sizes] = [first]
     for i, (slope, more) in enumerate(((1, 1), (1, 3), (3, 7))):
         samples.append({x: slope * n + more + i * j for j, (x, n) in enumerate(first.items())})
-    # limit of sizes for comparing decisions such as x[:100]
+    # Limit of sizes for comparing decisions such as x[:100].
     samples += [{**first, name: n + more} for name, n in first.items() for more in (1, 1000)]
     return samples
 

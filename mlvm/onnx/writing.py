@@ -294,7 +294,7 @@ class _Model:
             }
             data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
             outside = external if external is not None else nbytes > _MOST
-            # minimum bytes of a weight in an external file
+            # Minimum bytes of a weight in an external file.
             if outside and array.nbytes >= (1 << 10):
                 data_parts += [bytes(-place % 64), data]
                 place += -place % 64

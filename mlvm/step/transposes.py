@@ -95,7 +95,7 @@ def _of_factors(flow: Flow, order: _Order) -> dict[Call, Call | None]:
     for swap in filter(_swaps, flow.calls):
         [factor], [source] = swap.outs, swap.ins
         readers = order.readers(factor)
-        # maximum number of products that read a transposed matrix in place as fast as a copy. These
+        # Maximum number of products that read a transposed matrix in place as fast as a copy. These
         # are a product and one gradient. More products share the copy.
         if not 1 <= len(readers) <= 2:
             continue

@@ -271,7 +271,7 @@ class Chain:
         inferred = self.infer(types)
         links = [link for link in self.links if link.op.name != READS_WINDOW]
         shape = self._shape(links[0], inferred)
-        # number of leading axes along which blocks are cut
+        # Number of leading axes along which blocks are cut.
         depth = 0 if links[0].op.heads else len(shape)
         windows: list[tuple[int, Index]] = []
         shapes = [type.shape for type in types]
@@ -384,7 +384,7 @@ class Bound:
 def bound(chain: Chain, params: Sequence[Array], workspace: Workspace) -> Chain | Bound:
     """Return the chain, bound to these parameters if it has few calls."""
     layout = chain.layout(params)
-    # maximum number of calls of a bound chain. Each costs memory, and saves less in large chains.
+    # Maximum number of calls of a bound chain. Each costs memory, and saves less in large chains.
     if len(layout.blocks) * len(layout.steps) > 2048 or any(
         type.nbytes > 8 * BLOCK_SIZE for type in layout.temporaries
     ):

@@ -100,8 +100,8 @@ def known_call(
         or entry.outcome.returns_arguments
         or entry.launch.queues
     )
-    # maximum number of times that an entry may become known, so that calls which never repeat do
-    # not replace known calls
+    # Maximum number of times that an entry may become known, so that calls which never repeat do
+    # not replace known calls.
     if not is_plain or not signature.guards.is_flat or entry.times_known >= 16:
         return None
     parts = parts_of(signature, len(args), kwargs)

@@ -410,8 +410,8 @@ class Variants:
                 with hoisted.vm.lock:
                     before, self._writes = self._writes, hoisted.writes()
                 if before != self._writes or uncounted:
-                    # number of successive calls that refresh hoisted values before a program
-                    # without hoisted values is compiled
+                    # Number of successive calls that refresh hoisted values before a program
+                    # without hoisted values is compiled.
                     is_often = self._stale_calls >= 2 or uncounted
                     if is_often and self._compile is not None:
                         self._unhoisted, self._compile = self._compiled(hoisted), None

@@ -328,7 +328,7 @@ class _CallFamily:
         that always had equal sizes share one size."""
 
         def opens(axis: Axis) -> bool:
-            # minimum dynamic size: the type rules treat 0 and 1 differently
+            # Minimum dynamic size: the type rules treat 0 and 1 differently.
             is_open = axis.size_in(signature) >= 2 and axis not in self.closed
             return is_open and may_open(signature, axis.tensor)
 

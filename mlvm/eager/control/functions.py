@@ -204,7 +204,7 @@ def called(key: object, name: str, args: Tensors, run: _Run) -> Tree:
     key = key, tape is None, autocast_dtype(), default_float()
     callee = next((each for each in current().functions if each.key == key), None)
     if callee is None:
-        # maximum number of nested recordings of functions with the same name
+        # Maximum number of nested recordings of functions with the same name.
         if sum(each.name == name for each in current().functions) > 16:
             raise CaptureError(
                 f"{name} calls itself with different argument types, or different objects such as "

@@ -323,7 +323,7 @@ def transpose(
     places: dict[str, Any] = {"stride": stride, "padding": padding, "dilation": dilation}
     span = span_of(tuple(window), dilation)
     reaches = all(max(sides) < n for sides, n in zip(padding, span, strict=True))
-    # maximum number of channels per group for which a flipped kernel is faster
+    # Maximum number of channels per group for which a flipped kernel is faster.
     if max(stride) == 1 and 1 < each <= 16 and channels == each * groups and reaches:
         return _turned(x, kernel, padding, dilation, groups)
     if max(stride) == 1 or (len(window) == 2 and each == 1 and channels == groups):

@@ -239,7 +239,7 @@ def _shown(x: Tensor) -> str:
     from mlvm.show import html  # imported here because many programs do not use it
 
     text = repr(x)
-    # maximum number of rows or columns of a table
+    # Maximum number of rows or columns of a table.
     is_small = 0 < x.ndim <= 2 and 0 < max(x.shape) <= 16 and x.size
     if not is_small or text.startswith("<"):  # the values are not available
         return html.block(text)

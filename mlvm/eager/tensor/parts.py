@@ -11,6 +11,7 @@ import dis
 import gc
 import re
 import sys
+from bisect import bisect_right
 from collections.abc import Iterator
 from inspect import CO_OPTIMIZED
 from types import CodeType, FrameType, GeneratorType
@@ -263,7 +264,8 @@ class _Liveness:
         self.steps = list(_steps(code))
         self.positions = {self.steps[i].offset: i for i in reversed(range(len(self.steps)))}
         bytecode: Any = dis.Bytecode(code)
-        self.handlers = bytecode.exception_entries
+        self.handlers = bytecode.exception_entries  # disjoint, in the order of the offsets
+        self.handled = [each.start for each in self.handlers]
         self.inner_names = frozenset(_inner_names(code))
         updates = {i: self._update_at(i) for i in range(len(self.steps))}
         self.updates = {i: each for i, each in updates.items() if each is not None}
@@ -334,9 +336,9 @@ class _Liveness:
             yield self.positions[step.value]
         if not _FINAL.match(step.opname):
             yield i + 1
-        for each in self.handlers:
-            if each.start <= step.offset < each.end:
-                yield self.positions[each.target]
+        last = bisect_right(self.handled, step.offset) - 1
+        if last >= 0 and step.offset < self.handlers[last].end:
+            yield self.positions[self.handlers[last].target]
 
     def values_of(self, name: str) -> Iterator[range]:
         """Yield the steps that compute each value that is assigned to the variable."""

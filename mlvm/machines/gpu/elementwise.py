@@ -190,7 +190,7 @@ def chain_call(
     size, first, scalars, index = walk(math.prod(shape), dims, strides)
     names = [(f"o{k}", n, where) for k, (n, where) in enumerate(outputs)]
     names += [(f"p{k}", n, inputs[n]) for k, n in enumerate(used)]
-    # maximum bytes of a kernel's arguments, which each OpenCL device supports
+    # Maximum bytes of a kernel's arguments, which each OpenCL device supports.
     if 16 * len(names) + 8 * len(scalars) > 1024:
         return None
     tensors = [(dtypes[n].name, name) for name, n, _ in names]

@@ -38,7 +38,7 @@ def _over_rows(
     device: Facts, x: TensorType, axis: int, entry: str, args: tuple[Any, ...], **defines: str | int
 ) -> Call:
     before, length, behind = around(x.shape, axis)
-    # maximum elements of a row per item
+    # Maximum elements of a row per item.
     lanes = GROUP if behind == 1 and length > 64 and not device.is_cpu else 1
     text = source(
         "rows.c",

@@ -78,7 +78,7 @@ class LeasedStream(Stream):
         self._timeouts = 0.0, 0.0
         self._sends = threading.RLock()
         self._receives = threading.RLock()  # acquired after `_sends`
-        # number of the connection, which shows that another thread has reconnected
+        # Number of the connection, which shows that another thread has reconnected.
         self._connection = 0
         self._closed = False
 

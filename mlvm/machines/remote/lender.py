@@ -266,7 +266,7 @@ class BoundedSession(Session):
     def _perform_from(self, reader: Any, name: str) -> Any:
         if self.refusal is not None and name in _MAKING:
             raise LimitExceededError(self.refusal)
-        # maximum bytes of Python objects per decoded message, without programs, elements and texts
+        # Maximum bytes of Python objects per decoded message, without programs, elements and texts.
         reader.allowance = Allowance(1 << 26)
         if name not in ("load_program", "drop_program", "estimate"):
             return super()._perform_from(reader, name)

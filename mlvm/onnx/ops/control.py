@@ -55,7 +55,7 @@ def loop(at: NodeCall, most: Value = None, condition: Value = None, *state: Valu
     unknown = goes_on is None or (most is not None and count is None)
     if unknown or (blocks.is_recorded() and not fixed):
         return _recorded(at, most, condition, state, stack_count)
-    # maximum number of unrolled iterations
+    # Maximum number of unrolled iterations.
     is_long = blocks.is_recorded() and count is not None and count > 4 and goes_on
     if is_long and not any(isinstance(x, (list, type(None))) for x in state):
         with suppress(CaptureError, DTypeError, ShapeError):  # iterations differ

@@ -67,13 +67,13 @@ def linear_classifier(at: NodeCall, x: Tensor) -> tuple[Any, Tensor]:
     if not labels:
         raise ModelError("classes that are strings are not supported; use numbers")
     scores = _scores(at, x, len(at["coefficients"]) // x.shape[-1])
-    second = scores if scores.shape[-1] == 1 else None
+    how, second = at.get("post_transform", "NONE"), scores if scores.shape[-1] == 1 else None
     if second is not None:  # two classes
-        if at.get("post_transform", "NONE") == "SOFTMAX":  # runtimes differ
+        if how == "SOFTMAX":  # runtimes differ
             raise ModelError("expected another post_transform than 'SOFTMAX' for one row of scores")
         scores = ml.concat([-second, second], axis=-1)
     best = ml.argmax(scores, axis=-1)
-    if second is not None and at.get("post_transform", "NONE") == "NONE":  # as onnxruntime
+    if second is not None and how == "NONE":  # as onnxruntime
         scores = ml.concat([1.0 - second, second], axis=-1)
     return ml.take(ml.asarray(np.array(labels, "i8")), best, axis=0), transformed(at, scores)
 

@@ -104,7 +104,7 @@ def _integer_call(
             return _depthwise(out, y, integers, chain)
         windows = not plain
     m, k = math.prod(out.shape[:-1]), math.prod(y.shape[1:])
-    # minimum rows of x for which rows of y are copied
+    # Minimum rows of x for which rows of y are copied.
     many, row = m >= 32 or groups > 1, -(-k // 64) * 64 + 4
     if chain and not many:
         return None

@@ -15,11 +15,11 @@ def sort(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     out, x = types
     axis = normalize_axis(attributes["axis"], x.ndim)
     length, inner, count = x.shape[axis], math.prod(x.shape[axis + 1 :]), out.shape[axis]
-    # maximum number of positions that are found without sorting, in rows at least eight times as
-    # long
+    # Maximum number of positions that are found without sorting, in rows at least eight times as
+    # long.
     is_few = op == "top_indices" and count <= 64 and length >= 8 * count
-    # maximum elements per row; numpy sorts longer rows, because each thread has memory for the keys
-    # and positions of two rows
+    # Maximum elements per row; numpy sorts longer rows, because each thread has memory for the keys
+    # and positions of two rows.
     if not out.size or length > (1 << 31 if is_few else (1 << 20)):
         return None
     record = 16 if x.dtype.itemsize == 8 else 8
