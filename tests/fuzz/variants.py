@@ -98,7 +98,7 @@ def _names(rng: Any) -> dict[str, Any]:
     from ml_dtypes import int4, uint4
 
     def drawn(dtype: Any) -> Any:
-        limits: Any = ml_dtypes.iinfo(dtype)  # type: ignore[no-untyped-call]
+        limits: Any = ml_dtypes.iinfo(dtype)
         return lambda *shape: rng.integers(limits.min, limits.max + 1, shape).astype(dtype)
 
     drawn_dtypes: Any = {"u": "u1", "s": "i1", "q4": int4, "n4": uint4}
