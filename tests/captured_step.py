@@ -18,7 +18,6 @@ with ml.Arena(ml.VM(native=True, threads=2), "weights").allocating():
 
     @ml.capture
     def train_step(inputs: ml.Tensor, targets: ml.Tensor) -> ml.Tensor:
-        loss: ml.Tensor
         loss, gradients = ml.value_and_grad(lambda model: ml.mean((model(inputs) - targets) ** 2))(
             model
         )

@@ -135,8 +135,7 @@ def _is_elsewhere(config: pytest.Config) -> bool:
 @pytest.fixture
 def vm() -> VM:
     """A machine of one processor, with the reference kernels; or what the options put there."""
-    machine: VM = import_module("mlvm.core.vm").VM()
-    return machine
+    return import_module("mlvm.core.vm").VM()
 
 
 @pytest.fixture

@@ -127,8 +127,7 @@ def prepared() -> dict[str, Any]:
 
     @ml.subroutine
     def deeper(x: ml.Tensor) -> ml.Tensor:
-        result: ml.Tensor = ml.cond(x < 0.0, lambda: x, lambda: deeper(x + 1.0))
-        return result
+        return ml.cond(x < 0.0, lambda: x, lambda: deeper(x + 1.0))
 
     def leaky(x: ml.Tensor) -> ml.Tensor:
         leaked.append(x * 2.0)

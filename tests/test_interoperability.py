@@ -86,8 +86,7 @@ class Case(NamedTuple):
             rooms = f"{self.library}.{root}" if self.library in OF_ROOMS else ""
             if rooms or root in MODULES:
                 space[root] = importlib.import_module(rooms or MODULES[root])
-        fn: Callable[..., Any] = eval(f"lambda {', '.join(self.arrays)}: {self.text}", space)
-        return fn
+        return eval(f"lambda {', '.join(self.arrays)}: {self.text}", space)
 
 
 def drawn(draw: Callable[[Any], Any]) -> Any:

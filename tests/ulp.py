@@ -57,8 +57,7 @@ def _slope(approximate: bool, x: Array) -> Array:
 def _larger_term(approximate: bool, x: Array, slope: Array) -> Array:
     """The larger of Phi(x) and |x Phi'(x)|, whose sum `slope` is."""
     phi = np.where(x == 0, 0.5, _gelu(approximate, x) / x)
-    larger: Array = np.maximum(phi, np.abs(slope - phi))
-    return larger
+    return np.maximum(phi, np.abs(slope - phi))
 
 
 _OPS: Final = (

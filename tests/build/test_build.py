@@ -56,15 +56,13 @@ def build(folder: Path, step: str, *options: str) -> Path:
 
 @ml.subroutine
 def depth(n: ml.Tensor) -> ml.Tensor:
-    result: ml.Tensor = ml.cond(n <= 0, lambda n: n * 0, lambda n: depth(n - 1) + 1, n)
-    return result
+    return ml.cond(n <= 0, lambda n: n * 0, lambda n: depth(n - 1) + 1, n)
 
 
 @ml.subroutine
 def iterated(w: ml.Tensor, x: ml.Tensor, n: ml.Tensor) -> ml.Tensor:
     """Return x after n layers."""
-    result: ml.Tensor = ml.cond(n <= 0, lambda: x, lambda: ml.tanh(w @ iterated(w, x, n - 1)))
-    return result
+    return ml.cond(n <= 0, lambda: x, lambda: ml.tanh(w @ iterated(w, x, n - 1)))
 
 
 @compiled
@@ -175,8 +173,7 @@ def test_all_that_a_program_may_do(tmp_path: Path) -> None:
         y = ml.sum(ml.random.bernoulli((3, 8), p=0.5, key=key) * model(x), axis=1)
         y = ml.while_loop(lambda y: ml.sum(y * y) < 50, lambda y: y * 1.5 + ml.tanh(y), y)
         y, _ = ml.scan(lambda c, z: (c * 0.5 + z, c), y[0], y)
-        loss: ml.Tensor = ml.sum(ml.astype(ml.astype(y, ml.bfloat16) * 2, ml.float32))
-        return loss
+        return ml.sum(ml.astype(ml.astype(y, ml.bfloat16) * 2, ml.float32))
 
     def step(x: ml.Tensor, n: ml.Tensor) -> Any:
         loss, gradients = ml.value_and_grad(loss_of)(model, x)
@@ -218,7 +215,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     table = ml.asarray(np.arange(32, dtype=np.float32).reshape(8, 4))
 
     def step(x: ml.Tensor, i: ml.Tensor) -> ml.Tensor:
-        loss: ml.Tensor
         loss, gradient = ml.value_and_grad(lambda t: ml.sum(ml.take(t, i, axis=0) * x[:4]))(table)
         table[...] -= 0.1 * gradient
         return loss

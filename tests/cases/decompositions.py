@@ -23,8 +23,7 @@ _f64, _c128 = _draws.f64, _draws.c128
 def _positive(*shape: int, complex: bool = False) -> Array:
     """Hermitian matrices whose eigenvalues are above 1."""
     x = _c128(*shape) if complex else _f64(*shape)
-    product: Array = x @ x.swapaxes(-1, -2).conj() + np.eye(shape[-1])
-    return product
+    return x @ x.swapaxes(-1, -2).conj() + np.eye(shape[-1])
 
 
 def _each(function: Callable[..., Any], dims: int = 2) -> Callable[..., Array]:
@@ -96,8 +95,7 @@ def _inv(x: Array) -> Array:
         [_det(np.delete(np.delete(x, j, 0), i, 1)) * (-1) ** (i + j) for j in range(n)]
         for i in range(n)
     ]
-    inverse: Array = np.array(minors, x.dtype).reshape(n, n) / _det(x)
-    return inverse
+    return np.array(minors, x.dtype).reshape(n, n) / _det(x)
 
 
 def _det_vjp(g: Array, x: Array) -> Array:
@@ -107,8 +105,7 @@ def _det_vjp(g: Array, x: Array) -> Array:
 
 def _solve(subscripts: str) -> Callable[..., Array]:
     def expected(x: Array, y: Array) -> Array:
-        solution: Array = np.einsum(subscripts, _each(_inv)(x), y)
-        return solution
+        return np.einsum(subscripts, _each(_inv)(x), y)
 
     return expected
 

@@ -23,8 +23,7 @@ def evaluate(name: str, *inputs: Any, **attributes: Any) -> Array:
     result = op.infer([TensorType.of(x) for x in operands], bound)
     with np.errstate(all="ignore"):
         if result is None:
-            output: Array = op.kernel(*operands, **bound)
-            return output
+            return op.kernel(*operands, **bound)
         out: Array = np.empty(result.array_shape, result.dtype.numpy)
         out.reshape(-1).view(np.uint8)[...] = 0xFF
         op.kernel(out, *operands, **bound)

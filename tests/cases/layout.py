@@ -136,8 +136,7 @@ def _counted_before(edges: Array, x: Array, right: bool) -> Array:
     """Count the edges before each element, of all; nan is the largest."""
     low, high = (edges[..., None, :], x[..., :, None])[:: -1 if right else 1]
     is_less = (low < high) | (np.isnan(high) & ~np.isnan(low))
-    count: Array = np.sum(~is_less if right else is_less, axis=-1)
-    return count
+    return np.sum(~is_less if right else is_less, axis=-1)
 
 
 _TIES = np.array([[2, 1, 2, 1], [0, 0, 0, -1]], np.int32)

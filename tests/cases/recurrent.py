@@ -17,8 +17,7 @@ _MADE = {"tanh": 1, "relu": 1, "lstm": 4, "gru": 4}
 
 
 def _sigmoid(x: Array) -> Array:
-    y: Array = 1 / (1 + np.exp(-x))
-    return y
+    return 1 / (1 + np.exp(-x))
 
 
 def _step(cell: str, p: Array, q: Array, b: Array, h: Array, c: Array) -> tuple[Any, ...]:

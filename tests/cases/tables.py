@@ -114,10 +114,7 @@ class Row:
     def _function(self, code: str, module: Any) -> Callable[..., Any]:
         """The code as a function of the operands, with that module for `f`."""
         text = f"lambda {', '.join(self.operands)}: ({code})"
-        function: Callable[..., Any] = eval(
-            compile(text, self.call, "eval"), {**_SPACE, "f": module}
-        )
-        return function
+        return eval(compile(text, self.call, "eval"), {**_SPACE, "f": module})
 
     @cached_property
     def ours(self) -> Callable[..., Any]:
@@ -155,10 +152,7 @@ class WrongCall(NamedTuple):
 
     def error(self, names: dict[str, Any]) -> type[Exception]:
         """Find the class: of these names, of `ml.errors`, or built in."""
-        kind: type[Exception] = eval(
-            self.error_name, {**vars(builtins), **vars(ml.errors), **names}
-        )
-        return kind
+        return eval(self.error_name, {**vars(builtins), **vars(ml.errors), **names})
 
 
 class Section(NamedTuple):

@@ -43,7 +43,6 @@ def trained(vm: Any, *, captured: bool, workers: int) -> list[bytes]:
         def loss_of(model: nn.Module) -> ml.Tensor:
             return ml.mean(ml.softmax_cross_entropy(model(samples), labels))
 
-        loss: ml.Tensor
         loss, grads = ml.value_and_grad(loss_of)(model)
         optimizer.update(grads)
         return loss

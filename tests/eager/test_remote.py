@@ -39,8 +39,7 @@ def train(_: object = None) -> list[Any]:
     captured = ml.capture(step)
     for _ in range(3):
         captured(w)
-    weights: list[Any] = w.numpy().tolist()
-    return weights
+    return w.numpy().tolist()
 
 
 def test_the_vm_in_use_has_the_same_bits(server: Served) -> None:

@@ -258,8 +258,7 @@ class Block(nn.Module):
 
     def __call__(self, x: ml.Tensor) -> ml.Tensor:
         first, activation, last = self.layers
-        y: ml.Tensor = last(activation(first(x))) * self.parts["scale"] - self.mean
-        return y
+        return last(activation(first(x))) * self.parts["scale"] - self.mean
 
 
 def test_map_keeps_the_structure() -> None:

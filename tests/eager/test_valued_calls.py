@@ -31,8 +31,7 @@ t, x = ml.asarray, ml.asarray(X)
 
 def words(halves: ml.Tensor) -> list[int]:
     """Return the bits of a tensor of halves."""
-    bits: list[int] = values_of(halves).view(np.uint16).ravel().tolist()
-    return bits
+    return values_of(halves).view(np.uint16).ravel().tolist()
 
 
 SPACE: dict[str, Any] = vars(checks) | globals()

@@ -197,7 +197,6 @@ class Training:
                 xs.append(layer(xs, weights))
             return ml.mean(ml.square(ml.tanh(xs[-1])))
 
-        value: Tensor
         value, gradients = self.value_and_grad(loss)(self.weights)
         self.optimizer.update(gradients)
         return value

@@ -56,7 +56,7 @@ class Value(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.array.shape  # type: ignore[no-any-return]
+        return self.array.shape
 
     @property
     def ndim(self) -> int:

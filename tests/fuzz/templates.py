@@ -323,8 +323,7 @@ class Drawing:
     def tensor(self) -> str:
         if self.results and self.rng.random() < 0.2:
             return f"r{self.results}"
-        name: str = self.rng.choice(["a", "a", *TENSORS])
-        return name
+        return self.rng.choice(["a", "a", *TENSORS])
 
     def integer(self) -> str:
         rng = self.rng

@@ -139,7 +139,7 @@ def _custom_jvp(lib: Library, module: Any, fn: Fn) -> Fn:
         return value, tangent * 2.0 if single else tuple([t * 2.0 for t in tangent])
 
     custom.defjvp(rule)
-    return custom  # type: ignore[no-any-return]
+    return custom
 
 
 def _custom_vjp(lib: Library, module: Any, fn: Fn) -> Fn:
@@ -149,7 +149,7 @@ def _custom_vjp(lib: Library, module: Any, fn: Fn) -> Fn:
         return tuple([x * 3.0 for x in module.vjp(fn, *args)[1](g)])
 
     custom.defvjp(lambda *args: (custom(*args), args), back)
-    return custom  # type: ignore[no-any-return]
+    return custom
 
 
 def _flat(results: Any) -> tuple[Any, ...]:

@@ -16,7 +16,7 @@ class Numbers:
         self.length = length
 
     def __len__(self) -> int:
-        return self.length  # type: ignore[no-any-return]
+        return self.length
 
     def __getitem__(self, indices: Indices) -> Any:
         return np.repeat(indices[:, None], 2, 1).astype(np.float32), indices

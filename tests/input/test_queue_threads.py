@@ -33,8 +33,7 @@ def vm() -> VM:
 
 @pytest.fixture(params=[1, 3], ids=["one waits", "three wait"])
 def waiters(request: pytest.FixtureRequest) -> int:
-    waiters: int = request.param
-    return waiters
+    return request.param
 
 
 def full(vm: VM) -> QueueTensor:

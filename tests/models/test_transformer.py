@@ -47,8 +47,7 @@ def go_on(
         top_k=chosen["top_k"],
     )
     assert replayed.signatures == captured
-    symbols: list[int] = tokens.numpy()[: int(count)].tolist()
-    return symbols
+    return tokens.numpy()[: int(count)].tolist()
 
 
 def test_the_likeliest_symbols_are_those_of_the_formula(model: Transformer) -> None:

@@ -48,8 +48,7 @@ def cases() -> list[Case]:
         draft = file.with_suffix(".draft")
         draft.write_bytes(pickle.dumps(entries))
         draft.replace(file)
-    all_cases: list[Case] = [Case(*each) for each in pickle.loads(file.read_bytes())]
-    return all_cases
+    return [Case(*each) for each in pickle.loads(file.read_bytes())]
 
 
 def _generate() -> Iterator[tuple[Any, ...]]:

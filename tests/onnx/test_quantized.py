@@ -30,8 +30,7 @@ def test_weights_of_few_bits(bits: int, zeros: str) -> None:
         each = 8 // bits
         whole = np.pad(codes, [(0, 0), (0, -codes.shape[1] % each)])
         shifts = bits * np.arange(each)
-        packed_bytes: Array = (whole.reshape(n, -1, each) << shifts).sum(-1).astype("u1")
-        return packed_bytes
+        return (whole.reshape(n, -1, each) << shifts).sum(-1).astype("u1")
 
     z = None if zeros == "none" else packed(zero) if zeros == "packed" else zero
     how: Any = {"K": k, "N": n, "bits": bits, "block_size": block, "domain": "com.microsoft"}
@@ -79,8 +78,7 @@ def quantised(x: Array, scale: float, zero: int, dtype: str = "u1") -> Array:
 
 
 def floats(q: Array, scale: Any, zero: int) -> Array:
-    result: Array = (q.astype("f4") - np.float32(zero)) * np.float32(scale)
-    return result
+    return (q.astype("f4") - np.float32(zero)) * np.float32(scale)
 
 
 def scaling(scale: float, zero: int) -> list[Array]:
@@ -146,14 +144,12 @@ def called_on(op: str, *operands: Any, **attributes: Any) -> Any:
 
 def whole(x: Array) -> Array:
     """Quantise x as onnxruntime quantises sums, products and means: with the zero point."""
-    result: Array = np.clip(np.round(x * 32 + 7), 0, 255).astype("u1")
-    return result
+    return np.clip(np.round(x * 32 + 7), 0, 255).astype("u1")
 
 
 def weights(q: Array, zero: int) -> Array:
     """Return the weights of an LSTM that DynamicQuantizeLSTM stores as q."""
-    result: Array = np.swapaxes((q.astype("f4") - zero) * UNIT, 1, 2)
-    return result
+    return np.swapaxes((q.astype("f4") - zero) * UNIT, 1, 2)
 
 
 test_rows = claims("onnx_quantized", globals())

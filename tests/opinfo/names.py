@@ -55,8 +55,7 @@ class Entry:
     @cached_property
     def call(self) -> Callable[..., Any]:
         """The function of PyTorch's arguments, with tensors of ours for its."""
-        function: Callable[..., Any] = eval(self.function, SPACE)
-        return function
+        return eval(self.function, SPACE)
 
     @property
     def function(self) -> str:

@@ -133,8 +133,7 @@ def _probe() -> ModuleType:
 
 def worlds() -> dict[str, Callable[[], world.World]]:
     """Return steps by name: those of models, in several dtypes."""
-    found: dict[str, Callable[[], world.World]] = _probe().worlds()
-    return found
+    return _probe().worlds()
 
 
 class _Trace:

@@ -189,7 +189,6 @@ def trained(build: Callable[[Any], Any], inputs: Any, labels: Any, **options: An
             return loss if scale is None else scale.scale(loss)
 
         def step(inputs: ml.Tensor, labels: ml.Tensor) -> ml.Tensor:
-            loss: ml.Tensor
             loss, grads = ml.parallel.value_and_grad(loss_of)(model, inputs, labels)
             if scale is None:
                 optimizer.update(grads)
@@ -347,7 +346,7 @@ def program(path: Path) -> Callable[[], World]:
     """The `build` of a fuzzed program, whose lines are known by its name."""
     namespace: dict[str, Any] = {"__name__": path.stem}
     exec(compile(path.read_text("utf-8"), path.stem, "exec"), namespace)
-    return namespace["build"]  # type: ignore[no-any-return]
+    return namespace["build"]
 
 
 def main(parts: list[str]) -> None:

@@ -49,7 +49,6 @@ class Training:
         def loss(model: Any) -> Tensor:
             return ml.softmax_cross_entropy(model(x), y, reduction="mean")
 
-        value: Tensor
         value, gradients = ml.value_and_grad(loss)(self.model)
         self.optimizer.update(gradients)
         return value

@@ -37,8 +37,7 @@ def in_a_loop(x: Tensor, w: Tensor) -> Tensor:
         h = ml.tanh(row[None] + h @ w.T)
         return h, h[0]
 
-    rows: Tensor = ml.scan(turn, x[:1], x)[1]
-    return rows
+    return ml.scan(turn, x[:1], x)[1]
 
 
 @cases("count, f, args",

@@ -154,7 +154,6 @@ def test_a_pullback_ends_with_the_gradient_around_it() -> None:
     escaped = []
 
     def loss(x: Tensor) -> Tensor:
-        value: Tensor
         value, pullback = vjp(lambda y: y * y, x)
         escaped.append(pullback)
         return value

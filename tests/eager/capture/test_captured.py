@@ -131,8 +131,7 @@ def test_nothing_is_taken_for_something_that_has_died() -> None:
 
     @ml.capture
     def step(x: ml.Tensor, model: Any) -> ml.Tensor:
-        result: ml.Tensor = model(x)
-        return result
+        return model(x)
 
     for i in range(50):
         assert step(ones(1), Scales(float(i))).tolist() == [i]
@@ -175,12 +174,10 @@ def test_what_a_pullback_leaves_in_cycles_is_not_kept() -> None:
 
     def halved(x: ml.Tensor) -> ml.Tensor:
         def again(n: ml.Tensor, x: ml.Tensor) -> ml.Tensor:
-            y: ml.Tensor = ml.cond(n < 1, lambda: x, lambda: halve(n - 1, x * 0.5))
-            return y
+            return ml.cond(n < 1, lambda: x, lambda: halve(n - 1, x * 0.5))
 
         halve = ml.subroutine(again)
-        y: ml.Tensor = ml.sum(halve(ml.asarray(1), x))
-        return y
+        return ml.sum(halve(ml.asarray(1), x))
 
     step = ml.capture(lambda x: ml.vjp(halved, x)[0])
     assert float(step(ones(4))) == 2.0

@@ -50,8 +50,7 @@ def test_the_planner_is_told(monkeypatch: Patch) -> None:
     monkeypatch.setattr(planner, "_best", noted)
 
     def fn(x: ml.Tensor) -> ml.Tensor:
-        y: ml.Tensor = ml.fori_loop(0, 3, lambda _, y: ml.tanh(y @ y), x)
-        return y
+        return ml.fori_loop(0, 3, lambda _, y: ml.tanh(y @ y), x)
 
     ml.capture(fn, effort=5)(ml.ones((3, 3)))
     assert len(allowed) >= 2

@@ -376,8 +376,7 @@ def _under_both_names(updates_argument: bool) -> Run:
                 ml.add(updated, 1.0, out=updated)
                 return ml.sum(y)
 
-            gradient: ml.Tensor = ml.grad(loss)(x)
-            return gradient
+            return ml.grad(loss)(x)
 
         fn = wrap(step)
         for argument in [w, w] if updates_argument else [w, ml.reshape(w, (1, 2)), w]:
@@ -511,7 +510,6 @@ def a_training_step_hoists_nothing_of_its_weights(wrap: Wrap) -> Iterator[Any]:
     optimizer = optim.SGD(model, 0.1)
 
     def train(x: ml.Tensor) -> ml.Tensor:
-        loss: ml.Tensor
         loss, grads = ml.value_and_grad(lambda model, x: ml.mean(model(x) ** 2))(model, x)
         optimizer.update(grads)
         return loss
@@ -542,8 +540,7 @@ def a_slice_has_the_value_before_a_later_write(wrap: Wrap) -> Iterator[Any]:
             inner = a[1:-1]
             return a + ml.pad(-inner, (2, 0)), b + ml.pad(ml.exp(-inner), (1, 1))
 
-        result: ml.Tensor = ml.fori_loop(0, 2, body, (x, x))[1]
-        return result
+        return ml.fori_loop(0, 2, body, (x, x))[1]
 
     def loss(c: ml.Tensor, b: ml.Tensor) -> ml.Tensor:
         def body(_: ml.Tensor, state: Any) -> Any:

@@ -305,8 +305,7 @@ def test_inside_loops_and_branches() -> None:
             x = ml.cond(ml.sum(x) > 0.0, lambda x: x @ (w.T * 0.1), lambda x: x + w[0], x)
             return x + ml.tanh(w)
 
-        y: ml.Tensor = ml.fori_loop(0, 3, body, x)
-        return y
+        return ml.fori_loop(0, 3, body, x)
 
     step, plain = ml.capture(looped), ml.capture(looped, hoist=False)
     x = ml.random.normal((5, 5), key=ml.random.key(4))
@@ -347,11 +346,9 @@ def noise(shape: tuple[int, ...], dtype: str = "f32") -> ml.Tensor:
 
 def in_a_loop(x: ml.Tensor, w: ml.Tensor) -> ml.Tensor:
     def body(i: ml.Tensor, x: ml.Tensor) -> ml.Tensor:
-        y: ml.Tensor = ml.cond(i > 0, lambda x: x @ w, ml.tanh, x)
-        return y
+        return ml.cond(i > 0, lambda x: x @ w, ml.tanh, x)
 
-    y: ml.Tensor = ml.fori_loop(0, 2, body, x)
-    return y
+    return ml.fori_loop(0, 2, body, x)
 
 
 Product = Callable[[ml.Tensor, ml.Tensor], ml.Tensor]

@@ -68,7 +68,6 @@ class Training:
             logits = ml.tanh(x * 0.1) @ params["w"]
             return ml.mean(ml.softmax_cross_entropy(logits, labels))
 
-        loss: ml.Tensor
         loss, grads = ml.value_and_grad(loss_of)({"w": self.params["w"]})
         self.optimizer.update(grads)
         self.params["count"] += 1.0

@@ -32,14 +32,14 @@ def _uses(x: ml.Tensor, wrap: Wrap) -> ml.Tensor:
         innermost = wrap(lambda z: z * c + b * a)
         return innermost(c) * y
 
-    return inner(x) * b  # type: ignore[no-any-return]
+    return inner(x) * b
 
 
 def _returns(x: ml.Tensor, wrap: Wrap) -> ml.Tensor:
     """An inner function returns what this one has made."""
     a = ml.tanh(x)
     p, q = wrap(lambda y: (ml.sin(y), a))(x)
-    return p * q  # type: ignore[no-any-return]
+    return p * q
 
 
 def _second(loss: Callable[[ml.Tensor], ml.Tensor]) -> Loss:

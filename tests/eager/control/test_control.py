@@ -27,8 +27,7 @@ MODES: dict[str, Mode] = {
 
 @pytest.fixture(params=[*MODES.values()], ids=[*MODES])
 def mode(request: pytest.FixtureRequest) -> Mode:
-    value: Mode = request.param
-    return value
+    return request.param
 
 
 def numbers(tree: Any) -> list[Any]:
@@ -303,8 +302,7 @@ def test_numbers_of_nested_loops_do_not_multiply_traces() -> None:
             traces.append(depth)
             return s + (nested(depth - 1) if depth else i)
 
-        result: ml.Tensor = ml.fori_loop(0, 2, body, 0)
-        return result
+        return ml.fori_loop(0, 2, body, 0)
 
     assert int(ml.capture(lambda: nested(3))()) == 8
     assert traces == [3, 2, 1, 0]
@@ -429,26 +427,22 @@ def test_random_keys(mode: Mode, pred: int) -> None:
 
 @ml.subroutine
 def fibonacci(n: ml.Tensor) -> ml.Tensor:
-    result: ml.Tensor = ml.cond(n < 2, lambda: n, lambda: fibonacci(n - 1) + fibonacci(n - 2))
-    return result
+    return ml.cond(n < 2, lambda: n, lambda: fibonacci(n - 1) + fibonacci(n - 2))
 
 
 @ml.subroutine
 def is_even(n: ml.Tensor) -> ml.Tensor:
-    result: ml.Tensor = ml.cond(n < 1, lambda: True, lambda: is_odd(n - 1))
-    return result
+    return ml.cond(n < 1, lambda: True, lambda: is_odd(n - 1))
 
 
 @ml.subroutine
 def is_odd(n: ml.Tensor) -> ml.Tensor:
-    result: ml.Tensor = ml.cond(n < 1, lambda: False, lambda: is_even(n - 1))
-    return result
+    return ml.cond(n < 1, lambda: False, lambda: is_even(n - 1))
 
 
 @ml.subroutine
 def endless(n: ml.Tensor) -> ml.Tensor:
-    result: ml.Tensor = ml.cond(n < 0, lambda: n, lambda: endless(n + 1))
-    return result
+    return ml.cond(n < 0, lambda: n, lambda: endless(n + 1))
 
 
 def test_functions_call_themselves_and_each_other(mode: Mode) -> None:
@@ -464,8 +458,7 @@ def test_too_deep_a_recursion_is_an_error() -> None:
 def test_a_function_that_is_another_each_time_is_an_error() -> None:
     @ml.subroutine
     def deeper(n: ml.Tensor, module: Counter) -> ml.Tensor:
-        result: ml.Tensor = ml.cond(n < 1, lambda: n, lambda: deeper(n - 1, Counter()))
-        return result
+        return ml.cond(n < 1, lambda: n, lambda: deeper(n - 1, Counter()))
 
     assert int(deeper(ml.asarray(2), Counter())) == 0
     with pytest.raises(CaptureError, match="calls itself with different argument types"):

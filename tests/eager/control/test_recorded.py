@@ -37,25 +37,20 @@ def vector(n: int = 3, seed: int = 0) -> ml.Tensor:
 
 @ml.subroutine
 def power(x: ml.Tensor, n: ml.Tensor) -> ml.Tensor:
-    result: ml.Tensor = ml.cond(n < 1, lambda: x, lambda: ml.sin(power(x, n - 1)) * x)
-    return result
+    return ml.cond(n < 1, lambda: x, lambda: ml.sin(power(x, n - 1)) * x)
 
 
 @ml.subroutine
 def both(x: ml.Tensor, n: ml.Tensor) -> ml.Tensor:
     """Calls itself twice, and uses what it is given in several places."""
-    result: ml.Tensor = ml.cond(
-        n < 1, lambda: ml.tanh(x), lambda: both(x * 0.5, n - 1) * both(x + 1.0, n - 2)
-    )
-    return result
+    return ml.cond(n < 1, lambda: ml.tanh(x), lambda: both(x * 0.5, n - 1) * both(x + 1.0, n - 2))
 
 
 @ml.subroutine
 def folded(x: ml.Tensor, n: ml.Tensor, w: ml.Tensor) -> ml.Tensor:
     """Calls itself in its first branch, so that the other alone tells the result's type."""
     deeper = lambda: ml.tanh(folded(ml.sin(x + w), n - 1, w)) * x  # noqa: E731
-    result: ml.Tensor = ml.cond(n > 0, deeper, lambda: x)
-    return result
+    return ml.cond(n > 0, deeper, lambda: x)
 
 
 Loss = Callable[[ml.Tensor, ml.Tensor, ml.Tensor], Any]
@@ -201,12 +196,11 @@ def test_a_state_that_nothing_tracked_goes_into_is_a_constant(name: str) -> None
 
 @ml.subroutine
 def tree(node: ml.Tensor, rows: ml.Tensor, w: ml.Tensor, loss: Any) -> ml.Tensor:
-    result: ml.Tensor = ml.cond(
+    return ml.cond(
         node < 1,
         lambda: ml.sin(rows[node] * ml.sum(w)),
         lambda: loss(tree(node - 1, rows, w, loss) + tree(node - 2, rows, w, loss)),
     )
-    return result
 
 
 def through_closures(x: ml.Tensor, w: ml.Tensor, n: ml.Tensor) -> Any:
@@ -761,13 +755,11 @@ def test_an_optimizer_in_a_loop() -> None:
                 def loss(model: Any) -> ml.Tensor:
                     return ml.mean((model(x) - ml.sum(x, axis=1, keepdims=True)) ** 2)
 
-                value: ml.Tensor
                 value, gradients = ml.value_and_grad(loss)(model)
                 optimizer.update(gradients)
                 return value
 
-            result: ml.Tensor = ml.fori_loop(0, turns, turn, 0.0)
-            return result
+            return ml.fori_loop(0, turns, turn, 0.0)
 
         value = wrap(step)(ml.reshape(vector(6), (2, 3)), turns)
         return [bits(value), bits(model), bits(optimizer.state()), ml.random.state().tolist()]

@@ -106,10 +106,7 @@ def _element(format: str, block: Array, i: int) -> float:
 
 def _loaded(loaded: Any, name: str) -> Array:
     x = loaded[name]
-    values: Array = (
-        ml.dequantize(x, loaded[f"{name}.scale"]) if f"{name}.scale" in loaded else x
-    ).numpy()
-    return values
+    return (ml.dequantize(x, loaded[f"{name}.scale"]) if f"{name}.scale" in loaded else x).numpy()
 
 
 def test_tensors_are_those_of_the_formulas(tmp_path: Path) -> None:

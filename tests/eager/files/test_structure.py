@@ -83,8 +83,7 @@ def steps(state: dict[str, Any], n: int, captured: bool = False) -> list[bytes]:
 
     def loss_of(model: Net, x: ml.Tensor, y: ml.Tensor, key: ml.Tensor) -> ml.Tensor:
         x = x + 0.1 * ml.random.normal(x.shape, key=key)
-        loss: ml.Tensor = scale.scale(ml.softmax_cross_entropy(model(x), y, reduction="mean"))
-        return loss
+        return scale.scale(ml.softmax_cross_entropy(model(x), y, reduction="mean"))
 
     def step(x: ml.Tensor, y: ml.Tensor, key: ml.Tensor) -> ml.Tensor:
         loss, grads = ml.value_and_grad(loss_of)(model, x, y, key)

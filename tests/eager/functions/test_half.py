@@ -526,8 +526,7 @@ def test_members_with_weights_in_parts_have_the_same_bits(dtype: DType) -> None:
 
         def step(x: Array) -> list[float]:
             optimizer.update(grad(model, ml.asarray(x))[1])
-            kernel: list[float] = model.state()["kernel"].tolist()
-            return kernel
+            return model.state()["kernel"].tolist()
 
         return step
 

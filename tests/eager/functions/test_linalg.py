@@ -24,8 +24,7 @@ def random(*shape: int) -> Array:
 
 def positive(*shape: int) -> Array:
     x = random(*shape)
-    product: Array = x @ x.swapaxes(-1, -2) + np.eye(shape[-1])
-    return product
+    return x @ x.swapaxes(-1, -2) + np.eye(shape[-1])
 
 
 def parts(result: Any) -> list[Array]:

@@ -163,8 +163,7 @@ def _states(rank: int, _: object) -> tuple[list[int], list[int]]:
 
 
 def _state_now(*_: object) -> list[int]:
-    state: list[int] = R.state().tolist()
-    return state
+    return R.state().tolist()
 
 
 def test_a_draw_that_no_seed_reaches_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

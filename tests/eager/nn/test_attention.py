@@ -99,8 +99,7 @@ def in_heads(w: dict[str, Array], x: Array, memory: Array, mask: Array, heads: i
     q = heads_of(w, "query", x, heads)
     k, v = (heads_of(w, name, memory, heads) for name in ("key", "value"))
     y = attention(q, k, v, mask).transpose(0, 2, 1, 3).reshape(x.shape)
-    result: Array = y @ w["out/kernel"] + w["out/bias"]
-    return result
+    return y @ w["out/kernel"] + w["out/bias"]
 
 
 @pytest.mark.parametrize("base", [None, 100.0])

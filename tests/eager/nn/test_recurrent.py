@@ -21,8 +21,7 @@ KINDS = pytest.mark.parametrize("kind", CELLS)
 
 
 def sigmoid(x: Array) -> Array:
-    result: Array = 1 / (1 + np.exp(-x))
-    return result
+    return 1 / (1 + np.exp(-x))
 
 
 def stepped(kind: str, w: dict[str, Array], x: Array, state: list[Array]) -> list[Array]:

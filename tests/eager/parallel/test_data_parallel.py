@@ -113,8 +113,7 @@ def calls_of_a_captured_step(*names: str, shard: ml.parallel.Shard | None = None
         with membership.sharding(shard):
             return step(rank)
 
-    calls: list[str] = run(2, sharding)[0]
-    return calls
+    return run(2, sharding)[0]
 
 
 def test_a_captured_step_starts_a_bucket_before_the_way_back_is_over(monkeypatch: Patch) -> None:
@@ -151,8 +150,7 @@ def test_a_captured_step_is_of_its_place() -> None:
 
     def total(rank: int, vm: VM) -> list[float]:
         with ml.Arena(vm, "x").allocating():
-            values: list[float] = summed(ml.ones((1,))).tolist()
-            return values
+            return summed(ml.ones((1,))).tolist()
 
     vms = [VM(name) for name in "abc"]
     for size in (1, 2, 3, 2):

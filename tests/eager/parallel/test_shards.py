@@ -117,7 +117,7 @@ def train(
             if clip is not None:
                 grads = ml.optim.clip_by_global_norm(grads, clip)
             optimizer.update(grads)
-            return loss  # type: ignore[no-any-return]
+            return loss
 
         step_of = ml.capture(improve) if captured else improve
 

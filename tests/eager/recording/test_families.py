@@ -69,7 +69,7 @@ class Renumbered:
         """Return the call, with operands of that dtype."""
         code = self.code(call)
         space = {**tables._SPACE, "f": ml, **tables._CONSTANTS, **self.operands(code, dtype)}
-        return eval(compile(f"lambda: ({code})", code, "eval"), space)  # type: ignore[no-any-return]
+        return eval(compile(f"lambda: ({code})", code, "eval"), space)
 
     def gradient(self, call: int, dtype: str) -> Callable[[], Any]:
         """Return a function of the value and the gradients of a sum over all results."""

@@ -49,11 +49,11 @@ def requested(url: str, data: str | None = None, **headers: str) -> str:
     body = None if data is None else data.encode()
     request = urllib.request.Request(url, body, headers)
     with urllib.request.urlopen(request, timeout=60) as answer:
-        return answer.read().decode()  # type: ignore[no-any-return]
+        return answer.read().decode()
 
 
 def answered(server: DebuggerServer, command: str) -> dict[str, Any]:
-    return json.loads(requested(f"{server.url}command", command))  # type: ignore[no-any-return]
+    return json.loads(requested(f"{server.url}command", command))
 
 
 def test_commands_and_panes(server: DebuggerServer) -> None:

@@ -73,9 +73,7 @@ def test_operands_are_matched_by_value(folder: Path) -> None:
 def test_the_turn_of_a_loop_is_named(folder: Path) -> None:
     def run(folder: Path, last: float) -> Run:
         def step(x: Tensor) -> Tensor:
-            return ml.fori_loop(  # type: ignore[no-any-return]
-                0, 5, lambda i, x: x + ml.where(i == 3, ml.asarray(last), 1.0), x
-            )
+            return ml.fori_loop(0, 5, lambda i, x: x + ml.where(i == 3, ml.asarray(last), 1.0), x)
 
         return once(folder, step, 0.0)
 
@@ -295,7 +293,7 @@ def test_control_flow_is_compared_turn_by_turn(folder: Path) -> None:
                 x = ml.cond(ml.sum(each) > 0, lambda x: x * each, lambda x: x + each, x)
                 return x, x
 
-            return ml.scan(turn, x, xs)[0]  # type: ignore[no-any-return]
+            return ml.scan(turn, x, xs)[0]
 
         factor = ml.asarray([1.0, 2.0, -3.0, last])
         with ml.runs.record(folder, inputs="all"):

@@ -90,8 +90,7 @@ def captured(fn: Callable[..., Any]) -> Captured[..., Any]:
 
 @ml.subroutine
 def factorial(n: ml.Tensor) -> ml.Tensor:
-    product: ml.Tensor = ml.cond(n <= 1, ml.ones_like, lambda n: n * factorial(n - 1), n)
-    return product
+    return ml.cond(n <= 1, ml.ones_like, lambda n: n * factorial(n - 1), n)
 
 
 def scanned(x: ml.Tensor) -> Any:
@@ -203,8 +202,7 @@ def test_ops_know_their_lines_names_and_loops() -> None:
             b: ml.Tensor = a * 2.0
             return b + 1.0
 
-        result: ml.Tensor = ml.fori_loop(0, 3, body, q)
-        return result
+        return ml.fori_loop(0, 3, body, q)
 
     execution = execution_of(ml.capture(step), ml.ones((3, 3)))
     execution.run()

@@ -26,8 +26,7 @@ TURNS = 3
 
 
 def _recurrent(x: Tensor) -> Tensor:
-    y: Tensor = ml.scan(lambda c, _: (c + ml.tanh(c @ W), None), x, None, length=TURNS)[0]
-    return y
+    return ml.scan(lambda c, _: (c + ml.tanh(c @ W), None), x, None, length=TURNS)[0]
 
 
 CASES: list[tuple[str, Callable[[], Tensor]]] = [
@@ -252,8 +251,7 @@ def test_a_recursion_under_another_dtype_is_another_function() -> None:
             with ml.autocast("bfloat16"):
                 return ml.astype(again(x / 2) @ W, ml.float32)
 
-        y: Tensor = ml.cond(ml.max(x) < 1, lambda: ml.astype(x @ W, ml.float32), deeper)
-        return y
+        return ml.cond(ml.max(x) < 1, lambda: ml.astype(x @ W, ml.float32), deeper)
 
     again = ml.subroutine(halved)
     x = 3 * X

@@ -53,8 +53,7 @@ def _chains_at_first() -> Iterator[None]:
 
 def disabled() -> AbstractContextManager[Any]:
     """Return a block without the cache."""
-    block: AbstractContextManager[Any] = importlib.import_module(MODULE).disabled()
-    return block
+    return importlib.import_module(MODULE).disabled()
 
 
 def operands(row: Row, dtype: str) -> list[ml.Tensor]:

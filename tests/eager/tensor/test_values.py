@@ -130,7 +130,7 @@ def test_many_threads_update_tensors_of_their_own(arena: ml.Arena) -> None:
             view += x
             x[0] = 0.0
         assert x.arena is arena
-        return x.tolist()  # type: ignore[no-any-return]
+        return x.tolist()
 
     with ThreadPoolExecutor(4, initializer=ml.use, initargs=(arena.vm,)) as pool:
         results = list(pool.map(work, [ml.full((3,), float(n)) for n in range(8)]))

@@ -182,7 +182,7 @@ def test_a_rule_that_closes_over_what_is_transformed() -> None:
     def scaled(w: Tensor, rule_too: bool) -> Function:
         f: Any = ml.custom_jvp(lambda x: x * w)
         f.defjvp(lambda xs, ts: (xs[0] * w, ts[0] * (w if rule_too else 1.0)))
-        return f  # type: ignore[no-any-return]
+        return f
 
     def of_w(w: Tensor, rule_too: bool = True) -> Tensor:
         return ml.sum(scaled(w, rule_too)(X))

@@ -48,7 +48,7 @@ def _updated(x: Tensor) -> Tensor:
 
 @ml.subroutine
 def _power(n: Tensor, x: Tensor) -> Tensor:
-    return ml.cond(n < 1.0, lambda: x, lambda: _power(n - 1.0, x * x) * n)  # type: ignore[no-any-return]
+    return ml.cond(n < 1.0, lambda: x, lambda: _power(n - 1.0, x * x) * n)
 
 
 _scaled: Function = ml.custom_jvp(lambda x: x * 3.0)
@@ -272,7 +272,7 @@ def test_linearize_is_of_the_values_that_there_were(kind: str) -> None:
         forward = ml.linearize(partial(run, w), x)[1]
         w *= 2.0
         x *= 3.0
-        return forward(V)  # type: ignore[no-any-return]
+        return forward(V)
 
     w = ml.ones(3, dtype=ml.float64)
     for result in (after(w), ml.capture(after)(w), ml.grad(lambda w: ml.sum(after(w)))(w)):

@@ -144,5 +144,4 @@ def built_by(text: str) -> Callable[[], Any]:
         exec(compile(text, name, "exec"), namespace)
     finally:
         linecache.cache.pop(name, None)
-    build: Callable[[], Any] = namespace["build"]
-    return build
+    return namespace["build"]

@@ -388,8 +388,7 @@ def test_functions_in_python_get_copies_of_the_host(vm: GpuVM) -> None:
 
 def test_control_flow_reads_only_what_it_branches_on(vm: GpuVM) -> None:
     def loop(x: ml.Tensor) -> ml.Tensor:
-        y: ml.Tensor = ml.while_loop(lambda x: ml.max(x) > 1.0, lambda x: x / 2.0, x)
-        return y
+        return ml.while_loop(lambda x: ml.max(x) > 1.0, lambda x: x / 2.0, x)
 
     halved = ml.capture(loop)
     with ml.use(vm):

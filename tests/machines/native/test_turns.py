@@ -210,10 +210,7 @@ def test_an_interrupt_ends_the_turns_soon(kind: str) -> None:
 
 def test_replays_of_a_loop_see_new_values_and_raise_its_errors() -> None:
     def rows(x: ml.Tensor, n: ml.Tensor) -> ml.Tensor:
-        total: ml.Tensor = ml.fori_loop(
-            0, n, lambda i, total: 0.5 * total + ml.sin(x[i]), ml.zeros(())
-        )
-        return total
+        return ml.fori_loop(0, n, lambda i, total: 0.5 * total + ml.sin(x[i]), ml.zeros(()))
 
     captured = ml.capture(rows)
     x, n = ml.arange(8.0), ml.asarray(0)

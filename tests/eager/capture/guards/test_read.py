@@ -39,7 +39,7 @@ def an_imported_module(name: str = "signature_import") -> Any:
     def step(x: ml.Tensor) -> ml.Tensor:
         import signature_import  # type: ignore[import-not-found]
 
-        return x * signature_import.lr  # type: ignore[no-any-return]
+        return x * signature_import.lr
 
     return step, lambda: sys.modules.update({name: second})
 
