@@ -33,8 +33,7 @@ def freeze(checkout: Path, version: str) -> None:
     """Write the file. Raises `SystemExit` if ours gives a result that is not accepted."""
     sys.path.insert(0, str(checkout))
     os.environ |= {"ARRAY_API_TESTS_MODULE": "mlvm.eager", "ARRAY_API_TESTS_VERSION": version}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         stubs = importlib.import_module("array_api_tests.stubs")
         dtypes = importlib.import_module("array_api_tests.dtype_helpers")
         tests = importlib.import_module("array_api_tests.test_special_cases")

@@ -263,10 +263,9 @@ def faults(
     here = os.getcwd()
     with (
         tempfile.TemporaryDirectory() as folder,
-        warnings.catch_warnings(),
+        warnings.catch_warnings(action="ignore"),
         np.errstate(all="ignore"),
     ):
-        warnings.simplefilter("ignore")
         os.chdir(folder)
         try:
             number = 0

@@ -100,8 +100,7 @@ def _has_gradient(fn: Fn) -> bool:
     """Return whether it maps a vector to floats that are not more, and has a gradient."""
     x = ml.asarray(np.random.default_rng(0).uniform(0.2, 0.8, 6))
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             z = fn(x)
             slopes = ml.vjp(fn, x)[1](ml.ones_like(z))[0]
     except Exception:  # whatever it wants instead
@@ -130,14 +129,12 @@ def findings(
     for name in every:
         for kind, values in _inputs(n).items():
             try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")
+                with warnings.catch_warnings(action="ignore"):
                     wide = results(every[name], ml.asarray(values))
             except MlvmError:
                 continue
             for dtype in dtypes:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")
+                with warnings.catch_warnings(action="ignore"):
                     narrow = results(every[name], ml.asarray(values).astype(dtype))
                 for part, got, expected in zip(
                     ("value", "gradient", "tangent"), narrow, wide, strict=True

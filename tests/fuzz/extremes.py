@@ -147,8 +147,7 @@ def _is_elementwise(fn: Fn, arity: int) -> bool:
     rng = np.random.default_rng(0)
     xs = [ml.asarray(rng.uniform(0.2, 0.8, 5)) for _ in range(arity)]
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             whole, again = fn(*xs), fn(*xs)
             parts = [fn(*[x[i : i + 1] for x in xs]) for i in range(5)]
     except Exception:  # whatever it wants instead
@@ -195,8 +194,7 @@ def _cast(x: Any, dtype: str) -> Any:
 def _run(fn: Fn, columns: list[Any], dtype: str) -> Any:
     """Return the results at points as f64, or None if the function refuses them."""
     try:
-        with warnings.catch_warnings(), np.errstate(all="ignore"):
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"), np.errstate(all="ignore"):
             return ml.astype(fn(*[_cast(x, dtype) for x in columns]), "f64").numpy()
     except MlvmError:
         return None
@@ -298,8 +296,7 @@ def _names_of(rows: list[Row]) -> list[str]:
 def _evaluated(row: Row, arrays: list[Any], dtype: str) -> list[Any] | None:
     xs = [_cast(x, dtype) if x.dtype.kind == "f" else ml.asarray(x) for x in arrays]
     try:
-        with warnings.catch_warnings(), np.errstate(all="ignore"):
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"), np.errstate(all="ignore"):
             ys = flat(row.ours(*xs))
     except (MlvmError, TypeError, ValueError):
         return None
@@ -325,8 +322,7 @@ def row_findings(row: Row, seed: int) -> Iterator[Finding]:
         if got is None:
             continue
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
+            with warnings.catch_warnings(action="ignore"):
                 expected = row.expected(*arrays)
         except Exception:  # numpy refuses it
             continue

@@ -857,8 +857,7 @@ def fuzz(
     def attempt(number: int) -> str:
         return try_program(drawn(random.Random(f"{seed} {number}")))
 
-    with warnings.catch_warnings(), contextlib.suppress(KeyError):
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"), contextlib.suppress(KeyError):
         cases = [(name, field) for name in FIELDS for field in fields_of(name)] if not first else []
         outcomes, wrong = outcomes_of(range(len(cases)), lambda i: try_field(*cases[i]))
         more, also = outcomes_of(range(first, first + programs), attempt, until)

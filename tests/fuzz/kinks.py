@@ -78,8 +78,7 @@ def _of_vector(fn: Any, start: Any, direction: Any, power: int) -> Line:
 def derivatives(line: Line, t: float) -> list[float] | None:
     """Return the derivatives of the first three orders at t; None if there are none."""
     values = []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         for order in range(4):
             line = ml.grad(line) if order else line
             try:

@@ -89,8 +89,7 @@ def fuzz(programs: int, seed: int, first: int = 0) -> tuple[Outcomes, str | None
 
     def attempt(number: int) -> str:
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
+            with warnings.catch_warnings(action="ignore"):
                 message = difference(seed, number)
         except MlvmError as error:
             return f"refused: {type(error).__name__}"

@@ -586,8 +586,7 @@ def lines_of(chain: Chain, number: int) -> list[str]:
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             threads = [threading.Thread(target=work, args=(mine,)) for mine in lines]
             for thread in threads:
                 thread.start()
@@ -601,8 +600,7 @@ def lines_of(chain: Chain, number: int) -> list[str]:
 def _lines_with_warnings(chain: Chain, number: int) -> list[str]:
     lines, world = [], World(chain, number)
     for step in chain.steps:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+        with warnings.catch_warnings(record=True, action="always") as caught:
             # A process warns once of each pair of types, and this one may have done so before.
             warnings.simplefilter("ignore", ml.PrecisionWarning)
             text = world.run(step)
@@ -663,8 +661,7 @@ class Player:
     def forked(cls, *, pristine: bool = False) -> Player:
         """Start a copy of this process."""
         ours, theirs = Pipe()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
+        with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
             process = os.fork()
         if process:
             theirs.close()

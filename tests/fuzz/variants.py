@@ -263,8 +263,7 @@ def _here(variant: Variant, folded: bool) -> Any:
         model.graph.initializer.extend(made)
         inputs = {}
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             loaded = ml.onnx.load(model.SerializeToString())
             results = loaded(**inputs)
     except MlvmError as error:

@@ -236,8 +236,7 @@ def test_one_loop_over_several_epochs_is_told() -> None:
     with pytest.warns(UserWarning, match=text) as records, pipeline(epochs=3) as batches:
         indices(batches)
     assert records[0].filename == __file__
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(action="error"):
         for epochs, loops, last in ((3, 2, 0), (3, 1, 2), (1, 1, 0), (None, 1, 0), (3, 0, 2)):
             with pipeline(epochs=epochs) as batches:
                 for _ in range(loops):

@@ -140,8 +140,7 @@ def difference(make: Callable[[], Any], operands: tuple[Any, ...], captured: boo
     import torch
 
     module: Any = make().eval()
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with torch.no_grad(), warnings.catch_warnings(action="ignore"):
         expected = [x.numpy() for x in leaves(module(*operands))]
         export: Any = torch.onnx.export(module, operands, dynamo=True, verbose=False)
     data, arrays = export.model_proto.SerializeToString(), [x.numpy() for x in operands]

@@ -92,8 +92,7 @@ class Walk:
         )
         _seed()
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
+            with warnings.catch_warnings(action="ignore"):
                 inputs = op.sample_inputs("cpu", DTYPES[dtype], requires_grad=differentiable)
                 samples = list(islice(inputs, self.samples))
         except Exception as error:
@@ -155,8 +154,7 @@ class Walk:
     def _tried(self, op: Any, entry: Entry, run: Callable[[], Any]) -> tuple[str, str, Any]:
         """The verdict and its reason if the call raises; else the result."""
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
+            with warnings.catch_warnings(action="ignore"):
                 return "", "", run()
         except Exception as error:
             reason = self.refusals.reason(op.name, error)
@@ -221,8 +219,7 @@ def _refused(entry: Entry, arguments: Any) -> tuple[str, str]:
     except Exception as error:
         return "skipped", f"no arguments of ours: {type(error).__name__}"
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             call(call.tensors)
     except ml.errors.MlvmError:
         return "refused", "PyTorch refuses it, too"
@@ -349,8 +346,7 @@ def _by_torch(op: Any, entry: Entry, arguments: Any) -> tuple[Any, str]:
     value, args, keywords = arguments
     _seed()
     try:
-        with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"), torch.no_grad():
             return op(_fresh(value), *_fresh(args), **_fresh(keywords)), ""
     except Exception as error:
         return None, f"PyTorch refuses it: {_message(error)}"
@@ -378,8 +374,7 @@ def _gradients_by_torch(op: Any, entry: Entry, arguments: Any) -> list[Any]:
     value, args, keywords = arguments
     _seed()
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             results = op(value, *args, **keywords)
             inexact = _inexact(entry, results)
             weights = [

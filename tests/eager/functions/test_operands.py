@@ -94,8 +94,7 @@ def test_the_way_back_and_pure_products_tell_nothing() -> None:
         grads = ml.grad(lambda w: ml.sum((x @ w) ** 2))(w)
     assert [each.lineno for each in records] == [line]
     assert grads.dtype is ml.float32
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(action="error"):
         for a, b in (("f64", "f64"), ("f32", "f16"), ("i64", "f64"), ("c64", "f32")):
             ml.ones((4, 3), dtype=a) @ ml.ones((3, 109), dtype=b)
         assert (w[:, :3] * x[:3]).dtype is ml.float64  # no product of matrices

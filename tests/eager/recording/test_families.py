@@ -101,8 +101,7 @@ class Renumbered:
 
 
 def outcome(function: Callable[[], Any]) -> Any:
-    with warnings.catch_warnings(record=True) as caught, np.errstate(all="ignore"):
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as caught, np.errstate(all="ignore"):
         try:
             result = words(function())
         except (MlvmError, TypeError, ValueError, IndexError) as error:

@@ -58,8 +58,7 @@ def run(code: str, **variables: Any) -> list[str]:
     space = {**globals(), "pick": lambda x: x[1]}
     exec(f"def function(x, box, held):{lines}", space)
     for _ in range(2):
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
+        with warnings.catch_warnings(record=True, action="always") as told:
             parts._sites.clear()
             space["function"](**variables)
     assert {each.category for each in told} <= {ml.NoEffectWarning}
@@ -90,8 +89,7 @@ def test_results_of_recorded_calls_are_parts(call: str) -> None:
 
 def test_modules_warn_if_the_whole_is_read_later() -> None:
     def told(code: str) -> int:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+        with warnings.catch_warnings(record=True, action="always") as caught:
             exec(compile(code, "module.py", "exec"), {"ml": ml, "x": ml.zeros((2, 3))})
         return len(caught)
 

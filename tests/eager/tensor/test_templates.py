@@ -70,8 +70,7 @@ def seen(x: Any) -> Any:
 
 def outcome(call: Callable[[], Any]) -> Any:
     """Return what the call results in or raises, and its warnings."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as caught:
         try:
             result = [seen(x) for x in flat(call())]
         except Exception as error:

@@ -32,8 +32,10 @@ MOST_REFUSED: Final = 0.05
 def outcome_of(source: Source, device: str | None = None) -> str:
     """Run a program and return its outcome in a few words. Raises `Found`, and what else it fails
     with."""
-    with warnings.catch_warnings(), time_limit(SECONDS * (ON_DEVICE if device else 1)):
-        warnings.simplefilter("error")
+    with (
+        warnings.catch_warnings(action="error"),
+        time_limit(SECONDS * (ON_DEVICE if device else 1)),
+    ):
         warnings.simplefilter("ignore", ml.NoEffectWarning)  # random losses may use no parameter
         return require_same(built_by(source.text()), device=device)
 

@@ -25,8 +25,7 @@ def warned(captured: Any, call: Callable[[int], object], calls: int = 20) -> tup
     """At which call the one warning was issued, and its text. It is about the line of the call."""
     events = []
     for i in range(calls):
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+        with warnings.catch_warnings(record=True, action="always") as caught:
             call(i)
         events += [(i + 1, each) for each in caught]
     [(at, warning)] = events

@@ -196,12 +196,10 @@ FIELDS = Fields()
     Loaded().__call__,
 )
 def test_what_stays_the_same_is_not_told(fn: Callable[..., Any]) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(action="error"):
         ml.capture(fn)(ml.ones(2))
 
 
 def test_a_function_that_raises_tells_nothing_besides() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(action="error"):
         refuses(ml.errors.ShapeError, "", ml.capture(lambda x: x * time.time() @ x[:1]), ml.ones(2))
