@@ -3,6 +3,7 @@ that end."""
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -63,6 +64,17 @@ def wait_for(condition: Callable[[], object], seconds: float = 10.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not become so in time"
         time.sleep(0.005)
+
+
+@contextmanager
+def taking_turns(seconds: float = 1e-6) -> Iterator[None]:
+    """Let threads take turns as often as that in the block; by default as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(seconds)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
 
 
 @contextmanager

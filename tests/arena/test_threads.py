@@ -7,7 +7,6 @@ import contextlib
 import contextvars
 import gc
 import random
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -23,7 +22,7 @@ from mlvm.core.types import TensorType
 from mlvm.core.vm import VM
 from tests.brief import cases
 from tests.interrupting import with_each_line_interrupted
-from tests.threads import PATIENCE, in_threads, start
+from tests.threads import PATIENCE, in_threads, start, taking_turns
 
 TYPES = [TensorType("u64", (n,)) for n in (1, 8, 9, 16, 40)]
 
@@ -31,10 +30,8 @@ TYPES = [TensorType("u64", (n,)) for n in (1, 8, 9, 16, 40)]
 @pytest.fixture
 def hasty() -> Iterator[None]:
     """Threads take turns as often as the interpreter can."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
+    with taking_turns():
+        yield
 
 
 @pytest.mark.usefixtures("hasty")

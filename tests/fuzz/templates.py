@@ -47,6 +47,7 @@ from tests.cases import tables
 from tests.cases.tables import FUNCTIONS
 from tests.fuzz.command import Outcomes, Wrong
 from tests.interrupting import interrupted
+from tests.threads import in_threads, taking_turns
 
 PROGRAMS: Final = 20_000
 """Number of chains of a whole run."""
@@ -583,17 +584,8 @@ def lines_of(chain: Chain, number: int) -> list[str]:
         mine += world.end()
 
     barrier = threading.Barrier(chain.threads)
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            threads = [threading.Thread(target=work, args=(mine,)) for mine in lines]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-    finally:
-        sys.setswitchinterval(before)
+    with taking_turns(1e-5), warnings.catch_warnings(action="ignore"):
+        in_threads(work, lines)
     return [*itertools.chain(*lines)]
 
 

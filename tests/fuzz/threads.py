@@ -18,7 +18,6 @@ import contextvars
 import faulthandler
 import itertools
 import random
-import sys
 import time
 import traceback
 from collections import Counter
@@ -42,7 +41,7 @@ from mlvm.eager.functions.random import prepare
 from mlvm.eager.tensor.constants import prepare_constants
 from mlvm.eager.tensor.garbage import collect
 from tests.fuzz.command import Wrong, parser_of
-from tests.threads import start
+from tests.threads import start, taking_turns
 
 SHAPES: Final = [(1,), (8,), (2, 4), (9,), (16,), (3, 5), (40,)]
 SWITCHES: Final = (1e-6, 1e-5, 1e-4)
@@ -316,7 +315,6 @@ OPERATIONS: Final[list[Callable[[Worker, list[Known]], None]]] = [
 def play(seed: str, seconds: float, nthreads: int, outcomes: Counter[str]) -> str | None:
     """One round; what went wrong, as text."""
     rng = random.Random(seed)
-    sys.setswitchinterval(rng.choice(SWITCHES))
     vm = ml.VM()
     world = World(
         vm,
@@ -332,9 +330,10 @@ def play(seed: str, seconds: float, nthreads: int, outcomes: Counter[str]) -> st
         with ml.use(vm):
             run()
 
-    running = [start(on_the_vm, run) for run in runs]
-    for each in running:
-        each.result(PATIENCE + seconds)
+    with taking_turns(rng.choice(SWITCHES)):
+        running = [start(on_the_vm, run) for run in runs]
+        for each in running:
+            each.result(PATIENCE + seconds)
     for generator in world.generators:
         generator.close()  # type: ignore[attr-defined]
     if world.failures:
@@ -373,11 +372,7 @@ def constants(vm: ml.VM) -> int:
 def fuzz(seconds: float, seed: int, nthreads: int = 4) -> tuple[int, Counter[str], str | None]:
     """Run rounds for the given number of seconds; return their number, how operations ended, and
     what went wrong first."""
-    outcomes: Counter[str] = Counter()
-    before = sys.getswitchinterval()
-    until = time.monotonic() + seconds
-    failure = None
-    number = 0
+    outcomes, until, failure, number = Counter[str](), time.monotonic() + seconds, None, 0
     try:
         while failure is None and (remaining := until - time.monotonic()) > 0:
             faulthandler.dump_traceback_later(ROUND + PATIENCE, exit=True)
@@ -385,7 +380,6 @@ def fuzz(seconds: float, seed: int, nthreads: int = 4) -> tuple[int, Counter[str
             number += 1
     finally:
         faulthandler.cancel_dump_traceback_later()
-        sys.setswitchinterval(before)
     return number, outcomes, failure
 
 

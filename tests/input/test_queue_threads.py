@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from mlvm.core.errors import QueueClosedError, QueueEmptyError, QueueFullError
 from mlvm.core.vm import VM
 from mlvm.input.queue import QueueTensor
 from tests.brief import cases, refuses
-from tests.threads import PATIENCE, start
+from tests.threads import PATIENCE, start, taking_turns
 
 
 def until_they_wait() -> None:
@@ -46,10 +45,8 @@ def full(vm: VM) -> QueueTensor:
 @pytest.fixture(autouse=True)
 def often() -> Iterator[None]:
     """Threads take turns as often as they can."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    yield
-    sys.setswitchinterval(before)
+    with taking_turns(1e-5):
+        yield
 
 
 def test_many_producers_and_consumers(vm: VM) -> None:

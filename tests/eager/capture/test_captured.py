@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import sys
 import threading
 import weakref
 from collections import deque
@@ -32,7 +31,7 @@ from mlvm.core.errors import (
 )
 from mlvm.eager import nn, optim
 from tests.brief import Capsys, Fn, Patch, cases, line_with, refuses, run_python
-from tests.threads import PATIENCE, in_threads, start
+from tests.threads import PATIENCE, in_threads, start, taking_turns
 from tests.wired import machine
 
 pytestmark = pytest.mark.usefixtures("weights")
@@ -507,16 +506,13 @@ def test_a_captured_function_is_closed_beside_calls_on_other_threads(vm: Any) ->
             captured.close()
             assert captured.signatures >= 0
 
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    try:
+    with taking_turns(1e-5):
         closing = start(close)
-        in_threads(work, range(3))
-        done.set()
+        try:
+            in_threads(work, range(3))
+        finally:
+            done.set()
         closing.result(PATIENCE)
-    finally:
-        done.set()
-        sys.setswitchinterval(before)
     captured.close()
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
-import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -18,6 +16,7 @@ from mlvm.eager.functions import random
 from mlvm.eager.tensor.templates import disabled
 from mlvm.machines.native.extension import EXTENSION
 from tests.cases.tables import lines
+from tests.threads import in_threads, taking_turns
 from tests.trees import assert_close
 
 R = ml.random
@@ -276,16 +275,8 @@ def test_draws_of_threads_take_different_keys() -> None:
                 mine.append(tuple(R.next_key().tolist()))
 
     R.seed(3)
-    threads = [threading.Thread(target=draw, args=(mine,)) for mine in drawn]
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        sys.setswitchinterval(before)
+    with taking_turns():
+        in_threads(draw, drawn)
     assert R.state().tolist() == [3, 801]
     R.seed(3)
     in_order = {tuple(R.next_key().tolist()) for _ in range(800)}
