@@ -4,10 +4,13 @@
 - `promotions`: two dtypes, and the one that they promote to;
 - `special`: for each special value that the standard speaks of, arguments that meet the condition
   and a result that the standard's own tests accept. They are asked here, when it is written.
+
+    python -m tests.conformance.freeze ../array-api-tests
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import inspect
 import itertools
@@ -29,21 +32,24 @@ _PER_CASE: Final = 3
 """Arguments for each condition."""
 
 
-def freeze(checkout: Path, version: str) -> None:
+def main() -> None:
     """Write the file. Raises `SystemExit` if ours gives a result that is not accepted."""
-    sys.path.insert(0, str(checkout))
-    os.environ |= {"ARRAY_API_TESTS_MODULE": "mlvm.eager", "ARRAY_API_TESTS_VERSION": version}
+    parser = argparse.ArgumentParser("python -m tests.conformance.freeze", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("checkout", type=Path, help="a checkout of array-api-tests")
+    sys.path.insert(0, str(parser.parse_args().checkout.resolve()))
+    importlib.import_module("tests.suites.with_array_api")
     with warnings.catch_warnings(action="ignore"):
         stubs = importlib.import_module("array_api_tests.stubs")
         dtypes = importlib.import_module("array_api_tests.dtype_helpers")
         tests = importlib.import_module("array_api_tests.test_special_cases")
     frozen = {
-        "version": version,
+        "version": os.environ["ARRAY_API_TESTS_VERSION"],
         "signatures": _signatures(stubs),
         "promotions": sorted([*pair, z] for pair, z in dtypes._promotion_table.items()),
         "special": _special(tests),
     }
-    lines = [f'"version": {json.dumps(version)}']
+    lines = [f'"version": {json.dumps(frozen["version"])}']
     for part in ("signatures", "promotions", "special"):
         entries: Any = frozen[part]
         if isinstance(entries, dict):
@@ -109,3 +115,7 @@ def _dtype(x: Any) -> Any:
 
 def _plain(x: Any) -> Any:
     return [x.real, x.imag] if isinstance(x, complex) else x
+
+
+if __name__ == "__main__":
+    main()

@@ -5,7 +5,8 @@
     python -m tests.suites autograd ~/checkouts/autograd
 
 `scipy`, `sklearn` and `array_api_extra` need the package, which contains its tests. `autograd`
-(HIPS) and `mlx` need the folder of a checkout, whose tests are run; nothing of it is copied.
+(HIPS), `mlx` and `array_api` (array-api-tests, with its submodule and what its requirements.txt
+names) need the folder of a checkout, whose tests are run; nothing of it is copied.
 `expected/NAME.txt` lists the tests that are known to fail, and why. The exit status is 1 if another
 test fails, or if no test fails that a line names. What follows `--` is for pytest.
 """
@@ -61,6 +62,13 @@ SUITES: Final = {
     "array_api_extra": Suite("array_api_extra", ("array_api_extra.tests.main",), ("-k", "mlvm")),
     "autograd": Suite("numpy", options=_without("autograd")),
     "mlx": Suite("numpy", options=(*_without("mlx"), "-p", "no:subtests")),
+    "array_api": Suite(
+        "ndindex",
+        options=(
+            *("--max-examples=20", "--hypothesis-seed=0", "--disable-deadline"),
+            "--ignore-glob=/*/meta_tests",
+        ),
+    ),
 }
 
 
