@@ -158,7 +158,6 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     require_known(parser, [x for x in options.names if not functions(x)], functions)
     count = 0
-    require_known(parser, options.names, functions)
     for finding in findings(options.names, n=options.elements):
         print(finding, flush=True)
         count += 1

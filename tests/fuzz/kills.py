@@ -39,12 +39,10 @@ LONGEST_DELAY: Final = 0.004  # seconds: a few steps
 Steps = Callable[[], Iterator[object]]
 
 
-def steps() -> Steps:
-    """Return a function that runs steps of two captured functions, which are traced already.
-
-    They have inputs to store, and state is written between them.
-    """
-    w = {"w": ml.ones((30, 20)), "b": ml.zeros(20)}
+def steps(count: int, rows: int, shape: tuple[int, int]) -> Steps:
+    """Return a function that runs that many steps of two captured functions, of a matrix of that
+    shape and inputs of so many rows. State is written between them."""
+    w = {"w": ml.ones(shape), "b": ml.zeros(shape[1])}
     optimizer = ml.optim.Adam(w, 0.1)
 
     @ml.capture
@@ -59,13 +57,11 @@ def steps() -> Steps:
         return ml.sum(x @ w["w"]) * factor
 
     def run() -> Iterator[object]:
-        for i in range(STEPS // 2):
-            yield step(ml.full((9, 30), float(i)))
-            yield evaluate(ml.ones((9, 30)), 2.0 * i)
+        for i in range(count // 2):
+            yield step(ml.full((rows, shape[0]), float(i)))
+            yield evaluate(ml.ones((rows, shape[0])), 2.0 * i)
             w["b"][0] = 0.5
 
-    for _ in islice(run(), 2):
-        pass
     return run
 
 
@@ -118,7 +114,9 @@ def attempt(run: Steps, folder: Path, whole: Run, seed: int, number: int) -> str
 
 def fuzz(programs: int, seed: int, first: int) -> tuple[Outcomes, str | None]:
     with tempfile.TemporaryDirectory() as name, ml.use(ml.VM("recording")):  # of one thread
-        folder, run = Path(name), steps()
+        folder, run = Path(name), steps(STEPS, 9, (30, 20))
+        for _ in islice(run(), 2):  # in which both are traced
+            pass
         os.waitpid(recorded(run, folder / "whole"), 0)
         whole = open_run(folder / "whole")
         check = partial(attempt, run, folder, whole, seed)

@@ -12,7 +12,6 @@ import itertools
 import random
 import re
 import traceback
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
@@ -26,6 +25,7 @@ from mlvm.core.program.program import Program
 from mlvm.core.types import Array
 from mlvm.machines.local import LocalVM as VM
 from mlvm.machines.native import extension
+from tests.fuzz.command import Outcomes
 from tests.fuzz.making import Case, make_case
 from tests.fuzz.trying import MAX_STEPS, Found, Table, computes, launch, new_vm, time_limit
 
@@ -139,10 +139,10 @@ def with_special_values(rng: random.Random, array: Array) -> Array:
 
 
 class Machines:
-    """Tries cases on all machines, and counts what comes out, by the case's kind."""
+    """Tries cases on all machines, and counts kinds and outcomes."""
 
     def __init__(self) -> None:
-        self.counts: Counter[tuple[str, str]] = Counter()
+        self.counts = Outcomes()
         self.renew()
 
     def renew(self) -> None:
@@ -159,7 +159,7 @@ class Machines:
         try:
             program = case.make()
         except MlvmError as error:
-            self.counts[case.kind, f"not made: {type(error).__name__}"] += 1
+            self.counts[f"{case.kind}: not made: {type(error).__name__}"] += 1
             return
         rng = random.Random(repr(case.kind) + str(len(program.functions)) + str(len(case.args)))
         max_steps = rng.choice([MAX_STEPS, MAX_STEPS, rng.randint(1, 12)])
@@ -168,7 +168,7 @@ class Machines:
         outcomes = [outcome(vm, program, args, max_steps) for vm in self.vms.values()]
         reference, first = outcomes[0], outcomes[:2][-1]
         failed = reference.error
-        self.counts[case.kind, failed[0].__name__ if failed else "ran"] += 1
+        self.counts[f"{case.kind}: {failed[0].__name__ if failed else 'ran'}"] += 1
         changed = {vm.attached(Table).changed for vm in self.vms.values()}
         if len(changed) > 1:
             raise Found("not all machines have changed their function tables")
@@ -186,18 +186,6 @@ class Machines:
                 if other.error is None or not issubclass(other.error[0], UNREACHED):
                     require_same(name, other, first, bits=True)
 
-    def report(self) -> str:
-        """Return what was tried and its outcomes, a line each."""
-        totals: Counter[str] = Counter()
-        for (kind, _), n in self.counts.items():
-            totals[kind] += n
-        lines = []
-        for kind, total in sorted(totals.items()):
-            lines.append(f"{kind}: {total}")
-            outcomes = Counter({out: n for (k, out), n in self.counts.items() if k == kind})
-            lines += [f"  {n:8d}  {outcome}" for outcome, n in outcomes.most_common()]
-        return "\n".join(lines)
-
 
 def listing(case: Case) -> str:
     """The case's program as text, or as a value when assembly cannot write it."""
@@ -211,7 +199,7 @@ def listing(case: Case) -> str:
         return repr([*program.functions.values()])
 
 
-def fuzz(programs: int, seed: int, first: int = 0) -> tuple[Machines, str | None]:
+def fuzz(programs: int, seed: int, first: int = 0) -> tuple[Outcomes, str | None]:
     """Try the given number of cases; return the outcomes, and how the machine failed, if it did."""
     runs = Machines()
     for number in range(first, first + programs):
@@ -222,5 +210,5 @@ def fuzz(programs: int, seed: int, first: int = 0) -> tuple[Machines, str | None
             place = f"python -m tests.fuzz machines --seed {seed} --first {number} --programs 1"
             text = listing(make_case(seed, number))
             trace = "".join(traceback.format_exception(error))
-            return runs, f"{text}\n{trace}\nThe program above did this. Again: {place}"
-    return runs, None
+            return runs.counts, f"{text}\n{trace}\nThe program above did this. Again: {place}"
+    return runs.counts, None

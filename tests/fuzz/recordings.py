@@ -10,7 +10,6 @@ from __future__ import annotations
 import random
 import shutil
 import tempfile
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -18,13 +17,14 @@ from typing import Any, Final
 
 import mlvm.eager as ml
 from mlvm.core.errors import MlvmError
-from mlvm.eager import Tensor
 from mlvm.eager.runs.diff import diff
 from mlvm.eager.runs.log import LogWriter, read_log
 from mlvm.eager.runs.replay import Replay, open_run
 from mlvm.eager.runs.run import Run
 from mlvm.eager.runs.verification import verify
 from tests.fuzz.command import Outcomes, Wrong, outcomes_of
+from tests.fuzz.kills import steps
+from tests.fuzz.mutations import mutated
 
 PROGRAMS: Final = 20_000
 
@@ -32,32 +32,12 @@ PROGRAMS: Final = 20_000
 def fuzz(programs: int, seed: int, first: int) -> tuple[Outcomes, str | None]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        record(folder / "whole")
+        with ml.runs.record(folder / "whole", every=2):
+            for _ in steps(8, 9, (3, 2))():
+                pass
         shutil.copytree(folder / "whole", folder / "copy")
         attempt = partial(damaged, open_run(folder / "whole"), folder / "copy", seed)
         return outcomes_of(range(first, first + programs), attempt)
-
-
-def record(folder: Path) -> None:
-    """Record a few steps of two functions."""
-    w = {"w": ml.ones((3, 2)), "b": ml.zeros(2)}
-    optimizer = ml.optim.Adam(w, 0.1)
-
-    @ml.capture
-    def step(x: Tensor) -> Tensor:
-        loss, grads = ml.value_and_grad(lambda w: ml.mean((x @ w["w"] + w["b"]) ** 2))(w)
-        optimizer.update(grads)
-        return loss
-
-    @ml.capture
-    def evaluate(x: Tensor, factor: float) -> Tensor:
-        return ml.sum(x @ w["w"]) * factor
-
-    with ml.runs.record(folder, every=2):
-        for i in range(4):
-            step(ml.full((9, 3), float(i)))
-            evaluate(ml.ones((9, 3)), 2.0 * i)
-            w["b"][0] = 0.5
 
 
 def damaged(whole: Run, copy: Path, seed: int, number: int) -> str:
@@ -95,38 +75,14 @@ def damage(rng: random.Random, folder: Path) -> Path:
     path = rng.choice([*files, folder / "log"])
     before = data = path.read_bytes()
     while data == before:
-        data = rng.choice(_CHANGES)(rng, before)
+        data = rng.choice((mutated, mutated, mutated, _zeroed))(before, rng)
     path.write_bytes(data)
     return path
 
 
-def _flip(rng: random.Random, data: bytes) -> bytes:
-    at = rng.randrange(len(data))
-    return data[:at] + bytes([data[at] ^ 1 << rng.randrange(8)]) + data[at + 1 :]
-
-
-def _cut(rng: random.Random, data: bytes) -> bytes:
-    return data[: rng.randrange(len(data))]
-
-
-def _without(rng: random.Random, data: bytes) -> bytes:
-    at = rng.randrange(len(data))
-    return data[:at] + data[at + rng.randrange(1, 40) :]
-
-
-def _twice(rng: random.Random, data: bytes) -> bytes:
-    start, end = sorted(rng.choices(range(len(data) + 1), k=2))
-    return data[:end] + data[start:end] + data[end:]
-
-
-def _zeroed(rng: random.Random, data: bytes) -> bytes:
+def _zeroed(data: bytes, rng: random.Random) -> bytes:
     start, end = sorted(rng.choices(range(len(data) + 1), k=2))
     return data[:start] + bytes(end - start) + data[end:]
-
-
-_CHANGES: Final[list[Callable[[random.Random, bytes], bytes]]] = [
-    _flip, _flip, _flip, _cut, _without, _twice, _zeroed,
-]  # fmt: skip
 
 
 def forge(rng: random.Random, log: Path) -> Path:

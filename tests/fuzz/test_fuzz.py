@@ -102,16 +102,9 @@ def test_random_programs() -> None:
     outcomes = re.findall(r"^ +(\d+)  (.+)$", output, re.MULTILINE)
     assert sum(int(n) for n, _ in outcomes) == PROGRAMS
     for kind in ("random program", *(f"changed {x}" for x in KINDS)):
-        assert re.search(rf"^{kind}: [1-9]", output, re.MULTILINE)
-    expected = {
-        "ran",
-        "ProgramError",
-        "ShapeError",
-        "DTypeError",
-        "MachineError",
-        "LimitExceededError",
-    }
-    assert expected <= {outcome for _, outcome in outcomes}
+        assert any(outcome.startswith(f"{kind}: ") for _, outcome in outcomes)
+    errors = {f"{name}Error" for name in ("Program", "Shape", "DType", "Machine", "LimitExceeded")}
+    assert {"ran", *errors} <= {outcome.partition(": ")[2] for _, outcome in outcomes}
 
 
 @pytest.mark.skipif(extension.EXTENSION is None, reason=extension.REASON)
@@ -135,7 +128,7 @@ def test_the_programs_to_change_run() -> None:
         runs.run(
             Case("valid", partial(Program, program.functions.values(), program.constants), args)
         )
-    ended = runs.counts["valid", "ran"] + runs.counts["valid", "LimitExceededError"]
+    ended = runs.counts["valid: ran"] + runs.counts["valid: LimitExceededError"]
     assert ended > 0.95 * len(valid)  # some examples want other arguments
 
 

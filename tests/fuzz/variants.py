@@ -31,6 +31,7 @@ import mlvm.eager as ml
 from mlvm.core.errors import MlvmError
 from mlvm.onnx.table import TABLE
 from tests.fuzz.command import Wrong, outcomes_of, parser_of, require_known
+from tests.fuzz.graphs import session
 from tests.onnx.backend import Case, cases
 
 FLOATS: Final = ("f2", "f4", "f8")
@@ -234,16 +235,9 @@ def _variant(model: Any, arrays: dict[str, Any], text: str) -> Variant:
 
 def _in_onnxruntime(variant: Variant) -> list[Any] | None:
     """Return the results of onnxruntime, or None if it does not run the model."""
-    import onnxruntime as ort
-
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     try:
-        data = variant.model.SerializeToString()
-        session = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
-        results: list[Any] = session.run(None, variant.inputs)
+        runtime = session(variant.model.SerializeToString())
+        results: list[Any] = runtime.run(None, variant.inputs)
     except Exception:
         return None
     return results if all(isinstance(x, np.ndarray) for x in results) else None

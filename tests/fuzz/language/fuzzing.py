@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 import traceback
 import warnings
-from collections import Counter
 from typing import Final
 
 import mlvm.eager as ml
+from tests.fuzz.command import Outcomes, Wrong, outcomes_of
 from tests.fuzz.language.making import make
 from tests.fuzz.language.source import Source, built_by
 from tests.fuzz.language.trying import Found, require_same
@@ -70,52 +69,28 @@ def cut_down(source: Source, device: str | None = None) -> Source:
     return source
 
 
-class Fuzz:
-    """Tries programs, and counts what comes of them."""
+def described(source: Source, seed: int, number: int, device: str | None, failed: Exception) -> str:
+    """Return the program, cut down if it fails by itself, and how it failed."""
+    smaller = cut_down(source, device)
+    error = failure_of(smaller, device)
+    if error is None:
+        smaller, error = source, failed
+    trace = "".join(traceback.format_exception(error))
+    rest = f" --device {device}" if device else ""
+    again = f"python -m tests.fuzz language --seed {seed} --first {number} --programs 1"
+    return (
+        f"{smaller.text()}\n\nrequire_same(build)\n\n{trace}\n"
+        f"The program above did this. Again: {again}{rest}"
+    )
 
-    def __init__(self, seed: int, device: str | None = None) -> None:
-        self.seed = seed
-        self.device = device
-        self.counts: Counter[str] = Counter()
 
-    def run(self, number: int) -> str | None:
-        """Try the program of that number; how it failed, if it did."""
-        source = make(self.seed, number)
-        try:
-            self.counts[outcome_of(source, self.device)] += 1
-        except Exception as error:
-            failed = error
-        else:
-            return None
-        return self._describe(number, source, failed)
-
-    def _describe(self, number: int, source: Source, failed: Exception) -> str:
-        """The program, cut down if it fails by itself, and how it failed."""
-        smaller = cut_down(source, self.device)
-        error = failure_of(smaller, self.device)
-        if error is None:
-            smaller, error = source, failed
-        trace = "".join(traceback.format_exception(error))
-        rest = f" --device {self.device}" if self.device else ""
-        again = f"python -m tests.fuzz language --seed {self.seed} --first {number} --programs 1"
-        return (
-            f"{smaller.text()}\n\nrequire_same(build)\n\n{trace}\n"
-            f"The program above did this. Again: {again}{rest}"
-        )
-
-    def report(self) -> str:
-        """Return the outcomes, a line each."""
-        total = sum(self.counts.values())
-        lines = [f"{n:8d}  {outcome}" for outcome, n in self.counts.most_common()]
-        return "\n".join([f"programs in the eager language: {total}", *lines])
-
-    def too_many_refused(self) -> str | None:
-        """A complaint if too many programs are refused to say much about the others."""
-        total = sum(self.counts.values())
-        refused = sum(n for outcome, n in self.counts.items() if outcome.startswith("refused"))
-        if refused <= MOST_REFUSED * total + 1:
-            return None
-        return f"{refused} of {total} programs are refused by a CaptureError"
+def too_many_refused(outcomes: Outcomes) -> str | None:
+    """Return a complaint if too many programs are refused to say much about the others."""
+    total = outcomes.total()
+    refused = sum(n for outcome, n in outcomes.items() if outcome.startswith("refused"))
+    if refused <= MOST_REFUSED * total + 1:
+        return None
+    return f"{refused} of {total} programs are refused by a CaptureError"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -124,21 +99,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def fuzz(
     programs: int, seed: int, first: int = 0, *, device: str | None = None
-) -> tuple[Fuzz, str | None]:
-    """Try the given number of programs, with a line of progress on a terminal; return the outcomes,
-    and how one failed, if one did."""
-    runs = Fuzz(seed, device)
-    start = time.monotonic()
-    for number in range(first, first + programs):
-        failure = runs.run(number)
-        if failure is not None:
-            return runs, failure
-        if sys.stderr.isatty():
-            done = number + 1 - first
-            rate = done / (time.monotonic() - start)
-            print(
-                f"\r{done:,} of {programs:,} programs, {rate:.1f} a second", end="", file=sys.stderr
-            )
-    if sys.stderr.isatty():
-        print(file=sys.stderr)
-    return runs, runs.too_many_refused()
+) -> tuple[Outcomes, str | None]:
+    """Try programs until one fails; return the outcomes, and how it failed, if one did."""
+
+    def attempt(number: int) -> str:
+        source = make(seed, number)
+        try:
+            return outcome_of(source, device)
+        except Exception as error:
+            raise Wrong(described(source, seed, number, device, error)) from None
+
+    outcomes, failure = outcomes_of(range(first, first + programs), attempt, until="")
+    return outcomes, failure or too_many_refused(outcomes)

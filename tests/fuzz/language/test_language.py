@@ -11,6 +11,7 @@ import pytest
 import mlvm.eager as ml
 from tests.brief import Capsys, Patch, cases, refuses
 from tests.fuzz.__main__ import main
+from tests.fuzz.command import Outcomes
 from tests.fuzz.language import fuzzing
 from tests.fuzz.language.making import make
 from tests.fuzz.language.source import built_by
@@ -117,7 +118,7 @@ def test_a_wrong_replay_is_found_cut_down_and_printed(
     Keeper.results.clear()
     assert failure is not None
     assert reason in failure
-    program, _, rest = failure.partition("\n\nrequire_same(build)\n")
+    program, _, rest = failure.partition(": ")[2].partition("\n\nrequire_same(build)\n")
     assert len(program.splitlines()) < 50
     refuses((Found, ZeroDivisionError), "", lambda: require_same(built_by(program)))
     Keeper.results.clear()
@@ -160,8 +161,8 @@ def test_the_old_value_of_what_is_updated_may_end_sooner() -> None:
 
 
 def test_too_many_refused_programs_are_a_failure() -> None:
-    runs = fuzzing.Fuzz(seed=0)
-    runs.counts.update({"same": 96, "refused: a value is read": 4})
-    assert runs.too_many_refused() is None
-    runs.counts["refused: a value is read"] += 5
-    assert runs.too_many_refused() == "9 of 105 programs are refused by a CaptureError"
+    outcomes = Outcomes({"same": 96, "refused: a value is read": 4})
+    assert fuzzing.too_many_refused(outcomes) is None
+    outcomes["refused: a value is read"] += 5
+    text = "9 of 105 programs are refused by a CaptureError"
+    assert fuzzing.too_many_refused(outcomes) == text
