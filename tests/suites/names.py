@@ -1,14 +1,16 @@
-"""A module that stands for another library's, and has mlvm's names."""
+"""What plugins share: a module that stands for another library's, and f64 in tests."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 
+import mlvm.eager as ml
 from mlvm.eager.interop.exchange import OURS
 
 
@@ -33,3 +35,10 @@ class Names(ModuleType):
             ):
                 return value
         return lambda *_, **__: pytest.skip(f"mlvm has no {name}", allow_module_level=True)
+
+
+@pytest.fixture(autouse=True)
+def double_precision() -> Iterator[None]:
+    """Compute in f64 where a test names no dtype, as with NumPy; SciPy has PyTorch do so, too."""
+    with ml.default_dtype(ml.float64):
+        yield

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
 import pytest
 
 import mlvm.eager as ml
+from tests.suites.names import double_precision as double_precision
 
 OTHERS = ("array_api_strict", "torch", "jax", "cupy", "dask")
 
@@ -22,10 +22,3 @@ sys.modules.update({name: module for name, module in modules.items() if module i
 conftest.xp_known_backends.add("mlvm.eager")  # which tests of numpy alone skip
 backend = pytest.param(ml, id="mlvm", marks=pytest.mark.array_api_backends)
 conftest.xp = pytest.fixture(params=[backend])(conftest.xp._get_wrapped_function())
-
-
-@pytest.fixture(autouse=True)
-def double_precision() -> Iterator[None]:
-    """Compute in f64, as SciPy has PyTorch and JAX do."""
-    with ml.default_dtype(ml.float64):
-        yield

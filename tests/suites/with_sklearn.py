@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
-import pytest
-
-import mlvm.eager as ml
+from tests.suites.names import double_precision as double_precision
 
 array_api: Any = import_module("sklearn.utils._array_api")
 
@@ -24,10 +21,3 @@ def namespaces(**_: object) -> list[str]:
 
 array_api.yield_namespace_device_dtype_combinations = combinations
 array_api.yield_namespaces = namespaces
-
-
-@pytest.fixture(autouse=True)
-def double_precision() -> Iterator[None]:
-    """Compute in f64 where scikit-learn names no dtype."""
-    with ml.default_dtype(ml.float64):
-        yield
