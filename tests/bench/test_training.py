@@ -12,14 +12,6 @@ TINY = MIXERS["tiny"]
 STEPS = 4
 
 
-def test_the_mixers_have_these_patches() -> None:
-    assert {name: (size.patches, size.patch_features) for name, size in MIXERS.items()} == {
-        "tiny": (16, 16),
-        "cifar": (64, 48),
-        "s16": (196, 768),
-    }
-
-
 @pytest.mark.parametrize("size", CASES.values(), ids=CASES)
 def test_a_batch_is_the_same_each_time_and_has_all_that_a_model_wants(
     size: ImagesSize,
