@@ -128,7 +128,8 @@ class Members:
         self.groups: list[TcpGroup] = []
         hosts = [f"10.0.0.{rank + 1}" for rank in range(self.size)]
         self.processes = [world.process(f"m{rank}", host) for rank, host in enumerate(hosts)]
-        self._strike()
+        at = int(10 ** draw.uniform(0.5, 3.3))  # also early events
+        world.strike(self.struck, self.fault, at, TIMEOUT / 2)
         self._main: Callable[[int], None] = {
             "tcp": self._tcp, "board": self._board, "threads": self._threads,
         }[self.kind]  # fmt: skip
@@ -146,29 +147,6 @@ class Members:
     @property
     def struck(self) -> Process:
         return self.processes[self.victim]
-
-    def _strike(self) -> None:
-        """Have the fault strike at some event, early ones included."""
-        world, draw = self.world, self.world.random
-        at = int(10 ** draw.uniform(0.5, 3.3))
-        process = self.struck
-
-        def stop(seconds: float) -> None:
-            process.stopped_until = world.now + seconds
-
-        def cut(seconds: float) -> None:
-            process.cut_until = world.now + seconds
-
-        ever = float("inf")
-        faults: dict[str, Callable[[], None]] = {
-            "killed": lambda: world.kill(process),
-            "stopped": lambda: stop(ever),
-            "paused": lambda: stop(draw.uniform(0, TIMEOUT / 2)),
-            "cut": lambda: cut(ever),
-            "healed": lambda: cut(draw.uniform(0, TIMEOUT / 2)),
-        }
-        if self.fault in faults:
-            world.at_event[at] = faults[self.fault]
 
     # --- the program of a member ---
 

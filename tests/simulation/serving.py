@@ -6,7 +6,7 @@ server: it is killed, stops, is cut off, leaves in the middle, or has another se
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -68,25 +68,9 @@ class Serving:
         world, draw = self.world, self.world.random
         at = int(10 ** draw.uniform(0.5, 3.0))
         struck = self.host if self.fault.startswith("server") else self.processes[self.victim]
-
-        def stop(seconds: float) -> None:
-            struck.stopped_until = world.now + seconds
-
-        def cut(seconds: float) -> None:
-            struck.cut_until = world.now + seconds
-
-        ever = float("inf")
-        faults: dict[str, Callable[[], None]] = {
-            "killed": lambda: world.kill(struck),
-            "stopped": lambda: stop(ever),
-            "paused": lambda: stop(draw.uniform(0, _PATIENCE / 3)),
-            "cut": lambda: cut(ever),
-            "healed": lambda: cut(draw.uniform(0, _PATIENCE / 3)),
-            "closes": self._start_to_close,
-        }
-        kind = self.fault.removeprefix("server ")
-        if kind in faults:
-            world.at_event[at] = faults[kind]
+        world.strike(struck, self.fault.removeprefix("server "), at, _PATIENCE / 3)
+        if self.fault == "server closes":
+            world.at_event[at] = self._start_to_close
 
     def _start_to_close(self) -> None:
         self.world.start(self.host, self._close)

@@ -181,6 +181,26 @@ class World:
         for each in sorted(process.sockets, key=lambda each: each.number):
             each.close()
 
+    def strike(self, process: Process, fault: str, at: int, pause: float) -> None:
+        """Have a fault strike a process at an event. One that ends does after at most `pause`
+        seconds."""
+
+        def stop(seconds: float) -> None:
+            process.stopped_until = self.now + seconds
+
+        def cut(seconds: float) -> None:
+            process.cut_until = self.now + seconds
+
+        faults: dict[str, Callable[[], None]] = {
+            "killed": lambda: self.kill(process),
+            "stopped": lambda: stop(_EVER),
+            "paused": lambda: stop(self.random.uniform(0, pause)),
+            "cut": lambda: cut(_EVER),
+            "healed": lambda: cut(self.random.uniform(0, pause)),
+        }
+        if fault in faults:
+            self.at_event[at] = faults[fault]
+
     def end(self) -> None:
         """Unwind the threads that are left, which reach nobody any more."""
         for process in self.processes:
