@@ -68,6 +68,9 @@ def test_what_pages_import_has_examples() -> None:
 
 def test_every_public_name_has_a_docstring() -> None:
     assert [name for name, value in public().items() if not inspect.getdoc(value)] == []
+    for module in (ml, *(attrgetter(room)(ml) for room in ROOMS)):
+        assert module.__doc__
+        assert sorted({*module.__all__}) == sorted(module.__all__)
 
 
 def test_the_examples_print_what_they_show(capsys: Capsys, folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +16,7 @@ import mlvm.eager as ml
 from mlvm.core.observe import observed
 from mlvm.eager.capture.launch import Launch
 from mlvm.machines.native.extension import EXTENSION
-from tests.brief import Patch, cases, refuses
+from tests.brief import Patch, cases, count_calls, refuses
 from tests.threads import in_threads
 
 pytestmark = [
@@ -31,17 +32,9 @@ def arena() -> Iterator[Any]:
 
 
 @pytest.fixture
-def launches(monkeypatch: Patch) -> list[Any]:
-    """The launches that Python sends."""
-    sent: list[Any] = []
-    run = Launch.run
-
-    def counted(self: Any, *args: Any, **options: Any) -> None:
-        sent.append(self)
-        run(self, *args, **options)
-
-    monkeypatch.setattr(Launch, "run", counted)
-    return sent
+def launches(monkeypatch: Patch) -> Counter[str]:
+    """The numbers of launches that Python sends."""
+    return count_calls(monkeypatch, Launch, "run")
 
 
 def warmed(fn: Any, *args: Any) -> Any:
@@ -51,7 +44,7 @@ def warmed(fn: Any, *args: Any) -> Any:
     return captured
 
 
-def test_a_refused_value_raises_once_and_names_the_line(launches: list[Any]) -> None:
+def test_a_refused_value_raises_once_and_names_the_line(launches: Counter[str]) -> None:
     counts, table = ml.zeros(2), ml.asarray([1.0, 2.0, 3.0])
 
     def step(index: Any) -> Any:
@@ -60,10 +53,10 @@ def test_a_refused_value_raises_once_and_names_the_line(launches: list[Any]) -> 
 
     index = ml.asarray([0, 2])
     captured = warmed(step, index)
-    before = len(launches)
+    before = launches.total()
     index[...] = 7
     caught = refuses(ml.errors.MlvmError, "", captured, index)
-    assert len(launches) == before
+    assert launches.total() == before
     line = step.__code__.co_firstlineno + 2
     assert any(f"test_replay.py:{line}" in note for note in caught.__notes__)
     assert counts.tolist() == [5.0, 5.0]  # though the update is before the take
@@ -72,7 +65,7 @@ def test_a_refused_value_raises_once_and_names_the_line(launches: list[Any]) -> 
     assert counts.tolist() == [6.0, 6.0]
 
 
-def test_launches_that_are_observed_pass_python(arena: Any, launches: list[Any]) -> None:
+def test_launches_that_are_observed_pass_python(arena: Any, launches: Counter[str]) -> None:
     x = ml.ones(2)
     double = warmed(lambda x: x + x, x)
     programs = []
@@ -81,22 +74,22 @@ def test_launches_that_are_observed_pass_python(arena: Any, launches: list[Any])
         programs.append(program)
         return proceed(program, args, **options)
 
-    before = len(launches)
+    before = launches.total()
     with observed(arena.vm, launch=look):
         double(x)
     assert len(programs) == 1
-    assert len(launches) == before + 1
+    assert launches.total() == before + 1
     double(x)
-    assert len(launches) == before + 1
+    assert launches.total() == before + 1
 
 
-def test_a_changed_function_table_is_seen(arena: Any, launches: list[Any]) -> None:
+def test_a_changed_function_table_is_seen(arena: Any, launches: Counter[str]) -> None:
     x = ml.ones(2)
     double = warmed(lambda x: x + x, x)
-    before = len(launches)
+    before = launches.total()
     arena.vm.register("another", lambda frame: None, nparams=0, nresults=0)
     assert double(x).tolist() == [2.0, 2.0]
-    assert len(launches) == before + 1
+    assert launches.total() == before + 1
 
 
 def test_a_closed_vm_is_told(arena: Any) -> None:
@@ -219,7 +212,7 @@ class Stopped(BaseException):
     """An interrupt."""
 
 
-def test_signals_in_a_launch(arena: Any, launches: list[Any], monkeypatch: Patch) -> None:
+def test_signals_in_a_launch(arena: Any, launches: Counter[str], monkeypatch: Patch) -> None:
     from mlvm.machines.native import loop
 
     x = ml.full((512, 512), 1e-3)
@@ -236,7 +229,7 @@ def test_signals_in_a_launch(arena: Any, launches: list[Any], monkeypatch: Patch
         raise Stopped
 
     monkeypatch.setattr(loop.Helper, "check_signals", close)
-    before, stopped = len(launches), None
+    before, stopped = launches.total(), None
     for _ in range(50):
         if not errors:
             assert np.array_equal(captured(x), expected)
@@ -251,4 +244,4 @@ def test_signals_in_a_launch(arena: Any, launches: list[Any], monkeypatch: Patch
     alive = stopped is not None and stopped()
     gc.enable()
     assert alive is None, "the error keeps itself alive"
-    assert len(launches) == before
+    assert launches.total() == before

@@ -15,6 +15,7 @@ from mlvm.core.errors import OperandValueError
 from mlvm.eager.functions import random
 from mlvm.eager.tensor.templates import disabled
 from mlvm.machines.native.extension import EXTENSION
+from tests.brief import count_calls
 from tests.cases.tables import lines
 from tests.threads import in_threads, taking_turns
 from tests.trees import assert_close
@@ -297,15 +298,9 @@ def test_a_draw_that_fails_takes_one_key() -> None:
 
 @pytest.mark.skipif(EXTENSION is None, reason="without the C extension each draw runs in Python")
 def test_a_known_draw_does_not_run_its_function(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = list[object]()
-
-    def counted(*args: object) -> tuple[int, int]:
-        calls.append(args)
-        return 3, 7
-
-    monkeypatch.setattr(random, "integers", counted)
+    calls = count_calls(monkeypatch, random, "integers")
     for draw in (R.normal, R.uniform, R.bernoulli):
         calls.clear()
         for _ in range(5):
             draw((3, 7))
-        assert len(calls) == 2
+        assert calls.total() == 2

@@ -18,7 +18,7 @@ from mlvm.eager.functions import shapes
 from mlvm.eager.tensor import templates
 from mlvm.eager.tensor.reading import values_of
 from mlvm.machines.native.extension import EXTENSION
-from tests.brief import with_long
+from tests.brief import count_calls, with_long
 from tests.cases import tables
 from tests.cases.tables import FUNCTIONS, Row
 
@@ -211,13 +211,7 @@ def test_most_of_these_calls_run_by_open_templates() -> None:
 
 
 def test_a_function_of_calls_with_open_templates_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    shaped, calls = shapes._shaped, []
-
-    def counted(*args: Any) -> ml.Tensor:
-        calls.append(args)
-        return shaped(*args)
-
-    monkeypatch.setattr(shapes, "_shaped", counted)
+    calls = count_calls(monkeypatch, shapes, "_shaped")
     for n in range(40, 60):
         x = ml.ones((n, 3))
         assert ml.stack([x, x + 1.0]).shape == (2, n, 3)
