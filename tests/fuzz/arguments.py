@@ -17,7 +17,6 @@ import doctest
 import inspect
 import os
 import signal
-import sys
 import tempfile
 import warnings
 from collections import Counter
@@ -306,7 +305,3 @@ def main(argv: list[str] | None = None) -> int:
     if not options.only:
         print("without a right call:", *sorted(targets().keys() - counts.keys()))
     return int(bool(found))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 import math
 import re
-import sys
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
@@ -226,7 +225,3 @@ def main(argv: list[str] | None = None) -> int:
     found += [f"{name}: no reference" for name in written() if name not in known | {*UNCOMPARED}]
     print("\n".join(found) or f"{len(known)} recipes are as the functions that they replace")
     return int(bool(found))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
