@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 import mlvm.eager as ml
+from mlvm.core.errors import MlvmError
 from mlvm.core.types import Array
+from mlvm.eager.tensor.reading import values_of
 
 
 def arrays(tree: Any) -> list[Array]:
@@ -23,3 +27,21 @@ def assert_close(actual: Any, expected: Any, rtol: float = 0.0, atol: float = 0.
     """Check that there are as many leaves, each near the other."""
     for x, y in zip(arrays(actual), arrays(expected), strict=True):
         np.testing.assert_allclose(x, y, rtol, atol)
+
+
+def outcome(call: Callable[[], Any]) -> Any:
+    """Return what a call results in or raises, and its warnings, in a form that compares."""
+    with warnings.catch_warnings(record=True, action="always") as caught:
+        try:
+            result = _words(call())
+        except (MlvmError, TypeError, ValueError, IndexError) as error:
+            result = type(error), str(error)
+    return result, [(each.category, str(each.message)) for each in caught]
+
+
+def _words(x: Any) -> Any:
+    if isinstance(x, (tuple, list)):
+        return type(x), [_words(each) for each in x]
+    if isinstance(x, ml.Tensor):
+        return str(x.type), values_of(x).tobytes()
+    return type(x), repr(x)

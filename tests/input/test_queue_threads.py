@@ -25,11 +25,6 @@ def until_they_wait() -> None:
     time.sleep(0.05)
 
 
-@pytest.fixture
-def vm() -> VM:
-    return VM()
-
-
 @pytest.fixture(params=[1, 3], ids=["one waits", "three wait"])
 def waiters(request: pytest.FixtureRequest) -> int:
     return request.param

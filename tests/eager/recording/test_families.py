@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import random
 import re
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -13,14 +12,14 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from mlvm.core.errors import GradientError, MlvmError
+from mlvm.core.errors import GradientError
 from mlvm.eager.functions import shapes
 from mlvm.eager.tensor import templates
-from mlvm.eager.tensor.reading import values_of
 from mlvm.machines.native.extension import EXTENSION
 from tests.brief import count_calls, with_long
 from tests.cases import tables
 from tests.cases.tables import FUNCTIONS, Row
+from tests.trees import outcome
 
 pytestmark = pytest.mark.skipif(EXTENSION is None, reason="templates need the C extension")
 
@@ -98,21 +97,6 @@ class Renumbered:
             x = ml.asarray(tables._operand(match[1], match[2]))
             operands[match[0]] = x.astype(dtype) if x.dtype.is_float else x
         return operands
-
-
-def outcome(function: Callable[[], Any]) -> Any:
-    with warnings.catch_warnings(record=True, action="always") as caught, np.errstate(all="ignore"):
-        try:
-            result = words(function())
-        except (MlvmError, TypeError, ValueError, IndexError) as error:
-            result = type(error), str(error)
-    return result, [str(each.message) for each in caught]
-
-
-def words(x: Any) -> Any:
-    if isinstance(x, (tuple, list)):
-        return type(x).__name__, [words(each) for each in x]
-    return (str(x.type), values_of(x).tobytes()) if isinstance(x, ml.Tensor) else repr(x)
 
 
 ROWS: Final = [row for row in FUNCTIONS if row.first and "random" not in row.call]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import wraps
@@ -23,12 +22,12 @@ from mlvm.eager.functions.random import with_keys
 from mlvm.eager.tensor import primitives, templates
 from mlvm.eager.tensor.apply import one_op
 from mlvm.eager.tensor.constants import constant, is_constant
-from mlvm.eager.tensor.reading import values_of
 from mlvm.eager.tensor.template_kernels import chains_of
 from mlvm.eager.tensor.wrapper import public
 from mlvm.machines.native.extension import EXTENSION
 from tests.brief import run_python, with_long
 from tests.cases.tables import FUNCTIONS, Row, flat
+from tests.trees import outcome
 
 MODULE: Final = "mlvm.eager.tensor.templates"
 DTYPES: Final = ("f32", "bf16", "f64")
@@ -59,23 +58,6 @@ def disabled() -> AbstractContextManager[Any]:
 def operands(row: Row, dtype: str) -> list[ml.Tensor]:
     narrow = {"f": dtype, "c": "c128" if dtype == "f64" else "c64"}
     return [ml.asarray(x).astype(narrow.get(x.dtype.kind, x.dtype)) for x in row.operands.values()]
-
-
-def seen(x: Any) -> Any:
-    """Return a value that is equal for equal bits and types."""
-    if isinstance(x, ml.Tensor):
-        return str(x.type), values_of(x).tobytes()
-    return type(x), repr(x)
-
-
-def outcome(call: Callable[[], Any]) -> Any:
-    """Return what the call results in or raises, and its warnings."""
-    with warnings.catch_warnings(record=True, action="always") as caught:
-        try:
-            result = [seen(x) for x in flat(call())]
-        except Exception as error:
-            result = [type(error), str(error)]
-    return result, [(each.category, str(each.message)) for each in caught]
 
 
 def check(call: Callable[[], Any]) -> None:
