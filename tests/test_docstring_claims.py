@@ -452,16 +452,6 @@ UNSEEN_OF_METHODS = {
 """As `UNSEEN`. What has the docstring of a function of `ml` is tried there."""
 
 
-class Numbers:
-    """A data set."""
-
-    def __len__(self) -> int:
-        return 100
-
-    def __getitem__(self, indices: Any) -> tuple[Any, ...]:
-        return (indices,)
-
-
 def built() -> dict[str, Any]:
     """Build the objects whose methods the `Invalid calls` blocks call."""
     vm, dry, array = ml.VM("built"), ml.DryVM(), np.ones(2, np.float32)
@@ -480,7 +470,8 @@ def built() -> dict[str, Any]:
     drained = ml.capture(lambda: ml.sum(last.get()[0]))
     bounded = ml.capture(ml.sum, dynamic_axes={"x": ("n",)}, max_sizes={"n": 9})
     bounded(ml.ones(2))
-    batches, greedy = ml.Pipeline(Numbers(), 50, vm=vm), ml.Pipeline(Numbers(), 1, vm=vm)
+    numbers = (np.arange(100),)
+    batches, greedy = ml.Pipeline(numbers, 50, vm=vm), ml.Pipeline(numbers, 1, vm=vm)
     batches.close()
     gate, calls = Event(), list[Any]()
 
@@ -490,7 +481,7 @@ def built() -> dict[str, Any]:
             gate.wait()
         return arrays
 
-    slow = ml.Pipeline(Numbers(), 1, vm=vm, workers=1, transform=waiting)
+    slow = ml.Pipeline(numbers, 1, vm=vm, workers=1, transform=waiting)
     draws = ml.SampleRandom(0, 0, np.asarray([1]))
     pad, memory = ml.ScratchPad(vm, 64), np.zeros(128, np.uint8)
     bytes_of_vm = memory[-memory.ctypes.data % 64 :][:64]  # aligned

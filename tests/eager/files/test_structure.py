@@ -34,14 +34,8 @@ class Net(nn.Module):
         return self.head(self.dropout(self.norm(ml.tanh(self.first(x)))))
 
 
-class Points:
-    x = np.random.default_rng(0).standard_normal((20, 3)).astype(np.float32)
-
-    def __len__(self) -> int:
-        return 20
-
-    def __getitem__(self, indices: Any) -> Any:
-        return self.x[indices], (self.x[indices].sum(1) > 0).astype(np.int64)
+X = np.random.default_rng(0).standard_normal((20, 3)).astype(np.float32)
+POINTS = X, (X.sum(1) > 0).astype(np.int64)
 
 
 class Averages:
@@ -65,7 +59,7 @@ def training(seed: int) -> dict[str, Any]:
         "model": model,
         "optimizer": ml.optim.AdamW(model, ml.optim.cosine(0.1, total_steps=40), groups=groups),
         "scale": ml.optim.LossScale(8.0 * 2**seed, growth_interval=3),
-        "batches": ml.Pipeline(Points(), 8, vm=ml.default_vm(), shuffle=True, epochs=None),
+        "batches": ml.Pipeline(POINTS, 8, vm=ml.default_vm(), shuffle=True, epochs=None),
         "keys": ml.random,
         "key": ml.random.key(5 + seed),
         "averages": Averages(),
@@ -316,7 +310,7 @@ def test_keys_of_a_file_of_one_vm_are_for_all(tmp_path: Path, rows: int) -> None
     ),
     ({"array": np.zeros(3)}, ShapeError, r"tensor 'array' is f64\[3\], got f64\[2\]"),
     (
-        {"batches": ml.Pipeline(Points(), 8, vm=ml.VM(), epochs=0)},
+        {"batches": ml.Pipeline(POINTS, 8, vm=ml.VM(), epochs=0)},
         PipelineError,
         "epoch as an integer",
     ),
@@ -325,7 +319,7 @@ def test_a_structure_that_differs_is_refused_and_stays_as_it_is(
     tmp_path: Path, change: dict[str, Any], error: type[Exception], text: str
 ) -> None:
     def build() -> dict[str, Any]:
-        batches = ml.Pipeline(Points(), 8, vm=ml.VM(), epochs=3)
+        batches = ml.Pipeline(POINTS, 8, vm=ml.VM(), epochs=3)
         model = nn.Linear(2, 3)
         return {"model": model, "key": ml.random.key(0), "array": np.ones(2), "batches": batches}
 

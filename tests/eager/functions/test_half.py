@@ -263,14 +263,7 @@ def test_members_reduce_in_f32(dtype: DType) -> None:
 def test_a_pipeline_brings_halves(dtype: DType) -> None:
     rows = half.cast(np.arange(12.0).reshape(6, 2), dtype)
 
-    class Rows:
-        def __len__(self) -> int:
-            return len(rows)
-
-        def __getitem__(self, indices: Any) -> Any:
-            return (rows[indices],)
-
-    with ml.Pipeline(Rows(), 2) as pipeline:
+    with ml.Pipeline((rows,), 2) as pipeline:
         batches = [ml.astype(x, ml.float32).tolist() for (x,) in pipeline]
     assert batches == np.arange(12.0).reshape(3, 2, 2).tolist()
 
