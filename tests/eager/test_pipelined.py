@@ -21,16 +21,6 @@ SAMPLES = np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32)
 LABELS = np.arange(40) % 3
 
 
-class Rows:
-    """A data set."""
-
-    def __len__(self) -> int:
-        return len(LABELS)
-
-    def __getitem__(self, i: Any) -> Any:
-        return SAMPLES[i], LABELS[i]
-
-
 def trained(vm: Any, *, captured: bool, workers: int) -> list[bytes]:
     """The losses of a training, and the weights after it."""
     weights, batch = ml.Arena(vm, "weights"), ml.Arena(vm, "batch")
@@ -49,7 +39,9 @@ def trained(vm: Any, *, captured: bool, workers: int) -> list[bytes]:
 
     improve = ml.capture(step) if captured else step
     outputs = []
-    with ml.Pipeline(Rows(), 10, vm=vm, epochs=3, shuffle=True, workers=workers) as batches:
+    with ml.Pipeline(
+        (SAMPLES, LABELS), 10, vm=vm, epochs=3, shuffle=True, workers=workers
+    ) as batches:
         for _ in range(3):
             for samples, labels in batches:
                 with batch:
