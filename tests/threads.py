@@ -1,8 +1,10 @@
-"""Functions on threads of their own: results and errors come back, and none hangs a test; waits
-that end."""
+"""Functions on threads of their own: results and errors come back, and none hangs a test; forked
+processes; waits that end."""
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import threading
 import time
@@ -75,6 +77,20 @@ def taking_turns(seconds: float = 1e-6) -> Iterator[None]:
         yield
     finally:
         sys.setswitchinterval(before)
+
+
+def in_child(work: Callable[[], object]) -> int:
+    """Return the exit status of a forked process that does the work: 0 if that returned a truth."""
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(20)  # a watching thread would be counted among the threads
+            status = 0 if work() else 1
+        finally:
+            os._exit(status)
+    return os.waitpid(child, 0)[1]
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import pytest
 import mlvm.eager as ml
 from mlvm.core.collecting import uncollected
 from tests.brief import refuses
+from tests.threads import in_child
 
 
 def other_inside() -> tuple[Thread, Event]:
@@ -66,10 +67,7 @@ def test_a_function_is_recorded_without_collections_and_whatever_it_raises_they_
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_process_waits_for_no_block_of_another_thread() -> None:
     thread, go_on = other_inside()
-    pid = os.fork()
-    if not pid:
-        os._exit(0 if gc.isenabled() else 1)
-    _, status = os.waitpid(pid, 0)
+    status = in_child(gc.isenabled)
     go_on.set()
     thread.join()
     assert status == 0

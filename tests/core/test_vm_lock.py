@@ -15,7 +15,7 @@ import pytest
 from mlvm.core.locks import is_mine, new_lock
 from mlvm.machines.native.extension import EXTENSION
 from tests.alarms import Interrupted, alarms_interrupt
-from tests.threads import PATIENCE, in_threads, start
+from tests.threads import PATIENCE, in_child, in_threads, start
 
 __all__ = ["alarms_interrupt"]
 
@@ -151,14 +151,14 @@ def test_a_forked_process_frees_the_locks_of_others(lock: Any) -> None:
     waiting = start(lock.acquire, True, PATIENCE)
     with mine:
         wanting = start(mine.acquire, True, PATIENCE)
-        pid = os.fork()
-        if not pid:
-            works = lock.acquire(False) and is_mine(mine)
+
+        def are_free() -> bool:
+            is_ours = lock.acquire(False) and is_mine(mine)
             lock.release()
             mine.release()
-            works &= all(start(each.acquire).result(PATIENCE) for each in (lock, mine))
-            os._exit(0 if works else 1)
-        assert os.waitpid(pid, 0)[1] == 0
+            return is_ours and all(start(each.acquire).result(PATIENCE) for each in (lock, mine))
+
+        assert in_child(are_free) == 0
     ends.set()
     holder.result(PATIENCE)
     assert waiting.result(PATIENCE)

@@ -45,7 +45,7 @@ from mlvm.machines.wire import WireVM
 from tests.brief import Patch, cases, line_of, refuses, start_python
 from tests.cases.claim_tests import claims
 from tests.input.datasets import Numbers, noisy
-from tests.threads import PATIENCE, start
+from tests.threads import PATIENCE, in_child, start
 
 
 def failing_at(sample: int, error: BaseException) -> Any:
@@ -499,18 +499,13 @@ def test_the_end_of_the_last_epoch(epochs: int) -> None:
 def test_a_forked_child_is_told_and_harms_nobody() -> None:
     with pipeline(**OPTIONS, workers=2) as batches:
         first = digests(batches, 2)
-        child = os.fork()
-        if not child:
-            status = 1
-            try:
-                try:
-                    batches.get()
-                except PipelineError as error:
-                    batches.close()
-                    status = 0 if "create a pipeline in each process" in str(error) else 2
-            finally:
-                os._exit(status)
-        assert os.waitpid(child, 0)[1] == 0
+
+        def is_told() -> bool:
+            refuses(PipelineError, "create a pipeline in each process", batches.get)
+            batches.close()
+            return True
+
+        assert in_child(is_told) == 0
         whole = first + digests(batches)
     with pipeline(**OPTIONS) as batches:
         assert digests(batches) == whole

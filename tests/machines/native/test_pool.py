@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
-import signal
 import threading
 import time
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -18,7 +16,7 @@ from mlvm.machines.local import LocalVM as VM
 from mlvm.machines.native import extension
 from tests.brief import cases, run_python
 from tests.core.programs import put
-from tests.threads import PATIENCE, start
+from tests.threads import PATIENCE, in_child, start
 
 pytestmark = [
     pytest.mark.skipif(extension.EXTENSION is None, reason=extension.REASON),
@@ -46,16 +44,6 @@ def vm_at_work(threads: int = 3, *, pinned: bool = False) -> tuple[VM, list[int]
     handles = [put(vm, np.ones((200, 200), np.float32)) for _ in range(3)]
     vm.launch(MATMUL, handles)
     return vm, handles
-
-
-def in_child(work: Callable[[], bool]) -> int:
-    """The exit status of a forked process that does the work: 0 if that returned True."""
-    child = os.fork()
-    if not child:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(20)  # a watching thread would be counted among the threads
-        os._exit(0 if work() else 1)
-    return os.waitpid(child, 0)[1]
 
 
 @cases("asleep", False, True)
