@@ -148,6 +148,7 @@ for i in range(6):
 
 def test_no_signal_goes_to_the_threads_of_a_pool() -> None:
     run_apart("""
+import signal
 kept = vm_at_work()
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
 for _ in range(10):

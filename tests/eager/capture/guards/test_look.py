@@ -181,7 +181,7 @@ def a_field_of_an_enum_member() -> Any:
 
         @property
         def rate(self) -> float:
-            return self._rate  # type: ignore[attr-defined, no-any-return]
+            return self._rate  # type: ignore[attr-defined]
 
     Mode.ON._rate = 2.0  # type: ignore[attr-defined]
     return lambda x: x * Mode.ON.rate, lambda: setattr(Mode.ON, "_rate", 3.0)
