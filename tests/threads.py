@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
@@ -81,7 +82,8 @@ def taking_turns(seconds: float = 1e-6) -> Iterator[None]:
 
 def in_child(work: Callable[[], object]) -> int:
     """Return the exit status of a forked process that does the work: 0 if that returned a truth."""
-    child = os.fork()
+    with warnings.catch_warnings(action="ignore"):  # of other threads, and of JAX's
+        child = os.fork()
     if not child:
         status = 1
         try:

@@ -143,7 +143,6 @@ def test_a_wait_continues_after_a_handler_that_returns(lock: Any) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_process_frees_the_locks_of_others(lock: Any) -> None:
     mine = new_lock(type(lock))
     ends = threading.Event()

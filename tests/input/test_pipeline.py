@@ -494,8 +494,6 @@ def test_the_end_of_the_last_epoch(epochs: int) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # JAX's, if a test has loaded it
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 def test_a_forked_child_is_told_and_harms_nobody() -> None:
     with pipeline(**OPTIONS, workers=2) as batches:
         first = digests(batches, 2)

@@ -85,7 +85,6 @@ def test_eager_calls_keep_no_threads() -> None:
 
 
 @cases("asleep", False, True)
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 def test_a_forked_process_has_threads_of_its_own(asleep: bool) -> None:
     vm, handles = vm_at_work()
     time.sleep(ASLEEP if asleep else 0)
