@@ -9,7 +9,7 @@ from the step.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -130,13 +130,10 @@ def _settled(flow: Flow, renamed: dict[Value, Value], steady: Container[Home | N
     Nothing writes to the `steady` homes.
     """
 
-    def settled(block: Block) -> Block:
-        return replace(block, calls=_settled(block.flow, renamed, steady))
+    def settled(block: Block) -> list[Call]:
+        return _settled(block.flow, renamed, steady)
 
-    calls = [
-        replace(call, blocks=tuple(map(settled, call.blocks))) if call.blocks else call
-        for call in flow.calls
-    ]
+    calls = [with_inner_calls(call, settled) if call.blocks else call for call in flow.calls]
     producers = {use.value: i for i, call in enumerate(calls) for use in call.outs}
     removed: set[int] = set()
     for at, call in enumerate(calls):
@@ -288,6 +285,12 @@ def outline_blocks(call: Call) -> tuple[tuple[Block, ...], dict[int, Value]]:
             if use.value.home in homes:
                 name(*use)
     return tuple([_renewed(block, names) for block in call.blocks]), outer
+
+
+def with_inner_calls(call: Call, changed: Callable[[Block], list[Call]]) -> Call:
+    """Return control flow with changed calls in each block."""
+    blocks = [replace(block, calls=changed(block)) for block in call.blocks]
+    return replace(call, blocks=tuple(blocks))
 
 
 def with_blocks(calls: Iterable[Call]) -> Iterator[Call]:

@@ -14,14 +14,15 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 from mlvm.core.dynamic_sizes import Length
 from mlvm.core.types import TensorType
-from mlvm.step.flow import Call, Unit, Use, Value
+from mlvm.step.blocks import renewed
+from mlvm.step.flow import Call, Unit, Value
 from mlvm.step.schedule import Run, Schedule, in_place
 
 FLOPS: Final = 4e10
@@ -83,31 +84,13 @@ class Candidate(NamedTuple):
                 renamed: dict[Value, Value] = {}
                 if again is not None:
                     renamed = {value: Value(value.nbytes) for value in unit.makes}
-                unit = _renamed(unit, {**named, **renamed}, again=again is not None)
+                calls = renewed(unit.calls, {**named, **renamed})
                 if again is not None:
+                    calls = [replace(call, again=True, may_raise=False) for call in calls]
                     named[again] = renamed[again]
+                unit = Unit(calls)
             units.append(unit)
         return Schedule(units, self.step.live_out)
-
-
-def _renamed(unit: Unit, names: Mapping[Value, Value], *, again: bool) -> Unit:
-    """Return the unit with other operands and results. Computing again cannot raise."""
-
-    def uses(row: Sequence[Use]) -> list[Use]:
-        return [Use(names.get(use.value, use.value), use.type) for use in row]
-
-    return Unit(
-        [
-            replace(
-                call,
-                outs=uses(call.outs) if again else call.outs,
-                ins=uses(call.ins),
-                again=again or call.again,
-                may_raise=call.may_raise and not again,
-            )
-            for call in unit.calls
-        ]
-    )
 
 
 def seconds(unit: Unit, run: Run) -> float:

@@ -319,7 +319,7 @@ def _prepared(flow: Flow, options: _Options) -> Flow:
     """Return the flow after the passes that precede hoisting."""
     flow = without_moves(with_raising(Flow(without_dead_calls(flow), flow.results)))
     flow = updates_last(without_repeats(flow))
-    if options.policy.halves:
+    if options.policy.native:
         flow = Flow(in_halves(flow), flow.results)
     return flow
 
@@ -327,7 +327,7 @@ def _prepared(flow: Flow, options: _Options) -> Flow:
 def _planned_variant(flow: Flow, hoist: Hoist | None, options: _Options) -> _Variant:
     split = None
     if hoist is not None:
-        split = split_flow(flow, hoist, panels=options.policy.panels)
+        split = split_flow(flow, hoist, panels=options.policy.native)
     if hoist is None or split is None:
         return _Variant(_planned(flow, options), None)
     written = _written(_planned(split.hoisted, options))
@@ -349,7 +349,7 @@ def _variants(
     ):
         hoist = None
         variants.append(_planned_variant(flow, None, options))
-    parts = in_parts(flow) if options.policy.parts else None
+    parts = in_parts(flow) if options.policy.native else None
     if parts is not None:
         variants.append(_planned_variant(parts, hoist, options))
     return variants
@@ -509,7 +509,7 @@ class _Inside(NamedTuple):
 
 def _planned(flow: Flow, options: _Options, result: Use | None = None) -> _Level:
     """Plan the calls, and the blocks inside them."""
-    if options.policy.transposes:
+    if options.policy.native:
         flow = Flow(without_transposes(flow), flow.results)
     inside: dict[Call, _Inside] = {}
     calls: list[Call] = []
@@ -871,7 +871,7 @@ def _schedules(flow: Flow, live_out: set[Value], options: _Options) -> list[Sche
 
     def in_order(chains: Sequence[Unit], most: int, policy: FusionPolicy = policy) -> Schedule:
         schedule = _ordered(chains, live_out, enough=most)
-        if not policy.passes:
+        if not policy.native:
             return schedule
         # A unit that was moved to an operand, such as the update of a parameter, joins the
         # producer.
@@ -880,10 +880,10 @@ def _schedules(flow: Flow, live_out: set[Value], options: _Options) -> list[Sche
 
     def in_chains(plain: Schedule, calls: Sequence[Call]) -> list[Schedule]:
         most, schedules = plain.most_alive, list[Schedule]()
-        sloped = with_slopes(calls) if policy.passes else calls
+        sloped = with_slopes(calls) if policy.native else calls
         # Collectives have a fixed order. With them slices stay; otherwise products would move.
         has_order = any(call.fixed for call in calls)
-        windowed = with_windows(sloped, live_out) if policy.windows and not has_order else sloped
+        windowed = with_windows(sloped, live_out) if policy.native and not has_order else sloped
         if windowed is not sloped:
             chains = fused(windowed, most, policy.of_formulas, units)
             schedules.append(in_order(chains, most, policy.of_formulas))
@@ -920,7 +920,7 @@ def _ordered(units: Sequence[Unit], live_out: set[Value], enough: int = 0) -> Sc
     earlier = earlier_where_it_frees(units, live_out)
     best = Schedule(earlier, live_out)
     if best.most_alive > enough and not all(map(is_, earlier, units)):
-        best = min(best, best.reordered(units), key=lambda each: each.most_alive)
+        best = min(best, Schedule(units, live_out, best), key=lambda each: each.most_alive)
     return best
 
 

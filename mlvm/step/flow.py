@@ -250,6 +250,16 @@ class Unit:
         unit.movable = self.movable and later.movable
         return unit
 
+    def extend(self, unit: Unit) -> None:
+        """Add what a unit reads and writes, for `must_precede`; the calls are not changed."""
+        self.makes |= unit.makes
+        self.reads |= unit.reads
+        self.writes_to |= unit.writes_to
+        self.reads_from |= unit.reads_from
+        self.fixed |= unit.fixed
+        self.may_raise |= unit.may_raise
+        self.updates |= unit.updates
+
     def must_precede(self, later: Unit) -> bool:
         """Return whether a later unit depends on this one."""
         return (

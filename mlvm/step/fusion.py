@@ -24,9 +24,6 @@ from mlvm.step.flow import Call, Unit, UnitTable, Use, Value, is_one_element
 from mlvm.step.fused_windows import may_write, written_shape
 from mlvm.step.schedule import Placed, Run, in_place, placed
 
-WINDOW: Final = 64
-"""Maximum number of units between a call and a chain that it joins."""
-
 MOST_OPERANDS: Final = 192
 """Maximum number of values that a chain reads."""
 
@@ -34,35 +31,25 @@ MOST_OPERANDS: Final = 192
 class FusionPolicy(NamedTuple):
     """Policy for chains that save time with a machine's kernels.
 
-    `heads`: whether a matrix product may begin a chain (`Op.heads`).
-    `reductions`: whether a reduction may end a chain.
-    `passes`: whether ops with multi-pass reference kernels may be links.
+    `native`: whether the kernels are native. Matrix products then accept packed weights and
+        transposed factors, row functions widen half precision while reading, and calls for parts
+        of a batch have the bits of a single call. A matrix product may begin a chain (`Op.heads`),
+        links may be ops whose reference kernels make several passes, chains read and write slices
+        in place, and calls on one element join a chain that computes none of their operands. A
+        reduction does not end a chain: there is no row function for it, and a separate call is as
+        fast.
     `shortest`: minimum number of links; an update in place may have fewer.
     `longest`: maximum number of links.
-    `panels`: whether matrix products accept packed weights.
-    `halves`: whether row functions widen half precision while reading (`mlvm.step.half_inputs`).
-    `transposes`: whether matrix products accept transposed factors, with the same bits.
-    `windows`: whether chains read and write slices in place.
-    `elements`: whether calls on one element join a chain that computes none of their operands.
-    `parts`: whether calls for parts of a batch have the bits of a single call (`mlvm.step.parts`).
     `near`: maximum number of units between a call and a chain that it joins.
     """
 
-    heads: bool = False
-    reductions: bool = True
-    passes: bool = False
+    native: bool = False
     shortest: int = 3
     longest: float = math.inf
-    panels: bool = False
-    halves: bool = False
-    transposes: bool = False
-    windows: bool = False
-    elements: bool = False
-    parts: bool = False
     near: int = 16
 
     def links(self, op: Op) -> bool:
-        return op.links if self.passes else op.elementwise
+        return op.links if self.native else op.elementwise
 
     @property
     def of_formulas(self) -> FusionPolicy:
@@ -77,12 +64,7 @@ class FusionPolicy(NamedTuple):
 REFERENCE: Final = FusionPolicy()
 """With numpy, two ops gain less from the cache than the blocks cost."""
 
-_SHORTCUTS: Final = {"passes": True, "panels": True, "halves": True, "transposes": True}
-_OF_PARTS: Final = {"windows": True, "elements": True, "parts": True}
-NATIVE: Final = FusionPolicy(
-    heads=True, reductions=False, shortest=2, longest=24, **_SHORTCUTS, **_OF_PARTS
-)
-"""A separate reduction is as fast as one in a chain, for which there is no row function."""
+NATIVE: Final = FusionPolicy(native=True, shortest=2, longest=24)
 
 
 def policy_of(vm: VMProtocol) -> FusionPolicy:
@@ -120,7 +102,7 @@ def joined(
             continue
         partners = _partners(unit.calls[0], producers, row.place)
         shape = domains[unit.calls[0]]
-        is_element = policy.elements and shape is not None and is_one_element(shape)
+        is_element = policy.native and shape is not None and is_one_element(shape)
         # a single slice does not compute: it joins the chain of the call that reads it
         is_element = is_element and not all(call.window for call in unit.calls)
         if is_element and shape in of_elements and not unit.calls[0].again:
@@ -365,7 +347,7 @@ def _takes(unit: Unit, calls: Sequence[Call], domains: _Domains) -> bool:
     first, policy = unit.calls[0], domains.policy
     if first.op is None:
         return False
-    is_head = policy.heads and first.op.heads
+    is_head = policy.native and first.op.heads
     if is_head:
         if _is_one_row(first):
             return False
@@ -421,7 +403,7 @@ def _makes_whole(unit: Unit, use: Use, policy: FusionPolicy) -> bool:
     return any(
         use in call.outs
         and call.op is not None
-        and (policy.links(call.op) or call.window or (policy.heads and call.op.heads))
+        and (policy.links(call.op) or call.window or (policy.native and call.op.heads))
         for call in reversed(unit.calls)
     )
 
@@ -432,12 +414,12 @@ def _domain_of(call: Call, policy: FusionPolicy) -> Shape | None:
     if op is None:
         return None
     out = call.outs[0].type
-    if policy.windows and _has_window(call):
+    if policy.native and _has_window(call):
         return out.shape if call.window else written_shape(call)
     if policy.links(op) and not out.dtype.is_storage:  # array items are not elements
         return out.shape
     if (
-        policy.reductions
+        not policy.native
         and op.reduces
         and "axis" in op.attributes
         and call.ins[0].type.size <= BLOCK_SIZE

@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from mlvm.core.types import TensorType
-from mlvm.step.blocks import free_variables, renewed, with_blocks
-from mlvm.step.flow import Block, Call, Flow, Home, Use, Value
+from mlvm.step.blocks import free_variables, renewed, with_blocks, with_inner_calls
+from mlvm.step.flow import Call, Flow, Home, Use, Value
 from mlvm.step.panels import packing
 
 LARGER: Final = 4
@@ -159,16 +159,13 @@ class _Packer:
         return replace(product, ins=[product.ins[0], self._panels[key]])
 
     def _with_blocks(self, call: Call) -> Call:
-        def packed(block: Block) -> Block:
-            return replace(block, calls=self.calls(block.calls))
-
-        blocks = tuple(map(packed, call.blocks))
+        call = with_inner_calls(call, lambda block: self.calls(block.calls))
         more = [
             use
-            for use in free_variables(blocks)
+            for use in free_variables(call.blocks)
             if use.value in self.producers and use not in call.ins
         ]
-        return replace(call, blocks=blocks, ins=[*call.ins, *more])
+        return replace(call, ins=[*call.ins, *more])
 
 
 def _hoisted_values(flow: Flow, producers: dict[Value, _Producer]) -> list[Value]:
@@ -243,11 +240,9 @@ def _remaining(
         if _is_producer(call, producers) and call.outs[0].value in removed:
             continue
         if call.blocks:
-            blocks = [
-                replace(block, calls=_remaining(block.calls, producers, removed, dropped))
-                for block in call.blocks
-            ]
-            ins = [use for use in call.ins if use.value not in dropped]
-            call = replace(call, blocks=tuple(blocks), ins=ins)
+            call = with_inner_calls(
+                call, lambda block: _remaining(block.calls, producers, removed, dropped)
+            )
+            call = replace(call, ins=[use for use in call.ins if use.value not in dropped])
         remaining.append(call)
     return remaining

@@ -25,6 +25,7 @@ from mlvm.step.blocks import renewed, with_blocks, without_dead_calls, without_d
 from mlvm.step.compile import compile_flow
 from mlvm.step.flow import Call, Flow, Home, Procedure, Use, Value
 from mlvm.step.fusion import FusionPolicy
+from mlvm.step.lane_function import LaneFunction
 
 COUNTS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128)
 """Numbers of rows for which a segment is compiled."""
@@ -37,26 +38,16 @@ _Key: TypeAlias = Value | Home
 
 
 def lanes_of(
-    main: Procedure,
-    procedures: Sequence[Procedure],
-    results: Sequence[Use],
-    shared: Sequence[Use],
-    sums: Mapping[Home, int],
-    policy: FusionPolicy,
-    family: object = None,
-    *,
-    is_read: bool = False,
+    function: LaneFunction, family: object = None, *, is_read: bool = False
 ) -> LaneProgram:
     """Generate the program of a function, for `lanes.run`.
 
-    `main`: the function; the parameters are the program's arguments, and it returns `results`.
-    `shared`: the values that it reads from outside, in order.
-    `sums`: homes outside to which frames add.
     `is_read`: whether it comes from a file, with code only for this family.
 
     Raises `CaptureError` for a host function that lanes cannot run, and for any other update of a
     value outside.
     """
+    main, procedures, results, shared, sums, policy = function
     scope = policy, family if is_read else None
 
     def make() -> LaneProgram:
@@ -73,54 +64,16 @@ def lanes_of(
                 writer.procedure(each, without_dead_calls_in(each.block).calls)
         return writer.program(family)
 
-    return _written.get((scope, _spelled([main, *procedures], results, shared, sums)), make)
+    def closed(part: Any) -> Any:
+        return exact_repr(part) if isinstance(part, Mapping) else part
+
+    homes, *parts = function.fields(closed)
+    types = tuple([type for _, _, type in homes])  # the indices differ from trace to trace
+    return _written.get((scope, types, *parts), make)
 
 
 _written: Final = Memo[object, LaneProgram](256, "step.lanes programs")
 _parts: Final = Memo[object, Part](4096, "step.lanes parts")
-
-
-def _spelled(
-    procedures: Sequence[Procedure],
-    results: Sequence[Use],
-    shared: Sequence[Use],
-    sums: Mapping[Home, int],
-) -> Any:
-    """Return a key that is equal for functions that differ only in the identity of values."""
-    numbers: dict[Any, int] = {}
-
-    def number(each: object) -> int:
-        return numbers.setdefault(each, len(numbers))
-
-    def use_of(use: Use | None) -> Any:
-        if use is None:
-            return None
-        home = use.value.home
-        return number(use.value), -1 if home is None else number(home), use.type
-
-    def uses_of(uses: Sequence[Use]) -> Any:
-        return tuple([use_of(use) for use in uses])
-
-    def calls_of(calls: Sequence[Call]) -> Any:
-        return tuple(
-            [
-                (
-                    call.name,
-                    exact_repr(call.attributes) if call.attributes else "",
-                    uses_of(call.outs),
-                    uses_of(call.ins),
-                    tuple([(calls_of(b.calls), use_of(b.result)) for b in call.blocks]),
-                    None if call.callee is None else procedures.index(call.callee),
-                    uses_of(call.passed),
-                )
-                for call in calls
-            ]
-        )
-
-    homes = tuple([number(home) for home in sums])
-    params = [tuple([(number(home), home.type) for home in each.params]) for each in procedures]
-    bodies = tuple([calls_of(each.block.calls) for each in procedures])
-    return homes, tuple(params), uses_of(shared), bodies, uses_of(results)
 
 
 class _SegmentCall(NamedTuple):

@@ -8,8 +8,8 @@ Callers: `ml.auto_batch` in a trace with dynamic sizes; `OpenStep`, which reads 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
 
 from mlvm.core.dynamic_sizes import Length
 from mlvm.core.errors import MlvmError
@@ -18,34 +18,11 @@ from mlvm.core.op import OPS
 from mlvm.core.program.encoding import damaged
 from mlvm.core.types import TensorType
 from mlvm.step.flow import Block, Call, Home, Procedure, Use, Value
-from mlvm.step.fusion import NATIVE, REFERENCE, FusionPolicy
+from mlvm.step.lane_function import POLICIES, LaneFunction
 from mlvm.step.lane_programs import lanes_of
 from mlvm.step.templates import AtValues, Freeze, OpenPart, OpenType, Substitution, places
 
-_POLICIES = [REFERENCE, NATIVE]
-
 T = TypeVar("T")
-
-
-class LaneFunction(NamedTuple):
-    """Recorded function for lanes: the arguments of `lanes_of`."""
-
-    main: Procedure
-    procedures: Sequence[Procedure]
-    results: Sequence[Use]
-    shared: Sequence[Use]
-    sums: Mapping[Home, int]
-    policy: FusionPolicy
-
-    def changed(self, by: Substitution) -> LaneFunction:
-        """Return the copy of the function with the substitution applied."""
-        return self._replace(
-            main=by.procedure(self.main),
-            procedures=list(map(by.procedure, self.procedures)),
-            results=by.uses(self.results),
-            shared=by.uses(self.shared),
-            sums={by.home(home): i for home, i in self.sums.items()},
-        )
 
 
 class OpenLanes(OpenPart):
@@ -71,7 +48,7 @@ class OpenLanes(OpenPart):
             return self
         try:
             function = self.function.changed(AtValues(values))
-            return lanes_of(*function, family=self, is_read=self._is_read)
+            return lanes_of(function, family=self, is_read=self._is_read)
         except MlvmError:
             raise
         except Exception as error:
@@ -84,7 +61,7 @@ class OpenLanes(OpenPart):
 
         `closed` converts types and attributes.
         """
-        return _Fields(self.function, closed).all()
+        return self.function.fields(closed)
 
     @staticmethod
     def read(fields: Any, opened: Callable[[Any], Any]) -> OpenLanes:
@@ -100,72 +77,6 @@ class OpenLanes(OpenPart):
             return OpenLanes(function, numbers, is_read=True)
         except (AttributeError, LookupError, MlvmError, RecursionError, TypeError) as error:
             raise ValueError(f"expected a function of lanes: {error!r}") from None
-
-
-class _Fields:
-    """Numbers of the parts of a function, and the fields in order."""
-
-    def __init__(self, function: LaneFunction, closed: Callable[[Any], Any]) -> None:
-        self._function, self._closed = function, closed
-        self._procedures = [function.main, *function.procedures]
-        self._numbers: dict[int, int] = {}  # by id
-        self._homes: list[Any] = []
-        self._values: list[Any] = []
-        self._blocks: list[Any] = []
-
-    def all(self) -> tuple[Any, ...]:
-        function = self._function
-        procedures = [
-            (each.name, tuple(map(self._home, each.params)), self._block(each.block))
-            for each in self._procedures
-        ]
-        results, shared = self._uses(function.results), self._uses(function.shared)
-        sums = tuple([(self._home(home), i) for home, i in function.sums.items()])
-        policy = _POLICIES.index(function.policy)
-        rows = map(tuple, (self._homes, self._values, self._blocks))
-        return (*rows, tuple(procedures), results, shared, sums, policy)
-
-    def _number(self, part: object, rows: list[Any], fields: Callable[[], Any]) -> int:
-        number = self._numbers.get(id(part))
-        if number is None:
-            number = self._numbers[id(part)] = len(rows)
-            rows.append(None)
-            rows[number] = fields()
-        return number
-
-    def _home(self, home: Home) -> int:
-        fields = home.role, home.index, self._closed(home.type)
-        return self._number(home, self._homes, lambda: fields)
-
-    def _use(self, use: Use) -> tuple[int, Any]:
-        value = use.value
-        home = -1 if value.home is None else self._home(value.home)
-        fields = self._closed(value.nbytes), home
-        return self._number(value, self._values, lambda: fields), self._closed(use.type)
-
-    def _uses(self, uses: Sequence[Use]) -> tuple[Any, ...]:
-        return tuple(map(self._use, uses))
-
-    def _block(self, block: Block) -> int:
-        def fields() -> Any:
-            homes = tuple(sorted(map(self._home, block.homes)))
-            result = None if block.result is None else self._use(block.result)
-            return homes, tuple(map(self._call, block.calls)), result
-
-        return self._number(block, self._blocks, fields)
-
-    def _call(self, call: Call) -> Any:
-        procedure = -1 if call.callee is None else self._procedures.index(call.callee)
-        return (
-            call.name,
-            call.op is not None,
-            self._closed(call.attributes),
-            self._uses(call.outs),
-            self._uses(call.ins),
-            tuple(map(self._block, call.blocks)),
-            procedure,
-            self._uses(call.passed),
-        )
 
 
 def _function_of(fields: Any, opened: Callable[[Any], Any]) -> LaneFunction:
@@ -220,7 +131,7 @@ def _function_of(fields: Any, opened: Callable[[Any], Any]) -> LaneFunction:
         [use_of(each) for each in results],
         [use_of(each) for each in shared],
         {_at(all_homes, home): int(i) for home, i in sums},
-        _at(_POLICIES, policy),
+        _at(POLICIES, policy),
     )
 
 

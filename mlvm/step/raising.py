@@ -15,7 +15,8 @@ from dataclasses import replace
 from typing import Any
 
 from mlvm.core.dynamic_sizes import Length
-from mlvm.step.flow import Call, Flow, Home, Unit, Value
+from mlvm.step.blocks import with_inner_calls
+from mlvm.step.flow import Call, Flow, Unit
 
 
 def with_raising(flow: Flow) -> Flow:
@@ -27,8 +28,7 @@ def _marked(calls: Sequence[Call], checked: set[Any]) -> list[Call]:
     marked = []
     for call in calls:
         if call.blocks:
-            blocks = [replace(each, calls=_marked(each.calls, set())) for each in call.blocks]
-            call = replace(call, blocks=tuple(blocks))
+            call = with_inner_calls(call, lambda block: _marked(block.calls, set()))
         elif call.op is not None and call.op.may_raise and not call.again:
             checks = _checks(call)
             if checks is None or checks not in checked:
@@ -82,48 +82,22 @@ def updates_last(flow: Flow) -> Flow:
     units = [Unit([call]) for call in flow.calls]
     end = max((i + 1 for i, unit in enumerate(units) if unit.may_raise), default=0)
     stays = _needed(units[:end])
-    later: list[int] = []
-    computed: set[Value] = set()
-    written: set[Home] = set()
-    read: set[Home] = set()
-    fixed = False
-    for i, unit in enumerate(units[:end]):
-        depends = (
-            not computed.isdisjoint(unit.reads)
-            or not written.isdisjoint(unit.writes_to)
-            or not read.isdisjoint(unit.writes_to)
-            or (fixed and unit.fixed)
-        )
-        if not stays[i] and (unit.updates or depends):
-            later.append(i)
-            computed |= unit.makes
-            written |= unit.writes_to
-            read |= unit.reads_from
-            fixed = fixed or unit.fixed
-    if not later:
-        return flow
-    moved = set(later)
-    order = [*(i for i in range(end) if i not in moved), *later, *range(end, len(units))]
-    return Flow([flow.calls[i] for i in order], flow.results)
+    later = Unit([])
+    before, after = list[Call](), list[Call]()
+    for unit, call, stay in zip(units, flow.calls[:end], stays, strict=False):
+        if not stay and (unit.updates or later.must_precede(unit)):
+            after.append(call)
+            later.extend(unit)
+        else:
+            before.append(call)
+    return Flow([*before, *after, *flow.calls[end:]], flow.results) if after else flow
 
 
 def _needed(units: Sequence[Unit]) -> list[bool]:
     """Return which units may raise, or must run before a unit that may raise."""
-    stays = [False] * len(units)
-    values: set[Value] = set()
-    written: set[Home] = set()
-    fixed = False
-    for i in range(len(units) - 1, -1, -1):
-        unit = units[i]
-        stays[i] = (
-            unit.may_raise
-            or not values.isdisjoint(unit.makes)
-            or not written.isdisjoint(unit.writes_to)
-            or not written.isdisjoint(unit.reads_from)
-            or (fixed and unit.fixed)
-        )
-        if stays[i]:
-            values |= unit.reads
-            written |= unit.writes_to
-            fixed = fixed or unit.fixed
-    return stays
+    needed, stays = Unit([]), []
+    for unit in reversed(units):
+        stays.append(unit.may_raise or unit.must_precede(needed))
+        if stays[-1]:
+            needed.extend(unit)
+    return stays[::-1]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+from mlvm.step.blocks import renewed
 from mlvm.step.flow import Call, Home, Use, Value
 
 FAR: Final = 16
@@ -55,9 +56,5 @@ def recomputed(calls: Sequence[Call]) -> list[Call]:
     result: list[Call] = []
     for i, call in enumerate(calls):
         result += again.get(i, [])
-        swaps = replaced.get(i)
-        if swaps:
-            ins = [Use(swaps.get(use.value, use.value), use.type) for use in call.ins]
-            call = replace(call, ins=ins)
-        result.append(call)
+        result += renewed([call], replaced[i]) if i in replaced else [call]
     return result

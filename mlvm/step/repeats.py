@@ -7,13 +7,12 @@ several times. Larger values are not merged, because they would be live longer.
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from dataclasses import replace
 from typing import TypeAlias
 
 from mlvm.core.memo import exact_repr
 from mlvm.core.types import TensorType
-from mlvm.step.blocks import renewed
-from mlvm.step.flow import Block, Call, Flow, Use, Value, is_one_element
+from mlvm.step.blocks import renewed, with_inner_calls
+from mlvm.step.flow import Call, Flow, Use, Value, is_one_element
 
 _Key: TypeAlias = tuple[str, str, TensorType, *tuple[Use, ...]]
 
@@ -33,7 +32,9 @@ def _once(
     unique: list[Call] = []
     for call in calls:
         if call.blocks:
-            call = replace(call, blocks=tuple([_block(block, names) for block in call.blocks]))
+            call = with_inner_calls(
+                call, lambda block: _once(block.calls, names, set(block.flow.results))
+            )
         elif _may_be_merged(call) and call.outs[0].value not in results:
             [out] = call.outs
             uses = [Use(names.get(use.value, use.value), use.type) for use in call.ins]
@@ -45,10 +46,6 @@ def _once(
                 continue
         unique.append(call)
     return unique
-
-
-def _block(block: Block, names: dict[Value, Value]) -> Block:
-    return replace(block, calls=_once(block.calls, names, set(block.flow.results)))
 
 
 def _may_be_merged(call: Call) -> bool:

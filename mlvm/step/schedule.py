@@ -107,10 +107,6 @@ class Schedule:
         self.roots = list(until)
         self.blocks = [Block(size[root], start[root], last) for root, last in until.items()]
 
-    def reordered(self, units: Sequence[Unit]) -> Schedule:
-        """Return a schedule of the same units in a different order."""
-        return Schedule(units, (), self)
-
     @cached_property
     def most_alive(self) -> int:
         """Maximum of live bytes."""

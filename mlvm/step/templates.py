@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import is_
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -91,14 +92,14 @@ def mapped(change: Callable[[Any], Any], part: Any) -> Any:
     kind = type(part)
     if kind is tuple or kind is list:
         items = list(map(change, part))
-        return part if all(map(_is, items, part)) else kind(items)
+        return part if all(map(is_, items, part)) else kind(items)
     if kind is partial:
         args, keywords = mapped(change, part.args), mapped(change, part.keywords)
         is_same = args is part.args and keywords is part.keywords
         return part if is_same else partial(part.func, *args, **keywords)
     if isinstance(part, Mapping):
         entries = {name: change(each) for name, each in part.items()}
-        return part if all(map(_is, entries.values(), part.values())) else entries
+        return part if all(map(is_, entries.values(), part.values())) else entries
     return part
 
 
@@ -115,10 +116,6 @@ def places(part: Any) -> set[int]:
     if isinstance(part, (tuple, list)):
         return set().union(*map(places, part))
     return set().union(*map(places, part.values())) if isinstance(part, Mapping) else set()
-
-
-def _is(x: object, y: object) -> bool:
-    return x is y
 
 
 class Substitution:

@@ -53,8 +53,9 @@ from mlvm.renamed import old_names
 from mlvm.step.blocks import free_variables
 from mlvm.step.flow import Use, Value
 from mlvm.step.fusion import FusionPolicy, policy_of
+from mlvm.step.lane_function import LaneFunction
 from mlvm.step.lane_programs import lanes_of
-from mlvm.step.open_lanes import LaneFunction, OpenLanes
+from mlvm.step.open_lanes import OpenLanes
 
 _Body: TypeAlias = Callable[[Tensors], Tensors]
 
@@ -321,7 +322,7 @@ def _build_code(recorded: Recorded, cells: list[Cell]) -> _Code:
         _policy(),
     )
     opened = OpenLanes.of(function) if has_open_lengths() else None
-    program = opened or lanes_of(*function)
+    program = opened or lanes_of(function)
     types = [use.type for use in recorded.results]
     shared = [record.holder_of(value) for value in uses]
     return _Code(program, types, [cell.type for cell in cells], shared)

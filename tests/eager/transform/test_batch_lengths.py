@@ -18,7 +18,8 @@ from mlvm.core.types import root
 from mlvm.machines import lane_runs
 from mlvm.machines.native.lanes import NativeLanes
 from mlvm.step import lane_programs as step_lanes
-from mlvm.step.open_lanes import LaneFunction, OpenLanes
+from mlvm.step.lane_function import LaneFunction
+from mlvm.step.open_lanes import OpenLanes
 from mlvm.step.open_step import _closed, _opened
 from mlvm.step.saved import LoadedStep, SavedStep
 from models.tree_lstm import TreeClassifier
