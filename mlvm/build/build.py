@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from mlvm.arena.placement import rounded
 from mlvm.build.call_images import patched_fields
 from mlvm.build.formulas import BuiltVariant, Formulas, OpenLengths, axes_of, variants
 from mlvm.build.literals import array, string
@@ -25,7 +26,7 @@ from mlvm.core.machine import fused
 from mlvm.core.machine.link import bind, link
 from mlvm.core.machine.verify import verify
 from mlvm.core.op import NO_ATTRIBUTES, Attributes
-from mlvm.core.types import Array, TensorType, aligned_array, u8
+from mlvm.core.types import ALIGNMENT, Array, TensorType, aligned_array, u8
 from mlvm.machines import native
 from mlvm.machines.files import write_files
 from mlvm.machines.local import LocalVM
@@ -39,7 +40,6 @@ from mlvm.step.saved import SavedStep
 HERE: Final = Path(__file__).parent
 PACKAGE: Final = HERE.parent
 NATIVE: Final = Path(native.__file__).parent
-ALIGNMENT: Final = 64
 
 
 class Built(NamedTuple):
@@ -167,7 +167,7 @@ class _Functions:
         for field, formula in patched_fields(call):
             if field in nbytes:
                 nbytes[field] = self._formulas.largest(formula)
-        return _rounded(nbytes["scratch"]) * self._threads + _rounded(nbytes["shared"])
+        return rounded(nbytes["scratch"]) * self._threads + rounded(nbytes["shared"])
 
     def _place_scratch(self, pc: int, steps: Sequence[LoopStep]) -> None:
         """Place scratch memory and temporaries of an op's calls in the plan's gaps at that time.
@@ -176,20 +176,20 @@ class _Functions:
         """
         runs = [step.run for step in steps if step.run is not None]
         temporaries = [x for run in runs for x in run.parameters if isinstance(x, Temporary)]
-        temporary_bytes = _rounded(max([x.at + x.nbytes for x in temporaries], default=0))
+        temporary_bytes = rounded(max([x.at + x.nbytes for x in temporaries], default=0))
         nbytes = temporary_bytes + max([self.scratch_of(run.call) for run in runs], default=0)
         if not nbytes:
             return
         moment, at = self._moments.get(pc), 0
         if moment is None:
-            at = _rounded(self._plan)
+            at = rounded(self._plan)
         else:
             for offset, stay_nbytes, start, end in self._stays:
                 if not start <= moment < end:
                     continue
                 if at + nbytes <= offset:
                     break
-                at = max(at, _rounded(offset + stay_nbytes))
+                at = max(at, rounded(offset + stay_nbytes))
         self.memory = max(self.memory, at + nbytes)
         for step, run in zip(steps, runs, strict=True):
             parameters = [
@@ -243,15 +243,15 @@ class _StepLayout:
         self.scratch = self._take(max(map(first.scratch_of, cases), default=0))
         for lanes in self.steps.lanes.values():
             lanes.at = self._take(lanes.nbytes)
-        self.memory = _rounded(self.memory)
+        self.memory = rounded(self.memory)
         self.in_weights, end = [], ALIGNMENT
         for state in step.states:
             self.in_weights.append(end)
-            end += _rounded(state.nbytes)
+            end += rounded(state.nbytes)
         self.nweights = end
 
     def _take(self, nbytes: int) -> int:
-        at = _rounded(self.memory)
+        at = rounded(self.memory)
         self.memory = at + nbytes
         return at
 
@@ -280,7 +280,7 @@ class _StepLayout:
         head = b"MLVMSTEP" + np.array([self.fingerprint(), self.nweights], "<u8").tobytes()
         parts = [head.ljust(ALIGNMENT, b"\0")]
         for state in self.step.states:
-            parts.append(state.tobytes().ljust(_rounded(state.nbytes), b"\0"))
+            parts.append(state.tobytes().ljust(rounded(state.nbytes), b"\0"))
         return b"".join(parts)
 
     def text(self, tables: Tables, embed: bool) -> str:
@@ -427,10 +427,6 @@ _RUNTIME: Final = "mlvm/build/src"
 PLAN: Final = ("loop", "bound", "lanes", "records", "processor")
 """Sources of the loop."""
 _PLAN: Final = "mlvm/machines/native/src/plan"
-
-
-def _rounded(nbytes: int) -> int:
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
 def _short(line: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from mlvm.arena.placement import rounded
 from mlvm.build.lower import Temporary
 from mlvm.core.machine.functions import FunctionTable
 from mlvm.core.machine.verify import verify
@@ -13,8 +14,6 @@ from mlvm.core.types import TensorType, i64
 from mlvm.machines.lane_link import LaneProgram, Linked, RowSegment
 from mlvm.machines.native._native import KernelCall
 from mlvm.machines.native.lanes import Flat
-
-_ALIGNMENT = 64
 
 
 class LaneCall(NamedTuple):
@@ -87,7 +86,7 @@ class LaneCode:
 
     def _take(self, nbytes: int) -> int:
         at = self.nbytes
-        self.nbytes = at + -(-max(nbytes, 1) // _ALIGNMENT) * _ALIGNMENT
+        self.nbytes = at + rounded(max(nbytes, 1))
         return at
 
     def _parts(self, segment: RowSegment) -> list[LanePart]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+from mlvm.arena.placement import rounded
 from mlvm.core.machine.callee import Fused, OpInto, WritesInto
 from mlvm.core.machine.fused import parse
 from mlvm.core.op import Attributes
@@ -18,8 +19,6 @@ from mlvm.machines.native._native import KernelCall
 from mlvm.machines.native.fallbacks import fallback
 from mlvm.machines.native.kernels import NativeFused, NativeKernel, Parts
 from mlvm.machines.native.planner import PLANNERS, unwrapped
-
-_ALIGNMENT = 64
 
 
 class Temporary(NamedTuple):
@@ -86,7 +85,7 @@ class _OpLowering:
     def _temporary(self, type: TensorType) -> Typed:
         nbytes = type.nbytes if self._bound is None else self._bound(type.nbytes)
         temporary = Temporary(type, self._end, nbytes)
-        self._end += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+        self._end += rounded(nbytes)
         return Typed(type, temporary)
 
     def _add(self, call: KernelCall | None, operands: Operands) -> None:

@@ -70,13 +70,23 @@ class KernelRun(NamedTuple):
     scratch: int = 0
 
 
-@dataclass
-class LoopStep:
-    """Step of the loop, with the name of the code, the op and the line in Python."""
+class Place(NamedTuple):
+    """Op and line in Python of a step."""
 
-    code: str
     op: str
     line: str
+
+    def refusal(self, why: str) -> CannotBuild:
+        """Return the error for a step that cannot be built."""
+        return CannotBuild(f"{self.op}, at {self.line}, cannot be built: {why}")
+
+
+@dataclass
+class LoopStep:
+    """Step of the loop, with the name of the code."""
+
+    code: str
+    place: Place
     number: int = 0
     nparams: int = 0
     run: KernelRun | None = None
@@ -168,45 +178,36 @@ class Steps:
                 step.number = begins[step.number]
         return LoopFunction(steps, begins)
 
-    def _place(self, code: LinkedCode, number: int) -> tuple[str, str]:
-        """Return the op's name and the line of a step."""
+    def _place(self, code: LinkedCode, number: int) -> Place:
         kind, value, _, _ = code.steps[number]
         op = value.name if isinstance(value, Binding) else _NAMES.get(kind, "?").lower()
         pcs = range(code.starts[number], code.ends[number] + 1)
         lines = [self._lines.get((code.function.name, pc)) for pc in reversed(pcs)]
-        return op.removesuffix(".out"), next(filter(None, lines), "an unknown line")
-
-    def _refuse(self, op: str, line: str, why: str) -> CannotBuild:
-        return CannotBuild(f"{op}, at {line}, cannot be built: {why}")
+        return Place(op.removesuffix(".out"), next(filter(None, lines), "an unknown line"))
 
     def _steps(self, code: LinkedCode, number: int) -> list[LoopStep]:
         kind, value, count, rest = code.steps[number]
-        op, line = self._place(code, number)
+        place = self._place(code, number)
         if kind == linker.CALL_ON_ARGS:
-            return self._on_arguments(code, number, op, line)
+            return self._on_arguments(code, number, place)
         if self._attributes_at is not None and kind not in _OF_LENGTHS:
-            raise self._refuse(op, line, _OPEN)
+            raise place.refusal(_OPEN)
         name = _NAMES.get(kind)
         if name is None:
-            raise self._refuse(
-                op,
-                line,
-                "the called function is known only at run time; call the function directly",
+            raise place.refusal(
+                "the called function is known only at run time; call the function directly"
             )
-        step = LoopStep(name, op, line, count if isinstance(count, int) else 0)
+        step = LoopStep(name, place, count if isinstance(count, int) else 0)
         if kind == linker.CALL and isinstance(value.callee, UserFunction):
             if value.name == lane_runs.RUN:
-                step.lanes = self._lanes(rest.attributes.get("program", ""), op, line)
+                step.lanes = self._lanes(rest.attributes.get("program", ""), place)
             elif value.name in RECORDS:
                 step.records = RECORDS[value.name][0]
             else:
-                raise self._refuse(op, line, "a host function runs in Python; use ops instead")
+                raise place.refusal("a host function runs in Python; use ops instead")
         elif kind == linker.PUSH and not isinstance(value, int):
-            raise self._refuse(
-                op,
-                line,
-                f"the step pushes {with_article(type(value).__name__)}, expected an int; "
-                "use an int",
+            raise place.refusal(
+                f"the step pushes {with_article(type(value).__name__)}, expected an int; use an int"
             )
         elif kind == linker.PUSH:
             step.number = value
@@ -215,23 +216,23 @@ class Steps:
         elif kind == linker.LOAD_ARG:
             step.number = self.pushed.setdefault(count, len(self.pushed))
         elif kind in (linker.LOAD_GLOBAL, linker.STORE_GLOBAL):
-            raise self._refuse(
-                op, line, "the step uses global tensors of a VM; pass them as arguments"
-            )
+            raise place.refusal("the step uses global tensors of a VM; pass them as arguments")
         return [step]
 
-    def _lanes(self, attribute: object, op: str, line: str) -> LaneCode:
+    def _lanes(self, attribute: object, place: Place) -> LaneCode:
         functions = LocalVM(native=True).functions
 
         def runs(program: Program, types: Sequence[TensorType]) -> Calls:
             code = link(program, functions, verify(program, functions, types))
             places = {
-                (f.name, pc): line for f in program.functions.values() for pc in range(len(f.code))
+                (f.name, pc): place.line
+                for f in program.functions.values()
+                for pc in range(len(f.code))
             }
             inner = Steps(code, types, places, self._scratch_of).functions[0].steps
             if any(step.code not in ("RUN", "HALT") for step in inner):
-                raise self._refuse(
-                    op, line, "a lane calls a function without a kernel in C; use ops that have one"
+                raise place.refusal(
+                    "a lane calls a function without a kernel in C; use ops that have one"
                 )
             return [(step.run.call, step.run.parameters) for step in inner if step.run is not None]
 
@@ -242,12 +243,10 @@ class Steps:
             except CannotBuild:
                 raise
             except (MlvmError, AttributeError, LookupError, ValueError, TypeError) as error:
-                raise self._refuse(
-                    op, line, f"expected a valid program for rows: {error!r}"
-                ) from error
+                raise place.refusal(f"expected a valid program for rows: {error!r}") from error
         return self.lanes[attribute]
 
-    def _on_arguments(self, code: LinkedCode, number: int, op: str, line: str) -> list[LoopStep]:
+    def _on_arguments(self, code: LinkedCode, number: int, place: Place) -> list[LoopStep]:
         _, binding, numbers, rest = code.steps[number]
         attributes = rest or NO_ATTRIBUTES
         opened = self._attributes_at and self._attributes_at(code.ends[number])
@@ -261,10 +260,10 @@ class Steps:
             runs = lowered(callee, types, numbers, opened or attributes, self._bound)
         if runs is None:
             spelled = ", ".join(map(str, types))
-            raise self._refuse(
-                op, line, f"expected an op with a kernel in C for ({spelled}); replace the op"
+            raise place.refusal(
+                f"expected an op with a kernel in C for ({spelled}); replace the op"
             )
-        return [LoopStep("RUN", op, line, run=KernelRun(*each)) for each in runs]
+        return [LoopStep("RUN", place, run=KernelRun(*each)) for each in runs]
 
     def runs(self) -> Iterator[tuple[int, list[LoopStep]]]:
         """Yield the calls of kernels on arguments: the pc in `main`, and the steps of each."""
@@ -326,8 +325,7 @@ class _Walk:
         if len(before) != len(stack) or any(
             x.type is not y.type for x, y in zip(before, stack, strict=True)
         ):
-            raise self.all._refuse(
-                *place,
+            raise place.refusal(
                 "the types on the stack depend on the path to this step; "
                 "call the same ops on each path",
             )
@@ -370,8 +368,7 @@ class _Walk:
                 self.called.append((index, stack[first:]))
                 if value.function.nresults != 0:
                     place = self.all._place(self.code, number)
-                    raise self.all._refuse(
-                        *place,
+                    raise place.refusal(
                         f"{value.function.name} returns values; "
                         "a built function writes to its operands instead",
                     )
@@ -394,24 +391,21 @@ class _Walk:
         code = self._own(number).lanes
         if code is not None:
             if not code.takes(types):
-                raise self.all._refuse(
-                    *place,
-                    "the operand types do not match the code of the lanes; save the step again",
+                raise place.refusal(
+                    "the operand types do not match the code of the lanes; save the step again"
                 )
             self._write(params[: len(code.returned) + code.nsums])
             return []
         tensors = [type for type in types if type is not None]
         if len(tensors) < len(types):
-            raise self.all._refuse(
-                *place, "expected tensors as operands, got an Int; push a constant"
-            )
+            raise place.refusal("expected tensors as operands, got an Int; push a constant")
         call, out, over = CallSite(binding, details).resolve(
             [native_type(type) for type in tensors]
         )
         if call is None:
             spelled = ", ".join(map(str, tensors))
-            raise self.all._refuse(
-                *place, f"expected an op with a kernel in C for ({spelled}); replace the op"
+            raise place.refusal(
+                f"expected an op with a kernel in C for ({spelled}); replace the op"
             )
         self._write(params[: len(over)])
         fresh = None if out is None else out.tensor_type

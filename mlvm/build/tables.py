@@ -91,7 +91,7 @@ class Tables:
         return "\n".join([*self._declared(), "", *self._text, *text]), numbered
 
     def _places_of(self, function: LoopFunction) -> list[str]:
-        return [f"{{{self.ops[s.op]}, {self.lines[s.line]}}}" for s in function.steps]
+        return [f"{{{self.ops[s.place.op]}, {self.lines[s.place.line]}}}" for s in function.steps]
 
     def _declared(self) -> list[str]:
         return [
