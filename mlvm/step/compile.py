@@ -231,12 +231,13 @@ def compile_flow(
     residuals on a stack of the VM.
     """
     options = _Options(fuse, recompute, policy, effort)
-    best = _variant(flow, hoist, options)
+    prepared = _prepared(flow, options)
+    best = _variant(prepared, hoist, options)
     if budget is not None:
         _require_bounded(best.level)
         budget -= reserved
         faster = _first_within(_of_schedules(best, budget), budget, effort)
-        best = faster or _within(_variants(best, flow, hoist, options), budget, effort)
+        best = faster or _within(_variants(best, prepared, hoist, options), budget, effort)
     best = best._replace(level=best.level._replace(others=()))  # frees their units
     planned = best.planned()
     for observer in on_planned.copy():
@@ -253,6 +254,7 @@ def curve_of(
     A program is omitted if a different program needs fewer bytes and less time.
     """
     options = _Options(fuse=True, recompute=True, policy=policy, effort=1)
+    flow = _prepared(flow, options)
     variants = _variants(_variant(flow, hoist, options), flow, hoist, options)
     points: list[tuple[int, float]] = []
     for offer in _offers(variants, math.inf):
@@ -310,11 +312,6 @@ class _Variant(NamedTuple):
         return tuple(sorted((*values, *self.hoisted.values), key=lambda each: -each.nbytes))
 
 
-def _variant(flow: Flow, hoist: Hoist | None, options: _Options) -> _Variant:
-    """Plan the step and the hoisted part."""
-    return _planned_variant(_prepared(flow, options), hoist, options)
-
-
 def _prepared(flow: Flow, options: _Options) -> Flow:
     """Return the flow after the passes that precede hoisting."""
     flow = without_moves(with_raising(Flow(without_dead_calls(flow), flow.results)))
@@ -324,7 +321,8 @@ def _prepared(flow: Flow, options: _Options) -> Flow:
     return flow
 
 
-def _planned_variant(flow: Flow, hoist: Hoist | None, options: _Options) -> _Variant:
+def _variant(flow: Flow, hoist: Hoist | None, options: _Options) -> _Variant:
+    """Plan the step and the hoisted part."""
     split = None
     if hoist is not None:
         split = split_flow(flow, hoist, panels=options.policy.native)
@@ -343,15 +341,15 @@ def _variants(
     If the variant has a hoisted part that matters, the others have none. The last variant runs
     layers in parts of the batch.
     """
-    flow, variants = _prepared(flow, options), [variant]
+    variants = [variant]
     if variant.hoisted is not None and (
         variant.hoisted.nbytes >= variant.level.plan.nbytes // _MINOR
     ):
         hoist = None
-        variants.append(_planned_variant(flow, None, options))
+        variants.append(_variant(flow, None, options))
     parts = in_parts(flow) if options.policy.native else None
     if parts is not None:
-        variants.append(_planned_variant(parts, hoist, options))
+        variants.append(_variant(parts, hoist, options))
     return variants
 
 

@@ -8,7 +8,7 @@ allocates the other values for the live range only.
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence, Set
+from collections.abc import Container, Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple
 
@@ -72,6 +72,15 @@ class Use(NamedTuple):
 def is_one_element(shape: Shape) -> bool:
     """Return whether tensors of the shape have one element for all lengths."""
     return all(type(n) is int and n == 1 for n in shape)
+
+
+def readers_of(calls: Iterable[Call]) -> dict[Value, list[Call]]:
+    """Return the calls that read each value, in order."""
+    readers: dict[Value, list[Call]] = {}
+    for call in calls:
+        for value in {use.value for use in call.ins}:
+            readers.setdefault(value, []).append(call)
+    return readers
 
 
 class LoopInfo(NamedTuple):

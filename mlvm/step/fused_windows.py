@@ -12,7 +12,7 @@ from dataclasses import replace
 from mlvm.core.dynamic_sizes import always_equal
 from mlvm.core.machine.fused import READS_WINDOW, WRITES_WINDOW, is_apart
 from mlvm.core.types import Shape
-from mlvm.step.flow import Call, Home, Use, Value
+from mlvm.step.flow import Call, Home, Use, Value, readers_of
 
 
 def written_shape(call: Call) -> Shape | None:
@@ -36,10 +36,7 @@ def with_windows(calls: Sequence[Call], live_out: Container[Value]) -> Sequence[
     This is done only if all readers can be in a chain with the slice. Without such a slice, the
     calls are returned unchanged.
     """
-    readers: dict[Value, list[Call]] = {}
-    for call in calls:
-        for use in call.ins:
-            readers.setdefault(use.value, []).append(call)
+    readers = readers_of(calls)
     slices = {
         call.outs[0].value: call
         for call in calls

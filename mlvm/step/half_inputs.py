@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Final
 
 from mlvm.core.types import f32
-from mlvm.step.flow import Call, Flow, Use, Value
+from mlvm.step.flow import Call, Flow, Use, readers_of
 
 _READ: Final = {"layer_norm": 0, "layer_norm_scale_vjp": 1, "layer_norm_vjp": 1}
 """Ops with the position of the operand that may be in half precision while the others are f32."""
@@ -23,10 +23,7 @@ _ROUNDED: Final = "layer_norm_vjp"
 def in_halves(flow: Flow) -> list[Call]:
     """Return the calls without casts that only these ops read; they read the cast's operand."""
     casts = [call for call in flow.calls if call.op is not None and call.op.name == "astype"]
-    readers: dict[Value, list[Call]] = {}
-    for call in flow.calls if casts else ():
-        for value in {use.value for use in call.ins}:
-            readers.setdefault(value, []).append(call)
+    readers = readers_of(flow.calls if casts else ())
     live_out = flow.live_out()
 
     def cast_of(call: Call) -> Call | None:

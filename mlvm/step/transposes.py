@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Final
 
 from mlvm.core.op import OPS
-from mlvm.step.flow import Call, Flow, Home, Use, Value
+from mlvm.step.flow import Call, Flow, Home, Use, Value, readers_of
 
 _MATMUL, _CONTRACT = OPS["matmul"], OPS["batch_contract"]
 _SIDE: Final = 16
@@ -42,11 +42,9 @@ class _Order:
     def __init__(self, flow: Flow) -> None:
         self._live_out = flow.live_out()
         self._place = {call: i for i, call in enumerate(flow.calls)}
-        self._readers: dict[Value, list[Call]] = {}
+        self._readers = readers_of(flow.calls)
         self._writes: dict[Home, list[int]] = {}
         for i, call in enumerate(flow.calls):
-            for value in {use.value for use in call.ins}:
-                self._readers.setdefault(value, []).append(call)
             for use in call.outs:
                 if use.value.home is not None:
                     self._writes.setdefault(use.value.home, []).append(i)
