@@ -12,7 +12,13 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from mlvm.core.types import TensorType
-from mlvm.step.blocks import free_variables, renewed, with_blocks, with_inner_calls
+from mlvm.step.blocks import (
+    free_variables,
+    renewed,
+    with_blocks,
+    with_inner_calls,
+    without_dead_calls,
+)
 from mlvm.step.flow import Call, Flow, Home, Use, Value
 from mlvm.step.panels import packing
 
@@ -56,10 +62,12 @@ def split_flow(flow: Flow, hoist: Hoist, *, panels: bool = False) -> SplitFlow |
         flow = Flow(_Packer(steady, producers).calls(flow.calls), flow.results)
     if not producers:
         return None
-    values = _hoisted_values(flow, producers)
+    worth = {value for value, (_, states) in producers.items() if _is_worth(value.nbytes, states)}
+    rest = without_dead_calls(Flow(_without(flow.calls, producers, worth), flow.results))
+    read = worth & {use.value for call in with_blocks(rest) for use in _read_by(call)}
+    values = [value for value in producers if value in read]
     if not values:
         return None
-    rest = _without(flow.calls, producers, values)
     uses = {use.value: use.type for call in with_blocks(rest) for use in (*call.ins, *call.outs)}
     types = tuple([uses.get(value) or producers[value].call.outs[0].type for value in values])
     outs: dict[Value, Value] = {}
@@ -67,10 +75,10 @@ def split_flow(flow: Flow, hoist: Hoist, *, panels: bool = False) -> SplitFlow |
     for number, (value, type) in enumerate(zip(values, types, strict=True)):
         outs[value] = Value(value.nbytes, Home("output", number, type))
         states[value] = Value(value.nbytes, Home("state", hoist.states + number, type))
-    needed = _closure(values, producers)
-    calls = [producer.call for value, producer in producers.items() if value in needed]
+    calls = renewed([producer.call for producer in producers.values()], outs)
+    hoisted = Flow(calls, list(outs.values()))
     return SplitFlow(
-        Flow(renewed(calls, outs), list(outs.values())),
+        Flow(without_dead_calls(hoisted), hoisted.results),
         Flow(renewed(rest, states), flow.results),
         types,
     )
@@ -168,27 +176,6 @@ class _Packer:
         return replace(call, ins=[*call.ins, *more])
 
 
-def _hoisted_values(flow: Flow, producers: dict[Value, _Producer]) -> list[Value]:
-    """Return the values to hoist: those that the rest of the step reads.
-
-    The rest keeps the producers of values that are too large.
-    """
-    worth = {value for value, (_, states) in producers.items() if _is_worth(value.nbytes, states)}
-    values = worth & _read_by_rest(flow.calls, producers, worth)
-    return [value for value in producers if value in values]
-
-
-def _read_by_rest(
-    calls: Sequence[Call], producers: dict[Value, _Producer], hoisted: Container[Value]
-) -> set[Value]:
-    """Return the produced values that the step or the remaining producers read.
-
-    The remaining producers compute the values that are not hoisted.
-    """
-    rest = [call for call in with_blocks(calls) if not _is_producer(call, producers)]
-    return _closure([use.value for call in rest for use in _read_by(call)], producers, hoisted)
-
-
 def _is_producer(call: Call, producers: dict[Value, _Producer]) -> bool:
     return len(call.outs) == 1 and call.outs[0].value in producers
 
@@ -201,48 +188,21 @@ def _read_by(call: Call) -> Iterable[Use]:
     return [*(call.ins[:1] if call.name == "cond" else ()), *call.passed, *results]
 
 
-def _closure(
-    values: Iterable[Value], producers: dict[Value, _Producer], ends: Container[Value] = ()
-) -> set[Value]:
-    """Return the produced values among these and all dependences, except values in `ends`."""
-    needed: set[Value] = set()
-    stack = list(values)
-    while stack:
-        value = stack.pop()
-        if value in producers and value not in needed:
-            needed.add(value)
-            if value not in ends:
-                stack += [use.value for use in producers[value].call.ins]
-    return needed
-
-
 def _without(
-    calls: Sequence[Call], producers: dict[Value, _Producer], values: Iterable[Value]
-) -> list[Call]:
-    """Return the calls without producers of hoisted values, and without dependences of these."""
-    hoisted = set(values)
-    removed = producers.keys() - (_read_by_rest(calls, producers, hoisted) - hoisted)
-    return _remaining(calls, producers, removed, removed - hoisted)
-
-
-def _remaining(
-    calls: Sequence[Call],
-    producers: dict[Value, _Producer],
-    removed: Container[Value],
-    dropped: Container[Value],
+    calls: Sequence[Call], producers: dict[Value, _Producer], removed: Container[Value]
 ) -> list[Call]:
     """Return the calls, and those of their blocks, without producers of removed values.
 
-    Calls with blocks lose their dropped operands.
+    Calls with blocks lose the operands that only these producers read.
     """
     remaining = []
     for call in calls:
         if _is_producer(call, producers) and call.outs[0].value in removed:
             continue
         if call.blocks:
-            call = with_inner_calls(
-                call, lambda block: _remaining(block.calls, producers, removed, dropped)
-            )
-            call = replace(call, ins=[use for use in call.ins if use.value not in dropped])
+            call = with_inner_calls(call, lambda block: _without(block.calls, producers, removed))
+            read = {use.value for use in (*free_variables(call.blocks), *_read_by(call))}
+            ins = [use for use in call.ins if use.value in read or use.value not in producers]
+            call = replace(call, ins=ins)
         remaining.append(call)
     return remaining
