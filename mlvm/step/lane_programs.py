@@ -169,22 +169,20 @@ class _Body:
     def __init__(self, params: Mapping[_Key, TensorType]) -> None:
         self.code: list[Instruction] = []
         self.nparams = len(params)
-        self._slots: dict[_Key, int] = {key: i - len(params) for i, key in enumerate(params)}
+        self.slots: dict[_Key, int] = {key: i - len(params) for i, key in enumerate(params)}
         self.types = [*params.values()]
         self.owned: set[Home] = set()
 
-    def has(self, key: _Key) -> bool:
-        return key in self._slots
+    def slot(self, key: _Key, type: TensorType) -> int:
+        """Return the slot of a home or value; allocate one if it has none."""
+        if key not in self.slots:
+            self.add(key, type)
+        return self.slots[key]
 
-    def slot(self, key: _Key) -> int:
-        """Return the slot of a home or value, which has one."""
-        return self._slots[key]
-
-    def add(self, key: _Key, type: TensorType) -> int:
+    def add(self, key: _Key, type: TensorType) -> None:
         """Allocate a new slot for a home or value."""
-        self._slots[key] = len(self.types) - self.nparams
+        self.slots[key] = len(self.types) - self.nparams
         self.types.append(type)
-        return self._slots[key]
 
     def type_at(self, slot: int) -> TensorType:
         return self.types[slot + self.nparams]
@@ -261,7 +259,7 @@ class _Writer:
         for use in results or ():
             self.read(use)
         for home in outs:
-            at = self.slot(home, home.type)
+            at = body.slot(home, home.type)
             self.emit("get", at)
             self.as_type(body.type_at(at), home.type)
         count = len(outs) if results is None else len(results)
@@ -301,10 +299,6 @@ class _Writer:
                 products[part] = maker
         return products
 
-    def slot(self, key: _Key, type: TensorType) -> int:
-        """Return the slot of a home or value; allocate one if it has none."""
-        return self.body.slot(key) if self.body.has(key) else self.body.add(key, type)
-
     def emit(self, opcode: str, *immediates: Any) -> int:
         self.body.code.append(Instruction.of(opcode, *immediates))
         return len(self.body.code) - 1
@@ -332,9 +326,9 @@ class _Writer:
             self.emit("load_arg", self.nargs + number)
             self.as_type(self.shared_types[number], use.type)
             return
-        if not self.body.has(key):
+        if key not in self.body.slots:
             raise CaptureError("a lane reads a value before the first write; write it first")
-        at = self.body.slot(key)
+        at = self.body.slots[key]
         self.emit("get", at)
         if key in self.body.owned and not alias:
             self.op("copy", 1, 1)
@@ -349,17 +343,21 @@ class _Writer:
 
     def write(self, use: Use) -> None:
         """Pop the topmost value into the slot of a use."""
-        at = self.slot(self.key(use), use.type)
+        at = self.body.slot(self.key(use), use.type)
         self.as_type(use.type, self.body.type_at(at))
         self.emit("set", at)
 
+    def slot_of(self, out: Use, x: Use) -> int:
+        """Return the slot of a result that is written in place, if it has the type of `x`."""
+        at = self.body.slot(self.key(out), out.type)
+        type = self.body.type_at(at)
+        if type is not out.type or type is not x.type:
+            raise CaptureError(f"expected {out.type} in a lane, got a slot of {type}")
+        return at
+
     def fresh(self, use: Use) -> None:
         """Push memory for a value that no other slot refers to."""
-        at = self.slot(self.key(use), use.type)
-        if self.body.type_at(at) is not use.type:
-            raise CaptureError(
-                f"expected {use.type} in a lane, got a slot of {self.body.type_at(at)}"
-            )
+        at = self.slot_of(use, use)
         self.emit("get", at)
         self.op("copy", 1, 1)
         self.emit("set", at)
@@ -411,11 +409,7 @@ class _Writer:
         elif _is_update(call):
             self.flush()
             x, value, index = call.ins
-            at = self.slot(self.key(out), out.type)
-            if self.body.type_at(at) is not out.type or x.type is not out.type:
-                raise CaptureError(
-                    f"expected {out.type} in a lane, got a slot of {self.body.type_at(at)}"
-                )
+            at = self.slot_of(out, x)
             self.emit("get", at)
             self.emit("get", at)
             self.read(value)
@@ -601,7 +595,7 @@ class _Writer:
         self.nsegments += 1
         self.alone(name, calls, ins, outs)
         for key in ins:
-            self.emit("get", self.body.slot(key))
+            self.emit("get", self.body.slots[key])
         self.emit("call", name)
         last = {self.key(call.outs[0]): call.outs[0] for call in calls}
         for key in reversed(outs):
@@ -621,7 +615,7 @@ class _Writer:
     ) -> None:
         """Generate the function of a segment for one row."""
         outer = self.body
-        types = {key: outer.type_at(outer.slot(key)) for key in ins}
+        types = {key: outer.type_at(outer.slots[key]) for key in ins}
         body = self.body = _Body(types)
         for call in calls:
             assert call.op is not None
@@ -631,7 +625,7 @@ class _Writer:
             [out] = call.outs
             body.add(self.key(out), out.type)
         for key in outs:
-            self.emit("get", body.slot(key))
+            self.emit("get", body.slots[key])
         self.emit("return", len(outs))
         self.functions.append(Function(name, body.nparams, len(outs), tuple(body.code)))
         self.body = outer
