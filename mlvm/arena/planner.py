@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mlvm.arena.search import FOUND, Search
+from mlvm.arena.search import FOUND, Search, breadth
 from mlvm.core.errors import ArenaError, ArgumentError, brief
 from mlvm.core.sizes import MAX_TERM
 from mlvm.core.tables import table
@@ -352,24 +352,11 @@ def _orders(size: Ints, start: Ints, end: Ints) -> Iterator[tuple[str, Ints]]:
         "first use": (start, -size, -life),
         "size * lifetime": (-size.astype(np.float64) * life, -size, start),
         "lifetime": (-life, -size, start),
-        "breadth": (-_breadth(size, start, end), -size, start),
+        "breadth": (-breadth(size, start, end), -size, start),
         "last use": (-end, -size, -life),
     }
     for name, key in keys.items():
         yield name, np.lexsort(key[::-1])
-
-
-def _breadth(size: Ints, start: Ints, end: Ints) -> Ints:
-    """Return for each block the maximum number of live bytes during the lifetime of the block."""
-    moments = np.sort(np.concatenate([start, end]))
-    # np.unique would import np.ma
-    moments = moments[np.diff(moments, prepend=moments[:1] - 1) != 0]
-    first, last = np.searchsorted(moments, start), np.searchsorted(moments, end)
-    change = np.zeros(len(moments), np.int64)
-    np.add.at(change, first, size)
-    np.subtract.at(change, last, size)
-    spans = np.stack([first, last], axis=1).ravel()  # reduceat also reduces the ranges in between
-    return np.maximum.reduceat(np.cumsum(change), spans)[::2] if len(spans) else change
 
 
 def _place(sequence: Ints, size: Ints, start: Ints, end: Ints) -> Ints:

@@ -93,6 +93,19 @@ def sections_of(start: Ints, end: Ints) -> Sections:
     return Sections(first, last, part[first])
 
 
+def breadth(size: Ints, start: Ints, end: Ints) -> Ints:
+    """Return for each block the maximum number of live bytes during the lifetime of the block."""
+    moments = np.sort(np.concatenate([start, end]))
+    # np.unique would import np.ma
+    moments = moments[np.diff(moments, prepend=moments[:1] - 1) != 0]
+    first, last = np.searchsorted(moments, start), np.searchsorted(moments, end)
+    change = np.zeros(len(moments), np.int64)
+    np.add.at(change, first, size)
+    np.subtract.at(change, last, size)
+    spans = np.stack([first, last], axis=1).ravel()  # reduceat also reduces the ranges in between
+    return np.maximum.reduceat(np.cumsum(change), spans)[::2] if len(spans) else change
+
+
 class Search:
     """Search for offsets of blocks below a capacity.
 
@@ -164,14 +177,7 @@ class _Part:
         first, last = sections.first[blocks], sections.last[blocks]
         least = first.min()
         first, last = first - least, last - least
-        nsections = int(last.max()) + 1
-        total = np.zeros(nsections + 1, np.int64)
-        np.add.at(total, first, size)
-        np.subtract.at(total, last + 1, size)
-        total = np.cumsum(total)
-        spans = np.stack([first, last + 1], axis=1).ravel()  # reduceat takes every other one
-        load = np.maximum.reduceat(total, spans)[::2]
-        area = size.astype(np.float64) * lifetime
+        area, load = size.astype(np.float64) * lifetime, breadth(size, first, last + 1)
         keys = {"lifetime": lifetime, "area": area, "load": load, "size": size}
         keys["sections"] = last - first
         ranks = []
@@ -184,7 +190,9 @@ class _Part:
         for i, row in enumerate(zip(size.tolist(), first.tolist(), last.tolist(), strict=True)):
             twin[i] = same.get(row, -1)
             same[row] = i
-        return _Part(blocks, size, first, last, twin, _random(len(blocks)), ranks, nsections)
+        return _Part(
+            blocks, size, first, last, twin, _random(len(blocks)), ranks, int(last.max()) + 1
+        )
 
     @property
     def _tries(self) -> Iterator[tuple[tuple[bool, str], Ints, tuple[Ints, Ints]]]:
