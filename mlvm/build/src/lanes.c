@@ -3,7 +3,6 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { ALIGNMENT = 64 };
 static const char FULL[] = "frames of lanes need more bytes than --records says";
 
 typedef struct {
@@ -15,11 +14,6 @@ typedef struct {
     char *room, *top, *end, *last;
     char *why;
 } Running;
-
-static size_t rounded(size_t nbytes)
-{
-    return (nbytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-}
 
 static int fail(Running *r, const char *why)
 {

@@ -5,6 +5,13 @@
 #include "../../machines/native/src/plan/lanes.h"
 #include "../../machines/native/src/plan/loop.h"
 
+enum { ALIGNMENT = 64 };
+
+static inline size_t rounded(size_t nbytes)
+{
+    return (nbytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+}
+
 /* Location of a part's tensor: in the code's memory, or in an operand shared by all rows. */
 typedef struct {
     int shared; /* number of the operand, or -1 */

@@ -12,7 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { ALIGNMENT = 64, HEADER = 64 };
+enum { HEADER = 64 };
 static const double WORTH_SHARING = 4000; /* in nanoseconds; waking other threads needs about 500 */
 
 /* --- the caller's threads --- */
@@ -25,11 +25,6 @@ struct Pool {
     int count;
     atomic_int result;
 };
-
-static size_t rounded(size_t nbytes)
-{
-    return (nbytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-}
 
 /* Return the scratch memory of a thread; shared memory follows after the memory of all threads. */
 static char *scratch_of(const Pool *pool, const KernelCall *call, int index)
