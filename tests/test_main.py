@@ -883,11 +883,12 @@ def test_what_plan_cannot_read_or_write(
 
 @cases(
     "option, message",
-    ("--capacity 64X", "--capacity: expected a whole number above 0, got '64X'"),
-    ("--capacity -5", "--capacity: expected a whole number above 0, got '-5'"),
-    ("--capacity 0", "--capacity: expected a whole number above 0, got '0'"),
-    ("--capacity 1.5", "--capacity: expected a whole number above 0, got '1.5'"),
-    ("--effort 0", "--effort: expected a whole number above 0, got '0'"),
+    ("--capacity 64X", "--capacity: expected a whole number from 1 to 2**63 - 1, got '64X'"),
+    ("--capacity -5", "--capacity: expected a whole number from 1 to 2**63 - 1, got '-5'"),
+    ("--capacity 0", "--capacity: expected a whole number from 1 to 2**63 - 1, got '0'"),
+    ("--capacity 9223372036854775808", "--capacity: expected a whole number from 1 to 2**63 - 1"),
+    ("--capacity 1.5", "--capacity: expected a whole number from 1 to 2**63 - 1, got '1.5'"),
+    ("--effort 0", "--effort: expected a whole number from 1 to 2**63 - 1, got '0'"),
     ("--effort 8G", "--effort: expected at most 4294967296, got 8G"),
 )
 def test_bad_options_of_plan(option: str, message: str, capsys: Capsys) -> None:

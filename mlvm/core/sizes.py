@@ -49,7 +49,7 @@ def parse_size(
             nbytes = operator.index(value)  # type: ignore[arg-type]
         except TypeError:
             nbytes = -1
-    if not least <= nbytes <= MAX_SIZE:
+    if 0 < nbytes < 1 or not least <= nbytes <= MAX_SIZE:
         raise error(
             f"{where}: expected a size from {least} to 2**63 - 1 bytes, as an int or a text such "
             f"as '64 MiB' (units: B, K, M, G, T, KiB ... TiB, kB ... TB), got {brief(value)}"

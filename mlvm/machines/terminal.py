@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from mlvm.core.errors import ArgumentError, MlvmError, notes_of
+from mlvm.core.errors import ArgumentError, MlvmError, brief, notes_of
 from mlvm.core.sizes import parse_size
 
 INTERRUPTED = 130
@@ -23,8 +23,8 @@ def whole_number(text: str) -> int:
         return parse_size(text, "")
     except ArgumentError:
         raise argparse.ArgumentTypeError(
-            f"expected a whole number above 0, got {text!r}; the units are K, M, G, T, KiB ... TiB "
-            f"and kB ... TB, as in 4G"
+            f"expected a whole number from 1 to 2**63 - 1, got {brief(text)}; the units are "
+            f"K, M, G, T, KiB ... TiB and kB ... TB, as in 4G"
         ) from None
 
 

@@ -138,7 +138,7 @@ def test_a_fixed_capacity_is_taken_at_once_and_rounded_up(capacity: int, size: i
     del tensors
 
 
-@cases("capacity", -1, True, 1.5, "", "much", "-1 K", 2**63, "1e99 G")
+@cases("capacity", -1, True, 1.5, "", "much", "-1 K", "0.0001 K", 2**63, "1e99 G")
 def test_an_invalid_capacity_is_refused(capacity: Any, vm: VM) -> None:
     text = "arena 'batch': capacity: expected a size from 0 to"
     refuses(ArenaError, text, Arena, vm, "batch", capacity=capacity)

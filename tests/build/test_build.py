@@ -338,7 +338,7 @@ def test_what_needs_python_is_refused(tmp_path: Path, capsys: Capsys) -> None:
     assert [each.name for each in (tmp_path / "mine").iterdir()] == ["Makefile"]
     refuses(SystemExit, "", main, ["build", str(tmp_path / "drawn.mlvm")])
     refuses(SystemExit, "", main, ["build", str(tmp_path / "lanes.mlvm"), *out, "--threads=0"])
-    assert "expected a whole number above 0, got '0'" in capsys.readouterr().err
+    assert "expected a whole number from 1 to 2**63 - 1, got '0'" in capsys.readouterr().err
 
 
 @compiled

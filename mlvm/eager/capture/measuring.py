@@ -312,11 +312,12 @@ def measure(
     Invalid calls:
         ml.measure(ml.sum, v, fuse="no")  # ArgumentError
         ml.measure(ml.sum, v, budgets=["much"])  # ArgumentError
+        ml.measure(ml.sum, v, budgets=b"64 MiB")  # ArgumentError
         ml.measure(lambda x: float(x), ml.TensorType("f32"))  # CaptureError
     """
     require_bools("measure", fuse=fuse, recompute=recompute, hoist=hoist)
     budget = None if memory is None else parse_size(memory, "measure(memory=)")
-    if isinstance(budgets, str) or not isinstance(budgets, Sequence):
+    if isinstance(budgets, (str, bytes)) or not isinstance(budgets, Sequence):
         raise ArgumentError(f"measure: expected budgets as a list of sizes, got {brief(budgets)}")
     limits = tuple([parse_size(each, "measure(budgets=)") for each in budgets])
     if isinstance(fn, Captured):
