@@ -115,7 +115,7 @@ def _flops(call: Call) -> int:
 def present(value: Any) -> Any:
     """Return a value with current numbers in place of dynamic sizes, without a guard."""
     if isinstance(value, TensorType):
-        return TensorType(value.dtype, present(value.shape))
+        return TensorType(value.dtype, present(value.shape)) if value.is_open else value
     if isinstance(value, tuple):
         return tuple(map(present, value))
     return value.present if issubclass(type(value), Length) else value
