@@ -148,10 +148,13 @@ def science(figures: Figures) -> str:
     rows, ratios = [], []
     for case, metrics in numbers.items():
         times = {name.split("-")[0]: time / 1000 for name, time in metrics["us"].items()}
-        ratios.append([times[peer] / times["mlvm"] for peer in _PEERS])
-        cells = [f"{times['mlvm']:.3g}", *(f"{ratio:.2f}" for ratio in ratios[-1])]
-        rows.append(f"| {case} | {' | '.join(cells)} |")
-    means = [f"{statistics.geometric_mean(column):.2f}" for column in zip(*ratios, strict=True)]
+        ratios.append([times[peer] / times["mlvm"] if peer in times else None for peer in _PEERS])
+        cells = [f"{ratio:.2f}" if ratio else "" for ratio in ratios[-1]]
+        rows.append(f"| {case} | {times['mlvm']:.3g} | {' | '.join(cells)} |")
+    means = [
+        f"{statistics.geometric_mean([ratio for ratio in column if ratio]):.2f}"
+        for column in zip(*ratios, strict=True)
+    ]
     return "\n".join(
         [
             f"Minima of interleaved rounds on {_machine(figures, 'science')}; f64, one thread.\n",
