@@ -95,7 +95,7 @@ CEILING = {
     "mlvm/onnx": 6_500,
     "mlvm": 2_000,
     "models": 4_000,
-    "bench": 6_500,
+    "bench": 7_000,
     "tests": 71_000,
 }
 """The most lines of code of each package (`make lines` counts them), rounded up to the next 500."""
