@@ -17,6 +17,8 @@ from mlvm.core.types import Array, TensorType
 from mlvm.core.vm import VM
 from mlvm.eager.capture.guards.guard_set import Field
 from mlvm.eager.capture.hoisted import is_shared
+from mlvm.eager.runs.log import digest_of, number_of
+from mlvm.eager.runs.names import unused_name
 from mlvm.eager.tensor.reading import values_of
 from mlvm.machines.digest import digest
 
@@ -75,11 +77,7 @@ class Cells:
     ) -> int:
         if key not in self._keys:
             number = self._keys[key] = len(self.rows)
-            base = name = name or f"tensor {number}"
-            tries = 1
-            while name in self._names:
-                tries += 1
-                name = f"{base} ({tries})"
+            name = unused_name(name or f"tensor {number}", self._names)
             self._names.add(name)
             self._owners.append(owner)
             self._sources.append(source)
@@ -147,9 +145,9 @@ def storable(array: Array) -> Array:
     return array.reshape(-1).view("f8") if array.dtype == "c16" else array
 
 
-def digest_of_cells(digests: Mapping[int, bytes], numbers: Iterable[int]) -> list[bytes]:
-    """Return a digest of these cells in an order that depends only on the contents.
+def digest_of_cells(digests: Mapping[int, bytes], numbers: Iterable[int]) -> int:
+    """Return the digest of the contents of these cells.
 
-    Names and the order of first use therefore do not change the result.
+    It does not depend on names and the order of first use.
     """
-    return sorted(digests[number] for number in numbers)
+    return number_of(digest_of(*sorted(digests[number] for number in numbers)))

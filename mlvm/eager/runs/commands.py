@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -146,7 +146,7 @@ def _show_line(replay: Replay, number: int, place: str, folder: Path | None) -> 
     execution = replay.execution(number)
     ops: list[Executed] = []
     lines: dict[SourceLine, None] = {}
-    while (op := execution.step()) is not None:
+    for op in iter(execution.step, None):
         if op.line is not None:
             lines[op.line] = None
         if op.line is None or op.line.number != int(line) or not op.line.file.endswith(file):
@@ -204,9 +204,7 @@ def _show_nan(replay: Replay, numbers: Sequence[int]) -> int:
                 print(f"step {number}: {what} is {earlier} at {at}; {result}")
             print(f"  {op}")
             if op.line is not None:
-                lines = replay.run.source(op.line.file)
-                text = lines[op.line.number - 1].strip() if op.line.number <= len(lines) else ""
-                print(f"  {op.line}: {text or op.line.text}")
+                print(f"  {op.line}: {replay.run.text_at(op.line)}")
             return 1
         for i, array in enumerate(replay.operands(number)):
             if not _is_finite(array):
@@ -258,7 +256,7 @@ def _first_nan(execution: Execution) -> tuple[Executed, Ref | None, tuple[list[i
     Also return the input, state or constant that is not finite, and the index and the value of the
     element of the result."""
     copies: dict[Ref, Ref] = {}  # origins of results that are not finite
-    for op in _ops(execution):
+    for op in iter(execution.step, None):
         definition = OPS.get(op.name)
         wrong = [
             copies.get(each, each)
@@ -275,11 +273,6 @@ def _first_nan(execution: Execution) -> tuple[Executed, Ref | None, tuple[list[i
             elif not only_copies:
                 return op, next(iter(wrong), None), _first_of(array)
     return None
-
-
-def _ops(execution: Execution) -> Iterator[Executed]:
-    while (op := execution.step()) is not None:
-        yield op
 
 
 COMMANDS: Final[dict[str, Callable[[argparse.Namespace], int]]] = {

@@ -201,7 +201,7 @@ class Debugger(cmd.Cmd):
         Examples are q, %12, %12.1, input 0, state 3 and max(abs(q)) - 1."""
         ref = self.values.find(argument) if argument else None
         if ref is not None:
-            value = self.values.read(ref)
+            value = self.execution.value(ref)
             of = "" if argument.replace(" ", "") == str(ref).replace(" ", "") else f"{argument} = "
             self._say(f"{of}{ref}: {TensorType.of(value)}")
         else:
@@ -223,7 +223,7 @@ class Debugger(cmd.Cmd):
         if op is None or not op.results:
             raise ArgumentError("result: no op with a result was executed; s executes an op")
         for ref in op.results:
-            self._say(f"{self.values.text(op)}\n{text_of(self.values.read(ref))}")
+            self._say(f"{self.values.text(op)}\n{text_of(self.execution.value(ref))}")
 
     # --- the source and the plan -------------------------------------------------------------
 
@@ -330,7 +330,7 @@ class Debugger(cmd.Cmd):
 
     def _forward(self, is_target: Callable[[int], bool]) -> None:
         """Execute ops until a target or a breakpoint."""
-        self._moved(iter(lambda: self._next(), None), is_target)
+        self._moved(iter(self._next, None), is_target)
 
     def _next(self) -> int | None:
         return None if self.execution.step() is None else self.execution.position

@@ -138,8 +138,8 @@ def equality(a: Run, b: Run) -> str:
 
 
 def elements(x: Array, y: Array) -> Elements | None:
-    """Return the differing elements of two arrays of the same type; None for equal bits or nans."""
-    if digest(x) == digest(y):
+    """Return the differing elements of two arrays; None for equal bits or nans, or other types."""
+    if digest(x) == digest(y) or TensorType.of(x) != TensorType.of(y):
         return None
     bits = [_bits(each) for each in (x, y)]
     differs = (bits[0] != bits[1]).any(axis=-1).reshape(x.shape)
@@ -226,13 +226,12 @@ def _cause(left: Replay, right: Replay, x: RecordedStep, y: RecordedStep) -> Dif
             return Difference(x.number, "state", text, names, elements=differing)
     inputs = [i for i, (p, q) in enumerate(zip(x.inputs, y.inputs, strict=False)) if p != q]
     counts = [len(each.inputs) for each in (x, y)]
-    tensors = [sum(not each.startswith("number ") for each in s.table.names) for s in (x, y)]
-    if tensors[0] != tensors[1]:
+    if x.table.ntensors != y.table.ntensors:
         described = [listed(each.table.names) or "none" for each in (x, y)]
         text = f"{head}: the inputs differ: A has {described[0]}; B has {described[1]}"
         return Difference(x.number, "input", text)
     is_constant = counts[0] != counts[1]  # a Python number is a constant of one of the programs
-    inputs = [i for i in inputs if not is_constant or i < tensors[0]]
+    inputs = [i for i in inputs if not is_constant or i < x.table.ntensors]
     if inputs:
         names = [x.table.names[i] for i in inputs]
         text = f"{head}: the inputs differ: {listed([_with_types(x, y, i) for i in inputs])}"
@@ -253,8 +252,7 @@ def _with_types(x: RecordedStep, y: RecordedStep, i: int) -> str:
 
 
 def _results(x: RecordedStep, y: RecordedStep) -> list[str]:
-    updated = [f"{x.table.names[i]} after the step" for i, _ in x.table.updated]
-    pairs = zip([*x.table.results, *updated], x.results, y.results, strict=False)
+    pairs = zip(x.table.digested, x.results, y.results, strict=False)
     return [name or "the result" for name, p, q in pairs if p != q] or ["the state after the step"]
 
 
@@ -266,22 +264,14 @@ def _differing_state(
     for replay, step in ((left, x), (right, y)):
         contents, rows = replay.cells(step.number), replay.run.cells
         states.append({rows[each].name: contents[each] for each in step.table.cells()})
-    others = {digest(array) for array in states[1].values()}
-    if states[0].keys() == states[1].keys():
-        names = [name for name, array in states[0].items() if _differ(array, states[1][name])]
+    mine, others = [{name: digest(x) for name, x in state.items()} for state in states]
+    if mine.keys() == others.keys():
+        names = [name for name, each in mine.items() if each != others[name]]
     else:  # renamed, or ordered in a different way
-        names = [name for name, array in states[0].items() if digest(array) not in others]
-    pairs = [(states[0][name], states[1].get(name)) for name in names]
-    return names, next((_elements(p, q) for p, q in pairs if q is not None), None)
-
-
-def _differ(x: Array, y: Array) -> bool:
-    return digest(x) != digest(y)
-
-
-def _elements(x: Array, y: Array) -> Elements | None:
-    same_type = TensorType.of(x) == TensorType.of(y)
-    return elements(x, y) if same_type else None
+        computed = {*others.values()}
+        names = [name for name, each in mine.items() if each not in computed]
+    pairs = [(states[0][name], states[1][name]) for name in names if name in states[1]]
+    return names, elements(*pairs[0]) if pairs else None
 
 
 def _differing_input(
@@ -292,7 +282,7 @@ def _differing_input(
         arrays = [[*replay.at(number).inputs.values()] for replay in (left, right)]
     except MlvmError:
         return None
-    return _elements(arrays[0][inputs[0]], arrays[1][inputs[0]]) if inputs else None
+    return elements(arrays[0][inputs[0]], arrays[1][inputs[0]])
 
 
 # --- ops ----------------------------------------------------------------------------------
@@ -333,11 +323,7 @@ class _Trace:
             is_known = mine in twins and is_equal is None and ref.kind != "scratch"
             twin = twins.index(mine) if is_known else None
             operands.append(OperandOrigin(self.origin(ref), type, is_equal, twin))
-        text = op.line.text if op.line else ""
-        if op.line is not None:
-            lines = self.replay.run.source(op.line.file)
-            number = op.line.number
-            text = lines[number - 1].strip() if 0 < number <= len(lines) else text
+        text = "" if op.line is None else self.replay.run.text_at(op.line)
         return OpReport(op, operands, op.line, text)
 
     def origin(self, ref: Ref) -> str:
@@ -348,7 +334,7 @@ class _Trace:
             if kind == CELL:
                 return f"state {self.replay.run.cells[number].name}"
             value = shown(self.execution.value(ref))
-            is_number = table.names[number].startswith("number ")
+            is_number = table.is_number(number)
             return f"input {table.names[number]!r}" + (f" = {value.item()!r}" if is_number else "")
         if ref.kind == "result":
             op = self.ops[ref.number]
@@ -422,8 +408,7 @@ def _first_in_programs(a: _Trace, b: _Trace) -> tuple[Executed | None, Executed 
         alike = (p.name, p.attributes, p.types) == (q.name, q.attributes, q.types)
         if not alike or p.operands != q.operands:
             return p, q
-        outside = [ref for ref in p.operands if ref.kind not in ("result", "scratch")]
-        if any(a.digest(ref) != b.digest(ref) for ref in outside):
+        if any(a.digest(ref) != b.digest(ref) for ref in p.operands if ref.is_outside):
             return p, q
     n = min(len(a.ops), len(b.ops))
     return next(iter(a.ops[n:]), None), next(iter(b.ops[n:]), None)
@@ -477,17 +462,11 @@ def _from_ops(op: Executed) -> list[Ref | None]:
 
 
 def _source(trace: _Trace, other: _Trace) -> tuple[Executed | None, bool]:
-    computed = {*other.digests.values()}
-    for ref in _initial_refs(other.ops):
-        computed.add(other.digest(ref))
-    results = trace.execution.results()
+    outside = {ref for op in other.ops for ref in op.operands if ref.is_outside}
+    computed = {*other.digests.values(), *map(other.digest, outside)}
     expected = {digest(array) for array in other.execution.results()}
-    locations = trace.execution.program.step.results
-    pending = [
-        trace.execution.at(location)[0]
-        for location, array in zip(locations, results, strict=True)
-        if digest(array) not in expected
-    ]
+    results = [trace.execution.at(each) for each in trace.execution.program.step.results]
+    pending = [ref for ref, array in results if digest(array) not in expected]
     earliest: Executed | None = None
     visited: set[Ref] = set()
     while pending:
@@ -507,11 +486,6 @@ def _source(trace: _Trace, other: _Trace) -> tuple[Executed | None, bool]:
     before = [] if earliest is None else trace.ops[: earliest.position]
     is_first = all(trace.digest(ref) in computed for op in before for ref in op.results)
     return earliest, is_first
-
-
-def _initial_refs(ops: Sequence[Executed]) -> Iterator[Ref]:
-    for op in ops:
-        yield from (ref for ref in op.operands if ref.kind not in ("result", "scratch"))
 
 
 # --- text ---------------------------------------------------------------------------------

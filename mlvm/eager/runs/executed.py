@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from mlvm.core.machine.callee import Fused
 from mlvm.core.op import Attributes
@@ -11,7 +11,6 @@ from mlvm.core.types import TensorType
 from mlvm.eager.runs.nesting import LOOP
 from mlvm.eager.runs.source import SourceLine
 from mlvm.show.calls import label_of
-from mlvm.step.flow import Location
 
 
 class Ref(NamedTuple):
@@ -28,10 +27,34 @@ class Ref(NamedTuple):
     number: int
     output: int = 0
 
+    @property
+    def is_outside(self) -> bool:
+        """Whether no op of the execution computes the value."""
+        return self.kind not in ("result", "scratch")
+
     def __str__(self) -> str:
         if self.kind != "result":
             return f"{self.kind} {self.number}"
         return f"%{self.number}" + (f".{self.output}" if self.output else "")
+
+
+Key: TypeAlias = tuple[str, int, int]
+"""Key of an address: role, number and bytes."""
+
+
+class Address(NamedTuple):
+    """Address of a tensor, and the type with which it is used.
+
+    A location of the plan, a `constant` by number, or a tensor of a function's `frame` by number.
+    """
+
+    role: str
+    place: int
+    type: TensorType
+
+    @property
+    def key(self) -> Key:
+        return self.role, self.place, self.type.nbytes
 
 
 class Level(NamedTuple):
@@ -67,8 +90,7 @@ class Executed(NamedTuple):
         line: the line in the user's source.
         path: the functions, loops and branches around it, outermost first.
         names: the names that the user's line assigns to the results.
-        locations: the locations of the results in the plan; None for the tensors of a function's
-            frame.
+        addresses: the addresses of the results.
     """
 
     position: int
@@ -82,7 +104,7 @@ class Executed(NamedTuple):
     line: SourceLine | None
     path: tuple[Level, ...]
     names: tuple[str, ...]
-    locations: tuple[Location | None, ...]
+    addresses: tuple[Address, ...]
 
     def __str__(self) -> str:
         return self.text(str)

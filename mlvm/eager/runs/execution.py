@@ -19,8 +19,8 @@ from mlvm.core.errors import ArgumentError, ProgramError, UnknownFunctionError
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import Array, TensorType
 from mlvm.core.vm import VM
-from mlvm.eager.runs.executed import Executed, Level, Ref
-from mlvm.eager.runs.interpreter import Content, ExecutionState, OpInterpreter, address_of
+from mlvm.eager.runs.executed import Address, Executed, Level, Ref
+from mlvm.eager.runs.interpreter import Content, ExecutionState, OpInterpreter
 from mlvm.eager.runs.ops import OpProgram
 from mlvm.machines import printing
 from mlvm.machines.local import LocalVM
@@ -190,7 +190,7 @@ class Execution:
 
     def at(self, location: Location) -> tuple[Ref, Array]:
         """Return the present value at a location of the plan, and the origin of the value."""
-        content = self._machine.content(address_of(location))
+        content = self._machine.content(Address(*location))
         return content.ref, content.value.read(location.type)
 
     def results(self) -> list[Array]:

@@ -7,9 +7,9 @@ used.
 from __future__ import annotations
 
 import ast
-import operator
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -21,6 +21,8 @@ from mlvm.core.types import Array
 Lookup = Callable[[str], Array]
 """Function that returns the array with a name such as `q`, `model.w[0]` or `%12`; raises
 `LookupError`."""
+
+_Evaluate = Callable[[Lookup], Any]
 
 _REFERENCE: Final = re.compile(r"%(\d+)(?:\.(\d+))?(?![\w.])")
 _MOST: Final = 10_000  # maximum number of characters
@@ -37,7 +39,6 @@ _OPERATORS: Final[Mapping[type, Callable[..., Any]]] = {
     ast.Add: np.add, ast.Sub: np.subtract, ast.Mult: np.multiply, ast.Div: np.divide,
     ast.Pow: np.power, ast.USub: np.negative, ast.UAdd: np.positive, ast.Not: np.logical_not,
     ast.Invert: np.invert, ast.BitAnd: np.bitwise_and, ast.BitOr: np.bitwise_or,
-    ast.And: operator.and_, ast.Or: operator.or_,
     ast.Lt: np.less, ast.LtE: np.less_equal, ast.Gt: np.greater, ast.GtE: np.greater_equal,
     ast.Eq: np.equal, ast.NotEq: np.not_equal,
 }  # fmt: skip
@@ -62,8 +63,9 @@ class Expression:
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             reason = getattr(error, "msg", None) or type(error).__name__
             raise ArgumentError(f"expected an expression, got {brief(text)}: {reason}") from None
-        self._tree = tree.body
-        self.names = tuple(dict.fromkeys(self._names(self._tree, 0)))
+        names: dict[str, None] = {}
+        self._evaluate = _compiled(tree.body, names)
+        self.names = tuple(names)
 
     def value(self, lookup: Lookup) -> Array:
         """Return the value for the arrays that `lookup` returns.
@@ -72,70 +74,72 @@ class Expression:
         """
         try:
             with np.errstate(all="ignore"):
-                return np.asarray(self._value(self._tree, lookup))
+                return np.asarray(self._evaluate(lookup))
         except MlvmError:
             raise
         except (TypeError, ValueError, IndexError, OverflowError) as error:
             raise ArgumentError(f"{self.text}: {error}") from None
 
-    def _names(self, node: ast.expr, depth: int) -> Iterator[str]:
-        """Yield the names in a part of the expression, and check the part."""
-        if depth > 100:
-            raise ArgumentError("expected an expression nested at most 100 deep, got a deeper one")
-        if (name := _name_of(node)) is not None:
-            yield name
-            if not isinstance(node, ast.Subscript):
-                return
-        match node:
-            case ast.Constant(int() | float()):
-                parts: list[ast.expr] = []
-            case ast.BinOp(left, op, right) if type(op) in _OPERATORS:
-                parts = [left, right]
-            case ast.UnaryOp(op, operand) if type(op) in _OPERATORS:
-                parts = [operand]
-            case ast.BoolOp(_, parts):
-                pass
-            case ast.Compare(left, ops, others) if all(type(op) in _OPERATORS for op in ops):
-                parts = [left, *others]
-            case ast.Call(ast.Name(function), parts, []) if function in _FUNCTIONS:
-                pass
-            case ast.Call(ast.Name(function)):
-                names = ", ".join(_FUNCTIONS)
-                raise ArgumentError(f"expected one of {names} without keywords, got {function}")
-            case ast.Subscript(value, index):
-                parts = [value]
-                _index_of(index)
-            case _:
-                got = brief(ast.unparse(node))
-                raise ArgumentError(f"expected names, numbers, operators, functions, got {got}")
-        for part in parts:
-            yield from self._names(part, depth + 1)
 
-    def _value(self, node: ast.expr, lookup: Lookup) -> Any:
-        if (name := _name_of(node)) is not None and (
-            isinstance(node, ast.Name | ast.Attribute) or _is_found(name, lookup)
-        ):
-            return shown(lookup(name))
-        match node:
-            case ast.Constant(value):
-                return np.asarray(value)
-            case ast.BinOp(left, op, right):
-                return _OPERATORS[type(op)](self._value(left, lookup), self._value(right, lookup))
-            case ast.UnaryOp(op, operand):
-                return _OPERATORS[type(op)](self._value(operand, lookup))
-            case ast.BoolOp(op, parts):
-                values = [bool(self._value(part, lookup)) for part in parts]
-                return all(values) if isinstance(op, ast.And) else any(values)
-            case ast.Compare(left, ops, others):
-                values = [self._value(each, lookup) for each in (left, *others)]
-                pairs = zip(ops, values, values[1:], strict=False)
-                results = [_OPERATORS[type(op)](x, y) for op, x, y in pairs]
-                return results[0] if len(results) == 1 else np.logical_and.reduce(results)
-            case ast.Call(ast.Name(function), parts):
-                return _FUNCTIONS[function](*[self._value(part, lookup) for part in parts])
-            case ast.Subscript(value, index):
-                return np.asarray(self._value(value, lookup))[_index_of(index)]
-        raise ArgumentError(f"expected an expression, got {brief(self.text)}")
+def _compiled(node: ast.expr, names: dict[str, None], depth: int = 0) -> _Evaluate:
+    """Check a part of an expression, add the names in it, and return a function that computes it.
+
+    The name of an item, such as `layers[0]`, is looked up before the index is applied.
+    """
+    if depth > 100:
+        raise ArgumentError("expected an expression nested at most 100 deep, got a deeper one")
+    name = _name_of(node)
+    if name is None:
+        return _of_parts(node, names, depth)
+    names[name] = None
+    if not isinstance(node, ast.Subscript):
+        return lambda lookup: shown(lookup(name))
+    item = _of_parts(node, names, depth)
+    return lambda lookup: shown(lookup(name)) if _is_found(name, lookup) else item(lookup)
+
+
+def _of_parts(node: ast.expr, names: dict[str, None], depth: int) -> _Evaluate:
+    """Return the function that computes a number, or applies an operator to its operands."""
+    apply: Callable[..., Any]
+    match node:
+        case ast.Constant(int() | float() as number):
+            constant = np.asarray(number)
+            return lambda _: constant
+        case ast.BinOp(left, op, right) if type(op) in _OPERATORS:
+            apply, parts = _OPERATORS[type(op)], [left, right]
+        case ast.UnaryOp(op, operand) if type(op) in _OPERATORS:
+            apply, parts = _OPERATORS[type(op)], [operand]
+        case ast.BoolOp(op, parts):
+            combine = all if isinstance(op, ast.And) else any
+            apply = partial(_combined, combine)
+        case ast.Compare(left, ops, others) if all(type(op) in _OPERATORS for op in ops):
+            apply, parts = partial(_compared, ops), [left, *others]
+        case ast.Call(ast.Name(function), parts, []) if function in _FUNCTIONS:
+            apply = _FUNCTIONS[function]
+        case ast.Call(ast.Name(function)):
+            functions = ", ".join(_FUNCTIONS)
+            raise ArgumentError(f"expected one of {functions} without keywords, got {function}")
+        case ast.Subscript(value, index):
+            apply, parts = partial(_item, _index_of(index)), [value]
+        case _:
+            got = brief(ast.unparse(node))
+            raise ArgumentError(f"expected names, numbers, operators, functions, got {got}")
+    operands = [_compiled(part, names, depth + 1) for part in parts]
+    return lambda lookup: apply(*[operand(lookup) for operand in operands])
+
+
+def _combined(combine: Callable[[list[bool]], bool], *values: Any) -> bool:
+    return combine([bool(value) for value in values])
+
+
+def _compared(ops: list[ast.cmpop], *values: Any) -> Any:
+    pairs = zip(ops, values, values[1:], strict=False)
+    results = [_OPERATORS[type(op)](x, y) for op, x, y in pairs]
+    return results[0] if len(results) == 1 else np.logical_and.reduce(results)
+
+
+def _item(index: Any, value: Any) -> Any:
+    return np.asarray(value)[index]
 
 
 def _name_of(node: ast.expr) -> str | None:

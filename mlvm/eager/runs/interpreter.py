@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -25,11 +25,10 @@ from mlvm.core.program.program import STAR, Function, Instruction, Opcode, Progr
 from mlvm.core.protocol import StorageHandle, TensorHandle
 from mlvm.core.types import Array, TensorType, f64
 from mlvm.core.vm import VM
-from mlvm.eager.runs.executed import Executed, Level, Ref
+from mlvm.eager.runs.executed import Address, Executed, Key, Level, Ref
 from mlvm.eager.runs.nesting import LOOP, CodeSpan, spans_of
 from mlvm.eager.runs.ops import OpProgram
 from mlvm.machines import printing, residuals
-from mlvm.step.flow import Location
 
 _BEGIN: Final = Program.of_op(residuals.BEGIN, 0, NO_ATTRIBUTES, 0)
 _MOST_BETWEEN: Final = 1_000_000
@@ -73,23 +72,6 @@ class Content(NamedTuple):
 
     value: StoredValue
     ref: Ref
-
-
-Key: TypeAlias = tuple[str, int, int]
-"""Key of an address: role, number and bytes; for a frame `frame` and the tensor's number."""
-
-
-class Address(NamedTuple):
-    """Address of a tensor on the stack, and the type with which it is used."""
-
-    key: Key
-    type: TensorType
-
-    @property
-    def location(self) -> Location | None:
-        """The location in the plan; None for a tensor of a function's frame."""
-        role, place, _ = self.key
-        return None if role == "frame" else Location(role, place, self.type)  # type: ignore[arg-type]
 
 
 @dataclass(slots=True)
@@ -152,7 +134,7 @@ class OpInterpreter:
     def content(self, x: Address) -> Content:
         content = self.state.memory.get(x.key)
         if content is None:  # scratch memory that was never written
-            content = Content(StoredValue(self.vm, x.type.nbytes), Ref("scratch", x.key[1]))
+            content = Content(StoredValue(self.vm, x.type.nbytes), Ref("scratch", x.place))
             self.state.memory[x.key] = content
         return content
 
@@ -184,13 +166,12 @@ class OpInterpreter:
         stack = state.stack
         state.pc += 1
         if opcode is Opcode.load_arg:
-            location = self._planned.arguments[immediates[0]]
-            stack.append(address_of(location))
+            stack.append(Address(*self._planned.arguments[immediates[0]]))
         elif opcode is Opcode.push_const:
             constants = self._planned.program.constants
-            type = TensorType.of(constants[immediates[0]])
             number = [*constants].index(immediates[0])
-            stack.append(Address(("constant", number, type.nbytes), type))
+            type = TensorType.of(constants[immediates[0]])
+            stack.append(Address("constant", number, type))
         elif opcode in (Opcode.push_int, Opcode.push_str):
             stack.append(immediates[0])
         elif opcode is Opcode.get:
@@ -227,7 +208,7 @@ class OpInterpreter:
         depth, results = len(state.frames), state.stack[len(state.stack) - nresults :]
         returned = {x.key for x in results if isinstance(x, Address)}
         for x in state.stack[state.base :]:
-            if isinstance(x, Address) and x.key[0] == "frame" and x.key not in returned:
+            if isinstance(x, Address) and x.role == "frame" and x.key not in returned:
                 state.memory.pop(x.key, None)
         state.stack[state.base - state.nparams :] = results
         state.turns = {key: turn for key, turn in state.turns.items() if key[0] != depth}
@@ -264,9 +245,8 @@ class OpInterpreter:
         del state.stack[len(state.stack) - nparams - 1 :]
         if name == "zeros":
             shape, dtype = attributes["shape"], attributes["dtype"]
-            type = TensorType(dtype, shape)
             state.created += 1
-            state.stack.append(Address(("frame", state.created, type.nbytes), type))
+            state.stack.append(Address("frame", state.created, TensorType(dtype, shape)))
         elif name == "reshape":
             [x] = params
             state.stack.append(x._replace(type=TensorType(x.type.dtype, attributes["shape"])))
@@ -321,12 +301,12 @@ class OpInterpreter:
             self.program.lines.get(place),
             self._path(),
             self._names(),
-            tuple([x.location for x in written]),
+            tuple(written),
         )
 
     def _ref(self, x: Address) -> Ref:
         content = self.state.memory.get(x.key)
-        return Ref("scratch", x.key[1]) if content is None else content.ref
+        return Ref("scratch", x.place) if content is None else content.ref
 
     def _names(self) -> tuple[str, ...]:
         """Return the names of the results of the present op.
@@ -371,7 +351,7 @@ class OpInterpreter:
         for ref, array in zip(op.results[len(outs) :], results, strict=True):
             state.created += 1
             type = TensorType.of(array)
-            written.append(Address(("frame", state.created, type.nbytes), type))
+            written.append(Address("frame", state.created, type))
             outs = [*outs, self.stored(ref, array, type)]
         state.stack += written[len(call.written) :]
         state.latest = tuple(map(Content, outs, op.results))
@@ -379,7 +359,7 @@ class OpInterpreter:
         state.pc += 1
         state.position += 1
         types = tuple([each.type for each in written])
-        return op._replace(types=types, locations=tuple([each.location for each in written]))
+        return op._replace(types=types, addresses=tuple(written))
 
     def _launch(
         self, op: Executed, call: _Call, values: Mapping[int, StoredValue]
@@ -424,9 +404,3 @@ class _Call(NamedTuple):
     attributes: Attributes
     written: tuple[int, ...]
     is_update: bool
-
-
-def address_of(location: Location) -> Address:
-    """Return the address of a location of the plan."""
-    key = location.role, location.place, location.type.nbytes
-    return Address(key, location.type)

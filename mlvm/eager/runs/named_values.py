@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import Final
 
@@ -79,15 +78,11 @@ class Values:
         ref = self.find(name)
         if ref is None:
             raise _NoValue(f"no value is named {name}; info and l show names")
-        return self.read(ref)
-
-    def read(self, ref: Ref) -> Array:
-        """Return the array of a reference. Raises `ArgumentError` if it has no value."""
         return self.execution.value(ref)
 
     def summary(self, ref: Ref) -> list[str]:
         """Describe a value: type, extrema, mean, nans, location, writer, and next reader."""
-        array = self.read(ref)
+        array = self.execution.value(ref)
         x = shown(array)
         lines = [f"{ref}: {TensorType.of(array)}"]
         if x.size and x.dtype != bool and x.dtype.kind != "c":
@@ -107,13 +102,12 @@ class Values:
         if ref.kind == "result":
             op = self.execution.op_at(ref.number)
             assert op is not None  # the op has read the value
-            location = op.locations[ref.output]
-            place = "a tensor of a function's frame"
-            if location is not None:
-                where = f"at byte {location.place:,}" if location.role == "scratch" else ""
-                place = f"{location.role} {where or location.place}, {location.type.nbytes:,} bytes"
+            role, place, type = op.addresses[ref.output]
+            where = f"{role} at byte {place:,}" if role == "scratch" else f"{role} {place}"
+            where += f", {type.nbytes:,} bytes"
+            where = "a tensor of a function's frame" if role == "frame" else where
             remark = "" if self.execution.is_held(ref) else "; the memory has a different value now"
-            lines += [f"memory: {place}{remark}", f"written by {self._with_line(op)}"]
+            lines += [f"memory: {where}{remark}", f"written by {self._with_line(op)}"]
         return [*lines, self._next_read(ref)]
 
     def _with_line(self, op: Executed) -> str:
@@ -150,16 +144,12 @@ class Values:
         is_ended = False
         with suppress(MlvmError):  # if an op raises, the ops before it are known
             is_ended = self.execution.op_at(self.position + _MOST_AHEAD) is None
-        for op in self._from(self.position):
+        for op in self.execution.executed[self.position :]:
             if ref in op.operands:
                 return f"next read by {self._with_line(op)}"
         return (
             "read by no later op" if is_ended else f"read by none of the next {_MOST_AHEAD:,} ops"
         )
-
-    def _from(self, position: int) -> Iterator[Executed]:
-        executed = self.execution.executed
-        return (executed[i] for i in range(position, len(executed)))
 
     def _of_function(self, refs: list[Ref]) -> Ref:
         """Return the latest of these results, preferably of the current function."""
@@ -174,13 +164,10 @@ class Values:
     def _index(self) -> dict[str, list[Ref]]:
         """Return the results by name, in order."""
         executed = self.execution.executed
-        while self._indexed < len(executed):
-            op = executed[self._indexed]
-            for name in op.names:
-                for ref in op.results[:1]:
-                    refs = self._by_name.setdefault(name, [])
-                    refs.append(ref)
-            self._indexed += 1
+        for op in executed[self._indexed :]:
+            for name in op.names if op.results else ():
+                self._by_name.setdefault(name, []).append(op.results[0])
+        self._indexed = len(executed)
         return self._by_name
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from contextlib import suppress
+from itertools import chain, count
 from types import CodeType
 from typing import Any, Final
 
@@ -67,14 +69,17 @@ def _roots(
     if code is None:
         yield "self", fn
         return
-    for name, cell in zip(code.co_freevars, fn.__closure__ or (), strict=True):
-        try:
-            yield name, cell.cell_contents
-        except ValueError:  # the cell is empty
-            continue
+    yield from _closure_of(fn)
     for name in _names_in(code):
         if name in fn.__globals__:
             yield name, fn.__globals__[name]
+
+
+def _closure_of(fn: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the variables of enclosing functions that a function reads and that have a value."""
+    for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
+        with suppress(ValueError):  # the cell is empty
+            yield name, cell.cell_contents
 
 
 def _names_in(code: CodeType) -> Iterator[str]:
@@ -92,11 +97,7 @@ def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, list | tuple):
         yield from ((f"{path}[{i}]", each) for i, each in enumerate(value))
     elif inspect.isfunction(value):
-        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
-            try:
-                yield name, cell.cell_contents
-            except ValueError:
-                continue
+        yield from _closure_of(value)
     elif not (inspect.ismodule(value) or _is_internal(type(value))):
         yield from ((f"{path}.{name}", each) for name, each in vars_of(value).items())
 
@@ -105,6 +106,12 @@ def _is_internal(kind: type) -> bool:
     """Return whether a class belongs to mlvm, so that users do not read fields of the class."""
     home = module_of(kind)
     return home.startswith("mlvm.") and not home.startswith(("mlvm.eager.nn.", "mlvm.eager.optim."))
+
+
+def unused_name(name: str, used: Container[str]) -> str:
+    """Return the name, with a number such as `x (2)` if the name is used already."""
+    numbered = (f"{name} ({number})" for number in count(2))
+    return next(each for each in chain([name], numbered) if each not in used)
 
 
 def vars_of(value: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from dataclasses import replace
 from functools import wraps
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, Final, NamedTuple, ParamSpec, TypeVar
+from typing import Any, BinaryIO, Final, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 from mlvm.arena.arena import Allocation, scope
 from mlvm.arena.context import current
@@ -135,9 +135,8 @@ def step(fn: Callable[P, R]) -> Callable[P, R]:
     def observed(*args: P.args, **kwargs: P.kwargs) -> R:
         if not step_observers or current().recorder is not None:
             return fn(*args, **kwargs)
-        return step_observers[-1](  # type: ignore[no-any-return]
-            captured, lambda args, kwargs: fn(*args, **kwargs), args, kwargs
-        )
+        result: R = step_observers[-1](captured, lambda x, named: fn(*x, **named), args, kwargs)
+        return result
 
     return observed
 
@@ -155,16 +154,8 @@ class _Recorded(NamedTuple):
     numbers: Callable[[Sequence[float]], list[Array]]
 
 
-class _Inputs(NamedTuple):
-    """Values that a call receives.
-
-    `program` is the program, `arrays` are the arrays of external inputs, and `tensors` are the
-    tensors of these, if any.
-    """
-
-    program: _Recorded
-    arrays: list[Array]
-    tensors: list[Allocation | None]
+_Inputs: TypeAlias = tuple[_Recorded, list[Array], list[Allocation | None]]
+"""Program of a call, and the arrays of external inputs with the tensors of these, if any."""
 
 
 def _require_empty(folder: Path) -> None:
@@ -174,19 +165,15 @@ def _require_empty(folder: Path) -> None:
     if not folder.is_dir():
         raise FileExistsError(f"record: expected a folder, got the file {folder}")
     if is_log(folder / LOG):
-        raise _contains_recording(folder)
+        raise FileExistsError(
+            f"record: {folder} contains a recording; choose another folder, or delete it"
+        )
     names = sorted(path.name for path in folder.iterdir())
     if names:
         raise FileExistsError(
             f"record: expected a new or empty folder, but {folder} contains {names[0]!r}; "
             f"choose another folder"
         )
-
-
-def _contains_recording(folder: Path) -> FileExistsError:
-    return FileExistsError(
-        f"record: {folder} contains a recording; choose another folder, or delete it"
-    )
 
 
 class _Session:
@@ -197,10 +184,7 @@ class _Session:
         _require_empty(folder)
         for name in (CHECKPOINTS, PROGRAMS, SOURCES):
             (folder / name).mkdir(parents=True, exist_ok=True)
-        try:
-            self._log = LogWriter(folder / LOG)
-        except FileExistsError:
-            raise _contains_recording(folder) from None
+        self._log = LogWriter(folder / LOG)
         self._data: BinaryIO = open_to_append(folder / DATA)
         self._end = 0  # size of the data file
         self._process = os.getpid()
@@ -239,15 +223,14 @@ class _Session:
     def _observed(
         self, captured: Captured[..., Any], call: Callable[..., Any], args: Any, kwargs: Any
     ) -> Any:
-        inputs = self._match(captured, args, kwargs)
-        program, arrays, tensors = inputs
+        program, arrays, tensors = self._match(captured, args, kwargs)
         table = program.table
         cells = table.cells()
         digests = [*map(digest, arrays)]
         end, spent, count = self._end, self._spent, len(self._stored)
         try:
             stored_cells = self._store_cells(cells)
-            before = digest_of(*digest_of_cells(self._cells.digests, cells))
+            before = digest_of_cells(self._cells.digests, cells)
             stored = self._store_inputs(arrays, digests)
             result = call(args, kwargs)
             self._cells.note([cell for cell, _ in table.writes])
@@ -257,15 +240,16 @@ class _Session:
             self._spent = spent
             self._stored = dict(islice(self._stored.items(), count))
             raise
-        after = digest_of(*digest_of_cells(self._cells.digests, cells))
+        after = digest_of_cells(self._cells.digests, cells)
         results, values = _results_of(result)
         updated = [tensors[i] for i, _ in table.updated]
         late = [digest(array_of(x)) for x in updated if x is not None]
         if table.file:  # otherwise no replay computes them
             self._computed.update(results, late)
         keys = [*map(number_of, digests)], [*map(number_of, results + late)]
-        state = number_of(before), number_of(after)
-        self._log.append(("step", program.number, *state, *keys, values, stored_cells, stored))
+        self._log.append(
+            ("step", program.number, before, after, *keys, values, stored_cells, stored)
+        )
         self._steps += 1
         self._cells.begin_watch((scope() or default_arena()).vm)
         return result
@@ -285,7 +269,7 @@ class _Session:
         fields = {id(x.root) for x in match.signature.in_fields}
         tensors = [x.root for x in match.signature.inputs if id(x.root) not in fields]
         arrays = [array_of(x) for x in tensors] + program.numbers(match.signature.numbers)
-        return _Inputs(program, arrays, [*tensors, *[None] * (len(arrays) - len(tensors))])
+        return program, arrays, [*tensors, *[None] * (len(arrays) - len(tensors))]
 
     def _without_program(self, captured: Captured[..., Any], args: Any, kwargs: Any) -> _Inputs:
         """Return the inputs of a call that has no program: tensors and numbers."""
@@ -299,7 +283,7 @@ class _Session:
             reason = self._untraceable[captured]
             table = StepTable(captured.name, names=names, types=kinds, reason=reason)
             self._programs[key] = self._declared(table, lambda _: [])
-        return _Inputs(self._programs[key], arrays, tensors)
+        return self._programs[key], arrays, tensors
 
     def _added(self, captured: Captured[..., Any], match: ProgramMatch) -> _Recorded:
         """Trace a call once more, and store the program."""
@@ -379,17 +363,11 @@ class _Session:
         """
         places = []
         for i, (array, key) in enumerate(zip(arrays, digests, strict=True)):
-            if key in self._computed and key not in self._stored:
-                continue
-            is_small = array.nbytes <= _ALWAYS
-            if (
-                key not in self._stored
-                and not is_small
-                and self._spent + array.nbytes > self._limit
-            ):
-                continue
             if key not in self._stored:
-                self._spent += 0 if is_small else array.nbytes
+                cost = array.nbytes if array.nbytes > _ALWAYS else 0
+                if key in self._computed or (cost and self._spent + cost > self._limit):
+                    continue
+                self._spent += cost
                 self._stored[key] = self._store(array)
             places.append((i, *self._stored[key]))
         return places

@@ -20,8 +20,8 @@ from mlvm.eager.functions.creation import asarray
 from mlvm.eager.nn.module import Module
 from mlvm.eager.runs.cells import digest_of_cells
 from mlvm.eager.runs.execution import Execution
-from mlvm.eager.runs.log import digest_of, number_of
-from mlvm.eager.runs.names import KEYS, tensors_below
+from mlvm.eager.runs.log import number_of
+from mlvm.eager.runs.names import KEYS, tensors_below, unused_name
 from mlvm.eager.runs.run import Checkpoint, RecordedStep, Run
 from mlvm.eager.runs.steps import CELL, StepTable
 from mlvm.eager.tensor.tensor import Tensor
@@ -140,8 +140,10 @@ class Replay:
         self._go_to(step)
         cells = [self.run.cells[each] for each in sorted(self._cells)]
         state = {cell.name: self._cells[cell.number] for cell in cells}
-        names = _unique(step.table.names)
-        return Moment(step, state, dict(zip(names, self._external(step), strict=True)))
+        inputs: dict[str, Array] = {}
+        for name, array in zip(step.table.names, self._external(step), strict=True):
+            inputs[unused_name(name, inputs)] = array
+        return Moment(step, state, inputs)
 
     def cells(self, number: int) -> dict[int, Array]:
         """Return the contents of the cells before a step, by number."""
@@ -168,9 +170,7 @@ class Replay:
 
         Return the differences from the log; empty for equal bits."""
         step = self.run.step(number)
-        operands = self.operands(number)
-        results = self.compute(step, operands)
-        return self._finish(step, results)
+        return self._finish(step, self.compute(step, self.operands(number)))
 
     def results(self, number: int) -> list[Array]:
         """Return all results of a step's program: the returned values and the updates.
@@ -263,7 +263,7 @@ class Replay:
             raise damaged(
                 f"{self.run.folder}: {missing} state tensors of step {step.number} are missing"
             )
-        return number_of(digest_of(*digest_of_cells(digests, cells)))
+        return digest_of_cells(digests, cells)
 
     def _finish(self, step: RecordedStep, results: Sequence[Array]) -> list[Mismatch]:
         """Use the results of a step as state and values of later steps. Return mismatches."""
@@ -271,9 +271,9 @@ class Replay:
         returned = [results[i] for i in table.returns if i >= 0]
         returned += [results[i] for _, i in table.updated]
         mismatches = []
-        names = [*table.results, *[f"{table.names[i]} after the step" for i, _ in table.updated]]
         if len(returned) == len(step.results):
-            for array, expected, name in zip(returned, step.results, names, strict=True):
+            rows = zip(returned, step.results, table.digested, strict=True)
+            for array, expected, name in rows:
                 key = number_of(digest(array))
                 if key != expected:
                     mismatches.append(Mismatch(step.number, f"result {name or 0!r}"))
@@ -323,7 +323,7 @@ class Replay:
         """Return the inputs of a step from the caller, which may include more than tensors."""
         assert self._inputs is not None  # the caller has tested this
         inputs = self._inputs(step.number)
-        ntensors = sum(not name.startswith("number ") for name in step.table.names)
+        ntensors = step.table.ntensors
         if not isinstance(inputs, list | tuple) or len(inputs) < ntensors:
             raise ArgumentError(
                 f"replay: expected inputs({step.number}) to return a list of {ntensors} arrays "
@@ -342,16 +342,6 @@ def _machine() -> LocalVM:
 def listed(names: Sequence[str]) -> str:
     """Return the first four names as text, and the number of further names."""
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-
-
-def _unique(names: Sequence[str]) -> list[str]:
-    """Return the names, with a number appended to those that occurred before."""
-    counts: dict[str, int] = {}
-    unique = []
-    for name in names:
-        counts[name] = counts.get(name, 0) + 1
-        unique.append(name if counts[name] == 1 else f"{name} ({counts[name]})")
-    return unique
 
 
 def replay_of(run: Run | Replay, what: str) -> Replay:

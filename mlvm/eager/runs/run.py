@@ -21,6 +21,7 @@ from mlvm.eager.files.safetensors import WeightsFile
 from mlvm.eager.runs.cells import StateCell
 from mlvm.eager.runs.log import digest_of, number_of, read_log
 from mlvm.eager.runs.ops import OpProgram
+from mlvm.eager.runs.source import SourceLine
 from mlvm.eager.runs.steps import StepTable
 from mlvm.machines.digest import digest
 
@@ -46,7 +47,6 @@ class RecordedStep(NamedTuple):
 
     Attributes:
         number: the number of the step, from 0.
-        program: the number of the program's table.
         table: the operands and results of the program.
         before, after: the digests of the state that it reads and updates.
         inputs, results: the digests of the inputs and results; updated inputs are the last results.
@@ -56,7 +56,6 @@ class RecordedStep(NamedTuple):
     """
 
     number: int
-    program: int
     table: StepTable
     before: int
     after: int
@@ -162,8 +161,9 @@ class Run:
                 "step", int() as program, int() as before, int() as after,
                 [*inputs], [*results], [*values], [*cells], [*stored],
             ):  # fmt: skip
+                state = before, after
                 self.steps.append(
-                    self._step(program, before, after, inputs, results, values, cells, stored)
+                    self._step(program, state, inputs, results, values, cells, stored)
                 )
             case ("end", int() as count, bool() as finished):
                 if count != len(self.steps):
@@ -172,17 +172,8 @@ class Run:
             case _:
                 raise damaged(f"expected a frame of a recording, got {brief(frame)}")
 
-    def _step(
-        self,
-        program: int,
-        before: int,
-        after: int,
-        inputs: list[Any],
-        results: list[Any],
-        values: list[Any],
-        cells: list[Any],
-        stored: list[Any],
-    ) -> RecordedStep:
+    def _step(self, program: int, state: tuple[int, int], *lists: list[Any]) -> RecordedStep:
+        inputs, results, values, cells, stored = lists
         if not 0 <= program < len(self.tables):
             raise damaged(f"expected a program number below {len(self.tables)}, got {program}")
         table = self.tables[program]
@@ -198,20 +189,10 @@ class Run:
                     scalars[number] = value
                 case _:
                     raise damaged(f"expected the number and value of a result, got {brief(pair)}")
+        digests = [*map(_number, inputs)], [*map(_number, results)]
         places = [_stored(each, self._is_cell) for each in cells]
         input_places = [_stored(each, lambda i: 0 <= i < len(inputs)) for each in stored]
-        return RecordedStep(
-            len(self.steps),
-            program,
-            table,
-            before,
-            after,
-            [*map(_number, inputs)],
-            [*map(_number, results)],
-            scalars,
-            places,
-            input_places,
-        )
+        return RecordedStep(len(self.steps), table, *state, *digests, scalars, places, input_places)
 
     def _is_cell(self, number: object) -> bool:
         return type(number) is int and 0 <= number < len(self.cells)
@@ -265,6 +246,12 @@ class Run:
                 data = self._read(name, table.sources[file])
                 return data.decode("utf-8", "surrogatepass").splitlines()
         return []
+
+    def text_at(self, line: SourceLine) -> str:
+        """Return the text of a line as in the recorded file, or else as in the program."""
+        lines = self.source(line.file)
+        text = lines[line.number - 1].strip() if 0 < line.number <= len(lines) else ""
+        return text or line.text
 
     def contents(self, checkpoint: Checkpoint) -> dict[int, Array]:
         """Return the contents of a checkpoint by cell."""

@@ -62,6 +62,20 @@ class StepTable:
         read = [number for kind, number in self.operands if kind == CELL]
         return sorted({*read, *(cell for cell, _ in self.writes)})
 
+    @property
+    def ntensors(self) -> int:
+        """The number of external inputs that are tensors; Python numbers follow them."""
+        return sum(not self.is_number(i) for i in range(len(self.names)))
+
+    def is_number(self, i: int) -> bool:
+        """Return whether an external input is a Python number."""
+        return self.names[i].startswith("number ")
+
+    @property
+    def digested(self) -> list[str]:
+        """The names of the values that a step has digests of: results, then updated inputs."""
+        return [*self.results, *[f"{self.names[i]} after the step" for i, _ in self.updated]]
+
     def to_value(self) -> dict[str, Any]:
         """Return the table as a value of the log."""
         return {

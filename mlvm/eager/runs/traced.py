@@ -58,20 +58,21 @@ def traced_step(captured: Captured[..., Any], match: ProgramMatch, cells: Cells)
             return INPUT, len(external) + by_tensor[id(x)]
         return None if _is_constant(call, x) else (CELL, cells.of_tensor(x, names.get(id(x), "")))
 
-    inputs = [x.root for x in signature.inputs]
-    external = [x for x in inputs if id(x) not in fields]
     operands: list[Operand] = []
-    for x in inputs:
+    external: list[Allocation] = []
+    for x in [each.root for each in signature.inputs]:
         field = fields.get(id(x))
         if field is None:
-            operands.append((INPUT, len(operands) - sum(kind == CELL for kind, _ in operands)))
+            operands.append((INPUT, len(external)))
+            external.append(x)
         else:
             operands.append((CELL, cells.of_field(field, names.get(id(x)) or field.name)))
     states = [operand_of(x) for x in call.record.outside.states]
-    updated = [
-        (home.role, home.index)
+    homes: dict[str, Sequence[Operand | None]] = {"input": operands, "state": states}
+    written = [
+        ((home.role, home.index), operand)
         for home in _written(call)
-        if home.role == "input" or (home.role == "state" and states[home.index] is not None)
+        if (operand := homes[home.role][home.index]) is not None
     ]
     rebound = {cells.of_field(field, field.name): result for field, result in call.outcome.rebound}
     named = [names.get(id(x)) or f"input {i}" for i, x in enumerate(external)]
@@ -79,7 +80,7 @@ def traced_step(captured: Captured[..., Any], match: ProgramMatch, cells: Cells)
     named += [f"number {i}" for i in range(len(places))]
     types += [str(TensorType(dtype)) for _, dtype in places]
     nresults = len(call.outcome.results)
-    after = [*enumerate(_operand_at(*each, operands, states) for each in updated)]
+    after = [*enumerate([operand for _, operand in written], nresults)]
     returned = call.outcome.named_results()
     table = StepTable(
         captured.name,
@@ -90,16 +91,18 @@ def traced_step(captured: Captured[..., Any], match: ProgramMatch, cells: Cells)
         returns=[number for _, number in returned],
         writes=[
             *rebound.items(),
-            *[(n, nresults + i) for i, (kind, n) in after if kind == CELL],
+            *[(n, i) for i, (kind, n) in after if kind == CELL],
         ],
-        updated=[(n, nresults + i) for i, (kind, n) in after if kind == INPUT],
+        updated=[(n, i) for i, (kind, n) in after if kind == INPUT],
     )
     program = None
     if takes_from_queue(call):
         table = replace(table, reason="it takes from a queue, whose elements are not recorded")
     else:
         program = without_state(
-            program_of_call(call, signature, names), [x is None for x in states], updated
+            program_of_call(call, signature, names),
+            [x is None for x in states],
+            [home for home, _ in written],
         )
         table = replace(table, content=content_of(program).hex())
 
@@ -126,14 +129,6 @@ def _is_constant(call: TracedCall, x: Allocation) -> bool:
     """Return whether a state is a constant of the program: a Python number, or an array."""
     constants = call.record.outside.constants.values()
     return x.arena is prepare_constants(call.record.vm).arena or any(x is c for c in constants)
-
-
-def _operand_at(
-    role: str, index: int, inputs: Sequence[Operand], states: Sequence[Operand | None]
-) -> Operand:
-    operand = inputs[index] if role == "input" else states[index]
-    assert operand is not None  # constants are not updated
-    return operand
 
 
 def without_state(
