@@ -86,16 +86,11 @@ def show_peak(memory_plan: Plan, budget: int, recording: Recording | None = None
     print(text)
     peak = memory_plan.peak
     if recording is not None and not peak:
-        peak = _peak_of(recording)
+        _, alive = recording.at_peak()
+        alive.sort(key=lambda each: each.nbytes, reverse=True)
+        peak = tuple([PeakValue(str(x.type), x.nbytes, x.op, x.line, "", None) for x in alive])
     if peak:
         print("", PeakTable(peak[:_LARGEST]), sep="\n")
-
-
-def _peak_of(recording: Recording) -> tuple[PeakValue, ...]:
-    """Return the intermediates at the first moment of peak use, the largest first."""
-    _, alive = recording.at_peak()
-    alive.sort(key=lambda each: each.nbytes, reverse=True)
-    return tuple([PeakValue(str(x.type), x.nbytes, x.op, x.line, "", None) for x in alive])
 
 
 def _show_arenas(recordings: Sequence[Recording], file: Path, out: Path) -> None:

@@ -250,11 +250,8 @@ def curves(values: Mapping[str, Sequence[float]], title: str, *, mark: int | Non
         parts.append(f'<path {style} d="M{_RIGHT_END + 22} {at - 4}h20"/>')
         label = fitted(name, _RIGHT - 64)
         parts.append(text(_RIGHT_END + 48, at, label))
-    return document(
-        _WIDTH,
-        _HEIGHT,
-        _STYLE,
-        text(_LEFT, 42, fitted(title, _WIDTH - _LEFT, 20), attributes='font-size="20"'),
+    return _plot(
+        title,
         axes(x, y, "step", ""),
         *parts,
         "" if mark is None else _marked(x(mark), f"step {mark}"),
@@ -279,16 +276,18 @@ def front(points: Sequence[tuple[int, float]], nbytes: int) -> str:
         where = f'cx="{px(x(each / unit))}" cy="{px(y(time))}"'
         hover = f"<title>{each:,} bytes, {time:.3f} times the fastest program's time</title>"
         dots.append(f'<circle {where} r="4" fill="{COLOURS[0]}">{hover}</circle>')
-    return document(
-        _WIDTH,
-        _HEIGHT,
-        _STYLE,
-        text(_LEFT, 42, "Memory and time of a captured step", attributes='font-size="20"'),
+    return _plot(
+        "Memory and time of a captured step",
         axes(x, y, f"plan with hoisted values, {name}", "estimated time, relative to the fastest"),
         f'<path class="used" d="{"".join(corners)}"/>',
         *dots,
         _marked(x(nbytes / unit), f"this plan: {nbytes:,} bytes"),
     )
+
+
+def _plot(title: str, *parts: str) -> str:
+    heading = text(_LEFT, 42, fitted(title, _WIDTH - _LEFT, 20), attributes='font-size="20"')
+    return document(_WIDTH, _HEIGHT, _STYLE, heading, *parts)
 
 
 def _legend_width(lifetimes: Sequence[Lifetime], colours: dict[str, str]) -> int:

@@ -177,12 +177,7 @@ class _Watcher:
         region = tensor.region
         if region is None:
             return
-        offset = self.recording.offset(region, arena.chunks())
-        place = region.allocated_at
-        op, path = name_at(region)
-        where = offset, region.nbytes, moment, moment
-        lifetime = Lifetime(tensor.type, *where, op, place, path=path)
-        self.recording.lifetimes.append(lifetime)
+        lifetime = _added(self.recording, tensor, region, arena, moment)
         self._unwritten[tensor.handle] = lifetime
         earlier = self._living.get(region)
         # another thread may return a region before it reports the end
@@ -238,13 +233,20 @@ def snapshot(arena: Arena) -> Recording:
     """Return the live tensors of the arena as a recording of a single moment."""
     recording = Recording(arena.name, arena.capacity)
     for tensor in arena.live():
-        region = tensor.region
-        if region is not None:
-            offset, place = recording.offset(region, arena.chunks()), region.allocated_at
-            op, path = name_at(region)
-            lifetime = Lifetime(tensor.type, offset, region.nbytes, 0, 1, op, place, path=path)
-            recording.lifetimes.append(lifetime)
+        if tensor.region is not None:
+            _added(recording, tensor, tensor.region, arena, 0).end = 1
     return recording
+
+
+def _added(
+    recording: Recording, tensor: Allocation, region: Region, arena: Arena, moment: int
+) -> Lifetime:
+    """Add a tensor that starts at a moment to a recording, and return the lifetime."""
+    offset, (op, path) = recording.offset(region, arena.chunks()), name_at(region)
+    where = offset, region.nbytes, moment, moment
+    lifetime = Lifetime(tensor.type, *where, op, region.allocated_at, path=path)
+    recording.lifetimes.append(lifetime)
+    return lifetime
 
 
 # --- writers of tensors --------------------------------------------------------------

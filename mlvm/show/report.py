@@ -40,7 +40,7 @@ def report(arena: Arena, *, holders: int = 8) -> str:
     return "\n".join(lines)
 
 
-def report_of(recording: Recording, *, holders: int = 8) -> str:
+def report_of(recording: Recording) -> str:
     """Return a table of a recording. The arena may no longer exist."""
     rows = [
         ("arena", recording.arena),
@@ -51,7 +51,7 @@ def report_of(recording: Recording, *, holders: int = 8) -> str:
     ]
     if recording.arenas > 1:
         rows.insert(1, ("arenas", f"{recording.arenas:,}, of that name"))
-    return "\n".join([*_rows(rows), "", *_recorded(recording, holders)])
+    return "\n".join([*_rows(rows), "", *_recorded(recording, holders=8)])
 
 
 def _rows(rows: Sequence[tuple[str, str]]) -> list[str]:

@@ -389,8 +389,9 @@ def text_of(array: Array) -> str:
     return np.array2string(shown(array), floatmode="unique", separator=", ")
 
 
-def _bar(offset: int, nbytes: int, total: int, width: int = 32) -> str:
+def _bar(offset: int, nbytes: int, total: int) -> str:
     """Draw the bytes of a tensor as a part of the memory."""
+    width = 32  # letters
     first = offset * width // max(total, 1)
     last = max(-(-(offset + nbytes) * width // max(total, 1)), first + 1)
     return "." * first + "#" * (last - first) + "." * (width - last)

@@ -36,19 +36,13 @@ class Execution:
     """Execution of a program on a VM of this process, by default on a new VM.
 
     If the program saves residuals, no other program may use the VM. `inputs` are arrays of
-    the step's input types; f64, numpy's default, becomes narrower. `states` replace
-    the states of the program.
+    the step's input types; f64, numpy's default, becomes narrower.
 
     Raises `ProgramError` for a wrong number of inputs, and `ShapeError` for inputs of wrong types.
     """
 
     def __init__(
-        self,
-        program: OpProgram,
-        inputs: Sequence[Array],
-        *,
-        states: Sequence[Array] | None = None,
-        vm: VM | None = None,
+        self, program: OpProgram, inputs: Sequence[Array], *, vm: VM | None = None
     ) -> None:
         self.program = program
         self.vm = LocalVM("execution") if vm is None else vm
@@ -57,15 +51,14 @@ class Execution:
         self._end: int | None = None
         self._types: dict[Ref, TensorType] = {}
         step = program.step
-        states = step.states if states is None else states
+        if len(inputs) != len(step.inputs):
+            raise ProgramError(f"execution: expected {len(step.inputs)} inputs, got {len(inputs)}")
         constants = [*step.planned.program.constants.values()]
         for kind, arrays, types in (
             ("input", inputs, step.inputs),
-            ("state", states, [*map(TensorType.of, step.states)]),
-            ("constant", constants, [*map(TensorType.of, constants)]),
+            ("state", step.states, map(TensorType.of, step.states)),
+            ("constant", constants, map(TensorType.of, constants)),
         ):
-            if len(arrays) != len(types):
-                raise ProgramError(f"execution: expected {len(types)} {kind}s, got {len(arrays)}")
             for i, (array, type) in enumerate(zip(arrays, types, strict=True)):
                 ref = Ref(kind, i)
                 value = self._machine.stored(ref, array, type)
@@ -157,8 +150,8 @@ class Execution:
 
     # --- values -----------------------------------------------------------------------------
 
-    def value(self, ref: Ref, type: TensorType | None = None) -> Array:
-        """Return a copy of a value, with a type of the same size.
+    def value(self, ref: Ref) -> Array:
+        """Return a copy of a value.
 
         A result that was overwritten, or that is computed later, is computed again. The position
         does not change.
@@ -176,7 +169,7 @@ class Execution:
                 self.run(ref.number + 1 if ref.kind == "result" else 0)
                 content = self._find(ref)
         assert content is not None  # the content was just computed
-        return content.value.read(self._types[ref] if type is None else type)
+        return content.value.read(self._types[ref])
 
     def _find(self, ref: Ref) -> Content | None:
         """Return the memory content that is the value, if it is currently stored."""

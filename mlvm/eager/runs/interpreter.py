@@ -46,10 +46,10 @@ _LAUNCHED_ONCE: Final = frozenset({residuals.PUSH, residuals.ADD, printing.PRINT
 class StoredValue:
     """Memory of a value on the VM, freed with the last reference."""
 
-    __slots__ = ("_handles", "_storage", "nbytes", "vm")
+    __slots__ = ("_handles", "_storage", "vm")
 
     def __init__(self, vm: VM, nbytes: int) -> None:
-        self.vm, self.nbytes = vm, nbytes
+        self.vm = vm
         self._handles: dict[TensorType, TensorHandle] = {}
         self._storage: StorageHandle = vm.alloc_storage(nbytes)
 

@@ -68,11 +68,11 @@ class Repro(NamedTuple):
             )
         return Repro(program, inputs, digests, recorded)
 
-    def run(self, vm: VMProtocol, *, max_steps: int | None = None) -> list[Array]:
+    def run(self, vm: VMProtocol) -> list[Array]:
         """Run the program on a VM, and return the results, then the states after the call."""
         step = LoadedStep(self.program.step, vm)
         try:
-            return [*step(*self.inputs, max_steps=max_steps), *step.states()]
+            return [*step(*self.inputs), *step.states()]
         finally:
             step.close()
 
