@@ -21,7 +21,7 @@ from mlvm.core.machine.run import MAX_DEPTH, truth
 from mlvm.core.machine.verify import verify
 from mlvm.core.op import NO_ATTRIBUTES, Attributes
 from mlvm.core.ops.half import cast
-from mlvm.core.program.program import STAR, Function, Instruction, Opcode, Program
+from mlvm.core.program.program import STAR, Function, Opcode, Program
 from mlvm.core.protocol import StorageHandle, TensorHandle
 from mlvm.core.types import Array, TensorType, f64
 from mlvm.core.vm import VM
@@ -145,13 +145,12 @@ class OpInterpreter:
         state = self.state
         for _ in range(_MOST_BETWEEN):
             code = self._functions[state.function].code
-            opcode, immediates = instruction = code[state.pc]
-            self._enter_loops()
+            opcode, immediates = code[state.pc]
             if opcode is Opcode.cfunc:
-                if not self._is_machinery(instruction):
+                call = self._call()
+                if not call.is_machinery:
                     return True
-                self._run_machinery(instruction)
-                state.pc += 1
+                self._run_machinery(call)
             elif opcode is Opcode.halt:
                 return False
             else:
@@ -215,53 +214,42 @@ class OpInterpreter:
         state.function, state.pc, state.base, state.nparams = state.frames.pop()
 
     def _jump(self, target: int) -> None:
+        """Jump from the previous instruction; count the iterations of the loops around it."""
         state = self.state
-        key = len(state.frames), target
-        if target < state.pc:  # the next iteration of a loop
-            state.turns[key] = state.turns.get(key, 0) + 1
+        depth = len(state.frames)
+        for span in self._around(state.function, state.pc - 1):
+            if span.kind != LOOP:
+                continue
+            if span.start == target:  # the next iteration
+                state.turns[depth, target] = state.turns.get((depth, target), 0) + 1
+            elif not span.start <= target < span.end:
+                state.turns.pop((depth, span.start), None)
         state.pc = target
-
-    def _enter_loops(self) -> None:
-        """Start the loops around the current instruction; finish all other loops of the frame."""
-        state = self.state
-        depth, around = len(state.frames), self._around(state.function, state.pc)
-        heads = {each.start for each in around if each.kind == LOOP}
-        for key in [key for key in state.turns if key[0] == depth and key[1] not in heads]:
-            del state.turns[key]
-        for head in heads:
-            state.turns.setdefault((depth, head), 0)
 
     def _around(self, function: str, pc: int) -> list[CodeSpan]:
         return [each for each in self._spans[function] if each.start <= pc < each.end]
 
-    def _is_machinery(self, call: Instruction) -> bool:
-        name, nresults = self.state.stack[-1], call.immediates[1]
-        return name in _MACHINERY and (nresults != 0 or name.startswith("residuals."))
-
-    def _run_machinery(self, call: Instruction) -> None:
+    def _run_machinery(self, call: _Call) -> None:
         state = self.state
-        nparams, _, attributes = (*call.immediates, NO_ATTRIBUTES)[:3]
-        name, params = self._params(nparams)
-        del state.stack[len(state.stack) - nparams - 1 :]
-        if name == "zeros":
-            shape, dtype = attributes["shape"], attributes["dtype"]
+        del state.stack[len(state.stack) - len(call.params) - 1 :]
+        if call.name == "zeros":
+            type = TensorType(call.attributes["dtype"], call.attributes["shape"])
             state.created += 1
-            state.stack.append(Address("frame", state.created, TensorType(dtype, shape)))
-        elif name == "reshape":
-            [x] = params
-            state.stack.append(x._replace(type=TensorType(x.type.dtype, attributes["shape"])))
-
-    def _params(self, nparams: Any) -> tuple[str, list[Any]]:
-        stack = self.state.stack
-        count = len(stack) - 1 - self.state.base if nparams == STAR else nparams
-        return stack[-1], stack[len(stack) - 1 - count : len(stack) - 1]
+            state.stack.append(Address("frame", state.created, type))
+        elif call.name == "reshape":
+            [x] = call.params
+            state.stack.append(x._replace(type=TensorType(x.type.dtype, call.attributes["shape"])))
+        state.pc += 1
 
     def _call(self) -> _Call:
-        """Return the call of the present op."""
+        """Return the call of the present instruction."""
         state = self.state
         immediates = self._functions[state.function].code[state.pc].immediates
         nparams, nresults, attributes = (*immediates, NO_ATTRIBUTES)[:3]
-        name, params = self._params(nparams)
+        last = len(state.stack) - 1
+        name, params = state.stack[-1], state.stack[state.base : last]
+        if nparams != STAR:
+            params = state.stack[last - nparams : last]
         if not all(isinstance(x, Address) for x in params):
             raise ProgramError(f"execution: expected tensors as operands of {name}, got {params}")
         written, is_update = self._written(name, len(params), attributes)
@@ -404,3 +392,9 @@ class _Call(NamedTuple):
     attributes: Attributes
     written: tuple[int, ...]
     is_update: bool
+
+    @property
+    def is_machinery(self) -> bool:
+        """Whether the call only prepares frames and stacks, so that it is not an op."""
+        is_pushed = self.nresults != 0 or self.name.startswith("residuals.")
+        return self.name in _MACHINERY and is_pushed
