@@ -16,8 +16,8 @@ import shlex
 import stat
 import sys
 import webbrowser
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -318,9 +318,11 @@ _MESSAGES: Final[Mapping[bytes, Callable[[bytes], Program | SavedStep | OpProgra
 
 def read_file(file: str) -> Program | SavedStep:
     """Read a program, or the captured step in a file or repro. Raises the errors of `read_any`."""
-    loaded = read_any(file)
-    if isinstance(loaded, Repro):
-        loaded = loaded.program
+    return _runnable(read_any(file))
+
+
+def _runnable(loaded: Program | SavedStep | OpProgram | Repro) -> Program | SavedStep:
+    loaded = loaded.program if isinstance(loaded, Repro) else loaded
     return loaded.step if isinstance(loaded, OpProgram) else loaded
 
 
@@ -424,6 +426,19 @@ def _check_count(
         raise BadInput(f"the program needs {arguments}, got {count} {option}{takes}")
 
 
+def _arguments(
+    loaded: Program | SavedStep,
+    texts: Sequence[str],
+    read: Callable[[int, str], Array] = read_argument,
+) -> list[Array]:
+    """Read the arguments of a call. Raises `BadInput` for a wrong number, and errors of `read`."""
+    if isinstance(loaded, SavedStep):
+        _check_count(len(loaded.inputs), len(texts), "--arg", loaded.input_types)
+    else:
+        _check_count(nargs_of(loaded), len(texts), "--arg")
+    return [read(number, text) for number, text in enumerate(texts)]
+
+
 # --- the commands ----------------------------------------------------------------------
 
 
@@ -432,24 +447,14 @@ def run(options: argparse.Namespace) -> None:
 
     For a repro, verify the digests of results, and of states after the call.
     """
-    loaded = read_any(options.file)
-    repro = loaded if isinstance(loaded, Repro) else None
-    if isinstance(loaded, Repro):
-        loaded = loaded.program
-    if isinstance(loaded, OpProgram):
-        loaded = loaded.step
+    opened = read_any(options.file)
+    repro, loaded = opened if isinstance(opened, Repro) else None, _runnable(opened)
     vm = LocalVM()
     printing.register(vm)
     verify(program_of(loaded), vm.functions)
-    types = loaded.input_types if isinstance(loaded, SavedStep) else None
-    expected = len(loaded.inputs) if isinstance(loaded, SavedStep) else nargs_of(loaded)
     if repro is not None and options.arg:
         raise BadInput(f"{options.file}: a repro contains the inputs; omit --arg")
-    if repro is None:
-        _check_count(expected, len(options.arg), "--arg", types)
-        arrays = [read_argument(number, text) for number, text in enumerate(options.arg)]
-    else:
-        arrays = [*repro.inputs]
+    arrays = [*repro.inputs] if repro is not None else _arguments(loaded, options.arg)
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)  # fail early, not after a long run
     with profile(vm, options.trace) if options.trace is not None else nullcontext():
@@ -512,8 +517,7 @@ def _execution(options: argparse.Namespace) -> Execution:
         program, arrays = loaded.program, [*loaded.inputs]
     else:
         step = loaded.step if isinstance(loaded, OpProgram) else loaded
-        _check_count(len(step.inputs), len(options.arg), "--arg", step.input_types)
-        arrays = [read_argument(number, text) for number, text in enumerate(options.arg)]
+        arrays = _arguments(step, options.arg)
         step = step.at([*map(TensorType.of, arrays)])
         program = loaded if isinstance(loaded, OpProgram) else OpProgram.of_step(step)
     vm = LocalVM("debugger")
@@ -593,14 +597,10 @@ def memory(options: argparse.Namespace) -> None:
         if not file.is_file():
             raise BadInput(f"{file}: the file does not exist; check the path")
         out.mkdir(parents=True, exist_ok=True)
-        steps: list[Planned] = []
-        if options.budget is not None:
-            on_planned.append(steps.append)
         try:
-            has_tensors = show_script(file, out, options.arguments)
+            with _planned() if options.budget is not None else nullcontext([]) as steps:
+                has_tensors = show_script(file, out, options.arguments)
         finally:
-            if options.budget is not None:
-                on_planned.remove(steps.append)
             for number, step in enumerate(steps, 1):
                 assert step.curve is not None  # observers get a curve
                 path = str(out / f"{file.stem}.step-{number}")
@@ -613,30 +613,34 @@ def memory(options: argparse.Namespace) -> None:
     if options.arguments:
         raise BadInput("arguments after -- are only for scripts; use --arg for a program")
     loaded = read_file(options.file)
-    program = program_of(loaded)
-    verify(program, _functions())
+    verify(program_of(loaded), _functions())
+    arguments: list[Array] = []
+    if isinstance(loaded, SavedStep) and options.arg and loaded.open is None:
+        raise BadInput("a captured step without dynamic sizes has one plan: omit --arg")
+    if options.arg or not isinstance(loaded, SavedStep):
+        arguments = _arguments(loaded, options.arg, read_argument_or_type)
+    out.mkdir(parents=True, exist_ok=True)
     if isinstance(loaded, SavedStep):
-        if options.arg and loaded.open is None:
-            raise BadInput("a captured step without dynamic sizes has one plan: omit --arg")
-        if options.arg:
-            _check_count(len(loaded.inputs), len(options.arg), "--arg", loaded.input_types)
-            arguments = [read_argument_or_type(i, text) for i, text in enumerate(options.arg)]
-            loaded = loaded.at([*map(TensorType.of, arguments)])
-        out.mkdir(parents=True, exist_ok=True)
+        loaded = loaded.at([*map(TensorType.of, arguments)]) if arguments else loaded
         if loaded.open is not None:
             print(f"lengths: {loaded.open}: {', '.join(loaded.open.input_types())}")
-        show_plan(loaded.planned.plan, loaded.planned.recording(), file, out)
-        if options.budget is not None:
-            recording = loaded.planned.recording()
-            show_peak(loaded.planned.plan, options.budget, recording)
-        return
-    _check_count(nargs_of(program), len(options.arg), "--arg")
-    arguments = [read_argument_or_type(number, text) for number, text in enumerate(options.arg)]
-    out.mkdir(parents=True, exist_ok=True)
-    memory_plan, recording = plan_of(program, arguments)
+        memory_plan, recording = loaded.planned.plan, loaded.planned.recording()
+    else:
+        memory_plan, recording = plan_of(loaded, arguments)
     show_plan(memory_plan, recording, file, out)
     if options.budget is not None:
         show_peak(memory_plan, options.budget, recording)
+
+
+@contextmanager
+def _planned() -> Iterator[list[Planned]]:
+    """Yield the list of the programs that captured functions plan in the block."""
+    steps: list[Planned] = []
+    on_planned.append(steps.append)
+    try:
+        yield steps
+    finally:
+        on_planned.remove(steps.append)
 
 
 def show(options: argparse.Namespace) -> int:
@@ -660,17 +664,12 @@ def show(options: argparse.Namespace) -> int:
         if not file.is_file():
             raise BadInput(f"{file}: the file does not exist; check the path")
         require_writable(page)
-        planned: list[Planned] = []
-        on_planned.append(planned.append)
-        try:
-            with all_recorded() as session:
-                try:
-                    run_script(file, options.arguments)
-                except ScriptFailed as error:
-                    failed = error
-                    print(error.output, end="", file=sys.stderr)
-        finally:
-            on_planned.remove(planned.append)
+        with _planned() as planned, all_recorded() as session:
+            try:
+                run_script(file, options.arguments)
+            except ScriptFailed as error:
+                failed = error
+                print(error.output, end="", file=sys.stderr)
         steps = [_as_step(each) for each in planned]
         failure = str(failed) if failed is not None else None
         html = session_page(session, steps, file.name, failed=failure)

@@ -107,18 +107,14 @@ def migrate(options: argparse.Namespace) -> int:
                 contents[backup] = text.encode(encoding)
             contents[file] = result.text.encode(encoding)
     if not options.check and not options.diff:
-        _refuse_to_replace(each for each in contents if each not in texts)
-        write_files(contents)
-    return int(options.check and bool(contents))
-
-
-def _refuse_to_replace(backups: Iterable[Path]) -> None:
-    for backup in backups:
-        if backup.exists():
+        backups = [each for each in contents if each not in texts and each.exists()]
+        if backups:
             raise MigrateError(
-                f"{backup} exists, and may be the backup of an earlier run: remove it, or add "
+                f"{backups[0]} exists, and may be the backup of an earlier run: remove it, or add "
                 "--no-backup"
             )
+        write_files(contents)
+    return int(options.check and bool(contents))
 
 
 def _files(paths: Iterable[Path]) -> Iterator[Path]:
