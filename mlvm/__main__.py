@@ -597,8 +597,9 @@ def memory(options: argparse.Namespace) -> None:
         if not file.is_file():
             raise BadInput(f"{file}: the file does not exist; check the path")
         out.mkdir(parents=True, exist_ok=True)
+        planned = _planned() if options.budget is not None else nullcontext(list[Planned]())
         try:
-            with _planned() if options.budget is not None else nullcontext([]) as steps:
+            with planned as steps:
                 has_tensors = show_script(file, out, options.arguments)
         finally:
             for number, step in enumerate(steps, 1):
