@@ -87,30 +87,12 @@ class OpProgram(NamedTuple):
 
         Raises `EncodingError` for invalid bytes."""
         step = SavedStep.from_bytes(reader.blob())
-        lines: dict[Place, SourceLine] = {}
-        row: Any
-        for row in reader.sequence():
-            match row:
-                case (
-                    str() as function, int() as pc,
-                    str() as file, int() as number, str() as around, str() as text, str() as layer,
-                ):  # fmt: skip
-                    lines[function, pc] = SourceLine(file, number, around, text, layer)
-                case _:
-                    raise reader.error(
-                        f"expected a line: function, pc, file, number and texts, got {brief(row)}"
-                    )
-        values: dict[Place, tuple[str, ...]] = {}
-        for row in reader.sequence():
-            match row:
-                case (str() as function, int() as pc, *names) if all(
-                    isinstance(name, str) for name in names
-                ):
-                    values[function, pc] = (*names,)
-                case _:
-                    raise reader.error(
-                        f"expected names of values: function, pc and texts, got {brief(row)}"
-                    )
+        line = [str, int, str, str, str]
+        what = "a line: function, pc, file, number and texts"
+        rows = _by_place(reader, what, lambda fields: [*map(type, fields)] == line)
+        lines = {place: SourceLine(*fields) for place, fields in rows.items()}
+        what = "names of values: function, pc and texts"
+        values = _by_place(reader, what, lambda names: {*map(type, names)} <= {str})
         named = [tuple(reader.sequence(Reader.text)) for _ in range(3)]
         for each, row in zip(named, (step.inputs, step.states, step.results), strict=True):
             if len(each) != len(row):
@@ -130,6 +112,21 @@ class OpProgram(NamedTuple):
         program = OpProgram.read(reader)
         reader.end()
         return program
+
+
+def _by_place(
+    reader: Reader, what: str, is_valid: Callable[[Sequence[Any]], bool]
+) -> dict[Place, tuple[Any, ...]]:
+    """Read the fields of instructions. Raises `EncodingError`, which names what was expected."""
+    by_place: dict[Place, tuple[Any, ...]] = {}
+    row: Any
+    for row in reader.sequence():
+        match row:
+            case (str() as function, int() as pc, *fields) if is_valid(fields):
+                by_place[function, pc] = (*fields,)
+            case _:
+                raise reader.error(f"expected {what}, got {brief(row)}")
+    return by_place
 
 
 def op_program(
