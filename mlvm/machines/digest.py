@@ -16,6 +16,7 @@ from typing import Final
 
 import numpy as np
 
+from mlvm.core.memo import memoized
 from mlvm.core.types import Array, TensorType
 
 _LANES: Final = 8
@@ -46,11 +47,17 @@ def digest(array: Array) -> bytes:
     type = TensorType.of(array)
     little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
     data = little.reshape(-1).view(np.uint8)
-    sums = accumulate(data, data.size, _KINDS.get(type.dtype.name, 0))
-    return blake2b(str(type).encode() + sums, digest_size=16).digest()
+    text, kind = _about(type)
+    return blake2b(text + accumulate(data, data.size, kind, KEYS), digest_size=16).digest()
 
 
-def accumulate_in_numpy(data: Array, nbytes: int, kind: int) -> bytes:
+@memoized(1 << 12)
+def _about(type: TensorType) -> tuple[bytes, int]:
+    """Return a type as text, and the kind of floats."""
+    return str(type).encode(), _KINDS.get(type.dtype.name, 0)
+
+
+def accumulate_in_numpy(data: Array, nbytes: int, kind: int, keys: Array) -> bytes:
     """Return the eight sums; `kind` is the kind of floats, or 0 for other elements."""
     padded = np.zeros(-(-nbytes // 64) * 64, np.uint8)
     padded[:nbytes] = data
@@ -64,7 +71,7 @@ def accumulate_in_numpy(data: Array, nbytes: int, kind: int) -> bytes:
     rows = _BLOCK // _LANES
     for start in range(0, len(words), rows):
         block = words[start : start + rows]
-        mixed = block ^ _KEYS[: len(block)]
+        mixed = block ^ keys[: len(block)]
         products = (mixed & np.uint64(0xFFFFFFFF)) * (mixed >> np.uint64(32))
         neighbors = block.reshape(len(block), -1, 2)[:, :, ::-1].reshape(len(block), -1)
         sums += (neighbors + products).sum(axis=0, dtype=np.uint64)
@@ -80,8 +87,8 @@ def _keys() -> Array:
     return (z ^ (z >> np.uint64(31))).reshape(-1, _LANES)
 
 
-_KEYS: Final = _keys()
+KEYS: Final = _keys()
 
-accumulate: Callable[[Array, int, int], bytes] = accumulate_in_numpy
-"""The function that computes the sums. The native machine replaces it by one in C, with equal
-results."""
+accumulate: Callable[[Array, int, int, Array], bytes] = accumulate_in_numpy
+"""The function that computes the sums. The native machine replaces it by one in C for each
+instruction set, with equal results."""

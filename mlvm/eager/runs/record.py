@@ -146,11 +146,13 @@ class _Recorded(NamedTuple):
 
     number: the number of the program in the log.
     table: operands and results.
+    cells: the cells that a call reads or updates.
     numbers: computes the arrays of Python numbers from the numbers of a signature.
     """
 
     number: int
     table: StepTable
+    cells: Sequence[int]
     numbers: Callable[[Sequence[float]], list[Array]]
 
 
@@ -224,8 +226,7 @@ class _Session:
         self, captured: Captured[..., Any], call: Callable[..., Any], args: Any, kwargs: Any
     ) -> Any:
         program, arrays, tensors = self._match(captured, args, kwargs)
-        table = program.table
-        cells = table.cells()
+        table, cells = program.table, program.cells
         digests = [*map(digest, arrays)]
         end, spent, count = self._end, self._spent, len(self._stored)
         try:
@@ -308,7 +309,7 @@ class _Session:
         number = self._ntables
         self._ntables += 1
         self._log.append(("program", table.to_value()))
-        return _Recorded(number, table, numbers)
+        return _Recorded(number, table, table.cells(), numbers)
 
     def _store_sources(self, files: Iterable[str]) -> dict[str, str]:
         """Store the source files that can be read; return the digests by path."""

@@ -8,7 +8,6 @@
 #include "language/templates.h"
 #include "language/views.h"
 #include "machine/call.h"
-#include "machine/digest.h"
 #include "machine/formulas.h"
 #include "machine/host.h"
 #include "machine/lanes.h"
@@ -17,10 +16,10 @@
 #include "machine/records.h"
 #include "machine/value.h"
 
-static int (*const parts[])(PyObject *) = {
-    call_init,   value_init,    host_init,     loop_init,   records_init,   lanes_init,
-    posts_init,  lock_init,     dispatch_init, views_init,  templates_init, guards_init,
-    replay_init, formulas_init, offsets_init,  digest_init, families_init};
+static int (*const parts[])(PyObject *) = {call_init,     value_init,    host_init,      loop_init,
+                                           records_init,  lanes_init,    posts_init,     lock_init,
+                                           dispatch_init, views_init,    templates_init, guards_init,
+                                           replay_init,   formulas_init, offsets_init,   families_init};
 
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT,
                                         "_native",

@@ -437,6 +437,23 @@ static PyObject *get_rows(PyObject *module, PyObject *unused)
     return costs;
 }
 
+static PyObject *accumulate(PyObject *module, PyObject *args)
+{
+    (void)module;
+    PyObject *array, *keys;
+    long long nbytes, kind;
+    uint64_t sums[8];
+    char *p[3] = {(char *)sums};
+    if (!PyArg_ParseTuple(args, "OLLO", &array, &nbytes, &kind, &keys) || address_of(array, &p[1], NULL) ||
+        address_of(keys, &p[2], NULL))
+        return NULL;
+    const RowEntry *row = find_row("digest");
+    Py_BEGIN_ALLOW_THREADS;
+    row->run(p, nbytes, (const int64_t[]){kind});
+    Py_END_ALLOW_THREADS;
+    return PyBytes_FromStringAndSize((const char *)sums, sizeof sums);
+}
+
 static PyMethodDef call_functions[] = {
     {"simd", get_simd, METH_NOARGS, "The name of the instruction set in use."},
     {"simd_sets", get_simd_sets, METH_NOARGS,
@@ -453,6 +470,8 @@ static PyMethodDef call_functions[] = {
      "with integers by name, or NotImplemented for numbers of other classes."},
     {"kernels", get_kernels, METH_NOARGS,
      "All kernels: the file of each kernel, and the names of the integers of a call."},
+    {"accumulate", accumulate, METH_VARARGS,
+     "accumulate(data, nbytes, kind, keys): the sums of a digest; see mlvm/machines/digest.py."},
     {"rows", get_rows, METH_NOARGS, "All row functions, and the nanoseconds per byte of the result."},
     {NULL, NULL, 0, NULL}};
 

@@ -9,6 +9,8 @@
 
 #include <string.h>
 
+#include "digest.h"
+
 #define PASTE_(x, y) x##y
 #define PASTE(x, y) PASTE_(x, y)
 
@@ -553,6 +555,7 @@ EACH_TWO(TWO_ELEMENTS, f64, double)
 #ifndef WANTED
 const RowEntry TARGETED(elementwise_rows)[] = {
 #endif
+    ONLY_ROW(digest, SIMPLE) /* the first, as digests of small tensors search for it often */
     EACH_BOOL(ENTRIES_OF_ALL) INTEGERS(ENTRIES_OF_ALL) FLOATS(ENTRIES_OF_ALL)
     HALVES(ENTRIES_OF_HALF) SIZES(ENTRIES_OF_SIZE)
     ONLY_ROW(line_f32, SIMPLE) ONLY_ROW(line_f64, SIMPLE)
