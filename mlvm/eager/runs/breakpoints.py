@@ -51,7 +51,7 @@ class Breakpoint(NamedTuple):
 
     def is_line(self, line: SourceLine) -> bool:
         """Return whether the breakpoint refers to a line."""
-        return line.number == self.number and _is_file(line.file, self.text)
+        return line.number == self.number and f"/{line.file}".endswith(f"/{self.text}")
 
     def _holds(self, execution: Execution, values: Values, before: Executed) -> bool:
         """Return whether the condition holds after an op; False unless it reads the op's result."""
@@ -69,10 +69,6 @@ class Breakpoint(NamedTuple):
         if self.kind == "line":
             return f"line {self.text}:{self.number}"
         return f"{self.kind} {self.text}"
-
-
-def _is_file(file: str, text: str) -> bool:
-    return file == text or file.endswith(f"/{text}")
 
 
 def parse_breakpoint(text: str, file: str) -> Breakpoint:

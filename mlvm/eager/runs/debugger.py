@@ -70,8 +70,9 @@ class Debugger(cmd.Cmd):
         """Run a command.
 
         Return whether the debugger must stop."""
+        command, space, rest = line.strip().partition(" ")
         try:
-            return bool(super().onecmd(line))
+            return bool(super().onecmd(f"{_ALIASES.get(command, command)}{space}{rest.strip()}"))
         except KeyboardInterrupt:
             self._say(f"interrupted at position {self.execution.position}")
         except (MlvmError, OSError, MemoryError) as error:
@@ -84,14 +85,7 @@ class Debugger(cmd.Cmd):
         return self.onecmd(self.lastcmd) if self.lastcmd else False
 
     def default(self, line: str) -> None:
-        command, _, rest = line.strip().partition(" ")
-        method = getattr(self, f"do_{_ALIASES.get(command, '')}", None)
-        if method is None:
-            raise ArgumentError(f"unknown command {command!r}; h lists the commands")
-        method(rest.strip())
-
-    def do_EOF(self, _: str) -> bool:
-        return True
+        raise ArgumentError(f"unknown command {line.split()[0]!r}; h lists the commands")
 
     def do_q(self, _: str) -> bool:
         """q(uit): end the debugger."""
@@ -115,7 +109,8 @@ class Debugger(cmd.Cmd):
 
     def do_s(self, _: str) -> None:
         """s(tep): execute one op, including ops inside loops, branches and functions."""
-        self._move(self._stepped())
+        self.execution.step()
+        self._show_place()
 
     def do_n(self, _: str) -> None:
         """n(ext): execute ops until the next op at this level."""
@@ -314,10 +309,6 @@ class Debugger(cmd.Cmd):
 
     # --- helpers ----------------------------------------------------------------------------
 
-    def _stepped(self) -> int:
-        self.execution.step()
-        return self.execution.position
-
     def _depth(self, position: int) -> int:
         """Return the number of levels around the op at a position; -1 at the end."""
         op = self.execution.op_at(position)
@@ -398,7 +389,7 @@ def _bar(offset: int, nbytes: int, total: int) -> str:
 
 
 _ALIASES: Final = {
-    "quit": "q", "exit": "q", "help": "h", "step": "s", "next": "n", "return": "r",
+    "quit": "q", "exit": "q", "EOF": "q", "help": "h", "step": "s", "next": "n", "return": "r",
     "continue": "c", "cont": "c", "break": "b", "clear": "cl", "print": "p", "where": "w",
     "list": "l", "finish": "r", "reverse-step": "rs", "reverse-next": "rn",
     "reverse-continue": "rc", "unt": "until",
