@@ -96,6 +96,7 @@ class VM(VMIdentity):
         self.functions = FunctionTable(kernels, memory)
         self._store = self._new_store()
         self._lock = self._new_lock()
+        self.instrument: Instrument | None = None
         self._run = run
         self._scheduler = scheduler
         self._linked: dict[int, _Linked] = {}
@@ -395,14 +396,16 @@ class VM(VMIdentity):
             within(vm.instrumented(v), lambda: within(vm.instrumented(v), v.item))  # MachineError
         """
         with self._lock:
-            if self.functions.instrument is not None:
+            if self.instrument is not None:
                 raise MachineError(f"{self.name} already has an instrument; leave its block first")
+            self.instrument = instrument
             self._watch(instrument)
         try:
             yield
         finally:
             self.quiesce()
             with self._lock:
+                self.instrument = None
                 self._watch(None)
 
     def _watch(self, instrument: Instrument | None) -> None:

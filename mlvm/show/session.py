@@ -6,7 +6,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Final, NamedTuple
 
 from mlvm.arena.arena import Arena, on_made
@@ -95,13 +95,17 @@ class _Listened:
     def start(self, vm: VMProtocol, session: ScriptSession) -> VMTrace:
         """Time the functions of a VM of this process, or the calls of a different VM."""
         self.session, trace = session, VMTrace(vm.name, most=MOST_SPANS)
+
+        def watching(proceed: Callable[[Instrument], None], own: Instrument | None) -> None:
+            proceed(trace if own is None else _Both(trace, own))
+
         if isinstance(vm, VM):
-            instrument = _Instrument(vm, trace)
-            self._layers.callback(instrument.stop)
-            layers = observed(vm, launch=trace.launching, instrumented=instrument.share)
+            self._layers.callback(_watch_again, vm)
+            self._layers.enter_context(observed(vm, launch=trace.launching, _watch=watching))
+            self._layers.callback(vm.quiesce)
+            _watch_again(vm)
         else:
-            layers = observed(vm, **trace.layers())
-        self._layers.enter_context(layers)
+            self._layers.enter_context(observed(vm, **trace.layers()))
         return trace
 
     def stop(self) -> None:
@@ -109,41 +113,10 @@ class _Listened:
         self._layers.close()
 
 
-class _Instrument:
-    """A trace as a VM's instrument, in addition to an instrument of the script."""
-
-    def __init__(self, vm: VM, trace: VMTrace) -> None:
-        self._trace = trace
-        self._alone = vm.instrumented  # the VM's method, before it is wrapped below
-        self._own = ExitStack()
-        self._own.enter_context(self._alone(trace))
-        self._is_shared = self._has_ended = False
-
-    def stop(self) -> None:
-        self._has_ended = True
-        self._own.close()
-
-    @contextmanager
-    def share(
-        self, proceed: Callable[[Instrument], AbstractContextManager[None]], another: Instrument
-    ) -> Iterator[None]:
-        """Run both instruments: the layer around `instrumented`.
-
-        Raises `MachineError` for a second one of the script, as without a session.
-        """
-        if self._is_shared:
-            with proceed(another):
-                yield
-            return
-        self._is_shared = True
-        self._own.close()
-        try:
-            with proceed(_Both(self._trace, another)):
-                yield
-        finally:
-            self._is_shared = False
-            if not self._has_ended:
-                self._own.enter_context(self._alone(self._trace))
+def _watch_again(vm: VM) -> None:
+    """Use the script's instrument, if any, with the layers that are now around `_watch`."""
+    with vm.lock:
+        vm._watch(vm.instrument)
 
 
 class _Both:
