@@ -6,7 +6,7 @@ that describes them is stored once per program; a step then contains only the di
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
@@ -17,6 +17,7 @@ from mlvm.core.ops.half import shown
 from mlvm.core.program.encoding import damaged
 from mlvm.core.types import Array, TensorType
 from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tree import flatten, within_containers
 
 CELL: Final = "cell"
 INPUT: Final = "input"
@@ -112,14 +113,10 @@ class StepTable:
         return table
 
 
-def leaves_of(tree: Any, path: str = "") -> Iterator[tuple[str, Tensor | float]]:
-    """Yield the tensors and Python numbers of a result with paths, in order."""
-    if isinstance(tree, Tensor) or type(tree) in (int, float):
-        yield path, tree
-    elif isinstance(tree, (dict, list, tuple)):
-        items = tree.items() if isinstance(tree, dict) else enumerate(tree)
-        for name, part in items:
-            yield from leaves_of(part, f"{path}/{name}".lstrip("/"))
+def leaves_of(tree: Any) -> list[tuple[str, Tensor | float]]:
+    """Return the tensors and Python numbers of a result with paths, in order."""
+    leaves, _ = flatten(tree, ends=within_containers((Tensor, int, float)))
+    return [(path, x) for path, x in leaves if isinstance(x, Tensor) or type(x) in (int, float)]
 
 
 def number_array(x: float) -> Array:
