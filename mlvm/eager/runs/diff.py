@@ -16,6 +16,7 @@ import numpy as np
 from mlvm.core.errors import ArgumentError, MachineError, MlvmError, UnknownFunctionError
 from mlvm.core.ops.half import shown
 from mlvm.core.types import Array, TensorType
+from mlvm.eager.files.safetensors import packed
 from mlvm.eager.runs.execution import Executed, Execution, Ref
 from mlvm.eager.runs.nesting import LOOP
 from mlvm.eager.runs.replay import Replay, listed, replay_of
@@ -141,7 +142,7 @@ def elements(x: Array, y: Array) -> Elements | None:
     """Return the differing elements of two arrays; None for equal bits or nans, or other types."""
     if digest(x) == digest(y) or TensorType.of(x) != TensorType.of(y):
         return None
-    bits = [_bits(each) for each in (x, y)]
+    bits = [np.asarray(packed(each)).reshape(x.size, -1) for each in (x, y)]
     differs = (bits[0] != bits[1]).any(axis=-1).reshape(x.shape)
     nans = [
         np.isnan(shown(each)) if TensorType.of(each).dtype.is_inexact else False for each in (x, y)
@@ -152,11 +153,6 @@ def elements(x: Array, y: Array) -> Elements | None:
     texts = [each.reshape(*x.shape, -1)[index][::-1].tobytes().hex() for each in bits]
     values = [shown(each)[index].item() for each in (x, y)]
     return Elements(int(differs.sum()), x.size, index, (values[0], values[1]), (texts[0], texts[1]))
-
-
-def _bits(x: Array) -> Array:
-    little = np.ascontiguousarray(x, x.dtype.newbyteorder("<"))
-    return little.reshape(-1, 1).view(np.uint8)
 
 
 def _are_equal(a: Replay, b: Replay, x: RecordedStep, y: RecordedStep) -> bool:
