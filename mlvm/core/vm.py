@@ -226,8 +226,7 @@ class VM(VMIdentity):
         """Create a storage over the caller's u8 array, which the caller may write to.
 
         The caller calls `make_writable` before each write. The storage keeps the array alive.
-        Raises `ShapeError` or `DTypeError` for any other array, `HandleError` if the memory already
-        belongs to a storage of this VM.
+        Raises `ShapeError` or `DTypeError` for any other array, `HandleError` for this VM's memory.
 
         Invalid calls:
             vm.storage_over(array)  # DTypeError
@@ -389,8 +388,7 @@ class VM(VMIdentity):
     def instrumented(self, instrument: Instrument) -> Iterator[None]:
         """Call the instrument before and after each function inside the block.
 
-        The instrument may replace results. Raises `MachineError` inside an outer block of this
-        kind.
+        The instrument may replace results. Raises `MachineError` in an outer block of this kind.
 
         Invalid calls:
             within(vm.instrumented(v), lambda: within(vm.instrumented(v), v.item))  # MachineError
@@ -503,9 +501,8 @@ class VM(VMIdentity):
     def estimate(self, program: Program, arg_types: Sequence[TensorType] = ()) -> Estimate:
         """Estimate the cost of a launch on arguments of these types, without running it.
 
-        A loop counts as one iteration, and both branches of a jump count. A function counts for
-        each call that is not recursive. Costs that depend on values are not counted. Raises the
-        errors of `verify`.
+        A loop counts as one iteration, a function for each call that is not recursive, and both
+        branches of a jump. Value-dependent costs are not counted. Raises the errors of `verify`.
         """
         types = tuple(arg_types) if isinstance(arg_types, Sequence) else (arg_types,)
         if not isinstance(program, Program) or not all(isinstance(t, TensorType) for t in types):
