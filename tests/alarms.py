@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import signal
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from types import FrameType
 from typing import Any
 
 import pytest
+
+from mlvm.core.collecting import uncollected
+from tests.brief import refuses
 
 
 class Interrupted(Exception):
@@ -26,6 +31,23 @@ def alarms_interrupt() -> Iterator[None]:
     yield
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, before)
+
+
+def require_interruptible(seconds: float, call: Callable[..., Any], *args: Any) -> None:
+    """Check that Ctrl-C after the given number of seconds ends a call within a second."""
+    main, late = threading.main_thread().ident, list[float]()
+    assert main is not None
+
+    def interrupt() -> None:
+        late.append(time.monotonic())
+        signal.pthread_kill(main, signal.SIGINT)
+
+    timer = threading.Timer(seconds, interrupt)
+    with uncollected():  # the collector swallows interrupts
+        timer.start()
+        refuses(KeyboardInterrupt, "", call, *args)
+    timer.join()
+    assert time.monotonic() - late[0] < 1
 
 
 def interrupt_after(seconds: float, work: Callable[[], Any]) -> bool:

@@ -36,11 +36,8 @@ def _weighted_take(x: Array, indices: Array, weights: Array) -> Array:
 
 def _scatter_add(updates: Array, indices: Array, axis: int, length: int) -> Array:
     axis %= updates.ndim - indices.ndim + 1
-    front = np.moveaxis(updates, range(axis, axis + indices.ndim), range(indices.ndim))
-    result = np.zeros((length, *front.shape[indices.ndim :]), updates.dtype)
-    for position in np.ndindex(indices.shape):
-        result[indices[position]] += front[position]
-    return np.moveaxis(result, 0, axis)
+    shape = *updates.shape[:axis], length, *updates.shape[axis + indices.ndim :]
+    return _index_add(np.zeros(shape, updates.dtype), updates, indices, axis)
 
 
 def _index_add(x: Array, updates: Array, indices: Array, axis: int) -> Array:

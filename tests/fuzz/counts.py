@@ -11,7 +11,6 @@ Elements are equal, so that extremes tie, or two numbers in turn.
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -22,8 +21,7 @@ import numpy as np
 import mlvm.eager as ml
 from mlvm.core.errors import MlvmError
 from tests.fuzz.command import parser_of, require_known
-from tests.fuzz.extremes import elementwise
-from tests.test_docstrings import public
+from tests.fuzz.extremes import elementwise, functions_of
 
 N: Final = 70_000
 Fn = Callable[[Any], Any]
@@ -80,18 +78,9 @@ CALLS: Final[dict[str, Fn]] = {
 def functions(*names: str) -> dict[str, Fn]:
     """Return the functions of one float vector, or those of these names."""
     found = {name: fn for name, fn in CALLS.items() if not names or name in names}
-    for name, fn in sorted(public().items()):
-        if name in found or (names and name not in names):
-            continue
-        if name in QUADRATIC or inspect.isclass(fn) or name.startswith(("random.", "parallel.")):
-            continue
-        try:
-            parameters = inspect.signature(fn).parameters.values()
-        except (TypeError, ValueError):
-            continue
-        needed = [p for p in parameters if p.default is p.empty and p.kind < p.KEYWORD_ONLY]
-        is_fit = len(needed) == 1 and all(p.kind is not p.VAR_POSITIONAL for p in parameters)
-        if is_fit and not elementwise(name) and _has_gradient(fn):
+    for name, fn, _ in functions_of([1], names):
+        is_new = name not in QUADRATIC and name not in found and not elementwise(name)
+        if is_new and _has_gradient(fn):
             found[name] = fn
     return found
 

@@ -23,7 +23,7 @@ import inspect
 import itertools
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cache
 from typing import Any, Final, NamedTuple
 
@@ -115,26 +115,31 @@ class Finding(NamedTuple):
 # --- elementwise functions ----------------------------------------------------------------
 
 
-@cache
-def elementwise(*names: str) -> dict[str, tuple[Fn, int]]:
-    """Return the public functions that map float vectors elementwise, or those of these names, with
-    their arity."""
-    found = {}
+def functions_of(counts: Collection[int], names: Sequence[str]) -> Iterator[tuple[str, Fn, int]]:
+    """Yield the public functions of so many operands, or those of these names, with the number."""
     for name, fn in sorted(public().items()):
-        if names and name not in names:
-            continue
-        is_alias = not names and getattr(fn, "__name__", name) != name.rpartition(".")[2]
-        if inspect.isclass(fn) or is_alias or name.startswith(("random.", "parallel.")):
+        is_other = name.startswith(("random.", "parallel.")) or (names and name not in names)
+        if is_other or inspect.isclass(fn):
             continue
         try:
             parameters = inspect.signature(fn).parameters.values()
         except (TypeError, ValueError):
             continue
         needed = [p for p in parameters if p.default is p.empty and p.kind < p.KEYWORD_ONLY]
-        is_fit = 1 <= len(needed) <= 3 and all(p.kind is not p.VAR_POSITIONAL for p in parameters)
-        if is_fit and _is_elementwise(fn, len(needed)):
-            found[name] = (fn, len(needed))
-    return found
+        if len(needed) in counts and all(p.kind is not p.VAR_POSITIONAL for p in parameters):
+            yield name, fn, len(needed)
+
+
+@cache
+def elementwise(*names: str) -> dict[str, tuple[Fn, int]]:
+    """Return the public functions that map float vectors elementwise, or those of these names, with
+    their arity."""
+    return {
+        name: (fn, arity)
+        for name, fn, arity in functions_of(range(1, 4), names)
+        if names or getattr(fn, "__name__", name) == name.rpartition(".")[2]  # no alias
+        if _is_elementwise(fn, arity)
+    }
 
 
 def _of_three(names: Sequence[str]) -> dict[str, tuple[Fn, int]]:

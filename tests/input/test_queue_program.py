@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import threading
 import time
 import weakref
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from mlvm.core.program.program import Program
 from mlvm.core.types import Array, TensorType
 from mlvm.input.queue import QueueTensor
 from mlvm.machines.local import LocalVM as VM
+from tests.alarms import require_interruptible
 from tests.brief import cases, refuses
 from tests.cases.claim_tests import claims
 from tests.core.programs import put
@@ -265,12 +265,7 @@ def test_cancel_ends_a_waiting_program(vm: VM, pool: ThreadPoolExecutor) -> None
 @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="needs signals to threads")
 def test_control_c_ends_a_waiting_program(vm: VM) -> None:
     q = QueueTensor(vm, ["f64[100]", "f64[]"], 1)
-    main = threading.main_thread().ident
-    assert main is not None
-    timer = threading.Timer(0.05, signal.pthread_kill, (main, signal.SIGINT))
-    timer.start()
-    refuses(KeyboardInterrupt, "", vm.launch, sums(f"push_int {q.handle}"))
-    timer.join()
+    require_interruptible(0.05, vm.launch, sums(f"push_int {q.handle}"))
     total = fill(q, 1)
     assert vm.launch(sums(f"push_int {q.handle}"))[0] == pytest.approx(total)
 

@@ -16,6 +16,7 @@ import pytest
 from mlvm.core.errors import QueueClosedError, QueueEmptyError, QueueFullError
 from mlvm.core.vm import VM
 from mlvm.input.queue import QueueTensor
+from tests.alarms import require_interruptible
 from tests.brief import cases, refuses
 from tests.threads import PATIENCE, start, taking_turns
 
@@ -232,12 +233,7 @@ def test_a_consumer_that_leaves_early_keeps_no_producer(vm: VM) -> None:
 @cases("side", "get", "put")
 def test_control_c_ends_a_wait(vm: VM, side: str) -> None:
     q = QueueTensor(vm, ["i64[]"], 2) if side == "get" else full(vm)
-    main = threading.main_thread().ident
-    assert main is not None
-    timer = threading.Timer(0.05, signal.pthread_kill, (main, signal.SIGINT))
-    timer.start()
-    refuses(KeyboardInterrupt, "", lambda: q.get() if side == "get" else q.put((np.array(1),)))
-    timer.join()
+    require_interruptible(0.05, lambda: q.get() if side == "get" else q.put((np.array(1),)))
     assert q.stats().consumers_waited + q.stats().producers_waited > 0
     while side == "put" and not q.empty():
         q.get()

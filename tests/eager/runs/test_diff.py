@@ -99,23 +99,25 @@ def test_the_forward_op_of_a_gradient_is_named(folder: Path) -> None:
     assert "return ml.where(x >= 0.0, x, 0.0)" in programs
 
 
+def rated(folder: Path, rates: list[float]) -> Run:
+    """Record an update for each of these rates."""
+    w = ml.ones(4)
+    optimizer = ml.optim.SGD({"w": w}, 0.5)
+
+    @ml.capture
+    def step(x: Tensor) -> None:
+        optimizer.update({"w": x * w})
+
+    with ml.runs.record(folder):
+        for n, optimizer.learning_rate in enumerate(rates):
+            step(ml.full(4, 0.5 + n))
+    return ml.runs.open(folder)
+
+
 @pytest.mark.parametrize("changed", ["a", "b"])
 def test_a_rate_that_becomes_another_is_named_with_both_values(folder: Path, changed: str) -> None:
-    def run(name: str) -> Run:
-        w = ml.ones(4)
-        optimizer = ml.optim.SGD({"w": w}, 0.5)
-
-        @ml.capture
-        def step(x: Tensor) -> None:
-            optimizer.update({"w": x * w})
-
-        with ml.runs.record(folder / name):
-            for n in range(4):
-                optimizer.learning_rate = 0.25 if n == 2 and name == changed else 0.5
-                step(ml.full(4, 0.5 + n))
-        return ml.runs.open(folder / name)
-
-    text = str(first(run("a"), run("b")))
+    runs = [rated(folder / x, [0.5, 0.5, 0.25 if x == changed else 0.5, 0.5]) for x in "ab"]
+    text = str(first(*runs))
     assert text.startswith("step 2: the programs differ")
     assert "constant 0.5" in text
     assert "input 'number 0' = 0.25" in text
@@ -134,21 +136,8 @@ def test_inputs_of_other_types_and_numbers(folder: Path) -> None:
 
 
 def test_a_rate_that_is_changed_later(folder: Path) -> None:
-    def rates(folder: Path, later: float) -> Run:
-        w = ml.ones(4)
-        optimizer = ml.optim.SGD({"w": w}, 0.5)
-
-        @ml.capture
-        def step(x: Tensor) -> None:
-            optimizer.update({"w": x * w})
-
-        with ml.runs.record(folder):
-            for n in range(6):
-                optimizer.learning_rate = 0.5 if n < 4 else later
-                step(ml.full(4, 0.5 + n))
-        return ml.runs.open(folder)
-
-    found = first(rates(folder / "a", 0.25), rates(folder / "b", 0.125))
+    a, b = (rated(folder / str(later), [0.5] * 4 + [later] * 2) for later in (0.25, 0.125))
+    found = first(a, b)
     assert (found.step, found.cause) == (4, "input")
     assert found.elements is not None
     assert {abs(x) for x in found.elements.values} == {0.25, 0.125}

@@ -209,8 +209,9 @@ def test_several_functions_share_their_state(folder: Path) -> None:
     assert [Replay(run).replay(i) for i in range(6)] == [[]] * 6
 
 
-def test_a_step_that_raises_is_not_recorded(folder: Path) -> None:
-    w = ml.zeros(2)
+def summing(n: int) -> tuple[Tensor, Any]:
+    """Return n zeros, and a step that adds positive numbers to them."""
+    w = ml.zeros(n)
 
     @ml.capture
     def step(x: Tensor) -> Tensor:
@@ -219,6 +220,11 @@ def test_a_step_that_raises_is_not_recorded(folder: Path) -> None:
         w += x
         return ml.sum(w)
 
+    return w, step
+
+
+def test_a_step_that_raises_is_not_recorded(folder: Path) -> None:
+    _, step = summing(2)
     with ml.runs.record(folder / "a"):
         step(ml.ones(2))
         with pytest.raises(ml.errors.CheckError):
@@ -231,15 +237,7 @@ def test_a_step_that_raises_is_not_recorded(folder: Path) -> None:
 
 @pytest.mark.parametrize("stored", ["all", "1 KiB"])
 def test_what_a_failed_step_has_stored_is_removed(folder: Path, stored: str) -> None:
-    w = ml.zeros(50)
-
-    @ml.capture
-    def step(x: Tensor) -> Tensor:
-        nonlocal w
-        ml.check(ml.all(x > 0), "positive")
-        w += x
-        return ml.sum(w)
-
+    w, step = summing(50)
     with ml.runs.record(folder / "a", inputs=stored):
         step(ml.ones(50))
         for _ in range(3):

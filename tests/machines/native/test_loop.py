@@ -7,10 +7,7 @@ import itertools
 import os
 import random
 import re
-import signal
 import sys
-import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
@@ -20,7 +17,6 @@ import numpy as np
 import pytest
 
 from mlvm.core import store
-from mlvm.core.collecting import uncollected
 from mlvm.core.errors import OutOfMemoryError, notes_of
 from mlvm.core.machine.frame import Frame
 from mlvm.core.program.assembly import assemble
@@ -31,6 +27,7 @@ from mlvm.machines.native import extension
 from mlvm.machines.remote.bounded import BoundedVM
 from mlvm.machines.remote.limits import Limits
 from mlvm.machines.remote.watchdog import Watchdog
+from tests.alarms import require_interruptible
 from tests.brief import Patch, cases, refuses, replace_op
 from tests.cases.claim_tests import claims
 from tests.core.programs import NEGATIVE, asm, f32s, put
@@ -138,19 +135,8 @@ def test_an_interrupt_ends_a_launch_soon(kind: str) -> None:
         loop = MATMUL * 6000 + "halt\n"
     program = assemble(f".func f 0 0\nreturn 0\n.func main 0 *\n{loop}")
     vm.launch(Program.of_op("matmul.out", 3, {}, 0), [handles[0], handles[1], handles[1]])
-    late = []
-
-    def interrupt() -> None:
-        late.append(time.monotonic())
-        os.kill(os.getpid(), signal.SIGINT)
-
-    # A straight program is long, and linked in Python. The collector swallows interrupts.
-    timer = threading.Timer(1.5 if kind == "straight" else 0.2, interrupt)
-    with uncollected():
-        timer.start()
-        refuses(KeyboardInterrupt, "", vm.launch, program, handles)
-    timer.join()
-    assert time.monotonic() - late[0] < 1
+    seconds = 1.5 if kind == "straight" else 0.2  # it is long, and linked in Python
+    require_interruptible(seconds, vm.launch, program, handles)
     assert vm.launch(Program.of_op("negative", 1, {}, 1), [put(vm, f32s(1))])[0] == [-1]
 
 

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
-import time
-
 import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from mlvm.core.collecting import uncollected
 from mlvm.core.errors import OperandValueError
 from mlvm.core.program.assembly import assemble
 from mlvm.core.types import Array
 from mlvm.machines.local import LocalVM as VM
 from mlvm.machines.native import extension
+from tests.alarms import require_interruptible
 from tests.brief import cases, refuses
 from tests.core.programs import put
 from tests.machines.native.test_loop import both
@@ -193,18 +188,7 @@ def test_an_interrupt_ends_the_turns_soon(kind: str) -> None:
     vm = VM(native=True)
     handles = [put(vm, x) for x in operands(1 << 60)]
     program = assemble(f".func main 0 *\n{loop(BODIES[kind])}\n")
-    late = []
-
-    def interrupt() -> None:
-        late.append(time.monotonic())
-        os.kill(os.getpid(), signal.SIGINT)
-
-    timer = threading.Timer(0.2, interrupt)
-    with uncollected():  # the collector swallows interrupts
-        timer.start()
-        refuses(KeyboardInterrupt, "", vm.launch, program, handles)
-    timer.join()
-    assert time.monotonic() - late[0] < 1
+    require_interruptible(0.2, vm.launch, program, handles)
     assert int(vm.read(handles[0])) > 1000
 
 
