@@ -5,12 +5,10 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
 from typing import Any
-
-import pytest
 
 from mlvm.core.collecting import uncollected
 from tests.brief import refuses
@@ -18,19 +16,6 @@ from tests.brief import refuses
 
 class Interrupted(Exception):
     """Exception of an alarm, raised wherever the program is."""
-
-
-@pytest.fixture
-def alarms_interrupt() -> Iterator[None]:
-    """Alarms raise `Interrupted` in the main thread."""
-
-    def handler(signum: int, frame: FrameType | None) -> None:
-        raise Interrupted
-
-    before = signal.signal(signal.SIGALRM, handler)
-    yield
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    signal.signal(signal.SIGALRM, before)
 
 
 def require_interruptible(seconds: float, call: Callable[..., Any], *args: Any) -> None:
@@ -53,11 +38,19 @@ def require_interruptible(seconds: float, call: Callable[..., Any], *args: Any) 
 def interrupt_after(seconds: float, work: Callable[[], Any]) -> bool:
     """Do the work, with an alarm after the given number of seconds; return whether it came in
     time."""
-    with suppress(Interrupted):
-        try:
-            signal.setitimer(signal.ITIMER_REAL, seconds)
-            work()
-            return False
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-    return True
+
+    def handler(signum: int, frame: FrameType | None) -> None:
+        raise Interrupted
+
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        with suppress(Interrupted):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, seconds)
+                work()
+                return False
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+        return True
+    finally:
+        signal.signal(signal.SIGALRM, before)

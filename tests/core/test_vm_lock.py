@@ -14,10 +14,8 @@ import pytest
 
 from mlvm.core.locks import is_mine, new_lock
 from mlvm.machines.native.extension import EXTENSION
-from tests.alarms import Interrupted, alarms_interrupt
+from tests.alarms import interrupt_after
 from tests.threads import PATIENCE, in_child, in_threads, start
-
-__all__ = ["alarms_interrupt"]
 
 KINDS: list[Callable[[], Any]] = [threading.RLock, *([] if EXTENSION is None else [EXTENSION.Lock])]
 
@@ -108,14 +106,11 @@ def test_one_thread_at_a_time(lock: Any) -> None:
     assert not inside
 
 
-@pytest.mark.usefixtures("alarms_interrupt")
 def test_a_signal_ends_a_wait(lock: Any) -> None:
     ends = threading.Event()
     holder = _held_by(lock, ends)
     for _ in range(3):
-        signal.setitimer(signal.ITIMER_REAL, 0.02)
-        with pytest.raises(Interrupted):
-            lock.acquire()
+        assert interrupt_after(0.02, lock.acquire)
         assert not is_mine(lock)
     ends.set()
     with lock:

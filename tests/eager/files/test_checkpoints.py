@@ -23,11 +23,9 @@ from hypothesis.extra.numpy import array_shapes, arrays
 
 import mlvm.eager as ml
 from mlvm.machines.wire import WireVM
-from tests.alarms import alarms_interrupt, interrupt_after
+from tests.alarms import interrupt_after
 from tests.brief import Patch, cases, refuses
 from tests.fuzz.mutations import assert_well_refused
-
-__all__ = ["alarms_interrupt"]  # a fixture
 
 DTYPES = ["?", "u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f4", "f8", "c8"]
 SMALL = array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)
@@ -422,7 +420,6 @@ def test_impossible_headers(file: Path, header: object, reason: str) -> None:
     refuses(ml.errors.WeightsError, f"{file}: .*{reason}", ml.load, file)
 
 
-@pytest.mark.usefixtures("alarms_interrupt")
 def test_a_name_that_stands_twice_is_found_in_a_long_header(file: Path) -> None:
     names = [*range(100_000), 99_999]
     file.write_bytes(written("{" + ", ".join(f'"{name}": 0' for name in names) + "}", b""))

@@ -103,31 +103,29 @@ ROWS: Final = [row for row in FUNCTIONS if row.first and "random" not in row.cal
 SOME: Final = with_long(ROWS[::5], ROWS)
 
 
-@pytest.mark.parametrize("dtype", with_long(["f32"], ["f32", "f16", "f64", "i32"]))
-@pytest.mark.parametrize("literals", with_long([True], [True, False]))
-@pytest.mark.parametrize("row", ROWS, ids=[row.call for row in ROWS])
-def test_calls_of_other_numbers_are_as_the_function_makes_them(
-    row: Row, literals: bool, dtype: str
-) -> None:
-    calls = Renumbered(row, literals)
+def require_same_outcomes(calls: Renumbered, make: Callable[..., Any], dtype: str) -> None:
+    """Check what calls do with templates beside what they do without them."""
     for call in range(CALLS):
-        function = calls.function(call, dtype)
+        function = make(calls, call, dtype)
         actual = outcome(function)
         with templates.disabled():
             expected = outcome(function)
         assert actual == expected, calls.code(call)
 
 
+@pytest.mark.parametrize("dtype", with_long(["f32"], ["f32", "f16", "f64", "i32"]))
+@pytest.mark.parametrize("literals", with_long([True], [True, False]))
+@pytest.mark.parametrize("row", ROWS, ids=[row.call for row in ROWS])
+def test_calls_of_other_numbers_are_as_the_function_makes_them(
+    row: Row, literals: bool, dtype: str
+) -> None:
+    require_same_outcomes(Renumbered(row, literals), Renumbered.function, dtype)
+
+
 @pytest.mark.parametrize("dtype", with_long(["f32"], ["f32", "f16", "f64"]))
 @pytest.mark.parametrize("row", SOME, ids=[row.call for row in SOME])
 def test_gradients_of_other_numbers_are_as_the_function_makes_them(row: Row, dtype: str) -> None:
-    calls = Renumbered(row, True)
-    for call in range(CALLS):
-        gradient = calls.gradient(call, dtype)
-        actual = outcome(gradient)
-        with templates.disabled():
-            expected = outcome(gradient)
-        assert actual == expected, calls.code(call)
+    require_same_outcomes(Renumbered(row, True), Renumbered.gradient, dtype)
 
 
 LOOPS: Final[dict[str, Callable[[ml.Tensor, int], ml.Tensor]]] = {

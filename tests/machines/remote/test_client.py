@@ -30,7 +30,7 @@ from mlvm.machines.native.extension import EXTENSION
 from mlvm.machines.remote import client
 from mlvm.machines.remote.client import RemoteVM
 from mlvm.machines.remote.outbox import PythonOutbox
-from tests.alarms import alarms_interrupt, interrupt_after
+from tests.alarms import interrupt_after
 from tests.brief import Patch, cases, output_of, refuses, replace_op
 from tests.core import programs
 from tests.core.programs import ADD_INTO, f32s, straight
@@ -39,8 +39,6 @@ from tests.machines.one_trace import assert_one_trace_serves_all_lengths
 from tests.machines.remote.serving import SECRET, Served, vm_of
 from tests.threads import in_threads, wait_for
 from tests.wired import connect_to
-
-__all__ = ["alarms_interrupt"]
 
 PAIR, TRIPLE = TensorType(f32, (2,)), TensorType(f32, (3,))
 MULTIPLY = Program.of_op("multiply.out", 3, {}, 0)
@@ -221,7 +219,6 @@ def test_a_line_is_named_though_c_has_sent_the_launch(vm: RemoteVM) -> None:
 # --- the end, interrupts, threads ----------------------------------------------------
 
 
-@pytest.mark.usefixtures("alarms_interrupt")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in a finalizer
 def test_interrupts_leave_the_vm_in_order_or_lost() -> None:
     vm, rng = connect_to(LocalVM()), np.random.default_rng(0)

@@ -17,12 +17,10 @@ from mlvm.core.errors import ConnectionLostError, EncodingError
 from mlvm.core.program.encoding import HEADER, Kind, Reader, Writer
 from mlvm.machines.remote import stream
 from mlvm.machines.remote.stream import LARGE, Incoming, Outgoing, Stream
-from tests.alarms import alarms_interrupt, interrupt_after
+from tests.alarms import interrupt_after
 from tests.brief import Patch, cases, count_calls, refuses
 from tests.cases.claim_tests import claims
 from tests.threads import PATIENCE, start, within
-
-__all__ = ["alarms_interrupt"]
 
 
 @contextmanager
@@ -117,7 +115,6 @@ def test_close_wakes_who_waits(ends: tuple[Stream, Stream]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in a finalizer
-@pytest.mark.usefixtures("alarms_interrupt")
 def test_an_interrupt_loses_no_byte(ends: tuple[Stream, Stream]) -> None:
     """Of small messages; a large one that is interrupted while it is received is lost."""
     sender, receiver = ends
