@@ -156,12 +156,12 @@ def is_real(value: object) -> TypeGuard[float]:
 
 
 @cache
-def _bounds(dtype: DType) -> tuple[int, int]:
+def bounds(dtype: DType) -> tuple[int, int]:
     """Return the least and greatest value of a bool or integer dtype."""
     if not dtype.is_integer:
         return 0, 1
-    bounds = np.iinfo(dtype.numpy.name)
-    return bounds.min, bounds.max
+    limits = np.iinfo(dtype.numpy.name)
+    return limits.min, limits.max
 
 
 def require_representable(value: float, dtype: DType) -> None:
@@ -171,6 +171,6 @@ def require_representable(value: float, dtype: DType) -> None:
     """
     if dtype.is_inexact:
         return
-    low, high = _bounds(dtype)
+    low, high = bounds(dtype)
     if not (low <= value <= high and (isinstance(value, int) or value == int(value))):
         raise ArgumentError(f"{value} is not a value of {dtype.name} ({low} .. {high})")

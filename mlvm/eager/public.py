@@ -208,7 +208,7 @@ def _open_template_of(*call: Any) -> Any:
 
 
 if EXTENSION is not None:
-    EXTENSION.install_families(_open_template_of)
+    EXTENSION.install(trace=_open_template_of)
 
 
 def later(name: str) -> Any:

@@ -13,8 +13,7 @@ converge), the op raises `LinAlgError`. The flops are from Golub and Van Loan, M
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -176,14 +175,17 @@ def _svdvals_flops(x: TensorType) -> int:
 # --- kernels -------------------------------------------------------------------------
 
 
-@contextmanager
-def _refusing(reason: str) -> Iterator[None]:
-    """Raise `LinAlgError` with the reason if numpy raises `numpy.linalg.LinAlgError`."""
-    try:
-        with np.errstate(all="ignore"):
-            yield
-    except np.linalg.LinAlgError:
-        raise LinAlgError(reason) from None
+class _refusing(np.errstate):
+    """Context manager that raises `LinAlgError` with a reason for numpy's error of this name."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(all="ignore")
+        self.reason = reason
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        super().__exit__(kind, error, traceback)
+        if isinstance(error, np.linalg.LinAlgError):
+            raise LinAlgError(self.reason) from None
 
 
 _SINGULAR = "a matrix is singular"
@@ -406,7 +408,7 @@ def eigh(out: Array, x: Array) -> None:
 )
 def eigvalsh(out: Array, x: Array) -> None:
     """The eigenvalues of `eigh` only, real: f[..., n, n] -> f[..., n]."""
-    _write_eigen(out, x, lambda x: [np.linalg.eigvalsh(hermitian(x))])
+    _write_eigen(out, x, lambda x: np.linalg.eigvalsh(hermitian(x)))
 
 
 @internal(infer=lambda x: _complex(_eigh(x)), flops=_cubic(25), may_raise=True)
@@ -425,16 +427,20 @@ def eig(out: Array, x: Array) -> None:
 )
 def eigvals(out: Array, x: Array) -> None:
     """The eigenvalues of `eig` only: f[..., n, n] -> c[..., n]."""
-    _write_eigen(out, x, lambda x: [np.linalg.eigvals(x)], complex(np.nan, np.nan))
+    _write_eigen(out, x, np.linalg.eigvals, complex(np.nan, np.nan))
 
 
 def _write_eigen(
-    out: Array, x: Array, parts: Callable[[Array], Iterable[Array]], nan: complex = np.nan
+    out: Array, x: Array, solve: Callable[[Array], Array | Sequence[Array]], nan: complex = np.nan
 ) -> None:
     """Write numpy's results for each matrix, and nan for a matrix with inf or nan."""
     whole = finite(x)
     with _refusing(_NO_CONVERGENCE):
-        write(out, *parts(whole))
+        result = solve(whole)
+        if isinstance(result, np.ndarray):
+            np.copyto(out, result)
+        else:
+            write(out, *result)
     if whole is not x:
         out[strange(x)] = nan
 

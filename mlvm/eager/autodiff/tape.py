@@ -437,26 +437,25 @@ class Tape:
 
 if EXTENSION is not None:  # used by calls in C: see native/src/language/dispatch.c
     EXTENSION.install(
-        tensor=Tensor,
-        tape=Tape,
-        apply=apply_in_python,
-        launch=launch,
-        context=current,
+        class_of_tensors=Tensor,
+        class_of_tapes=Tape,
+        slow_apply=apply_in_python,
+        slow_update=apply_into_in_python,
+        slow_launch=launch,
+        slow_alias=alias_in_python,
+        get_context=current,
         own_arenas=own_arenas,
         default_arena=default_arena,
         resolve=plan_for,
-        stale=raise_stale,
-        reference=weakref.ref,
-        update=apply_into_in_python,
+        raise_stale=raise_stale,
+        weak_reference=weakref.ref,
         view_logs=view_logs,
         live_tapes=live_tapes,
-    )
-    EXTENSION.install_views(alias=alias_in_python, type=interned_type)
-    EXTENSION.install_templates(
+        make_type=interned_type,
         is_constant=is_constant,
-        dtype=DType,
+        dtype_class=DType,
         with_keys=with_keys,
-        chains=chains_of,
+        find_rows=chains_of,
     )
 
 

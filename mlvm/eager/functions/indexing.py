@@ -650,4 +650,4 @@ if EXTENSION is None:
     Tensor.__setitem__ = _setitem_and_warn
     Tensor.__delitem__ = _delitem
 else:  # the slots of `AllocationFields`, which call these functions for uncommon keys
-    EXTENSION.install_indexing(getitem, setitem, _warn_of_lost)
+    EXTENSION.install(slow_getitem=getitem, slow_setitem=setitem, warn_of_lost=_warn_of_lost)

@@ -109,7 +109,8 @@ def as_array(x: Tensor, dtype: Any = None, copy: bool | None = None) -> Array:
         is_own = dtype is not None and x.dtype is bf16 and np.dtype(dtype) == bf16.numpy
         array = values_of(x) if is_own else x.numpy()
         array = array if dtype is None else array.astype(dtype, copy=False)
-        array.flags.writeable = copy is True
+        if copy is None:
+            array.setflags(write=False)
         return array
     if x.dtype is bf16:
         raise _refuse_copy(x, "has a dtype that numpy lacks")

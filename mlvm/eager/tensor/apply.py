@@ -193,10 +193,13 @@ apply: Final[Callable[..., Tensor]] = apply_in_python if EXTENSION is None else 
 
 def plan_for(call: OneOp, types: tuple[TensorType, ...], fast_path: Any) -> tuple[Any, Any]:
     """Return the prepared call for operands of these types, and the type of the result, for `apply`
-    in C. On a VM elsewhere the call is a program's number. Returns two Nones for calls that C
-    leaves to Python. Raises an `OpError` for operands that the op refuses."""
+    in C. On a VM elsewhere the call is a program's number. For a type that depends on values it is
+    a function of the operands, which may return None. Returns two Nones for calls that C leaves to
+    Python. Raises an `OpError` for operands that the op refuses."""
     out = call.types[types] if types in call.types else call.infer(types)
-    if out is None or call.op.dynamic or follows_default(call.attributes, types, out):
+    if call.op.dynamic:
+        return _DYNAMIC_IN_C.get(call.op.name), None
+    if out is None or follows_default(call.attributes, types, out):
         return None, None
     program = partial(call.program, len(types))
     return fast_path.prepare(program, call.op.name, (out, *types), call.attributes), out

@@ -20,15 +20,9 @@ from mlvm.machines.native.extension import EXTENSION
 
 Scalar: TypeAlias = bool | int | float | complex
 
-_ADOPTED_BY: Final[dict[type, tuple[str, ...]]] = {
-    bool: ("bool", "unsigned", "signed", "float", "complex"),
-    int: ("unsigned", "signed", "float", "complex"),
-    float: ("float", "complex"),
-    complex: ("complex",),
-}
-
-
 _KIND_ORDER: Final = {"bool": 0, "unsigned": 1, "signed": 2, "float": 3, "complex": 4}
+_LOWEST: Final = {bool: "bool", int: "unsigned", float: "float", complex: "complex"}
+"""Lowest kind of dtype that a class of Python's numbers may have."""
 
 
 def is_same_kind(source: DType, target: DType) -> bool:
@@ -120,8 +114,8 @@ def _written(array: Array, pool: Constants) -> Tensor:
 
 def scalar_array(value: Scalar | Number, dtype: DType) -> Array:
     """Return the value of `constant`, with the same errors."""
-    kind = next(each for each in _ADOPTED_BY if isinstance(value, each))
-    if dtype.kind not in _ADOPTED_BY[kind]:
+    kind = next(each for each in KINDS if isinstance(value, each))
+    if _KIND_ORDER.get(dtype.kind, -1) < _KIND_ORDER[_LOWEST[kind]]:
         raise DTypeError(
             f"expected a number for {dtype.name}, got the {kind.__name__} {brief(value)}; "
             "convert the tensor"

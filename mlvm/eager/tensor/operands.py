@@ -95,7 +95,7 @@ operand: Final[Callable[[object, Tensor], Tensor]] = (
 """As `as_operand(value, like)`. With the C extension, C remembers the tensors of numbers."""
 
 if EXTENSION is not None:
-    EXTENSION.install_operands(as_operand)
+    EXTENSION.install(slow_operand=as_operand)
 
 
 def _number(value: Scalar, like: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from inspect import Parameter, Signature
 from typing import Any
 
 from mlvm.core.errors import ArgumentError, DTypeError, MlvmError, ShapeError, with_article
-from mlvm.core.op import OPS, Attribute, Op
+from mlvm.core.op import OPS, Op
 from mlvm.core.types import DType
 from mlvm.eager.tensor import templates, wrapper
 from mlvm.eager.tensor.apply import apply, one_op
@@ -141,24 +141,21 @@ def _signature(op: Op) -> Signature:
     parameters = [Parameter(x, Parameter.POSITIONAL_ONLY, annotation=tensor) for x in op.inputs]
     if op.variadic:
         parameters[-1] = parameters[-1].replace(kind=Parameter.VAR_POSITIONAL)
-    parameters += [_keyword(attribute) for attribute in op.attributes.values()]
+    for name, attribute in op.attributes.items():
+        hint = object if name == "dtype" else attribute.hint
+        keyword = Parameter(
+            name, Parameter.KEYWORD_ONLY, default=attribute.default, annotation=hint
+        )
+        parameters.append(keyword)
     if _takes_axis(op):
         axis = len(op.inputs)
         parameters[axis] = parameters[axis].replace(kind=Parameter.POSITIONAL_OR_KEYWORD)
+    out = Parameter("out", Parameter.KEYWORD_ONLY, default=None, annotation=Tensor | None)
     if not op.dynamic:
-        out = Parameter("out", Parameter.KEYWORD_ONLY, default=None, annotation=Tensor | None)
         parameters.append(out)
     if op.name in WITH_WHERE:
-        hint: Any = Tensor | None
-        parameters.append(Parameter("where", Parameter.KEYWORD_ONLY, default=None, annotation=hint))
+        parameters.append(out.replace(name="where"))
     return Signature(parameters, return_annotation=Tensor)
-
-
-def _keyword(attribute: Attribute) -> Parameter:
-    hint = object if attribute.name == "dtype" else attribute.hint
-    return Parameter(
-        attribute.name, Parameter.KEYWORD_ONLY, default=attribute.default, annotation=hint
-    )
 
 
 __all__ = sorted(name for name, op in OPS.items() if op.traits.public)

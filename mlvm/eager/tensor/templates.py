@@ -25,16 +25,8 @@ def _call_into(*_: object) -> bool:
     return False
 
 
-def _opaque() -> None:
-    """Without the extension there are no templates."""
-
-
 def _next_key_of(source: Callable[[], Any]) -> Any:
     return source()
-
-
-def _pause(paused: bool) -> bool:
-    return paused
 
 
 call: Final[Callable[..., Any]] = _call if EXTENSION is None else EXTENSION.call
@@ -44,7 +36,7 @@ call_into: Final[Callable[..., bool]] = _call_into if EXTENSION is None else EXT
 """`call_into(out, op, operands, attributes)`: write the result of an op to the bytes of `out` by an
 open template. Return False, without an effect, if there is none."""
 
-opaque: Final[Callable[[], None]] = _opaque if EXTENSION is None else EXTENSION.opaque
+opaque: Final[Callable[[], None]] = (lambda: None) if EXTENSION is None else EXTENSION.opaque
 """Note that the composed call that runs in this thread depends on more than the key."""
 
 next_key_of: Final[Callable[[Callable[[], Any]], Any]] = (
@@ -52,7 +44,9 @@ next_key_of: Final[Callable[[Callable[[], Any]], Any]] = (
 )
 """Return `source()`, a random key; a template of the composed call that runs calls it again."""
 
-pause: Final[Callable[[bool], bool]] = _pause if EXTENSION is None else EXTENSION.pause
+pause: Final[Callable[[bool], bool]] = (
+    (lambda paused: paused) if EXTENSION is None else EXTENSION.pause
+)
 """Start or stop to hide what this thread does from a recorded call; return the state before."""
 
 

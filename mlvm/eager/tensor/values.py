@@ -10,7 +10,8 @@ import numpy as np
 
 from mlvm.core.errors import DTypeError, OperandValueError, ShapeError, brief
 from mlvm.core.ops import few
-from mlvm.core.types import MAX_NDIM, Array, DType, bf16, bool_
+from mlvm.core.rules import bounds
+from mlvm.core.types import MAX_NDIM, Array, DType, bf16
 
 _PROTOCOLS: Final = ("__array__", "__array_interface__", "__dlpack__")
 _UNREADABLE: Final = (TypeError, ValueError, RuntimeError, BufferError)
@@ -148,7 +149,7 @@ def values_for(dtype: DType, array: Array, numbers: object) -> Array:
         own = few.integers(dtype)
         low, high = own[0], own[-1]
     else:
-        low, high = (0, 1) if dtype is bool_ else _limits(dtype)
+        low, high = bounds(dtype)
     for value in (int(array.min()), int(array.max())):
         if not low <= value <= high:
             raise OperandValueError(
@@ -174,11 +175,6 @@ def _whole(array: Array, numbers: object, dtype: DType) -> Array:
         return array.astype(np.int64)
     exact = [int(x) for x in leaves(numbers)]  # type: ignore[call-overload]  # f64 rounds them
     return np.array(exact, object).reshape(array.shape)
-
-
-def _limits(dtype: DType) -> tuple[int, int]:
-    info = np.iinfo(dtype.numpy)  # type: ignore[type-var]
-    return int(info.min), int(info.max)
 
 
 def kind_of(x: object) -> str:

@@ -147,7 +147,8 @@ class _MappedArguments:
         tree = (args, dict(kwargs))
         leaves, self.structure = flatten(tree, ends=anywhere, buffers=True)
         axes = tuple(in_axes) if isinstance(in_axes, list) else in_axes
-        named = _axes_of(tree, (axes, 0), "in_axes", "the arguments")
+        is_same = type(axes) is int and axes == 0
+        named = _axes_of(tree, 0 if is_same else (axes, 0), "in_axes", "the arguments")
         name_of = partial(_leaf_name, fn, args)
         self.leaves: list[Any] = []
         self.axes: list[int | None] = []
@@ -207,6 +208,9 @@ def _is_axis(part: Any) -> bool:
 
 def _axes_of(tree: Tree, axes: Axes, name: str, of: str) -> dict[str, int | None]:
     """Return the axis of each leaf of a tree, by path."""
+    if _is_axis(axes):
+        axis = None if axes is None else int(axes)
+        return {path: axis for path, _ in flatten(tree, ends=anywhere, buffers=True)[0]}
 
     def ends(part: Any) -> bool | None:
         return None if isinstance(part, _CONTAINERS) else True

@@ -16,13 +16,10 @@ from typing import Any, Final
 import pytest
 
 import mlvm.eager as ml
-from mlvm.core.types import DType
 from mlvm.eager.autodiff.rules import VJPS
-from mlvm.eager.functions.random import with_keys
 from mlvm.eager.tensor import primitives, templates
 from mlvm.eager.tensor.apply import one_op
 from mlvm.eager.tensor.constants import constant, is_constant
-from mlvm.eager.tensor.template_kernels import chains_of
 from mlvm.eager.tensor.wrapper import public
 from mlvm.machines.native.extension import EXTENSION
 from tests.brief import run_python, with_long
@@ -154,14 +151,13 @@ def test_one_thread_records_at_a_time() -> None:
         extension.call(function, (x,), {})
     may_go.clear()
     is_inside.clear()
-    options = {"dtype": DType, "with_keys": with_keys, "chains": chains_of}
-    extension.install_templates(is_constant=asked, **options)
+    extension.install(is_constant=asked)
     try:
         assert extension.call(quick, (x,), {}).tolist() == [2, 2, 2]
         may_go.set()
         recorder.join()
     finally:
-        extension.install_templates(is_constant=is_constant, **options)
+        extension.install(is_constant=is_constant)
     assert extension.call(quick, (x,), {}).tolist() == [2, 2, 2]
     assert len(calls) == 3  # the second call was not recorded
 

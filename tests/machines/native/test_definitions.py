@@ -56,8 +56,7 @@ DEFINITIONS: Final = [
 ]
 
 OF_C: Final = {
-    *("install", "install_views", "install_indexing", "install_operands", "install_templates"),
-    *("use_templates", "chain_after", "draw_keys", "opaque", "pause_in_python", "call"),
+    *("install", "use_templates", "chain_after", "draw_keys", "opaque", "pause_in_python", "call"),
     "region_add_view",
     *(
         "region_remove_view",
@@ -68,7 +67,6 @@ OF_C: Final = {
     ),
     *("fast_path_is_running", "replay_handles", "replay_learn"),
     *(
-        "install_families",
         "open_template",
         "traced_steps",
         "open_after",

@@ -29,6 +29,18 @@ int clear_nonfatal_error(void)
     return 0;
 }
 
+PyObject *take_exception(void)
+{
+    PyObject *type, *error, *traceback;
+    PyErr_Fetch(&type, &error, &traceback);
+    PyErr_NormalizeException(&type, &error, &traceback);
+    if (traceback)
+        PyException_SetTraceback(error, traceback);
+    Py_XDECREF(type);
+    Py_XDECREF(traceback);
+    return error;
+}
+
 int address_of(PyObject *array, char **address, int *constant)
 {
     Py_buffer buffer;

@@ -19,7 +19,7 @@
 
 /* --- the fields that C reads and writes: see mlvm/arena/fields.py and dispatch.h --- */
 
-enum { MASKS = 16, MOST_PLACES = 512, MOST_BINS = 4096, MOST_SPARE = 1 << 18 };
+enum { MASKS = 16, MOST_PLACES = 512, MOST_BINS = 4096, MOST_SPARE = 1 << 18, MOST_TABLES = 4 };
 
 /* Cache entry of a call: the kernel for operands of these types on one VM. */
 typedef struct Entry {
@@ -30,6 +30,7 @@ typedef struct Entry {
     PyObject *out;              /* the result's type */
     KernelCallObject *call;     /* NULL: Python launches the op */
     long long program;          /* on a remote VM: the number on the server; 0: use the slow path */
+    PyObject *dynamic;          /* function for a result whose shape depends on values, or NULL */
     PyObject *templates[MASKS]; /* templates of tape nodes, by tracked operands, if they are few */
     int count;
 } Entry;
@@ -39,18 +40,21 @@ PyTypeObject *allocation_type, *region_type, *tensor_class;
 
 /* Objects of Python, set by `install`. */
 static PyTypeObject *tape_class;
-static PyObject *slow, *launch, *get_context, *own_arenas, *default_arena, *resolve;
 PyObject *live_tapes;
-Later later;
-static PyObject *view_logs;
-static PyObject *raise_stale, *weak_reference, *slow_update;
-static PyObject *view_name; /* _late_view */
-/* clang-format 14 does not find a stable layout of this list. */
+/* clang-format 14 does not find a stable layout of these lists. */
 /* clang-format off */
+#define OBJECTS(EACH) \
+    EACH(class_of_tensors) EACH(class_of_tapes) EACH(slow_apply) EACH(slow_update) EACH(slow_launch) \
+    EACH(get_context) EACH(own_arenas) EACH(default_arena) EACH(resolve) EACH(raise_stale) \
+    EACH(weak_reference) EACH(view_logs)
 #define NAMES(EACH) \
     EACH(op) EACH(in_place) EACH(alloc) EACH(provide) EACH(nbytes) EACH(latest) EACH(record) EACH(nodes) \
     EACH(saved_roots) EACH(template) EACH(has_lost)
 /* clang-format on */
+OBJECTS(DECLARE_OBJECT)
+static const Installed objects[] = {OBJECTS(ROW_OF_OBJECT){"live_tapes", &live_tapes}, {NULL, NULL}};
+Later later;
+static PyObject *view_name; /* _late_view */
 NAMES(DECLARE_NAME)
 
 int is_quiet(void)
@@ -72,21 +76,6 @@ int is_quiet(void)
     {                                                                                \
         "__weaklistoffset__", T_PYSSIZET, offsetof(Struct, weakrefs), READONLY, NULL \
     }
-
-/* The object fields of a struct are contiguous. */
-static int visit_fields(PyObject *self, PyObject **fields, int count, visitproc visit, void *arg)
-{
-    Py_VISIT(Py_TYPE(self));
-    for (int i = 0; i < count; i++)
-        Py_VISIT(fields[i]);
-    return 0;
-}
-
-static void clear_fields(PyObject **fields, int count)
-{
-    for (int i = 0; i < count; i++)
-        Py_CLEAR(fields[i]);
-}
 
 /* As `PyObject_TypeCheck`, faster for the subclass that Python derives first, and keeps. */
 static int is_instance(PyObject *object, PyTypeObject *type, PyTypeObject **derived)
@@ -117,26 +106,15 @@ int is_call(PyObject *object)
     return is_instance(object, call_type, &derived);
 }
 
-#define COUNT(first, last, Struct) \
-    ((int)((offsetof(Struct, last) - offsetof(Struct, first)) / sizeof(PyObject *)) + 1)
-
-#define FIELDS(Struct, name, first, last)                                                            \
-    static int name##_traverse(Struct *self, visitproc visit, void *arg)                             \
-    {                                                                                                \
-        return visit_fields((PyObject *)self, &self->first, COUNT(first, last, Struct), visit, arg); \
-    }                                                                                                \
-    static int name##_clear(Struct *self)                                                            \
-    {                                                                                                \
-        clear_fields(&self->first, COUNT(first, last, Struct));                                      \
-        return 0;                                                                                    \
-    }                                                                                                \
-    static void name##_dealloc(Struct *self)                                                         \
-    {                                                                                                \
-        PyObject_GC_UnTrack(self);                                                                   \
-        if (self->weakrefs)                                                                          \
-            PyObject_ClearWeakRefs((PyObject *)self);                                                \
-        clear_fields(&self->first, COUNT(first, last, Struct));                                      \
-        free_object((PyObject *)self);                                                               \
+#define FIELDS(Struct, name, first, last)             \
+    OBJECT_FIELDS(Struct, name, first, last)          \
+    static void name##_dealloc(Struct *self)          \
+    {                                                 \
+        PyObject_GC_UnTrack(self);                    \
+        if (self->weakrefs)                           \
+            PyObject_ClearWeakRefs((PyObject *)self); \
+        name##_clear(self);                           \
+        free_object((PyObject *)self);                \
     }
 
 FIELDS(Allocation, allocation, region, is_part)
@@ -263,8 +241,7 @@ int is_alive(const Allocation *x)
 
 Region *home_of(const Allocation *x)
 {
-    const Allocation *root = x->base && x->base != Py_None ? (Allocation *)x->base : x;
-    return root->region && is_region(root->region) ? (Region *)root->region : NULL;
+    return region_of(root_of((Allocation *)x));
 }
 
 /* x.handle: created at the first access for a tensor that C has allocated at a known address. */
@@ -397,8 +374,8 @@ static void replace_entry(Entry *entry, Entry with)
     PyMem_Free(old.types);
     Py_XDECREF(old.out);
     Py_XDECREF((PyObject *)old.call);
-    for (int i = 0; i < MASKS; i++)
-        Py_XDECREF(old.templates[i]);
+    Py_XDECREF(old.dynamic);
+    clear_fields(old.templates, MASKS);
 }
 
 static void call_dealloc(Call *self)
@@ -557,6 +534,8 @@ static void fill_cache(Call *call, FastPath *fast_path, Allocation *const *opera
             fresh.call = (KernelCallObject *)Py_NewRef(run);
         else if (PyLong_Check(run))
             fresh.program = PyLong_AsLongLong(run);
+        else if (run != Py_None)
+            fresh.dynamic = Py_NewRef(run);
         fresh.out = Py_NewRef(out);
         call->count += !entry->out;
         replace_entry(entry, fresh);
@@ -600,16 +579,13 @@ static PyObject *fast_path_new(PyTypeObject *type, PyObject *args, PyObject *kwa
     FastPath *self = (FastPath *)object_of(type);
     if (!self)
         return NULL;
-    PyObject *owned[] = {find, prepare, bound, lock, pool, outbox, flush};
-    for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
-        Py_XINCREF(owned[i]);
-    self->find = find;
-    self->prepare = prepare;
-    self->bound = bound;
-    self->lock = (LockObject *)lock;
-    self->pool = (PoolObject *)pool;
-    self->outbox = (Outbox *)outbox;
-    self->flush = flush;
+    self->find = Py_XNewRef(find);
+    self->prepare = Py_NewRef(prepare);
+    self->bound = Py_XNewRef(bound);
+    self->flush = Py_XNewRef(flush);
+    self->lock = (LockObject *)Py_XNewRef(lock);
+    self->pool = (PoolObject *)Py_XNewRef(pool);
+    self->outbox = (Outbox *)Py_XNewRef(outbox);
     static long long number = 0;
     self->number = ++number;
     self->room = 256;
@@ -621,24 +597,7 @@ static PyObject *fast_path_new(PyTypeObject *type, PyObject *args, PyObject *kwa
     return (PyObject *)self;
 }
 
-static int fast_path_traverse(FastPath *self, visitproc visit, void *arg)
-{
-    Py_VISIT(Py_TYPE((PyObject *)self));
-    Py_VISIT(self->find);
-    Py_VISIT(self->prepare);
-    Py_VISIT(self->bound);
-    Py_VISIT(self->flush);
-    return 0;
-}
-
-static int fast_path_clear(FastPath *self)
-{
-    Py_CLEAR(self->find);
-    Py_CLEAR(self->prepare);
-    Py_CLEAR(self->bound);
-    Py_CLEAR(self->flush);
-    return 0;
-}
+OBJECT_FIELDS(FastPath, fast_path, find, flush)
 
 static void fast_path_dealloc(FastPath *self)
 {
@@ -869,9 +828,8 @@ int add_node(PyObject *tape, PyObject *template, Allocation *const *operands, Al
     for (Py_ssize_t i = 0; !failed && i < nsaves; i++) {
         long which = PyLong_AsLong(PyTuple_GetItem(saves, i));
         Allocation *value = which < 0 ? out : operands[which];
-        PyObject *root = value->base && value->base != Py_None ? value->base : (PyObject *)value;
         PyTuple_SetItem(saved, i, Py_NewRef((PyObject *)value));
-        PyObject *id = PyLong_FromVoidPtr(root);
+        PyObject *id = PyLong_FromVoidPtr(root_of(value));
         failed = !id || PySet_Add(kept_ids, id);
         Py_XDECREF(id);
     }
@@ -1041,7 +999,8 @@ static int launch_in_python(Allocation *out, PyObject *const *args, Py_ssize_t n
 {
     PyObject *all[MOST_OPERANDS + 2] = {(PyObject *)out};
     memcpy(all + 1, args, sizeof *args * (size_t)nargs);
-    PyObject *tuple = tuple_of(all, nargs + 1), *done = tuple ? PyObject_Call(launch, tuple, NULL) : NULL;
+    PyObject *tuple = tuple_of(all, nargs + 1),
+             *done = tuple ? PyObject_Call(slow_launch, tuple, NULL) : NULL;
     Py_XDECREF(tuple);
     Py_XDECREF(done);
     return done ? 1 : -1;
@@ -1050,7 +1009,7 @@ static int launch_in_python(Allocation *out, PyObject *const *args, Py_ssize_t n
 static PyObject *long_way(PyObject *const *args, Py_ssize_t nargs)
 {
     PyObject *tuple = tuple_of(args, nargs);
-    PyObject *result = tuple ? PyObject_Call(slow, tuple, NULL) : NULL;
+    PyObject *result = tuple ? PyObject_Call(slow_apply, tuple, NULL) : NULL;
     Py_XDECREF(tuple);
     return result;
 }
@@ -1095,7 +1054,7 @@ PyObject *present_arena(void)
 static PyObject *applied(PyObject *context, PyObject *const *args, Py_ssize_t nargs)
 {
     int count = (int)nargs - 1;
-    if (!slow)
+    if (!slow_apply)
         return PyErr_Format(PyExc_RuntimeError, "apply: expected a call of install before it");
     if (count < 0 || count > MOST_OPERANDS || !is_call(args[0]))
         return long_way(args, nargs);
@@ -1127,6 +1086,14 @@ static PyObject *applied(PyObject *context, PyObject *const *args, Py_ssize_t na
         entry = filled_entry(call, fast_path, operands, count);
         if (PyErr_Occurred())
             goto end;
+    }
+    if (open && entry && entry->dynamic && PyTuple_GetItem(context, TAPE) == Py_None) {
+        PyObject *function = Py_NewRef(entry->dynamic);
+        result = PyObject_CallFunctionObjArgs(function, args[1], count > 1 ? args[2] : NULL, NULL);
+        Py_DECREF(function);
+        if (result != Py_None)
+            goto end;
+        Py_CLEAR(result);
     }
     if (open && entry && (is_ready(entry) || (entry->out != Py_None && !fast_path->outbox))) {
         Allocation *tensors[MOST_OPERANDS + 1];
@@ -1222,8 +1189,7 @@ static int overwrite(PyObject *call, Allocation *out, Allocation *const *operand
         return 0;
     Region *region = (Region *)out->region;
     FastPath *fast_path = fast_path_of(out->arena);
-    if (!fast_path || fast_path->outbox || fast_path->observed || fast_path->instrumented ||
-        region->first_view || region->watched || !is_call(call) ||
+    if (!fast_path || !is_unwatched(fast_path) || region->first_view || region->watched || !is_call(call) ||
         !may_overwrite(call, out, operands, count))
         return 0;
     for (int i = 0; i < count; i++)
@@ -1282,30 +1248,37 @@ PyObject *apply_into(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     return out;
 }
 
-void keep_for_ever(PyObject *args, PyObject *kwargs)
+static const Installed *tables[MOST_TABLES];
+static int ntables;
+
+void expect_objects(const Installed *table)
 {
-    Py_INCREF(args);
-    Py_XINCREF(kwargs);
+    tables[ntables++] = table;
 }
 
-/* install(names...): set the Python functions of the language, once. */
+static PyObject **place_of_name(PyObject *name)
+{
+    for (int i = 0; i < ntables; i++)
+        for (const Installed *each = tables[i]; each->name; each++)
+            if (!PyUnicode_CompareWithASCIIString(name, each->name))
+                return each->object;
+    return NULL;
+}
+
+/* install(name=object, ...): set objects of Python that C uses, which are never freed. */
 static PyObject *install(PyObject *module, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"tensor",     "tape",          "apply",      "launch", "context",
-                            "own_arenas", "default_arena", "resolve",    "stale",  "reference",
-                            "update",     "view_logs",     "live_tapes", NULL};
-    PyObject *tensor, *tape;
-    (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOOOOOOOO!O!:install", names, &tensor, &tape, &slow,
-                                     &launch, &get_context, &own_arenas, &default_arena, &resolve,
-                                     &raise_stale, &weak_reference, &slow_update, &PyList_Type, &view_logs,
-                                     &PySet_Type, &live_tapes))
-        return NULL;
-    if (!PyType_Check(tensor) || !PyType_IsSubtype((PyTypeObject *)tensor, allocation_type))
-        return PyErr_Format(PyExc_TypeError, "expected a subclass of AllocationFields, got %R", tensor);
-    tensor_class = (PyTypeObject *)tensor;
-    keep_for_ever(args, kwargs);
-    tape_class = (PyTypeObject *)tape;
+    PyObject *name, *object;
+    Py_ssize_t at = 0;
+    (void)module, (void)args;
+    while (kwargs && PyDict_Next(kwargs, &at, &name, &object)) {
+        PyObject **place = place_of_name(name);
+        if (!place)
+            return PyErr_Format(PyExc_TypeError, "install: unknown name %R", name);
+        *place = Py_NewRef(object);
+    }
+    tensor_class = (PyTypeObject *)class_of_tensors;
+    tape_class = (PyTypeObject *)class_of_tapes;
     Py_RETURN_NONE;
 }
 
@@ -1315,7 +1288,7 @@ static PyMethodDef dispatch_functions[] = {
     {"apply_into", (PyCFunction)(void (*)(void))apply_into, METH_FASTCALL,
      "apply_into(out, call, *operands): update a tensor, as `apply_into_in_python` does."},
     {"install", (PyCFunction)(void (*)(void))install, METH_VARARGS | METH_KEYWORDS,
-     "Set the Python objects that `apply` uses."},
+     "install(name=object, ...): set objects of Python that C uses."},
     {NULL, NULL, 0, NULL}};
 
 int dispatch_init(PyObject *module)
@@ -1326,6 +1299,7 @@ int dispatch_init(PyObject *module)
     call_type = add_type(module, "CallFields", &call_spec);
     fast_path_type = add_type(module, "FastPath", &fast_path_spec);
     view_name = PyUnicode_InternFromString("_late_view");
+    expect_objects(objects);
     NAMES(INTERN_NAME)
     if (!allocation_type || !region_type || !arena_type || !call_type || !fast_path_type ||
         PyErr_Occurred())

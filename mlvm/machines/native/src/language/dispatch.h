@@ -97,10 +97,10 @@ typedef struct {
     PyObject_HEAD PyObject *find; /* find(handle, fast_path) -> (array, type), or None */
     PyObject *prepare; /* prepare(program, name, types, attributes) -> KernelCall, number or None */
     PyObject *bound;   /* bound(program, handles, cache) -> (Program, helper, resume, handles), or None */
+    PyObject *flush;   /* flush(): send the messages, unless a different thread is sending */
     LockObject *lock;
     PoolObject *pool;
     Outbox *outbox;              /* of a remote VM, which has neither pool nor lock */
-    PyObject *flush;             /* flush(): send the messages, unless a different thread is sending */
     long long number;            /* unique, not 0 */
     long long generation;        /* counts changes of the function table */
     char observed, instrumented; /* if set, the slow path is used */
@@ -129,6 +129,12 @@ static inline void set(PyObject **field, PyObject *value)
 
 int dispatch_init(PyObject *module);
 
+/* Whether C may launch ops on a VM: it is local, and nothing observes the launches. */
+static inline int is_unwatched(const FastPath *fast_path)
+{
+    return !fast_path->outbox && !fast_path->observed && !fast_path->instrumented;
+}
+
 /* Return the fast path of a plain arena; NULL for another object. */
 FastPath *fast_path_of(PyObject *arena);
 
@@ -138,6 +144,12 @@ int is_alive(const Allocation *x);
 
 /* Return the region of a tensor or the base of a view, borrowed; NULL if it has no C struct. */
 Region *home_of(const Allocation *x);
+
+/* The tensor that owns the bytes: the base of a view, else the tensor itself. */
+static inline Allocation *root_of(Allocation *x)
+{
+    return x->base && x->base != Py_None ? (Allocation *)x->base : x;
+}
 
 /* The free region that the next tensor of a type would get, borrowed, and the handle for this type,
  * NULL if the address suffices. NULL if Python must find a region. */
@@ -161,6 +173,12 @@ void link_view(Region *region, Allocation *view);
 
 /* Whether an object is a region with a C struct. */
 int is_region(PyObject *object);
+
+/* The region of a tensor, borrowed; NULL for a view, and for a region without a C struct. */
+static inline Region *region_of(const Allocation *x)
+{
+    return x->region && is_region(x->region) ? (Region *)x->region : NULL;
+}
 
 /* Return whether an object is an op with its attributes, the first argument of `apply`. */
 int is_call(PyObject *object);
@@ -246,7 +264,22 @@ extern Later later;
 #define DECLARE_NAME(NAME) static PyObject *NAME##_name;
 #define INTERN_NAME(NAME) NAME##_name = PyUnicode_InternFromString(#NAME);
 
-/* Keep all arguments of a call alive until the process exits. */
-void keep_for_ever(PyObject *args, PyObject *kwargs);
+/* Objects of Python that a file uses, by name, up to a name NULL: `install` sets them. */
+typedef struct {
+    const char *name;
+    PyObject **object;
+} Installed;
+void expect_objects(const Installed *table);
+
+/* The declarations and the table of a LIST of objects, for `LIST(DECLARE_OBJECT)` and `TABLE_OF(LIST)`. */
+#define DECLARE_OBJECT(NAME) static PyObject *NAME;
+#define ROW_OF_OBJECT(NAME) {#NAME, &NAME},
+#define TABLE_OF(LIST)      \
+    {                       \
+        LIST(ROW_OF_OBJECT) \
+        {                   \
+            NULL, NULL      \
+        }                   \
+    }
 
 #endif

@@ -56,7 +56,9 @@ static int calls_before = 6; /* calls with different numbers before a trace */
 static Family families[FAMILIES];
 static PyTypeObject *open_type;
 static PyObject *trace; /* of Python, which returns an open template */
-static PyObject *op_name, *attributes_name;
+static const Installed objects[] = {{"trace", &trace}, {NULL, NULL}};
+#define NAMES(EACH) EACH(op) EACH(attributes)
+NAMES(DECLARE_NAME)
 static const Template *generalized; /* the template that the trace must repeat */
 
 /* --- numbers of a key --- */
@@ -209,9 +211,11 @@ static int note_node(const OpenStep *step, const Key *key, const Number *values,
 static PyObject *run_open(OpenTemplate *self, const Key *key, const Number *values, Allocation *into)
 {
     const Template *template = self->template;
-    PyObject *tensors[MOST_VALUES] = {NULL}, *constants[MOST_STEPS] = {NULL}, *result = NULL;
-    int first = key->ntensors,
-        done = (!into || self->nsteps == 1) && find_constants(self, values, constants);
+    PyObject *tensors[MOST_VALUES], *constants[MOST_STEPS], *result = NULL;
+    int first = key->ntensors;
+    memset(tensors + first, 0, sizeof *tensors * (size_t)self->nsteps);
+    memset(constants, 0, sizeof *constants * (size_t)self->nscalars);
+    int done = (!into || self->nsteps == 1) && find_constants(self, values, constants);
     for (int i = 0; i < first; i++)
         tensors[i] = Py_NewRef((PyObject *)key->tensors[i]); /* a list may change meanwhile */
     for (int i = 0; i < self->nsteps && done > 0; i++) {
@@ -467,8 +471,8 @@ static PyObject *call_into(PyObject *module, PyObject *const *args, Py_ssize_t n
     PyObject *result = NULL;
     for (int i = 0; fast_path && i < count; i++)
         operands[i] = (Allocation *)PyTuple_GetItem(args[2], i);
-    if (fast_path && !fast_path->outbox && !fast_path->observed && !fast_path->instrumented && home &&
-        !home->watched && key_of(&key, args[1], args[3], fast_path, out->arena, operands, count)) {
+    if (fast_path && is_unwatched(fast_path) && home && !home->watched &&
+        key_of(&key, args[1], args[3], fast_path, out->arena, operands, count)) {
         result = call_in_family(args[1], &key, &learns, out);
         if (learns && !PyErr_Occurred())
             generalize_op(args[1], args[3], &key, operands, count);
@@ -574,13 +578,6 @@ static PyObject *traced_steps(PyObject *module, PyObject *args)
     return steps_of_trace(function, own, keywords == Py_None ? NULL : keywords, tensors, generalized);
 }
 
-static PyObject *install_families(PyObject *module, PyObject *function)
-{
-    (void)module;
-    trace = Py_NewRef(function);
-    Py_RETURN_NONE;
-}
-
 static PyObject *count_open_calls(PyObject *module, PyObject *unused)
 {
     (void)module, (void)unused;
@@ -616,8 +613,6 @@ static PyMethodDef families_functions[] = {
     {"open_after", open_after, METH_O,
      "open_after(calls) -> the number before: calls with different numbers before one is generalized."},
     {"open_calls", count_open_calls, METH_NOARGS, "The number of calls that open templates ran."},
-    {"install_families", install_families, METH_O,
-     "install_families(trace): set the function that creates an open template of a call, or returns None."},
     {NULL, NULL, 0, NULL}};
 
 int families_init(PyObject *module)
@@ -626,7 +621,7 @@ int families_init(PyObject *module)
     later.generalize = generalize;
     later.apply_in_family = apply_in_family;
     open_type = add_type(module, "OpenTemplate", &open_spec);
-    op_name = PyUnicode_InternFromString("op");
-    attributes_name = PyUnicode_InternFromString("attributes");
+    expect_objects(objects);
+    NAMES(INTERN_NAME)
     return open_type ? PyModule_AddFunctions(module, families_functions) : -1;
 }

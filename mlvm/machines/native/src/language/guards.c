@@ -28,7 +28,6 @@ typedef struct {
 typedef struct {
     PyObject_HEAD PyObject *missing, *reads; /* keeps all objects alive */
     Read *read;
-    Py_ssize_t count;
 } Checklist;
 
 static PyTypeObject *checklist_type, *pattern_type;
@@ -127,7 +126,8 @@ static int holds_read(const Checklist *self, const Read *read)
 static PyObject *checklist_holds(Checklist *self, PyObject *none)
 {
     (void)none;
-    for (Py_ssize_t i = 0; i < self->count; i++) {
+    Py_ssize_t count = self->reads ? PyTuple_Size(self->reads) : 0;
+    for (Py_ssize_t i = 0; i < count; i++) {
         int holds = holds_read(self, &self->read[i]);
         if (holds < 0)
             return NULL;
@@ -164,11 +164,8 @@ static PyObject *checklist_new(PyTypeObject *type, PyObject *args, PyObject *kwa
             goto failed;
         }
     }
-    self->count = n;
-    Py_INCREF(missing);
-    self->missing = missing;
-    Py_INCREF(reads);
-    self->reads = reads;
+    self->missing = Py_NewRef(missing);
+    self->reads = Py_NewRef(reads);
     return (PyObject *)self;
 failed:
     if (self && !PyErr_Occurred())
@@ -177,21 +174,7 @@ failed:
     return NULL;
 }
 
-static int checklist_traverse(Checklist *self, visitproc visit, void *arg)
-{
-    Py_VISIT(Py_TYPE((PyObject *)self));
-    Py_VISIT(self->missing);
-    Py_VISIT(self->reads);
-    return 0;
-}
-
-static int checklist_clear(Checklist *self)
-{
-    self->count = 0;
-    Py_CLEAR(self->missing);
-    Py_CLEAR(self->reads);
-    return 0;
-}
+OBJECT_FIELDS(Checklist, checklist, missing, reads)
 
 static void checklist_dealloc(Checklist *self)
 {
@@ -242,11 +225,6 @@ static int by_address(const void *x, const void *y)
 {
     const char *a = *(char *const *)x, *b = *(char *const *)y;
     return (a > b) - (a < b);
-}
-
-static Allocation *root_of(Allocation *x)
-{
-    return x->base && PyObject_TypeCheck(x->base, allocation_type) ? (Allocation *)x->base : x;
 }
 
 /* Return whether the address is new in this walk. */
@@ -348,12 +326,8 @@ static PyObject *pattern_match(Pattern *self, PyObject *const *args, Py_ssize_t 
     memset(self->met, 0, self->room * sizeof *self->met); /* no other thread walks simultaneously */
     for (int i = 0; i < 2 && same > 0; i++)
         same = fits(self, &at, args[i], args[2], tensors, inputs);
-    if (same > 0) {
-        result = PyTuple_Pack(2, tensors, inputs);
-    } else if (!same) {
-        Py_INCREF(Py_None);
-        result = Py_None;
-    }
+    if (same >= 0)
+        result = same ? PyTuple_Pack(2, tensors, inputs) : Py_NewRef(Py_None);
     Py_XDECREF(tensors);
     Py_XDECREF(inputs);
     return result;
@@ -369,10 +343,8 @@ static PyObject *exclusive(PyObject *module, PyObject *tensors)
         PyObject *each = PyList_GetItem(tensors, i);
         if (!PyObject_TypeCheck(each, allocation_type))
             Py_RETURN_FALSE;
-        Region *region = (Region *)root_of((Allocation *)each)->region;
-        if (!region || !PyObject_TypeCheck((PyObject *)region, region_type))
-            Py_RETURN_FALSE;
-        if (region->first_view)
+        Region *region = home_of((Allocation *)each);
+        if (!region || region->first_view)
             Py_RETURN_FALSE;
     }
     Py_RETURN_TRUE;
@@ -413,28 +385,14 @@ static PyObject *pattern_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     }
     qsort(self->apart, (size_t)n, sizeof(void *), by_address);
     self->napart = n;
-    PyObject *references[] = {tensor_class, arena_class, parts, apart};
-    for (size_t i = 0; i < sizeof references / sizeof *references; i++)
-        Py_INCREF(references[i]);
-    self->tensor_class = tensor_class, self->arena_class = arena_class;
-    self->parts = parts, self->kept = apart;
+    self->tensor_class = Py_NewRef(tensor_class);
+    self->arena_class = Py_NewRef(arena_class);
+    self->parts = Py_NewRef(parts);
+    self->kept = Py_NewRef(apart);
     return (PyObject *)self;
 }
 
-static int pattern_traverse(Pattern *self, visitproc visit, void *arg)
-{
-    Py_VISIT(Py_TYPE((PyObject *)self));
-    for (PyObject **field = &self->tensor_class; field <= &self->kept; field++)
-        Py_VISIT(*field);
-    return 0;
-}
-
-static int pattern_clear(Pattern *self)
-{
-    for (PyObject **field = &self->tensor_class; field <= &self->kept; field++)
-        Py_CLEAR(*field);
-    return 0;
-}
+OBJECT_FIELDS(Pattern, pattern, tensor_class, kept)
 
 static void pattern_dealloc(Pattern *self)
 {

@@ -52,10 +52,8 @@ static PyObject *outbox_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     Outbox *self = (Outbox *)object_of(type);
     if (!self)
         return NULL;
-    Py_INCREF(ours);
-    self->ours = ours;
-    Py_INCREF(place);
-    self->place = place;
+    self->ours = Py_NewRef(ours);
+    self->place = Py_NewRef(place);
     self->places = PyList_New(0);
     if (!self->places) {
         Py_DECREF((PyObject *)self);
@@ -240,10 +238,8 @@ static PyObject *bound_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     Bound *self = (Bound *)object_of(type);
     if (!self)
         return NULL;
-    Py_INCREF(call);
-    self->call = (KernelCallObject *)call;
-    Py_INCREF(arrays);
-    self->arrays = arrays;
+    self->call = (KernelCallObject *)Py_NewRef(call);
+    self->arrays = Py_NewRef(arrays);
     self->count = (int)PyTuple_Size(arrays);
     for (int i = 0; i < self->count; i++)
         if (address_of(PyTuple_GetItem(arrays, i), &self->addresses[i], NULL)) {

@@ -115,11 +115,6 @@ static PyObject *key_of(const Replay *self, const FastPath *fast_path, PyObject 
     return key;
 }
 
-static int is_unwatched(const FastPath *fast_path)
-{
-    return !fast_path->outbox && !fast_path->observed && !fast_path->instrumented;
-}
-
 /* Allocate tensors of these types in the arena. NULL if one has no free region; an exception may be set. */
 static PyObject *alloc_tensors(Arena *arena, PyObject *types)
 {
@@ -277,22 +272,14 @@ static PyObject *replay_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     return (PyObject *)self;
 }
 
-static int replay_traverse(Replay *self, visitproc visit, void *arg)
-{
-    Py_VISIT(Py_TYPE((PyObject *)self));
-    for (PyObject **field = &self->operands; field <= &self->runs; field++)
-        Py_VISIT(*field);
-    return 0;
-}
+OBJECT_FIELDS(Replay, fields, operands, runs)
 
 static int replay_clear(Replay *self)
 {
     self->count = 0;
     if (self->runs)
         PyDict_Clear(self->runs); /* the free store keeps the dict */
-    for (PyObject **field = &self->operands; field <= &self->runs; field++)
-        Py_CLEAR(*field);
-    return 0;
+    return fields_clear(self);
 }
 
 static void replay_dealloc(Replay *self)
@@ -314,7 +301,7 @@ static PyMethodDef replay_methods[] = {
 static PyType_Slot replay_slots[] = {
     {Py_tp_new, replay_new},
     {Py_tp_dealloc, replay_dealloc},
-    {Py_tp_traverse, replay_traverse},
+    {Py_tp_traverse, fields_traverse},
     {Py_tp_clear, replay_clear},
     {Py_tp_methods, replay_methods},
     {Py_tp_doc, "Replay(operands, states, check): launches of a captured program."},

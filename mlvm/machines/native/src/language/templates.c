@@ -60,8 +60,12 @@ static Mark seen[SETS][MARKS];
 int templates_enabled = 1;
 /* Runs of a template before its chains are planned: planning takes 0.2 ms, and a chain saves about 2 us per run. */
 static int runs_before = 100;
-static PyObject *is_constant, *with_keys, *find_rows, *dtype_class, *make_name, *nodes_name, *fields_name,
-    *op_name, *dynamic_name;
+static PyObject *make_name, *fields_name;
+#define OBJECTS(EACH) EACH(is_constant) EACH(with_keys) EACH(find_rows) EACH(dtype_class)
+OBJECTS(DECLARE_OBJECT)
+static const Installed objects[] = TABLE_OF(OBJECTS);
+#define NAMES(EACH) EACH(nodes) EACH(op) EACH(dynamic)
+NAMES(DECLARE_NAME)
 
 /* --- keys --- */
 
@@ -173,7 +177,7 @@ static int make_key(PyObject *context, Key *key, PyObject *function, PyObject *a
     key->arena = arena;
     Py_DECREF(arena); /* the thread or a block keeps it alive, and it keeps the VM's fast path alive */
     FastPath *fast_path = key->fast_path;
-    if (!fast_path || fast_path->outbox || fast_path->observed || fast_path->instrumented)
+    if (!fast_path || !is_unwatched(fast_path))
         return 0;
     key->nitems = key->ntensors = 0;
     key->hash = bits_of_pointer(function) ^ (uint64_t)fast_path->number << 40;
@@ -863,8 +867,9 @@ static int run_chain(const Chain *chain, const Key *key, PyObject *const *consta
 static PyObject *run_template(Template *template, PyObject *context, const Key *key,
                               PyObject *const *constants, PyObject **keys, int *is_final)
 {
-    PyObject *values[MOST_VALUES] = {NULL}, *operands[MOST_OPERANDS + 1], *result = NULL;
+    PyObject *values[MOST_VALUES], *operands[MOST_OPERANDS + 1], *result = NULL;
     int first = key->ntensors, failed = 0;
+    memset(values + first, 0, sizeof *values * (size_t) template->nsteps);
     for (int i = 0; i < first; i++)
         values[i] = Py_NewRef((PyObject *)key->tensors[i]); /* a list of tensors may change meanwhile */
     if (key->tape == Py_None && template->nsteps > 1 && template->runs <= runs_before &&
@@ -1006,17 +1011,6 @@ static PyObject *chain_after(PyObject *module, PyObject *runs)
     return PyErr_Occurred() ? NULL : PyLong_FromLong(before);
 }
 
-static PyObject *install_templates(PyObject *module, PyObject *args, PyObject *kwargs)
-{
-    static char *names[] = {"is_constant", "dtype", "with_keys", "chains", NULL};
-    (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOO:install_templates", names, &is_constant,
-                                     &dtype_class, &with_keys, &find_rows))
-        return NULL;
-    keep_for_ever(args, kwargs);
-    Py_RETURN_NONE;
-}
-
 static PyMethodDef templates_functions[] = {
     {"call", (PyCFunction)(void (*)(void))call, METH_FASTCALL,
      "call(function, args, keywords): call the function, by a template if one exists."},
@@ -1029,8 +1023,6 @@ static PyMethodDef templates_functions[] = {
      "draw_keys(fast_path, call, state, type, lock): steps draw keys by next_key(call, state, type)."},
     {"chain_after", chain_after, METH_O,
      "chain_after(runs) -> the previous number: runs of a template before elementwise steps are chained."},
-    {"install_templates", (PyCFunction)(void (*)(void))install_templates, METH_VARARGS | METH_KEYWORDS,
-     "Set the Python objects that templates use."},
     {NULL, NULL, 0, NULL}};
 
 int templates_init(PyObject *module)
@@ -1040,9 +1032,8 @@ int templates_init(PyObject *module)
     later.note_opaque = note_opaque;
     later.note_step = note_step;
     make_name = PyUnicode_InternFromString("_make");
-    nodes_name = PyUnicode_InternFromString("nodes");
     fields_name = PyUnicode_InternFromString("_fields");
-    op_name = PyUnicode_InternFromString("op");
-    dynamic_name = PyUnicode_InternFromString("dynamic");
+    NAMES(INTERN_NAME)
+    expect_objects(objects);
     return PyErr_Occurred() ? -1 : PyModule_AddFunctions(module, templates_functions);
 }

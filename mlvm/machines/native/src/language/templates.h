@@ -4,7 +4,7 @@
 
 #include "dispatch.h"
 
-enum { MOST_ITEMS = 96, MOST_TENSORS = 40, MOST_STEPS = 96 };
+enum { MOST_ITEMS = 96, MOST_TENSORS = 64, MOST_STEPS = 96 };
 enum { MOST_VALUES = MOST_TENSORS + MOST_STEPS };
 
 /* A part of a key: the kind says what the object is compared by. */

@@ -27,10 +27,15 @@ typedef struct {
     int64_t start, length, step;
 } Span;
 
-/* Caches of types by address, and by dtype and shape: the last type for each hash, with a reference. */
+/* Caches of types by address, and by dtype and shape: the last type for each hash, with a reference. The entries by shape
+ * have no size, itemsize and kind. */
 static Layout by_type[REMEMBERED], by_shape[REMEMBERED];
 
-static PyObject *slow_alias, *slow_getitem, *slow_setitem, *warn_of_lost, *make_type;
+#define OBJECTS(EACH) \
+    EACH(slow_alias)  \
+    EACH(slow_getitem) EACH(slow_setitem) EACH(slow_operand) EACH(warn_of_lost) EACH(make_type)
+OBJECTS(DECLARE_OBJECT)
+static const Installed objects[] = TABLE_OF(OBJECTS);
 #define NAMES(EACH) EACH(shape) EACH(dtype) EACH(kind) EACH(itemsize) EACH(size) EACH(numpy)
 NAMES(DECLARE_NAME)
 
@@ -112,10 +117,11 @@ PyObject *type_of(PyObject *dtype, const int64_t *dims, int ndim)
         PyTuple_SetItem(shape, i, PyLong_FromLongLong(dims[i]));
     PyObject *type = shape ? PyObject_CallFunctionObjArgs(make_type, dtype, shape, NULL) : NULL;
     Py_XDECREF(shape);
-    Layout layout;
-    if (type && layout_of(type, &layout))
+    Layout layout = {.type = type, .dtype = dtype, .ndim = ndim};
+    memcpy(layout.dims, dims, sizeof *dims * (size_t)ndim);
+    if (type)
         replace_layout(place, &layout);
-    if (!type)
+    else
         PyErr_Clear();
     return type;
 }
@@ -129,18 +135,7 @@ static FastPath *plain_path(PyObject *object)
     if (Py_TYPE(object) != tensor_class || !x->type || !x->arena)
         return NULL;
     FastPath *fast_path = fast_path_of(x->arena);
-    int is_plain = fast_path && !fast_path->outbox && !fast_path->observed && !fast_path->instrumented;
-    return is_plain && is_alive(x) ? fast_path : NULL;
-}
-
-static Allocation *root_of(Allocation *x)
-{
-    return x->base && x->base != Py_None ? (Allocation *)x->base : x;
-}
-
-static Region *region_of(const Allocation *x)
-{
-    return x->region && is_region(x->region) ? (Region *)x->region : NULL;
+    return fast_path && is_unwatched(fast_path) && is_alive(x) ? fast_path : NULL;
 }
 
 PyObject *view_as(Allocation *x, PyObject *type)
@@ -490,11 +485,15 @@ static PyObject *positions(PyObject *module, PyObject *args)
     PyObject *type = flags ? type_of(dtype, dims, 2) : NULL, *arena = type ? present_arena() : NULL;
     Allocation *out = locked_tensor(fast_path, arena, type, NULL, &to, &unused);
     const int last = x.ndim - 1;
-    for (int64_t i = 0; out && x.ndim && i < x.size; i += x.dims[last]) {
-        for (at[last] = 0; at[last] < x.dims[last]; at[last]++)
-            if (flags[i + at[last]])
-                for (int axis = 0; axis < x.ndim; axis++, to += sizeof *at)
-                    memcpy(to, &at[axis], sizeof *at);
+    const int64_t row = x.ndim * (int64_t)sizeof *at;
+    const char *end = out ? to + dims[0] * row : NULL;
+    for (int64_t i = 0; out && to < end; i += x.dims[last]) {
+        /* no branch depends on a flag: the position of a zero is overwritten by the next position */
+        for (at[last] = 0; at[last] < x.dims[last] && to < end; at[last]++) {
+            for (int axis = 0; axis < x.ndim; axis++)
+                memcpy(to + axis * (int64_t)sizeof *at, &at[axis], sizeof *at);
+            to += flags[i + at[last]] ? row : 0;
+        }
         for (int axis = last; axis-- > 0 && ++at[axis] == x.dims[axis];)
             at[axis] = 0;
     }
@@ -770,21 +769,28 @@ static PyObject *array(PyObject *module, PyObject *args)
     return PyArg_ParseTuple(args, "OO:array", &x, &empty) ? values_of(x, 0, empty) : NULL;
 }
 
+/* Write bytes to a new tensor of an arena. NULL with no exception set if Python must do it. */
+static Allocation *tensor_with(PyObject *arena, PyObject *type, const char *bytes, int64_t nbytes)
+{
+    FastPath *fast_path = is_quiet() ? fast_path_of(arena) : NULL;
+    char *target, *unused;
+    if (!fast_path || !is_unwatched(fast_path))
+        return NULL;
+    Allocation *out = locked_tensor(fast_path, arena, type, NULL, &target, &unused);
+    if (out) {
+        memcpy(target, bytes, (size_t)nbytes);
+        release_lock(fast_path->lock);
+    }
+    return out;
+}
+
 Allocation *tensor_of_number(PyObject *arena, PyObject *type, PyObject *value)
 {
     Layout layout;
     char element[16];
-    FastPath *fast_path = is_quiet() ? fast_path_of(arena) : NULL;
-    if (!fast_path || fast_path->outbox || fast_path->observed || fast_path->instrumented ||
-        !layout_of(type, &layout) || layout.size != 1 || !element_of(value, &layout, element))
+    if (!layout_of(type, &layout) || layout.size != 1 || !element_of(value, &layout, element))
         return NULL;
-    char *target, *unused;
-    Allocation *out = locked_tensor(fast_path, arena, type, NULL, &target, &unused);
-    if (out) {
-        memcpy(target, element, (size_t)layout.itemsize);
-        release_lock(fast_path->lock);
-    }
-    return out;
+    return tensor_with(arena, type, element, layout.itemsize);
 }
 
 /* number(arena, type, value): a tensor with one element in the arena; None if Python must create it. */
@@ -807,7 +813,6 @@ typedef struct {
     PyObject *tensor;
 } NumberOperand;
 static NumberOperand number_operands[REMEMBERED];
-static PyObject *slow_operand;
 
 /* Find the cache entry for a number that is combined with a tensor. NULL for any other value, and
  * for a float with an integer tensor, because that result also depends on the default dtype. */
@@ -911,19 +916,13 @@ static PyObject *filled(PyObject *module, PyObject *args)
     return tensor_or_none(out);
 }
 
-/* Write bytes to a new tensor of the current arena. NULL with no exception set if Python must do it. */
-static PyObject *tensor_with(PyObject *type, const Layout *layout, const char *bytes)
+/* As `tensor_with`, in the current arena; a recorded call depends on the bytes. */
+static PyObject *present_tensor_with(PyObject *type, const char *bytes, int64_t nbytes)
 {
-    PyObject *arena = is_quiet() ? present_arena() : NULL;
-    FastPath *fast_path = arena ? fast_path_of(arena) : NULL;
-    int is_plain = fast_path && !fast_path->outbox && !fast_path->observed && !fast_path->instrumented;
-    char *target, *unused;
-    Allocation *out = is_plain ? locked_tensor(fast_path, arena, type, NULL, &target, &unused) : NULL;
-    if (out) {
-        memcpy(target, bytes, (size_t)(layout->size * layout->itemsize));
-        release_lock(fast_path->lock);
+    PyObject *arena = present_arena();
+    Allocation *out = arena ? tensor_with(arena, type, bytes, nbytes) : NULL;
+    if (out)
         note_opaque();
-    }
     Py_XDECREF(arena);
     return (PyObject *)out;
 }
@@ -982,7 +981,7 @@ static PyObject *copied(PyObject *module, PyObject *args)
     if (layout_of(type, &layout) && layout.size * layout.itemsize <= MOST_COPIED &&
         !PyObject_GetBuffer(array, &buffer, PyBUF_STRIDES)) {
         if (PyBuffer_IsContiguous(&buffer, 'C') && buffer.len == layout.size * layout.itemsize)
-            result = tensor_with(type, &layout, buffer.buf);
+            result = present_tensor_with(type, buffer.buf, buffer.len);
         PyBuffer_Release(&buffer);
     }
     return tensor_or_none(result);
@@ -1011,36 +1010,9 @@ static PyObject *listed(PyObject *module, PyObject *args)
     int64_t length = count;
     PyObject *type = fits ? type_of(layout.dtype, &length, !is_one) : NULL;
     if (type && layout_of(type, &layout))
-        result = tensor_with(type, &layout, bytes);
+        result = present_tensor_with(type, bytes, layout.size * layout.itemsize);
     Py_XDECREF(type);
     return tensor_or_none(result);
-}
-
-/* install_views(names...): set the Python functions of the language, once. */
-static PyObject *install_views(PyObject *module, PyObject *args, PyObject *kwargs)
-{
-    static char *names[] = {"alias", "type", NULL};
-    (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO:install_views", names, &slow_alias, &make_type))
-        return NULL;
-    keep_for_ever(args, kwargs);
-    Py_RETURN_NONE;
-}
-
-static PyObject *install_indexing(PyObject *module, PyObject *args)
-{
-    (void)module;
-    if (!PyArg_ParseTuple(args, "OOO:install_indexing", &slow_getitem, &slow_setitem, &warn_of_lost))
-        return NULL;
-    keep_for_ever(args, NULL);
-    Py_RETURN_NONE;
-}
-
-static PyObject *install_operands(PyObject *module, PyObject *function)
-{
-    (void)module;
-    slow_operand = Py_NewRef(function);
-    Py_RETURN_NONE;
 }
 
 static PyMethodDef views_functions[] = {
@@ -1051,8 +1023,6 @@ static PyMethodDef views_functions[] = {
     {"operand", (PyCFunction)(void (*)(void))operand, METH_FASTCALL,
      "operand(value, like): the tensor of an operand combined with another, as `as_operand` returns it."},
     {"are_alive", are_alive, METH_O, "are_alive(tensors): whether each tensor of a list has memory."},
-    {"install_operands", install_operands, METH_O,
-     "install_operands(as_operand): set the function that `operand` repeats."},
     {"filled", filled, METH_VARARGS, "filled(x, type): a tensor filled with the element of x, or None."},
     {"next_key", (PyCFunction)(void (*)(void))next_key, METH_FASTCALL,
      "next_key(call, state, type): the key that the op splits off a state, which advances, or None."},
@@ -1067,11 +1037,6 @@ static PyMethodDef views_functions[] = {
     {"array", array, METH_VARARGS,
      "array(x, empty): the elements in an array that empty(shape, dtype) returns, or None."},
     {"nested", nested, METH_O, "nested(x): the elements as numbers in nested lists, or None."},
-    {"install_views", (PyCFunction)(void (*)(void))install_views, METH_VARARGS | METH_KEYWORDS,
-     "Set the Python objects that `alias` and reads use."},
-    {"install_indexing", install_indexing, METH_VARARGS,
-     "install_indexing(getitem, setitem, warn): the functions for keys that C leaves to Python, and for "
-     "updates that may be lost."},
     {NULL, NULL, 0, NULL}};
 
 int views_init(PyObject *module)
@@ -1080,6 +1045,7 @@ int views_init(PyObject *module)
     later.assign_subscript = assign_subscript;
     later.alias = alias;
     later.next_key_in = next_key_in;
+    expect_objects(objects);
     NAMES(INTERN_NAME)
     return PyErr_Occurred() ? -1 : PyModule_AddFunctions(module, views_functions);
 }

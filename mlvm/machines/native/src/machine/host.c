@@ -101,13 +101,7 @@ static Frame *entered(const mlvm_frame *public)
  * held. */
 static void fail(Frame *frame)
 {
-    PyObject *type, *error, *traceback;
-    PyErr_Fetch(&type, &error, &traceback);
-    PyErr_NormalizeException(&type, &error, &traceback);
-    if (traceback)
-        PyException_SetTraceback(error, traceback);
-    Py_XDECREF(type);
-    Py_XDECREF(traceback);
+    PyObject *error = take_exception();
     pthread_mutex_lock(&frame->mutex);
     if (frame->running && !frame->failure) {
         frame->failure = error;
@@ -178,6 +172,18 @@ static int answer_number(mlvm_frame *public, const char *name, double *value)
     return failed;
 }
 
+/* A tensor as C functions see it. */
+static mlvm_tensor shown(const Tensor *tensor)
+{
+    const Type *type = tensor->type;
+    return (mlvm_tensor){.data = tensor->address,
+                         .nbytes = type->nbytes,
+                         .size = type->size,
+                         .shape = type->shape,
+                         .dtype = type->dtype,
+                         .ndim = type->ndim};
+}
+
 /* Create a tensor of the call, or NULL if memory is exhausted. The mutex is held. */
 static NewTensor *make(Frame *frame, const Type *type)
 {
@@ -187,12 +193,7 @@ static NewTensor *make(Frame *frame, const Type *type)
         free(new_tensor);
         return NULL;
     }
-    new_tensor->public = (mlvm_tensor){.data = tensor->address,
-                                       .nbytes = type->nbytes,
-                                       .size = type->size,
-                                       .shape = type->shape,
-                                       .dtype = type->dtype,
-                                       .ndim = type->ndim};
+    new_tensor->public = shown(tensor);
     new_tensor->tensor = tensor;
     new_tensor->next = frame->new_tensors;
     frame->new_tensors = new_tensor;
@@ -434,14 +435,8 @@ static int show(mlvm_value *to, Value value)
         to->string = text_of(value.as.object);
         return !to->string;
     }
-    const Type *type = value.as.tensor->type;
     to->kind = MLVM_TENSOR;
-    to->tensor = (mlvm_tensor){.data = value.as.tensor->address,
-                               .nbytes = type->nbytes,
-                               .size = type->size,
-                               .shape = type->shape,
-                               .dtype = type->dtype,
-                               .ndim = type->ndim};
+    to->tensor = shown(value.as.tensor);
     return 0;
 }
 
@@ -494,6 +489,12 @@ const Value *frame_results(const Frame *frame, int64_t *count)
     return frame->results;
 }
 
+static void drop_results(Frame *frame)
+{
+    while (frame->nresults)
+        drop_value(frame->results[--frame->nresults]);
+}
+
 void frame_raise(Frame *frame)
 {
     PyObject *failure = frame->failure;
@@ -502,9 +503,7 @@ void frame_raise(Frame *frame)
     Py_XDECREF(PyObject_CallMethod(frame->host->helper, "end", "OiL", failure ? failure : Py_None,
                                    frame->status, (long long)frame->nresults));
     Py_XDECREF(failure);
-    for (int64_t i = 0; i < frame->nresults; i++)
-        drop_value(frame->results[i]);
-    frame->nresults = 0;
+    drop_results(frame);
 }
 
 /* --- a call from Python --- */
@@ -525,8 +524,7 @@ static PyObject *caller_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     Caller *self = (Caller *)object_of(type);
     if (!self)
         return NULL;
-    Py_INCREF(spec);
-    self->spec = spec;
+    self->spec = Py_NewRef(spec);
     if (types_init(&self->types) || !(self->host = host_new(spec)))
         Py_CLEAR(self);
     return (PyObject *)self;
@@ -543,14 +541,8 @@ static void caller_dealloc(Caller *self)
 /* Return the results as a list, and release them; NULL with an exception set. */
 static PyObject *list_of_results(Frame *frame)
 {
-    PyObject *list = PyList_New((Py_ssize_t)frame->nresults);
-    for (int64_t i = 0; i < frame->nresults; i++) {
-        PyObject *object = list ? object_of_value(frame->results[i]) : NULL;
-        if (list && (!object || PyList_SetItem(list, (Py_ssize_t)i, object)))
-            Py_CLEAR(list);
-        drop_value(frame->results[i]);
-    }
-    frame->nresults = 0;
+    PyObject *list = list_of_values(frame->results, frame->nresults);
+    drop_results(frame);
     return list;
 }
 

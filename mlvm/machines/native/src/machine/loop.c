@@ -231,6 +231,28 @@ static int bind_all(ProgramObject *self)
     return 0;
 }
 
+/* A program of empty functions. NULL with an exception set. */
+static ProgramObject *new_program(PyTypeObject *type, Py_ssize_t nfunctions, PyObject *arguments,
+                                  PyObject *version)
+{
+    char *address;
+    ProgramObject *self = address_of(version, &address, NULL) ? NULL : (ProgramObject *)object_of(type);
+    if (!self)
+        return NULL;
+    self->arguments = Py_NewRef(arguments);
+    self->version = (const int64_t *)address;
+    self->straight = 1;
+    self->keepalive = PyList_New(0);
+    self->functions = PyMem_Calloc((size_t)nfunctions + 1, sizeof *self->functions);
+    self->nfunctions = self->functions ? (int)nfunctions : 0;
+    if (!self->functions)
+        PyErr_NoMemory();
+    else if (self->keepalive && !types_init(&self->types) && !keep(self, version))
+        return self;
+    Py_DECREF(self);
+    return NULL;
+}
+
 /* Program(functions, arguments, version): each function is a triple of lists: steps, starts,
  * ends; main is the first. A step is (code, number, object, object). `version` is an array with
  * the current version of the function table. */
@@ -238,38 +260,16 @@ static PyObject *program_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
 {
     static char *names[] = {"functions", "arguments", "version", NULL};
     PyObject *functions, *arguments, *version;
-    char *address;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O:Program", names, &PyList_Type, &functions,
-                                     &PyTuple_Type, &arguments, &version) ||
-        address_of(version, &address, NULL))
+                                     &PyTuple_Type, &arguments, &version))
         return NULL;
-    ProgramObject *self = (ProgramObject *)object_of(type);
-    if (!self)
-        return NULL;
-    Py_ssize_t count = PyList_Size(functions);
-    Py_INCREF(arguments);
-    self->arguments = arguments;
-    self->version = (const int64_t *)address;
-    self->straight = 1;
-    self->keepalive = PyList_New(0);
-    self->functions = PyMem_Calloc((size_t)count + 1, sizeof *self->functions);
-    if (!self->keepalive || types_init(&self->types) || keep(self, version))
-        goto failed;
-    if (!self->functions) {
-        PyErr_NoMemory();
-        goto failed;
-    }
-    self->nfunctions = (int)count;
-    if (make_addresses(self, functions))
-        goto failed;
-    for (Py_ssize_t i = 0; i < count; i++)
-        if (fill_function(self, &self->functions[i], PyList_GetItem(functions, i)))
-            goto failed;
-    if (self->straight && bind_all(self))
-        goto failed;
-    return (PyObject *)self;
-failed:
-    Py_DECREF(self);
+    ProgramObject *self = new_program(type, PyList_Size(functions), arguments, version);
+    int failed = !self || make_addresses(self, functions);
+    for (Py_ssize_t i = 0; !failed && i < self->nfunctions; i++)
+        failed = fill_function(self, &self->functions[i], PyList_GetItem(functions, i));
+    if (!failed && !(self->straight && bind_all(self)))
+        return (PyObject *)self;
+    Py_XDECREF((PyObject *)self);
     return NULL;
 }
 
@@ -439,13 +439,7 @@ static int more_frames(Machine *machine)
 /* Return the values from `first` to the top as a list; NULL with an exception set. */
 static PyObject *objects_of(Launch *m, int64_t first)
 {
-    PyObject *list = PyList_New((Py_ssize_t)(m->m.top - first));
-    for (int64_t i = first; list && i < m->m.top; i++) {
-        PyObject *object = object_of_value(m->m.stack[i]);
-        if (!object || PyList_SetItem(list, (Py_ssize_t)(i - first), object))
-            Py_CLEAR(list);
-    }
-    return list;
+    return list_of_values(m->m.stack + first, m->m.top - first);
 }
 
 /* Reserve stack space for values. On failure, take the interpreter lock and return nonzero with
@@ -745,14 +739,7 @@ static int run_straight(Launch *m)
  * since, exception). */
 static PyObject *state_of(Launch *m)
 {
-    PyObject *type = NULL, *error = NULL, *traceback = NULL;
-    PyErr_Fetch(&type, &error, &traceback);
-    if (type) {
-        PyErr_NormalizeException(&type, &error, &traceback);
-        if (traceback)
-            PyException_SetTraceback(error, traceback);
-    }
-    PyObject *stack = objects_of(m, 0), *frames = PyList_New(0), *state = NULL;
+    PyObject *error = take_exception(), *stack = objects_of(m, 0), *frames = PyList_New(0), *state = NULL;
     for (int64_t i = 0; frames && i < m->m.depth; i++) {
         const Return *frame = &m->m.frames[i];
         PyObject *item = Py_BuildValue("iiii", frame->function, frame->pc, frame->base, frame->nparams);
@@ -765,9 +752,7 @@ static PyObject *state_of(Launch *m)
                               (long long)m->m.steps_left, m->m.since, error ? error : Py_None);
     Py_XDECREF(stack);
     Py_XDECREF(frames);
-    Py_XDECREF(type);
     Py_XDECREF(error);
-    Py_XDECREF(traceback);
     return state;
 }
 
@@ -913,37 +898,27 @@ static PyObject *open_program(PyObject *module, PyObject *args)
 {
     (void)module;
     PyObject *rows, *types, *version;
-    char *address;
     Py_ssize_t nargs;
-    if (!PyArg_ParseTuple(args, "O!nO!O", &PyList_Type, &rows, &nargs, &PyTuple_Type, &types, &version) ||
-        address_of(version, &address, NULL))
+    if (!PyArg_ParseTuple(args, "O!nO!O", &PyList_Type, &rows, &nargs, &PyTuple_Type, &types, &version))
         return NULL;
-    ProgramObject *self = (ProgramObject *)object_of(program_type);
+    ProgramObject *self = new_program(program_type, 1, types, version);
     if (!self)
         return NULL;
     Py_ssize_t count = PyList_Size(rows), nplaces = 0;
     for (Py_ssize_t i = 0; i < count; i++)
         nplaces += PyTuple_Size(PyTuple_GetItem(PyList_GetItem(rows, i), 2));
-    self->version = (const int64_t *)address;
-    self->straight = 1;
-    self->arguments = Py_NewRef(types);
-    self->keepalive = PyList_New(0);
-    self->functions = PyMem_Calloc(1, sizeof *self->functions);
     self->bound = PyMem_Calloc((size_t)count + 1, sizeof *self->bound);
     self->addresses = PyMem_Calloc((size_t)nargs + 1, sizeof *self->addresses);
     self->places = PyMem_Calloc((size_t)nplaces + 1, sizeof *self->places);
     Step *steps = PyMem_Calloc((size_t)count + 1, sizeof *steps);
-    if (!self->functions || !self->bound || !self->addresses || !self->places || !steps) {
+    if (!self->bound || !self->addresses || !self->places || !steps) {
         PyMem_Free(steps);
         PyErr_NoMemory();
         goto failed;
     }
-    self->nfunctions = 1;
     self->naddresses = (uint32_t)nargs;
     self->functions[0] = (Function){.steps = steps, .count = (int)count + 1};
     steps[count].code = HALT;
-    if (!self->keepalive || types_init(&self->types) || keep(self, version))
-        goto failed;
     uint32_t *next = self->places;
     for (Py_ssize_t i = 0; i < count; i++) {
         PyObject *arguments;

@@ -93,25 +93,15 @@ static int call(mlvm_frame *frame, const char *(*perform)(Records *, const Value
     return wrong ? frame->error(frame, wrong) : 0; /* the frame keeps the first failure */
 }
 
-static int push(mlvm_frame *frame)
-{
-    return call(frame, records_push);
-}
-
-static int read_record(mlvm_frame *frame)
-{
-    return call(frame, records_read);
-}
-
-static int read_rows(mlvm_frame *frame)
-{
-    return call(frame, records_read_rows);
-}
-
-static int add(mlvm_frame *frame)
-{
-    return call(frame, records_add);
-}
+#define FUNCTION(name)                          \
+    static int name##_record(mlvm_frame *frame) \
+    {                                           \
+        return call(frame, records_##name);     \
+    }
+FUNCTION(push)
+FUNCTION(read)
+FUNCTION(read_rows)
+FUNCTION(add)
 
 /* --- Python interface --- */
 
@@ -124,8 +114,7 @@ static PyObject *records_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     Stack *self = (Stack *)object_of(type);
     if (!self)
         return NULL;
-    Py_INCREF(more);
-    self->more = more;
+    self->more = Py_NewRef(more);
     self->records.take = take;
     self->records.step = 1;
     self->records.why = self->why;
@@ -187,10 +176,10 @@ int records_init(PyObject *module)
     const struct {
         const char *name;
         mlvm_function function;
-    } functions[] = {{"PUSH_RECORD", push},
+    } functions[] = {{"PUSH_RECORD", push_record},
                      {"READ_RECORD", read_record},
-                     {"READ_RECORD_ROWS", read_rows},
-                     {"ADD_RECORDS", add}};
+                     {"READ_RECORD_ROWS", read_rows_record},
+                     {"ADD_RECORDS", add_record}};
     for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
         PyObject *address = PyLong_FromVoidPtr((void *)(uintptr_t)functions[i].function);
         int failed = !address || PyModule_AddObjectRef(module, functions[i].name, address);

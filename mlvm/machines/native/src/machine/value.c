@@ -28,8 +28,7 @@ static PyObject *type_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     }
     for (int i = 0; i < ndim; i++)
         lengths[i] = PyLong_AsLongLong(PyTuple_GetItem(shape, i));
-    Py_INCREF(tensor_type);
-    self->tensor_type = tensor_type;
+    self->tensor_type = Py_NewRef(tensor_type);
     self->type = (Type){nbytes, size, lengths, dtype, ndim};
     return (PyObject *)self;
 }
@@ -356,6 +355,17 @@ PyObject *object_of_value(Value value)
     case INTEGER: return PyLong_FromLongLong(value.as.integer);
     default: return Py_NewRef(value.as.object);
     }
+}
+
+PyObject *list_of_values(const Value *values, int64_t count)
+{
+    PyObject *list = PyList_New((Py_ssize_t)count);
+    for (int64_t i = 0; list && i < count; i++) {
+        PyObject *object = object_of_value(values[i]);
+        if (!object || PyList_SetItem(list, (Py_ssize_t)i, object))
+            Py_CLEAR(list);
+    }
+    return list;
 }
 
 void drop_value(Value value)

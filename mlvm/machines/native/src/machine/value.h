@@ -88,6 +88,9 @@ int value_of(Types *types, PyObject *helper, PyObject *object, Value *value);
 /* Convert a value to a Python object: a new reference, or NULL with an exception set. */
 PyObject *object_of_value(Value value);
 
+/* Convert values to a list of Python objects: a new reference, or NULL with an exception set. */
+PyObject *list_of_values(const Value *values, int64_t count);
+
 /* Release a value. The interpreter lock must be held. */
 void drop_value(Value value);
 
