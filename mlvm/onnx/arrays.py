@@ -45,14 +45,8 @@ def _floats_without_infinity(exponent: int, mantissa: int) -> Array:
     """Return the values of the floats of 8 bits without infinity and -0, by code.
 
     The code of -0 is nan (https://onnx.ai/onnx/technical/float8.html)."""
-    codes = np.arange(256)
-    fraction, power = codes & (1 << mantissa) - 1, codes >> mantissa & (1 << exponent) - 1
-    whole = np.where(power > 0, 1 << mantissa, 0) + fraction
-    values = np.ldexp(np.where(codes < 128, 1.0, -1.0) * whole, np.maximum(power, 1) - mantissa)
-    values *= 0.5 ** (1 << exponent - 1)
-    values[128] = np.nan
-    table: Array = values.astype(np.float32)
-    return table
+    values = few.magnitudes(exponent, mantissa, 1 << exponent - 1)
+    return np.concatenate([values, [np.float32(np.nan)], -values[1:]])
 
 
 _UNPACKED: Final = {numbers[0]: dtype for dtype, numbers in STORED.items()}
@@ -72,8 +66,8 @@ FLOATS: Final = {
 }
 """Values of low-bit floats by code."""
 
-INTEGERS: Final = {21: (4, np.uint8), 22: (4, np.int8), 25: (2, np.uint8), 26: (2, np.int8)}
-"""Bits of low-bit integers, and the dtypes that represent them."""
+INTEGERS: Final = {n: dtype for n, dtype in _UNPACKED.items() if dtype not in few.FLOATS}
+"""Low-bit integers."""
 
 
 def dtype_of(number: int, what: str) -> DType:
@@ -83,7 +77,7 @@ def dtype_of(number: int, what: str) -> DType:
     if number in FLOATS:
         return DType.named("f32")
     if number in INTEGERS:
-        return DType.of(INTEGERS[number][1])
+        return few.unpacked_dtype(INTEGERS[number])
     if number == STRING:
         raise ModelError(f"{what} has strings, which are not supported; remove them from the model")
     raise ModelError(f"{what} has the unknown dtype {number}; convert it with onnx")
@@ -172,9 +166,8 @@ def array_of(tensor: ProtoMessage, files: Files) -> Array:
             f"{what}: expected a shape of at most 64 lengths >= 0, got {list(shape)[:9]}"
         )
     size = math.prod(shape)
-    bits = INTEGERS[number][0] if number in INTEGERS else 4 if number == 23 else 0
-    itemsize = dtype.itemsize if number in DTYPES else 1
-    nbytes = -(-size * bits // 8) if bits else size * itemsize
+    per_byte = _UNPACKED[number].per_byte if number in _UNPACKED else 1
+    nbytes = size * dtype.itemsize if number in DTYPES else -(-size // per_byte)
     raw: Any = files.read(tensor, nbytes) if tensor.data_location == 1 else tensor.raw_data
     if raw is not None:
         if len(raw) != nbytes:
@@ -184,7 +177,7 @@ def array_of(tensor: ProtoMessage, files: Files) -> Array:
         stored = np.uint8 if number not in DTYPES else dtype.numpy.newbyteorder("<")
         flat = np.frombuffer(raw, stored)
     else:
-        flat = _listed(tensor, number, dtype, size if not bits else nbytes, what)
+        flat = _listed(tensor, number, dtype, size if number in DTYPES else nbytes, what)
     if number not in DTYPES:
         flat = widened(flat, number, size)
     if number == 9 and raw is not None:

@@ -586,19 +586,14 @@ def _slice_add(b: OnnxBody) -> str:
 
 @body("slice_set")
 def _slice_set(b: OnnxBody) -> str:
-    values = b("Expand", b.operand(1, b.out.dtype), b.array(list(b.length)))
+    values, ones = (
+        b("Expand", x, b.array(list(b.length))) for x in (b.operand(1, b.out.dtype), b.number(1))
+    )
     placed = b.embedded(values, b.length, b.out.shape, b.start, b.step)
-    inside, zero = None, b.array(0)
-    for axis, (n, a, m, s) in enumerate(zip(b.out.shape, b.start, b.length, b.step, strict=True)):
-        if m == n:
-            continue
-        places = b("Sub", b.counted(n), b.array(a if s > 0 else a + s * (m - 1)))
-        there = b("And", b("GreaterOrEqual", places, zero), b("Less", places, b.array(m * abs(s))))
-        if abs(s) > 1:
-            there = b("And", there, b("Equal", b("Mod", places, b.array(abs(s))), zero))
-        mask = b.reshaped(there, [n, *[1] * (b.out.ndim - axis - 1)])
-        inside = mask if inside is None else b("And", inside, mask)
-    return placed if inside is None else b("Where", inside, placed, "x0")
+    if all(m == n for m, n in zip(b.length, b.out.shape, strict=True)):
+        return placed
+    inside = b.embedded(ones, b.length, b.out.shape, b.start, b.step)
+    return b("Where", b.cast(inside, bool_), placed, "x0")
 
 
 # --- positions ----------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from mlvm.core.ops.few import integers
 from mlvm.onnx.arrays import FLOATS, INTEGERS
 
 
@@ -59,8 +60,8 @@ def _power(xp: Any, x: Any, saturate: bool, mode: str) -> Any:
 
 def wrapped(xp: Any, x: Any, number: int) -> Any:
     """Wrap x to a low-bit integer by keeping the low bits."""
-    bits, kind = INTEGERS[number]
+    own, bits = integers(INTEGERS[number]), 8 // INTEGERS[number].per_byte
     low = xp.bitwise_and(xp.astype(x, xp.int32), (1 << bits) - 1)
-    if kind is np.int8:
-        low = xp.bitwise_xor(low, 1 << bits - 1) - (1 << bits - 1)
-    return xp.astype(low, kind if xp is np else (xp.int8 if kind is np.int8 else xp.uint8))
+    if own[0]:
+        low = xp.bitwise_xor(low, -own[0]) + own[0]
+    return xp.astype(low, xp.int8 if own[0] else xp.uint8)

@@ -186,8 +186,8 @@ def _fuse_layer_norms(graph: Graph) -> None:
     def over_last(node: GraphNode | None) -> bool:
         if node is None or not node.attributes.get("keepdims", 1):
             return False
-        axes = node.inputs[1] if len(node.inputs) > 1 else node.attributes.get("axes")
-        return axes is not None and [int(n) for n in np.ravel(axes)] == [-1]
+        axes = node.inputs[1]
+        return is_array(axes) and axes.reshape(-1).tolist() == [-1]
 
     fused: set[int] = set()
     for end in graph.nodes:

@@ -345,11 +345,16 @@ class Builder:
                 raise ModelError(
                     f"the node {message.name!r}: the op {type} is not supported; {remedy}"
                 )
-            if len(message.input) < op.least:
-                count = len(message.input)
+            values = {
+                name: self._value(attribute, constants, defined, what, within)
+                for name, attribute in _resolved(message, within.attributes).items()
+            }
+            inputs = _operands(message, op, values)
+            if len(inputs) < op.least:
+                count = len(inputs)
                 raise ModelError(f"{what}: expected at least {op.least} operands, got {count}")
-            for i in op.required(len(message.input)):
-                if not message.input[i]:
+            for i in op.required(len(inputs)):
+                if not (is_array(inputs[i]) or inputs[i]):
                     raise ModelError(f"{what}: operand {i} is required, got none; pass it")
             for i, name in enumerate(message.input[op.most :] if op.most is not None else ()):
                 if name:
@@ -357,21 +362,12 @@ class Builder:
                     raise ModelError(
                         f"{what}: operand {number}, {name!r}, is not supported; omit it"
                     )
-            values = {
-                name: self._value(attribute, constants, defined, what, within)
-                for name, attribute in _resolved(message, within.attributes).items()
-            }
-            for i, names in op.older.items():
-                if not any(message.input[i : i + 1]) and values.keys().isdisjoint(names.split()):
-                    raise ModelError(f"{what}: operand {i} is required, got none; pass it")
             for name, value in op.only.items():
                 if values.get(name, value) != value:
                     got = values[name]
                     raise ModelError(f"{what}: expected {name}={value!r}, got {got!r}")
-            node = GraphNode(
-                message.name, type, op, version, [*message.input], [*message.output], values
-            )
-            node.numbers = [self._numbers.get(x, 0) for x in node.inputs]
+            node = GraphNode(message.name, type, op, version, inputs, [*message.output], values)
+            node.numbers = [0 if is_array(x) else self._numbers.get(x, 0) for x in inputs]
             node.numbers = [n if n in FLOATS or n in INTEGERS else 0 for n in node.numbers]
             if number := self._number(node, message):
                 self._numbers.update(dict.fromkeys(node.outputs, number))
@@ -474,6 +470,20 @@ def _computed(node: GraphNode) -> tuple[Array, ...] | None:
     if (most := limit.get()) is not None:
         most.remaining -= sum(x.nbytes for x in results if x.base is None)
     return results
+
+
+def _operands(message: ProtoMessage, op: OnnxOp, values: Mapping[str, Any]) -> list[Any]:
+    """Return the operands of a node in the form of the newest opset.
+
+    An absent operand that was an attribute in older opsets becomes an array.
+    """
+    operands: list[Any] = [*message.input]
+    for i, names in op.older.items():
+        operands += [""] * (i + 1 - len(operands))
+        own = [values[name] for name in names.split() if name in values]
+        if own and not operands[i]:
+            operands[i] = np.asarray(own[0])
+    return operands
 
 
 def _resolved(node: ProtoMessage, outer: Mapping[str, ProtoMessage]) -> dict[str, ProtoMessage]:

@@ -36,7 +36,7 @@ class OnnxOp(NamedTuple):
     `most`: largest number of operands, or None.
     `only`: attributes that have a single supported value.
     `absent`: positions of operands that may be absent, though `least` or a list includes them.
-    `older`: by position, names of attributes that replace an operand in older opsets.
+    `older`: by position, names of attributes of older opsets, from which an absent operand is made.
     """
 
     run: Function

@@ -111,11 +111,6 @@ def to_host(value: Value, what: str) -> Any:
         ) from None
 
 
-def ints(value: Value, what: str) -> list[int]:
-    """Return the value as a list of ints."""
-    return [int(n) for n in to_host(value, what).reshape(-1)]
-
-
 def are_known(values: Sequence[Value]) -> bool:
     """Return whether numpy can compute with all of these."""
     return all(each is None or is_known(each) for each in values)

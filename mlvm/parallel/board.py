@@ -41,7 +41,6 @@ from mlvm.machines.remote.system import SYSTEM, System
 from mlvm.machines.shared_memory import new_source
 from mlvm.parallel.communicator import Collective, brief_error, combine, flat, is_small
 from mlvm.parallel.passing import (
-    NOTHING,
     Passing,
     batches,
     copy_all,
@@ -296,42 +295,40 @@ class BoardCommunicator(Passing):
                 if theirs.tobytes() != digest:
                     self.refuse(call, other, self._call_of(other))
 
-    def exchange(
-        self, call: Collective, parts: Sequence[Sequence[Array]], nbytes: int
-    ) -> list[Array]:
-        """Send `parts[i]` to the member `call.ranks[i]`, and receive `nbytes` bytes from each.
+    def exchange(self, call: Collective, parts: Sequence[Sequence[Array]]) -> list[Sequence[Array]]:
+        """Send `parts[i]` to the member `call.ranks[i]`.
 
-        Return u8 arrays in the order of the ranks. The array of this member is empty.
+        Return the arrays that each member sends to this member, in the order of the ranks.
         """
-        if len(call.ranks) == 1:
-            return [NOTHING]
-        window, most = self._window(call, self.rank), self.most
-        for i, other in enumerate(call.ranks):
-            if other != self.rank:
-                pack(parts[i], window[i * most : (i + 1) * most])
-        self._round(call)
-        start = call.ranks.index(self.rank) * most
-        return self._received(call, [(start, nbytes)] * len(call.ranks))
+        me, most = call.ranks.index(self.rank), self.most
+        if len(call.ranks) > 1:
+            window = self._window(call, self.rank)
+            for i, arrays in enumerate(parts):
+                if i != me:
+                    pack(arrays, window[i * most : (i + 1) * most])
+            self._round(call)
+        return self._received(call, me * most, [parts[me]] * len(call.ranks))
 
     def share(
-        self, call: Collective, arrays: Sequence[Array], lengths: Sequence[int]
-    ) -> list[Array]:
-        """Send the same arrays to all members of the call, and receive the arrays of all members.
+        self, call: Collective, arrays: Sequence[Array], like: Sequence[Sequence[Array]]
+    ) -> list[Sequence[Array]]:
+        """Send the same arrays to all members of the call.
 
-        Member `call.ranks[i]` sends `lengths[i]` bytes. Return u8 arrays in the order of the ranks.
-        The array of this member is empty.
+        Member `call.ranks[i]` sends arrays with the dtypes and sizes of `like[i]`. Return the
+        arrays of all members, and `like` for this member, in the order of the ranks.
         """
-        if len(call.ranks) == 1:
-            return [NOTHING]
-        pack(arrays, self._window(call, self.rank))
-        self._round(call)
-        return self._received(call, [(0, nbytes) for nbytes in lengths])
+        if len(call.ranks) > 1:
+            pack(arrays, self._window(call, self.rank))
+            self._round(call)
+        return self._received(call, 0, like)
 
-    def _received(self, call: Collective, where: Sequence[tuple[int, int]]) -> list[Array]:
-        """Return a slice of each member's window, given offsets and numbers of bytes."""
+    def _received(
+        self, call: Collective, start: int, like: Sequence[Sequence[Array]]
+    ) -> list[Sequence[Array]]:
+        """Return the arrays at an offset of each member's window, and `like` for this member."""
         return [
-            NOTHING if other == self.rank else self._window(call, other, 0)[start : start + nbytes]
-            for other, (start, nbytes) in zip(call.ranks, where, strict=True)
+            arrays if other == self.rank else unpacked(self._window(call, other, 0)[start:], arrays)
+            for other, arrays in zip(call.ranks, like, strict=True)
         ]
 
     def _window(self, call: Collective, rank: int, rounds: int = 1) -> Array:
@@ -478,46 +475,37 @@ def _all_reduce(comm: BoardCommunicator, call: Collective) -> None:
     xs = flat(call.arrays)
     me, parts = call.ranks.index(comm.rank), len(call.ranks)
     if is_small(size_of(xs), parts):
-        got = comm.share(call, xs, [size_of(xs)] * parts)
-        each = [xs if i == me else unpacked(message, xs) for i, message in enumerate(got)]
-        for x, *theirs in zip(xs, *each, strict=True):
+        for x, *theirs in zip(xs, *comm.share(call, xs, [xs] * parts), strict=True):
             _combined(call, theirs, x)
         return
     rounds = zip_longest(*[batches(xs, i, parts, comm.most) for i in range(parts)], fillvalue=())
     for each_batch in rounds:
         outgoing = [pieces_of(xs, batch) for batch in each_batch]
-        mine = outgoing[me]
-        got = comm.exchange(call, outgoing, size_of(mine))
-        each = [mine if i == me else unpacked(message, mine) for i, message in enumerate(got)]
-        for x, *theirs in zip(mine, *each, strict=True):
+        for x, *theirs in zip(outgoing[me], *comm.exchange(call, outgoing), strict=True):
             _combined(call, theirs, x)
-        for i, message in enumerate(comm.share(call, mine, list(map(size_of, outgoing)))):
-            if i != me:
-                copy_all(unpacked(message, outgoing[i]), outgoing[i])
+        for arrays, into in zip(comm.share(call, outgoing[me], outgoing), outgoing, strict=True):
+            if arrays is not into:
+                copy_all(arrays, into)
 
 
 def _reduce_scatter(comm: BoardCommunicator, call: Collective) -> None:
     out, x = flat(call.arrays)
-    me, parts = call.ranks.index(comm.rank), len(call.ranks)
+    parts = len(call.ranks)
     pieces = [x[i * out.size : (i + 1) * out.size] for i in range(parts)]
     for batch in batches([out], 0, 1, comm.most):
-        outgoing = [pieces_of([piece], batch) for piece in pieces]
-        mine = outgoing[me]
-        got = comm.exchange(call, outgoing, size_of(mine))
-        each = [mine if i == me else unpacked(message, mine) for i, message in enumerate(got)]
+        each = comm.exchange(call, [pieces_of([piece], batch) for piece in pieces])
         for y, *theirs in zip(pieces_of([out], batch), *each, strict=True):
             combine(call.attributes["op"], theirs, y)
 
 
 def _all_gather(comm: BoardCommunicator, call: Collective) -> None:
     out, x = flat(call.arrays)
-    me, parts = call.ranks.index(comm.rank), len(call.ranks)
+    parts = len(call.ranks)
     outs = [out[i * x.size : (i + 1) * x.size] for i in range(parts)]
     for batch in batches([x], 0, 1, comm.most):
         outgoing = pieces_of([x], batch)
-        for i, message in enumerate(comm.share(call, outgoing, [size_of(outgoing)] * parts)):
-            theirs = outgoing if i == me else unpacked(message, outgoing)
-            copy_all(theirs, pieces_of([outs[i]], batch))
+        for theirs, into in zip(comm.share(call, outgoing, [outgoing] * parts), outs, strict=True):
+            copy_all(theirs, pieces_of([into], batch))
 
 
 def _from_one(comm: BoardCommunicator, call: Collective) -> None:
@@ -526,10 +514,10 @@ def _from_one(comm: BoardCommunicator, call: Collective) -> None:
     is_root = call.ranks[root] == comm.rank
     for batch in batches(xs, 0, 1, comm.most):
         pieces = pieces_of(xs, batch)
-        lengths = [size_of(pieces) if i == root else 0 for i in range(len(call.ranks))]
-        got = comm.share(call, pieces if is_root else (), lengths)
+        like = [pieces if i == root else () for i in range(len(call.ranks))]
+        got = comm.share(call, pieces if is_root else (), like)
         if not is_root:
-            copy_all(unpacked(got[root], pieces), pieces)
+            copy_all(got[root], pieces)
 
 
 _WORK: Final[Mapping[str, Callable[[BoardCommunicator, Collective], None]]] = {

@@ -168,7 +168,7 @@ def unread(rows: Iterable[Row] | None = None) -> list[str]:
         texts = texts_read(op.run)
         texts |= {text for pack in op.packed.values() for text in texts_read(pack)}
         texts |= texts_read(table._as_before_7) if op.kind == "elementwise" else set()
-        texts |= {*op.only}
+        texts |= {*op.only, *" ".join(op.older.values()).split()}
         found += [f"{name}.{x}" for x in attributes if x not in texts]
         code = op.run.__code__
         parameters = code.co_varnames[1 : code.co_argcount]

@@ -84,16 +84,21 @@ def _values(dtype: DType) -> Array:
 def _floats(dtype: DType) -> Array:
     """Return the value of each code."""
     of_exponent, of_fraction = FLOATS[dtype]
+    values = magnitudes(of_exponent, of_fraction, (1 << of_exponent - 1) - 1)
+    if dtype is f8e4m3:
+        values[-1] = np.nan
+    elif dtype is f8e5m2:
+        values[-4:] = np.inf, np.nan, np.nan, np.nan
+    return np.concatenate([values, -values])
+
+
+def magnitudes(of_exponent: int, of_fraction: int, bias: int) -> Array:
+    """Return the numbers of an exponent and a fraction of some bits, by code, f32."""
     codes = np.arange(1 << of_exponent + of_fraction)
     exponent, fraction = codes >> of_fraction, codes & (1 << of_fraction) - 1
-    bias, one = (1 << of_exponent - 1) - 1, 1 << of_fraction
-    whole = np.float32((exponent > 0) * one + fraction)
-    magnitudes = np.ldexp(whole, np.maximum(exponent, 1) - bias - of_fraction)
-    if dtype is f8e4m3:
-        magnitudes[-1] = np.nan
-    elif dtype is f8e5m2:
-        magnitudes[-4:] = np.inf, np.nan, np.nan, np.nan
-    return np.concatenate([magnitudes, -magnitudes]).astype(np.float32)
+    whole = np.float32((exponent > 0) * (1 << of_fraction) + fraction)
+    numbers: Array = np.ldexp(whole, np.maximum(exponent, 1) - bias - of_fraction)
+    return numbers
 
 
 def _nearest(dtype: DType, x: Array) -> Array:

@@ -110,9 +110,7 @@ class Server(Closing):
             requested = addresses.adopt(address, public=public)
         else:
             requested = addresses.parse_address(address)
-        self._users = None if secret is None else users_of(handshake.check_secret(secret))
-        if self._users is None and isinstance(requested, addresses.TcpAddress):
-            raise AccessDeniedError(f"a server at {requested} needs a secret; pass secret=")
+        self._users = _users_at(requested, secret)
         if key is not None and certificate is None:
             raise errors.AddressError(f"key={key!r} needs certificate= as well")
         self._files = certificate, key
@@ -169,9 +167,7 @@ class Server(Closing):
 
         Raises `AccessDeniedError` and `AddressError`; the server is then unchanged.
         """
-        users = None if secret is None else users_of(handshake.check_secret(secret))
-        if users is None and isinstance(self.address, addresses.TcpAddress):
-            raise AccessDeniedError(f"a server at {self.address} needs a secret; pass secret=")
+        users = _users_at(self.address, secret)
         certificate, key = self._files
         context = server_context(certificate, key) if certificate is not None else None
         self._users, self._context = users, context
@@ -459,3 +455,10 @@ class Server(Closing):
                 raise EncodingError(f"expected a status request ({asks.value}), got {kind}")
             body = message[HEADER.size :] or json.dumps(self.status()).encode()
             handshake.send(sock, handshake.pack(asks, body), deadline, self.lender.system)
+
+
+def _users_at(address: addresses.Address, secret: str | bytes | None) -> dict[str, bytes] | None:
+    """Return the secrets of users by name, or None. Raises `AccessDeniedError`."""
+    if secret is None and isinstance(address, addresses.TcpAddress):
+        raise AccessDeniedError(f"a server at {address} needs a secret; pass secret=")
+    return None if secret is None else users_of(handshake.check_secret(secret))

@@ -15,13 +15,13 @@ from mlvm.core.types import Array, DType
 from mlvm.eager.tensor import primitives
 from mlvm.onnx.ops.neural import channels_last, channels_second, steps_of
 from mlvm.onnx.table import NodeCall, op
-from mlvm.onnx.values import Value, bounded, in_memory, ints, permuted, tensor
+from mlvm.onnx.values import Value, bounded, in_memory, permuted, tensor
 
 
-@op("Resize Upsample", "raw", host=[1, 2, 3], absent=[1, 2, 3])
+@op("Resize Upsample", "raw", host=[1, 2, 3], absent=[1, 2, 3], older={1: "scales"})
 def resize(at: NodeCall, x: Value, *operands: Any) -> Value:
     if at.node.type == "Upsample" or (len(operands) == 1 and at.opset < 11):
-        operands = None, *(operands[:1] or [np.asarray(at["scales"])])
+        operands = None, *operands
     roi, scales, sizes = [*operands, None, None, None][:3]
     axes = at.get("axes")
     which = [*range(x.ndim)] if axes is None else [normalize_axis(n, x.ndim) for n in axes]
@@ -29,7 +29,7 @@ def resize(at: NodeCall, x: Value, *operands: Any) -> Value:
     by = [np.float32(1.0)] * x.ndim  # rounded as in other runtimes: 3.3f * 10 is 33
     counts = [*x.shape]
     if sizes is not None and len(sizes):
-        lengths = ints(sizes, "sizes of a Resize")
+        lengths = sizes.reshape(-1).tolist()
         ratios = [
             np.float32(n) / np.float32(x.shape[i]) for n, i in zip(lengths, which, strict=True)
         ]

@@ -20,7 +20,6 @@ from mlvm.onnx.values import (
     are_known,
     bounded,
     in_memory,
-    ints,
     inverse,
     ordered,
     permuted,
@@ -72,8 +71,8 @@ def transpose(at: NodeCall, x: Value) -> Value:
 
 
 @op("Reshape", host=[1], older={1: "shape"})
-def reshape(at: NodeCall, x: Any, shape: Any = None) -> Any:
-    target = [int(n) for n in (at["shape"] if shape is None else shape)]
+def reshape(at: NodeCall, x: Any, shape: Any) -> Any:
+    target = [int(n) for n in shape]
     if not at.get("allowzero", 0):
         target = [x.shape[i] if n == 0 and i < x.ndim else n for i, n in enumerate(target)]
     return at.xp.reshape(x, tuple(target))
@@ -86,17 +85,16 @@ def flatten(at: NodeCall, x: Any) -> Any:
     return at.xp.reshape(x, (math.prod(x.shape[:axis]), math.prod(x.shape[axis:])))
 
 
-@op("Squeeze", host=[1])
+@op("Squeeze", host=[1], older={1: "axes"})
 def squeeze(at: NodeCall, x: Any, axes: Any = None) -> Any:
-    chosen = at.get("axes") if axes is None else [int(n) for n in axes]
-    if chosen is None:
-        chosen = [i for i, n in enumerate(x.shape) if n == 1]
-    return at.xp.squeeze(x, axis=tuple(chosen))
+    if axes is None:
+        axes = [i for i, n in enumerate(x.shape) if n == 1]
+    return at.xp.squeeze(x, axis=tuple(int(n) for n in axes))
 
 
 @op("Unsqueeze com.microsoft.ExpandDims", host=[1], older={1: "axes"})
-def unsqueeze(at: NodeCall, x: Any, axes: Any = None) -> Any:
-    chosen = at["axes"] if axes is None else [int(n) for n in np.ravel(axes)]
+def unsqueeze(at: NodeCall, x: Any, axes: Any) -> Any:
+    chosen = [int(n) for n in np.ravel(axes)]
     ndim = x.ndim + len(chosen)
     placed = {axis + ndim if axis < 0 else axis for axis in chosen}
     if len(placed) != len(chosen) or not placed <= {*range(ndim)}:
@@ -118,11 +116,11 @@ def concat(at: NodeCall, *xs: Value) -> Value:
     return ml.concat([tensor(x) for x in xs], axis=axis)
 
 
-@op("Split", "raw", host=[1])
-def split(at: NodeCall, x: Value, sizes: Value = None) -> Value:
+@op("Split", "raw", host=[1], older={1: "split"})
+def split(at: NodeCall, x: Value, sizes: Any = None) -> Value:
     axis = normalize_axis(at.get("axis", 0), x.ndim)
     length = x.shape[axis]
-    lengths = at.get("split") if sizes is None else ints(sizes, "sizes of a split")
+    lengths = [] if sizes is None else sizes.reshape(-1).tolist()
     if not lengths:
         named = len(at.node.outputs)
         count = at.get("num_outputs", named)
@@ -139,22 +137,15 @@ def split(at: NodeCall, x: Value, sizes: Value = None) -> Value:
     return tuple(permuted(part, order) for part in ml.split(y, ends, axis=order[axis]))
 
 
-@op("Slice", "raw", host=[1, 2, 3, 4], older={1: "starts", 2: "ends"})
+@op("Slice", "raw", host=[1, 2, 3, 4], older={1: "starts", 2: "ends", 3: "axes"})
 def slice_(
-    at: NodeCall,
-    x: Value,
-    starts: Any = None,
-    ends: Any = None,
-    axes: Any = None,
-    steps: Any = None,
+    at: NodeCall, x: Value, starts: Any, ends: Any, axes: Any = None, steps: Any = None
 ) -> Value:
-    first = at["starts"] if starts is None else ints(starts, "where a slice starts")
-    last = at["ends"] if ends is None else ints(ends, "where a slice ends")
-    chosen = at.get("axes") if axes is None else ints(axes, "axes of a slice")
-    which = [*range(len(first))] if chosen is None else chosen
-    step = [1] * len(first) if steps is None else ints(steps, "steps of a slice")
+    axes = np.arange(starts.size) if axes is None else axes
+    steps = np.ones_like(starts) if steps is None else steps
     index = [slice(None)] * x.ndim
-    for start, end, axis, each in zip(first, last, which, step, strict=True):
+    rows = (row.reshape(-1).tolist() for row in (starts, ends, axes, steps))
+    for start, end, axis, each in zip(*rows, strict=True):
         if each == 0 or not -x.ndim <= axis < x.ndim:
             raise ModelError(
                 f"expected a step other than 0 on one of {x.ndim} axes, got {each} on axis {axis}"
@@ -215,14 +206,12 @@ def eye_like(at: NodeCall, x: Value) -> Value:
     return np.eye(rows, columns, at.get("k", 0)).astype(dtype.numpy)
 
 
-@op("Pad com.microsoft.Pad", "raw", host=[1, 2, 3], older={1: "pads paddings"})
-def pad(at: NodeCall, x: Value, pads: Any = None, value: Any = None, axes: Any = None) -> Value:
-    ends = at.get("pads", at.get("paddings")) if pads is None else ints(pads, "widths of a pad")
-    fill = at.get("value", 0.0) if value is None else value
-    if hasattr(fill, "shape"):
-        values = np.ravel(widened(fill) if fill.dtype.kind == "V" else fill)
-        fill = values[0].item() if values.size else 0.0
-    which = range(x.ndim) if axes is None else ints(axes, "axes of a pad")
+@op("Pad com.microsoft.Pad", "raw", host=[1, 2, 3], older={1: "pads paddings", 2: "value"})
+def pad(at: NodeCall, x: Value, pads: Any, value: Any = None, axes: Any = None) -> Value:
+    ends, fill = pads.reshape(-1).tolist(), 0.0
+    if value is not None and value.size:
+        fill = np.ravel(widened(value) if value.dtype.kind == "V" else value)[0].item()
+    which = range(x.ndim) if axes is None else axes.reshape(-1).tolist()
     half = len(ends) // 2
     widths = [(0, 0)] * x.ndim
     for axis, low, high in zip(which, ends[:half], ends[half:], strict=True):

@@ -417,9 +417,9 @@ def lrn(at: NodeCall, x: Value) -> Value:
 # --- training -----------------------------------------------------------------------------
 
 
-@op("Dropout", "raw", host=[1, 2], is_test=1)
+@op("Dropout", "raw", host=[1, 2], older={1: "ratio"}, is_test=1)
 def dropout(at: NodeCall, x: Value, ratio: Any = None, training: Any = None) -> Value:
-    rate = at.get("ratio", 0.5) if ratio is None else float(ratio.reshape(-1)[0])
+    rate = 0.5 if ratio is None else float(ratio.reshape(-1)[0])
     is_training = training is not None and bool(training.reshape(-1)[0])
     if not is_training or rate == 0.0:
         return (x, np.ones(x.shape, np.bool_)) if any(at.node.outputs[1:]) else x

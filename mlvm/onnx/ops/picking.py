@@ -159,9 +159,9 @@ def tensor_scatter(at: NodeCall, cache: Any, update: Any, starts: Any = None) ->
 
 
 @op("TopK", host=[1], older={1: "k"})
-def top_k(at: NodeCall, x: Any, k: Any = None) -> Any:
+def top_k(at: NodeCall, x: Any, k: Any) -> Any:
     order: Any
-    count = at["k"] if k is None else int(k.reshape(-1)[0])
+    count = int(k.reshape(-1)[0])
     axis, xp = normalize_axis(at.get("axis", -1), x.ndim), at.xp
     if not 0 <= count <= x.shape[axis]:
         raise ModelError(f"expected k up to {x.shape[axis]}, got {count}")

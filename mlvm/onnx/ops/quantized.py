@@ -9,6 +9,7 @@ import numpy as np
 
 import mlvm.eager as ml
 from mlvm.core.errors import ModelError
+from mlvm.core.ops.few import integers
 from mlvm.core.types import Array, DType, i8, i32, u8
 from mlvm.eager.tensor import primitives
 from mlvm.onnx.arrays import FLOATS, INTEGERS, NAMES, dtype_of, is_array
@@ -49,8 +50,8 @@ def _spread(xp: Any, v: Any, shape: Any, axis: int, block: int) -> Any:
 
 def _range(number: int) -> tuple[int, int]:
     if number in INTEGERS:
-        bits, kind = INTEGERS[number]
-        return (0, (1 << bits) - 1) if kind is np.uint8 else (-(1 << bits - 1), (1 << bits - 1) - 1)
+        own = integers(INTEGERS[number])
+        return own[0], own[-1]
     info = np.iinfo(str(dtype_of(number, "it").numpy))
     return int(info.min), int(info.max)
 

@@ -99,48 +99,26 @@ def _kind(at: NodeCall, direction: int, peep: Value) -> Cell | None:
     return kind if each == names and (name == "LSTM" or at.get("linear_before_reset")) else None
 
 
-def _run(at: NodeCall, x: Value, w: Value, r: Value, b: Value, lengths: Value, starts: list[Any],
-         cell: Callable[..., Any], peep: Value = None) -> Any:  # fmt: skip
-    """Run a cell in all directions; return outputs [T, D, N, H] and the last states."""
-    x, hidden, direction = tensor(x), at["hidden_size"], at.get("direction", "forward")
-    gates = len(_ORDER[at.node.type])
-    by_batch = bool(at.get("layout", 0))
-    x = ml.swapaxes(x, 0, 1) if by_batch else x
-    count, n, _ = x.shape
-    directions = w.shape[0]
-    if lengths is not None:
-        lengths = ml.astype(tensor(lengths), ml.int64)
-    if b is not None:
-        b = tensor(b)
-        halves = [_ordered(ml, at.node.type, half) for half in ml.split(b, 2, axis=1)]
+def _in_directions(at: NodeCall, x: Value, lengths: Value, starts: list[Any], count: int,
+                   run: Callable[..., Any]) -> Any:  # fmt: skip
+    """Run `count` directions; return outputs [T, D, N, H] and the last states.
+
+    `run` is called with a direction, the rows of x, the first states, the lengths, and whether the
+    direction is backward. It returns the outputs and the last states of the direction.
+    """
+    by_batch, hidden = bool(at.get("layout", 0)), at["hidden_size"]
+    x = ml.swapaxes(tensor(x), 0, 1) if by_batch else tensor(x)
+    lengths = lengths if lengths is None else ml.astype(tensor(lengths), ml.int64)
     outs, lasts = [], []
-    for d in range(directions):
-        reverse = direction == "reverse" or d == 1
-        own: Any = None if b is None else halves[0][d]
-        rest: Any = None if b is None else halves[1][d]
+    for d in range(count):
         state = tuple(
             (ml.swapaxes(tensor(s), 0, 1) if by_batch else tensor(s))[d]
             if s is not None
-            else ml.zeros((n, hidden), dtype=x.dtype)
+            else ml.zeros((x.shape[1], hidden), dtype=x.dtype)
             for s in starts
         )
-        rows = ml.matmul(ml.reshape(x, (count * n, x.shape[2])), w[d])
-        rows = ml.reshape(rows, (count, n, rows.shape[-1]))
-        kind = _kind(at, d, peep)
-        if kind is None:
-            rows = rows if own is None else rows + own
-            last, states = _steps(cell(d, r[d], rest, hidden), state, rows, lengths, reverse)
-        else:
-            if b is None:
-                rest = ml.zeros((gates * hidden,), dtype=x.dtype)
-            elif kind == "gru":
-                rows = rows + own
-            else:
-                rest = own + rest
-            states, last = recurrence(kind, rows, state, r[d], rest, lengths, reverse=reverse)
-            if lengths is not None:
-                goes_on = ml.expand_dims(ml.arange(count), axis=-1) < lengths
-                states = ml.where(ml.expand_dims(goes_on, axis=-1), states, 0.0)
+        reverse = at.get("direction", "forward") == "reverse" or d == 1
+        states, last = run(d, x, state, lengths, reverse)
         outs.append(states)
         lasts.append(last)
     y = ml.stack(outs, axis=1)
@@ -148,6 +126,42 @@ def _run(at: NodeCall, x: Value, w: Value, r: Value, b: Value, lengths: Value, s
     if by_batch:
         return (ml.permute_dims(y, (2, 0, 1, 3)), *(ml.swapaxes(e, 0, 1) for e in ends))
     return (y, *ends)
+
+
+def _by_rows(x: Any, product: Callable[[Any], Any]) -> Any:
+    """Apply a product to all rows of x, f[T, N, K]."""
+    rows = product(ml.reshape(x, (x.shape[0] * x.shape[1], x.shape[2])))
+    return ml.reshape(rows, (*x.shape[:2], rows.shape[-1]))
+
+
+def _run(at: NodeCall, x: Value, w: Value, r: Value, b: Value, lengths: Value, starts: list[Any],
+         cell: Callable[..., Any], peep: Value = None) -> Any:  # fmt: skip
+    """Run a cell in all directions; return outputs [T, D, N, H] and the last states."""
+    hidden, gates = at["hidden_size"], len(_ORDER[at.node.type])
+    if b is not None:
+        halves = [_ordered(ml, at.node.type, half) for half in ml.split(tensor(b), 2, axis=1)]
+
+    def run(d: int, x: Any, state: Any, lengths: Any, reverse: bool) -> Any:
+        own: Any = None if b is None else halves[0][d]
+        rest: Any = None if b is None else halves[1][d]
+        rows, kind = _by_rows(x, lambda flat: ml.matmul(flat, w[d])), _kind(at, d, peep)
+        if kind is None:
+            rows = rows if own is None else rows + own
+            last, states = _steps(cell(d, r[d], rest, hidden), state, rows, lengths, reverse)
+            return states, last
+        if b is None:
+            rest = ml.zeros((gates * hidden,), dtype=x.dtype)
+        elif kind == "gru":
+            rows = rows + own
+        else:
+            rest = own + rest
+        states, last = recurrence(kind, rows, state, r[d], rest, lengths, reverse=reverse)
+        if lengths is not None:
+            goes_on = ml.expand_dims(ml.arange(x.shape[0]), axis=-1) < lengths
+            states = ml.where(ml.expand_dims(goes_on, axis=-1), states, 0.0)
+        return states, last
+
+    return _in_directions(at, x, lengths, starts, w.shape[0], run)
 
 
 def _clipped(at: NodeCall) -> Callable[[Any], Any]:
@@ -244,11 +258,7 @@ def dynamic_quantize_lstm(at: NodeCall, x: Value, w: Value, r: Value, b: Value, 
     if p is not None:
         raise ModelError("peepholes (P) are not supported; export without them")
     cut = _clipped(at)
-    lengths = lengths if lengths is None else ml.astype(tensor(lengths), ml.int64)
     wq, wscale, rq, rscale = (tensor(each) for each in (w, ws, r, rs))
-    x, hidden = tensor(x), at["hidden_size"]
-    count, n, _ = x.shape
-    outs, lasts = [], []
 
     def cell(d: int, r: Any, by: Any) -> Any:
         f, g, k = _activations(at, ["Sigmoid", "Tanh", "Tanh"], d)
@@ -261,24 +271,17 @@ def dynamic_quantize_lstm(at: NodeCall, x: Value, w: Value, r: Value, b: Value, 
 
         return step
 
-    for d in range(wq.shape[0]):
-        start = tuple(
-            ml.zeros((n, hidden), dtype=x.dtype) if s is None else tensor(s)[d] for s in (h, c)
-        )
+    def run(d: int, x: Any, state: Any, lengths: Any, reverse: bool) -> Any:
         outer, inner = (  # once instead of in each step
             rows_of(ml.matrix_transpose(q[d]), _zeros_of(zero, d))
             for q, zero in ((wq, wz), (rq, rz))
         )
         # Both sums are rows of the same shape, so they form one chain.
         inner = inner._replace(sums=ml.expand_dims(inner.sums, axis=0))
-        rows = dynamic_matmul(ml.reshape(x, (count * n, x.shape[2])), outer, wscale[d])
-        if b is not None:
-            bias = tensor(b)[d]
-            rows = rows + bias[: 4 * hidden] + bias[4 * hidden :]
-        rows = ml.reshape(rows, (count, n, 4 * hidden))
-        reverse = at.get("direction", "forward") == "reverse" or d == 1
-        last, states = _steps(cell(d, inner, rscale[d]), start, rows, lengths, reverse)
-        outs.append(states)
-        lasts.append(last)
-    ends = [ml.stack([last[i] for last in lasts]) for i in range(2)]
-    return (ml.stack(outs, axis=1), *ends)
+        rows = _by_rows(x, lambda flat: dynamic_matmul(flat, outer, wscale[d]))
+        for bias in () if b is None else ml.split(tensor(b)[d], 2):
+            rows = rows + bias
+        last, states = _steps(cell(d, inner, rscale[d]), state, rows, lengths, reverse)
+        return states, last
+
+    return _in_directions(at, x, lengths, [h, c], wq.shape[0], run)

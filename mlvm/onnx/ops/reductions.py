@@ -15,7 +15,7 @@ from mlvm.core.types import DType
 from mlvm.onnx.arrays import is_known
 from mlvm.onnx.ops.elementwise import ACTIVATIONS, activation
 from mlvm.onnx.table import NodeCall, op
-from mlvm.onnx.values import PermutedTensor, Value, in_memory, ints, permuted, tensor
+from mlvm.onnx.values import PermutedTensor, Value, in_memory, permuted, tensor
 
 Reduce = Callable[[Any, Any, tuple[int, ...], bool], Any]
 
@@ -102,10 +102,9 @@ _IDENTITIES: Final = (
 """Reductions that are the identity without axes."""
 
 
-@op(" ".join(_REDUCTIONS), "raw", host=[1])
-def reduction(at: NodeCall, x: Value, axes: Value = None) -> Value:
-    name = at.node.type
-    node_axes = at.get("axes") if axes is None else ints(axes, "axes of a reduction")
+@op(" ".join(_REDUCTIONS), "raw", host=[1], older={1: "axes"})
+def reduction(at: NodeCall, x: Value, axes: Any = None) -> Value:
+    name, node_axes = at.node.type, [] if axes is None else axes.reshape(-1).tolist()
     if not node_axes and at.get("noop_with_empty_axes", 0):
         if name in _IDENTITIES:
             return x

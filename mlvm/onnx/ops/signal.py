@@ -11,7 +11,7 @@ import mlvm.eager as ml
 from mlvm.core.rules import normalize_axis
 from mlvm.onnx.arrays import dtype_of
 from mlvm.onnx.table import NodeCall, op
-from mlvm.onnx.values import bounded, ints
+from mlvm.onnx.values import bounded
 
 
 def _complex(x: Any) -> Any:
@@ -28,16 +28,14 @@ def _matrix(n: int, k: int, sign: float, dtype: Any) -> tuple[Any, Any]:
     return ml.asarray(np.cos(angle).astype(wide)), ml.asarray(np.sin(angle).astype(wide))
 
 
-@op("DFT", "tensors", host=[1, 2])
+@op("DFT", "tensors", host=[1, 2], older={2: "axis"})
 def dft(at: NodeCall, x: Any, length: Any = None, axis: Any = None) -> Any:
-    along = (
-        at.get("axis", 1) if at.opset < 20 else (-2 if axis is None else ints(axis, "an axis")[0])
-    )
-    along = normalize_axis(along, x.ndim)
+    default = 1 if at.opset < 20 else -2
+    along = normalize_axis(default if axis is None else int(axis.reshape(-1)[0]), x.ndim)
     inverse, one = bool(at.get("inverse", 0)), bool(at.get("onesided", 0))
     n = x.shape[along]
     if length is not None and length.size:
-        count = ints(length, "a length")[0]
+        count = int(length.reshape(-1)[0])
     else:
         count = 2 * (n - 1) if inverse and one else n
     dtype = x.dtype
@@ -63,8 +61,8 @@ def _joined(real: Any, imaginary: Any) -> Any:
 
 @op("STFT", "tensors", host=[1, 3])
 def stft(at: NodeCall, x: Any, step: Any, window: Any = None, length: Any = None) -> Any:
-    hop = ints(step, "a step")[0]
-    size = ints(length, "a length")[0] if length is not None else window.shape[0]
+    hop = int(step.reshape(-1)[0])
+    size = window.shape[0] if length is None else int(length.reshape(-1)[0])
     count = 1 + (x.shape[1] - size) // hop
     places = np.arange(count)[:, None] * hop + np.arange(size)[None, :]
     frames = ml.take(x, ml.asarray(places.reshape(-1)), axis=1)
