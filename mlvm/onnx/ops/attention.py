@@ -209,9 +209,7 @@ def _turned(x: Any, count: int, cos: Any, sin: Any, width: int, interleaved: boo
 def rotary_embedding(at: NodeCall, x: Any, cos: Any, sin: Any, places: Any = None) -> Any:
     count = at["num_heads"] if x.ndim == 3 else 1
     if places is not None:
-        flat = ml.reshape(places, (-1,))
-        shape = (*places.shape, cos.shape[-1])
-        cos, sin = (ml.reshape(ml.take(c, flat, axis=0), shape) for c in (cos, sin))
+        cos, sin = (ml.take(c, places, axis=0) for c in (cos, sin))
     width = at.get("rotary_embedding_dim", 0) or x.shape[-1] // count
     if cos.shape[-1] * 2 != width:
         raise ModelError(f"expected caches of {width // 2} columns, got {cos.shape[-1]}")
@@ -227,9 +225,8 @@ def rotary_of_microsoft(at: NodeCall, x: Any, places: Any, cos: Any, sin: Any) -
     n, t = x.shape[0], x.shape[-2]
     if places.size == 1:
         places = ml.reshape(places, (1, 1)) + ml.reshape(ml.arange(t, dtype=places.dtype), (1, t))
-    flat = ml.reshape(ml.broadcast_to(places, (n, t)), (-1,))
-    shape = (n, t, 1, cos.shape[-1])
-    cos, sin = (ml.reshape(ml.take(c, flat, axis=0), shape) for c in (cos, sin))
+    places = ml.expand_dims(ml.broadcast_to(places, (n, t)), axis=2)
+    cos, sin = (ml.take(c, places, axis=0) for c in (cos, sin))
     return _turned(x, count, cos, sin, width, bool(at.get("interleaved", 0)))
 
 
@@ -366,9 +363,8 @@ def group_query_attention(at: NodeCall, q: Any, k: Any = None, v: Any = None, pa
     if at.get("do_rotary", 0):
         if cos is None or sin is None:
             raise ModelError("expected cos_cache and sin_cache with do_rotary, got none")
-        own = ml.broadcast_to(where, (n, t)) if places is None else places
-        flat, shape = ml.reshape(own, (n * t,)), (n, t, 1, cos.shape[1])
-        turns, tilts = (ml.reshape(ml.take(c, flat, axis=0), shape) for c in (cos, sin))
+        own = ml.reshape(ml.broadcast_to(where, (n, t)) if places is None else places, (n, t, 1))
+        turns, tilts = (ml.take(c, own, axis=0) for c in (cos, sin))
         width, turn = cos.shape[1] * 2, bool(at.get("rotary_interleaved", 0))
         q, k = (_turned(x, 0, turns, tilts, width, turn) for x in (q, k))
     present = [_put(past, x, before, max(room, length)) for past, x in ((past_k, k), (past_v, v))]
@@ -399,17 +395,10 @@ def _put(past: Any, x: Any, before: Any, room: int) -> Any:
     t, columns = x.shape[2], ml.arange(room, dtype=ml.int64)
     source = columns - before  # [N, room]
     is_new = ml.logical_and(ml.greater_equal(source, 0), ml.less(source, t))
-    shape = (*x.shape[:2], room, x.shape[3])
     index = ml.reshape(ml.clip(source, 0, t - 1), (x.shape[0], 1, room, 1))
-    new = ml.take_along_axis(x, ml.broadcast_to(index, shape), axis=2)
+    new = ml.take_along_axis(x, index, axis=2)
     old = ml.pad(past, [(0, 0), (0, 0), (0, room - past.shape[2]), (0, 0)])
     return ml.where(ml.reshape(is_new, (x.shape[0], 1, room, 1)), new, old)
-
-
-def rows_of_table(table: Any, indices: Any) -> Any:
-    """Look up [N, T] rows of a table."""
-    rows = ml.take(table, ml.reshape(indices, (-1,)), axis=0)
-    return ml.reshape(rows, (*indices.shape, table.shape[1]))
 
 
 def embedded(at: NodeCall, parts: Any, scale: Any, bias: Any, mask: Any) -> Any:
@@ -428,13 +417,13 @@ def segment_rows(kinds: Any, segments: Any, ids: Any) -> Any:
         if segments is not None:
             raise ModelError("expected segment_embedding besides segment_ids, got none")
         return None
-    return rows_of_table(kinds, ml.zeros_like(ids) if segments is None else segments)
+    return ml.take(kinds, ml.zeros_like(ids) if segments is None else segments, axis=0)
 
 
 @op("com.microsoft.EmbedLayerNormalization", "tensors", absent=[1])
 def embed_layer_normalization(at: NodeCall, ids: Any, segments: Any, words: Any, positions: Any,
                               kinds: Any = None, scale: Any = None, bias: Any = None,
                               mask: Any = None, places: Any = None) -> Any:  # fmt: skip
-    by_place = positions[: ids.shape[1]] if places is None else rows_of_table(positions, places)
-    parts = rows_of_table(words, ids), by_place, segment_rows(kinds, segments, ids)
+    by_place = positions[: ids.shape[1]] if places is None else ml.take(positions, places, axis=0)
+    parts = ml.take(words, ids, axis=0), by_place, segment_rows(kinds, segments, ids)
     return embedded(at, parts, scale, bias, mask)

@@ -229,7 +229,7 @@ def pad(at: NodeCall, x: Value, pads: Any, value: Any = None, axes: Any = None) 
     added = [(max(low, 0), max(high, 0)) for low, high in widths]
     if mode == "constant":  # an axis may lose elements of the border of the other side
         return permuted(_cut(ml.pad(x, added, fill), widths), order)
-    return permuted(_bordered(_cut(x, widths), added, mode), order)
+    return permuted(ml.pad(_cut(x, widths), added, mode=mode), order)
 
 
 def _cut(x: Any, widths: Any) -> Any:
@@ -238,16 +238,6 @@ def _cut(x: Any, widths: Any) -> Any:
         return x
     pairs = zip(x.shape, widths, strict=True)
     return x[tuple(slice(max(-low, 0), max(n + min(high, 0), 0)) for n, (low, high) in pairs)]
-
-
-def _bordered(x: Any, widths: Any, mode: str) -> Any:
-    """Pad x with elements of x, by a mode of `np.pad`."""
-    for axis, (low, high) in enumerate(widths):
-        n = x.shape[axis]
-        if low or high:
-            places = np.pad(np.arange(n), (low, high), mode)  # type: ignore[call-overload]
-            x = ml.take(x, ml.asarray(places), axis=axis)
-    return x
 
 
 @op("DepthToSpace", "raw")

@@ -121,8 +121,8 @@ def label_encoder(at: NodeCall, x: Tensor) -> Tensor:
         both = ml.logical_and(ml.expand_dims(ml.isnan(x), axis=-1), ml.isnan(keys))
         matches = ml.logical_or(matches, both)
     last = keys.size - 1 - ml.argmax(ml.flip(matches, axis=-1), axis=-1)  # of equal keys
-    y = ml.reshape(ml.take(values, ml.reshape(last, (-1,)), axis=0), x.shape)
-    return ml.where(ml.any(matches, axis=-1), y, ml.asarray(default, dtype=values.dtype))
+    y, other = ml.take(values, last, axis=0), ml.asarray(default, dtype=values.dtype)
+    return ml.where(ml.any(matches, axis=-1), y, other)
 
 
 @op("ai.onnx.ml.FeatureVectorizer", "tensors")

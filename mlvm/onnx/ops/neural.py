@@ -153,8 +153,9 @@ def conv_transpose(at: NodeCall, x: Value, kernel: Value, b: Value = None) -> Va
 
 
 def pooled(
-    x: Any, how: str, window: list[int], strides: list[int], dilation: list[int], padding: Sides
-) -> Any:
+    x: Any, how: str, window: list[int], strides: list[int], dilation: list[int], padding: Sides,
+    **more: Any
+) -> Any:  # fmt: skip
     """Pool x, channels last, by "max" (padded with the smallest value) or "avg" (with zeros)."""
     if len(window) > 3:
         raise ModelError(f"expected 1 to 3 spatial axes, got {len(window)}")
@@ -163,9 +164,8 @@ def pooled(
     if any(-by <= n < 0 for n, by in zip(room, strides, strict=True)):  # no window fits
         counts = [max(n // by + 1, 0) for n, by in zip(room, strides, strict=True)]
         return ml.zeros((x.shape[0], *counts, x.shape[-1]), dtype=x.dtype)
-    return getattr(ml, f"{how}_pool{len(window)}d")(
-        x, **_options(window=window, stride=strides, padding=padding, dilation=dilation)
-    )
+    options = _options(window=window, stride=strides, padding=padding, dilation=dilation)
+    return getattr(ml, f"{how}_pool{len(window)}d")(x, **options, **more)
 
 
 def _windows(at: NodeCall, x: Any) -> tuple[list[int], list[int], list[int], Sides]:
@@ -177,36 +177,18 @@ def _windows(at: NodeCall, x: Any) -> tuple[list[int], list[int], list[int], Sid
 
 @op("MaxPool", "raw")
 def max_pool(at: NodeCall, x: Value) -> Value:
-    shape, x = x.shape, channels_last(x)
+    x = channels_last(x)
     dtype, options = x.dtype, _windows(at, x)
     x = x if DType.of(dtype).is_float else ml.astype(x, ml.float32)
-    y = channels_second(ml.astype(pooled(x, "max", *options), dtype))
-    if len(at.node.outputs) < 2 or not at.node.outputs[1]:
-        return y
-    return y, _places_of_largest(at, x, shape, *options)
-
-
-def _places_of_largest(
-    at: NodeCall, x: Any, shape: Shape, window: Any, strides: Any, dilation: Any, padding: Any
-) -> Value:
-    """Return the index in x of the largest element of each window."""
-    axes, (n, c, *places) = len(window), shape
-    x = ml.pad(x, [(0, 0), *padding, (0, 0)], -math.inf)
-    order: Any = "F" if at.get("storage_order", 0) else "C"
-    inside = np.pad(np.arange(math.prod(places)).reshape(places, order=order), padding)
-    parts, numbers = [], []
-    for offset in np.ndindex(*window):
-        axes_of = zip(inside.shape, offset, window, dilation, strides, strict=True)
-        index = tuple([slice(k * d, n - (m - 1 - k) * d, by) for n, k, m, d, by in axes_of])
-        parts.append(x[(slice(None), *index)])
-        numbers.append(inside[index])
-    best = ml.argmax(ml.stack(parts), axis=0)  # [N, ..., C]
-    table = ml.asarray(np.stack(numbers).reshape(len(parts), -1))
-    size = numbers[0].size
-    rows = best * size + ml.reshape(ml.arange(size), (1, *numbers[0].shape, 1))
-    flat = ml.take(ml.reshape(table, (-1,)), ml.reshape(rows, (-1,)), axis=0)
-    image = np.arange(n * c).reshape(n, *[1] * axes, c) * math.prod(places)
-    return channels_second(ml.reshape(flat, best.shape) + ml.asarray(image))
+    if not any(at.node.outputs[1:]):
+        return channels_second(ml.astype(pooled(x, "max", *options), dtype))
+    y, index = pooled(x, "max", *options, return_indices=True)
+    n, *places, c = x.shape
+    if at.get("storage_order", 0):
+        numbers = np.arange(math.prod(places)).reshape(places, order="F")
+        index = ml.take(ml.asarray(numbers.reshape(-1)), index, axis=0)
+    image = np.arange(n * c).reshape(n, *[1] * len(places), c) * math.prod(places)
+    return channels_second(ml.astype(y, dtype)), channels_second(index + ml.asarray(image))
 
 
 @op("AveragePool", "raw")
@@ -442,7 +424,7 @@ def losses(at: NodeCall, x: Any, labels: Any, weight: Any = None) -> Any:
     picked = ml.squeeze(ml.take_along_axis(scores, ml.expand_dims(place, axis=1), axis=1), axis=1)
     share = None
     if weight is not None:
-        share = ml.reshape(ml.take(weight, ml.reshape(place, (-1,)), axis=0), place.shape)
+        share = ml.take(weight, place, axis=0)
     if is_counted is not None:
         ones = ml.ones_like(picked) if share is None else share
         share = ml.where(is_counted, ones, ml.zeros_like(ones))

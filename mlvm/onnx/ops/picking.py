@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -11,24 +11,20 @@ import mlvm.eager as ml
 from mlvm.core.errors import ModelError
 from mlvm.core.rules import normalize_axis
 from mlvm.core.types import Array
-from mlvm.eager.tensor import primitives
 from mlvm.onnx.arrays import is_known
 from mlvm.onnx.table import NodeCall, op
 from mlvm.onnx.values import Value, bounded, plain, tensor
 
 
-def positive(xp: Any, indices: Any, length: int) -> Any:
-    """Return nonnegative indices; a negative index counts from the end.
-
-    Indices on the host are checked.
-    """
-    if isinstance(indices, np.ndarray):
-        if indices.size and not (-length <= indices.min() and indices.max() < length):
-            raise ModelError(
-                f"expected indices of {length} positions, got {indices.min()} to {indices.max()}"
-            )
-        return np.where(indices < 0, indices + length, indices)
-    return xp.where(xp.less(indices, 0), indices + length, indices)
+def positive(indices: Any, length: int) -> Any:
+    """Check indices on the host, and let negative indices count from the end; return tensors."""
+    if not isinstance(indices, np.ndarray):
+        return indices
+    if indices.size and not (-length <= indices.min() and indices.max() < length):
+        raise ModelError(
+            f"expected indices of {length} positions, got {indices.min()} to {indices.max()}"
+        )
+    return np.where(indices < 0, indices + length, indices)
 
 
 @op("Gather", "raw")
@@ -36,110 +32,67 @@ def gather(at: NodeCall, x: Value, indices: Value) -> Value:
     x, indices = plain(x), plain(indices)
     axis = normalize_axis(at.get("axis", 0), x.ndim)
     if is_known(indices):
-        indices = positive(np, indices, x.shape[axis])
+        indices = positive(indices, x.shape[axis])
         if is_known(x):
             return np.take(x, indices, axis=axis)
         if indices.ndim == 0:
             return tensor(x)[(slice(None),) * axis + (int(indices),)]
-    x, indices = tensor(x), positive(ml, tensor(indices), x.shape[axis])
-    if indices.ndim == 1:
-        return ml.take(x, indices, axis=axis)
-    rows = ml.take(x, ml.reshape(indices, (-1,)), axis=axis)
-    return ml.reshape(rows, (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]))
+    return ml.take(tensor(x), tensor(indices), axis=axis)
 
 
 @op("GatherElements")
 def gather_elements(at: NodeCall, x: Any, indices: Any) -> Any:
     axis = normalize_axis(at.get("axis", 0), x.ndim)
-    indices = positive(at.xp, indices, x.shape[axis])
+    indices = positive(indices, x.shape[axis])
     for i, n in enumerate(indices.shape):
         if i != axis and x.shape[i] != n:
             x = x[(slice(None),) * i + (slice(0, n),)]
     return at.xp.take_along_axis(x, indices, axis=axis)
 
 
-def flat_places(xp: Any, indices: Any, shape: Any) -> Any:
-    """Return the row-major positions in `shape` of multi-indices in the last axis."""
-    total = None
-    for k, n in enumerate(shape):
-        each = xp.astype(positive(xp, indices[..., k], n), xp.int64)
-        total = each if total is None else total * n + each
-    return total
-
-
 @op("GatherND com.microsoft.GatherND")
 def gather_nd(at: NodeCall, x: Any, indices: Any) -> Any:
-    b, xp = at.get("batch_dims", 0), at.xp
-    depth = indices.shape[-1]
-    batch, inner = x.shape[:b], x.shape[b + depth :]
-    rows = math.prod(x.shape[b : b + depth])
-    places = flat_places(xp, indices, x.shape[b : b + depth])
-    count = math.prod(batch)
-    flat = xp.reshape(x, (count * rows, *inner))
-    each = math.prod(indices.shape[b:-1])
-    places = xp.reshape(places, (count, each)) + np.arange(count)[:, None] * rows
-    picked = xp.take(flat, xp.reshape(places, (-1,)), axis=0)
-    return xp.reshape(picked, (*indices.shape[:-1], *inner))
+    batch = np.indices(indices.shape[: at.get("batch_dims", 0)], sparse=True)
+    inner = (1,) * (indices.ndim - 1 - len(batch))
+    return x[(*(each.reshape(each.shape + inner) for each in batch), *_columns(indices))]
 
 
-_COMBINE = {"add": "add", "mul": "multiply", "max": "maximum", "min": "minimum"}
+def _columns(indices: Any) -> tuple[Any, ...]:
+    """Return the indices of each axis, which are stored along the last axis."""
+    return tuple(indices[..., k] for k in range(indices.shape[-1]))
 
 
-def _scattered(flat: Any, places: Any, updates: Any, how: str) -> Any:
-    """Replace rows of `flat` at `places`, or combine them with `updates`."""
-    if how == "none":
-        return primitives.index_set(flat, updates, places, axis=0)
-    if how == "add":
-        return primitives.index_add(flat, updates, places, axis=0)
-    by: Any = _COMBINE[how]
-    return primitives.index_reduce(flat, updates, places, by=by)
+_COMBINE: Final = {"none": "set", "add": "add", "mul": "multiply", "max": "max", "min": "min"}
 
 
 def _scattered_on_host(x: Array, index: tuple[Array, ...], updates: Array, how: str) -> Array:
     """Replace elements of a copy of x at `index`, or combine them with `updates`."""
-    y = x.copy()
-    if how == "none":
+    y, by = x.copy(), _COMBINE[how]
+    if by == "set":
         y[index] = updates
     else:
-        getattr(np, _COMBINE[how]).at(y, index, updates)
+        getattr(np, {"max": "maximum", "min": "minimum"}.get(by, by)).at(y, index, updates)
     return y
 
 
 @op("ScatterND")
 def scatter_nd(at: NodeCall, x: Any, indices: Any, updates: Any) -> Any:
-    how, depth = at.get("reduction", "none"), indices.shape[-1]
+    how = at.get("reduction", "none")
     if at.is_host:
-        return _scattered_on_host(x, tuple(np.moveaxis(indices, -1, 0)), updates, how)
-    inner = x.shape[depth:]
-    places = ml.reshape(flat_places(ml, indices, x.shape[:depth]), (-1,))
-    flat = ml.reshape(x, (math.prod(x.shape[:depth]), *inner))
-    updates = ml.reshape(updates, (places.shape[0], *inner))
-    return ml.reshape(_scattered(flat, places, updates, how), x.shape)
-
-
-def _places_beside(shape: Any, grid: list[Array], axis: int) -> tuple[Array, int]:
-    """Return the row-major positions in `shape` of the grid points with coordinate 0 on the axis.
-
-    Also return the stride along the axis.
-    """
-    steps = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
-    along = [i for i in range(len(shape)) if i != axis]
-    return sum((grid[i] * steps[i] for i in along), np.zeros((), np.int64)), steps[axis]
+        return _scattered_on_host(x, _columns(indices), updates, how)
+    return getattr(x.at[_columns(indices)], _COMBINE[how])(updates)
 
 
 @op("ScatterElements Scatter")
 def scatter_elements(at: NodeCall, x: Any, indices: Any, updates: Any) -> Any:
     axis, how = normalize_axis(at.get("axis", 0), x.ndim), at.get("reduction", "none")
-    indices = positive(at.xp, indices, x.shape[axis])
+    indices = positive(indices, x.shape[axis])
+    if not at.is_host:
+        by = None if how == "none" else _COMBINE[how]
+        return ml.scatter(x, axis, indices, updates, reduce=by)
     grid = [*np.indices(indices.shape, sparse=True)]
-    if at.is_host:
-        grid[axis] = indices
-        return _scattered_on_host(x, tuple(grid), updates, how)
-    rest, step = _places_beside(x.shape, grid, axis)
-    places = ml.astype(indices, ml.int64) * step + ml.asarray(rest)
-    places = ml.reshape(ml.broadcast_to(places, indices.shape), (-1,))
-    flat = ml.reshape(x, (-1,))
-    return ml.reshape(_scattered(flat, places, ml.reshape(updates, (-1,)), how), x.shape)
+    grid[axis] = indices
+    return _scattered_on_host(x, tuple(grid), updates, how)
 
 
 @op("TensorScatter", "tensors", host=[2])
@@ -152,10 +105,7 @@ def tensor_scatter(at: NodeCall, cache: Any, update: Any, starts: Any = None) ->
     places = begin.reshape(-1, *ones) + np.arange(count).reshape(lengths)
     if at.get("mode", "linear") == "circular":
         places = places % n
-    rest, step = _places_beside(cache.shape, [*np.indices(update.shape, sparse=True)], axis)
-    flat = ml.asarray(np.broadcast_to(rest + places * step, update.shape).reshape(-1))
-    pairs = ml.reshape(cache, (-1,)), ml.reshape(update, (-1,))
-    return ml.reshape(primitives.index_set(*pairs, flat, axis=0), cache.shape)
+    return ml.put_along_axis(cache, ml.asarray(places), update, axis, inplace=False)
 
 
 @op("TopK", host=[1], older={1: "k"})

@@ -14,7 +14,7 @@ from mlvm.core.types import Array, DType, i8, i32, u8
 from mlvm.eager.tensor import primitives
 from mlvm.onnx.arrays import FLOATS, INTEGERS, NAMES, dtype_of, is_array
 from mlvm.onnx.few import rounded
-from mlvm.onnx.ops.attention import embedded, projected_attention, rows_of_table, segment_rows
+from mlvm.onnx.ops.attention import embedded, projected_attention, segment_rows
 from mlvm.onnx.ops.elementwise import ACTIVATIONS, activation
 from mlvm.onnx.ops.neural import (
     averaged,
@@ -235,8 +235,8 @@ def qembed_layer_normalization(at: NodeCall, ids: Any, segments: Any, *rest: Any
     tables, mask, scales, zeros = rest[:5], rest[5], rest[6:11], rest[11:]
     words, positions, kinds, gamma, beta = tables
     values = (
-        *(rows_of_table(words, ids), positions[: ids.shape[1]], segment_rows(kinds, segments, ids)),
-        *(gamma, beta),
+        *(ml.take(words, ids, axis=0), positions[: ids.shape[1]]),
+        *(segment_rows(kinds, segments, ids), gamma, beta),
     )
     parts = [
         x if x is None else _floats(x, *pair)
