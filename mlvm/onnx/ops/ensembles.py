@@ -5,6 +5,7 @@ All trees advance together: in each round, every row moves to a child of its nod
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -31,6 +32,8 @@ class Trees(NamedTuple):
 
     roots: node of each tree. depth: most branches from a root to a leaf.
     weights: contributions of the leaves, [nodes, targets].
+    present: whether a leaf has a weight of a target, [nodes, targets].
+    leaves: the leaves of each tree.
     """
 
     modes: list[str]
@@ -41,6 +44,8 @@ class Trees(NamedTuple):
     roots: Array
     depth: int
     weights: Array
+    present: Array
+    leaves: list[Array]
 
 
 def _numbers(node: Any, name: str, dtype: Any) -> Array:
@@ -69,50 +74,65 @@ def _trees(node: Any, kind: str, targets: int, dtype: Any) -> Trees:
         depth += 1
         if depth > len(modes):
             raise ModelError("expected trees, got nodes in a cycle")
-    weights = np.zeros((len(modes), targets), dtype)
+    weights, present = np.zeros((len(modes), targets), dtype), np.zeros((len(modes), targets), bool)
     names = [f"{kind}_{x}" for x in ("treeids", "nodeids", "ids")]
     rows = zip(*(at[x] for x in names), _numbers(node, f"{kind}_weights", dtype), strict=True)
     for tree, leaf, target, weight in rows:
         weights[places[tree, leaf], target] += weight
-    tracks = at.get("nodes_missing_value_tracks_true") or [0] * len(modes)
+        present[places[tree, leaf], target] = True
+    tracks: Any = at.get("nodes_missing_value_tracks_true") or [0] * len(modes)
     values = _numbers(node, "nodes_values", dtype)
     features = np.asarray(at["nodes_featureids"], np.int64)
-    return Trees(modes, features, values, both, np.asarray(tracks, bool), roots, depth + 1, weights)
+    of_tree = np.unique(owners, return_inverse=True)[1]
+    leaves = [np.flatnonzero(is_leaf & (of_tree == i)) for i in range(of_tree.max(initial=-1) + 1)]
+    tracks = np.asarray(tracks, bool)
+    return Trees(modes, features, values, both, tracks, roots, depth + 1, weights, present, leaves)
 
 
-def _leaves(at: NodeCall, x: Any, kind: str, targets: int) -> Any:
-    """Return the contribution of each tree to each row, [N, trees, targets]."""
+def _reached(at: NodeCall, x: Any, kind: str, targets: int) -> tuple[Trees, Any]:
+    """Return the trees, and the leaf of each tree that each row reaches, [N, trees]."""
     dtype = np.float64 if x.dtype == ml.float64 else np.float32
     trees = _trees(at.node, kind, targets, dtype)
     x = ml.astype(x, ml.float64 if dtype is np.float64 else ml.float32)
-    n, count = x.shape[0], len(trees.roots)
     features, values, follows, *children = (
         ml.asarray(each) for each in (*trees[1:3], trees.follows_nan, *trees.children)
     )
     modes = {mode: ml.asarray(np.array(trees.modes) == mode) for mode in {*trees.modes} - {"LEAF"}}
-    place = ml.broadcast_to(ml.asarray(trees.roots), (n, count))
+    place = ml.broadcast_to(ml.asarray(trees.roots), (x.shape[0], len(trees.roots)))
     for _ in range(trees.depth):
-        flat = ml.reshape(place, (-1,))
         feature, value, yes, no, of_nan = (
-            ml.reshape(ml.take(each, flat, axis=0), (n, count))
-            for each in (features, values, *children, follows)
+            ml.take(each, place, axis=0) for each in (features, values, *children, follows)
         )
         element = ml.take_along_axis(x, feature, axis=1)
         goes = ml.logical_and(ml.isnan(element), of_nan)
         for mode, mask in modes.items():
-            own = ml.reshape(ml.take(mask, flat, axis=0), (n, count))
+            own = ml.take(mask, place, axis=0)
             goes = ml.logical_or(goes, ml.logical_and(own, _MODES[mode](element, value)))
         place = ml.where(goes, yes, no)
-    rows = ml.take(ml.asarray(trees.weights), ml.reshape(place, (-1,)), axis=0)
-    return ml.reshape(rows, (n, count, targets))
+    return trees, place
+
+
+def _base_values(at: NodeCall, *sizes: int) -> Array:
+    """Return the base values, of one of these sizes. Raises `ModelError`."""
+    base = _numbers(at.node, "base_values", np.float64)
+    if base.size not in sizes:
+        shown = " or ".join(map(str, sizes))
+        raise ModelError(f"expected {shown} base values, got {base.size}")
+    return base
 
 
 @op("ai.onnx.ml.TreeEnsembleRegressor", "tensors")
 def tree_regressor(at: NodeCall, x: Any) -> Any:
     targets, how = at.get("n_targets", 1), at.get("aggregate_function", "SUM")
+    trees, place = _reached(at, x, "target", targets)
+    weights, base = ml.take(ml.asarray(trees.weights), place, axis=0), _base_values(at, 0, targets)
     reduce: Any = {"SUM": ml.sum, "AVERAGE": ml.mean, "MIN": ml.min, "MAX": ml.max}[how]
-    y = reduce(_leaves(at, x, "target", targets), axis=1)
-    base = _numbers(at.node, "base_values", np.float32)
+    if how in ("MIN", "MAX") and targets > 1:  # a leaf may have no weight of a target
+        there = ml.take(ml.asarray(trees.present), place, axis=0)
+        y = reduce(ml.where(there, weights, math.inf if how == "MIN" else -math.inf), axis=1)
+        y = ml.where(ml.any(there, axis=1), y, 0.0)
+    else:
+        y = reduce(weights, axis=1)
     y = y + ml.asarray(base, dtype=y.dtype) if base.size else y
     return transformed(at, ml.astype(y, ml.float32))
 
@@ -122,26 +142,44 @@ def tree_classifier(at: NodeCall, x: Any) -> Any:
     labels = at.get("classlabels_int64s")
     if not labels:
         raise ModelError("classes that are strings are not supported")
-    ids, base = {*at["class_ids"]}, _numbers(at.node, "base_values", np.float32)
-    scores = ml.sum(_leaves(at, x, "class", len(labels)), axis=1)
+    if len(labels) == 1:  # runtimes differ
+        raise ModelError("expected at least 2 classes, got 1")
     classes = ml.asarray(np.array(labels, np.int64))
-    if len(labels) == 2 and (ids != {0} or base.size > 1):
+    if len(labels) == 2:
+        best, y = _of_two_classes(at, x)
+        return ml.take(classes, best, axis=0), ml.astype(y, ml.float32)
+    trees, place = _reached(at, x, "class", len(labels))
+    scores = ml.sum(ml.take(ml.asarray(trees.weights), place, axis=0), axis=1)
+    base, compared = _base_values(at, 0, len(labels)), scores
+    if base.size:
+        scores = compared = scores + ml.asarray(base, dtype=scores.dtype)
+    elif not np.any([trees.present[x].all(axis=0) for x in trees.leaves], axis=0).all():
+        if not any(trees.present[x].any(axis=1).all() for x in trees.leaves):
+            raise ModelError("expected a weight in each leaf of a tree, got leaves without weights")
+        there = ml.any(ml.take(ml.asarray(trees.present), place, axis=0), axis=1)
+        compared = ml.where(there, scores, -math.inf)  # a class without a score is not chosen
+    best = ml.argmax(compared, axis=1)
+    return ml.take(classes, best, axis=0), transformed(at, ml.astype(scores, ml.float32))
+
+
+def _of_two_classes(at: NodeCall, x: Any) -> tuple[Any, Any]:
+    """Return the class and the scores of each row, from scores of the second class only."""
+    if {*at["class_ids"]} != {0} or _numbers(at.node, "base_values", np.float64).size > 1:
         raise ModelError("expected weights and a base value of one class of two, got both")
-    if base.size and len(labels) != 2:
-        scores = scores + ml.asarray(base, dtype=scores.dtype)
-    if len(labels) != 2:
-        best = ml.argmax(scores, axis=1)
-        return ml.take(classes, best, axis=0), transformed(at, ml.astype(scores, ml.float32))
-    score = scores[:, :1] + (float(base[0]) if base.size else 0.0)
+    trees, place = _reached(at, x, "class", 1)
+    score = ml.sum(ml.take(ml.asarray(trees.weights), place, axis=0), axis=1)
+    base = _base_values(at, 0, 1)
+    compared = score = score + float(base[0]) if base.size else score
+    if base.size and not trees.present[np.concatenate(trees.leaves)].all():
+        there = ml.any(ml.take(ml.asarray(trees.present), place, axis=0), axis=1)
+        compared = ml.where(there, score, 0.0)
     is_share = bool((_numbers(at.node, "class_weights", np.float32) >= 0).all())
-    best = ml.astype(ml.greater(score[:, 0], 0.5 if is_share else 0.0), ml.int64)
+    best = ml.astype(ml.greater(compared[:, 0], 0.5 if is_share else 0.0), ml.int64)
     how = at.get("post_transform", "NONE")
     if is_share and how != "PROBIT":  # onnxruntime returns shares as they are
-        y = ml.concat([1.0 - score, score], axis=1)
-    elif how == "LOGISTIC":
-        y = ml.sigmoid(ml.concat([-score, score], axis=1))
-    else:
-        raise ModelError(
-            f"expected post_transform='LOGISTIC' for two classes with a single score, got {how!r}"
-        )
-    return ml.take(classes, best, axis=0), ml.astype(y, ml.float32)
+        return best, ml.concat([1.0 - score, score], axis=1)
+    if how == "LOGISTIC":
+        return best, ml.sigmoid(ml.concat([-score, score], axis=1))
+    raise ModelError(
+        f"expected post_transform='LOGISTIC' for two classes with a single score, got {how!r}"
+    )
