@@ -294,7 +294,7 @@ def reverse_sequence(at: NodeCall, x: Any, lengths: Any) -> Any:
     shape = [1] * x.ndim
     shape[time], shape[batch] = x.shape[time], x.shape[batch]
     places = (places if time < batch else places.T).reshape(shape)
-    return ml.take_along_axis(x, ml.asarray(np.broadcast_to(places, x.shape)), axis=time)
+    return ml.take_along_axis(x, ml.asarray(places), axis=time)
 
 
 # --- sequences and optional values --------------------------------------------------------

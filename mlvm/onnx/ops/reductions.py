@@ -155,11 +155,8 @@ def bias_softmax(at: NodeCall, x: Value, bias: Value) -> Value:
 def _hardmax(x: Any, axis: int) -> Any:
     if not x.size:
         return x
-    best = ml.argmax(x, axis=axis, keepdims=True)
-    shape = [1] * x.ndim
-    shape[axis] = x.shape[axis]
-    places = ml.reshape(ml.arange(x.shape[axis]), tuple(shape))
-    return ml.astype(ml.equal(places, best), x.dtype)
+    hot = ml.one_hot(ml.argmax(x, axis=axis), x.shape[axis], dtype=x.dtype)
+    return ml.moveaxis(hot, -1, axis)
 
 
 @op("CumSum CumProd", host=[1])

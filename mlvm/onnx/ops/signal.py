@@ -65,8 +65,8 @@ def stft(at: NodeCall, x: Any, step: Any, window: Any = None, length: Any = None
     size = window.shape[0] if length is None else int(length.reshape(-1)[0])
     count = 1 + (x.shape[1] - size) // hop
     places = np.arange(count)[:, None] * hop + np.arange(size)[None, :]
-    frames = ml.take(x, ml.asarray(places.reshape(-1)), axis=1)
-    frames = ml.reshape(frames, (x.shape[0], count, size, x.shape[2] if x.ndim > 2 else 1))
+    frames = ml.take(x, ml.asarray(places), axis=1)
+    frames = frames if x.ndim > 2 else ml.expand_dims(frames, axis=-1)
     real, imaginary = _complex(frames)
     if window is not None:
         real, imaginary = real * window, imaginary * window
