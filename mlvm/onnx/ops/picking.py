@@ -110,20 +110,17 @@ def tensor_scatter(at: NodeCall, cache: Any, update: Any, starts: Any = None) ->
 
 @op("TopK", host=[1], older={1: "k"})
 def top_k(at: NodeCall, x: Any, k: Any) -> Any:
-    order: Any
-    count = int(k.reshape(-1)[0])
-    axis, xp = normalize_axis(at.get("axis", -1), x.ndim), at.xp
+    count, axis = int(k.reshape(-1)[0]), normalize_axis(at.get("axis", -1), x.ndim)
     if not 0 <= count <= x.shape[axis]:
         raise ModelError(f"expected k up to {x.shape[axis]}, got {count}")
     descending = bool(at.get("largest", 1))
-    if at.is_host:
-        order = np.argsort(np.flip(x, axis) if descending else x, axis=axis, stable=True)
-        if descending:
-            order = np.flip(x.shape[axis] - 1 - order, axis)
-    else:
-        order = ml.argsort(x, axis=axis, descending=descending)
+    if not at.is_host:
+        return ml.topk(x, count, axis, largest=descending)
+    order = np.argsort(np.flip(x, axis) if descending else x, axis=axis, stable=True)
+    if descending:
+        order = np.flip(x.shape[axis] - 1 - order, axis)
     order = order[(slice(None),) * axis + (slice(0, count),)]
-    return xp.take_along_axis(x, order, axis=axis), xp.astype(order, xp.int64)
+    return np.take_along_axis(x, order, axis=axis), order.astype(np.int64)
 
 
 @op("OneHot", "tensors", host=[1])
