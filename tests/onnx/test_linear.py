@@ -32,7 +32,7 @@ def called_on(op: str, x: Any, **attributes: Any) -> Any:
 def regressed(**attributes: Any) -> Any:
     own = {"target_treeids": [7, 7, 7, 9], "target_nodeids": [2, 3, 4, 0], "target_ids": [0] * 4}
     own |= {"target_weights": [1.0, 2.0, 3.0, 5.0], "base_values": [1.0]} | TREES
-    return called_on("TreeEnsembleRegressor", POINTS, **own, **attributes)
+    return called_on("TreeEnsembleRegressor", POINTS, **(own | attributes))
 
 
 def classified(

@@ -163,7 +163,8 @@ def pooled(
     room = [n + sum(p) - m for n, p, m in zip(x.shape[1:-1], padding, span, strict=True)]
     if any(-by <= n < 0 for n, by in zip(room, strides, strict=True)):  # no window fits
         counts = [max(n // by + 1, 0) for n, by in zip(room, strides, strict=True)]
-        return ml.zeros((x.shape[0], *counts, x.shape[-1]), dtype=x.dtype)
+        y = ml.zeros((x.shape[0], *counts, x.shape[-1]), dtype=x.dtype)
+        return (y, ml.astype(y, ml.int64)) if more else y
     options = _options(window=window, stride=strides, padding=padding, dilation=dilation)
     return getattr(ml, f"{how}_pool{len(window)}d")(x, **options, **more)
 
