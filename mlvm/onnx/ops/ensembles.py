@@ -78,6 +78,8 @@ def _trees(node: Any, kind: str, targets: int, dtype: Any) -> Trees:
     names = [f"{kind}_{x}" for x in ("treeids", "nodeids", "ids")]
     rows = zip(*(at[x] for x in names), _numbers(node, f"{kind}_weights", dtype), strict=True)
     for tree, leaf, target, weight in rows:
+        if kind == "target" and targets == 1 and present[places[tree, leaf], target]:
+            raise ModelError(f"expected one weight per leaf, got two for node {leaf} of tree {tree}")
         weights[places[tree, leaf], target] += weight
         present[places[tree, leaf], target] = True
     tracks: Any = at.get("nodes_missing_value_tracks_true") or [0] * len(modes)

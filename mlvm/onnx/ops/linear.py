@@ -39,8 +39,10 @@ def _scores(at: NodeCall, x: Tensor, rows: int) -> Tensor:
     """Compute x @ coefficients + intercepts; the coefficients have the given number of rows."""
     weights = np.array(at["coefficients"], "f4").reshape(rows, -1)
     scores = ml.astype(x, "f32") @ ml.asarray(np.ascontiguousarray(weights.T))
-    bias = at.get("intercepts")
-    return scores if not bias else scores + ml.asarray(np.array(bias, "f4"))
+    bias = np.array(at.get("intercepts", []), "f4")
+    if bias.size not in (0, rows):
+        raise ModelError(f"expected {rows} intercepts, one for each row, got {bias.size}")
+    return scores + ml.asarray(bias) if bias.size else scores
 
 
 def transformed(at: NodeCall, scores: Tensor) -> Tensor:
@@ -66,7 +68,10 @@ def linear_classifier(at: NodeCall, x: Tensor) -> tuple[Any, Tensor]:
     labels = at.get("classlabels_ints")
     if not labels:
         raise ModelError("classes that are strings are not supported; use numbers")
-    scores = _scores(at, x, len(at["coefficients"]) // x.shape[-1])
+    rows = len(at["coefficients"]) // x.shape[-1]
+    if len(labels) != max(rows, 2):
+        raise ModelError(f"expected {max(rows, 2)} classes for {rows} rows, got {len(labels)}")
+    scores = _scores(at, x, rows)
     how, second = at.get("post_transform", "NONE"), scores if scores.shape[-1] == 1 else None
     if second is not None:  # two classes
         if how == "SOFTMAX":  # runtimes differ
@@ -114,7 +119,7 @@ def label_encoder(at: NodeCall, x: Tensor) -> Tensor:
     keys = _listed(at, keys_int64s="i64", keys_floats="f32", keys_tensor=None)
     values = _listed(at, values_int64s="i64", values_floats="f32", values_tensor=None)
     is_float = values.dtype.is_float
-    default = at.get("default_float", 0.0) if is_float else at.get("default_int64", -1)
+    default = at.get("default_float", -0.0) if is_float else at.get("default_int64", -1)
     default = np.ravel(at.get("default_tensor", default))[0]
     matches = ml.equal(ml.expand_dims(x, axis=-1), keys)
     if keys.dtype.is_float:
