@@ -78,10 +78,13 @@ def _trees(node: Any, kind: str, targets: int, dtype: Any) -> Trees:
     names = [f"{kind}_{x}" for x in ("treeids", "nodeids", "ids")]
     rows = zip(*(at[x] for x in names), _numbers(node, f"{kind}_weights", dtype), strict=True)
     for tree, leaf, target, weight in rows:
-        if kind == "target" and targets == 1 and present[places[tree, leaf], target]:
-            raise ModelError(f"expected one weight per leaf, got two for node {leaf} of tree {tree}")
-        weights[places[tree, leaf], target] += weight
-        present[places[tree, leaf], target] = True
+        place = places[tree, leaf], target
+        if not 0 <= target < targets:
+            raise ModelError(f"expected a {kind} from 0 to {targets - 1}, got {target}")
+        if kind == "target" and targets == 1 and present[place]:  # runtimes differ
+            raise ModelError(f"expected a single weight of node {leaf} of tree {tree}, got more")
+        weights[place] += weight
+        present[place] = True
     tracks: Any = at.get("nodes_missing_value_tracks_true") or [0] * len(modes)
     values = _numbers(node, "nodes_values", dtype)
     features = np.asarray(at["nodes_featureids"], np.int64)
