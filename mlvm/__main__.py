@@ -392,12 +392,16 @@ def _read_npy(content: bytes) -> Array:
     """
     stream = io.BytesIO(content)
     version = npy.read_magic(stream)
+    if version not in ((1, 0), (2, 0), (3, 0)):
+        raise ValueError(f"expected version 1.0, 2.0 or 3.0, got {version[0]}.{version[1]}")
     read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
     shape, is_fortran, dtype = read(stream)
     if dtype.hasobject:
         raise ValueError("expected numbers, got Python objects; save an array with a numeric dtype")
     order: Literal["F", "C"] = "F" if is_fortran else "C"
     array: Array = np.ndarray(shape, dtype, content, stream.tell(), order=order)
+    if dtype.kind == "b" and array.view(np.uint8).max(initial=0) > 1:
+        raise ValueError("expected bools as 0 or 1, got a different byte")
     return array.astype(dtype.newbyteorder("="))
 
 

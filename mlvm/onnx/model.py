@@ -251,6 +251,9 @@ def _loaded(data: memoryview, files: Files, what: str) -> Model:
         raise ModelError(
             f"{what}: the graphs are nested too deeply; use fewer nested graphs"
         ) from None
+    except REFUSALS as error:  # such as an attribute of a wrong kind
+        reason = escaped(f"{type(error).__name__}: {error}")
+        raise ModelError(f"{what}: invalid: {reason}; check it with onnx.checker") from error
 
 
 def _warn_of_training(graph: Graph, what: str) -> None:
