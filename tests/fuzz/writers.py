@@ -30,6 +30,7 @@ import numpy as np
 import mlvm.eager as ml
 from mlvm.__main__ import main as command_of_mlvm
 from mlvm.core.errors import MlvmError
+from mlvm.eager.runs.repro import Repro
 from mlvm.machines.files import write_array, write_file, write_files
 from mlvm.machines.gpu import tiles
 from mlvm.machines.gpu.kernels import Facts
@@ -137,6 +138,22 @@ def _model(folder: Path, n: int) -> Path:
     return file
 
 
+def _buffers(folder: Path, n: int) -> Path:
+    file = folder.parent / f"{n}.csv"
+    if not file.exists():
+        rows = [f"b{i},{i % 7},{i % 7 + 2},{i + 1}" for i in range(n // 50)]
+        file.write_text("\n".join(["id,lower,upper,size", *rows]))
+    return file
+
+
+def _recording(folder: Path, n: int) -> Path:
+    recording = folder.parent / f"recording {n}"
+    if not recording.exists():
+        with ml.runs.record(recording):
+            _captured(n)(ml.ones(3))
+    return recording
+
+
 def _tiles(folder: Path, n: int) -> None:
     before = os.environ.get("XDG_CACHE_HOME")
     os.environ["XDG_CACHE_HOME"] = str(folder)
@@ -201,6 +218,23 @@ WRITERS: Final = {
             *("run", _step(folder, n), "--arg", "f32[3] 1 2 3"),
             *("--out", folder / "out", "--trace", folder / "t.json"),
         )
+    ),
+    "Captured.save_repro": Writer(
+        lambda folder, n: _captured(n).save_repro(folder / "r.mlvm", ml.ones(3)),
+        lambda folder: Repro.from_bytes((folder / "r.mlvm").read_bytes()),
+    ),
+    "Measured.plot": Writer(
+        lambda folder, n: ml.measure(lambda x: ml.exp(ml.sin(x)), ml.ones(n)).plot(folder / "m.svg")
+    ),
+    "mlvm plan": Writer(
+        lambda folder, n: _run(
+            *("plan", _buffers(folder, n), "--effort", "1"),
+            *("--out", folder / "planned.csv", "--plot", folder / "planned.svg"),
+        )
+    ),
+    "mlvm replay": Writer(
+        lambda folder, n: _run("replay", _recording(folder, n), "--save", folder / "saved"),
+        lambda folder: ml.load(folder / "saved" / "state.safetensors"),
     ),
     "mlvm memory": Writer(lambda folder, n: _run("memory", _script(folder, n), "--out", folder)),
     "mlvm show": Writer(
