@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
+
 import mlvm.eager as ml
 from mlvm.core.errors import MlvmError
 from mlvm.onnx import load
+from mlvm.onnx.wire import decode
 from tests.onnx import backend
+from tests.onnx.making import attribute, constant, encoded
 
 
 def mutation(data: bytes, draw: random.Random) -> bytes:
@@ -27,6 +31,21 @@ def mutation(data: bytes, draw: random.Random) -> bytes:
     return bytes(mutant)
 
 
+def with_odd_attribute(data: bytes, draw: random.Random) -> bytes:
+    """Return the file with an attribute of another kind or value, or without it."""
+    message = decode(data)
+    nodes = [node for node in message.graph.node if node.attribute]
+    if not nodes:
+        return data
+    node = draw.choice(nodes)
+    old = draw.choice(node.attribute)
+    rest = [each for each in node.attribute if each is not old]
+    pair = constant("t", np.ones(2, np.float32))
+    odd = draw.choice([0, 1, -1, 1 << 62, 0.5, "x", "", [], [1, 2], [-1], [0.5], ["x"], pair, None])
+    node.attribute = rest if odd is None else [*rest, attribute(old.name, odd)]
+    return encoded(message)
+
+
 def run(count: int, seed: int) -> None:
     """Load the given number of damaged files, and call the models. Raises what is no
     `MlvmError`."""
@@ -34,7 +53,7 @@ def run(count: int, seed: int) -> None:
     draw = random.Random(seed)
     for i in range(count):
         case = small[i % len(small)]
-        data = mutation(case.model, draw)
+        data = draw.choice((mutation, with_odd_attribute))(case.model, draw)
         try:
             net = load(data)
             net(*[ml.asarray(x) for x in case.sets[0][0]])
