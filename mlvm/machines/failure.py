@@ -1,12 +1,20 @@
-"""Exceptions that are sent to a different process."""
+"""Failures of a different process: exceptions that are sent, and signals."""
 
 from __future__ import annotations
 
 import pickle
+import signal
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
+
+
+def killed_by(status: int) -> str:
+    """Describe the end of a process by a signal, given its status, which is negative."""
+    with suppress(ValueError):  # a signal without a name, such as SIGRTMIN + 1
+        return f"was killed by {signal.Signals(-status).name}"
+    return f"was killed by signal {-status}"
 
 
 class Failure(NamedTuple):

@@ -22,6 +22,7 @@ from typing import Any, Final, NoReturn
 
 from mlvm.core.errors import ConnectionLostError, GroupError, MissingExtraError
 from mlvm.core.program.encoding import Kind, open_message
+from mlvm.machines.failure import killed_by
 from mlvm.machines.remote.address import Address, TcpAddress, parse_address, shut
 from mlvm.machines.remote.secret import VARIABLE
 from mlvm.parallel.tcp import SECRET, TcpLink, meet, secret_of, tell
@@ -223,7 +224,8 @@ def _run(
                     del running[rank]
                 if status:
                     as_of_a_shell = 128 - status if status < 0 else status
-                    failure = f"member {rank} {_how(status)}"
+                    how = killed_by(status) if status < 0 else f"has exited with status {status}"
+                    failure = f"member {rank} {how}"
                     if others is not None:
                         others.tell_end(failure)
                     return as_of_a_shell, failure
@@ -258,12 +260,6 @@ def _heed_signals() -> dict[signal.Signals, Any]:
         for number in filter(None, heard)
         if signal.getsignal(number) is signal.SIG_DFL  # for example, nohup ignores SIGHUP
     }
-
-
-def _how(code: int) -> str:
-    if code < 0:
-        return f"was killed by {signal.Signals(-code).name}"
-    return f"has exited with status {code}"
 
 
 def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:

@@ -28,7 +28,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 from mlvm.core.errors import GroupError, GroupTimeoutError, brief
-from mlvm.machines.failure import Failure
+from mlvm.machines.failure import Failure, killed_by
 from mlvm.machines.local import LocalVM
 from mlvm.parallel.blas import one_blas_thread
 from mlvm.parallel.board import Bells, Board, BoardCommunicator
@@ -235,10 +235,7 @@ class _Run:
         process = self._processes[rank]
         process.join(_GRACE)
         code = process.exitcode
-        how = f"ended with exit code {code}"
-        if code is not None and code < 0:
-            with suppress(ValueError):
-                how = f"was killed by {signal.Signals(-code).name}"
+        how = f"ended with exit code {code}" if code is None or code >= 0 else killed_by(code)
         if self.dead is None:
             if code == 1:
                 how += '; a script that starts processes does so under `if __name__ == "__main__":`'

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mlvm.core.errors import AccessDeniedError, MachineError
+from mlvm.machines.failure import killed_by
 from mlvm.machines.remote.channel import Channel
 from mlvm.machines.remote.limits import Limits
 from mlvm.machines.remote.metrics import Metrics
@@ -304,11 +305,8 @@ def how_it_ended(status: int | str) -> str:
         return f"a process cannot be started for it: {status}"
     if status >= 0:
         return f"its process has ended with status {status}"
-    name = str(-status)
-    with suppress(ValueError):
-        name = signal.Signals(-status).name
     why = ", as the system does when memory is exhausted" if -status == signal.SIGKILL else ""
-    return f"its process was killed by {name}{why}"
+    return f"its process {killed_by(status)}{why}"
 
 
 # --- TLS --------------------------------------------------------------------------------
