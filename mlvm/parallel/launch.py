@@ -126,6 +126,8 @@ class _Launchers:
     def __init__(self, node: int, nodes: int, address: Address) -> None:
         if not isinstance(address, TcpAddress):
             raise GroupError(f"launch: expected the address HOST:PORT, got {address}")
+        if address.port > 65534:  # the commands meet at the next port
+            raise GroupError(f"launch: expected a port below 65535, got {address.port}")
         self._node = node
         self._nodes = nodes
         self._address = TcpAddress(address.host, address.port + 1)

@@ -148,6 +148,6 @@ def _at(
 
 def _number(variables: Mapping[str, str], name: str) -> int:
     text = variables.get(name, "0")
-    if not text.isascii() or not text.isdigit():
+    if not text.isascii() or not text.isdigit() or len(text) > 18:
         raise GroupError(f"{name}: expected an integer, got {brief(text)}")
     return int(text)

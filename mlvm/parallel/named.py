@@ -43,7 +43,7 @@ def group(name: str, *, timeout: float | None = None) -> AnyGroup:
     if kind == "auto" and not colon:
         rank, size, address = launched(os.environ)
         return TcpGroup(rank, size, str(address), timeout=timeout)
-    if kind in ("threads", "processes", "ray") and count.isdecimal():
+    if kind in ("threads", "processes", "ray") and count.isdecimal() and len(count) < 10:
         makes = {"threads": Group, "processes": ProcessGroup, "ray": RayGroup}
         created: AnyGroup = makes[kind](int(count), timeout=timeout)
         return created

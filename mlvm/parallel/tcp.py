@@ -209,7 +209,7 @@ def _reachable(advertise: str | None, ports: range | str | None) -> _Reachable:
     chosen = ports if isinstance(ports, range) else range(0)
     if isinstance(ports, str):
         first, _, last = ports.partition("-")
-        is_range = first.isdecimal() and last.isdecimal()
+        is_range = first.isdecimal() and last.isdecimal() and len(ports) < 20
         chosen = range(int(first), int(last) + 1) if is_range else range(0)
     if ports != "" and not (chosen and 0 < chosen[0] <= chosen[-1] < 1 << 16):
         text = f"expected a range of ports, such as 29501-29600, got {brief(ports)}"

@@ -70,7 +70,7 @@ def parse_address(text: str) -> Address:
     bracketed = host.startswith("[") and host.endswith("]")
     if not colon or not port.isascii() or not port.isdigit() or (":" in host and not bracketed):
         raise AddressError(f"an address: expected {_FORMS}, got {text!r}")
-    if int(port) > 65535:
+    if len(port) > 5 or int(port) > 65535:
         raise AddressError(f"{text!r}: expected a port of at most 65535; use a smaller port")
     host = host[1:-1] if bracketed else host
     if any(each.isspace() or each == "\0" for each in host):
