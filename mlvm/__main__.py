@@ -50,6 +50,7 @@ from mlvm.core.program.assembly import (
 )
 from mlvm.core.program.encoding import KIND_AT, MAGIC, Kind
 from mlvm.core.program.program import OPCODES, Program
+from mlvm.core.sizes import parse_count
 from mlvm.core.types import Array, DType, TensorType
 from mlvm.eager.runs import commands as run_commands
 from mlvm.eager.runs.debugger import Debugger
@@ -280,9 +281,9 @@ def _command(options: argparse.Namespace) -> list[str]:
 
 
 def _count(text: str) -> int:
-    if not text.isdecimal():
+    if (number := parse_count(text)) is None:
         raise argparse.ArgumentTypeError(f"expected a whole number >= 0, got {text!r}")
-    return int(text)
+    return number
 
 
 # --- programs and arguments ------------------------------------------------------------

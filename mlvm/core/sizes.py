@@ -19,6 +19,11 @@ _DECIMAL: Final = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _SIZE: Final = re.compile(r"\s*(\d{1,40}(?:\.\d+)?)\s*([a-z]*)\s*", re.ASCII | re.IGNORECASE)
 
 
+def parse_count(text: str) -> int | None:
+    """Return the number of a text of 1 to 18 digits, or None for a different text."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else None
+
+
 def parse_size(
     value: object, where: str, *, least: int = 1, error: type[MlvmError] = ArgumentError
 ) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
 
-from mlvm.core.errors import ArgumentError
+from mlvm.core.errors import MlvmError
 from mlvm.core.op import OPS, Attributes
 from mlvm.core.op import Op as CoreOp
 from mlvm.core.types import DType, TensorType
@@ -51,7 +51,7 @@ def own_op(node: ProtoMessage) -> tuple[OnnxOp, list[tuple[str, DType | None]]] 
                 inputs = list(node.input)[:count]
                 dtypes = [DType.storage.get(x) for x in fields.get("dtypes", [""] * len(inputs))]
                 return op, list(zip(inputs, dtypes, strict=True))
-            except (ValueError, TypeError, KeyError, ArgumentError):
+            except (ValueError, TypeError, KeyError, RecursionError, MlvmError):
                 return None
     return None
 

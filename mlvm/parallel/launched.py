@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from mlvm.core.errors import GroupError, brief
+from mlvm.core.sizes import parse_count
 from mlvm.machines.remote.address import TcpAddress
 
 _PORTS: Final = range(61440, 65535)
@@ -148,6 +149,6 @@ def _at(
 
 def _number(variables: Mapping[str, str], name: str) -> int:
     text = variables.get(name, "0")
-    if not text.isascii() or not text.isdigit() or len(text) > 18:
+    if (number := parse_count(text)) is None:
         raise GroupError(f"{name}: expected an integer, got {brief(text)}")
-    return int(text)
+    return number

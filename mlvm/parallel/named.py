@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from mlvm.core.errors import GroupError, brief
+from mlvm.core.sizes import parse_count
 from mlvm.parallel.group import AnyGroup, Group
 from mlvm.parallel.launched import launched
 from mlvm.parallel.mpi import MpiGroup
@@ -43,9 +44,9 @@ def group(name: str, *, timeout: float | None = None) -> AnyGroup:
     if kind == "auto" and not colon:
         rank, size, address = launched(os.environ)
         return TcpGroup(rank, size, str(address), timeout=timeout)
-    if kind in ("threads", "processes", "ray") and count.isdecimal() and len(count) < 10:
+    if kind in ("threads", "processes", "ray") and (members := parse_count(count)) is not None:
         makes = {"threads": Group, "processes": ProcessGroup, "ray": RayGroup}
-        created: AnyGroup = makes[kind](int(count), timeout=timeout)
+        created: AnyGroup = makes[kind](members, timeout=timeout)
         return created
     raise GroupError(
         f"group: expected threads:N, processes:N, ray:N, mpi or auto, got {brief(name)}"

@@ -45,6 +45,7 @@ from mlvm.core.errors import (
     brief,
 )
 from mlvm.core.program.encoding import Kind, Writer, open_message
+from mlvm.core.sizes import parse_count
 from mlvm.core.types import Array
 from mlvm.machines.remote.address import (
     TcpAddress,
@@ -208,9 +209,8 @@ def _reachable(advertise: str | None, ports: range | str | None) -> _Reachable:
             )
     chosen = ports if isinstance(ports, range) else range(0)
     if isinstance(ports, str):
-        first, _, last = ports.partition("-")
-        is_range = first.isdecimal() and last.isdecimal() and len(ports) < 20
-        chosen = range(int(first), int(last) + 1) if is_range else range(0)
+        first, last = (parse_count(text) for text in ports.partition("-")[::2])
+        chosen = range(0) if first is None or last is None else range(first, last + 1)
     if ports != "" and not (chosen and 0 < chosen[0] <= chosen[-1] < 1 << 16):
         text = f"expected a range of ports, such as 29501-29600, got {brief(ports)}"
         raise GroupError(f"ports=: {text}")

@@ -19,6 +19,7 @@ from mlvm.core.errors import line_of
 from mlvm.core.machine.decode import argument_of
 from mlvm.core.program.assembly import format_constant, format_function
 from mlvm.core.program.program import Program
+from mlvm.core.sizes import parse_count
 from mlvm.core.types import Array, TensorType
 from mlvm.show.calls import calls_in, label_of, name_of
 from mlvm.show.report import short
@@ -442,8 +443,8 @@ def _source(line: str, before: float | None) -> str:
     """Return the text of a `file:line` of Python, or "" if it cannot be read or changed since."""
     file, _, number = line.rpartition(":")
     lines = _lines_of(file, before)
-    index = int(number) - 1 if number.isdecimal() else -1
-    return lines[index].strip() if 0 <= index < len(lines) else ""
+    n = parse_count(number) or 0
+    return lines[n - 1].strip() if 0 < n <= len(lines) else ""
 
 
 @cache

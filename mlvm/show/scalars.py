@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Final, SupportsFloat, SupportsIndex
 
 from mlvm.core.errors import ArgumentError, brief
-from mlvm.core.program.encoding import varint
+from mlvm.core.program.encoding import damaged, varint
+from mlvm.core.sizes import parse_count
 from mlvm.machines.closing import Closing
 from mlvm.machines.files import write_file
 
@@ -40,7 +41,8 @@ class ScalarLog(Closing):
     and then `tensorboard --logdir runs`. A row is on disk when `add` returns. Rows of earlier logs
     in the folder stay, except from step `purge_step` on: a resumed training writes these again.
 
-    Raises `OSError`, and `ArgumentError` for a purge_step that is no int from 0 on.
+    Raises `OSError`, `EncodingError` for a damaged file of rows, and `ArgumentError` for a
+    purge_step that is no int from 0 on.
 
         >>> import tempfile, pathlib
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -75,7 +77,8 @@ class ScalarLog(Closing):
         A group has the same names in each row, in any order.
 
         Raises `ArgumentError` for other names, none, a step that is no int from 0 on, and a
-        group that is no file's name; `OSError`, and `ValueError` after `close`.
+        group that is no file's name; `OSError`, `EncodingError` for a damaged file of rows, and
+        `ValueError` after `close`.
 
         Invalid calls:
             ml.ScalarLog.add(None, "train", -1, loss=1.0)  # ArgumentError
@@ -105,10 +108,11 @@ class ScalarLog(Closing):
 
     def _header(self, group: str, names: list[str]) -> list[str]:
         """Return the columns of a group: those of the file, or `names` for a new file."""
-        if not isinstance(group, str) or not group or group != Path(group).name:
-            raise ArgumentError(
-                f"add: expected a group that is a valid file name, got {brief(group)}"
-            )
+        if not isinstance(group, str) or group in ("", "..") or group != Path(group).name:
+            raise _invalid_name(group)
+        for name in (group, *names):
+            if "\0" in name or any("\ud800" <= each <= "\udfff" for each in name):
+                raise _invalid_name(name)
         file = self._file(group)
         rows = _rows(file) if file.exists() else []
         if not rows:
@@ -121,6 +125,10 @@ class ScalarLog(Closing):
         data = _key(1, 1) + struct.pack("<d", time.time()) + event
         length = struct.pack("<Q", len(data))
         _append(self._events, length + _checksum(length) + data + _checksum(data))
+
+
+def _invalid_name(name: object) -> ArgumentError:
+    return ArgumentError(f"add: expected a group that is a valid file name, got {brief(name)}")
 
 
 def _step(step: object) -> int:
@@ -149,8 +157,11 @@ def _rows(file: Path) -> list[list[str]]:
     whole, _, rest = file.read_bytes().rpartition(b"\n")
     if rest and whole:
         write_file(file, whole + b"\n")
-    text = io.StringIO((whole or rest).decode("utf-8"), newline="")
-    return [row for row in csv.reader(text) if row]
+    try:
+        text = io.StringIO((whole or rest).decode("utf-8"), newline="")
+        return [row for row in csv.reader(text) if row]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise damaged(f"{file}: expected comma-separated text: {error}") from None
 
 
 def _lines(*rows: Iterable[object]) -> bytes:
@@ -172,13 +183,15 @@ def _append(file: FileIO, data: bytes) -> None:
 
 def _purge(file: Path, step: int) -> None:
     """Delete the rows from that step on. Files without steps belong to other programs."""
-    header, *rows = _rows(file) or [[]]
-    if header[:1] == ["step"]:
-        earlier = [row for row in rows if row[0].isdecimal() and int(row[0]) < step]
-        if earlier:
-            write_file(file, _lines(header, *earlier))
-        else:
-            file.unlink()
+    if not file.read_bytes().startswith(b"step,"):
+        return
+    header, *rows = _rows(file)
+    steps = [parse_count(row[0]) for row in rows]
+    earlier = [x for x, n in zip(rows, steps, strict=True) if n is not None and n < step]
+    if earlier:
+        write_file(file, _lines(header, *earlier))
+    else:
+        file.unlink()
 
 
 # --- protobuf ------------------------------------------------------------------------

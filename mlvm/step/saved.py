@@ -29,6 +29,7 @@ from mlvm.core.ops.half import cast, number_array
 from mlvm.core.program.encoding import Kind, Reader, Writer, damaged, open_message
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import StorageHandle, TensorHandle, VMProtocol
+from mlvm.core.sizes import parse_count
 from mlvm.core.types import MAX_NBYTES, Array, TensorType, f64
 from mlvm.step.compile import ROLES, Planned
 from mlvm.step.flow import Location, Role
@@ -139,10 +140,10 @@ class SavedStep(NamedTuple):
         moments = tuple(reader.sequence(Reader.integer)) if has_moments else ()
         by_place: dict[tuple[str, int], str] = {}
         for place, line in lines.items():
-            function, _, pc = place.rpartition(" ")
-            if not pc.isdecimal():
+            function, _, number = place.rpartition(" ")
+            if (pc := parse_count(number)) is None:
                 raise damaged(f"expected a line with a function and a pc, got {brief(place)}")
-            by_place[function, int(pc)] = line
+            by_place[function, pc] = line
         planned = Planned(program, arguments, plan, by_place, lifetimes, moments=moments)
         opened = OpenStep.read(reader, planned) if reader.remaining else None
         reader.end()

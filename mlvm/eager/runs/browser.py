@@ -19,6 +19,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
 
 from mlvm.core.errors import MlvmError
+from mlvm.core.sizes import parse_count
 from mlvm.eager.runs.debugger import Debugger
 from mlvm.show.page import filled, plain_page
 
@@ -108,10 +109,8 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(kind, content())
 
     def do_POST(self) -> None:
-        text = self.headers.get("Content-Length", "")
-        is_length = text.isdecimal() and len(text) <= len(f"{_LONGEST}")
-        length = int(text) if is_length else _LONGEST + 1
-        if self._name() != "command" or length > _LONGEST:
+        length = parse_count(self.headers.get("Content-Length", ""))
+        if self._name() != "command" or length is None or length > _LONGEST:
             self.send_error(404)
             return
         body = self.rfile.read(length)

@@ -12,6 +12,7 @@ import numpy as np
 from mlvm.core.errors import ArgumentError
 from mlvm.core.op import OPS
 from mlvm.core.ops.half import shown
+from mlvm.core.sizes import parse_count
 from mlvm.core.types import Array, TensorType
 from mlvm.eager.files import safetensors
 from mlvm.eager.runs.cells import storable
@@ -129,8 +130,13 @@ def _save(replay: Replay, number: int, folder: Path) -> None:
     arrays = {name: storable(array) for name, array in moment.state.items()}
     types = {name: safetensors.type_of(array) for name, array in arrays.items()}
     safetensors.write(folder / "state.safetensors", types, arrays.__getitem__, {})
+    written: set[str] = set()
     for name, array in moment.inputs.items():
-        write_array(folder / f"{_file_name(name)}.npy", array)
+        file = _file_name(name)
+        while file in written:
+            file += "_"
+        written.add(file)
+        write_array(folder / f"{file}.npy", array)
     print(f"wrote state.safetensors and {len(moment.inputs)} inputs to {folder}")
 
 
@@ -140,8 +146,8 @@ def _file_name(name: str) -> str:
 
 def _show_line(replay: Replay, number: int, place: str, folder: Path | None) -> int:
     """Print the tensors that a line computes in a step, or write them to a folder."""
-    file, _, line = place.rpartition(":")
-    if not line.isdecimal():
+    file, _, text = place.rpartition(":")
+    if (line := parse_count(text)) is None:
         raise ArgumentError(f"replay: expected --at as FILE:LINE, got {place!r}")
     execution = replay.execution(number)
     ops: list[Executed] = []
@@ -149,7 +155,7 @@ def _show_line(replay: Replay, number: int, place: str, folder: Path | None) -> 
     for op in iter(execution.step, None):
         if op.line is not None:
             lines[op.line] = None
-        if op.line is None or op.line.number != int(line) or not op.line.file.endswith(file):
+        if op.line is None or op.line.number != line or not op.line.file.endswith(file):
             continue
         ops.append(op)
         for i, ref in enumerate(op.results):
@@ -164,7 +170,7 @@ def _show_line(replay: Replay, number: int, place: str, folder: Path | None) -> 
                 )
     if not ops:
         candidates = [each for each in lines if each.file.endswith(file)] or [*lines]
-        nearest = sorted(candidates, key=lambda each: abs(each.number - int(line)))[:5]
+        nearest = sorted(candidates, key=lambda each: abs(each.number - line))[:5]
         listed = ", ".join(dict.fromkeys(map(str, nearest)))
         places = f"; it has ops at {listed}" if listed else ""
         raise ArgumentError(f"replay: no op of step {number} was recorded at {place}{places}")

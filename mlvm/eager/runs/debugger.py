@@ -17,6 +17,7 @@ import numpy as np
 
 from mlvm.core.errors import ArgumentError, MlvmError
 from mlvm.core.ops.half import shown
+from mlvm.core.sizes import parse_count
 from mlvm.core.tables import table
 from mlvm.core.types import Array, TensorType
 from mlvm.eager.runs.breakpoints import Breakpoint, parse_breakpoint, require_known
@@ -149,9 +150,8 @@ class Debugger(cmd.Cmd):
 
     def do_goto(self, argument: str) -> None:
         """goto POSITION: go to a position, forwards or backwards."""
-        if not argument.isdecimal() or len(argument) > 18:
+        if (position := parse_count(argument)) is None:
             raise ArgumentError(f"goto: expected a position, got {argument!r}")
-        position = int(argument)
         is_outside = False
         with suppress(MlvmError):  # if an op raises, `_move` stops there and raises the error
             is_outside = position > 0 and self.execution.op_at(position - 1) is None
@@ -183,10 +183,10 @@ class Debugger(cmd.Cmd):
         """cl(ear) [NUMBER]: delete a breakpoint, or all breakpoints."""
         if not argument:
             self._breakpoints.clear()
-        elif not argument.isdecimal() or int(argument) not in self._breakpoints:
+        elif (number := parse_count(argument)) is None or number not in self._breakpoints:
             raise ArgumentError(f"cl: expected the number of a breakpoint, got {argument!r}")
         else:
-            del self._breakpoints[int(argument)]
+            del self._breakpoints[number]
 
     # --- values -----------------------------------------------------------------------------
 

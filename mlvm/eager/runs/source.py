@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from mlvm.core.memo import memoized
+from mlvm.core.sizes import parse_count
 
 
 class SourceLine(NamedTuple):
@@ -36,9 +37,8 @@ class SourceLine(NamedTuple):
 def line_at(place: str, layer: str | None = None) -> SourceLine:
     """Return the line at `file:number`, with the text if the file can be read."""
     file, _, number = place.rpartition(":")
-    if not number.isdecimal():
+    if (n := parse_count(number)) is None:
         return SourceLine(place, 0, layer=layer or "")
-    n = int(number)
     functions = _functions(file)
     inside = [name for name, first, last in functions if first <= n <= last]
     text = linecache.getline(file, n).strip()

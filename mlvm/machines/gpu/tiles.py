@@ -94,7 +94,7 @@ def table() -> Table:
         for tiles in loaded.values():
             for numbers in tiles.values():
                 _require(Tile(*numbers))
-    except (OSError, ValueError, TypeError, AttributeError, ZeroDivisionError):
+    except (OSError, ValueError, TypeError, AttributeError, ArithmeticError, RecursionError):
         return {}
     return dict(loaded)
 

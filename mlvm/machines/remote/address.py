@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from mlvm.core.errors import AddressError
+from mlvm.core.sizes import parse_count
 
 _UNIX: Final = "unix:"
 _FORMS: Final = "HOST:PORT, [IPV6]:PORT, :PORT (this host alone) or unix:PATH"
@@ -66,16 +67,17 @@ def parse_address(text: str) -> Address:
                 f"{text!r}: expected a path of at most {_LONGEST_PATH} bytes; use a shorter path"
             )
         return UnixAddress(path)
-    host, colon, port = text.rpartition(":")
+    host, _, digits = text.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
-    if not colon or not port.isascii() or not port.isdigit() or (":" in host and not bracketed):
+    port = parse_count(digits)
+    if port is None or len(digits) == len(text) or (":" in host and not bracketed):
         raise AddressError(f"an address: expected {_FORMS}, got {text!r}")
-    if len(port) > 5 or int(port) > 65535:
+    if port > 65535:
         raise AddressError(f"{text!r}: expected a port of at most 65535; use a smaller port")
     host = host[1:-1] if bracketed else host
     if any(each.isspace() or each == "\0" for each in host):
         raise AddressError(f"an address: expected {_FORMS}, got {text!r}")
-    return TcpAddress(host or "127.0.0.1", int(port))
+    return TcpAddress(host or "127.0.0.1", port)
 
 
 # --- listen ---------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from mlvm.core.errors import (
     MlvmError,
 )
 from mlvm.core.program.encoding import HEADER, VERSION
+from mlvm.core.sizes import parse_count
 from mlvm.machines.closing import Closing
 from mlvm.machines.local import LocalVM
 from mlvm.machines.remote import address as addresses
@@ -403,9 +404,9 @@ class Server(Closing):
 
     def _interrupt(self, hello: handshake.Hello) -> dict[str, object]:
         """Stop the launches of the client with the key `hello.vm`, up to message `hello.name`."""
-        if not hello.name.isdecimal():
+        if (last := parse_count(hello.name)) is None:
             raise AccessDeniedError(f"expected a message number, got {hello.name[:50]!r}")
-        self.lender.interrupt(self._number_of(hello), int(hello.name))
+        self.lender.interrupt(self._number_of(hello), last)
         return self._about
 
     def _number_of(self, hello: handshake.Hello) -> int:
