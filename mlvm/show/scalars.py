@@ -77,8 +77,8 @@ class ScalarLog(Closing):
         A group has the same names in each row, in any order.
 
         Raises `ArgumentError` for other names, none, a step that is no int from 0 on, and a
-        group that is no file's name; `OSError`, `EncodingError` for a damaged file of rows, and
-        `ValueError` after `close`.
+        group that is no file's name. Raises `OSError`, `EncodingError` for a damaged file of rows,
+        and `ValueError` after `close`.
 
         Invalid calls:
             ml.ScalarLog.add(None, "train", -1, loss=1.0)  # ArgumentError

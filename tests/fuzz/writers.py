@@ -114,44 +114,38 @@ def _plotted(folder: Path, n: int) -> None:
     arena.plot(folder / "a.svg")
 
 
-def _script(folder: Path, n: int) -> Path:
-    script = folder.parent / f"{n}.py"
-    if not script.exists():
-        script.write_text(
-            "import mlvm.eager as ml\nwith ml.Arena(ml.VM('v'), 'a'):\n"
-            f"    for _ in range({n // 50}): ml.ones(2) + 1\n"
-        )
-    return script
+def _write_script(file: Path, n: int) -> None:
+    file.write_text(
+        "import mlvm.eager as ml\nwith ml.Arena(ml.VM('v'), 'a'):\n"
+        f"    for _ in range({n // 50}): ml.ones(2) + 1\n"
+    )
 
 
-def _step(folder: Path, n: int) -> Path:
-    file = folder.parent / f"{n}.mlvm"
+def _write_buffers(file: Path, n: int) -> None:
+    rows = [f"b{i},{i % 7},{i % 7 + 2},{i + 1}" for i in range(n // 50)]
+    file.write_text("\n".join(["id,lower,upper,size", *rows]))
+
+
+def _record(folder: Path, n: int) -> None:
+    with ml.runs.record(folder):
+        _captured(n)(ml.ones(3))
+
+
+_MAKES: Final[dict[str, Callable[[Path, int], object]]] = {
+    "py": _write_script,
+    "csv": _write_buffers,
+    "run": _record,
+    "mlvm": lambda file, n: _captured(n).save(file),
+    "onnx": lambda file, n: ml.onnx.save(lambda x: x * 2 + 1, [ml.ones(n)], file),
+}
+
+
+def _input(kind: str, folder: Path, n: int) -> Path:
+    """The file of a kind that a command reads, which is made once."""
+    file = folder.parent / f"{n}.{kind}"
     if not file.exists():
-        _captured(n).save(file)
+        _MAKES[kind](file, n)
     return file
-
-
-def _model(folder: Path, n: int) -> Path:
-    file = folder.parent / f"{n}.onnx"
-    if not file.exists():
-        ml.onnx.save(lambda x: x * 2 + 1, [ml.ones(n)], file)
-    return file
-
-
-def _buffers(folder: Path, n: int) -> Path:
-    file = folder.parent / f"{n}.csv"
-    if not file.exists():
-        rows = [f"b{i},{i % 7},{i % 7 + 2},{i + 1}" for i in range(n // 50)]
-        file.write_text("\n".join(["id,lower,upper,size", *rows]))
-    return file
-
-
-def _recording(folder: Path, n: int) -> Path:
-    recording = folder.parent / f"recording {n}"
-    if not recording.exists():
-        with ml.runs.record(recording):
-            _captured(n)(ml.ones(3))
-    return recording
 
 
 def _tiles(folder: Path, n: int) -> None:
@@ -215,7 +209,7 @@ WRITERS: Final = {
     "tiles": Writer(_tiles),
     "mlvm run": Writer(
         lambda folder, n: _run(
-            *("run", _step(folder, n), "--arg", "f32[3] 1 2 3"),
+            *("run", _input("mlvm", folder, n), "--arg", "f32[3] 1 2 3"),
             *("--out", folder / "out", "--trace", folder / "t.json"),
         )
     ),
@@ -228,26 +222,28 @@ WRITERS: Final = {
     ),
     "mlvm plan": Writer(
         lambda folder, n: _run(
-            *("plan", _buffers(folder, n), "--effort", "1"),
+            *("plan", _input("csv", folder, n), "--effort", "1"),
             *("--out", folder / "planned.csv", "--plot", folder / "planned.svg"),
         )
     ),
     "mlvm replay": Writer(
-        lambda folder, n: _run("replay", _recording(folder, n), "--save", folder / "saved"),
+        lambda folder, n: _run("replay", _input("run", folder, n), "--save", folder / "saved"),
         lambda folder: ml.load(folder / "saved" / "state.safetensors"),
     ),
-    "mlvm memory": Writer(lambda folder, n: _run("memory", _script(folder, n), "--out", folder)),
+    "mlvm memory": Writer(
+        lambda folder, n: _run("memory", _input("py", folder, n), "--out", folder)
+    ),
     "mlvm show": Writer(
-        lambda folder, n: _run("show", _script(folder, n), "-o", folder / "page.html")
+        lambda folder, n: _run("show", _input("py", folder, n), "-o", folder / "page.html")
     ),
     "mlvm onnx": Writer(
         lambda folder, n: _run(
-            *("onnx", _model(folder, n), "--plan", "--out", folder / "out"),
+            *("onnx", _input("onnx", folder, n), "--plan", "--out", folder / "out"),
             *("--save", folder / "step.mlvm"),
         )
     ),
     "mlvm build": Writer(
-        lambda folder, n: _run("build", _step(folder, n), "-o", folder / "built"),
+        lambda folder, n: _run("build", _input("mlvm", folder, n), "-o", folder / "built"),
     ),
     "models.train": Writer(_train, _load_training, varies=True),
 }

@@ -32,8 +32,8 @@ class Trees(NamedTuple):
 
     roots: node of each tree. depth: most branches from a root to a leaf.
     weights: contributions of the leaves, [nodes, targets].
-    present: whether a leaf has a weight of a target, [nodes, targets].
-    leaves: the leaves of each tree.
+    present: where there are weights.
+    leaves: those of each tree.
     """
 
     modes: list[str]
