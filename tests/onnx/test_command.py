@@ -70,10 +70,7 @@ def test_an_array_of_f64_is_taken_as_f32_everywhere(file: Path) -> None:
     (["none.onnx"], "none.onnx"),
     (["damaged.onnx"], "error: damaged.onnx: "),
     (["it.onnx", "--input", "f32[9,9]"], "expected the input 'rows' as f32[4,3], got f32[9,9]"),
-    (
-        ["it.onnx", "--input", "f32[4,3]", "--input", "f32[2]"],
-        "got 2 inputs; expected {'rows'",
-    ),
+    (["it.onnx", "--input", "f32[4,3]", "--input", "f32[2]"], "got 2 inputs; expected {'rows'"),
     (["it.onnx", "--input", "what.npy"], "what.npy"),
     (["it.onnx", "--save", "there/is/none.mlvm"], "there/is/none.mlvm"),
 )

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
@@ -557,36 +557,50 @@ def test_too_few_file_descriptors_are_survived() -> None:
         server.vm().close()
 
 
-FEW_FILES = """
-import os, resource, sys
+SERVER = """
+import os, sys
 from mlvm.machines.remote.server import Server
+
+def refuse(event, args):
+    if event == "open":
+        raise OSError(24, "Too many open files")
+
 with Server("127.0.0.1:0", secret=sys.argv[1]) as server:
-    here = len(os.listdir("/proc/self/fd"))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (here + 2, here + 2))
+    if "few files" in sys.argv:
+        import resource
+        here = len(os.listdir("/proc/self/fd"))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (here + 2, here + 2))
     print(server.address, flush=True)
+    if "no files" in sys.argv:
+        sys.addaudithook(refuse)
     sys.stdin.read()
 """
 
 
+@contextlib.contextmanager
+def served_apart(how: str = "") -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A server in a process of its own, and its address."""
+    with start_python("-c", SERVER, SECRET, how, stdin=subprocess.PIPE) as server:
+        yield server, line_of(server).strip()
+        server.communicate("")
+
+
 def test_who_finds_no_file_descriptor_hears_so_and_others_go_on() -> None:
     pytest.importorskip("resource")
-    with start_python("-c", FEW_FILES, SECRET, stdin=subprocess.PIPE) as server:
-        address = line_of(server).strip()
-        with ExitStack() as clients:
-            vms: list[RemoteVM] = []
+    with served_apart("few files") as (_, address), ExitStack() as clients:
+        vms: list[RemoteVM] = []
 
-            def connect_all() -> None:
-                while True:
-                    vms.append(clients.enter_context(connect.connect(address, secret=SECRET)))
+        def connect_all() -> None:
+            while True:
+                vms.append(clients.enter_context(connect.connect(address, secret=SECRET)))
 
-            refuses(AccessDeniedError, "the server has too many open files", connect_all)
-            assert vms
-            for vm in vms:
-                vm.dealloc_tensor(vm.alloc_tensor(F32X3))
-                vm.synchronize()
-            vms.pop().close()
-            wait_for(lambda: is_admitted(address), 5)
-        server.communicate("")
+        refuses(AccessDeniedError, "the server has too many open files", connect_all)
+        assert vms
+        for vm in vms:
+            vm.dealloc_tensor(vm.alloc_tensor(F32X3))
+            vm.synchronize()
+        vms.pop().close()
+        wait_for(lambda: is_admitted(address), 5)
 
 
 def is_admitted(address: str) -> bool:
@@ -596,46 +610,19 @@ def is_admitted(address: str) -> bool:
     return False
 
 
-NO_FILES = """
-import sys
-from mlvm.machines.remote.server import Server
-
-def refuse(event, args):
-    if event == "open":
-        raise OSError(24, "Too many open files")
-
-with Server("127.0.0.1:0", secret=sys.argv[1]) as server:
-    print(server.address, flush=True)
-    sys.addaudithook(refuse)
-    sys.stdin.read()
-"""
-
-
 def test_a_client_needs_no_file_of_the_server() -> None:
     """Modules are imported before a server listens: an import needs a file descriptor."""
-    with start_python("-c", NO_FILES, SECRET, stdin=subprocess.PIPE) as server:
-        address = line_of(server).strip()
-        with connect.connect(address, secret=SECRET) as vm:
-            for name, of_op in CASES.items():
-                [case, *_] = of_op
-                program = Program.of_op(name, len(case.inputs), OPS[name].bind(case.attributes), 1)
-                handles = [put(vm, x) for x in case.inputs]
-                for _ in range(2):
-                    vm.launch(program, handles)
-            unknown = asm('.func main 0 *|load_arg 0|push_str "ad"|cfunc 1 1|halt')
-            refuses(UnknownFunctionError, "did you mean", vm.launch, unknown, handles[:1])
-            refuses(HandleError, "", vm.read, 1 << 40)
-            vm.synchronize()
-        server.communicate("")
-
-
-SERVER = """
-import sys
-from mlvm.machines.remote.server import Server
-with Server("127.0.0.1:0", secret=sys.argv[1]) as server:
-    print(server.address, flush=True)
-    sys.stdin.read()
-"""
+    with served_apart("no files") as (_, address), connect.connect(address, secret=SECRET) as vm:
+        for name, of_op in CASES.items():
+            [case, *_] = of_op
+            program = Program.of_op(name, len(case.inputs), OPS[name].bind(case.attributes), 1)
+            handles = [put(vm, x) for x in case.inputs]
+            for _ in range(2):
+                vm.launch(program, handles)
+        unknown = asm('.func main 0 *|load_arg 0|push_str "ad"|cfunc 1 1|halt')
+        refuses(UnknownFunctionError, "did you mean", vm.launch, unknown, handles[:1])
+        refuses(HandleError, "", vm.read, 1 << 40)
+        vm.synchronize()
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="looks at /proc")
@@ -647,8 +634,7 @@ def test_memory_of_clients_that_have_left_is_returned() -> None:
             vm.read(kept[0])
             vm.read(small[0])
 
-    with start_python("-c", SERVER, SECRET, stdin=subprocess.PIPE) as server:
-        address = line_of(server).strip()
+    with served_apart() as (server, address):
 
         def resident() -> int:
             text = Path(f"/proc/{server.pid}/status").read_text()
@@ -660,7 +646,6 @@ def test_memory_of_clients_that_have_left_is_returned() -> None:
             with ThreadPoolExecutor(4) as pool:
                 list(pool.map(client, [address] * 4))
         wait_for(lambda: resident() < before + 100, 10)  # 250 more are resident without a trim
-        server.communicate("")
 
 
 def test_a_launch_has_so_many_arguments_at_most() -> None:
