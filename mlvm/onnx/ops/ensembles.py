@@ -26,6 +26,14 @@ _MODES: Final = {
     "BRANCH_NEQ": ml.not_equal,
 }
 
+_AGGREGATES: Final[dict[str, tuple[Any, float]]] = {
+    "SUM": (ml.sum, 0.0),
+    "AVERAGE": (ml.mean, 0.0),
+    "MIN": (ml.min, math.inf),
+    "MAX": (ml.max, -math.inf),
+}
+"""Functions of the leaves' weights, and the values of absent ones."""
+
 
 class Trees(NamedTuple):
     """Nodes of all trees; the children of a leaf are the leaf.
@@ -87,6 +95,8 @@ def _trees(node: Any, kind: str, targets: int, dtype: Any) -> Trees:
         present[place] = True
     tracks: Any = at.get("nodes_missing_value_tracks_true") or [0] * len(modes)
     values = _numbers(node, "nodes_values", dtype)
+    if kind == "target" and targets == 1 and values[is_leaf & ~present[:, 0]].any():
+        raise ModelError("expected a weight of each leaf with a value, got none")  # undefined
     features = np.asarray(at["nodes_featureids"], np.int64)
     of_tree = np.unique(owners, return_inverse=True)[1]
     leaves = [np.flatnonzero(is_leaf & (of_tree == i)) for i in range(of_tree.max(initial=-1) + 1)]
@@ -131,14 +141,12 @@ def tree_regressor(at: NodeCall, x: Any) -> Any:
     targets, how = at.get("n_targets", 1), at.get("aggregate_function", "SUM")
     trees, place = _reached(at, x, "target", targets)
     weights, base = ml.take(ml.asarray(trees.weights), place, axis=0), _base_values(at, 0, targets)
-    reduce: Any = {"SUM": ml.sum, "AVERAGE": ml.mean, "MIN": ml.min, "MAX": ml.max}[how]
-    if how in ("MIN", "MAX") and targets > 1:  # a leaf may have no weight of a target
-        there = ml.take(ml.asarray(trees.present), place, axis=0)
-        y = reduce(ml.where(there, weights, math.inf if how == "MIN" else -math.inf), axis=1)
-        y = ml.where(ml.any(there, axis=1), y, 0.0)
-    else:
-        y = reduce(weights, axis=1)
+    reduce, absent = _AGGREGATES[how]
+    there = ml.take(ml.asarray(trees.present), place, axis=0) if targets > 1 else True
+    y = reduce(ml.where(there, weights, absent), axis=1)
     y = y + ml.asarray(base, dtype=y.dtype) if base.size else y
+    if targets > 1:  # a leaf may have no weight of a target
+        y = ml.where(ml.any(there, axis=1), y, 0.0)
     return transformed(at, ml.astype(y, ml.float32))
 
 
@@ -174,17 +182,16 @@ def _of_two_classes(at: NodeCall, x: Any) -> tuple[Any, Any]:
     trees, place = _reached(at, x, "class", 1)
     score = ml.sum(ml.take(ml.asarray(trees.weights), place, axis=0), axis=1)
     base = _base_values(at, 0, 1)
-    compared = score = score + float(base[0]) if base.size else score
-    if base.size and not trees.present[np.concatenate(trees.leaves)].all():
+    if base.size:
         there = ml.any(ml.take(ml.asarray(trees.present), place, axis=0), axis=1)
-        compared = ml.where(there, score, 0.0)
+        score = ml.where(there, score + float(base[0]), 0.0)
     is_share = bool((_numbers(at.node, "class_weights", np.float32) >= 0).all())
-    best = ml.astype(ml.greater(compared[:, 0], 0.5 if is_share else 0.0), ml.int64)
+    best = ml.astype(ml.greater(score[:, 0], 0.5 if is_share else 0.0), ml.int64)
     how = at.get("post_transform", "NONE")
-    if is_share and how != "PROBIT":  # onnxruntime returns shares as they are
-        return best, ml.concat([1.0 - score, score], axis=1)
     if how == "LOGISTIC":
         return best, ml.sigmoid(ml.concat([-score, score], axis=1))
+    if is_share and how != "PROBIT":  # onnxruntime returns shares as they are
+        return best, ml.concat([1.0 - score, score], axis=1)
     raise ModelError(
         f"expected post_transform='LOGISTIC' for two classes with a single score, got {how!r}"
     )
