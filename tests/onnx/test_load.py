@@ -30,6 +30,7 @@ def network() -> bytes:
     """A convolution, a batch norm, a residual, a pool and a dense layer."""
     scale = np.abs(RNG.standard_normal(4)).astype(np.float32) + 0.5
     dense = RNG.standard_normal((7, 4)).astype(np.float32)
+    weights = "w", "b", "s", "m", "dense", "k"
     return model(
         graph(
             [
@@ -43,14 +44,7 @@ def network() -> bytes:
             ],
             [IMAGES],
             "logits",
-            [
-                constant("w", W),
-                constant("b", B),
-                constant("s", scale),
-                constant("m", B),
-                constant("dense", dense),
-                constant("k", np.ones(7, np.float32)),
-            ],
+            [*map(constant, weights, (W, B, scale, B, dense, np.ones(7, np.float32)))],
         )
     )
 
@@ -130,11 +124,7 @@ def test_a_layer_norm_of_seven_nodes_becomes_one(power: bool) -> None:
         node("Div", "d r", "n"),
         node("Mul", "n w", "y"),
     ]
-    constants = [
-        constant("two", np.float32(2)),
-        constant("eps", np.float32(1e-3)),
-        constant("w", B),
-    ]
+    constants = [*map(constant, ("two", "eps", "w"), (np.float32(2), np.float32(1e-3), B))]
     x = RNG.standard_normal((3, 5, 4)).astype(np.float32)
     expected = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-3) * B
     for outputs, count in (("y", 2), ("y v", 8)):
@@ -187,14 +177,8 @@ def test_lengths_and_branches_are_known_or_not() -> None:
         assert np.array_equal(picked, x * x if yes else -x)
         assert np.array_equal(step(x, shape, ml.asarray(yes))[1], picked)  # both are recorded
         assert np.array_equal(net(x, ml.asarray(shape), ml.asarray(yes))[1], picked)
-    refuses(
-        ml.errors.CaptureError,
-        "operand 1 of Reshape: expected numbers",
-        step,
-        x,
-        ml.asarray([8]),
-        True,
-    )
+    text = "operand 1 of Reshape: expected numbers"
+    refuses(ml.errors.CaptureError, text, step, x, ml.asarray([8]), True)
 
 
 def test_a_loop_goes_round_as_often_as_a_tensor_says() -> None:
@@ -504,16 +488,10 @@ def test_a_result_that_an_op_does_not_make_is_refused() -> None:
 
 
 def test_other_inputs_than_the_file_declares_are_refused() -> None:
-    net = load(NETWORK)
-    refuses(
-        ml.errors.ShapeError,
-        r"expected the input 'x' as f32\[n,3,h,w\], got f32\[2,4,5,5\]",
-        net,
-        ml.zeros((2, 4, 5, 5)),
-    )
-    refuses(
-        ml.errors.DTypeError, "the input 'x' as f32", net, ml.zeros((2, 3, 5, 5), dtype=ml.int32)
-    )
+    net, integers = load(NETWORK), ml.zeros((2, 3, 5, 5), dtype=ml.int32)
+    text = r"expected the input 'x' as f32\[n,3,h,w\], got f32\[2,4,5,5\]"
+    refuses(ml.errors.ShapeError, text, net, ml.zeros((2, 4, 5, 5)))
+    refuses(ml.errors.DTypeError, "the input 'x' as f32", net, integers)
     refuses(ml.errors.ArgumentError, "missing input 'x'", net)
     refuses(ml.errors.ArgumentError, "unknown input 'z'", net, ml.asarray(X), z=1)
     refuses(ml.errors.ArgumentError, "a file name", load, cast(Any, 3))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import os
+import re
 import struct
 import time
 from pathlib import Path
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from mlvm.core.errors import ArgumentError
+from mlvm.core.errors import ArgumentError, EncodingError
 from mlvm.show import scalars
 from tests.brief import Patch, cases, refuses
 
@@ -135,14 +136,14 @@ def test_scalars_are_read_back(tmp_path: Path) -> None:
 
 
 def test_a_later_log_goes_on_or_writes_rows_again(tmp_path: Path) -> None:
-    (tmp_path / "notes.csv").write_text("mine,and not a log's\n")
+    (tmp_path / "notes.csv").write_text("mine,and not a log's\n1,2")
     for first, purge in ((1, None), (4, None), (3, 3)):
         with ml.ScalarLog(tmp_path, purge_step=purge) as log:
             for step in range(first, first + 3):
                 log.add("train", step, loss=step + 0.5 * first)
     steps = [row[:2] for row in rows(tmp_path / "train.csv")[1:]]
     assert steps == [["1", "1.5"], ["2", "2.5"], ["3", "4.5"], ["4", "5.5"], ["5", "6.5"]]
-    assert (tmp_path / "notes.csv").read_text() == "mine,and not a log's\n"
+    assert (tmp_path / "notes.csv").read_text() == "mine,and not a log's\n1,2"
     begun = [fields(each) for file in sorted(tmp_path.glob("events*")) for each in records(file)]
     assert [(e[2], fields(e[7][0])) for e in begun if 7 in e] == [([3], {1: [1]})]
     with ml.ScalarLog(tmp_path, purge_step=0):
@@ -160,7 +161,13 @@ def test_a_later_log_goes_on_or_writes_rows_again(tmp_path: Path) -> None:
         lambda log: log.add("a/b", 1, loss=1),
         "expected a group that is a valid file name, got 'a/b'",
     ),
-    (lambda log: log.add("", 1, loss=1), "expected a group that is a valid file name, got ''"),
+    *(
+        (
+            lambda log, name=name: log.add(name, 1, loss=1),
+            rf"expected a group that is a valid file name, got {re.escape(repr(name))}",
+        )
+        for name in ("", "..", "a\0", "\ud800")
+    ),
     (lambda log: ml.ScalarLog(log.folder, purge_step=-1), "expected step as an int >= 0, got -1"),
 )
 def test_what_is_refused(add: Any, message: str, tmp_path: Path) -> None:
@@ -170,6 +177,8 @@ def test_what_is_refused(add: Any, message: str, tmp_path: Path) -> None:
         log.add("train", 2, loss=1.0)
     assert len(rows(tmp_path / "train.csv")) == 3
     assert len(events(tmp_path)) == 2
+    (tmp_path / "train.csv").write_bytes(b"step,\xff\n")
+    refuses(EncodingError, "train.csv: expected comma", ml.ScalarLog, tmp_path, purge_step=0)
 
 
 def test_tensorboard_reads_it(tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ def tree_regressor(at: NodeCall, x: Any) -> Any:
     trees, place = _reached(at, x, "target", targets)
     weights, base = ml.take(ml.asarray(trees.weights), place, axis=0), _base_values(at, 0, targets)
     reduce, absent = _AGGREGATES[how]
-    there = ml.take(ml.asarray(trees.present), place, axis=0) if targets > 1 else True
+    there: Any = ml.take(ml.asarray(trees.present), place, axis=0) if targets > 1 else True
     y = reduce(ml.where(there, weights, absent), axis=1)
     y = y + ml.asarray(base, dtype=y.dtype) if base.size else y
     if targets > 1:  # a leaf may have no weight of a target

@@ -90,6 +90,12 @@ def test_the_state_and_inputs_of_a_step_are_saved(folder: Path, capsys: Capsys) 
     np.testing.assert_array_equal(np.load("out/x.npy"), moment.inputs["x"])
     state = ml.load("out/state.safetensors")
     np.testing.assert_array_equal(state["model.kernel"].numpy(), moment.state["model.kernel"])
+    assert output(capsys, "replay", "a", "--at", f"recorded.py:{'9' * 5000}")[0] == 1
+    with ml.runs.record(folder / "b"):
+        ml.capture(lambda x: x["a/b"] + x["a_b"])({"a/b": ml.ones(1), "a_b": ml.zeros(1)})
+    assert output(capsys, "replay", "b", "--save", "of b")[0] == 0
+    arrays = {file.name: np.load(file).tolist() for file in Path("of b").glob("*.npy")}
+    assert arrays == {"x__a_b__.npy": [1.0], "x__a_b___.npy": [0.0]}
 
 
 def test_the_first_nan_is_found(folder: Path, capsys: Capsys) -> None:
