@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
+from contextlib import suppress
 from typing import Final
 
 from mlvm.core.errors import ArgumentError, MlvmError, brief
@@ -15,7 +16,7 @@ MAX_TERM: Final = 2**62
 """Largest integer of which a sum of two fits into 64 bits."""
 MAX_EXACT: Final = 2**53
 """Largest integer up to which a float represents every integer."""
-_DECIMAL: Final = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+_DECIMAL: Final = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _SIZE: Final = re.compile(r"\s*(\d{1,40}(?:\.\d+)?)\s*([a-z]*)\s*", re.ASCII | re.IGNORECASE)
 
 
@@ -30,30 +31,24 @@ def parse_size(
     """Return the number of bytes for an int, or for a text with a number and a unit.
 
     K, M, G, T and KiB, MiB, GiB, TiB are powers of 1024. kB, MB, GB, TB are powers of 1000. A
-    number with B or without a unit is in bytes.
+    number with B or without a unit is in bytes. The message of an error begins with `where`.
 
-    The message of an error begins with `where`. Raises `error` for an invalid size, and for a size
-    below `least` or above 2**63 - 1.
+    Raises `error` for an invalid size, and for a size below `least` or above 2**63 - 1.
 
         >>> parse_size("1.5 MiB", "here"), parse_size("64M", "here"), parse_size(100, "here")
         (1572864, 67108864, 100)
     """
     nbytes: float = -1
     if isinstance(value, str):
-        match = _SIZE.fullmatch(value)
-        if match is not None:
+        if (match := _SIZE.fullmatch(value)) is not None:
             unit = match[2].lower()
             factor = _DECIMAL.get(unit) or _UNITS.get(unit.removesuffix("ib") or "?")
-            if unit in ("", "b"):
-                factor = 1
             if factor is not None:
                 number = int(match[1]) if match[1].isdecimal() else float(match[1])
                 nbytes = -1 if factor == 1 and number % 1 else number * factor  # bytes are whole
     elif not isinstance(value, bool):
-        try:
+        with suppress(TypeError):
             nbytes = operator.index(value)  # type: ignore[arg-type]
-        except TypeError:
-            nbytes = -1
     if 0 < nbytes < 1 or not least <= nbytes <= MAX_SIZE:
         raise error(
             f"{where}: expected a size from {least} to 2**63 - 1 bytes, as an int or a text such "

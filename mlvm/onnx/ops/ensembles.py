@@ -40,8 +40,8 @@ class Trees(NamedTuple):
 
     roots: node of each tree. depth: most branches from a root to a leaf.
     weights: contributions of the leaves, [nodes, targets].
-    present: where there are weights.
-    leaves: those of each tree.
+    present: where weights are.
+    leaves: of each tree.
     """
 
     modes: list[str]

@@ -103,16 +103,10 @@ ROWS: Final = [row for row in FUNCTIONS if row.first and "random" not in row.cal
 SOME: Final = with_long(ROWS[::5], ROWS)
 
 
-<<<<<<< HEAD
 def require_same_outcomes(calls: Renumbered, make: Callable[..., Any], dtype: str) -> None:
     """Check what calls do with templates beside what they do without them."""
     for call in range(CALLS):
         function = make(calls, call, dtype)
-=======
-def require_same(calls: Renumbered, function_of: Callable[[int], Any]) -> None:
-    for call in range(CALLS):
-        function = function_of(call)
->>>>>>> a0904e3b (Tests of colliding names, of damaged rows of a log, and of other programs' files)
         actual = outcome(function)
         with templates.disabled():
             expected = outcome(function)
@@ -125,23 +119,13 @@ def require_same(calls: Renumbered, function_of: Callable[[int], Any]) -> None:
 def test_calls_of_other_numbers_are_as_the_function_makes_them(
     row: Row, literals: bool, dtype: str
 ) -> None:
-<<<<<<< HEAD
     require_same_outcomes(Renumbered(row, literals), Renumbered.function, dtype)
-=======
-    calls = Renumbered(row, literals)
-    require_same(calls, lambda call: calls.function(call, dtype))
->>>>>>> a0904e3b (Tests of colliding names, of damaged rows of a log, and of other programs' files)
 
 
 @pytest.mark.parametrize("dtype", with_long(["f32"], ["f32", "f16", "f64"]))
 @pytest.mark.parametrize("row", SOME, ids=[row.call for row in SOME])
 def test_gradients_of_other_numbers_are_as_the_function_makes_them(row: Row, dtype: str) -> None:
-<<<<<<< HEAD
     require_same_outcomes(Renumbered(row, True), Renumbered.gradient, dtype)
-=======
-    calls = Renumbered(row, True)
-    require_same(calls, lambda call: calls.gradient(call, dtype))
->>>>>>> a0904e3b (Tests of colliding names, of damaged rows of a log, and of other programs' files)
 
 
 LOOPS: Final[dict[str, Callable[[ml.Tensor, int], ml.Tensor]]] = {
