@@ -169,24 +169,22 @@ def plan(
     The same blocks always get the same plan. Raises `ArenaError` for a negative size, an end before
     the start, an alignment or an effort below 1, or a value that is not an integer.
     """
-    return _planned(blocks, alignment, effort, enough, None).plan
+    return plan_within(blocks, None, alignment=alignment, effort=effort, enough=enough).plan
 
 
 def plan_within(
-    blocks: Sequence[Block], capacity: int | None, *, alignment: int = ALIGNMENT, effort: int = 1
+    blocks: Sequence[Block],
+    capacity: int | None,
+    *,
+    alignment: int = ALIGNMENT,
+    effort: int = 1,
+    enough: int = 0,
 ) -> SearchedPlan:
     """Plan offsets as `plan` does, until the plan has at most `capacity` bytes.
 
     With None, return the smallest plan found. If the effort does not suffice, the plan may exceed
     the capacity. Raises `ArenaError` as `plan` does.
     """
-    return _planned(blocks, alignment, effort, 0, capacity)
-
-
-def _planned(
-    blocks: Sequence[Block], alignment: int, effort: int, enough: int, goal: int | None
-) -> SearchedPlan:
-    """Plan as `plan` does; with a `goal`, as `plan_within` does."""
     if type(effort) is not int or not 1 <= effort <= MOST_EFFORT:
         raise ArenaError(
             f"plan: expected effort as an int from 1 to {MOST_EFFORT}, got {brief(effort)}"
@@ -196,7 +194,7 @@ def _planned(
     needed = np.flatnonzero((size > 0) & (start < end))  # empty blocks fit anywhere
     least = max(bound, min(enough, bound + bound // 64))
     order, placed, visited = _best(
-        size[needed], start[needed], end[needed], bound, least, goal, effort * WORK
+        size[needed], start[needed], end[needed], bound, least, capacity, effort * WORK
     )
     offsets = np.zeros_like(size)
     offsets[needed] = placed

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from mlvm.arena.placement import rounded
-from mlvm.build.lower import Temporary
+from mlvm.build.lower import Calls, Temporary
 from mlvm.core.machine.functions import FunctionTable
 from mlvm.core.machine.verify import verify
 from mlvm.core.program.program import Program
@@ -33,9 +33,7 @@ class LanePart(NamedTuple):
     results: list[int]
 
 
-Runs = Callable[
-    [Program, Sequence[TensorType]], list[tuple[KernelCall, tuple[int | Temporary, ...]]]
-]
+Runs: TypeAlias = Callable[[Program, Sequence[TensorType]], Calls]
 
 
 class LaneCode:
