@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from hashlib import blake2b
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -44,16 +44,16 @@ def digest(array: Array) -> bytes:
         >>> digest(np.float32([0.0])) == digest(np.float32([-0.0]))
         False
     """
-    type = TensorType.of(array)
+    text, kind = _about(array.dtype, array.shape)
     little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
     data = little.reshape(-1).view(np.uint8)
-    text, kind = _about(type)
     return blake2b(text + accumulate(data, data.size, kind, KEYS), digest_size=16).digest()
 
 
 @memoized(1 << 12)
-def _about(type: TensorType) -> tuple[bytes, int]:
-    """Return a type as text, and the kind of floats."""
+def _about(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[bytes, int]:
+    """Return the type of an array as text, and the kind of floats."""
+    type = TensorType.of(np.broadcast_to(np.empty((), dtype), shape))
     return str(type).encode(), _KINDS.get(type.dtype.name, 0)
 
 
