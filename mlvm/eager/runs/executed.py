@@ -29,7 +29,7 @@ class Ref(NamedTuple):
 
     @property
     def is_outside(self) -> bool:
-        """Whether no op of the execution computes the value."""
+        """True if no op of the execution computes the value."""
         return self.kind not in ("result", "scratch")
 
     def __str__(self) -> str:

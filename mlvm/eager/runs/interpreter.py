@@ -395,6 +395,6 @@ class _Call(NamedTuple):
 
     @property
     def is_machinery(self) -> bool:
-        """Whether the call only prepares frames and stacks, so that it is not an op."""
+        """True if the call only prepares frames and stacks, so that it is not an op."""
         is_pushed = self.nresults != 0 or self.name.startswith("residuals.")
         return self.name in _MACHINERY and is_pushed

@@ -144,10 +144,11 @@ def step(fn: Callable[P, R]) -> Callable[P, R]:
 class _Recorded(NamedTuple):
     """Program of recorded steps, with a table of operands and results.
 
-    number: the number of the program in the log.
-    table: operands and results.
-    cells: the cells that a call reads or updates.
-    numbers: computes the arrays of Python numbers from the numbers of a signature.
+    Attributes:
+        number: the number of the program in the log.
+        table: operands and results.
+        cells: the cells that a call reads or updates.
+        numbers: computes the arrays of Python numbers from the numbers of a signature.
     """
 
     number: int
