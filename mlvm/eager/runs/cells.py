@@ -51,7 +51,7 @@ class Cells:
         self._owners: list[object] = []  # kept alive: cells are identified by id
         self._watch: tuple[Watch, int] | None = None
         self._watches: dict[int, Watch] = {}  # by the id of the VM, which a watch keeps alive
-        self._watched: list[Allocation | None] = []  # by cell
+        self._watched: dict[int, Allocation | None] = {}
 
     def of_tensor(self, x: Allocation, name: str) -> int:
         """Return the number of a tensor's cell; create the cell if necessary."""
@@ -95,7 +95,7 @@ class Cells:
     def changed(self, numbers: Iterable[int]) -> dict[int, Array]:
         """Return the contents of the cells that no step has computed, and record them."""
         if self._watch is not None and self._watch[0].changes == self._watch[1]:
-            numbers = [each for each in numbers if not self._is_watched(each)]
+            numbers = [each for each in numbers if not self._is_unwritten(each)]
         changed = {}
         for number in numbers:
             array = self.array(number)
@@ -118,18 +118,17 @@ class Cells:
 
     def begin_watch(self, vm: VMProtocol) -> None:
         """Watch for writes to the cells from now on; unwritten cells are not read again."""
-        self._watch, self._watched = None, [self._source(number) for number, *_ in self.rows]
-        tensors = [x for x in self._watched if x is not None]
+        self._watch = None
+        self._watched = {number: self._source(number) for number, *_ in self.rows}
+        tensors = [x for x in self._watched.values() if x is not None]
         if all(x.arena.vm is vm for x in tensors) and not is_shared(vm):
             watch = self._watches.get(id(vm)) or self._watches.setdefault(id(vm), Watch(vm))
             watch.begin(tensors)
             self._watch = watch, watch.changes
 
-    def _is_watched(self, number: int) -> bool:
-        """Return whether the cell is watched and still contains the watched tensor."""
-        if number >= len(self._watched) or number not in self.digests:
-            return False
-        return self._source(number) is self._watched[number]
+    def _is_unwritten(self, number: int) -> bool:
+        """Return whether the cell has a digest, and still contains the watched tensor."""
+        return number in self.digests and self._source(number) is self._watched.get(number)
 
     def _source(self, number: int) -> Allocation | None:
         """Return the tensor of a cell; None if it no longer has memory."""
