@@ -21,6 +21,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 import mlvm.eager as ml
+from docs import reading
 from mlvm.core.op import OPS
 from mlvm.eager import public
 from mlvm.eager.tensor import primitives
@@ -53,7 +54,7 @@ _GROUPS: Final = {
     ),
     "shapes": ("Shapes, indexing, sorting", "shapes pieces layout indexing sorting segments"),
     "reductions": ("Sums and statistics", "reduction sums statistics"),
-    "products": ("Products", "contraction linalg matrices products quantized quantization"),
+    "products": ("Products", "contraction matmul linalg matrices products quantized quantization"),
     "signals": ("Signals", "signal"),
     "neural": (
         "Layers as functions, losses",
@@ -142,6 +143,8 @@ def relinked(text: str, path: str, visit: Callable[[str], None]) -> str:
 def content(path: str) -> str:
     """Return the page of a file: Markdown unchanged, other files as code, a folder as a list."""
     file = ROOT / path
+    if file == reading.PAGE:
+        return reading.with_lines(file.read_text("utf-8"))
     if file.suffix == ".md":
         return file.read_text("utf-8")
     if file.is_dir():

@@ -1,7 +1,7 @@
-"""Write the line numbers of docs/architecture.md: `python -m docs.reading`.
+"""The places that the walks of docs/architecture.md name, and their lines.
 
-A place in the page has the form "`file`, `name` (lines 10–20)", or "`file` (lines 1–200)" for a
-whole file. In Python a name is a function, a class or `Class.method`, in C a function.
+A place in the page has the form "`file`, `name`". In Python a name is a function, a class or
+`Class.method`, in C a function.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "architecture.md"
 
-_PLACE = re.compile(r"(`([\w/]+\.(?:py|c|h))`(?:,\s+`([\w.]+)`)?)\s+\(lines (\d+)–(\d+)\)")
+_PLACE = re.compile(r"`([\w/]+\.(?:py|c|h))`,\s+`([\w.]+)`")
 
 
 class Place(NamedTuple):
-    """Lines of a file to read; `name` is "" for a whole file."""
+    """Lines of a name in a file."""
 
     file: str
     name: str
@@ -28,10 +28,7 @@ class Place(NamedTuple):
 
 def places(text: str) -> list[Place]:
     """Return the places that a text names."""
-    return [
-        Place(file, name, int(first), int(last))
-        for _, file, name, first, last in _PLACE.findall(text)
-    ]
+    return [Place(file, name, *lines_of(file, name)) for file, name in _PLACE.findall(text)]
 
 
 def lines_of(file: str, name: str) -> tuple[int, int]:
@@ -40,8 +37,6 @@ def lines_of(file: str, name: str) -> tuple[int, int]:
     Raises `LookupError` if the file does not define the name.
     """
     source = (ROOT / file).read_text()
-    if not name:
-        return 1, len(source.splitlines())
     if not file.endswith(".py"):
         pattern = rf"^(?:\w[\w *]*\b|\w+ \*+){name}\([^;]*?\)\n\{{.*?^\}}"
         match = re.search(pattern, source, re.MULTILINE | re.DOTALL)
@@ -64,15 +59,12 @@ def _inside(node: ast.AST, name: str, file: str) -> ast.FunctionDef | ast.ClassD
     raise LookupError(f"{file} has no {name}")
 
 
-def renumbered(text: str) -> str:
-    """Return the text with the current line numbers."""
+def with_lines(text: str) -> str:
+    """Return the page with the line numbers of the places in its walks."""
 
     def place(match: re.Match[str]) -> str:
-        first, last = lines_of(match[2], match[3] or "")
-        return f"{match[1]} (lines {first}–{last})"
+        first, last = lines_of(match[1], match[2])
+        return f"{match[0]} (lines {first}–{last})"
 
-    return _PLACE.sub(place, text)
-
-
-if __name__ == "__main__":
-    PAGE.write_text(renumbered(PAGE.read_text()))
+    page, heading, walks = text.partition("## Three walks")
+    return page + heading + _PLACE.sub(place, walks)

@@ -32,7 +32,7 @@ FOLDERS: Final = ("plan", "plan/kernels", "machine", "language")
 
 PYTEST: Final = "-m pytest -q -n 0 -p no:cacheprovider"
 WALK: Final = f"{PYTEST} tests/walks/test_machines.py --machine native"
-QUANTIZED: Final = f"{PYTEST} tests/onnx/test_quantized.py tests/eager/functions/test_half.py"
+QUANTIZED: Final = f"{PYTEST} tests/onnx/test_qlinear.py tests/eager/functions/test_half.py"
 SOME: Final = f"{WALK} -k 'gelu or divide or remainder or matmul'"
 CAPTURE: Final = ("lengths", "replay", "known_calls")
 COMMANDS: Final = (

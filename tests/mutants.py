@@ -52,7 +52,7 @@ ROOMS: Final = {
     "functions": (
         "mlvm/eager/functions/*.py",
         f"{_CALLS} tests/eager/functions tests/eager/nn/test_attention.py "
-        "tests/eager/nn/test_quantized.py",
+        "tests/eager/nn/test_quantization.py",
     ),
     "arena": (
         "mlvm/arena/*.py",

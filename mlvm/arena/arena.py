@@ -48,8 +48,6 @@ KEPT_BYTES: Final = 1 << 20
 Otherwise calls with ever new sizes would free and allocate chunks all the time.
 """
 
-MOST_HANDLES: Final = 16
-"""Maximum number of handles per region, one for each type of tensor."""
 STALE: Final = 0  # no VM creates this handle
 _ENDED: Final = -1  # unknown to every VM; the tensor was not freed
 _COPY: Final = Program.of_op("copy.out", 2, {}, 0)
@@ -498,7 +496,7 @@ class Arena(ArenaFields):
         try:
             tensor.handle = region.handles[type]
         except KeyError:
-            if len(region.handles) >= MOST_HANDLES:
+            if len(region.handles) >= 16:  # one for each type of tensor
                 self._forget_handles(region)
             tensor.handle = self._view(region, type)
         refer = self._refer  # a method call would cost 15 ns more

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlvm.arena.search import FOUND, Search, breadth
-from mlvm.core.errors import ArenaError, ArgumentError, brief
+from mlvm.core.errors import ArenaError, ArgumentError, MlvmError, brief
 from mlvm.core.sizes import MAX_TERM
 from mlvm.core.tables import table
 from mlvm.core.types import ALIGNMENT
@@ -172,6 +172,14 @@ def plan(
     return plan_within(blocks, None, alignment=alignment, effort=effort, enough=enough).plan
 
 
+def check_effort(effort: object, where: str, error: type[MlvmError]) -> None:
+    """Raise the error unless the effort is an int from 1 to `MOST_EFFORT`."""
+    if type(effort) is not int or not 1 <= effort <= MOST_EFFORT:
+        raise error(
+            f"{where}: expected effort as an int from 1 to {MOST_EFFORT}, got {brief(effort)}"
+        )
+
+
 def plan_within(
     blocks: Sequence[Block],
     capacity: int | None,
@@ -185,10 +193,7 @@ def plan_within(
     With None, return the smallest plan found. If the effort does not suffice, the plan may exceed
     the capacity. Raises `ArenaError` as `plan` does.
     """
-    if type(effort) is not int or not 1 <= effort <= MOST_EFFORT:
-        raise ArenaError(
-            f"plan: expected effort as an int from 1 to {MOST_EFFORT}, got {brief(effort)}"
-        )
+    check_effort(effort, "plan", ArenaError)
     size, start, end = _columns(blocks, alignment)
     bound = _largest_total(size, start, end)
     needed = np.flatnonzero((size > 0) & (start < end))  # empty blocks fit anywhere

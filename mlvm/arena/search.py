@@ -50,7 +50,6 @@ LIMIT: Final = 2
 _BITS: Final = 14
 """Initial number of bits for entries in the table of failed states; it grows with the nodes."""
 
-_MOST_BITS: Final = 20
 _MASK: Final = 2**64 - 1
 
 _RULES: Final = (
@@ -206,7 +205,7 @@ class _Part:
         """Search for offsets below the capacity; return the status, offsets and visited nodes."""
         if nodes < len(self.size):  # each block needs at least one node
             return LIMIT, self.size, 0
-        bits = min(max(nodes.bit_length(), _BITS), _MOST_BITS)
+        bits = min(max(nodes.bit_length(), _BITS), 20)  # at most 8 MiB
         failed = np.zeros(1 << bits, np.uint64)
         offsets = np.zeros_like(self.size)
         visited, limit = 0, 2 * len(self.size)

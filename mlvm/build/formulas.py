@@ -29,7 +29,6 @@ from mlvm.step.open_step import OpenStep, StepLength
 from mlvm.step.saved import SavedStep
 
 _MOST_COMBINATIONS: Final = 1 << 16
-_MOST_VARIANTS: Final = 256
 _OF_INTS: Final = frozenset({"floordiv", "mod"})
 _BOOLS: Final = frozenset({"truth", "lt", "le", "eq", "ne", "gt", "ge"})
 
@@ -228,7 +227,7 @@ def variants(
     saved = all_sizes.index(sizes)
     is_valid = np.array([x in valid for x in all_sizes])
     remaining = is_valid.copy()
-    for count in range(_MOST_VARIANTS):
+    for count in range(256):
         if not remaining.any():
             return
         index = int(np.flatnonzero(remaining)[0]) if count else saved
@@ -257,8 +256,8 @@ def variants(
         yield BuiltVariant(functions, used, scalars)
         remaining &= ~holds
     raise CannotBuild(
-        f"lengths: expected at most {_MOST_VARIANTS} variants, got more; capture the step "
-        f"with lower bounds, max_sizes="
+        "lengths: expected at most 256 variants, got more; capture the step "
+        "with lower bounds, max_sizes="
     )
 
 

@@ -676,6 +676,21 @@ def brief(value: object) -> str:
     return text if text == first else f"{first}..."
 
 
+def shortened(text: str, most: int) -> str:
+    """Return a text of more than `most` characters truncated to this length, with "..."."""
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
+def listed(names: Sequence[str], most: int) -> str:
+    """Return the first names as text, and the number of further names.
+
+    >>> listed(["x", "y"], 2), listed(["x", "y", "z"], 2)
+    ('x, y', 'x, y and 1 more')
+    """
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
 def did_you_mean(name: str, names: Iterable[str]) -> str:
     """Return " (did you mean 'axis'?)" for the name that is most similar, or "" if none is.
 

@@ -79,7 +79,7 @@ class Attribute:
 
 
 class Traits(NamedTuple):
-    """Properties of an op as a function, on which gradients and public names depend.
+    """Properties of an op as a function, on which types, gradients and public names depend.
 
     `is_cheap`: running it again costs less than keeping the result for the backward pass.
     `is_holomorphic`: a complex result is a nonlinear holomorphic function of the operands. The
@@ -87,12 +87,14 @@ class Traits(NamedTuple):
     `precision`: the dtype that mixed precision uses instead of the operands' dtypes: half precision
         for matrix products, and f32 for ops that would lose accuracy.
     `public`: users have a function of that name, with these or other operands and attributes.
+    `takes_storage`: it supports low-bit dtypes, which all other ops reject.
     """
 
     is_cheap: bool = False
     is_holomorphic: bool = False
     precision: Literal["half", "f32"] | None = None
     public: bool = True
+    takes_storage: bool = False
 
 
 NO_TRAITS: Final = Traits()
@@ -119,10 +121,9 @@ class Op:
     `may_raise`: the kernel raises an error for some values of operands that the type rule accepts,
         such as an index out of range. All other ops accept any value, so they may run even if the
         result is not needed.
-    `takes_storage`: it supports low-bit dtypes, which all other ops reject.
     `slope`: the op with the same operands and attributes that computes the derivative, and shares
         work.
-    `traits`: what gradients, mixed precision and the public names depend on.
+    `traits`: what low-bit dtypes, gradients, mixed precision and the public names depend on.
     """
 
     kernel: Kernel
@@ -137,7 +138,6 @@ class Op:
     copies_only: bool = False
     is_view: bool = False
     may_raise: bool = False
-    takes_storage: bool = False
     slope: str | None = None
     traits: Traits = NO_TRAITS
 
@@ -224,7 +224,7 @@ class Op:
                 more = " or more" if self.variadic else ""
                 raise ShapeError(f"expected {least}{more} tensors, got {len(operands)}")
             out = self._infer(*operands, **attributes)
-            if not self.takes_storage:
+            if not self.traits.takes_storage:
                 for type in operands if out is None else (out, *operands):
                     if type.dtype.is_storage:
                         raise DTypeError(

@@ -51,10 +51,7 @@ from mlvm.core.store import FreeStore
 from mlvm.core.types import Array, TensorType, check_array, check_out
 
 _MOST_LAUNCHES: Final = 50
-# Limits of cached instructions per program: linked code over all argument types, and bound code.
-_MOST_LINKED: Final = 1 << 13
-_MOST_BOUND: Final = 1 << 18
-_FEW: Final = 16  # argument types or handles that are cached for even the largest program
+_MOST_BOUND: Final = 1 << 18  # instructions of a program that are bound to handles
 _numbers = itertools.count()
 _vms: Final = weakref.WeakSet["VM"]()
 
@@ -537,7 +534,7 @@ class VM(VMIdentity):
                 verdict = verify(program, self.functions, types) if self.checked else None
                 code = link(program, self.functions, verdict, deferred=self._scheduler is not None)
             linked = linked or self._remember(program)
-            if len(linked.codes) >= max(_MOST_LINKED // (linked.size + 1), _FEW):
+            if len(linked.codes) >= max((1 << 13) // (linked.size + 1), 16):
                 linked.codes.clear()
             linked.codes[types] = code
         assert linked is not None
@@ -551,7 +548,7 @@ class VM(VMIdentity):
         except RuntimeError:  # a finalizer in the garbage collector has cleared it
             bound = None
         code = bind(code, operands, self._workspace, checked=self.checked, bound=bound)
-        if len(linked.bound) >= max(_MOST_BOUND // (linked.size + 1), _FEW):
+        if len(linked.bound) >= max(_MOST_BOUND // (linked.size + 1), 16):
             linked.bound.clear()
         linked.bound[args] = code, operands
         self._store.caches[id(program)] = linked.bound
@@ -565,7 +562,7 @@ class VM(VMIdentity):
         bind_variant = self._run.bind_variant  # type: ignore[attr-defined]
         code: LinkedCode = bind_variant(program, operands, self.functions, self._workspace)
         linked = self._linked.get(id(program)) or self._remember(program)
-        if len(linked.bound) >= _FEW:
+        if len(linked.bound) >= 16:
             linked.bound.clear()
         linked.bound[args] = code, operands
         self._store.caches[id(program)] = linked.bound

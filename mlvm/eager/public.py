@@ -113,7 +113,7 @@ WHEN_ASKED: Final = {
         median nanmax nanmean nanmedian nanmin nanpercentile nanquantile nanstd nansum nanvar
         percentile ptp quantile""",
     "mlvm.eager.nn.ctc": "ctc_loss",
-    "mlvm.eager.nn.quantized": "quantization_errors quantize",
+    "mlvm.eager.nn.quantization": "quantization_errors quantize",
     "mlvm.eager.recording.inputs": "Pipeline QueueTensor ScratchPad",
     "mlvm.eager.recording.listing": "program_of",
     "mlvm.eager.transform.batch": "auto_batch",

@@ -31,6 +31,7 @@ from mlvm.core.machine.callee import is_tensor
 from mlvm.core.machine.frame import Frame, PythonFunction
 from mlvm.core.machine.link import bind, link
 from mlvm.core.machine.verify import verify
+from mlvm.core.memo import Memo
 from mlvm.core.memory import HOST
 from mlvm.core.program.program import Program
 from mlvm.core.types import ALIGNMENT, Array, TensorType, u8
@@ -52,10 +53,6 @@ if TYPE_CHECKING:
     from mlvm.machines.native.lanes import NativeLanes
 
 RUN: Final = "lanes.run"
-
-_MOST_CODES: Final = 128
-_MOST_BINDINGS: Final = 2  # bindings keep tensors alive
-_FEW: Final = 64
 
 
 def _prepared(vm: VM, program: Program, operands: tuple[Array, ...]) -> Bound:
@@ -83,7 +80,7 @@ class _Memory:
         self.vm = vm
         self._areas: dict[Any, tuple[int, Array]] = {}  # handle and memory by key
         self._retired: list[int] = []
-        self._bindings = weakref.WeakKeyDictionary[Part, dict[Any, Bound]]()
+        self._bindings = weakref.WeakKeyDictionary[Part, Memo[Any, Bound]]()
         self.users = self.version = 0
         self.last: Lanes | None = None
 
@@ -110,7 +107,7 @@ class _Memory:
         handle, before = self._areas.get(key, (None, np.empty(0, np.uint8)))
         needed = (used + more) * nbytes
         if handle is None or len(before) < needed:
-            area = self._new(key, max(needed, 2 * len(before), _FEW * nbytes))
+            area = self._new(key, max(needed, 2 * len(before), 64 * nbytes))
             area[: used * nbytes] = before[: used * nbytes]
             if handle is not None:
                 self.vm.dealloc_tensor(handle)
@@ -123,22 +120,22 @@ class _Memory:
 
     def bound(self, part: Part, operands: Sequence[Array], results: Sequence[Array]) -> Bound:
         """Bind a part to this memory."""
-        bindings = self._bindings.setdefault(part, {})
         program, arguments, nbytes = part.code
         scratch = self.area("scratch", nbytes)
         key = tuple([x.__array_interface__["data"][0] for x in (*operands, *results, scratch)])
-        binding = bindings.pop(key, None)
-        if binding is None:
+
+        def bind_part() -> Bound:
             of_role = {"input": operands, "output": results}
             arrays = [
                 type.over(scratch[place:] if role == "scratch" else of_role[role][place])
                 for role, place, type in arguments
             ]
-            binding = _prepared(self.vm, program, tuple(arrays))
-            if len(bindings) >= _MOST_BINDINGS:
-                del bindings[next(iter(bindings))]
-        bindings[key] = binding  # the most recently used binding is the last
-        return binding
+            return _prepared(self.vm, program, tuple(arrays))
+
+        bindings = self._bindings.get(part)
+        if bindings is None:  # few, because they keep tensors alive
+            bindings = self._bindings[part] = Memo(2, "machines.lane_runs bindings")
+        return bindings.get(key, bind_part)
 
     def free(self) -> None:
         """Free all memory if the last program is closed."""
@@ -338,7 +335,7 @@ def register(vm: VM) -> None:
             memories.clear()
         lanes = cache.pop(attribute, None)
         if lanes is None:
-            if len(cache) >= _MOST_CODES:
+            if len(cache) >= 128:
                 cache.pop(next(iter(cache))).memory.free()
             program = program_of(attribute)
             memory = memories.get(program.family)

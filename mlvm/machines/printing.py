@@ -26,10 +26,9 @@ from mlvm.core.vm import VM
 PRINT: Final = "debug.print"
 WATCH: Final = "debug.watch"
 
-MOST_WATCHED: Final = 10_000
-"""Maximum number of values in a series, which keeps the latest values."""
-
 _series: Final[dict[str, deque[Array]]] = {}
+"""The latest 10,000 values of each series."""
+
 _lock: Final = new_lock()
 
 
@@ -49,7 +48,7 @@ def register(vm: VM) -> None:
     def keep(frame: Frame) -> None:
         [x] = arrays(frame)
         with _lock:
-            series = _series.setdefault(frame.attributes["name"], deque(maxlen=MOST_WATCHED))
+            series = _series.setdefault(frame.attributes["name"], deque(maxlen=10_000))
             series.append(x)
 
     vm.register(PRINT, show, nresults=0, result=lambda *_, **__: ())

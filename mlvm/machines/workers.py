@@ -17,7 +17,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
 
 import numpy as np
 
@@ -28,9 +27,6 @@ from mlvm.core.op import Attributes, Kernel
 from mlvm.core.ops import half
 from mlvm.core.types import Array, TensorType, aligned_array, root
 from mlvm.machines.bad_bytes import BadBytes, ByteRange, again
-
-_MOST_TASKS: Final = 64
-_MOST_BYTES: Final = 1 << 28  # maximum bytes of pending results
 
 
 class _Task:
@@ -160,9 +156,8 @@ class Workers:
     ) -> None:
         task = _Task(lambda: kernel(*arrays, **attributes), arrays, blame)
         with self._change:
-            while self._open and (
-                len(self._open) >= _MOST_TASKS or self._nbytes + task.nbytes > _MOST_BYTES
-            ):
+            # at most 64 pending tasks, with 256 MiB of results
+            while self._open and (len(self._open) >= 64 or self._nbytes + task.nbytes > 1 << 28):
                 self._change.wait()
             if self._closed:
                 raise MachineError(

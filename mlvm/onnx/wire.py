@@ -53,8 +53,6 @@ _FIXED: Final[dict[str, Any]] = {"float": np.dtype("<f4"), "double": np.dtype("<
 # wire types of single numbers; everything else has the wire type 2
 WIRES: Final = {"int": 0, "double": 1, "float": 5}
 _WIDTHS: Final = {1: 8, 5: 4}  # bytes of these wire types
-_FEW: Final = 1 << 12  # bytes
-_SHORT: Final = 64
 Bytes: TypeAlias = memoryview | bytes
 
 
@@ -147,7 +145,7 @@ def decode(data: Bytes, kind: str = "Model", depth: int = 0) -> ProtoMessage:
     values, readers = message.__dict__, _READERS[kind]
     numbers: dict[str, list[Any]] = {}
     place, end = 0, len(data)
-    if end < _FEW:
+    if end < 4096:
         data = bytes(data)  # slices of bytes are faster
     while place < end:
         key = data[place]
@@ -204,7 +202,7 @@ def decode(data: Bytes, kind: str = "Model", depth: int = 0) -> ProtoMessage:
                 raise _damaged(
                     f"{kind}.{name}: expected UTF-8, got {bytes(value[:20])!r}"
                 ) from None
-        elif inner == "Attribute" and size < _SHORT:
+        elif inner == "Attribute" and size < 64:
             value = _attribute(bytes(value), depth + 1)
         elif inner != "bytes":
             value = decode(value, inner, depth + 1)

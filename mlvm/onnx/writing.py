@@ -26,7 +26,7 @@ from mlvm.eager.capture.guards.guard_set import ASKS_CLASS
 from mlvm.eager.capture.guards.signature import Signature
 from mlvm.eager.capture.trace import Output, TracedCall, code_for_type, trace_once
 from mlvm.eager.nn.module import Module
-from mlvm.eager.nn.recurrent import step_by_step
+from mlvm.eager.nn.rnn import step_by_step
 from mlvm.eager.recording.recorder import refuse_captured
 from mlvm.eager.tensor.context import bound, current_arena
 from mlvm.eager.tensor.reading import values_of

@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, Protocol, TypeAlias
 
 import numpy as np
 
+from mlvm.core.errors import listed
 from mlvm.core.ops.half import is_half, narrow, widened
 from mlvm.core.program.encoding import Kind, Writer, open_message
 from mlvm.core.types import Array, DType, TensorType
@@ -28,9 +29,6 @@ SMALL: Final = 1 << 18
 BLOCK_NBYTES: Final = 1 << 18
 """Number of bytes of a block: large, so that threads rarely wait for Python's lock, and small
 enough for a second-level cache."""
-
-
-_MOST_LATE: Final = 8  # maximum number of members in an error message
 
 
 _UFUNCS: Final = {"sum": np.add, "mean": np.add, "max": np.maximum, "min": np.minimum}
@@ -195,9 +193,7 @@ def mismatch(one: tuple[str, Collective], other: tuple[str, Collective]) -> str:
 
 def timeout_text(names: Sequence[str], rank: int, call: Collective, late: Sequence[int]) -> str:
     """Describe the members that were late."""
-    who = ", ".join([names[each] for each in late[:_MOST_LATE]])
-    if len(late) > _MOST_LATE:
-        who += f" and {len(late) - _MOST_LATE} more"
+    who = listed([names[each] for each in late], 8)
     return f"{names[rank]} has waited {call.timeout:g} s in {call} for {who}"
 
 

@@ -54,8 +54,6 @@ _GRACE: Final = 1.0
 _LAST: Final = 3.0
 """Seconds that the members have to finish after one of them has died."""
 
-_MOST: Final = 256
-
 
 class ProcessGroup(AnyGroup):
     """Group of `size` processes on this host, each with a VM and one BLAS thread.
@@ -83,8 +81,8 @@ class ProcessGroup(AnyGroup):
     def __init__(
         self, size: int, *, cores: Sequence[int] | None = None, timeout: float | None = None
     ) -> None:
-        if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= _MOST:
-            raise GroupError(f"a group must have 1 to {_MOST} processes, got {brief(size)}")
+        if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= 256:
+            raise GroupError(f"a group must have 1 to 256 processes, got {brief(size)}")
         if os.name != "posix":
             raise GroupError(
                 "groups of processes need a POSIX system; use threads: ml.parallel.Group(2)"

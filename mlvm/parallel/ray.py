@@ -17,7 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeVar
 
-from mlvm.core.errors import GroupError, GroupTimeoutError, MlvmError, brief
+from mlvm.core.errors import GroupError, GroupTimeoutError, MlvmError, brief, shortened
 from mlvm.core.extras import extra
 from mlvm.machines.failure import Failure
 from mlvm.machines.local import LocalVM
@@ -36,7 +36,6 @@ R = TypeVar("R")
 
 _MOST_STARTS: Final = 6  # maximum number of attempts to start actors, after 0, 1, 2, ... seconds
 _STRATEGIES: Final = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
-_MOST_CAUSE: Final = 500  # maximum length of the cause that Ray reports
 
 _GRACE: Final = 3.0
 """Seconds that the members have to finish after a member has died or was late."""
@@ -334,7 +333,7 @@ def _cause(error: Exception) -> str:
     """Return Ray's cause of death: its sentences, without the table of the actor's ids."""
     lines = str(error).splitlines()
     text = " ".join(line.strip() for line in lines if line.strip() and not line.startswith("\t"))
-    return text if len(text) <= _MOST_CAUSE else f"{text[:_MOST_CAUSE]}..."
+    return shortened(text, 500)
 
 
 class _Actor:

@@ -75,8 +75,6 @@ PORTS: Final = "MLVM_PORTS"
 _FRAME: Final = struct.Struct("<IIQ")
 _MAGIC: Final = 0x4D47
 _PREFIX: Final = _FRAME.size + 32
-_MOST_HEAD: Final = 1 << 20
-_MOST_BODY: Final = 1 << 40
 _ROOM: Final = 1 << 16  # bytes of the receive buffer for small messages
 _SHAKE: Final = 10.0
 """Timeout of a handshake, in seconds."""
@@ -323,7 +321,7 @@ class TcpLink:
         while self._filled - at >= _PREFIX:
             frame = bytes(self._room[at : at + _PREFIX])
             magic, head, body = _FRAME.unpack_from(frame)
-            if magic != _MAGIC or head > _MOST_HEAD or body > _MOST_BODY:
+            if magic != _MAGIC or head > 1 << 20 or body > 1 << 40:
                 raise EncodingError(
                     "received data is not a message; check that no other program uses the port"
                 )

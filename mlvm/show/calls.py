@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from mlvm.arena.writes import reads_of
+from mlvm.core.errors import listed
 from mlvm.core.machine.callee import OUT
 from mlvm.core.machine.decode import decode
 from mlvm.core.memo import Memo
@@ -13,8 +14,6 @@ from mlvm.core.program.program import Program
 from mlvm.machines.accesses import accesses
 
 T = TypeVar("T")
-
-_MOST_NAMES: Final = 3  # maximum number of ops in the name of a program or chain
 
 
 def calls_in(program: Program) -> list[tuple[int, str]]:
@@ -45,9 +44,7 @@ def label_of(name: str, attributes: Any) -> str:
 
 def name_of(names: Iterable[str]) -> str:
     """Join the distinct names; of many, list the first and count the others."""
-    distinct = list(dict.fromkeys(names))
-    more = f" and {len(distinct) - _MOST_NAMES} more" if len(distinct) > _MOST_NAMES else ""
-    return (", ".join(distinct[:_MOST_NAMES]) or "no calls") + more
+    return listed(list(dict.fromkeys(names)), 3) or "no calls"
 
 
 class ProgramCache(Generic[T]):

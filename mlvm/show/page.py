@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from mlvm.arena.recording import Recording, merged_if_many
-from mlvm.core.errors import line_of
+from mlvm.core.errors import line_of, shortened
 from mlvm.core.machine.decode import argument_of
 from mlvm.core.program.assembly import format_constant, format_function
 from mlvm.core.program.program import Program
@@ -29,9 +29,6 @@ from mlvm.show.vm_trace import VMTrace
 
 MOST_ALIKE: Final = 16
 """Number of arenas or VMs of one name up to which a page shows each alone."""
-
-_LONGEST_ABOUT: Final = 300
-_LARGEST_SOURCE: Final = 4 << 20  # bytes
 
 Columns = dict[str, list[Any]]
 
@@ -430,7 +427,7 @@ def _about(about: Mapping[str, Any]) -> str:
     """Return the text of a span: operands and attributes."""
     attributes = {k: v for k, v in about.get("attributes", {}).items() if v is not None}
     text = about.get("params", "") + (f" {attributes}" if attributes else "")
-    return text if len(text) <= _LONGEST_ABOUT else f"{text[:_LONGEST_ABOUT]} ..."
+    return shortened(text, 300)
 
 
 def _brief_constant(value: Array) -> str:
@@ -454,7 +451,7 @@ def _lines_of(file: str, before: float | None) -> list[str]:
         if path.suffix != ".py" or not path.is_file():  # a saved step may contain any path
             return []
         about = path.stat()
-        if about.st_size > _LARGEST_SOURCE or (before is not None and about.st_mtime > before):
+        if about.st_size > 4 << 20 or (before is not None and about.st_mtime > before):
             return []
         return path.read_text("utf-8").splitlines()
     except (OSError, ValueError):  # ValueError: the file is not text

@@ -26,7 +26,6 @@ _DENSE: Final = 2  # pixels per event below which rectangles have no edges
 _LEFT, _RIGHT, _TOP, _BOTTOM = 88, 214, 92, 62  # margins around the plotting area
 _RIGHT_END, _GROUND = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
 _WIDEST_LEGEND: Final = 420
-_MOST_RESETS: Final = 100
 
 
 _LABELLED: Final = 5  # number of labelled tensors at the peak
@@ -154,7 +153,7 @@ def _hover(each: Lifetime) -> str:
 
 
 def _resets(recording: Recording, x: Scale) -> str:
-    if len(recording.resets) > _MOST_RESETS:
+    if len(recording.resets) > 100:  # the lines would hide the rectangles
         return ""
     lines = [
         f'<path class="reset" d="M{px(x(moment))} {_TOP}V{_GROUND}"><title>reset</title></path>'

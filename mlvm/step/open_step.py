@@ -37,8 +37,6 @@ FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
 }
 """Functions of formulas by name."""
 
-_MOST_BITS: Final = 2_000
-_MOST_POWER: Final = 64
 _NUMBERS: Final = frozenset({bool, int, float})
 
 
@@ -172,19 +170,20 @@ class OpenStep(NamedTuple):
     def _compute(self, values: list[Any]) -> str | None:
         """Compute all values from the first ones; return None if all guards hold.
 
-        Otherwise return the line of the first guard that fails, or "".
+        Otherwise return the line of the first guard that fails, or "". A formula with a large power
+        or a huge integer fails, too, before it needs much time.
         """
         try:
             for place, name, operands in self.steps:
                 arguments = [values[each] for each in operands]
                 if not _NUMBERS.issuperset(map(type, arguments)):
                     return ""
-                if name in ("pow", "lshift") and abs(arguments[1]) > _MOST_POWER:
+                if name in ("pow", "lshift") and abs(arguments[1]) > 64:
                     return ""
                 value = values[place] = FUNCTIONS[name](*arguments)
                 if type(value) is not type(self.values[place]):
                     return ""
-                if type(value) is int and value.bit_length() > _MOST_BITS:
+                if type(value) is int and value.bit_length() > 2000:
                     return ""
         except (ArithmeticError, ValueError):  # the eager call would raise it
             return ""

@@ -17,7 +17,7 @@ from tests.cases import (
     indexing,
     lanes,
     layout,
-    linalg,
+    matmul,
     neural,
     packed,
     quantized,
@@ -31,7 +31,7 @@ from tests.cases.case import Case
 
 _ROOMS = (
     *(bessel, creation, decompositions, elementwise, fft, incomplete, indexing),
-    *(lanes, layout, linalg, neural, packed, quantized, random, recurrent),
+    *(lanes, layout, matmul, neural, packed, quantized, random, recurrent),
     *(reduction, special, windows),
 )
 

@@ -25,8 +25,7 @@ from mlvm.core.op import NO_ATTRIBUTES, Attributes
 from mlvm.core.program.program import STAR, Function, Instruction, Opcode, Program
 
 _PUSHES: Final = frozenset({Opcode.load_arg, Opcode.push_str, Opcode.push_const, Opcode.push_int})
-_FEW: Final = 32  # maximum number of results with individual references
-_MOST: Final = 1 << 20  # maximum number of values that one instruction pops
+FEW: Final = 32  # maximum number of results of a call with individual references
 
 
 class Result(NamedTuple):
@@ -269,9 +268,9 @@ class _Decoder:
             self.is_open = True
         elif results == 1:
             self.stack.append(Result(pc, 0))
-        elif results > _FEW and self.is_open:
+        elif results > FEW and self.is_open:
             self.stack.clear()
-        elif results <= _FEW:
+        elif results <= FEW:
             self.stack += [Result(pc, i) for i in range(results)]
         else:
             self.many = results
@@ -286,11 +285,11 @@ class _Decoder:
                 raise ValueError(
                     f"expected {counted(n, 'value')} above base, got {height}{qualifier}"
                 )
-            if n > _FEW and not (self.stack or self.changed):
+            if n > FEW and not (self.stack or self.changed):
                 self.low -= n
                 return range(self.low, self.low + n)
-            if n > _MOST:
-                raise ValueError(f"expected at most {_MOST} values above base, got {n}")
+            if n > 1 << 20:
+                raise ValueError(f"expected at most {1 << 20} values above base, got {n}")
             self.stack[:0] = [self.value(i) for i in range(self.low + at, self.low)]
             self.low, at = self.low + at, 0
             for i in [i for i in self.changed if i >= self.low]:

@@ -35,9 +35,6 @@ from mlvm.core.ops.layout import begin_as, window_index
 from mlvm.core.rules import normalize_axes
 from mlvm.core.types import Array, Shape, TensorType
 
-MOST_LAYOUTS: Final = 256
-"""Maximum number of combinations of types for which a chain caches its layout."""
-
 
 class Link(NamedTuple):
     """Link `target = op(*sources)` of a chain; numbers >= 0 are parameters, others temporaries."""
@@ -131,7 +128,7 @@ class Chain:
         self.links = tuple(links)
         self.outputs = outputs
         self._kernels = kernels or {}
-        self._layouts: Memo[Any, _Layout] = Memo(MOST_LAYOUTS, "core.machine.fused layouts")
+        self._layouts: Memo[Any, _Layout] = Memo(256, "core.machine.fused layouts")
         self._inferred: tuple[tuple[TensorType, ...], dict[int, TensorType]] | None = None
 
     def attributes(self) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from mlvm.core.errors import (
     with_article,
 )
 from mlvm.core.machine.callee import Callee, UserFunction, WritesInto
-from mlvm.core.machine.decode import Code, Decoded, Ref, Result, argument_of, decode
+from mlvm.core.machine.decode import FEW, Code, Decoded, Ref, Result, argument_of, decode
 from mlvm.core.machine.functions import FunctionTable
 from mlvm.core.op import Attributes
 from mlvm.core.program.assembly import format_instruction
@@ -45,9 +45,6 @@ from mlvm.core.types import TensorType
 
 ANY: Final = "Any"
 _WIDTH: Final = 64  # slots per tuple, which states share if they are equal
-_FEW: Final = 32  # results per call up to which memory is proportional to the program
-
-
 MAX_CONTEXTS: Final = 16
 MAX_TYPED_CONTEXTS: Final = 1000
 """Limits of the combinations of kinds (`by_type`: of types) that are verified per function.
@@ -211,7 +208,7 @@ class _Verifier:
     by_type: bool
     outputs: bool = False
     nargs: int = 0  # number of arguments that the program loads
-    many: int = 0  # total results of calls with more than _FEW results
+    many: int = 0  # total results of calls with more than FEW results
     unproven: set[tuple[str, int]] = field(default_factory=set)
     bound: dict[tuple[str, int], tuple[Callee, Attributes]] = field(default_factory=dict)
     cached: dict[Any, Any] = field(default_factory=dict)  # bound attributes, and inferred types
@@ -485,12 +482,12 @@ class _Verifier:
                 self.work += [_Walk(other, since, since) for other, since in context.callers]
 
     def count(self, nresults: int) -> None:
-        """Limit the total results of calls with many results.
+        """Limit the total results of calls with more than `FEW` results.
 
         Otherwise memory is unbounded: functions that call each other twice double the number of
         results.
         """
-        if nresults > _FEW:
+        if nresults > FEW:
             self.many += nresults
             if self.many > self.functions.max_results:
                 limit = f"the limit is {self.functions.max_results:,}; return fewer"

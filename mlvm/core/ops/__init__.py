@@ -9,7 +9,7 @@ from mlvm.core.ops import incomplete as incomplete
 from mlvm.core.ops import indexing as indexing
 from mlvm.core.ops import lanes as lanes
 from mlvm.core.ops import layout as layout
-from mlvm.core.ops import linalg as linalg
+from mlvm.core.ops import matmul as matmul
 from mlvm.core.ops import neural as neural
 from mlvm.core.ops import packed as packed
 from mlvm.core.ops import quantized as quantized

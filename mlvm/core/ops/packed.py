@@ -15,7 +15,7 @@ import numpy as np
 
 from mlvm.core.errors import ShapeError
 from mlvm.core.op import internal, no_flops
-from mlvm.core.ops.linalg import matmul
+from mlvm.core.ops.matmul import matmul
 from mlvm.core.ops.windows import Sides, conv2d
 from mlvm.core.types import Array, Shape, TensorType
 

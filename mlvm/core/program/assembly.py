@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from mlvm.core.errors import AssemblyError, OpError, ProgramError, brief, counted
+from mlvm.core.errors import AssemblyError, OpError, ProgramError, brief, counted, shortened
 from mlvm.core.op import canonical
 from mlvm.core.ops import few, half
 from mlvm.core.program.builder import Body
@@ -279,16 +279,12 @@ def _int(word: _Token, least: int | None = None) -> int:
         value = int(word.text)
     except ValueError:
         bits = " of 64 bits" if word.text.lstrip("+-").isdigit() else ""  # too many digits
-        raise word.error(f"expected an integer{bits}, got {_cut(word.text)}") from None
+        raise word.error(f"expected an integer{bits}, got {shortened(word.text, 40)}") from None
     if not is_int(value):
-        raise word.error(f"expected an integer of 64 bits, got {_cut(word.text)}")
+        raise word.error(f"expected an integer of 64 bits, got {shortened(word.text, 40)}")
     if least is not None and value < least:
         raise word.error(f"expected an integer >= {least}, got {value}")
     return value
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= 40 else f"{text[:40]}..."
 
 
 def _count(word: _Token) -> Count:

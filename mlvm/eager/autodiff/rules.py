@@ -1050,7 +1050,7 @@ VJPS: Final[dict[str, Rules]] = {
         g=in_its_place,
         x=lambda t, g, x, eps: op.sum(g * _normalize(t, x, eps), axis=tuple(range(x.ndim - 1))),
     ),
-    # --- recurrent: `mlvm.eager.nn.recurrent` differentiates the first by the second ---
+    # --- recurrent: `mlvm.eager.nn.rnn` differentiates the first by the second ---
     **_none("recurrence recurrence_vjp"),
     # --- windows ---
     "patches": forward(

@@ -49,9 +49,6 @@ _LASTING: Final = Tensor, type, types.ModuleType, types.CodeType, types.BuiltinF
 """Classes of objects that an entry always keeps alive: launches need tensors, and the other objects
 live as long as the process or are small."""
 
-_MOST_KNOWN: Final = 4
-"""Entries that C matches."""
-
 
 class CacheEntry:
     """A compiled program with the conditions under which a call may launch it.
@@ -315,7 +312,7 @@ class CacheEntries(Generic[K]):
     def know(self, matcher: K) -> None:
         """Let C match calls with an entry, and try that first."""
         others = [each for each in self.matchers if each.entry is not matcher.entry]
-        self.matchers = [matcher, *others[: _MOST_KNOWN - 1]]  # at once
+        self.matchers = [matcher, *others[:3]]  # by one assignment, because C reads the list
 
     def release_known(self) -> None:
         """Let C match no entry, because entries keep objects alive. All may become known again."""

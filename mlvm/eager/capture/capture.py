@@ -43,7 +43,7 @@ from typing import (
 
 from mlvm.arena.arena import Allocation, Arena, scope
 from mlvm.arena.context import current
-from mlvm.arena.planner import MOST_EFFORT, Plan
+from mlvm.arena.planner import Plan, check_effort
 from mlvm.core.collecting import uncollected
 from mlvm.core.errors import (
     ArgumentError,
@@ -990,10 +990,7 @@ def capture(
         raise ArgumentError(
             f"capture: expected check as an int of 1 or more, or None, got {brief(check)}"
         )
-    if type(effort) is not int or not 1 <= effort <= MOST_EFFORT:
-        raise ArgumentError(
-            f"capture: expected effort as an int from 1 to {MOST_EFFORT}, got {brief(effort)}"
-        )
+    check_effort(effort, "capture", ArgumentError)
     options: Any = {"fuse": fuse, "recompute": recompute, "hoist": hoist, "replace": replace}
     options |= {"dynamic_axes": dynamic_axes, "max_sizes": max_sizes}
     options |= {"check": check and int(check)}

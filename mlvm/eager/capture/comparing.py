@@ -23,7 +23,7 @@ from mlvm.core.errors import StaleProgramError, brief, with_article
 from mlvm.core.memo import exact_repr
 from mlvm.eager.capture.cache import CacheEntry
 from mlvm.eager.capture.guards.guard_set import dict_of, is_mutable
-from mlvm.eager.capture.guards.layout import ARRAYS, PLAIN, content_of
+from mlvm.eager.capture.guards.readable import ARRAYS, PLAIN, content_of
 from mlvm.eager.capture.guards.signature import Signature
 from mlvm.eager.capture.opened import OpenTrace
 from mlvm.eager.capture.trace import ObjectTemplate, TracedCall

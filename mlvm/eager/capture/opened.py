@@ -39,11 +39,8 @@ from mlvm.step.flow import Flow
 from mlvm.step.open_step import FUNCTIONS, OpenStep, StepLength
 from mlvm.step.templates import OpenType, Place, PlannedTemplate, at
 
-_MOST_TRACES: Final = 8
-"""Maximum number of traces with dynamic sizes that are kept for calls that differ only in sizes.
-"""
-
-_MOST_PLANS: Final = 8
+_MOST: Final = 8
+"""Maximum number of traces for calls that differ only in sizes, and of plans of each trace."""
 
 _MOST_SIZES: Final = 3
 """Number of different sizes of an axis at which the axis becomes dynamic."""
@@ -167,7 +164,7 @@ class OpenTrace:
 
         The guards of the plan are the comparisons of sizes that the compiler has made. If the
         compiler needs the value of a size, no such plan is created."""
-        if self._is_pinned or len(self._plans) >= _MOST_PLANS:
+        if self._is_pinned or len(self._plans) >= _MOST:
             return
         axes = zip(self.open, lengths, self._bounds, strict=True)
         bounds = tuple([each.at_most or max(_bound_of(n), most) for each, n, most in axes])
@@ -402,8 +399,8 @@ class CallFamilies:
         with self._lock:
             family = self._families.entries.get(without_sizes(key))
             if family is not None:
-                self._dropped += family.traces[_MOST_TRACES - 1 :]
-                family.traces = (trace, *family.traces[: _MOST_TRACES - 1])
+                self._dropped += family.traces[_MOST - 1 :]
+                family.traces = (trace, *family.traces[: _MOST - 1])
 
     def take_dropped(self) -> list[OpenTrace]:
         """Return the traces that were evicted since the last call, whose programs can be freed."""

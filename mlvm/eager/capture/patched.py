@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from mlvm.core.machine.functions import FunctionTable
 from mlvm.core.memo import exact_repr
@@ -26,9 +26,6 @@ from mlvm.eager.recording.families import open_call
 from mlvm.eager.tensor.number import Numbers
 from mlvm.machines.native.extension import EXTENSION
 from mlvm.step.templates import PlannedTemplate, Site
-
-_MOST_ALTERNATIVES: Final = 64
-_MOST_CHOICES: Final = 8
 
 
 class _Alternative(NamedTuple):
@@ -154,7 +151,7 @@ class PatchedProgram:
             calls.append(match.call)
         flat = tuple([x for pair in guards for x in pair])
         choice = _Choice(flat, calls, [calls[i] for i in self._order])
-        self._choices = [choice, *self._choices[: _MOST_CHOICES - 1]]
+        self._choices = [choice, *self._choices[:7]]
         return choice
 
     def _add(
@@ -170,7 +167,7 @@ class PatchedProgram:
             guards = numbers.guards()
         if call is None:
             raise NotPatched
-        if len(alternatives) >= _MOST_ALTERNATIVES:
+        if len(alternatives) >= 64:
             alternatives.clear()
         alternatives.insert(0, _Alternative(tuple([x for pair in guards for x in pair]), call))
         return alternatives[0]

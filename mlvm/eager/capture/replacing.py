@@ -16,7 +16,6 @@ from mlvm.eager.tensor.warn import warn_at
 from mlvm.step.flow import Flow
 from mlvm.step.replacement import Pattern, Replaced, Types, replaced
 
-_MOST_PROBES: Final = 256
 _DIMENSIONS: Final = 2, 1, 3, 4, 0
 
 
@@ -103,7 +102,7 @@ def _probes(pattern: Callable[..., Any]) -> list[Pattern]:
     probes: list[Pattern] = []
     error: MlvmError | None = None
     arity = _arity(pattern) or 0
-    for types in itertools.islice(_types(arity), _MOST_PROBES):
+    for types in itertools.islice(_types(arity), 256):
         if probes and len({type.dtype for type in types} | {type.ndim for type in types}) > 2:
             break
         try:

@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from mlvm.core.errors import ShapeError, WeightsError
+from mlvm.core.op import MAX_NESTING
 from mlvm.core.ops import few
 from mlvm.core.ops.half import widened
 from mlvm.core.types import Array, DType, TensorType, bf16, f16, f32, i4, i8, u4, u8
@@ -29,7 +30,6 @@ _VERSIONS: Final = (2, 3)
 _NUMBERS: Final = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
 """The formats of numbers in the metadata, by code."""
 _TEXT, _LIST = 8, 9
-_DEEPEST: Final = 8  # maximum depth of nested lists
 _ALIGNMENT: Final = "general.alignment"
 
 
@@ -308,7 +308,7 @@ class GgufFile:
             return self._number(_NUMBERS[code])
         if code == _TEXT:
             return self._text()
-        if code != _LIST or depth == _DEEPEST:
+        if code != _LIST or depth == MAX_NESTING:
             raise damaged(f"invalid metadata: a value of kind {code}, nested {depth} lists deep")
         kind, count = self._number("I"), self._number("Q")
         if kind in _NUMBERS:

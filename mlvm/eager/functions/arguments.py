@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 from mlvm.core.errors import ArgumentError, DTypeError, brief
 from mlvm.core.ops.windows import Pair
@@ -74,6 +74,10 @@ def inferred(call: OneOp, x: Tensor) -> TensorType:
     Raises an `OpError` if the call is invalid."""
     types = (type_of(x),)
     return cast(TensorType, call.types.get(types) or call.infer(types))
+
+
+MOST_PARTS: Final = 2**20
+"""Maximum number of parts of an array that one call computes, each with ops of its own."""
 
 
 def integer(value: int, name: str) -> int:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, cast
+from typing import Any, cast
 
 import numpy as np
 
 from mlvm.core.errors import ArgumentError, DTypeError, ShapeError, brief
 from mlvm.eager.functions.arguments import (
+    MOST_PARTS,
     Ints,
     axes_of,
     counts_of,
@@ -25,8 +26,6 @@ from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.operands import Operand, as_operand, as_operands
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
-
-_MOST_SECTIONS: Final = 2**20
 
 
 @public
@@ -49,8 +48,8 @@ def array_split(x: Tensor, indices_or_sections: Ints, axis: int = 0) -> list[Ten
         return split(x, indices_or_sections, axis)
     [along] = axes_of(axis, x)
     sections = integer(cast(int, indices_or_sections), "indices_or_sections")
-    if not 1 <= sections <= _MOST_SECTIONS:
-        raise ArgumentError(f"expected 1 .. {_MOST_SECTIONS} sections, got {sections}")
+    if not 1 <= sections <= MOST_PARTS:
+        raise ArgumentError(f"expected 1 .. {MOST_PARTS} sections, got {sections}")
     least, longer = divmod(x.shape[along], sections)
     cuts = [i * least + min(i, longer) for i in range(1, sections)]
     return split(x, cuts, axis=along)

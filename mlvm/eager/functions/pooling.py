@@ -7,13 +7,13 @@ channels].
 from __future__ import annotations
 
 import math
-from typing import Any, Final, Literal, NamedTuple, overload
+from typing import Any, Literal, NamedTuple, overload
 
 from mlvm.core.errors import ArgumentError, ShapeError
 from mlvm.core.ops.windows import Pair
 from mlvm.core.rules import require
 from mlvm.core.types import Shape
-from mlvm.eager.functions.arguments import Ints, each_of, type_of
+from mlvm.eager.functions.arguments import MOST_PARTS, Ints, each_of, type_of
 from mlvm.eager.functions.creation import arange, full, zeros_like
 from mlvm.eager.functions.elements import stop_gradient, unravel_index
 from mlvm.eager.functions.halves import through_f32
@@ -29,8 +29,6 @@ from mlvm.eager.functions.sliding import (
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
-
-_MOST_WINDOWS: Final = 2**20  # maximum for adaptive pooling, which reduces each window separately
 
 
 @overload
@@ -438,8 +436,8 @@ def _adapted(reduce: Any, x: Tensor, size: Ints) -> Tensor:
     if x.ndim < 3 or 0 in x.shape[1:-1]:
         raise ShapeError(f"expected x as [N, ..., C] with spatial axes between, got {x.type}")
     for axis, count in enumerate(each_of(size, x.ndim - 2, "size"), 1):
-        if count > _MOST_WINDOWS:
-            raise ArgumentError(f"expected size of at most {_MOST_WINDOWS} windows, got {count}")
+        if count > MOST_PARTS:
+            raise ArgumentError(f"expected size of at most {MOST_PARTS} windows, got {count}")
         n = x.shape[axis]
         if n % count == 0:
             shape = (*x.shape[:axis], count, n // count, *x.shape[axis + 1 :])

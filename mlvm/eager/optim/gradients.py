@@ -16,7 +16,7 @@ from mlvm.eager.functions import creation, elements
 from mlvm.eager.functions.halves import rounded, widened
 from mlvm.eager.nn.module import Name
 from mlvm.eager.optim.optimizer import Optimizer
-from mlvm.eager.optim.ranges import AtLeastOne, CheckedFields, Fraction, number_in
+from mlvm.eager.optim.ranges import AtLeastOne, CheckedFields, Count, Fraction, number_in
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import COPY
 from mlvm.eager.tensor.tensor import Tensor, described
@@ -25,7 +25,6 @@ from mlvm.eager.tensor.wrapper import hinted
 from mlvm.eager.tree import Node, Tree, containers, leaves, load, named_tensors, substitute
 
 _MOST_SCALE: Final = 2.0**126
-_MOST_INTERVAL: Final = 2**24  # f32 can count up to this number
 
 
 class Parts(dict[str, Any]):
@@ -168,7 +167,7 @@ class LossScale(CheckedFields):
     _kinds: ClassVar = {
         "growth_factor": AtLeastOne,
         "backoff_factor": Fraction,
-        "growth_interval": int,
+        "growth_interval": Count,
     }
 
     @hinted
@@ -188,15 +187,8 @@ class LossScale(CheckedFields):
         self.good_steps = creation.zeros((), dtype=f32)
 
     def _checked_field(self, name: str, value: Any) -> Any:
-        if name == "growth_interval" and not isinstance(value, Tensor):
-            if type(value) is not int or not 1 <= value <= _MOST_INTERVAL:
-                raise ArgumentError(
-                    f"LossScale: expected {name} as an int from 1 to {_MOST_INTERVAL}, got "
-                    f"{brief(value)}"
-                )
-            return value
         value = super()._checked_field(name, value)
-        low = 0 if name == "backoff_factor" else 1
+        low = {"backoff_factor": 0, "growth_factor": 1}.get(name)
         if value == low:
             raise ArgumentError(f"LossScale: expected {name} above {low}, got {value}")
         return value

@@ -155,7 +155,6 @@ class Adafactor(Optimizer):
 
 _NEWTON_SCHULZ: Final = 3.4445, -4.7750, 2.0315
 _NEWTON_SCHULZ_STEPS: Final = 5
-_LEAST_NORM: Final = 1e-7
 
 
 class Muon(AdamW):
@@ -217,7 +216,7 @@ def _orthogonal(x: Tensor) -> Tensor:
     """Return a matrix with the singular vectors of x, and singular values of about 0.7 to 1.2."""
     a, b, c = _NEWTON_SCHULZ
     rows, columns = x.shape
-    x = x / op.maximum(_norm(x), _LEAST_NORM)
+    x = x / op.maximum(_norm(x), 1e-7)
     x = x.T if rows > columns else x
     for _ in range(_NEWTON_SCHULZ_STEPS):
         square = x @ x.T

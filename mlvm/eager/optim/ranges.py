@@ -19,8 +19,8 @@ Positive: TypeAlias = Annotated[float, (0, math.inf)]
 AtLeastOne: TypeAlias = Annotated[float, (1, math.inf)]
 """Number in [1, inf)."""
 
-Count: TypeAlias = Annotated[int, (1, 2**24)]
-"""Int of at least 1."""
+Count: TypeAlias = Annotated[int, 2**24]
+"""Int from 1 to the number up to which f32 can count."""
 
 
 def number_in(where: str, name: str, value: Any, low: float, below: float = math.inf) -> float:
@@ -57,10 +57,13 @@ def checked(where: str, name: str, value: Any, kind: Any) -> Any:
             raise ArgumentError(f"{where}: expected {name} as two numbers, got {value!r}")
         pair = zip(value, get_args(kind), strict=True)
         return tuple([checked(where, f"{name}[{i}]", x, each) for i, (x, each) in enumerate(pair)])
-    if kind == Count and type(value) is not int:
-        raise ArgumentError(f"{where}: expected {name} as an int, got {brief(value)}")
-    number = number_in(where, name, value, *kind.__metadata__[0])
-    return value if kind == Count else number
+    if kind == Count:
+        [most] = kind.__metadata__
+        if type(value) is not int or not 1 <= value <= most:
+            text = f"expected {name} as an int from 1 to {most}, got {brief(value)}"
+            raise ArgumentError(f"{where}: {text}")
+        return value
+    return number_in(where, name, value, *kind.__metadata__[0])
 
 
 def checked_field(where: str, name: str, value: Any, kind: Any) -> Any:

@@ -24,7 +24,6 @@ from mlvm.eager.runs.debugger import Debugger
 from mlvm.show.page import filled, plain_page
 
 _POLICY: Final = "script-src 'unsafe-inline'; connect-src 'self'; img-src 'self'"
-_LONGEST: Final = 1 << 16  # bytes of a command
 
 
 class DebuggerServer(ThreadingHTTPServer):
@@ -110,7 +109,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         length = parse_count(self.headers.get("Content-Length", ""))
-        if self._name() != "command" or length is None or length > _LONGEST:
+        if self._name() != "command" or length is None or length > 1 << 16:
             self.send_error(404)
             return
         body = self.rfile.read(length)

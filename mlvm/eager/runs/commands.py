@@ -27,8 +27,6 @@ from mlvm.eager.runs.verification import verify
 from mlvm.machines.files import write_array
 from mlvm.machines.versions import cause_of_other_bits
 
-_MOST_PRINTED: Final = 8
-
 
 def add_commands(commands: Any) -> None:
     """Add the commands to the parser of `python -m mlvm`."""
@@ -184,8 +182,8 @@ def summary(array: Array) -> str:
     if values.size > 1 and values.dtype.kind in "fiu":
         wide = values.astype("f8")
         text += f", {wide.min():.6g} to {wide.max():.6g}, mean {wide.mean():.6g}"
-    listed = ", ".join(map(str, values.reshape(-1)[:_MOST_PRINTED]))
-    return f"{text}: {listed}" + (", ..." if values.size > _MOST_PRINTED else "")
+    first = values.reshape(-1)[:8]
+    return f"{text}: {', '.join(map(str, first))}" + (", ..." if values.size > first.size else "")
 
 
 def _show_nan(replay: Replay, numbers: Sequence[int]) -> int:

@@ -30,7 +30,6 @@ from mlvm.machines.terminal import one_line
 from mlvm.show.picture import timeline
 
 _AROUND: Final = 5  # lines before and after the present one in `l`
-_MOST_ROWS: Final = 40  # maximum number of tensors that `arena` lists
 
 
 class Debugger(cmd.Cmd):
@@ -293,14 +292,15 @@ class Debugger(cmd.Cmd):
         tensors = "1 tensor" if len(live) == 1 else f"{len(live)} tensors"
         self._say(f"moment {moment}: {tensors}, {used:,} of {total:,} bytes of scratch")
         live.sort(key=lambda each: each.offset)
+        first, rest = live[:40], live[40:]
         rows = [
             [_bar(x.offset, x.nbytes, total), f"{x.offset:,}", f"{x.nbytes:,}", str(x.type), x.op]
-            for x in live[:_MOST_ROWS]
+            for x in first
         ]
         if rows:
             self._say("\n".join(table([["", "offset", "bytes", "type", "op"], *rows], right=3)))
-        if len(live) > _MOST_ROWS:
-            self._say(f"and {len(live) - _MOST_ROWS} more")
+        if rest:
+            self._say(f"and {len(rest)} more")
 
     def picture(self) -> str:
         """Return the plan over time as SVG text, with a line at the present moment."""

@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mlvm.core.errors import ArgumentError, MachineError, MlvmError, UnknownFunctionError
+from mlvm.core.errors import ArgumentError, MachineError, MlvmError, UnknownFunctionError, listed
 from mlvm.core.ops.half import shown
 from mlvm.core.types import Array, TensorType
 from mlvm.eager.files.safetensors import packed
 from mlvm.eager.runs.execution import Executed, Execution, Ref
 from mlvm.eager.runs.nesting import LOOP
-from mlvm.eager.runs.replay import Replay, listed, replay_of
+from mlvm.eager.runs.replay import Replay, replay_of
 from mlvm.eager.runs.run import RecordedStep, Run
 from mlvm.eager.runs.source import SourceLine
 from mlvm.eager.runs.steps import CELL
@@ -218,19 +218,19 @@ def _cause(left: Replay, right: Replay, x: RecordedStep, y: RecordedStep) -> Dif
         if names:
             previous = f"between step {x.number - 1} and step {x.number}"
             when = previous if x.number else "before the first step"
-            text = f"{head}: the state differs, and was written {when}: {listed(names)}"
+            text = f"{head}: the state differs, and was written {when}: {listed(names, 4)}"
             return Difference(x.number, "state", text, names, elements=differing)
     inputs = [i for i, (p, q) in enumerate(zip(x.inputs, y.inputs, strict=False)) if p != q]
     counts = [len(each.inputs) for each in (x, y)]
     if x.table.ntensors != y.table.ntensors:
-        described = [listed(each.table.names) or "none" for each in (x, y)]
+        described = [listed(each.table.names, 4) or "none" for each in (x, y)]
         text = f"{head}: the inputs differ: A has {described[0]}; B has {described[1]}"
         return Difference(x.number, "input", text)
     is_constant = counts[0] != counts[1]  # a Python number is a constant of one of the programs
     inputs = [i for i in inputs if not is_constant or i < x.table.ntensors]
     if inputs:
         names = [x.table.names[i] for i in inputs]
-        text = f"{head}: the inputs differ: {listed([_with_types(x, y, i) for i in inputs])}"
+        text = f"{head}: the inputs differ: {listed([_with_types(x, y, i) for i in inputs], 4)}"
         differing = _differing_input(left, right, x.number, inputs)
         return Difference(x.number, "input", text, names, elements=differing)
     for step in (x, y):
@@ -350,7 +350,7 @@ def _differing_op(left: Replay, right: Replay, x: RecordedStep, y: RecordedStep)
     pair, is_first = (_lockstep(*traces), True) if same else _sources(*traces)
     if pair == (None, None):
         names = _results(x, y)
-        text = f"step {x.number}: the recordings differ ({listed(names)}), and replays are equal"
+        text = f"step {x.number}: the recordings differ ({listed(names, 4)}), and replays are equal"
         text += _culprit(left, right, x.number)
         return Difference(x.number, "result", text, names)
     a, b = pair

@@ -16,7 +16,6 @@ from mlvm.eager.tensor.values import module_of
 KEYS: Final = "random keys"
 """The name of the global random keys of a VM."""
 
-_MOST: Final = 100_000  # maximum number of objects in one walk
 _ENDS: Final = (str, bytes, int, float, complex, bool, type(None), type)
 
 
@@ -38,11 +37,12 @@ def names_of_tensors(
 def tensors_below(roots: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Allocation]]:
     """Yield the tensors that these objects reach, with paths.
 
-    Paths of public attributes come first, then the shortest.
+    Paths of public attributes come first, then the shortest. The walk visits at most 100,000
+    objects.
     """
     visited: set[int] = set()
     public, private = deque(roots), deque[tuple[str, Any]]()
-    while (queue := public or private) and len(visited) < _MOST:
+    while (queue := public or private) and len(visited) < 100_000:
         path, value = queue.popleft()
         if isinstance(value, Allocation):
             yield path, value

@@ -47,8 +47,6 @@ R = TypeVar("R")
 _ALWAYS: Final = 64
 """Maximum size of inputs that are stored with each step: keys, scalars and Python numbers."""
 
-_MOST_SOURCE: Final = 1 << 22
-
 
 class record(ContextDecorator):
     """Record each step of the block in a new folder.
@@ -313,11 +311,11 @@ class _Session:
         return _Recorded(number, table, table.cells(), numbers)
 
     def _store_sources(self, files: Iterable[str]) -> dict[str, str]:
-        """Store the source files that can be read; return the digests by path."""
+        """Store the source files of at most 4 MiB that can be read; return the digests by path."""
         sources = {}
         for file in sorted(files):
             data = "".join(linecache.getlines(file)).encode("utf-8", "surrogatepass")
-            if 0 < len(data) <= _MOST_SOURCE:
+            if 0 < len(data) <= 4 << 20:
                 sources[file] = digest_of(data).hex()
                 self._write_once(f"{SOURCES}/{sources[file]}.txt", data)
         return sources

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from mlvm.core.errors import ArgumentError, MachineError, brief
+from mlvm.core.errors import ArgumentError, MachineError, brief, listed
 from mlvm.core.program.encoding import damaged
 from mlvm.core.types import Array
 from mlvm.eager.functions import random
@@ -71,7 +71,7 @@ class Moment(NamedTuple):
             below = {p: x for p, x in tensors_below([(name, value)]) if isinstance(x, Tensor)}
             recorded = {path: x for path, x in below.items() if path in self.state}
             if not recorded:
-                expected = listed([x for x in self.state if re.match(rf"{name}[.[]", x)])
+                expected = listed([x for x in self.state if re.match(rf"{name}[.[]", x)], 4)
                 raise ArgumentError(
                     f"load: expected {name} as an object with {expected}, got {brief(value)}"
                 )
@@ -80,7 +80,7 @@ class Moment(NamedTuple):
             missing = [p for p, x in below.items() if id(x.root) not in loaded and "._" not in p]
             if missing and isinstance(value, Module | dict | list | tuple):
                 raise ArgumentError(
-                    f"load: the recording has no state of {listed(missing)}; load other objects"
+                    f"load: the recording has no state of {listed(missing, 4)}; load other objects"
                 )
         load_tree(tensors, {path: self.state[path] for path in tensors}, "state")
         if KEYS in self.state:
@@ -327,7 +327,7 @@ class Replay:
         if not isinstance(inputs, list | tuple) or len(inputs) < ntensors:
             raise ArgumentError(
                 f"replay: expected inputs({step.number}) to return a list of {ntensors} arrays "
-                f"({listed(step.table.names[:ntensors])}), got {brief(inputs)}"
+                f"({listed(step.table.names[:ntensors], 4)}), got {brief(inputs)}"
             )
         return inputs
 
@@ -337,11 +337,6 @@ def _machine() -> LocalVM:
     vm = LocalVM("replay")
     printing.register_silent(vm)
     return vm
-
-
-def listed(names: Sequence[str]) -> str:
-    """Return the first four names as text, and the number of further names."""
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 def replay_of(run: Run | Replay, what: str) -> Replay:

@@ -29,8 +29,6 @@ from mlvm.eager.tensor.tensor import Tensor, from_array
 from mlvm.eager.tensor.tensor import untracked as untracked
 from mlvm.machines.native.extension import EXTENSION
 
-_REMEMBERED: Final = 4096  # limit of calls, and types per call; each x[i] is a separate call
-
 Tensors: TypeAlias = tuple[Tensor, ...]
 Types: TypeAlias = tuple[TensorType, ...]
 
@@ -60,7 +58,7 @@ class OneOp(CallFields):
             error.__traceback__ = None
             raise
         warn_of_mixed(self.op.name, types)
-        if len(self.types) >= _REMEMBERED:
+        if len(self.types) >= _by_meaning.limit:
             self.types.clear()
             self.templates.clear()
         if result is not None and (result.is_open or any(x.is_open for x in types)):
@@ -86,9 +84,9 @@ class OneOp(CallFields):
         return f"<OneOp {self.op.name} {dict(self.attributes)}>"
 
 
-_by_spelling: Final = Memo[Any, OneOp](_REMEMBERED, "eager.tensor.apply spellings")
+_by_spelling: Final = Memo[Any, OneOp](4096, "eager.tensor.apply spellings")
 _spellings: Final = _by_spelling.entries
-_by_meaning: Final = Memo[Any, OneOp](_REMEMBERED, "eager.tensor.apply calls")
+_by_meaning: Final = Memo[Any, OneOp](4096, "eager.tensor.apply calls")
 
 
 def _key(value: Any) -> Any:

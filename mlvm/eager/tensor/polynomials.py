@@ -6,15 +6,13 @@ therefore needs no guard, and a shape that is computed in two ways results in th
 
 from __future__ import annotations
 
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 Monomial: TypeAlias = tuple[int, ...]
 """The numbers of the atoms in a product, in order."""
 
 Polynomial: TypeAlias = tuple[tuple[Monomial, int], ...]
 """The terms of a sum, in order: a product of atoms, and a nonzero factor."""
-
-_MOST_TERMS: Final = 16
 
 
 def polynomial(value: int) -> Polynomial:
@@ -35,7 +33,7 @@ def constant_of(p: Polynomial) -> int | None:
 
 
 def added(p: Polynomial, q: Polynomial, times: int = 1) -> Polynomial | None:
-    """Return p + times * q; None if it has more terms than the limit."""
+    """Return p + times * q; None if it has more than 16 terms."""
     terms = dict(p)
     for monomial, factor in q:
         terms[monomial] = terms.get(monomial, 0) + times * factor
@@ -43,7 +41,7 @@ def added(p: Polynomial, q: Polynomial, times: int = 1) -> Polynomial | None:
 
 
 def multiplied(p: Polynomial, q: Polynomial) -> Polynomial | None:
-    """Return p * q; None if it has more terms than the limit."""
+    """Return p * q; None if it has more than 16 terms."""
     terms: dict[Monomial, int] = {}
     for left, a in p:
         for right, b in q:
@@ -72,4 +70,4 @@ def divided(p: Polynomial, q: Polynomial) -> Polynomial | None:
 
 def _canonical(terms: dict[Monomial, int]) -> Polynomial | None:
     p = tuple(sorted((monomial, factor) for monomial, factor in terms.items() if factor))
-    return p if len(p) <= _MOST_TERMS else None
+    return p if len(p) <= 16 else None

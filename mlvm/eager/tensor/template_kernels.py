@@ -14,10 +14,9 @@ from mlvm.core.machine.callee import Fused, Kernels
 from mlvm.core.machine.fused import Chain, Link
 from mlvm.core.types import TensorType
 from mlvm.eager.tensor.context import current_arena
+from mlvm.step.fusion import NATIVE
 
 _APPLY, _ALIAS, _, _UPDATE, _ = range(5)  # `StepKind` in dispatch.h
-_LONGEST: Final = 24
-"""Maximum number of steps of a chain, as in captured functions."""
 _MOST: Final = 12
 """Maximum number of results and operands of a chain: `MOST_CHAINED` in templates.h."""
 
@@ -60,7 +59,7 @@ def chains_of(types: Sequence[TensorType], steps: Sequence[Any], noperands: int)
     first = 0
     while first < len(steps):
         row, end = None, first
-        while end < first + _LONGEST and planner.may_join(first, end):
+        while end < first + NATIVE.longest and planner.may_join(first, end):
             end += 1
         while end > first + 1 and row is None:
             row = planner.planned(first, end, plan, fused.kernels)

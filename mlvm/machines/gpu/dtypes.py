@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, Final
 
 import numpy as np
 
-from mlvm.core.types import DType, Shape, TensorType, f32
+from mlvm.core.types import DType, f32
 
 RAW: Final = {1: "u8", 2: "u16", 4: "u32", 8: "u64", 16: "u64"}
 """Integer types for moving elements, by size in bytes; 16 bytes are moved as two integers."""
@@ -35,18 +34,5 @@ def extremes(dtype: DType) -> tuple[str, str]:
     return f"(-{limits.max} - 1)", f"{limits.max}"
 
 
-def around(shape: Shape, axis: int) -> tuple[int, int, int]:
-    """Return the number of elements before an axis, along it, and after it."""
-    axis = axis % max(len(shape), 1)
-    if not shape:
-        return 1, 1, 1
-    return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
-
-
 def nbytes(dtype: DType, count: int) -> int:
     return count * computed(dtype).itemsize
-
-
-def flat(type: TensorType) -> TensorType:
-    """Return the type with the same elements in one dimension."""
-    return type.with_shape((type.size,))

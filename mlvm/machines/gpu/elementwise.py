@@ -18,13 +18,22 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 
 from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes
+from mlvm.core.ops.strides import broadcast_steps, merged, packed
 from mlvm.core.types import DType, Shape, TensorType, bool_, f32, promote
 from mlvm.machines.gpu.dtypes import RAW
-from mlvm.machines.gpu.kernels import REFUSED, Argument, Call, Calls, Facts, Types, kernel, source
+from mlvm.machines.gpu.kernels import (
+    GROUP,
+    REFUSED,
+    Argument,
+    Call,
+    Calls,
+    Facts,
+    Types,
+    flat_call,
+    kernel,
+    source,
+)
 from mlvm.machines.native.elementwise_rows import gpu_expressions
-
-GROUP: Final = 64
-
 
 _WRAPS: Final = frozenset({"add", "subtract", "multiply", "square", "negative"})
 """Integer ops that are computed with unsigned arithmetic."""
@@ -319,37 +328,15 @@ def _in_rows(dims: Sequence[int]) -> bool:
     return len(dims) == 2 and dims[1] >= GROUP and dims[0] <= (1 << 15)
 
 
-def packed(shape: Sequence[int]) -> list[int]:
-    """Return the strides of a packed tensor, in elements."""
-    return [math.prod(shape[i + 1 :]) for i in range(len(shape))]
-
-
-def joined(axes: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Merge axes where all strides allow it, and drop axes of length 1.
-
-    Each axis is a length and strides.
-    """
-    remaining: list[tuple[int, ...]] = []
-    for length, *strides in axes:
-        if length == 1:
-            continue
-        if remaining and remaining[-1][1:] == tuple([length * stride for stride in strides]):
-            length *= remaining.pop()[0]
-        remaining.append((length, *strides))
-    return remaining
-
-
 def collapsed(shape: Shape, operands: Sequence[Shape]) -> tuple[list[int], list[list[int]]]:
     """Merge axes of a shape where all operands allow it; at least one axis remains.
 
     The operands broadcast to the shape. Also return each operand's strides along the remaining
     axes.
     """
-    wide = [(1,) * (len(shape) - len(each)) + tuple(each) for each in operands]
-    steps = [
-        [0 if n == 1 else step for n, step in zip(each, packed(each), strict=True)] for each in wide
-    ]
-    axes = joined(zip(shape, *steps, strict=True)) or [(1, *[0] * len(operands))]
+    steps = [broadcast_steps(each, len(shape)) for each in operands]
+    axes = [axis for axis in zip(shape, *steps, strict=True) if axis[0] != 1]
+    axes = merged(axes) or [(1, *[0] * len(operands))]
     dims, *strides = map(list, zip(*axes, strict=True))
     return dims, strides
 
@@ -387,8 +374,7 @@ def _pow(device: Facts, types: Types) -> Calls:
         "    if (i < n && y[i] < 0) REFUSE(i, y[i]);\n}\n"
     )
     text = source(DT=y.dtype.name) + text
-    check = Call(text, "negative_power", (y.size,), (GROUP,), (2, REFUSED, np.int64(y.size)))
-    return [check, *calls]
+    return [flat_call(text, "negative_power", y.size, (2, REFUSED), y.size), *calls]
 
 
 ELEMENTWISE: Final = frozenset(

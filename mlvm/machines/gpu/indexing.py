@@ -10,9 +10,10 @@ import math
 
 import numpy as np
 
+from mlvm.core.ops.strides import around, group_steps
 from mlvm.core.rules import normalize_axis
 from mlvm.core.types import DType, Shape, i64
-from mlvm.machines.gpu.dtypes import RAW, around
+from mlvm.machines.gpu.dtypes import RAW
 from mlvm.machines.gpu.kernels import (
     REFUSED,
     Argument,
@@ -21,11 +22,12 @@ from mlvm.machines.gpu.kernels import (
     Facts,
     Scratch,
     Types,
+    flat_call,
     kernel,
     source,
 )
-from mlvm.machines.gpu.reductions import GROUP, adding, running
-from mlvm.machines.gpu.sorting import sorted_rows, text_of
+from mlvm.machines.gpu.merge_sort import sorted_rows, text_of
+from mlvm.machines.gpu.reductions import adding, running
 
 
 def _units(dtype: DType) -> tuple[str, int]:
@@ -41,8 +43,7 @@ def _text(elements: str, indices: DType | None = None, **more: str | int) -> str
 
 
 def _call(text: str, entry: str, args: tuple[Argument, ...], items: int, *numbers: int) -> Call:
-    whole = (*args, np.int64(items), *map(np.int64, numbers))
-    return Call(text, entry, (items,), (GROUP,), whole)
+    return flat_call(text, entry, items, args, items, *numbers)
 
 
 def _calls_of_take(types: Types, axis: int, entry: str, *numbers: int) -> Calls:
@@ -108,7 +109,7 @@ def _index_set(device: Facts, types: Types, *, axis: int, axes: int) -> Calls:
     axis = normalize_axis(axis, max(x.ndim, 1))
     before, behind = x.shape[:axis], x.shape[axis + axes :]
     length = math.prod(x.shape[axis : axis + axes])
-    steps = _steps(values.shape, (before, indices.shape, behind))
+    steps = group_steps(values.shape, (before, indices.shape, behind))
     if steps is None:
         return None
     unit, units = _units(x.dtype)
@@ -118,34 +119,12 @@ def _index_set(device: Facts, types: Types, *, axis: int, axes: int) -> Calls:
     last = Scratch("last", 4 * max(length, 1))
     text, count = _text(unit, indices.dtype), indices.size
     most = np.int32(2**31 - 1)
-    args = (last, np.int64(length), most)
-    calls = [Call(_text("u8"), "fill_i32", (length,), (GROUP,), args)]
+    calls = [flat_call(_text("u8"), "fill_i32", length, (last,), length, most)]
     if count:
         calls.append(_call(text, "last_index", (last, 3, REFUSED), count, length))
     numbers = (length, math.prod(behind) * units, count, steps[0] * units, steps[1] * units, inner)
     calls.append(_call(text, "index_set", (0, 1, 2, last), out.size * units, *numbers))
     return calls
-
-
-def _steps(shape: Shape, groups: tuple[Shape, ...]) -> tuple[int, ...] | None:
-    """Return the strides of a tensor that is broadcast to groups of axes.
-
-    The stride is None where a group is neither contiguous nor one element.
-    """
-    axes = [length for group in groups for length in group]
-    shape = (1,) * (len(axes) - len(shape)) + shape
-    steps, step, end = [], 1, len(axes)
-    for group in reversed(groups):
-        lengths = shape[end - len(group) : end]
-        end -= len(group)
-        if lengths == group:
-            steps.append(step)
-            step *= math.prod(group)
-        elif math.prod(lengths) == 1:
-            steps.append(0)
-        else:
-            return None
-    return tuple(reversed(steps))
 
 
 # --- sums by index --------------------------------------------------------------------
@@ -217,7 +196,7 @@ def _masked(device: Facts, types: Types, **_: Shape) -> Calls:
     out, values, mask = types[0], types[-2], types[-1]
     begin, number, mask_number = range(len(types) - 3, len(types))
     behind, count = out.shape[mask.ndim :], values.shape[0]
-    steps = _steps(values.shape, ((count,), behind))
+    steps = group_steps(values.shape, ((count,), behind))
     unit, units = _units(out.dtype)
     if not mask.size or steps is None or (units > 1 and steps[1] == 0 and math.prod(behind) > 1):
         return None

@@ -87,6 +87,21 @@ class Call(NamedTuple):
     begins: bool = False
 
 
+GROUP: Final = 64
+"""Work items of a group of a flat call."""
+
+
+def flat_call(
+    text: str, entry: str, items: int, args: Sequence[Argument], *numbers: int | np.generic
+) -> Call:
+    """Return the call of a kernel of a source on a number of work items.
+
+    The arguments are followed by the numbers, of which ints become i64.
+    """
+    scalars = [x if isinstance(x, np.generic) else np.int64(x) for x in numbers]
+    return Call(text, entry, (items,), (GROUP,), (*args, *scalars))
+
+
 Calls: TypeAlias = "Sequence[Call] | None"
 Maker: TypeAlias = Callable[..., Calls]
 

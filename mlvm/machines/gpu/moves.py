@@ -15,11 +15,11 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from mlvm.core.ops.half import cast
+from mlvm.core.ops.strides import broadcast_steps, merged, packed
 from mlvm.core.rules import normalize_axes, normalize_axis
 from mlvm.core.types import DType, Shape, TensorType
 from mlvm.machines.gpu.dtypes import RAW
-from mlvm.machines.gpu.elementwise import GROUP, joined, packed
-from mlvm.machines.gpu.kernels import Argument, Call, Calls, Facts, Types, kernel, source
+from mlvm.machines.gpu.kernels import Argument, Call, Calls, Facts, Types, flat_call, kernel, source
 
 _MOST_AXES: Final = 6
 _RUN: Final = 32  # elements along the innermost axis per item on a processor
@@ -45,8 +45,7 @@ def part(shape: Shape, start: Sequence[int], step: Sequence[int]) -> Window:
 
 def broadcast(shape: Shape, to: Shape) -> Window:
     """Return the window that broadcasts a tensor to a shape."""
-    steps = [0 if n == 1 else step for n, step in zip(shape, packed(shape), strict=True)]
-    return Window(0, (*[0] * (len(to) - len(shape)), *steps))
+    return Window(0, tuple(broadcast_steps(shape, len(to))))
 
 
 def move(
@@ -60,7 +59,8 @@ def move(
     add: bool = False,
 ) -> list[Call]:
     """Return the calls that move elements from a window of `args[1]` to a window of `args[0]`."""
-    axes = joined(zip(lengths, out.steps, x.steps, strict=True))[::-1] or [(1, 1, 1)]
+    longer = [axis for axis in zip(lengths, out.steps, x.steps, strict=True) if axis[0] != 1]
+    axes = merged(longer)[::-1] or [(1, 1, 1)]
     first, start = out.first, x.first
     moved = to is None or (to is dtype and not add)
     if moved and dtype.itemsize == 16:  # moved as two integers
@@ -101,9 +101,8 @@ def move(
     blocks = -(-n // run)
     outer = [(blocks, o * run, s * run), *others, *[(1, 0, 0)] * (_MOST_AXES - len(axes))]
     items = total // n * blocks
-    scalars = [items, first, start, n, o, s, *itertools.chain(*outer)]
-    call_args = (*args, *map(np.int64, scalars))
-    return [Call(text, "move", (items,), (GROUP,), call_args)]
+    numbers = [items, first, start, n, o, s, *itertools.chain(*outer)]
+    return [flat_call(text, "move", items, args, *numbers)]
 
 
 def begin_as(device: Facts, x: TensorType, args: tuple[Argument, Argument] = (0, 1)) -> list[Call]:
@@ -119,7 +118,7 @@ def fill(out: TensorType, value: float | complex, argument: Argument = 0) -> lis
     """Return the calls that fill the result with a value."""
     one = _bits(out, value)
     count = out.nbytes // one.itemsize
-    return [_created("fill", one.dtype, count, (argument, np.int64(count), one))]
+    return [_created("fill", one.dtype, count, (argument,), count, one)]
 
 
 def _bits(out: TensorType, value: float | complex) -> np.generic:
@@ -129,9 +128,15 @@ def _bits(out: TensorType, value: float | complex) -> np.generic:
     return element
 
 
-def _created(entry: str, dtype: np.dtype[Any], count: int, args: tuple[Argument, ...]) -> Call:
+def _created(
+    entry: str,
+    dtype: np.dtype[Any],
+    count: int,
+    args: tuple[Argument, ...],
+    *numbers: int | np.generic,
+) -> Call:
     text = source("creation.h", DT=DType.of(dtype).name)
-    return Call(text, entry, (count,), (GROUP,), args)
+    return flat_call(text, entry, count, args, *numbers)
 
 
 # --- shapes and axes -----------------------------------------------------------------
@@ -280,8 +285,7 @@ def _triangle(sign: int, device: Facts, types: Types, /, *, k: int) -> Calls:
     rows, columns = x.shape[-2:]
     k = max(-rows - columns, min(sign * k, rows + columns))
     count = out.size * parts
-    numbers = map(np.int64, (count, rows, columns, sign, k, parts))
-    return [_created("triangle", raw, count, (0, 1, *numbers))]
+    return [_created("triangle", raw, count, (0, 1), count, rows, columns, sign, k, parts)]
 
 
 kernel("tril")(partial(_triangle, 1))
@@ -305,8 +309,8 @@ def _eye(device: Facts, types: Types, *, rows: int, columns: int, k: int, dtype:
     if out.dtype.itemsize == 16:
         return None
     one = _bits(out, 1)
-    numbers = map(np.int64, (out.size, columns, max(-rows, min(k, columns))))
-    return [_created("eye", one.dtype, out.size, (0, *numbers, one))]
+    numbers = out.size, columns, max(-rows, min(k, columns)), one
+    return [_created("eye", one.dtype, out.size, (0,), *numbers)]
 
 
 @kernel("arange")
@@ -318,5 +322,4 @@ def _arange(
     if not out.dtype.is_integer:
         return None
     first, by = [np.uint64(int(each) % 2**64) for each in (start, step)]
-    args = (0, np.int64(out.size), first, by)
-    return [_created("arange", out.dtype.numpy, out.size, args)]
+    return [_created("arange", out.dtype.numpy, out.size, (0,), out.size, first, by)]

@@ -24,12 +24,12 @@ from mlvm.core.types import ALIGNMENT, Array, TensorType
 from mlvm.machines.gpu import (  # noqa: F401 (registers their kernels)
     elementwise,
     indexing,
+    merge_sort,
     moves,
-    neural,
+    norms_pools,
     products,
     random,
     reductions,
-    sorting,
 )
 from mlvm.machines.gpu.chains import Judged, OnHost, Step, steps_of, steps_of_chain
 from mlvm.machines.gpu.checks import Note

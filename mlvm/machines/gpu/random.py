@@ -23,21 +23,17 @@ from mlvm.machines.gpu.kernels import (
     Facts,
     Scratch,
     Types,
+    flat_call,
     kernel,
     source,
 )
-from mlvm.machines.gpu.reductions import GROUP, adding, running
+from mlvm.machines.gpu.reductions import adding, running
 from mlvm.machines.ziggurat import ziggurat
 
 
-def _call(text: str, entry: str, args: tuple[Argument, ...], total: int, each: int) -> Call:
-    """Build a call that computes `each` value of `total` values per item."""
-    return Call(text, entry, (-(-total // each),), (GROUP,), args)
-
-
 def _words(to: Argument, key: int, count: int, purpose: int = 0) -> Call:
-    args = (to, key, np.int64(count), np.uint64(purpose))
-    return _call(source("random.c"), "words", args, count, 4)
+    items = -(-count // 4)
+    return flat_call(source("random.c"), "words", items, (to, key), count, np.uint64(purpose))
 
 
 @kernel("split_key")
@@ -58,14 +54,15 @@ def _uniform(device: Facts, types: Types, *, shape: Shape, dtype: str) -> Calls:
     out = types[0]
     text = source("random.c", T=dtype, **({"WIDE": 1} if out.dtype is f64 else {}))
     each = 4 if out.dtype is f64 else 8
-    return [_call(text, "uniform", (0, 1, np.int64(out.size)), out.size, each)]
+    return [flat_call(text, "uniform", -(-out.size // each), (0, 1), out.size)]
 
 
 @kernel("dropout", computes=True)
 def _dropout(device: Facts, types: Types, *, rate: float) -> Calls:
     out = types[0]
-    args = (0, 1, 2, np.int64(out.size), scalar(out.dtype, 1 / (1 - rate)), np.float32(rate))
-    return [_call(source("random.c", T=out.dtype.name), "dropout", args, out.size, 8)]
+    text, items = source("random.c", T=out.dtype.name), -(-out.size // 8)
+    numbers = out.size, scalar(out.dtype, 1 / (1 - rate)), np.float32(rate)
+    return [flat_call(text, "dropout", items, (0, 1, 2), *numbers)]
 
 
 @kernel("bernoulli", judges=2)
@@ -79,8 +76,8 @@ def _bernoulli(device: Facts, types: Types, *, shape: Shape) -> Calls:
         return None
     length, behind = math.prod(wide[first:end]), math.prod(out.shape[end:])
     text = source("random.c", T=p.dtype.name, WIDE=1)
-    args = (0, 1, 2, REFUSED, np.int64(out.size), np.int64(length), np.int64(behind))
-    return [_call(text, "bernoulli", args, out.size, 4)]
+    items, args = -(-out.size // 4), (0, 1, 2, REFUSED)
+    return [flat_call(text, "bernoulli", items, args, out.size, length, behind)]
 
 
 @kernel("randint")
@@ -101,13 +98,13 @@ def _randint(
     text = source("random.c", BITS=bits, OUT=dtype)
     to: Argument = Scratch("drawn", drawn * itemsize) if refused else 0
     is_used: Argument = Scratch("taken", 8 * drawn) if refused else 0  # otherwise it is not written
-    numbers = np.int64(drawn), *[np.uint64(n % 2**64) for n in (low, span, refused)]
-    calls = [_call(text, "integers", (to, is_used, 1, *numbers), drawn, 256 // bits)]
+    numbers = [np.uint64(n % 2**64) for n in (low, span, refused)]
+    items = -(-drawn * bits // 256)
+    calls = [flat_call(text, "integers", items, (to, is_used, 1), drawn, *numbers)]
     if refused:
         ranks = Scratch("ranks", 8 * drawn)
         calls += running(device, adding(i64), (ranks, "i64"), (is_used, "i64"), (1, drawn, 1))
-        args = (0, to, ranks, np.int64(drawn), np.int64(count))
-        calls.append(_call(text, "gather_taken", args, drawn, 1))
+        calls.append(flat_call(text, "gather_taken", drawn, (0, to, ranks), drawn, count))
     return calls
 
 
@@ -142,14 +139,13 @@ def _normal(device: Facts, types: Types, *, shape: Shape, dtype: str) -> Calls:
     values, jumps = Scratch("values", 4 * size), [Scratch(f"jumps{i}", 4 * size) for i in (0, 1)]
     rounds = max(count - 1, 0).bit_length()
     starts = Scratch("starts", 4 << rounds)
-    total = np.int64(size)
+    fill = source("indexing.c", T="u8")
     calls = [
         _words(stream, 1, size // 2 + 4),
-        _call(text, "normals", (values, jumps[0], stream, total), size, 1),
-        _call(source("indexing.c", T="u8"), "fill_i32", (starts, np.int64(1), np.int32(0)), 1, 1),
+        flat_call(text, "normals", size, (values, jumps[0], stream), size),
+        flat_call(fill, "fill_i32", 1, (starts,), 1, np.int32(0)),
     ]
     for i in range(rounds):
-        jump = (starts, jumps[(i + 1) % 2], jumps[i % 2], total, np.int64(1 << i))
-        calls.append(_call(text, "jump", jump, size, 1))
-    args = (0, values, starts, np.int64(count))
-    return [*calls, _call(text, "gather_values", args, count, 1)]
+        jump = (starts, jumps[(i + 1) % 2], jumps[i % 2])
+        calls.append(flat_call(text, "jump", size, jump, size, 1 << i))
+    return [*calls, flat_call(text, "gather_values", count, (0, values, starts), count)]

@@ -10,13 +10,24 @@ from typing import Any, Final
 
 import numpy as np
 
+from mlvm.core.ops.strides import around
 from mlvm.core.rules import Axis, normalize_axes
 from mlvm.core.types import DType, TensorType, f64
-from mlvm.machines.gpu.dtypes import around, computed, extremes, nbytes, scalar
-from mlvm.machines.gpu.kernels import Argument, Call, Calls, Facts, Scratch, Types, kernel, source
+from mlvm.machines.gpu.dtypes import computed, extremes, nbytes, scalar
+from mlvm.machines.gpu.kernels import (
+    GROUP,
+    Argument,
+    Call,
+    Calls,
+    Facts,
+    Scratch,
+    Types,
+    flat_call,
+    kernel,
+    source,
+)
 from mlvm.machines.gpu.moves import permuted
 
-GROUP: Final = 64
 _PIECE: Final = 8192  # elements of a row that a group adds
 _FEW: Final = 256  # elements that an item adds; longer rows need several steps
 _STEP: Final = 128
@@ -80,9 +91,8 @@ def fold(
     wide = 16 if device.is_cpu and behind >= 16 and not in_rows else 1
     items = before * pieces * (GROUP if in_rows else -(-behind // wide))
     text = first.text(x[1], to[1], wide, DType.of(divisor.dtype).name)
-    numbers = [np.int64(n) for n in (before, length, behind, piece, pieces)]
-    args = (to[0], x[0], *centre, *numbers, divisor)
-    call = Call(text, "rows" if in_rows else "columns", (items,), (GROUP,), args)
+    args, numbers = (to[0], x[0], *centre), (before, length, behind, piece, pieces, divisor)
+    call = flat_call(text, "rows" if in_rows else "columns", items, args, *numbers)
     if last:
         return [call]
     rest, sizes = replace(how, map="(v)"), (before, pieces, behind)
@@ -253,19 +263,18 @@ def running(
     pieces = -(-length // piece)
     calls: list[Call] = []
     starts: Argument = out[0]  # not read if a single piece exists
-    items = (before * pieces * behind,)
-    numbers = [np.int64(n) for n in (before, length, behind, piece, pieces)]
+    items = before * pieces * behind
+    numbers = (before, length, behind, piece, pieces)
     if pieces > 1:
-        count = nbytes(DType.named(how.of), items[0])
+        count = nbytes(DType.named(how.of), items)
         totals, starts = Scratch(f"totals{depth}", count), Scratch(f"starts{depth}", count)
         text = how.text(x[1], how.of, 1, "i64")
-        args = (totals, x[0], *numbers, np.int64(0))
-        call = Call(text, "columns", items, (GROUP,), args)
+        call = flat_call(text, "columns", items, (totals, x[0]), *numbers, 0)
         middle = (before, pieces, behind)
         sums = (totals, how.of)
         calls = [call, *running(device, how, (starts, how.of), sums, middle, depth + 1)]
     text = how.text(x[1], out[1], 1, "i64")
-    return [*calls, Call(text, "scan", items, (GROUP,), (out[0], x[0], starts, *numbers))]
+    return [*calls, flat_call(text, "scan", items, (out[0], x[0], starts), *numbers)]
 
 
 def _cumulative(

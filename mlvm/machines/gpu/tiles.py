@@ -43,7 +43,6 @@ class Tile(NamedTuple):
 
 
 _SMALL: Final = Tile(32, 32, 16, 2, 2, 1)
-_LARGE: Final = Tile(64, 64, 16, 4, 4, 1)
 _ON_CPU: Final = (8, 2, 64), (4, 2, 64), (12, 2, 64), (4, 4, 64), (8, 1, 64), (6, 2, 32), (4, 2, 16)
 """On a processor: rows of a work item, number of adjacent vectors, and bytes of a vector."""
 _POSITIONS: Final = 4 << 10  # additional bytes for positions in images; an upper bound

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from mlvm.core.ops.strides import merged, packed
 from mlvm.core.types import Shape, TensorType
 from mlvm.machines.native._native import COPY_UNIT, KernelCall
 from mlvm.machines.native.planner import kernel_call
@@ -31,7 +32,7 @@ class _Axis(NamedTuple):
 
 def strides(x: TensorType) -> Strides:
     """Return the strides in bytes of a packed tensor."""
-    return tuple([x.dtype.itemsize * math.prod(x.shape[i + 1 :]) for i in range(x.ndim)])
+    return tuple([x.dtype.itemsize * step for step in packed(x.shape)])
 
 
 class Boxes:
@@ -218,14 +219,5 @@ def _upward(
             out_at += (axis.length - 1) * axis.out
             in_at += (axis.length - 1) * axis.into
     axes = [_Axis(n, abs(o), i if o > 0 else -i) for n, o, i in axes]
-    return _merged(sorted(axes, key=lambda axis: -axis.out)), out_at, in_at
-
-
-def _merged(axes: list[_Axis]) -> list[_Axis]:
-    """Merge adjacent axes if the end of the inner axis is the next step of the outer axis."""
-    merged: list[_Axis] = []
-    for axis in axes:
-        if merged and merged[-1][1:] == (axis.length * axis.out, axis.length * axis.into):
-            axis = _Axis(axis.length * merged.pop().length, axis.out, axis.into)
-        merged.append(axis)
-    return merged
+    axes.sort(key=lambda axis: -axis.out)
+    return [_Axis(*axis) for axis in merged(axes)], out_at, in_at

@@ -15,7 +15,7 @@ import numpy as np
 
 from mlvm.core.errors import OpError
 from mlvm.core.machine.callee import Fused, Kernels
-from mlvm.core.machine.fused import MOST_LAYOUTS, Chain, Link
+from mlvm.core.machine.fused import Chain, Link
 from mlvm.core.memo import Memo, exact_repr
 from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes, Kernel, Op
 from mlvm.core.ops import half
@@ -185,7 +185,7 @@ class NativeFused:
         """Return the call of a chain for parameters of these types, or the parts of the chain."""
         plans = self._plans.get(chain)
         if plans is None:
-            plans = self._plans.setdefault(chain, Memo(MOST_LAYOUTS, "machines.native chains"))
+            plans = self._plans.setdefault(chain, Memo(256, "machines.native chains"))
         plan = partial(self.plan, types, {"chain": chain})
         return plans.get(tuple(types), lambda: plan() or Parts(chain, types))
 

@@ -6,8 +6,6 @@ entries are dropped when a handle may refer to a different array, or the functio
 
 from __future__ import annotations
 
-from typing import Final
-
 from mlvm.core.machine.link import CALL_ON_ARGS, HALT, LinkedCode
 from mlvm.core.op import NO_ATTRIBUTES
 from mlvm.core.program.program import Program
@@ -16,8 +14,6 @@ from mlvm.core.types import TensorType
 from mlvm.core.vm import VM
 from mlvm.machines.native._native import MOST_HANDLES, Bound, Pool, run_launches
 from mlvm.machines.native.loop import bound_code, call_of
-
-_MOST: Final = 1 << 16
 
 
 class LaunchCache:
@@ -68,7 +64,7 @@ class LaunchCache:
         call = call_of(binding.callee.kernel, types, attributes or NO_ATTRIBUTES)
         if call is None or len(arrays) >= MOST_HANDLES:
             return
-        if len(self._bound) >= _MOST or self._vm.functions.version != self._version:
+        if len(self._bound) >= 1 << 16 or self._vm.functions.version != self._version:
             self._clear()
         self._version = int(self._vm.functions.version)
         self._bound[body] = Bound(call, tuple(arrays))

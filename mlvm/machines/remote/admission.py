@@ -28,7 +28,6 @@ MOST_OF_PEER: Final = 64
 _MOMENT: Final = 0.25  # minimum seconds for an unauthenticated connection
 _MOMENT_OF_SILENCE: Final = 0.05
 _LINGERS: Final = 0.2  # seconds for a refused client to read the reason
-_MOST_LINGERING: Final = 256
 _LINES: Final = 20  # log lines per second
 
 
@@ -132,7 +131,7 @@ class Admission:
     def sweep(self, *, last: bool = False) -> bool:
         """Close refused connections that had time to read the reason; return whether any remain.
 
-        The `last` call closes all connections.
+        At most 256 remain, the latest. The `last` call closes all connections.
         """
         present = self._now()
         with self._lock:
@@ -141,9 +140,7 @@ class Admission:
         for each in late:
             addresses.shut(each)
         now = math.inf if last else present
-        while self._lingering and (
-            self._lingering[0][0] < now or len(self._lingering) > _MOST_LINGERING
-        ):
+        while self._lingering and (self._lingering[0][0] < now or len(self._lingering) > 256):
             self._lingering.popleft()[1].close()
         return bool(self._lingering)
 

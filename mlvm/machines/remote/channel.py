@@ -13,7 +13,6 @@ import threading
 from typing import Any, Final, NamedTuple
 
 _ROOM: Final = 1 << 16
-_MOST_SOCKETS: Final = 8
 _CLOSED_BY_EXEC: Final[int] = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 _PATIENCE: Final = struct.pack("@ll", 10, 0)
 """Send timeout (struct timeval): the other end reads a message within 10 seconds."""
@@ -73,9 +72,7 @@ class Channel:
     def receive(self) -> bool:
         """Wait for bytes. Return False at the end of the channel."""
         try:
-            data, descriptors, _, _ = socket.recv_fds(
-                self.socket, _ROOM, _MOST_SOCKETS, _CLOSED_BY_EXEC
-            )
+            data, descriptors, _, _ = socket.recv_fds(self.socket, _ROOM, 8, _CLOSED_BY_EXEC)
         except OSError:
             return False
         self._sockets += [socket.socket(fileno=each) for each in descriptors]

@@ -30,6 +30,7 @@ from mlvm.core.errors import (
     user_place,
 )
 from mlvm.core.locks import after_fork
+from mlvm.core.memo import Memo
 from mlvm.core.observe import explaining
 from mlvm.core.program.encoding import HEADER, MAGIC, VERSION, Kind
 from mlvm.core.program.program import Program
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
 _ALLOCATING: Final = "alloc_tensor", "alloc_storage"
 _MAKING: Final = *_ALLOCATING, "tensor_from_storage"
 _FAREWELL: Final = 0.2  # seconds to wait for the server's reason for a lost connection
-_MOST_BLAMED: Final = 64
 _MOST_UNCONFIRMED: Final = 1 << 13
 """Maximum number of unconfirmed posts with stored lines; then the client waits."""
 
@@ -121,7 +121,7 @@ class RemoteVM(Closing, WireVM):
         stream.add((), _Sent(0, 0, 0, []))
         # name of an unanswered allocation, by number of the call
         self._allocs: dict[int, str] = {}
-        self._blamed: dict[int, Place | _Posted | None] = {}  # by number of a failed post
+        self._blamed = Memo[int, Place | _Posted | None](64, "machines.remote.client failed posts")
         self._lost: str | None = None
         self._where = where or name or "the VM"
         self.name = name or self._call("name")
@@ -427,11 +427,9 @@ class RemoteVM(Closing, WireVM):
             if isinstance(error, errors.MlvmError):
                 error.late = True
             index = posted - (sent.posts - len(sent.places))
-            place = self._blamed.get(posted)  # if it was already raised
+            place = self._blamed.entries.get(posted)  # if it was already raised
             if 0 <= index < len(sent.places):
                 place = self._blamed[posted] = sent.places[index]
-                while len(self._blamed) > _MOST_BLAMED:
-                    del self._blamed[min(self._blamed)]
         notes = errors.notes_of(error)
         if hasattr(error, "__notes__"):
             del error.__notes__

@@ -35,9 +35,7 @@ from mlvm.machines.remote.tls import client_context
 from mlvm.machines.remote.users import own_secret
 from mlvm.machines.versions import difference
 
-_MOST_STATUS: Final = 1 << 22
 _PATIENCE: Final = 2.0  # seconds for a request to stop a launch
-_MOST_CUTS: Final = 10
 _NO_TLS: Final = (
     "cannot use TLS with this server; omit tls=, or start it with --certificate and --key"
 )
@@ -164,7 +162,7 @@ class _Endpoint:
                 return _try(place, shared, self.tls, hello, deadline, self.system)
             except (AccessDeniedError, _Cut) as error:
                 cuts += isinstance(error, _Cut)
-                is_busy = 0 < cuts < _MOST_CUTS or str(error) == BUSY
+                is_busy = 0 < cuts < 10 or str(error) == BUSY
                 if not is_busy or self.system.monotonic() > deadline - _PAUSE:
                     kind = ConnectionLostError if isinstance(error, _Cut) else type(error)
                     raise kind(str(error)) from None
@@ -262,7 +260,7 @@ class Observer(Closing):
     def _ask(self, body: bytes) -> bytes:
         deadline = time.monotonic() + self._timeout
         send(self._socket, pack(Greeting.status, body), deadline)
-        _, _, message = receive(self._socket, deadline, _MOST_STATUS)
+        _, _, message = receive(self._socket, deadline, 4 << 20)
         return message[HEADER.size :]
 
     def close(self) -> None:

@@ -30,6 +30,7 @@ from mlvm.core.errors import (
     ConnectionLostError,
     EncodingError,
     brief,
+    shortened,
     with_article,
 )
 from mlvm.core.program.encoding import HEADER, MAGIC, VERSION, Reader, Writer
@@ -45,8 +46,6 @@ BUSY: Final = "too many simultaneous connections: try again"
 """The reason after which a client tries again automatically."""
 
 _LEAST_DIFFERENT: Final = 5  # minimum number of different bytes in a secret
-_MOST_REASON: Final = 500  # maximum length, in characters
-_MOST: Final = 4096  # bytes of a message from an unauthenticated peer
 _TLS_RECORD: Final = b"\x16\x03"
 
 
@@ -95,11 +94,12 @@ def pack(kind: Greeting, body: bytes = b"", version: int = VERSION) -> bytes:
 
 
 def receive(
-    sock: socket.socket, deadline: float, most: int = _MOST, system: System = SYSTEM
+    sock: socket.socket, deadline: float, most: int = 4096, system: System = SYSTEM
 ) -> tuple[int, int, bytes]:
     """Receive the next message by `deadline` of `system.monotonic`.
 
-    Return its version, its kind and all its bytes. Raises `ConnectionLostError`, `EncodingError`.
+    A peer that is not authenticated may send up to 4096 bytes. Return the version of the message,
+    its kind and all its bytes. Raises `ConnectionLostError`, `EncodingError`.
     """
     header = _exactly(sock, HEADER.size, deadline, system)
     magic, version, kind, length = HEADER.unpack(header)
@@ -151,10 +151,9 @@ def refusal(reason: str) -> bytes:
     return pack(Greeting.refused, writer.body())
 
 
-def plain(text: str, most: int = _MOST_REASON) -> str:
+def plain(text: str, most: int = 500) -> str:
     """Truncate a text of the peer, and replace characters that control a terminal."""
-    shown = "".join([each if each.isprintable() else "?" for each in text[:most]])
-    return shown if len(text) <= most else f"{shown}..."
+    return "".join([each if each.isprintable() else "?" for each in shortened(text, most)])
 
 
 # --- secrets and proofs ------------------------------------------------------------------

@@ -40,8 +40,6 @@ POSTED_AT: Final = "posted"
 _MOST_HANDLES: Final = 1 << 16
 """Maximum number of handles in a launch message; a decoded handle needs four times the bytes."""
 
-_FEW_TENSORS: Final = 1024  # number of handles after which a session drops freed handles
-
 _FREEING: Final = frozenset({"dealloc_tensor", "dealloc_storage", "drop_program", "load_program"})
 
 
@@ -71,7 +69,7 @@ class Session(WireServer):
         self._last_answer: list[bytes] = []
         self._own = own
         self._tensors: set[int] = set()
-        self._most_tensors = _FEW_TENSORS
+        self._most_tensors = 0  # number of handles after which freed handles are dropped
         self._storages: set[int] = set()
         self._posts = 0
         self._failed: Exception | None = None
@@ -240,7 +238,7 @@ class Session(WireServer):
                 self._tensors.add(result)
                 if len(self._tensors) > self._most_tensors:
                     self._tensors = set(filter(self._is_alive, self._tensors))
-                    self._most_tensors = 2 * len(self._tensors) + _FEW_TENSORS
+                    self._most_tensors = 2 * len(self._tensors) + 1024
             case "alloc_storage":
                 self._storages.add(result)
             case "dealloc_tensor":

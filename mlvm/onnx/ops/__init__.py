@@ -1,20 +1,20 @@
 """Ops of ONNX by kind; importing these modules fills the table."""
 
 from mlvm.onnx.ops import (  # noqa: F401
-    attention,
     control,
+    convnets,
     elementwise,
     ensembles,
     experts,
     images,
-    layout,
     linear,
-    neural,
+    moves,
     picking,
-    quantized,
+    qlinear,
     random,
-    recurrent,
     reductions,
+    rnn,
     signal,
     training,
+    transformers,
 )

@@ -19,8 +19,6 @@ from mlvm.onnx.values import Value, tensor
 
 T = TypeVar("T", bool, int)
 
-_MOST_TURNS: int = 1 << 31
-
 
 def _element(value: Value, kind: type[T]) -> T | None:
     """Return the value of a condition or count, or None for a tensor of a traced function."""
@@ -110,7 +108,7 @@ def _recorded(at: NodeCall, most: Value, condition: Value, state: Any, stack_cou
             "a loop that stacks results needs a number as trip count, got a tensor; "
             "make it a constant"
         )
-    limit = tensor(np.asarray(_MOST_TURNS, np.int64) if most is None else most)
+    limit = tensor(np.asarray(2**31, np.int64) if most is None else most)
     start = tensor(np.asarray(True) if condition is None else condition)
 
     def more(values: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any, Final
 import mlvm.eager as ml
 from mlvm.core.errors import ModelError
 from mlvm.onnx.ops.elementwise import gated
-from mlvm.onnx.ops.quantized import low_bit_rows, scales_of_rows
+from mlvm.onnx.ops.qlinear import low_bit_rows, scales_of_rows
 from mlvm.onnx.table import NodeCall, op
 from mlvm.onnx.values import Value, tensor
 

@@ -13,7 +13,7 @@ from mlvm.core.errors import ModelError
 from mlvm.core.rules import normalize_axis
 from mlvm.core.types import Array, DType
 from mlvm.eager.tensor import primitives
-from mlvm.onnx.ops.neural import channels_last, channels_second, steps_of
+from mlvm.onnx.ops.convnets import channels_last, channels_second, steps_of
 from mlvm.onnx.table import NodeCall, op
 from mlvm.onnx.values import Value, bounded, in_memory, permuted, tensor
 

@@ -110,7 +110,7 @@ def _tried(dtype: str) -> set[tuple[str, str]]:
 def test_every_rule_is_tried_in_f64() -> None:
     rules = {(name, operand) for name, entry in VJPS.items() for operand in entry}
     of_f32 = [("dequantize_linear", "scale"), ("quantized_matmul", "x")]
-    # tests/eager/nn/test_quantized.py has them
+    # tests/eager/nn/test_quantization.py has them
     assert sorted(rules - _tried("f8")) == of_f32
 
 

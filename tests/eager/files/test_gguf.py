@@ -193,8 +193,8 @@ _BAD = {
     "expected rows of 32-element blocks": _file(shape=(16, 2)),
     "expected a file of at least": _file(at=32),
     "value of kind 77": _file(values=1, metadata=struct.pack("<Q1sI", 1, b"k", 77)),
-    "a value of kind 9, nested 8 lists deep": _file(
-        values=1, metadata=_KEY + struct.pack("<IQ", 9, 1) * 12
+    "a value of kind 9, nested 64 lists deep": _file(
+        values=1, metadata=_KEY + struct.pack("<IQ", 9, 1) * 70
     ),
     r"expected \d+ items at \d+, got a file": _file(
         values=1, metadata=_KEY + struct.pack("<IQ", 0, 2**50)

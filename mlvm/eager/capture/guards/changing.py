@@ -17,7 +17,7 @@ import numpy as np
 from mlvm.core.errors import brief, user_line, with_article
 from mlvm.core.protocol import VMProtocol
 from mlvm.eager.capture.guards.guard_set import GuardSet
-from mlvm.eager.capture.guards.layout import PLAIN, SMALL, content_of
+from mlvm.eager.capture.guards.readable import PLAIN, SMALL, content_of
 from mlvm.eager.capture.guards.rebinding import contents
 from mlvm.eager.recording import debug
 from mlvm.eager.tensor.autocast import autocast_dtype
@@ -29,7 +29,6 @@ from mlvm.parallel.membership import place_of, sharding_here
 MANY: Final = 8
 """Number of programs at which the warning is issued."""
 
-_MOST_NAMED: Final = 3
 _ARGUMENT: Final = "argument "
 _TYPE: Final = re.compile(r"[a-z]+\d*\[[\d,]*\]")
 """The text of a tensor type."""
@@ -194,8 +193,8 @@ def _verb(where: str) -> tuple[str, str]:
 def _joined(texts: Sequence[str]) -> str:
     if not texts:
         return "none of the values that are described here changed"
-    more = f"; and {len(texts) - _MOST_NAMED} more changed" if len(texts) > _MOST_NAMED else ""
-    return "; ".join(texts[:_MOST_NAMED]) + more
+    first, rest = texts[:3], texts[3:]
+    return "; ".join(first) + (f"; and {len(rest)} more changed" if rest else "")
 
 
 def words_of(guards: GuardSet) -> Words:

@@ -21,7 +21,7 @@ import numpy as np
 
 from mlvm.eager.capture.guards.checker import CELL, MISSING, content_of_slot
 from mlvm.eager.capture.guards.guard_set import GuardSet
-from mlvm.eager.capture.guards.layout import is_library
+from mlvm.eager.capture.guards.readable import is_library
 from mlvm.eager.tensor.warn import warn_at
 
 _CLOCKS: Final = frozenset(

@@ -6,7 +6,7 @@ A program is specialised to the state that the function reached while it was tra
 therefore visits all of this state, as deeply as the reached code may read (`code`), and calls no
 user code. `checker` determines fast whether a new walk would have the same result. `key` compares
 two walks: by value where possible, otherwise by identity. An object with hidden state raises
-`CaptureError`, unless it cannot change (`layout`).
+`CaptureError`, unless it cannot change (`readable`).
 
 Callers: `Signatures`, for the first call with given objects, and after a guard has failed. No lock
 is held: two threads may walk simultaneously, and each builds a separate set.
@@ -33,7 +33,7 @@ import numpy as np
 
 from mlvm.core.errors import CaptureError, with_article
 from mlvm.core.memo import bits_of
-from mlvm.eager.capture.guards import layout
+from mlvm.eager.capture.guards import readable
 from mlvm.eager.capture.guards.checker import CELL, MISSING, Guard, GuardChecker, content_of_slot
 from mlvm.eager.capture.guards.code import (
     ALL,
@@ -44,7 +44,7 @@ from mlvm.eager.capture.guards.code import (
     names_in_builtin,
     names_of_format,
 )
-from mlvm.eager.capture.guards.layout import Layout, is_library, layout_of
+from mlvm.eager.capture.guards.readable import ReadableState, is_library, readable_state
 from mlvm.eager.capture.guards.settings import reader_of, reads_environment, reads_value
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.values import module_of
@@ -63,7 +63,7 @@ _DRAWS: Final = f"draw with ml.random, whose keys go on, or {_OUTSIDE}"
 _OF_EVERY_MODULE: Final = frozenset({"__builtins__", *vars(types.ModuleType("module"))})
 _BUILTINS: Final = frozenset({"builtins", "io", "_io"})  # `open` belongs to io
 CACHED: Final = functools._lru_cache_wrapper
-_NAMED_FIELDS: Final = Layout("object", False, None, (), frozenset())
+_NAMED_FIELDS: Final = ReadableState("object", False, None, (), frozenset())
 _Visitor: TypeAlias = "Callable[[GuardSet, Any], None]"
 
 
@@ -163,7 +163,6 @@ class GuardSet:
         self._rebound, self._read_by_name = rebound, read_by_name
         while self.names != before:  # additional names allow further reads
             before = self.names
-            self._reads_all = ALL in before
             self.guards: list[Guard] = []
             self.tensors: set[int] = set()
             self.fields: list[Field] = []
@@ -192,13 +191,17 @@ class GuardSet:
         return [
             each
             for each in self.keepalive
-            if type(each) not in layout.BY_VALUE and id(each) not in self.weak
+            if type(each) not in readable.BY_VALUE and id(each) not in self.weak
         ]
 
     def reached(self) -> dict[int, Any]:
         """Return the objects that the function reaches, by id."""
         reached = {id(value): value for value in self.keepalive}
         return reached | {key: place for key, (place, _) in self.places.items()}
+
+    @property
+    def _reads_all(self) -> bool:
+        return ALL in self.names
 
     @property
     def is_repeated(self) -> bool:
@@ -236,14 +239,14 @@ class GuardSet:
         the part is its ordinal."""
         kind, key = type(value), id(value)
         part: Any
-        if kind in layout.PLAIN:
+        if kind in readable.PLAIN:
             part = kind, bits_of(value) if kind is float or kind is complex else value
         elif kind is Tensor:
             self.tensors.add(key)
             self.keepalive.append(value)
             part = key
         else:
-            part = self._enqueue(key, name, value) or (kind if kind in layout.BY_VALUE else key)
+            part = self._enqueue(key, name, value) or (kind if kind in readable.BY_VALUE else key)
         self._parts.append((name if type(name) is str else None, part))
 
     def _enqueue(
@@ -290,7 +293,7 @@ class GuardSet:
 
     def _library(self, name: str) -> None:
         """Compare all fields from now on, if the library may read any field of the arguments."""
-        if not layout.reads_special_only(name):
+        if not readable.reads_special_only(name):
             self.names |= {ALL}
 
     def _refuse(self, what: str, remedy: str) -> NoReturn:
@@ -429,7 +432,7 @@ class GuardSet:
             self._fields(module, variables)
             return
         self._library(name)
-        stateful, is_standard = layout.stateful_names(name), layout.is_standard(name)
+        stateful, is_standard = readable.stateful_names(name), readable.is_standard(name)
         for each in filter(self.names.__contains__, stateful):
             self._guard("item", variables, each, variables.get(each, MISSING))
         named = sorted(self.names & variables.keys()) if is_standard or name == "numpy" else ()
@@ -441,9 +444,9 @@ class GuardSet:
         """Guard a variable of a standard module, and the contents of a function of the user."""
         kind = type(value)
         home = value.__globals__.get("__name__") if kind is types.FunctionType else __name__
-        if kind is types.ModuleType and layout.is_standard(value.__name__):
+        if kind is types.ModuleType and readable.is_standard(value.__name__):
             self._add_part(None, value)
-        elif kind in layout.PLAIN or not is_library(str(home)):
+        elif kind in readable.PLAIN or not is_library(str(home)):
             self._guard("item", variables, name, value)
         else:
             self._guard_only("item", variables, name, value)
@@ -461,7 +464,7 @@ class GuardSet:
         for value in values:
             if issubclass(type(value), type):
                 kinds = [
-                    vars(each) for each in value.__mro__ if layout.is_standard(module_of(each))
+                    vars(each) for each in value.__mro__ if readable.is_standard(module_of(each))
                 ]
                 self._settings(each[name] for each in kinds for name in self.names & each.keys())
             if "environ" not in self._parts_seen and reads_environment(value):
@@ -490,7 +493,7 @@ class GuardSet:
             members = [{*vars(each), *get_annotations(each)} for each in kind.__mro__[:-1]]
             self.names |= {name for each in members for name in each if name[:2] != "__"}
         copyreg._slotnames(kind)  # type: ignore[attr-defined]  # adds a name, as the first copy does
-        names, shown, fields = self.names, layout_of(kind), vars(kind)
+        names, shown, fields = self.names, readable_state(kind), vars(kind)
         self._guard_only("class", kind, None, type(kind))
         self._guard_only("keys", fields, None, tuple(fields))
         self._guard_only("attribute", kind, "__bases__", kind.__bases__)
@@ -523,19 +526,19 @@ class GuardSet:
         kind = type(value)
         # Only the names of a dtype's fields can change.
         plain = kind is np.dtypes.VoidDType and value.fields is value.subdtype is None
-        shown = layout_of(np.dtype if plain else kind)
+        shown = readable_state(np.dtype if plain else kind)
         base = shown.base
         if shown.how == "hidden":
             remedy = _DRAWS if issubclass(kind, _GENERATORS) else _OUTSIDE
             self._refuse(f"an object of {kind.__name__}, whose state is hidden", remedy)
-        if base in layout.MAPPINGS:
+        if base in readable.MAPPINGS:
             self._mapping(value, base)
-        elif base in layout.ARRAYS:
-            self._guard("equal", value, layout.content_of, layout.content_of(value))
+        elif base in readable.ARRAYS:
+            self._guard("equal", value, readable.content_of, readable.content_of(value))
             self._settings([np.ndarray])  # code may convert the array to text
             if issubclass(kind, np.ndarray) and (self._reads_all or "base" in self.names):
                 self._add_part("base", value.base)
-        elif base in layout.PLAIN:
+        elif base in readable.PLAIN:
             self._parts.append(cast(Any, base).__repr__(value))
         elif base is property:
             self._attributes(value, "fget", "fset", "fdel")
@@ -576,7 +579,7 @@ class GuardSet:
         self._identical(value)
         self._add_part(None, value.__reduce__())  # includes the arguments of the method
 
-    def _slots(self, value: Any, shown: Layout) -> None:
+    def _slots(self, value: Any, shown: ReadableState) -> None:
         for number, name in shown.slots:
             slot = vars(type(value).__mro__[number])[name]
             field = content_of_slot(value, slot)
@@ -587,7 +590,9 @@ class GuardSet:
             if counts and field is not MISSING:
                 self._add_part(name, field)
 
-    def _fields(self, owner: Any, fields: dict[str, Any], shown: Layout = _NAMED_FIELDS) -> None:
+    def _fields(
+        self, owner: Any, fields: dict[str, Any], shown: ReadableState = _NAMED_FIELDS
+    ) -> None:
         """Visit the fields that code names.
 
         For a Module, also visit the fields that are part of the tree. For an optimizer, visit all
@@ -617,7 +622,7 @@ class GuardSet:
             elif not counts and how == "node" and not is_tree:
                 continue
             elif not counts and how == "node":
-                plain = kind in layout.PLAIN
+                plain = kind in readable.PLAIN
                 self._guard_only(
                     "plain" if plain else "unread", fields, name, field if plain else None
                 )
@@ -638,10 +643,10 @@ class GuardSet:
 def is_mutable(value: Any) -> bool:
     """Return whether an object may be changed in place, or contains an object that may."""
     kind = type(value)
-    if kind in layout.PLAIN or kind in _VISITORS or issubclass(kind, type):
+    if kind in readable.PLAIN or kind in _VISITORS or issubclass(kind, type):
         return kind in (dict, list, tuple, functools.partial)
-    shown = layout_of(kind)
-    if shown.how == "identical" or (shown.base in layout.PLAIN and not dict_of(value)):
+    shown = readable_state(kind)
+    if shown.how == "identical" or (shown.base in readable.PLAIN and not dict_of(value)):
         return False
     return shown.base is not None or shown.how == "hidden" or bool(shown.slots or dict_of(value))
 
@@ -683,7 +688,7 @@ def _is_of_library(value: Any) -> bool:
     if issubclass(kind, (types.ModuleType, type)):
         return is_library(value if issubclass(kind, type) else value.__name__)
     bound = kind is types.BuiltinFunctionType and type(value.__self__) is not types.ModuleType
-    return callable(value) and layout_of(kind).how == "identical" and not bound
+    return callable(value) and readable_state(kind).how == "identical" and not bound
 
 
 def _variables(fn: types.FunctionType) -> Iterator[tuple[str, Any]]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from mlvm.eager.capture.guards.checker import CELL, MISSING, content_of_slot
 from mlvm.eager.capture.guards.guard_set import CACHED, Field, GuardSet, dict_of
-from mlvm.eager.capture.guards.layout import PLAIN
+from mlvm.eager.capture.guards.readable import PLAIN
 from mlvm.eager.tensor.number import Number, plain
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.values import module_of

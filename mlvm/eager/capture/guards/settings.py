@@ -20,7 +20,7 @@ import numpy as np
 
 from mlvm.core.memo import memoized
 from mlvm.eager.capture.guards.code import TEXTS, names_in
-from mlvm.eager.capture.guards.layout import PLAIN, is_standard
+from mlvm.eager.capture.guards.readable import PLAIN, is_standard
 
 _ENVIRONMENT: Final = frozenset({"environ", "environb"})
 _OF_LOGGERS: Final = frozenset(

@@ -19,7 +19,7 @@ from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import TensorType
 from mlvm.eager.capture.guards.checker import MISSING, Guard
 from mlvm.eager.capture.guards.guard_set import CALLED, NUMBERS, Field, GuardSet, dict_of
-from mlvm.eager.capture.guards.layout import PLAIN
+from mlvm.eager.capture.guards.readable import PLAIN
 from mlvm.eager.recording import debug
 from mlvm.eager.tensor.autocast import autocast_dtype
 from mlvm.eager.tensor.default import default_float

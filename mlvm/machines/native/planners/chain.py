@@ -20,8 +20,6 @@ from mlvm.machines.native.planners.elementwise import ROWS, conversion, row_of, 
 PIECE: Final = 512
 """Maximum elements per unit of a single op."""
 
-_LEAST: Final = 128  # minimum elements of a piece; below it, calls cost more than caches gain
-_MOST: Final = 2048
 _CACHE: Final = 24576  # bytes of all values of a piece, which fit into the first-level cache
 _LONG_ROW: Final = 1024  # elements; a row of a window with at least this length is a piece
 _APART: Final = 192  # bytes between the pieces of two values, to use different cache sets
@@ -446,7 +444,8 @@ class _ScratchLayout:
         copied = (_native.TEMPORARY, _native.REPEATED)
         slots = {slot for value, slot in self._slot.items() if self.kinds[value] in copied}
         each = nbytes + sum(self._sizes[slot] for slot in slots)
-        piece = min(max(_CACHE // max(each, 1), _LEAST), _MOST)
+        # below 128 elements, calls cost more than caches gain
+        piece = min(max(_CACHE // max(each, 1), 128), 2048)
         self.piece = piece - piece % 64
 
     def _add_parameters(self, chain: _Steps, size: int) -> int:

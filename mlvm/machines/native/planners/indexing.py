@@ -9,6 +9,7 @@ import math
 
 from mlvm.core.memo import memoized
 from mlvm.core.op import Attributes
+from mlvm.core.ops.strides import around, group_steps
 from mlvm.core.rules import normalize_axis
 from mlvm.core.types import TensorType
 from mlvm.machines.native._native import KernelCall
@@ -114,30 +115,24 @@ def index_set(op: str, types: Types, attributes: Attributes) -> KernelCall | Non
     axis, size = normalize_axis(attributes["axis"], max(out.ndim, 1)), out.dtype.itemsize
     end = axis + attributes["axes"]
     parts = out.shape[:axis], indices.shape, out.shape[end:]
-    shape = (1,) * (sum(map(len, parts)) - values.ndim) + values.shape
-    strides, step = [0, 0, 0], size
-    for i in (2, 1, 0):
-        shape, part = shape[: len(shape) - len(parts[i])], shape[len(shape) - len(parts[i]) :]
-        if part == parts[i]:
-            strides[i] = step
-            step *= math.prod(part)
-        elif any(n != 1 for n in part):
-            return None
+    steps = group_steps(values.shape, parts)
+    if steps is None:
+        return None
     before, length, behind = map(math.prod, (parts[0], out.shape[axis:end], parts[2]))
     count, piece = indices.size, 64
     sizes = {"kind": integer_kind(indices.dtype), "count": count, "piece": piece, "before": before}
-    sizes |= {"length": length, "behind": behind * size, "size": 0 if strides[2] else size}
-    sizes |= {"step_before": strides[0], "step_count": strides[1]}
+    sizes |= {"length": length, "behind": behind * size, "size": 0 if steps[2] else size}
+    sizes |= {"step_before": steps[0] * size, "step_count": steps[1] * size}
     units = max(1, before * -(-behind * size // piece))
     work = before * count * (3 + behind * size / 20)
     return kernel_call("index_set", 4, units, work, sizes)
 
 
 def _split(x: TensorType, attributes: Attributes) -> dict[str, int]:
-    """Split a shape at the axis: elements before it, along it and after it."""
-    axis = normalize_axis(attributes["axis"], x.ndim)
-    before, behind = math.prod(x.shape[:axis]), math.prod(x.shape[axis + 1 :])
-    return {"before": before, "length": x.shape[axis], "behind": behind}
+    """Return the number of elements before the axis, along it and after it, by name."""
+    return dict(
+        zip(("before", "length", "behind"), around(x.shape, attributes["axis"]), strict=True)
+    )
 
 
 @planner("one_hot")

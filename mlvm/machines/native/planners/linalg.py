@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from mlvm.core.machine.fused import Link
 from mlvm.core.op import OPS, Attributes
+from mlvm.core.ops.strides import broadcast_steps, merged
 from mlvm.core.ops.windows import WINDOWS_PER_BLOCK
 from mlvm.core.rules import broadcast_shapes
 from mlvm.core.types import Shape, TensorType, bf16, f32, i64, u64
@@ -15,7 +16,7 @@ from mlvm.machines.native._native import LINES, KernelCall
 from mlvm.machines.native.planner import Types, has_kernel, kernel_call, planner
 from mlvm.machines.native.planners.chain import chain_call
 
-Axis: TypeAlias = tuple[int, int, int]
+Axis: TypeAlias = tuple[int, ...]
 """Length of a batch axis, and the strides of x and y along it."""
 
 BLOCK: Final = WINDOWS_PER_BLOCK
@@ -301,20 +302,10 @@ def _matrices(x: TensorType, y: TensorType, attributes: Attributes) -> tuple[Mat
 
 def _batch_axes(x: Shape, y: Shape, x_size: int, y_size: int) -> list[Axis]:
     """Merge the batch axes. A stride is 0 where the operand is broadcast."""
-    axes: list[Axis] = []
     lengths = broadcast_shapes(x, y)
-    x, y = ((1,) * (len(lengths) - len(shape)) + shape for shape in (x, y))
-    for length, x_length, y_length in zip(lengths[::-1], x[::-1], y[::-1], strict=True):
-        if length == 1:
-            continue
-        x_stride, y_stride = x_size * (x_length > 1), y_size * (y_length > 1)
-        inner = axes[0] if axes else (1, 0, 0)
-        if axes and (x_stride, y_stride) == (inner[0] * inner[1], inner[0] * inner[2]):
-            axes[0] = (length * inner[0], inner[1], inner[2])
-        else:
-            axes.insert(0, (length, x_stride, y_stride))
-        x_size, y_size = x_size * x_length, y_size * y_length
-    return axes
+    of_x = [x_size * step for step in broadcast_steps(x, len(lengths))]
+    of_y = [y_size * step for step in broadcast_steps(y, len(lengths))]
+    return merged([axis for axis in zip(lengths, of_x, of_y, strict=True) if axis[0] != 1])
 
 
 def call(product: Product, chain: ProductChain | None = None) -> KernelCall | None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from typing import Final, NamedTuple
 
 from mlvm.core.op import Attributes
-from mlvm.core.rules import Axis, normalize_axes, normalize_axis
+from mlvm.core.ops.strides import around
+from mlvm.core.rules import Axis, normalize_axes
 from mlvm.core.types import DType, Shape, bool_, i64, u8, u64
 from mlvm.machines.native._native import REDUCTION_WIDEST, KernelCall
 from mlvm.machines.native.planner import Types, kernel_call, planner
@@ -159,8 +159,7 @@ def cumulative(op: str, types: Types, attributes: Attributes) -> KernelCall | No
     x = types[1]
     if not x.size:
         return None
-    axis = normalize_axis(attributes["axis"] or 0, x.ndim)
-    rows, length, inner = math.prod(x.shape[:axis]), x.shape[axis], math.prod(x.shape[axis + 1 :])
+    rows, length, inner = around(x.shape, attributes["axis"] or 0)
     width = min(inner, REDUCTION_WIDEST)
     units, work = rows * -(-inner // width), x.size if inner > 1 else 1.5 * x.size
     integers = {"length": length, "inner": inner, "width": width}

@@ -6,7 +6,8 @@ import math
 from typing import Final
 
 from mlvm.core.op import Attributes
-from mlvm.core.types import Shape, TensorType, f32, f64
+from mlvm.core.ops.strides import broadcast_steps
+from mlvm.core.types import TensorType, f32, f64
 from mlvm.machines.native import _native
 from mlvm.machines.native._native import KernelCall
 from mlvm.machines.native.planner import Types, kernel_call, planner
@@ -40,18 +41,9 @@ def solve(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     columns = 1 if is_vector else out.shape[-1]
     stack = out.shape[:-1] if is_vector else out.shape[:-2]
     y_stack = others[0].shape[:-2] if others else ()
-    steps = zip(stack, _steps(x.shape[:-2], stack), _steps(y_stack, stack), strict=True)
+    of_x, of_y = [broadcast_steps(shape, len(stack)) for shape in (x.shape[:-2], y_stack)]
     integers = {"size": size, "is_f64": x.dtype is f64, "columns": columns, "axes": len(stack)}
     units = math.prod(stack)
     work = (_SETUP + size**3 + columns * size**2) * units
-    rest = [number for axis in steps for number in axis]
+    rest = [number for axis in zip(stack, of_x, of_y, strict=True) for number in axis]
     return kernel_call("small_solve", len(types), units, work, integers, rest=rest)
-
-
-def _steps(stack: Shape, broadcast: Shape) -> list[int]:
-    """Return the number of matrices between elements of each axis of the broadcast stack.
-
-    The number is 0 if one matrix is used for all elements of the axis.
-    """
-    own = (1,) * (len(broadcast) - len(stack)) + stack
-    return [0 if n == 1 else math.prod(own[i + 1 :]) for i, n in enumerate(own)]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
-
 from mlvm.core.op import Attributes
-from mlvm.core.rules import normalize_axis
+from mlvm.core.ops.strides import around
 from mlvm.machines.native._native import KernelCall
 from mlvm.machines.native.planner import Types, kernel_call, planner
 
@@ -13,8 +11,7 @@ from mlvm.machines.native.planner import Types, kernel_call, planner
 @planner("sort", "argsort", "top_indices")
 def sort(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     out, x = types
-    axis = normalize_axis(attributes["axis"], x.ndim)
-    length, inner, count = x.shape[axis], math.prod(x.shape[axis + 1 :]), out.shape[axis]
+    (_, length, inner), count = around(x.shape, attributes["axis"]), out.shape[attributes["axis"]]
     # Maximum number of positions that are found without sorting, in rows at least eight times as
     # long.
     is_few = op == "top_indices" and count <= 64 and length >= 8 * count

@@ -10,7 +10,7 @@ import pytest
 import mlvm.eager as ml
 from mlvm.core.types import Array
 from mlvm.eager import nn
-from mlvm.eager.nn.recurrent import step_by_step
+from mlvm.eager.nn.rnn import step_by_step
 from mlvm.machines.native import extension
 from tests.eager.nn.checks import check, f64, normal, randomized
 from tests.trees import arrays, assert_close

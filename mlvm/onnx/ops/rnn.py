@@ -10,7 +10,7 @@ import numpy as np
 import mlvm.eager as ml
 from mlvm.core.errors import ModelError
 from mlvm.core.ops.recurrent import Cell
-from mlvm.eager.nn.recurrent import recurrence
+from mlvm.eager.nn.rnn import recurrence
 from mlvm.onnx.ops.elementwise import ACTIVATIONS, activation
 from mlvm.onnx.table import NodeCall, op
 from mlvm.onnx.values import Value, tensor
@@ -253,7 +253,7 @@ def _zeros_of(zero: Value, direction: int) -> Value:
 def dynamic_quantize_lstm(at: NodeCall, x: Value, w: Value, r: Value, b: Value, lengths: Value,
                           h: Value, c: Value, p: Value, ws: Value, wz: Value, rs: Value,
                           rz: Value) -> Value:  # fmt: skip
-    from mlvm.onnx.ops.quantized import dynamic_matmul, rows_of
+    from mlvm.onnx.ops.qlinear import dynamic_matmul, rows_of
 
     if p is not None:
         raise ModelError("peepholes (P) are not supported; export without them")

@@ -14,9 +14,7 @@ from mlvm.core.types import Array, DType, i8, i32, u8
 from mlvm.eager.tensor import primitives
 from mlvm.onnx.arrays import FLOATS, INTEGERS, NAMES, dtype_of, is_array
 from mlvm.onnx.few import rounded
-from mlvm.onnx.ops.attention import embedded, projected_attention, segment_rows
-from mlvm.onnx.ops.elementwise import ACTIVATIONS, activation
-from mlvm.onnx.ops.neural import (
+from mlvm.onnx.ops.convnets import (
     averaged,
     channels_last,
     channels_second,
@@ -25,6 +23,8 @@ from mlvm.onnx.ops.neural import (
     sides,
     steps_of,
 )
+from mlvm.onnx.ops.elementwise import ACTIVATIONS, activation
+from mlvm.onnx.ops.transformers import embedded, projected_attention, segment_rows
 from mlvm.onnx.table import NodeCall, op
 from mlvm.onnx.values import (
     PermutedTensor,

@@ -59,7 +59,6 @@ def _matmul_flops(x: TensorType, y: TensorType, transpose_x: bool, transpose_y: 
     return 2 * inner * _matmul(x, y, transpose_x, transpose_y).size
 
 
-_FEW: Final = 500  # result elements up to which numpy holds the interpreter lock
 _PIECE: Final = 1 << 18  # products per partial sum
 
 # --- ops -----------------------------------------------------------------------------
@@ -118,10 +117,10 @@ def batch_contract(
 def _contract(out: Array, x: Array, y: Array) -> None:
     """Compute x @ y, with sums of integers in pieces, which does not change the result.
 
-    numpy holds the interpreter lock for small results, even if the sums are long.
+    numpy holds the interpreter lock for up to 500 results, even if the sums are long.
     """
     step = max(_PIECE // max(out.size, 1), 1)
-    if out.dtype.kind not in "iu" or out.size > _FEW or x.shape[-1] <= step:
+    if out.dtype.kind not in "iu" or out.size > 500 or x.shape[-1] <= step:
         np.matmul(x, y, out, dtype=out.dtype)
         return
     out.fill(0)

@@ -5,15 +5,22 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-import numpy as np
-
+from mlvm.core.ops.strides import around
 from mlvm.core.types import DType
-from mlvm.machines.gpu.dtypes import around, computed
-from mlvm.machines.gpu.kernels import Argument, Call, Calls, Facts, Scratch, Types, kernel, source
-from mlvm.machines.gpu.reductions import GROUP
+from mlvm.machines.gpu.dtypes import computed
+from mlvm.machines.gpu.kernels import (
+    Argument,
+    Call,
+    Calls,
+    Facts,
+    Scratch,
+    Types,
+    flat_call,
+    kernel,
+    source,
+)
 
 _RUN: Final = 32  # the same value as RUN in sorting.c
-_MOST: Final = 2**31 - 1  # maximum elements per row, because indices are i32
 
 
 def sorted_rows(
@@ -25,14 +32,13 @@ def sorted_rows(
     total = before * length * behind
     keys = [Scratch(f"keys{i}", total * key.itemsize) for i in range(2)]
     order = [Scratch(f"order{i}", total * 4) for i in range(2)]
-    many = np.int64(total), np.int64(length)
-    args = (keys[0], order[0], x, *many, np.int64(behind))
-    calls = [Call(text, "begin", (total,), (GROUP,), args)]
+    args = (keys[0], order[0], x)
+    calls = [flat_call(text, "begin", total, args, total, length, behind)]
     run, now = _RUN, 0
     while run < length:
         to = 1 - now
-        more = (keys[to], order[to], keys[now], order[now], *many, np.int64(run))
-        calls.append(Call(text, "merge", (total,), (GROUP,), more))
+        more = (keys[to], order[to], keys[now], order[now])
+        calls.append(flat_call(text, "merge", total, more, total, length, run))
         run, now = 2 * run, to
     return calls, keys[now], order[now]
 
@@ -58,13 +64,12 @@ def _sort_into(
     """Write the sorted values or, with `numbers`, the indices: all, or the first `count`."""
     out, x = types
     sizes = around(x.shape, axis)
-    if sizes[1] > _MOST:
+    if sizes[1] >= 2**31:  # indices are i32
         return None
     text = text_of(x.dtype, out.dtype, descending, numbers)
     calls, keys, order = sorted_rows(1, x.dtype, sizes, text)
-    rest = [np.int64(n) for n in (out.size, *sizes[1:], sizes[1] if count is None else count)]
-    back = Call(text, "put_back", (out.size,), (GROUP,), (0, keys, order, *rest))
-    return [*calls, back]
+    lengths = *sizes[1:], sizes[1] if count is None else count
+    return [*calls, flat_call(text, "put_back", out.size, (0, keys, order), out.size, *lengths)]
 
 
 kernel("sort", computes=True)(partial(_sort_into, False))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlvm.core.op import OPS
-from mlvm.core.ops import linalg
+from mlvm.core.ops import matmul
 from mlvm.core.types import Array, DType
 from tests.brief import Patch, cases, count_calls
 from tests.cases.evaluate import evaluate
@@ -61,7 +61,7 @@ def test_a_long_sum_of_integers_is_made_in_pieces_of_the_same_bits(
         expected = np.matmul(x, y)
         out = np.empty(expected.shape, kind)
         with monkeypatch.context() as patch:
-            patch.setattr(linalg, "_PIECE", 64)
+            patch.setattr(matmul, "_PIECE", 64)
             products = count_calls(patch, np, "matmul")
             OPS["matmul"].kernel(out, x, y)
         pieces += products["matmul"]

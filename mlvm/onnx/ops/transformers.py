@@ -11,7 +11,7 @@ import numpy as np
 import mlvm.eager as ml
 from mlvm.core.errors import ModelError
 from mlvm.onnx.arrays import dtype_of
-from mlvm.onnx.ops.neural import normalized
+from mlvm.onnx.ops.convnets import normalized
 from mlvm.onnx.ops.reductions import widened
 from mlvm.onnx.table import NodeCall, op
 from mlvm.onnx.values import tensor

@@ -6,12 +6,12 @@ import math
 from functools import partial
 from typing import Any
 
-import numpy as np
-
+from mlvm.core.ops.strides import around
 from mlvm.core.ops.windows import Padding, Pair
 from mlvm.core.types import Shape, TensorType
-from mlvm.machines.gpu.dtypes import around, computed, scalar
+from mlvm.machines.gpu.dtypes import computed, scalar
 from mlvm.machines.gpu.kernels import (
+    GROUP,
     REFUSED,
     Argument,
     Call,
@@ -19,10 +19,11 @@ from mlvm.machines.gpu.kernels import (
     Facts,
     Scratch,
     Types,
+    flat_call,
     kernel,
     source,
 )
-from mlvm.machines.gpu.reductions import GROUP, adding, fold
+from mlvm.machines.gpu.reductions import adding, fold
 
 
 def _rows(
@@ -48,8 +49,8 @@ def _over_rows(
         SIDE=16 if device.is_cpu and behind == 1 and length >= 16 else 1,
         **defines,
     )
-    numbers = [np.int64(n) for n in (before * behind, length, behind)]
-    return Call(text, entry, (before * behind * lanes,), (GROUP,), (*args, *numbers))
+    rows = before * behind
+    return flat_call(text, entry, rows * lanes, args, rows, length, behind)
 
 
 @kernel("softmax", computes=True)
@@ -102,10 +103,9 @@ def _layer_norm_scale_vjp(device: Facts, types: Types, *, eps: float) -> Calls:
     name, wide = x.dtype.name, dtype.name
     args = (statistics, 2, scalar(x.dtype, eps))
     calls = [_over_rows(device, x, -1, "row_statistics", args)] if rows else []
-    numbers = [np.int64(n) for n in (rows, length, piece, pieces)]
     text = source("rows.c", T=name, LANES=1, A=wide, SIDE=1)
-    items, group = (pieces * length,), (GROUP,)
-    calls.append(Call(text, "scale_gradient", items, group, (sums, 1, 2, statistics, *numbers)))
+    operands, numbers = (sums, 1, 2, statistics), (rows, length, piece, pieces)
+    calls.append(flat_call(text, "scale_gradient", pieces * length, operands, *numbers))
     sizes = (1, pieces, length)
     return [*calls, *fold(device, adding(dtype), (0, out.dtype.name), (sums, wide), sizes)]
 
@@ -132,9 +132,8 @@ def _windows(
     out = types[0]
     count = out.size if items is None else items
     sizes = (count, *image[1:], *grid, *window, *stride, *dilation, padding[0][0], padding[1][0])
-    whole = (*args, scalar(out.dtype, filler), *map(np.int64, sizes))
     text = source("windows.c", T=out.dtype.name)
-    return [Call(text, entry, (count,), (GROUP,), whole)]
+    return [flat_call(text, entry, count, args, scalar(out.dtype, filler), *sizes)]
 
 
 def _of_windows(

@@ -1,4 +1,4 @@
-"""Layouts: which state of an object guards can read; and which modules belong to libraries."""
+"""The state of an object that guards can read, and the modules that belong to libraries."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ _MIXINS: Final = frozenset({"abc", "typing", "collections.abc", "typing_extensio
 _PATHS: Final = "stdlib", "platstdlib"
 
 
-class Layout(NamedTuple):
+class ReadableState(NamedTuple):
     """Description of the state that objects of a class expose.
 
     Attributes:
@@ -114,17 +114,17 @@ class Layout(NamedTuple):
     names: frozenset[str] = frozenset()
 
 
-_layouts: weakref.WeakKeyDictionary[type, Layout] = weakref.WeakKeyDictionary()
+_by_class: weakref.WeakKeyDictionary[type, ReadableState] = weakref.WeakKeyDictionary()
 
 
-def layout_of(kind: type) -> Layout:
-    layout = _layouts.get(kind)
-    if layout is None:
-        layout = _layouts[kind] = _layout(kind)
-    return layout
+def readable_state(kind: type) -> ReadableState:
+    state = _by_class.get(kind)
+    if state is None:
+        state = _by_class[kind] = _read_class(kind)
+    return state
 
 
-def _layout(kind: type) -> Layout:
+def _read_class(kind: type) -> ReadableState:
     base = next((each for each in BASES if issubclass(kind, each)), None)
     libraries = [c for c in kind.__mro__ if is_library(c) and c not in (object, base)]
     slots = [
@@ -152,7 +152,7 @@ def _layout(kind: type) -> Layout:
         how = "hidden"
     overrides = frozenset(name for each in libraries for name in vars(each) if name[:2] != "__")
     open = open and kind is not types.SimpleNamespace
-    return Layout(how, open, base, tuple(slots), overrides, names)
+    return ReadableState(how, open, base, tuple(slots), overrides, names)
 
 
 @functools.cache
