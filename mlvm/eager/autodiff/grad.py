@@ -317,21 +317,21 @@ def value_and_grad(
         ml.value_and_grad(ml.sum)(ints)  # DTypeError
         ml.value_and_grad(lambda x: x)(v)  # GradientError
     """
-    options: Any = {"has_aux": has_aux, "holomorphic": holomorphic, "where": where}
-    if argnames is not None:
-        return _by_name(fn, argnums, argnames, options)
-    return collecting(fn, 0 if argnums is None else argnums, **options)
+    options = {"has_aux": has_aux, "holomorphic": holomorphic, "where": where}
+    return _differentiated(fn, argnums, argnames, options)
 
 
-def _by_name(
+def _differentiated(
     fn: Callable[..., Any],
     argnums: int | Sequence[int] | None,
-    argnames: str | Sequence[str],
+    argnames: str | Sequence[str] | None,
     options: Mapping[str, Any],
 ) -> Callable[..., Any]:
-    """Return the function of `value_and_grad` for arguments by name.
+    """Return the function of `value_and_grad`.
 
-    They are passed as one additional argument, a dict, before the other arguments."""
+    Arguments by name are passed as one additional argument, a dict, before the other arguments."""
+    if argnames is None:
+        return collecting(fn, 0 if argnums is None else argnums, **options)
     _require_function(fn)
     names = (argnames,) if isinstance(argnames, str) else tuple(argnames)
     positions = _positions_of(fn, names)
@@ -474,11 +474,8 @@ def grad(
         >>> ml.grad(lambda x: ml.sum(x**3))(ml.asarray([1.0, 2.0]))
         Tensor([ 3., 12.], f32[2])
     """
-    options: Any = {"has_aux": has_aux, "holomorphic": holomorphic, "where": where}
-    if argnames is not None:
-        differentiated = _by_name(fn, argnums, argnames, options)
-    else:
-        differentiated = collecting(fn, 0 if argnums is None else argnums, **options)
+    options = {"has_aux": has_aux, "holomorphic": holomorphic, "where": where}
+    differentiated = _differentiated(fn, argnums, argnames, options)
 
     @wraps(fn, updated=())
     def gradient(*args: Any, **kwargs: Any) -> Any:

@@ -115,8 +115,6 @@ def replacement(
         operands.append(astype(asarray(np.asarray(drawn)), type.dtype))
     expected = [y for _, y in named_leaves(pattern(*operands))]
     results = call_host(name, operands, None, {})
-    value: Any = results[0] if len(results) == 1 else results or None
-    results = value if isinstance(value, tuple) else () if value is None else (value,)
     if len(results) != len(expected):
         raise CheckError(
             f"{name}: expected {counted(len(expected), 'result')} as in the pattern, "

@@ -122,6 +122,14 @@ def counts_of(value: Ints, name: str) -> tuple[int, ...]:
     return counts
 
 
+def count_of(value: int, name: str, least: int = 0) -> int:
+    """Return an int >= `least`. Raises `ArgumentError` for any other value."""
+    count = integer(value, name)
+    if count < least:
+        raise ArgumentError(f"expected {name} >= {least}, got {count}")
+    return count
+
+
 def pair(value: Ints, name: str, *, least: int = 1) -> Pair:
     """Return a pair of ints >= `least`, such as (vertical, horizontal); a single int is repeated.
 

@@ -11,10 +11,10 @@ from mlvm.core.ops.special import polynomial
 from mlvm.core.rules import broadcast_shapes, require
 from mlvm.core.types import DType, f32, f64
 from mlvm.eager.functions.arguments import axes_of, type_of
-from mlvm.eager.functions.elements import astype, stop_gradient, where
+from mlvm.eager.functions.elements import astype, from_parts, stop_gradient, where
 from mlvm.eager.functions.halves import in_f32, through_f32
 from mlvm.eager.functions.matrices import floating
-from mlvm.eager.functions.shapes import broadcast_to, reshape, stack
+from mlvm.eager.functions.shapes import broadcast_to, reshape
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.constants import constant
 from mlvm.eager.tensor.default import default_float
@@ -243,8 +243,7 @@ def complex(x: Operand, y: Operand, /) -> Tensor:
     dtypes = [each.dtype if each.dtype.is_float else default_float() for each in parts]
     wide = f64 if f64 in dtypes else f32
     shape = broadcast_shapes(parts[0].shape, parts[1].shape)
-    pair = stack([broadcast_to(astype(each, wide), shape) for each in parts], axis=-1)
-    return view_as_complex(pair)
+    return from_parts(*[broadcast_to(astype(each, wide), shape) for each in parts])
 
 
 @public

@@ -13,16 +13,16 @@ from mlvm.arena.context import current
 from mlvm.core import rules
 from mlvm.core.errors import ArgumentError, DTypeError, PositionError, ShapeError, brief
 from mlvm.core.rules import Axis, require
-from mlvm.core.types import DType, bool_, c64, f64, i64
-from mlvm.eager.functions.arguments import axes_of, counts_of, integer, integers, type_of
+from mlvm.core.types import DType, bool_, f32, f64, i64
+from mlvm.eager.functions.arguments import axes_of, count_of, integer, integers, type_of
 from mlvm.eager.functions.creation import Device, arange, asarray, full, zeros_like
 from mlvm.eager.functions.halves import rounded, through_f32, widened
-from mlvm.eager.functions.shapes import broadcast_to, expand_dims, one_integer, reshape
+from mlvm.eager.functions.shapes import broadcast_to, expand_dims, one_integer, reshape, stack
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import alias_of, untracked
 from mlvm.eager.tensor.constants import Scalar, constant
 from mlvm.eager.tensor.default import default_of, float_dtype
-from mlvm.eager.tensor.dtypes import finfo, iinfo, result_type
+from mlvm.eager.tensor.dtypes import finfo, iinfo
 from mlvm.eager.tensor.operands import Operand, as_operand, is_array
 from mlvm.eager.tensor.positions import numbers_in, rewording
 from mlvm.eager.tensor.tensor import Tensor
@@ -45,24 +45,12 @@ def between(x: Tensor, y: Tensor, part: Tensor) -> Tensor:
 
 
 def from_parts(real: Tensor, imag: Tensor) -> Tensor:
-    """Return the complex number of a real and an imaginary part, which may be infinite or nan.
+    """Return the complex number of a real and an imaginary part, both f32 or both f64.
 
     The sum real + 1j imag would be wrong: the product of an infinity and 1j has the real part nan.
     """
-    dtype = result_type(real, c64)
-    z = op.astype(real, dtype=dtype) + _finite(imag) * constant(1j, dtype)
-    for is_it, value in (
-        (op.isnan(imag), math.nan),
-        (op.equal(imag, math.inf), math.inf),
-        (op.equal(imag, -math.inf), -math.inf),
-    ):
-        z = op.where(is_it, z + constant(complex(0.0, value), dtype), z)
-    return z
-
-
-def _finite(x: Tensor) -> Tensor:
-    """Return x with zeros for infinities and nan."""
-    return op.where(op.isfinite(x), x, constant(0.0, x.dtype))
+    pairs = op.view(stack([real, imag], axis=-1), dtype="c64" if real.dtype is f32 else "c128")
+    return reshape(pairs, real.shape)
 
 
 @public
@@ -202,7 +190,7 @@ def dynamic_slice(x: Tensor, start: Tensor | int, length: int, /, *, axis: int =
         ml.dynamic_slice(v, 9, 1)  # PositionError
         ml.dynamic_slice(v, 0.5, 1)  # DTypeError
     """
-    [along], [count] = axes_of(axis, x), counts_of(integer(length, "length"), "length")
+    [along], count = axes_of(axis, x), count_of(length, "length")
     if not isinstance(start, (Tensor, int, np.integer)):
         raise DTypeError(f"expected start as an integer, got {brief(start)}")
     at = start if isinstance(start, Tensor) else full((), start, dtype=i64)

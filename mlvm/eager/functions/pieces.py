@@ -21,9 +21,9 @@ from mlvm.eager.functions.arguments import (
     type_of,
 )
 from mlvm.eager.functions.creation import asarray
-from mlvm.eager.functions.shapes import concat, expand_dims, part, reshape, split
+from mlvm.eager.functions.shapes import concat, expand_dims, part, reshape, several, split
 from mlvm.eager.tensor import primitives as op
-from mlvm.eager.tensor.operands import Operand, as_operand, as_operands
+from mlvm.eager.tensor.operands import Operand, as_operand
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
 
@@ -140,7 +140,7 @@ def atleast_2d(*arrays: Operand) -> Any:
     Invalid calls:
         ml.atleast_2d("x")  # DTypeError
     """
-    return _each(arrays, lambda x: x if x.ndim > 1 else reshape(x, (1, -1)) if x.size else _row(x))
+    return _each(arrays, lambda x: x if x.ndim > 1 else reshape(x, (1, x.size)))
 
 
 @public
@@ -161,15 +161,9 @@ def atleast_3d(*arrays: Operand) -> Any:
     return _each(arrays, _solid)
 
 
-def _row(x: Tensor) -> Tensor:
-    return expand_dims(x, axis=0)
-
-
 def _solid(x: Tensor) -> Tensor:
-    if x.ndim > 2:
-        return x
-    axes: tuple[int, ...] = {0: (0, 1, 2), 1: (0, 2), 2: (2,)}[x.ndim]
-    return expand_dims(x, axis=axes)
+    axes = {0: (0, 1, 2), 1: (0, 2), 2: (2,)}.get(x.ndim)
+    return x if axes is None else expand_dims(x, axis=axes)
 
 
 def _each(arrays: Sequence[Operand], fn: Any) -> Any:
@@ -180,10 +174,7 @@ def _each(arrays: Sequence[Operand], fn: Any) -> Any:
 def _joined(arrays: Iterable[Tensor]) -> tuple[Tensor, ...]:
     if isinstance(arrays, Tensor) or not isinstance(arrays, Iterable):
         raise DTypeError(f"expected a list of tensors, got {brief(arrays)}")
-    xs = [*arrays]
-    if not xs:
-        raise ShapeError("expected at least one tensor, got none")
-    return as_operands(xs)
+    return several(arrays)
 
 
 @public

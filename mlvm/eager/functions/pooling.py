@@ -7,6 +7,7 @@ channels].
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, overload
 
 from mlvm.core.errors import ArgumentError, ShapeError
@@ -82,8 +83,7 @@ def max_pool2d(
         ml.max_pool2d(images, 0)  # ArgumentError
     """
     places = _places(x, 2, window, stride, padding, dilation, ceil_mode)
-    y = _pooled(op.max_pool2d, x, places)
-    return (y, _indices(x, places)) if return_indices else y
+    return _largest(x, places, return_indices)
 
 
 @public
@@ -166,8 +166,7 @@ def max_pool1d(
         ml.max_pool1d(sequences, 0)  # ArgumentError
     """
     places = _places(x, 1, window, stride, padding, dilation, ceil_mode)
-    y = _pooled(op.max_pool2d, x, places)
-    return (y, _indices(x, places)) if return_indices else y
+    return _largest(x, places, return_indices)
 
 
 @public
@@ -249,8 +248,7 @@ def max_pool3d(
         ml.max_pool3d(volumes, 0)  # ArgumentError
     """
     places = _places(x, 3, window, stride, padding, dilation, ceil_mode)
-    y = _pooled(op.max_pool2d, x, places)
-    return (y, _indices(x, places)) if return_indices else y
+    return _largest(x, places, return_indices)
 
 
 @public
@@ -365,24 +363,32 @@ def _places(
     return _Windows(shape, geometry, tuple(more))
 
 
-def _pooled(pool: Any, x: Tensor, places: _Windows) -> Tensor:
+def _largest(x: Tensor, places: _Windows, with_indices: bool) -> Any:
+    """Return the largest element of each window, optionally with the position."""
+    y = _pooled(op.max_pool2d, x, places)
+    return (y, _indices(x, places)) if with_indices else y
+
+
+def _pooled(pool: Callable[..., Tensor], x: Tensor, places: _Windows) -> Tensor:
     """Pool the windows of x with a function of images."""
     shape, axes = places.shape, len(places.shape)
     geometry = places.geometry._replace(padding=places.padding)
     if axes == 2:
-        return _of_images(pool, x, shape, *geometry)
+        return pool(x, window=shape, **geometry._asdict())
     if axes == 1:
         images = expand_dims(x, axis=1)
-        return squeeze(_of_images(pool, images, (1, *shape), *geometry.of_rows()), axis=1)
+        y = pool(images, window=(1, *shape), **geometry.of_rows()._asdict())
+        return squeeze(y, axis=1)
     # pool within each layer, then across layers: for means and maxima, the result is the same
     n, depth = x.shape[:2]
     steps, sides, dilations = geometry
     layers = reshape(x, (n * depth, *x.shape[2:]))
-    layers = _of_images(pool, layers, shape[1:], steps[1:], sides[1:], dilations[1:])
+    inner = Geometry(steps[1:], sides[1:], dilations[1:])
+    layers = pool(layers, window=shape[1:], **inner._asdict())
     _, *rest, channels = layers.shape
     columns = reshape(layers, (n, depth, 1, rest[0] * rest[1] * channels))
-    down = (shape[0], 1), (steps[0], 1), (sides[0], (0, 0)), (dilations[0], 1)
-    y = _of_images(pool, columns, *down)
+    down = Geometry((steps[0], 1), (sides[0], (0, 0)), (dilations[0], 1))
+    y = pool(columns, window=(shape[0], 1), **down._asdict())
     return reshape(y, (n, y.shape[1], *rest, channels))
 
 
@@ -421,13 +427,6 @@ def _indices(x: Tensor, places: _Windows) -> Tensor:
         first = reshape(at[:, 0], [-1 if j == i else 1 for j in range(-1, axes + 1)])
         result = result * n + op.clip(first + k * places.geometry.dilation[i], 0, n - 1)
     return result
-
-
-def _of_images(
-    pool: Any, x: Tensor, window: Shape, stride: Shape, padding: Any, dilation: Shape
-) -> Tensor:
-    y: Tensor = pool(x, window=window, stride=stride, padding=padding, dilation=dilation)
-    return y
 
 
 def _adapted(reduce: Any, x: Tensor, size: Ints) -> Tensor:

@@ -10,6 +10,7 @@ from mlvm.eager.functions.elements import astype
 from mlvm.eager.functions.halves import in_f32
 from mlvm.eager.functions.linalg import tensordot, vecdot, vector_norm
 from mlvm.eager.functions.matrices import diagonal_of, floating
+from mlvm.eager.functions.pieces import diag_embed
 from mlvm.eager.functions.shapes import expand_dims, moveaxis, part, reshape
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.tensor import Tensor
@@ -179,11 +180,7 @@ def diag(x: Tensor, k: int = 0) -> Tensor:
         return diagonal_of(x, k)
     if x.ndim != 1:
         raise ShapeError(f"expected a vector or a matrix, got {counted(x.ndim, 'dimension')}")
-    n = x.size + abs(k)
-    if not x.size:
-        return op.zeros(shape=(n, n), dtype=x.dtype)
-    flat = op.embed(x, shape=(n * n,), start=(max(k, -k * n),), step=(n + 1,))
-    return reshape(flat, (n, n))
+    return diag_embed(x, k)
 
 
 @public

@@ -293,7 +293,7 @@ def _draw() -> Tensor:
     global_keys = prepare((now.arena or default_arena()).vm)
     if not global_keys.is_seeded and process.alone is not None:
         global_keys.warn()
-    state: Tensor = global_keys.state if now.key_state is None else now.key_state
+    state = _state_of(global_keys)
     with global_keys.lock:
         key = _next_in_c(_SPLIT_ONE, state, _KEY)
         if key is not None:
@@ -459,8 +459,7 @@ def uniform(
         ml.random.uniform(2, dtype="i64")  # DTypeError
         ml.random.uniform(-2)  # ShapeError
     """
-    target, sizes = float_dtype(dtype), integers(shape, "shape")
-    _require_float(target)
+    target, sizes = _float_dtype(dtype), integers(shape, "shape")
     if not (is_real(low) and is_real(high) and low < high) or (
         (low, high) != (0, 1) and not _fits_bounds(low, high, target)
     ):
@@ -673,8 +672,7 @@ def truncated_normal(
         is_real(lower) and is_real(upper) and lower < upper
     ):
         raise ArgumentError(f"lower = {brief(lower)} must be less than upper = {brief(upper)}")
-    target = float_dtype(dtype)
-    _require_float(target)
+    target = _float_dtype(dtype)
     low, high = [asarray(_number(x, "a bound", target), dtype=target) for x in bounds]
     drawn = _drawn_shape(broadcast_shapes(low.shape, high.shape), shape)
     u = op.uniform(_or_next(key), shape=drawn, dtype=f64)
@@ -738,8 +736,7 @@ def gumbel(shape: Ints = (), *, key: Tensor | None = None, dtype: object = None)
         ml.random.gumbel(2, dtype="i64")  # DTypeError
         ml.random.gumbel(-2)  # ShapeError
     """
-    target = float_dtype(dtype)
-    _require_float(target)
+    target = _float_dtype(dtype)
     return rounded(_gumbel(integers(shape, "shape"), _wide_dtype(target), key), target)
 
 
@@ -951,7 +948,7 @@ def binomial(
         ml.random.binomial(1, 0.5, dtype="f32")  # DTypeError
         ml.random.binomial(ml.ones(0, dtype="i64"), half[0, :2])  # ShapeError
     """
-    trials = n if isinstance(n, Tensor) else full((), integer(n, "n"), dtype=i64)
+    trials = _trials(n)
     [p], p_shape = _parameters(None, p=p)
     drawn = _drawn_shape(broadcast_shapes(trials.shape, p_shape), shape)
     return op.binomial(_or_next(key), trials, p, shape=drawn, dtype=DType.of(dtype))
@@ -983,7 +980,7 @@ def multinomial(
         ml.random.multinomial(-1, v)  # OperandValueError
         ml.random.multinomial(1, v, dtype="f32")  # DTypeError
     """
-    trials = n if isinstance(n, Tensor) else full((), integer(n, "n"), dtype=i64)
+    trials = _trials(n)
     type = _float_type(p, "p")
     if not type.ndim:
         raise ShapeError("expected p with at least 1 dimension, got a scalar")
@@ -995,15 +992,16 @@ def _uniform(shape: Ints, key: Tensor | None, dtype: object) -> tuple[Tensor, DT
     """Draw 0 <= u < 1 in f64, because f32 cannot represent the tails of a distribution.
 
     Also return the dtype of the result."""
-    target = float_dtype(dtype)
-    _require_float(target)
+    target = _float_dtype(dtype)
     return op.uniform(_or_next(key), shape=integers(shape, "shape"), dtype=f64), target
 
 
-def _require_float(target: DType) -> None:
-    """Raise `DTypeError` unless the dtype is a float."""
+def _float_dtype(dtype: object) -> DType:
+    """Return the dtype of a result. Raises `DTypeError` unless it is a float."""
+    target = float_dtype(dtype)
     if not target.is_float:
         raise DTypeError(f"expected a float dtype, got {target.name}")
+    return target
 
 
 def _parameters(
@@ -1014,6 +1012,10 @@ def _parameters(
     for name, x in zip(parameters, tensors, strict=True):
         _float_type(x, name)
     return tensors, _drawn_shape(broadcast_shapes(*[x.shape for x in tensors]), shape)
+
+
+def _trials(n: Tensor | int) -> Tensor:
+    return n if isinstance(n, Tensor) else full((), integer(n, "n"), dtype=i64)
 
 
 def _keys(key: Tensor | None, n: int) -> tuple[Tensor, ...]:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from mlvm.core.errors import PositionError, ShapeError
 from mlvm.core.rules import require
 from mlvm.core.types import i64
-from mlvm.eager.functions.arguments import counts_of, integer, type_of
+from mlvm.eager.functions.arguments import count_of, type_of
 from mlvm.eager.functions.creation import full
 from mlvm.eager.functions.elements import astype
 from mlvm.eager.functions.halves import in_f32
@@ -144,7 +144,7 @@ def _segments(data: Tensor, ids: Tensor, count: int | None) -> Iterator[tuple[in
         raise ShapeError(f"expected one id per row as segment_ids, got {ids.type}")
     if count is None:
         count = max(int(op.max(ids)) + 1, 0) if ids.size else 0
-    [length] = counts_of(integer(count, "num_segments"), "num_segments")
+    length = count_of(count, "num_segments")
     with from_front(ids, length) as places:
         yield length, places
 

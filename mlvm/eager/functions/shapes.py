@@ -374,7 +374,7 @@ def stack(arrays: Iterable[Tensor], /, axis: int = 0) -> Tensor:
     return concat([expand_dims(x, axis=axis) for x in xs], axis=axis)
 
 
-def _operands(arrays: Iterable[Tensor]) -> tuple[Tensor, ...]:
+def several(arrays: Iterable[Tensor]) -> tuple[Tensor, ...]:
     """Convert the tensors. Raises `ShapeError` if there are none."""
     xs = [*arrays]
     if not xs:
@@ -397,7 +397,7 @@ def vstack(arrays: Iterable[Tensor], /) -> Tensor:
     Invalid calls:
         ml.vstack([ml.ones(2, dtype="u64"), ml.ones(2, dtype="i64")])  # DTypeError
     """
-    return concat([reshape(x, (1, -1)) if x.ndim < 2 else x for x in _operands(arrays)])
+    return concat([reshape(x, (1, -1)) if x.ndim < 2 else x for x in several(arrays)])
 
 
 @public
@@ -415,7 +415,7 @@ def hstack(arrays: Iterable[Tensor], /) -> Tensor:
     Invalid calls:
         ml.hstack([ml.ones(2, dtype="u64"), ml.ones(2, dtype="i64")])  # DTypeError
     """
-    xs = [reshape(x, -1) if not x.ndim else x for x in _operands(arrays)]
+    xs = [reshape(x, -1) if not x.ndim else x for x in several(arrays)]
     return concat(xs, axis=min(1, xs[0].ndim - 1))
 
 

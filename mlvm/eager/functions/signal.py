@@ -14,7 +14,7 @@ from mlvm.core.errors import ArgumentError, DTypeError, ShapeError, brief
 from mlvm.core.ops.fft import Norm
 from mlvm.core.rules import require
 from mlvm.core.types import DType, f32, f64, i64
-from mlvm.eager.functions.arguments import integer, span, type_of
+from mlvm.eager.functions.arguments import count_of, span, type_of
 from mlvm.eager.functions.convolution import conv1d
 from mlvm.eager.functions.creation import full
 from mlvm.eager.functions.elements import astype
@@ -68,7 +68,7 @@ def hamming(n: int, *, periodic: bool = False, dtype: object = None) -> Tensor:
 def _cosine(n: int, mean: float, periodic: bool, dtype: object) -> Tensor:
     target = float_dtype(dtype)
     require("float", full((), 0.0, dtype=target).type)
-    length = _at_least(n, "n", 0)
+    length = count_of(n, "n")
     if length == 1:
         return full((1,), 1.0, dtype=target)
     k = op.arange(start=0.0, stop=float(length), step=1.0, dtype=f64)
@@ -180,7 +180,7 @@ def istft(
     reached = op.greater(weight, 1e-11)
     signal = total / op.where(reached, weight, constant(math.inf, weight.dtype))
     start = size // 2 if center else 0
-    samples = reach - 2 * start if length is None else _at_least(length, "length", 0)
+    samples = reach - 2 * start if length is None else count_of(length, "length")
     signal_part = part(signal, x.ndim - 2, span(start, min(reach, start + samples)))
     missing = samples - signal_part.shape[-1]
     if missing:
@@ -188,17 +188,10 @@ def istft(
     return signal_part
 
 
-def _at_least(value: int, name: str, least: int) -> int:
-    n = integer(value, name)
-    if n < least:
-        raise ArgumentError(f"expected {name} >= {least}, got {n}")
-    return n
-
-
 def _sizes(n_fft: int, hop_length: int | None) -> tuple[int, int]:
     """Return the length of a frame and the distance between the starts of frames."""
-    size = _at_least(n_fft, "n_fft", 1)
-    return size, _at_least(max(size // 4, 1) if hop_length is None else hop_length, "hop_length", 1)
+    size = count_of(n_fft, "n_fft", 1)
+    return size, count_of(max(size // 4, 1) if hop_length is None else hop_length, "hop_length", 1)
 
 
 def _window(window: Tensor | None, size: int, dtype: DType) -> Tensor:

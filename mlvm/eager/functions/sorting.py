@@ -12,23 +12,15 @@ from typing import Any, Literal, NamedTuple, TypeAlias, overload
 from mlvm.core.errors import ArgumentError, DTypeError, ShapeError, brief
 from mlvm.core.rules import common_dtype, is_real, require
 from mlvm.core.types import bool_, i64, u8
-from mlvm.eager.functions.arguments import (
-    Ints,
-    axes_of,
-    counts_of,
-    integer,
-    integers,
-    span,
-    type_of,
-)
+from mlvm.eager.functions.arguments import Ints, axes_of, count_of, integers, span, type_of
 from mlvm.eager.functions.creation import full
 from mlvm.eager.functions.elements import astype, between, take
 from mlvm.eager.functions.halves import through_f32
+from mlvm.eager.functions.matrices import floating
 from mlvm.eager.functions.shapes import concat, moveaxis, neighbours, part, reshape
 from mlvm.eager.functions.sums import cumulative_sum
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.constants import constant
-from mlvm.eager.tensor.default import default_float
 from mlvm.eager.tensor.operands import Operand, as_operand
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
@@ -102,7 +94,7 @@ def topk(x: Tensor, /, k: int, axis: int = -1, *, largest: bool = True) -> tuple
         ml.topk(v, 9)  # ArgumentError
     """
     [along] = axes_of(axis, x)
-    [count] = counts_of(integer(k, "k"), "k")
+    count = count_of(k, "k")
     if count > x.shape[along]:
         raise ArgumentError(f"expected k of at most {x.shape[along]}, got {count}")
     largest = bool(largest)
@@ -451,9 +443,7 @@ def interp(
     require("real", type_of(x), type_of(xp), type_of(fp))
     if xp.ndim != 1 or xp.shape != fp.shape or not xp.size:
         raise ShapeError(f"expected vectors xp and fp of one length, got {xp.type} and {fp.type}")
-    x, xp, fp = [
-        each if each.dtype.is_float else astype(each, default_float()) for each in (x, xp, fp)
-    ]
+    x, xp, fp = map(floating, (x, xp, fp))
     if period is not None:
         x, xp, fp = _repeating(x, xp, fp, period)
         left = right = None

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 from mlvm.core.errors import ArgumentError, DTypeError, ShapeError, brief, counted
 from mlvm.core.rules import Axis, is_real, require
 from mlvm.core.types import Array, f64, i64
-from mlvm.eager.functions.arguments import axes_of, counts_of, integer, span, type_of
+from mlvm.eager.functions.arguments import axes_of, count_of, span, type_of
 from mlvm.eager.functions.creation import asarray, full
 from mlvm.eager.functions.elements import astype, between, stop_gradient
 from mlvm.eager.functions.halves import in_f32, rounded, widened
@@ -29,6 +29,7 @@ from mlvm.eager.functions.shapes import (
     reshape,
 )
 from mlvm.eager.functions.sorting import Side, searchsorted
+from mlvm.eager.functions.sums import var
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.autocast import NO_AUTOCAST
 from mlvm.eager.tensor.constants import constant
@@ -71,9 +72,18 @@ def quantile(
 
 
 def _quantile(
-    x: Tensor, q: Numbers, most: float, axis: Axis, method: Method, keepdims: bool
+    x: Tensor,
+    q: Numbers,
+    most: float,
+    axis: Axis,
+    method: Method,
+    keepdims: bool,
+    *,
+    skips_nan: bool = False,
 ) -> Tensor:
-    """Compute `quantile` for q in 0 .. most."""
+    """Compute `quantile` for q in 0 .. most, or with `skips_nan` `nanquantile`.
+
+    Sorting puts nan last, so the numbers of a row are the first elements."""
     if method not in _METHODS:
         raise ArgumentError(f"expected method as one of {', '.join(_METHODS)}, got {brief(method)}")
     x = floating(x)
@@ -84,19 +94,27 @@ def _quantile(
         raise ShapeError("expected at least one element, got none")
     rows = op.sort(rows, axis=-1)
     valid = op.logical_and(op.greater_equal(share, 0.0), op.less_equal(share, 1.0))
-    place = op.where(valid, share, constant(0.0, f64)) * (rows.shape[-1] - 1)
+    place = op.where(valid, share, constant(0.0, f64))
+    if skips_nan:
+        counts = op.sum(astype(op.logical_not(op.isnan(rows)), f64), axis=-1, keepdims=True)
+        is_defined = op.logical_and(op.greater(counts, 0.0), reshape(valid, -1))
+        place = op.maximum(counts - 1.0, 0.0) * reshape(place, -1)
+    else:
+        last = part(rows, rows.ndim - 1, span(rows.shape[-1] - 1, rows.shape[-1]))
+        is_defined = op.logical_not(op.isnan(reshape(last, (*rows.shape[:-1], *[1] * share.ndim))))
+        is_defined = op.logical_and(is_defined, valid)
+        place = place * (rows.shape[-1] - 1)
     fixed = stop_gradient(place)
     low, high = op.floor(fixed), op.ceil(fixed)
-    below, above = [op.take(rows, astype(at, i64), axis=-1) for at in (low, high)]
+    take = op.take_along_axis if skips_nan else op.take
+    below, above = [take(rows, astype(at, i64), axis=-1) for at in (low, high)]
     weight = _weight(method, place, fixed, low, high)
     result = between(below, above, astype(weight, rows.dtype))
     result = op.where(op.equal(below, above), below, result)
-    last = part(rows, rows.ndim - 1, span(rows.shape[-1] - 1, rows.shape[-1]))
-    is_defined = op.logical_not(op.isnan(reshape(last, (*rows.shape[:-1], *[1] * share.ndim))))
-    is_defined = op.logical_and(is_defined, valid)
     result = rounded(op.where(is_defined, result, constant(math.nan, rows.dtype)), x.dtype)
     behind = tuple(range(rows.ndim - 1, result.ndim))
-    result = moveaxis(result, behind, tuple(range(share.ndim)))
+    result = moveaxis(result, behind, tuple(range(len(behind))))
+    result = reshape(result, (*share.shape, *rows.shape[:-1]))
     axes = tuple([share.ndim + i for i in axes_of(axis, x)])
     return expand_dims(result, axis=axes) if keepdims else result
 
@@ -191,14 +209,7 @@ def nanmean(x: Tensor, /, axis: Axis = None, *, keepdims: bool = False) -> Tenso
     """
     require("numeric", type_of(x))
     x = floating(x)
-    total = op.sum(_without_nan(x, 0.0), axis=axis, keepdims=keepdims)
-    return total / _count_numbers(x, axis, keepdims)
-
-
-def _count_numbers(x: Tensor, axis: Axis, keepdims: bool) -> Tensor:
-    """Count the elements that are not nan."""
-    is_number = astype(op.logical_not(op.isnan(x)), x.dtype.real)
-    return op.sum(is_number, axis=axis, keepdims=keepdims)
+    return op.mean(x, axis=axis, keepdims=keepdims, where=op.logical_not(op.isnan(x)))
 
 
 @public
@@ -219,10 +230,8 @@ def nanvar(
     """
     require("real", type_of(x))
     x = floating(x)
-    away = op.where(op.isnan(x), constant(0.0, x.dtype), x - nanmean(x, axis=axis, keepdims=True))
-    total = op.sum(op.square(away), axis=axis, keepdims=keepdims)
-    left = _count_numbers(x, axis, keepdims) - float(correction)
-    return total / op.where(op.greater(left, 0.0), left, constant(math.nan, x.dtype))
+    is_number = op.logical_not(op.isnan(x))
+    return var(x, axis, correction=correction, keepdims=keepdims, where=is_number)
 
 
 @public
@@ -294,7 +303,7 @@ def nanquantile(
     Invalid calls:
         ml.nanquantile(v, 1.5)  # ArgumentError
     """
-    return _nanquantile(x, q, 1.0, axis, method, keepdims)
+    return _quantile(x, q, 1.0, axis, method, keepdims, skips_nan=True)
 
 
 @public
@@ -312,7 +321,7 @@ def nanpercentile(
     Invalid calls:
         ml.nanpercentile(v, 101.0)  # ArgumentError
     """
-    return _nanquantile(x, q, 100.0, axis, method, keepdims)
+    return _quantile(x, q, 100.0, axis, method, keepdims, skips_nan=True)
 
 
 @public
@@ -326,37 +335,6 @@ def nanmedian(x: Tensor, axis: Axis = None, *, keepdims: bool = False) -> Tensor
         Tensor(2., f32[])
     """
     return nanquantile(x, 0.5, axis, keepdims=keepdims)
-
-
-def _nanquantile(
-    x: Tensor, q: Numbers, most: float, axis: Axis, method: Method, keepdims: bool
-) -> Tensor:
-    """Compute `nanquantile` for q in 0 .. most.
-
-    Sorting puts nan last, so the numbers of a row are the first elements."""
-    if method not in _METHODS:
-        raise ArgumentError(f"expected method as one of {', '.join(_METHODS)}, got {brief(method)}")
-    x = floating(x)
-    require("real", x.type)
-    share = _share(q, most)
-    rows = _rows(widened(x), axis)
-    if not rows.shape[-1]:
-        raise ShapeError("expected at least one element, got none")
-    rows = op.sort(rows, axis=-1)
-    counts = op.sum(astype(op.logical_not(op.isnan(rows)), f64), axis=-1, keepdims=True)
-    valid = op.logical_and(op.greater_equal(share, 0.0), op.less_equal(share, 1.0))
-    flat = reshape(op.where(valid, share, constant(0.0, f64)), -1)
-    place = op.maximum(counts - 1.0, 0.0) * flat
-    fixed = stop_gradient(place)
-    low, high = op.floor(fixed), op.ceil(fixed)
-    below, above = [op.take_along_axis(rows, astype(at, i64), axis=-1) for at in (low, high)]
-    weight = astype(_weight(method, place, fixed, low, high), rows.dtype)
-    result = op.where(op.equal(below, above), below, between(below, above, weight))
-    is_defined = op.logical_and(op.greater(counts, 0.0), reshape(valid, -1))
-    result = rounded(op.where(is_defined, result, constant(math.nan, rows.dtype)), x.dtype)
-    result = reshape(moveaxis(result, -1, 0), (*share.shape, *rows.shape[:-1]))
-    axes = tuple([share.ndim + i for i in axes_of(axis, x)])
-    return expand_dims(result, axis=axes) if keepdims else result
 
 
 def _weight(method: Method, place: Tensor, fixed: Tensor, low: Tensor, high: Tensor) -> Tensor:
@@ -511,10 +489,10 @@ def bincount(
         raise ShapeError(f"expected a vector, got {counted(x.ndim, 'dimension')}")
     if weights is not None and type_of(weights).shape != x.shape:
         raise ShapeError(f"expected weights of shape {x.shape}, like x, got {weights.shape}")
-    [least] = counts_of(integer(minlength, "minlength"), "minlength")
+    least = count_of(minlength, "minlength")
     if length is None:
         length = max(least, int(op.max(x)) + 1 if x.size else 0)
-    [bins] = counts_of(integer(length, "length"), "length")
+    bins = count_of(length, "length")
     amounts = full(x.shape, 1, dtype=i64) if weights is None else weights
     with from_front(x, bins) as places:
         return op.scatter_add(amounts, places, axis=0, length=bins)
@@ -605,7 +583,7 @@ def histogram(
 
 def _edges(x: Tensor, bins: Any, ends: tuple[float, float] | None) -> Tensor:
     """Return the edges of equal bins, computed like `numpy.linspace`."""
-    [count], dtype, x = counts_of(integer(bins, "bins"), "bins"), x.dtype, widened(x)
+    count, dtype, x = count_of(bins, "bins"), x.dtype, widened(x)
     if not count:
         raise ArgumentError("expected at least one bin, got none")
     if ends is None and x.size:

@@ -9,15 +9,15 @@ from typing import Any, Literal
 from mlvm.core.errors import ArgumentError, DTypeError, ShapeError, brief
 from mlvm.core.rules import Axis, broadcast_shapes, require
 from mlvm.core.types import DType, TensorType, bool_, f32, f64, i64
-from mlvm.eager.functions.arguments import axes_of, counts_of, integer, span, type_of
+from mlvm.eager.functions.arguments import axes_of, count_of, span, type_of
 from mlvm.eager.functions.creation import full
 from mlvm.eager.functions.elements import astype, stop_gradient
 from mlvm.eager.functions.halves import in_f32, through_f32
+from mlvm.eager.functions.matrices import floating
 from mlvm.eager.functions.shapes import broadcast_to, concat, expand_dims, neighbours, part, reshape
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import alias_of
 from mlvm.eager.tensor.constants import constant
-from mlvm.eager.tensor.default import default_float
 from mlvm.eager.tensor.dtypes import finfo, iinfo
 from mlvm.eager.tensor.operands import Operand, as_operand, is_array
 from mlvm.eager.tensor.tensor import Tensor
@@ -90,7 +90,7 @@ def var(
 @in_f32
 def _masked_var(x: Tensor, axis: Axis, correction: float, keepdims: bool, mask: Tensor) -> Tensor:
     """Compute the variance of the elements at which the mask is True."""
-    x = x if x.dtype.is_float else astype(x, default_float())
+    x = floating(x)
     zero = constant(0.0, x.dtype)
     away = op.where(mask, x - op.mean(x, axis=axis, keepdims=True, where=mask), zero)
     total = op.sum(op.square(away), axis=axis, keepdims=keepdims)
@@ -128,7 +128,7 @@ def gradient(
         ml.gradient(ml.ones(1))  # ShapeError
     """
     require("numeric", type_of(f))
-    f = f if f.dtype.is_inexact else astype(f, default_float())
+    f = floating(f)
     axes = axes_of(axis, f)
     if edge_order not in (1, 2):
         raise ArgumentError(f"expected edge_order 1 or 2, got {brief(edge_order)}")
@@ -232,7 +232,7 @@ def diff(
         ml.diff(v, prepend=x)  # ShapeError
     """
     [along] = axes_of(axis, x)
-    [times] = counts_of(integer(n, "n"), "n")
+    times = count_of(n, "n")
     if times == 0:
         return alias_of(x)
     if prepend is not None or append is not None:
@@ -448,7 +448,7 @@ def trapezoid(y: Tensor, x: Tensor | None = None, dx: float = 1.0, axis: int = -
     """
     require("numeric", type_of(y))
     [along] = axes_of(axis, y)
-    y = y if y.dtype.is_inexact else astype(y, default_float())
+    y = floating(y)
     heights = op.add(*neighbours(y, along))
     if x is None:
         return op.sum(heights, axis=along) * (dx / 2)
@@ -499,7 +499,7 @@ def _neutral(name: str, dtype: DType) -> Any:
 @in_f32
 def _masked_mean(x: Tensor, mask: Tensor, **attributes: Any) -> Tensor:
     """Divide the sum of the elements at which the mask is True by the number of these elements."""
-    x = x if x.dtype.is_inexact else astype(x, default_float())
+    x = floating(x)
     total = op.sum(op.where(mask, x, constant(0, x.dtype)), **attributes)
     counted = broadcast_to(astype(mask, x.dtype.real), x.shape)
     return total / op.sum(counted, **attributes)

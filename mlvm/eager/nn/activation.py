@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mlvm.core.errors import ArgumentError, brief
-from mlvm.core.rules import is_real
+from mlvm.core.errors import ArgumentError
 from mlvm.eager.functions import activations, creation
 from mlvm.eager.nn.module import Module
-from mlvm.eager.nn.parameters import matched, require_float, sizes
+from mlvm.eager.nn.parameters import matched, number, require_float, sizes
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.tensor import Tensor
 
@@ -63,7 +62,7 @@ class LeakyReLU(Module):
     """
 
     def __init__(self, negative_slope: float = 0.01) -> None:
-        self.negative_slope = _number("LeakyReLU: negative_slope", negative_slope)
+        self.negative_slope = number("LeakyReLU: negative_slope", negative_slope)
 
     def __call__(self, x: Tensor) -> Tensor:
         return activations.leaky_relu(x, self.negative_slope)
@@ -83,7 +82,7 @@ class ELU(Module):
     """
 
     def __init__(self, alpha: float = 1.0) -> None:
-        self.alpha = _number("ELU: alpha", alpha)
+        self.alpha = number("ELU: alpha", alpha)
 
     def __call__(self, x: Tensor) -> Tensor:
         return activations.elu(x, self.alpha)
@@ -186,7 +185,7 @@ class CELU(Module):
     """
 
     def __init__(self, alpha: float = 1.0) -> None:
-        self.alpha = _number("CELU: alpha", alpha)
+        self.alpha = number("CELU: alpha", alpha)
         if not self.alpha:
             raise ArgumentError("CELU: expected alpha as a number other than 0, got 0")
 
@@ -310,7 +309,7 @@ class Hardtanh(Module):
     """
 
     def __init__(self, min: float = -1.0, max: float = 1.0) -> None:
-        self.min, self.max = _number("Hardtanh: min", min), _number("Hardtanh: max", max)
+        self.min, self.max = number("Hardtanh: min", min), number("Hardtanh: max", max)
 
     def __call__(self, x: Tensor) -> Tensor:
         return activations.hard_tanh(x, self.min, self.max)
@@ -382,7 +381,7 @@ class Softshrink(Module):
     """
 
     def __init__(self, limit: float = 0.5) -> None:
-        self.limit = _number("Softshrink: limit", limit)
+        self.limit = number("Softshrink: limit", limit)
 
     def __call__(self, x: Tensor) -> Tensor:
         return activations.soft_shrink(x, self.limit)
@@ -402,13 +401,7 @@ class Hardshrink(Module):
     """
 
     def __init__(self, limit: float = 0.5) -> None:
-        self.limit = _number("Hardshrink: limit", limit)
+        self.limit = number("Hardshrink: limit", limit)
 
     def __call__(self, x: Tensor) -> Tensor:
         return activations.hard_shrink(x, self.limit)
-
-
-def _number(what: str, value: float) -> float:
-    if not is_real(value):
-        raise ArgumentError(f"expected {what} as a number, got {brief(value)}")
-    return float(value)

@@ -19,12 +19,11 @@ from functools import partial, wraps
 from inspect import signature
 from typing import Any, Literal, TypeAlias
 
-from mlvm.core.errors import ArgumentError, brief
-from mlvm.core.rules import is_real
+from mlvm.core.errors import ArgumentError
 from mlvm.core.types import f32
 from mlvm.eager.functions import creation, elements, linalg, random, shapes
 from mlvm.eager.functions.arguments import Ints, integers
-from mlvm.eager.nn.parameters import require_float
+from mlvm.eager.nn.parameters import number, require_float
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor import wrapper
 from mlvm.eager.tensor.tensor import Tensor
@@ -104,7 +103,7 @@ def constant(
         ml.nn.init.constant(1.0, -2)  # ShapeError
         ml.nn.init.constant(1.0, 2, dtype="i64")  # DTypeError
     """
-    return creation.full(shape, _number(value, "value"), dtype=require_float("constant", dtype))
+    return creation.full(shape, number("value", value), dtype=require_float("constant", dtype))
 
 
 @_initialiser
@@ -249,7 +248,7 @@ def xavier_normal(
         ml.nn.init.xavier_normal((2, 2), key=v)  # ShapeError
         ml.nn.init.xavier_normal(2)  # ArgumentError
     """
-    variance = 2 * _number(gain, "gain") ** 2 / sum(_fans(shape))
+    variance = 2 * number("gain", gain) ** 2 / sum(_fans(shape))
     return _of_variance("xavier_normal", shape, variance, key, dtype)
 
 
@@ -271,7 +270,7 @@ def xavier_uniform(
         ml.nn.init.xavier_uniform((2, 2), key=v)  # ShapeError
         ml.nn.init.xavier_uniform(2)  # ArgumentError
     """
-    variance = 2 * _number(gain, "gain") ** 2 / sum(_fans(shape))
+    variance = 2 * number("gain", gain) ** 2 / sum(_fans(shape))
     return _of_variance("xavier_uniform", shape, variance, key, dtype)
 
 
@@ -362,7 +361,7 @@ def orthogonal(
     q, r = linalg.qr(drawn)
     q = elements.where(op.less(linalg.diagonal(r), 0.0), -q, q)  # make the diagonal of r positive
     q = q if rows >= columns else shapes.permute_dims(q, (1, 0))
-    q = op.astype(q * _number(gain, "gain"), dtype=kind)
+    q = op.astype(q * number("gain", gain), dtype=kind)
     return shapes.reshape(q, lengths)
 
 
@@ -370,7 +369,7 @@ def _kaiming(shape: Ints, negative_slope: float, mode: str) -> float:
     if mode not in ("fan_in", "fan_out"):
         raise ArgumentError(f"expected mode as 'fan_in' or 'fan_out', got {mode!r}")
     fan = _fans(shape)[mode == "fan_out"]
-    return 2 / ((1 + _number(negative_slope, "negative_slope") ** 2) * fan)
+    return 2 / ((1 + number("negative_slope", negative_slope) ** 2) * fan)
 
 
 def _kernel(shape: Ints) -> tuple[int, ...]:
@@ -405,17 +404,11 @@ def _of_variance(
 
 def _moved(x: Tensor, mean: float, std: float) -> Tensor:
     """Compute mean + std x in place."""
-    if _number(std, "std") != 1.0:
+    if number("std", std) != 1.0:
         x *= float(std)
-    if _number(mean, "mean"):
+    if number("mean", mean):
         x += float(mean)
     return x
-
-
-def _number(value: Any, name: str) -> float:
-    if not is_real(value):
-        raise ArgumentError(f"expected {name} as a number, got {brief(value)}")
-    return float(value)
 
 
 __all__ = names_of(globals())

@@ -7,7 +7,8 @@ import operator
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from mlvm.core.errors import ArgumentError, DTypeError, MlvmError, ShapeError
+from mlvm.core.errors import ArgumentError, DTypeError, MlvmError, ShapeError, brief
+from mlvm.core.rules import is_real
 from mlvm.core.types import DType, TensorType
 from mlvm.eager.functions import creation, random
 from mlvm.eager.functions.arguments import Ints, each_of
@@ -120,6 +121,13 @@ def window_of(layer: str, name: str, value: Ints, axes: int) -> tuple[int, ...]:
         return each_of(value, axes, name)
     except ArgumentError as error:
         raise error.at(layer, ()) from None
+
+
+def number(what: str, value: Any) -> float:
+    """Return the value as a float. Raises `ArgumentError` unless it is a number."""
+    if not is_real(value):
+        raise ArgumentError(f"expected {what} as a number, got {brief(value)}")
+    return float(value)
 
 
 def _size(value: Any) -> int:

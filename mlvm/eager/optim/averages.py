@@ -22,15 +22,7 @@ from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import apply_into
 from mlvm.eager.tensor.values import kind_of
 from mlvm.eager.tensor.wrapper import hinted
-from mlvm.eager.tree import (
-    Tree,
-    flatten,
-    load,
-    named_leaves,
-    named_tensors,
-    require_types,
-    unflatten,
-)
+from mlvm.eager.tree import Tree, flatten, named_leaves, named_tensors, require_types, unflatten
 from mlvm.renamed import OldAttribute
 
 
@@ -129,12 +121,6 @@ class EMA(CheckedFields):
     def state(self) -> dict[str, Tensor]:
         """Return the averages by path, as `average/Dense_0/kernel`, and `count`."""
         return dict(named_leaves({"count": self.count, "average": self._averages}))
-
-    def load_state(self, arrays: Mapping[str, Any]) -> None:
-        """Write arrays to the state, in place, by the paths of `state`.
-
-        Raises as `Optimizer.load_state` does."""
-        load(self.state(), arrays, "state")
 
     def _params(self) -> dict[str, Tensor]:
         return {path: x for path, x in named_tensors(self._tree).items() if x.dtype.is_float}

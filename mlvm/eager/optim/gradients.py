@@ -5,7 +5,6 @@ The norm of a sharded tree is the norm of the unsharded tree: see `Parts`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import reduce
 from typing import Any, ClassVar, Final
 
@@ -22,7 +21,7 @@ from mlvm.eager.tensor.apply import COPY
 from mlvm.eager.tensor.tensor import Tensor, described
 from mlvm.eager.tensor.update import apply_into
 from mlvm.eager.tensor.wrapper import hinted
-from mlvm.eager.tree import Node, Tree, containers, leaves, load, named_tensors, substitute
+from mlvm.eager.tree import Node, Tree, containers, leaves, named_tensors, substitute
 
 _MOST_SCALE: Final = 2.0**126
 
@@ -255,12 +254,6 @@ class LossScale(CheckedFields):
     def state(self) -> dict[str, Tensor]:
         """Return the tensors of state by name: `value` and `good_steps`."""
         return {"value": self.value, "good_steps": self.good_steps}
-
-    def load_state(self, arrays: Mapping[str, Any]) -> None:
-        """Write arrays to the state, in place, by the names of `state`.
-
-        Raises as `Optimizer.load_state` does."""
-        load(self.state(), arrays, "state")
 
     def __repr__(self) -> str:
         return f"<LossScale: {self.value}>"

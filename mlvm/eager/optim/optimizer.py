@@ -530,10 +530,10 @@ class Optimizer(_OfFields):
     def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:
         """Return the scalars of this update that depend on the rate or the count, in rate's dtype.
 
-        `_step` reads all other numbers from the hyperparameters; a template uses no hyperparameter
-        tensors.
+        By default, it is only -rate. `_step` reads all other numbers from the hyperparameters; a
+        template uses no hyperparameter tensors.
         """
-        raise NotImplementedError
+        return [-rate]
 
     def _step(self, hyper: Any, p: Tensor, g: Tensor, state: Tensors, scalars: Tensors) -> None:
         """Update one parameter and the parameter's state in place."""

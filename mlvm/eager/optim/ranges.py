@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias, get_args,
 from mlvm.core.errors import ArgumentError, brief
 from mlvm.eager.tensor.number import Number
 from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tree import load
 
 Fraction: TypeAlias = Annotated[float, (0, 1)]
 """Number in [0, 1)."""
@@ -82,9 +83,19 @@ def checked_field(where: str, name: str, value: Any, kind: Any) -> Any:
 
 
 class CheckedFields:
-    """Base of classes that check the fields in `_kinds` whenever these are assigned."""
+    """Base of classes with state that check the fields in `_kinds` whenever these are assigned."""
 
     _kinds: ClassVar[Mapping[str, Any]]
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the tensors of state by path."""
+        raise NotImplementedError
+
+    def load_state(self, arrays: Mapping[str, Any]) -> None:
+        """Write arrays to the state, in place, by the paths of `state`.
+
+        Raises as `Optimizer.load_state` does."""
+        load(self.state(), arrays, "state")
 
     if not TYPE_CHECKING:  # otherwise a type checker would allow any name
 

@@ -19,7 +19,6 @@ from mlvm.eager.tensor.apply import COPY
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import apply_into
 from mlvm.eager.tensor.wrapper import hinted
-from mlvm.eager.tree import load
 from mlvm.machines.old_keywords import old_keywords
 from mlvm.renamed import OldAttribute, with_new_names
 
@@ -310,12 +309,6 @@ class Plateau(CheckedFields):
         """Return the tensors of state by name."""
         names = "rate", "best", "num_bad", "cooling"
         return {name: vars(self)[name] for name in names}
-
-    def load_state(self, arrays: Mapping[str, Any]) -> None:
-        """Write arrays to the state, in place, by the names of `state`.
-
-        Raises as `Optimizer.load_state` does."""
-        load(self.state(), arrays, "state")
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         vars(self).update(with_new_names("Plateau", state))

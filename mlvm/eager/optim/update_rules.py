@@ -71,7 +71,7 @@ class SGD(Optimizer):
 
     def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:
         if not hyper.dampening:
-            return [-rate]
+            return super()._scalars(hyper, rate)
         one, share = scalars_like(rate, 1.0, 1 - hyper.dampening)
         return -rate, op.where(op.equal(self.count, 0.0), one, share)
 
@@ -121,9 +121,6 @@ class RMSProp(Optimizer):
         maybe = {"gradient_mean": hyper.centered, "momentum": hyper.momentum}
         return ["square_mean", *[name for name, is_kept in maybe.items() if is_kept]]
 
-    def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:
-        return [-rate]
-
     def _step(self, hyper: Any, p: Tensor, g: Tensor, state: Tensors, scalars: Tensors) -> None:
         [minus_rate] = scalars
         numbers = hyper.alpha, 1 - hyper.alpha, hyper.eps, hyper.momentum
@@ -168,9 +165,6 @@ class Adagrad(Optimizer):
     _couples_decay = True
     _state_names = ("square_sum",)
 
-    def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:
-        return [-rate]
-
     def _step(self, hyper: Any, p: Tensor, g: Tensor, state: Tensors, scalars: Tensors) -> None:
         [minus_rate], [eps] = scalars, scalars_like(p, hyper.eps)
         [v] = state
@@ -205,9 +199,6 @@ class Adadelta(Optimizer):
 
     _couples_decay = True
     _state_names = ("square_mean", "step_square_mean")
-
-    def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:
-        return [-rate]
 
     def _step(self, hyper: Any, p: Tensor, g: Tensor, state: Tensors, scalars: Tensors) -> None:
         [minus_rate] = scalars
