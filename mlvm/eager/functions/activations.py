@@ -101,7 +101,8 @@ def celu(x: Tensor, /, alpha: float = 1.0) -> Tensor:
         >>> ml.celu(ml.asarray([-1.0, 2.0]))
         Tensor([-0.63212055,  2.        ], f32[2])
     """
-    return elu(_floats(x) / alpha) * alpha
+    positive = op.greater(_floats(x), 0.0)
+    return where(positive, x, op.expm1(where(positive, 0.0, x) / alpha) * alpha)
 
 
 @_activation

@@ -660,12 +660,14 @@ def lstsq(x1: Tensor, x2: Tensor, /, rcond: float | Tensor | None = None) -> Lst
         ml.linalg.lstsq(nans, ml.ones(2))  # LinAlgError
     """
     x1, x2 = floating(x1), floating(x2)
-    right = shapes.expand_dims(x2, axis=-1) if x2.ndim == 1 else x2
     rtol = _tolerance(rcond, _matrices(x1), "rcond")
-    solution = op.pinv(x1, rtol) @ right
-    residuals = vector_norm(right - x1 @ solution, axis=-2) ** 2
+    wide, right = widened(x1), widened(shapes.expand_dims(x2, axis=-1) if x2.ndim == 1 else x2)
+    solution = op.pinv(wide, rtol) @ right
+    residuals = vector_norm(right - wide @ solution, axis=-2) ** 2
     if x2.ndim == 1:
         solution, residuals = solution[..., 0], residuals[..., 0]
+    dtype = promote(x1.dtype, x2.dtype)
+    solution, residuals = rounded(solution, dtype), rounded(residuals, dtype.real)
     return LstsqResult(solution, residuals, matrix_rank(x1, rtol=rtol), svdvals(x1))
 
 

@@ -393,10 +393,16 @@ def _pooled(pool: Callable[..., Tensor], x: Tensor, places: _Windows) -> Tensor:
 
 
 def _averaged(x: Tensor, places: _Windows, with_padding: bool) -> Tensor:
-    """Average the windows of x; padding that is excluded is divided out."""
-    y = _pooled(op.avg_pool2d, x, places)
+    """Average the windows of x, with padding or without."""
     if not any(places.more) and (with_padding or not any(map(any, places.geometry.padding))):
-        return y
+        return _pooled(op.avg_pool2d, x, places)
+    return _counted_average(x, places, with_padding)
+
+
+@through_f32
+def _counted_average(x: Tensor, places: _Windows, with_padding: bool) -> Tensor:
+    """Divide the means of windows by the share of elements that count."""
+    y = _pooled(op.avg_pool2d, x, places)
     counted = full((1, *x.shape[1:-1], 1), 1.0, dtype=x.dtype)
     if with_padding:
         widths = ((0, 0), *places.geometry.padding, (0, 0))

@@ -279,6 +279,7 @@ def _sums_of_products(x: Tensor, y: Tensor, mode: Mode, first: int) -> Tensor:
     else:
         products = reshape(y, (n, 1)) * x
         rows = reshape(op.pad(products, widths=((0, 0), (0, n))), -1)
-        full_sums = op.sum(reshape(part(rows, 0, span(n * (m + n - 1))), (n, m + n - 1)), axis=0)
+        rows = reshape(part(rows, 0, span(n * (m + n - 1))), (n, m + n - 1))
+        full_sums = op.sum(rows, axis=0, dtype=rows.dtype)
     start, count = {"full": (0, m + n - 1), "same": (first, m), "valid": (n - 1, m - n + 1)}[mode]
     return part(full_sums, 0, span(start, start + count))

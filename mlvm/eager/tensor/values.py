@@ -39,6 +39,8 @@ def array_of(obj: Any) -> Array:
         array = np.from_dlpack(obj) if only_dlpack else np.asarray(_readable(obj))
     except _UNREADABLE as error:
         raise DTypeError(f"the values of this {kind_of(obj)} cannot be read: {error}") from None
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
     is_bf16 = array.dtype.isbuiltin == 2 and array.dtype.name == "bfloat16"  # of ml_dtypes
     return array.view(bf16.numpy) if is_bf16 else array
 
