@@ -5,8 +5,8 @@
 
 Each distribution of `ml.random` is drawn in f32 and f64. The draws at or below the quantile of each
 of `LEVELS`, and above that of 1 less the level, which scipy tells, must be as many as expected.
-Rare classes of `categorical` are counted, too. `QUANTILES` has what scipy tells of some, for the
-part that `make test` runs.
+The classes of `categorical` are counted, too, and many rare ones together. `QUANTILES` has what
+scipy tells of some, for the part that `make test` runs.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ DISTRIBUTIONS: Final[dict[str, tuple[Draw, str]]] = {
     "cauchy": (lambda n, **how: R.cauchy(n, **how), "cauchy()"),
     "truncated_normal": (
         lambda n, **how: R.truncated_normal(-1.0, math.inf, n, **how), "truncnorm(-1, inf)"),
+    "truncated_normal, far": (
+        lambda n, **how: R.truncated_normal(6.0, math.inf, n, **how), "truncnorm(6, inf)"),
     "gamma, small": (lambda n, **how: R.gamma(0.3, n, **how), "gamma(0.3)"),
     "gamma, large": (lambda n, **how: R.gamma(7.0, n, **how), "gamma(7)"),
     "beta, small": (lambda n, **how: R.beta(0.4, 0.6, n, **how), "beta(0.4, 0.6)"),
@@ -114,6 +116,21 @@ def rare_classes(seed: int, classes: int = 20_000, logit: float = -18.0) -> Iter
         yield f"categorical: {total} of {draws} are rare classes, expected {rare * draws:.1f}"
 
 
+def each_class(draws: int, seed: int) -> Iterator[str]:
+    """Count draws of a few classes, the rarest of which has a probability of 8e-7."""
+    logits = np.array([0.0, -4.0, -8.0, -11.0, -14.0])
+    p = np.exp(logits) / np.exp(logits).sum()
+    for dtype in ("f32", "f64"):
+        counts = np.zeros(len(p), int)
+        for chunk in range(-(-draws // _CHUNK)):
+            n, key = min(_CHUNK, draws - chunk * _CHUNK), R.fold_in(R.key(seed), chunk)
+            drawn = R.categorical(ml.asarray(logits, dtype=dtype), shape=n, key=key).numpy()
+            counts += np.bincount(drawn, minlength=len(p))
+        for i, count in enumerate(counts.tolist()):
+            if _differs(count, draws, p[i]):
+                yield f"categorical {dtype}: {count} of {draws} are {i}, not {p[i] * draws:.1f}"
+
+
 def main(argv: list[str]) -> int:
     parser = parser_of(__name__, __doc__)
     parser.add_argument("names", nargs="*", help="distributions; all if there are none")
@@ -125,7 +142,7 @@ def main(argv: list[str]) -> int:
     names, found = options.names or known, list[str]()
     for name in names:
         if name == "categorical":
-            found += rare_classes(options.seed)
+            found += [*rare_classes(options.seed), *each_class(options.draws, options.seed)]
         else:
             tails = quantiles(DISTRIBUTIONS[name][1])
             found += findings(name, options.draws, options.seed, *tails)

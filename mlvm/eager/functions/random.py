@@ -38,7 +38,7 @@ from mlvm.core.rules import broadcast_shapes, is_real, normalize_axis
 from mlvm.core.types import Array, DType, Shape, TensorType, f32, f64, i64, u64
 from mlvm.eager.functions.arguments import Ints, integer, integers
 from mlvm.eager.functions.creation import asarray, full
-from mlvm.eager.functions.elements import stop_gradient
+from mlvm.eager.functions.elements import stop_gradient, where
 from mlvm.eager.functions.halves import rounded, widened
 from mlvm.eager.functions.shapes import reshape, unstack
 from mlvm.eager.tensor import primitives as op
@@ -637,6 +637,10 @@ def _require_weights(p: Array) -> None:
         raise OperandValueError("expected a weight p above 0, got only zeros")
 
 
+_FAR: Final = 5.0
+"""A bound from which draws of `truncated_normal` are computed from the tail."""
+
+
 @public
 def truncated_normal(
     lower: Tensor | float,
@@ -650,9 +654,9 @@ def truncated_normal(
 
     The bounds are numbers, or tensors that broadcast to `shape` or, without it, to each other.
 
-    Values are computed with the inverse of the distribution function, as in
-    `jax.random.truncated_normal`, in f64. If both bounds are more than about 7 away from 0 on one
-    side, few values are representable, and the result is coarse.
+    Values are computed with the inverse of the distribution function, in f64. If both bounds are
+    more than 5 away from 0 on one side, the inverse is that of the tail. The tail is 0 in f64 more
+    than about 38 away from 0; the result is then the bound next to 0.
 
     The result: f[*shape]; where tensor bounds have lower > upper, it is `upper`. Raises
     `ArgumentError` unless lower < upper, if both are numbers; `ShapeError` if a length is negative,
@@ -676,8 +680,16 @@ def truncated_normal(
     low, high = [asarray(_number(x, "a bound", target), dtype=target) for x in bounds]
     drawn = _drawn_shape(broadcast_shapes(low.shape, high.shape), shape)
     u = op.uniform(_or_next(key), shape=drawn, dtype=f64)
-    first, last = [op.erf(op.astype(x, dtype=f64) * math.sqrt(0.5)) for x in (low, high)]
-    y = op.erfinv(first + u * (last - first))
+    a, b = [op.astype(x, dtype=f64) * math.sqrt(0.5) for x in (low, high)]
+    first = op.erf(a)
+    y = op.erfinv(first + u * (op.erf(b) - first))
+    if isinstance(lower, Tensor) or isinstance(upper, Tensor) or lower > _FAR or upper < -_FAR:
+        is_above = op.greater(low, _FAR)
+        near, far = where(is_above, a, -b), where(is_above, b, -a)
+        first = op.erfc(near)
+        tail = where(op.equal(first, 0.0), near, op.erfcinv(first + u * (op.erfc(far) - first)))
+        is_tail = op.logical_or(is_above, op.less(high, -_FAR))
+        y = where(is_tail, where(is_above, tail, -tail), y)
     most = float(finfo(_wide_dtype(target)).max) / 2
     return op.clip(rounded(math.sqrt(2) * op.clip(y, -most, most), target), low, high)
 

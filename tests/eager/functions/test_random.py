@@ -229,18 +229,40 @@ def gaussian(x: Any) -> Any:
     return np.array([0.5 * math.erfc(-each / math.sqrt(2)) for each in x])
 
 
+def between(x: Any, low: float, high: float) -> Any:
+    """The share of a truncated normal distribution that is below x."""
+    return 1 - (gaussian(-x) - gaussian([-high])) / (gaussian([-low]) - gaussian([-high]))
+
+
+def distance(x: Any, below: Callable[[Any], Any]) -> float:
+    """Return the distance of Kolmogorov and Smirnov between draws and a distribution."""
+    x = np.sort(x.numpy().astype(np.float64))
+    assert np.isfinite(x).all()
+    share, steps = below(x), np.arange(N + 1) / N
+    return float(max((steps[1:] - share).max(), (share - steps[:-1]).max()))
+
+
 @pytest.mark.parametrize(("draw", "below"), CONTINUOUS)
 @pytest.mark.parametrize("dtype", ["f32", "f64", "bf16"])
 def test_the_distance_of_kolmogorov_and_smirnov(draw: str, below: str, dtype: str) -> None:
-    names = {**_SPACE, "N": N, "key": R.key(11), "dtype": dtype, "gaussian": gaussian}
+    names = {**_SPACE, "N": N, "key": R.key(11), "dtype": dtype}
+    names |= {"gaussian": gaussian, "between": between}
     drawn = eval(draw, names)
     assert (drawn.dtype.name, drawn.shape) == (dtype, (N,))
-    x = np.sort(drawn.numpy().astype(np.float64))
-    assert np.isfinite(x).all()
-    share = eval(below, {**names, "x": x})
-    steps = np.arange(N + 1) / N
-    distance = max((steps[1:] - share).max(), (share - steps[:-1]).max())
-    assert distance < (1.63 / math.sqrt(N) if dtype != "bf16" else 0.04)  # 1.63: one key in 100
+    found = distance(drawn, lambda x: eval(below, {**names, "x": x}))
+    assert found < (1.63 / math.sqrt(N) if dtype != "bf16" else 0.04)  # 1.63: one key in 100
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+@pytest.mark.parametrize(("low", "high"), [(8.0, 9.0), (20.0, math.inf), (-31.0, -30.0)])
+def test_truncated_normals_far_from_zero(low: float, high: float, dtype: str) -> None:
+    how: Any = {"key": R.key(11), "dtype": dtype}
+    drawn = R.truncated_normal(low, high, N, **how)
+    mirrored = R.truncated_normal(ml.asarray(-high, dtype=dtype), -low, N, **how)
+    assert mirrored.tolist() == (-drawn).tolist()
+    above, bounds = (drawn, (low, high)) if low > 0 else (mirrored, (-high, -low))
+    assert distance(above, lambda x: between(x, *bounds)) < 1.63 / math.sqrt(N)
+    assert R.truncated_normal(40.0, math.inf, 3).tolist() == [40.0] * 3
 
 
 def test_counts_are_of_their_distribution() -> None:
