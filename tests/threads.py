@@ -80,15 +80,16 @@ def taking_turns(seconds: float = 1e-6) -> Iterator[None]:
         sys.setswitchinterval(before)
 
 
-def in_child(work: Callable[[], object]) -> int:
-    """Return the exit status of a forked process that does the work: 0 if that returned a truth."""
+def in_child(work: Callable[[], object], seconds: int = 20) -> int:
+    """Return the exit status of a forked process that does the work: 0 if that returned a truth,
+    SIGALRM if it takes longer than `seconds`."""
     with warnings.catch_warnings(action="ignore"):  # of other threads, and of JAX's
         child = os.fork()
     if not child:
         status = 1
         try:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.alarm(20)  # a watching thread would be counted among the threads
+            signal.alarm(seconds)  # a watching thread would be counted among the threads
             status = 0 if work() else 1
         finally:
             os._exit(status)

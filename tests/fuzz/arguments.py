@@ -26,13 +26,6 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 import mlvm.eager as ml
-from mlvm.core.errors import (
-    GradientMismatchError,
-    MissingExtraError,
-    MlvmError,
-    OpError,
-    OutOfMemoryError,
-)
 from tests.fuzz.command import limit_memory, parser_of, require_known
 from tests.test_docstrings import public
 
@@ -205,15 +198,15 @@ def fault_of(call: Call, attempt: Callable[[], Any]) -> str | None:
     name = call.name.split(".")[-2 if call.name.endswith("__call__") else -1]
     try:
         attempt()
-    except OutOfMemoryError:  # the arguments are right, but too large for this machine
+    except ml.errors.OutOfMemoryError:  # the arguments are right, but too large for this machine
         return None
     except (
         OSError,
-        GradientMismatchError,
-        MissingExtraError,
+        ml.errors.GradientMismatchError,
+        ml.errors.MissingExtraError,
     ):  # of files; what the function reports
         return None
-    except MlvmError as error:
+    except ml.errors.MlvmError as error:
         text = str(error)
         if name.lower() in text.lower() or _is_of_example(error) or _calls_others(call, error):
             return None
@@ -229,13 +222,15 @@ def fault_of(call: Call, attempt: Callable[[], Any]) -> str | None:
     return None
 
 
-def _calls_others(call: Call, error: MlvmError) -> bool:
+def _calls_others(call: Call, error: ml.errors.MlvmError) -> bool:
     """Return whether an op of a function or a model that was given may have raised the error."""
     target = targets()[call.name]
     names = getattr(inspect.unwrap(target), "__globals__", {})  # of types such as `Body`
     annotations = [each.annotation for each in inspect.signature(target).parameters.values()]
     takes_function = any("Callable" in str(names.get(each, each)) for each in annotations)
-    return isinstance(error, OpError) and (takes_function or call.name.endswith(".summary"))
+    return isinstance(error, ml.errors.OpError) and (
+        takes_function or call.name.endswith(".summary")
+    )
 
 
 def _is_of_example(error: BaseException) -> bool:

@@ -30,13 +30,6 @@ import numpy as np
 
 import mlvm.eager as ml
 from mlvm.arena.arena import Mark, scope
-from mlvm.core.errors import (
-    ArenaBusyError,
-    ArenaError,
-    QueueEmptyError,
-    QueueFullError,
-    StaleTensorError,
-)
 from mlvm.eager.functions.random import prepare
 from mlvm.eager.tensor.constants import prepare_constants
 from mlvm.eager.tensor.garbage import collect
@@ -51,7 +44,7 @@ ROUND: Final = 0.5
 PATIENCE: Final = 60.0
 """Seconds that a round may take longer than it should, before it counts as hanging."""
 
-BELONGS: Final = (StaleTensorError, ArenaError)
+BELONGS: Final = (ml.errors.StaleTensorError, ml.errors.ArenaError)
 """What an operation may raise, because another thread has ended, entered, closed or filled
 something."""
 
@@ -139,7 +132,7 @@ class Worker:
             if inside is not None:
                 try:
                     stack.enter_context(inside)
-                except ArenaBusyError:
+                except ml.errors.ArenaBusyError:
                     self.world.outcomes["enter: ArenaBusyError"] += 1
                 else:
                     if scope() is not arena:
@@ -262,13 +255,13 @@ class Worker:
         arrays = [np.full(type.shape, value, np.int64) for type in self.world.queue.types]
         try:
             self.world.queue.put_nowait(arrays)
-        except QueueFullError:
+        except ml.errors.QueueFullError:
             self.get(mine)
 
     def get(self, mine: list[Known]) -> None:
         try:
             x, y = self.world.queue.get_nowait()
-        except QueueEmptyError:
+        except ml.errors.QueueEmptyError:
             return
         before = x.numpy()
         x += y

@@ -13,15 +13,16 @@ by one. `KNOWN` lists the differences that stay, and why.
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
-import traceback
 import warnings
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from itertools import combinations
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -306,25 +307,15 @@ def differences(op: str, case: Case) -> list[str]:
 
 def attempt(op: str, case: Case) -> str:
     """Compare the variants of a test in another process: onnxruntime may end its own."""
-    read, write = os.pipe()
-    child = os.fork()
-    if not child:
+    with ProcessPoolExecutor(1, get_context("fork"), signal.alarm, (120,)) as pool:
         try:
-            signal.alarm(120)
-            with open(write, "w") as stream:
-                stream.write("\n".join([*differences(op, case), "done"]))
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(0)
-    os.close(write)
-    with open(read) as stream:
-        *found, last = stream.read().split("\n")
-    os.waitpid(child, 0)
+            found = pool.submit(differences, op, case).result()
+        except BrokenProcessPool:
+            return "the process ended, in onnxruntime or here"
     if found:
         print(*found, sep="\n", file=sys.stderr, flush=True)  # also of a run that is stopped
         raise Wrong("\n    ".join(found))
-    return "equal" if last == "done" else "the process ended, in onnxruntime or here"
+    return "equal"
 
 
 def main(argv: list[str] | None = None) -> int:

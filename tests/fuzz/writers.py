@@ -37,6 +37,7 @@ from mlvm.machines.gpu.kernels import Facts
 from mlvm.step.saved import SavedStep
 from models.training import checkpoint
 from tests.fuzz.command import Wrong, outcomes_of, parser_of
+from tests.threads import in_child
 
 SIZES: Final = 50, 20_000
 """Elements of the older and of the newer version."""
@@ -302,18 +303,15 @@ def read_only(folder: Path) -> Iterator[None]:
 def killed(work: Callable[[], object], cut: int) -> bool:
     """Do the work in another process, which is killed where a file would exceed `cut` bytes. Return
     whether it was."""
-    child = os.fork()
-    if not child:
-        try:
-            signal.alarm(60)
-            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-            signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-            resource.setrlimit(resource.RLIMIT_FSIZE, (cut, cut))
-            with contextlib.redirect_stdout(io.StringIO()):
-                work()
-        finally:
-            os._exit(0)
-    _, status = os.waitpid(child, 0)
+
+    def limited() -> None:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (cut, cut))
+        with contextlib.redirect_stdout(io.StringIO()):
+            work()
+
+    status = in_child(limited, seconds=60)
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM:
         raise Wrong("a killed writer did not end")
     return os.WIFSIGNALED(status)

@@ -12,15 +12,6 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from mlvm.core.errors import (
-    ArgumentError,
-    CaptureError,
-    CheckError,
-    EncodingError,
-    MlvmError,
-    ProgramError,
-    ShapeError,
-)
 from mlvm.core.program.assembly import assemble as assembled
 from mlvm.core.types import bf16
 from mlvm.eager.capture.capture import Captured
@@ -167,7 +158,7 @@ def test_an_op_that_raises_leaves_the_position() -> None:
         return x + 1.0
 
     execution = execution_of(ml.capture(step), ml.asarray([-1.0]))
-    with pytest.raises(CheckError) as failed:
+    with pytest.raises(ml.errors.CheckError) as failed:
         execution.run()
     position = execution.position
     assert not execution.is_finished
@@ -176,7 +167,7 @@ def test_an_op_that_raises_leaves_the_position() -> None:
     assert op is not None
     assert op.name == "machine.check"
     execution.run(0)
-    with pytest.raises(CheckError):
+    with pytest.raises(ml.errors.CheckError):
         execution.run()
     assert execution.position == position
 
@@ -293,7 +284,7 @@ def test_damaged_programs_raise_typed_errors() -> None:
         for _ in range(draw.randint(1, 3)):
             damaged[draw.randrange(len(data))] = draw.randrange(256)
         cut = damaged[: draw.randrange(len(data))] if draw.random() < 0.2 else damaged
-        with suppress(MlvmError):
+        with suppress(ml.errors.MlvmError):
             OpProgram.from_bytes(bytes(cut))
 
 
@@ -308,15 +299,15 @@ def test_programs_that_no_step_has_are_refused(text: str, error: str) -> None:
     program, _ = op_program(captured(lambda: ml.ones(2)), (), {})
     planned = program.step.planned
     other = replace(planned, program=assembled(f".func main 0 *\n {text}"), arguments=())
-    with pytest.raises(MlvmError, match=error):
+    with pytest.raises(ml.errors.MlvmError, match=error):
         Execution(program._replace(step=program.step._replace(planned=other)), [])
 
 
 def test_wrong_uses_are_refused() -> None:
     program, inputs = op_program(captured(lambda x: x + 1.0), (ml.ones(2),), {})
-    with pytest.raises(ProgramError, match="expected 1 inputs, got 0"):
+    with pytest.raises(ml.errors.ProgramError, match="expected 1 inputs, got 0"):
         Execution(program, [])
-    with pytest.raises(ShapeError, match=r"expected input 0 as f32\[2\]"):
+    with pytest.raises(ml.errors.ShapeError, match=r"expected input 0 as f32\[2\]"):
         Execution(program, [np.ones(3, np.float32)])
     execution = Execution(program, inputs)
     for call in (
@@ -327,9 +318,9 @@ def test_wrong_uses_are_refused() -> None:
         lambda: execution.value(Ref("state", 99)),
         lambda: execution.value(Ref("nothing", 0)),
     ):
-        with pytest.raises(ArgumentError):
+        with pytest.raises(ml.errors.ArgumentError):
             call()
-    with pytest.raises(EncodingError):
+    with pytest.raises(ml.errors.EncodingError):
         OpProgram.from_bytes(b"nothing")
-    with pytest.raises(CaptureError):
+    with pytest.raises(ml.errors.CaptureError):
         op_program(captured(lambda x: float(x)), (ml.ones(()),), {})

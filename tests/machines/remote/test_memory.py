@@ -7,13 +7,6 @@ from typing import Any
 import pytest
 
 import mlvm.eager as ml
-from mlvm.core.errors import (
-    AccessDeniedError,
-    ArgumentError,
-    EncodingError,
-    MachineError,
-    OutOfMemoryError,
-)
 from mlvm.machines import wire
 from mlvm.machines.remote import session
 from tests.brief import Patch, cases, refuses
@@ -37,7 +30,7 @@ def test_a_remote_vm_holds_no_more_than_its_memory(kind: str, limit: int | str) 
                 lambda: vm.alloc_storage(1 << 20),
                 lambda: vm.alloc_tensor(ml.TensorType("f32", (1 << 18,))),
             ):
-                refuses(OutOfMemoryError, BOTH, call)
+                refuses(ml.errors.OutOfMemoryError, BOTH, call)
                 assert vm.consumed_size_in_mib() <= 1
             assert x.numpy().sum() == 100_000.0
         arena.close()
@@ -50,7 +43,7 @@ def test_a_remote_vm_holds_no_more_than_its_memory(kind: str, limit: int | str) 
 def test_the_smaller_of_the_two_limits_holds() -> None:
     with Served(limits=limits(held_bytes=1 << 19)) as server, server.vm(memory="1 MiB") as vm:
         with pytest.raises(
-            OutOfMemoryError, match=r"524,288 \(--held-bytes .*though memory= is 1,048"
+            ml.errors.OutOfMemoryError, match=r"524,288 \(--held-bytes .*though memory= is 1,048"
         ):
             vm.alloc_storage(600_000)
         vm.alloc_storage(500_000)
@@ -59,20 +52,20 @@ def test_the_smaller_of_the_two_limits_holds() -> None:
 def test_a_lost_connection_keeps_the_limit() -> None:
     with Served() as server, server.vm(memory="1 MiB", retry=5.0) as vm:
         vm._stream.socket.close()
-        refuses(OutOfMemoryError, "memory=", vm.alloc_storage, 2 << 20)
+        refuses(ml.errors.OutOfMemoryError, "memory=", vm.alloc_storage, 2 << 20)
 
 
 def test_a_shared_vm_is_limited_by_its_server_alone() -> None:
     with Served(shared=["ours"]) as server:
-        refuses(ArgumentError, "vm='ours'", server.vm, vm="ours", memory="1 MiB")
+        refuses(ml.errors.ArgumentError, "vm='ours'", server.vm, vm="ours", memory="1 MiB")
         with server.vm(vm="ours") as vm:
-            refuses(MachineError, "got a shared VM", vm.limit_memory, 1 << 20)
+            refuses(ml.errors.MachineError, "got a shared VM", vm.limit_memory, 1 << 20)
             vm.alloc_storage(2 << 20)
 
 
 @cases("memory", 0, -1, "all", "1 PiB", 1 << 63, True, 1.5)
 def test_what_is_no_size_is_refused_before_connecting(memory: Any) -> None:
-    with pytest.raises(ArgumentError, match=r"^ml.connect\(memory=\): expected a size"):
+    with pytest.raises(ml.errors.ArgumentError, match=r"^ml.connect\(memory=\): expected a size"):
         ml.connect(":1", memory=memory)
 
 
@@ -80,10 +73,10 @@ def test_a_server_without_the_call_is_named_as_the_reason(monkeypatch: Patch) ->
     def read_name(reader: Any) -> str:
         name = wire.read_name(reader)
         if name == "limit_memory":
-            raise EncodingError("no call 'limit_memory'")
+            raise ml.errors.EncodingError("no call 'limit_memory'")
         return name
 
     monkeypatch.setattr(session, "read_name", read_name)
     with Served() as server:
-        refuses(AccessDeniedError, "does not support memory=", server.vm, memory="1 MiB")
+        refuses(ml.errors.AccessDeniedError, "does not support memory=", server.vm, memory="1 MiB")
         assert server.vm().name

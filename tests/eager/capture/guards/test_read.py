@@ -111,11 +111,7 @@ def a_schedule() -> Any:
 
 
 SCANNED = {
-    *(
-        "a dataclass as a dict",
-        "a field of a mock",
-        "a default that is changed",
-    ),
+    *("a dataclass as a dict", "a field of a mock", "a default that is changed"),
     *("a cached function of arguments", "a deque of another length", "an ordered dict", "proxy"),
     *("a list of a class of one's own", "weak reference", "ordered dict", "deque"),
     "a class pattern",
