@@ -25,6 +25,8 @@ from tests.brief import IGNORED, ROOT, copied
 
 PROJECT: Final = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 README: Final = (ROOT / "README.md").read_text("utf-8")
+FIRST: Final = re.findall(r"```python\n(.*?)```\n+```text\n(.*?)```", README, re.DOTALL)[0]
+"""Its first program, and what that prints."""
 SOURCES: Final = "machines/native/src/"
 WITHOUT_PYTHON: Final = "machines/native/src/plan/"
 """Of which `python -m mlvm build` makes a step in C: a wheel has these."""
@@ -160,10 +162,8 @@ def test_the_installed_package_works_elsewhere(environment: Path, tmp_path: Path
 
 
 def test_the_first_program_of_the_readme_runs_installed(environment: Path, tmp_path: Path) -> None:
-    first = re.search(r"```python\n(.*?)```\n+```text\n(.*?)```", README, re.DOTALL)
-    assert first
     python = environment / "bin" / "python"
-    assert run(python, "-W", "error", "-c", first[1], cwd=tmp_path) == first[2]
+    assert run(python, "-W", "error", "-c", FIRST[0], cwd=tmp_path) == FIRST[1]
 
 
 def test_the_command_is_the_module(environment: Path, tmp_path: Path) -> None:
@@ -183,9 +183,7 @@ def test_without_a_compiler_numpy_kernels_run(without_compiler: Path, tmp_path: 
     python = without_compiler / "bin" / "python"
     reason = "kernels: numpy (the native machine is not available: it was not built; "
     assert f"\n{reason}" in run(python, "-m", "mlvm", "info", cwd=tmp_path)
-    first = re.search(r"```python\n(.*?)```", README, re.DOTALL)
-    assert first
-    assert "step 100: loss 0.07" in run(python, "-W", "error", "-c", first[1], cwd=tmp_path)
+    assert "step 100: loss 0.07" in run(python, "-W", "error", "-c", FIRST[0], cwd=tmp_path)
 
 
 @pytest.fixture(scope="module")

@@ -64,7 +64,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from tests.fuzz.command import limit_memory, parser_of
+from tests.fuzz.command import limit_memory, parser_of, told
 from tests.packages import named_if_missing
 
 PROGRAMS = (
@@ -123,11 +123,7 @@ def fuzz_programs(name: str, argv: list[str]) -> int:
     if memory and not str(options.get("device")).startswith("cuda"):  # which maps all of a GPU
         limit_memory(memory << 30)
     gc.freeze()  # what is there now need not be looked at when a program's garbage is collected
-    runs, failure = module.fuzz(**options)
-    print(runs.report())
-    if failure is not None:
-        print(failure)
-    return int(failure is not None)
+    return told(*module.fuzz(**options))
 
 
 if __name__ == "__main__":

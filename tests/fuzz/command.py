@@ -41,6 +41,14 @@ def outcomes_of(
     return outcomes, "\n".join(failures) or None
 
 
+def told(outcomes: Outcomes, failure: str | None) -> int:
+    """Print outcomes, and what failed, if anything did; return the exit status."""
+    print(outcomes.report())
+    if failure is not None:
+        print(failure)
+    return int(failure is not None)
+
+
 def parser_of(module: str, doc: str | None) -> argparse.ArgumentParser:
     """Return the parser of the fuzzer in that module."""
     name = module.rpartition(".")[2]

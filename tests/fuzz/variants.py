@@ -31,7 +31,7 @@ import numpy as np
 import mlvm.eager as ml
 from mlvm.core.errors import MlvmError
 from mlvm.onnx.table import TABLE
-from tests.fuzz.command import Wrong, outcomes_of, parser_of, require_known
+from tests.fuzz.command import Wrong, outcomes_of, parser_of, require_known, told
 from tests.fuzz.graphs import session
 from tests.onnx.backend import Case, cases
 
@@ -335,8 +335,4 @@ def main(argv: list[str] | None = None) -> int:
             print(i, chosen[i][1].name, file=sys.stderr, flush=True)
         return attempt(*chosen[i])
 
-    outcomes, failure = outcomes_of(range(options.first, len(chosen)), run)
-    print(outcomes.report())
-    if failure is not None:
-        print(failure)
-    return int(failure is not None)
+    return told(*outcomes_of(range(options.first, len(chosen)), run))

@@ -36,7 +36,7 @@ from mlvm.machines.gpu import tiles
 from mlvm.machines.gpu.kernels import Facts
 from mlvm.step.saved import SavedStep
 from models.training import checkpoint
-from tests.fuzz.command import Wrong, outcomes_of, parser_of
+from tests.fuzz.command import Wrong, outcomes_of, parser_of, told
 from tests.threads import in_child
 
 SIZES: Final = 50, 20_000
@@ -408,10 +408,5 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--no-kills", action="store_true", help="kill no process")
     options = parser.parse_args(argv)
     names = options.only
-    outcomes, failure = outcomes_of(
-        range(len(names)), lambda i: attempt(names[i], options.cuts, not options.no_kills)
-    )
-    print(outcomes.report())
-    if failure is not None:
-        print(failure)
-    return int(failure is not None)
+    attempts = lambda i: attempt(names[i], options.cuts, not options.no_kills)  # noqa: E731
+    return told(*outcomes_of(range(len(names)), attempts))
