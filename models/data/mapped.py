@@ -110,6 +110,8 @@ def _described(file: Path, stream: IO[bytes], start: int, size: int) -> MappedAr
     stream.seek(start)
     head = io.BytesIO(stream.read(min(size, _MOST_HEADER)))
     version = format.read_magic(head)
+    if version not in ((1, 0), (2, 0), (3, 0)):
+        raise DataError(f"{file} is corrupt: expected version 1.0, 2.0 or 3.0, got {version}")
     read = format.read_array_header_1_0 if version == (1, 0) else format.read_array_header_2_0
     shape, fortran, dtype = read(head)
     if dtype.hasobject:

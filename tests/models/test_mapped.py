@@ -84,6 +84,7 @@ def test_damage(tmp_path: Path) -> None:
         (content[:60], "corrupt"),
         (content[:-4], "cannot be mapped"),
         (content[:6] + b"\x09\x09" + content[8:], "corrupt"),
+        (content[:6] + b"\x09\0" + content[8:10] + b"\0\0" + content[10:], "corrupt"),
     ]:
         file.write_bytes(damaged)
         refuses(DataError, reason, open_npy, file)

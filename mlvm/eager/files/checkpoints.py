@@ -273,7 +273,7 @@ def load(
             named = [*names, *plain]
             plain = {name: x for name, x in plain.items() if fits(where, name, x)}
             if not loaded and not plain:
-                raise no_match(where, named)
+                raise no_match(where, map(escaped, named))
         return Loaded(loaded, metadata, plain)
     except (WeightsError, PathError, DTypeError, ShapeError) as error:
         raise type(error)(escaped(f"{path}: {error}")) from None

@@ -230,6 +230,11 @@ def test_a_tensor_in_another_format_is_refused_when_it_is_read(tmp_path: Path) -
     file.write_bytes(data)
     refuses(WeightsError, "b has format 19; supported formats are F32", ml.load, file)
     assert [*ml.load(file, where="a")] == ["a"]
+    named = tmp_path / "x.safetensors"
+    ml.save(named, {"b\n\x1b": ml.ones(1)})
+    refuses(
+        ml.errors.ArgumentError, r"matches 'a'; expected: b\\n\\x1b$", ml.load, named, where="a"
+    )
     assert [*ml.load(file, rename=lambda name: None if name == "b" else name)] == ["a"]
 
 
