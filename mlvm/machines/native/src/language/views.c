@@ -485,15 +485,11 @@ static PyObject *positions(PyObject *module, PyObject *args)
     PyObject *type = flags ? type_of(dtype, dims, 2) : NULL, *arena = type ? present_arena() : NULL;
     Allocation *out = locked_tensor(fast_path, arena, type, NULL, &to, &unused);
     const int last = x.ndim - 1;
-    const int64_t row = x.ndim * (int64_t)sizeof *at;
-    const char *end = out ? to + dims[0] * row : NULL;
-    for (int64_t i = 0; out && to < end; i += x.dims[last]) {
-        /* no branch depends on a flag: the position of a zero is overwritten by the next position */
-        for (at[last] = 0; at[last] < x.dims[last] && to < end; at[last]++) {
-            for (int axis = 0; axis < x.ndim; axis++)
-                memcpy(to + axis * (int64_t)sizeof *at, &at[axis], sizeof *at);
-            to += flags[i + at[last]] ? row : 0;
-        }
+    for (int64_t i = 0; out && x.ndim && i < x.size; i += x.dims[last]) {
+        for (at[last] = 0; at[last] < x.dims[last]; at[last]++)
+            if (flags[i + at[last]])
+                for (int axis = 0; axis < x.ndim; axis++, to += sizeof *at)
+                    memcpy(to, &at[axis], sizeof *at);
         for (int axis = last; axis-- > 0 && ++at[axis] == x.dims[axis];)
             at[axis] = 0;
     }
