@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import mmap
 import operator
+import os
 import re
 from contextlib import suppress
 from typing import Final
@@ -23,6 +25,11 @@ _SIZE: Final = re.compile(r"\s*(\d{1,40}(?:\.\d+)?)\s*([a-z]*)\s*", re.ASCII | r
 def parse_count(text: str) -> int | None:
     """Return the number of a text of 1 to 18 digits, or None for a different text."""
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else None
+
+
+def physical_memory() -> int:
+    """Return the size of this machine's memory in bytes, or 0 if the system does not report it."""
+    return os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE if hasattr(os, "sysconf") else 0
 
 
 def parse_size(

@@ -24,6 +24,7 @@ from mlvm.core.errors import (
     brief,
 )
 from mlvm.core.memory import HOST, Memory
+from mlvm.core.sizes import physical_memory
 from mlvm.core.types import ALIGNMENT, MAX_NBYTES, Array, TensorType
 
 Handle = int
@@ -126,8 +127,11 @@ class FreeStore:
         try:
             return Storage(nbytes, self.memory.zeros(nbytes))
         except MemoryError:
+            remedy, total = "free tensors", physical_memory()
+            if nbytes > total > 0:
+                remedy = f"this machine has {total:,}; use a smaller shape or dtype"
             raise OutOfMemoryError(
-                f"cannot allocate {nbytes:,} bytes; the VM holds {self.consumed:,}; free tensors"
+                f"cannot allocate {nbytes:,} bytes; the VM holds {self.consumed:,}; {remedy}"
             ) from None
 
     def _require_room(self, nbytes: int) -> None:

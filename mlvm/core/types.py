@@ -453,7 +453,10 @@ def _check_shape(dtype: DType, shape: Shape) -> None:
     if len(shape) > MAX_NDIM:
         raise ShapeError(f"expected at most {MAX_NDIM} dimensions, got {len(shape)}")
     if math.prod([n or 1 for n in shape]) * dtype.itemsize > MAX_NBYTES:
-        raise ShapeError(f"expected at most {MAX_NBYTES} bytes, got {dtype.name} of shape {shape}")
+        raise ShapeError(
+            f"expected at most {MAX_NBYTES} bytes, got {dtype.name} of shape {shape}; "
+            f"use a smaller shape"
+        )
     per_byte = dtype.per_byte
     if per_byte > 1 and not shape:
         raise ShapeError(

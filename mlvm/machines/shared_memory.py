@@ -12,6 +12,8 @@ import secrets
 import sys
 import tempfile
 
+from mlvm.core.sizes import physical_memory
+
 Source = int | str
 """Identifier of shared memory: a file descriptor, on Windows a tag."""
 
@@ -29,7 +31,7 @@ def new_source(nbytes: int) -> Source:
         with tempfile.TemporaryFile() as file:
             descriptor = os.dup(file.fileno())
     try:
-        if nbytes > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
+        if nbytes > physical_memory():
             raise MemoryError  # reserve the memory now: otherwise an access would fail later
         os.ftruncate(descriptor, nbytes)
     except BaseException:

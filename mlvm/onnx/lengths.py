@@ -11,7 +11,7 @@ import itertools
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
@@ -46,13 +46,14 @@ class OpenAxis(NamedTuple):
         return self.name if self.times == 1 else f"{self.times}*{self.name}"
 
 
+AxisNames: TypeAlias = Mapping[int, str] | tuple[str | None, ...]
+"""Names of an input's axes: by axis, or a name or None for each axis."""
+
 OpenAxes = dict[str, dict[int, OpenAxis]]
 """Dynamic axes by input name and axis."""
 
 
-def open_axes(
-    dynamic_axes: Mapping[str, Mapping[int, str]], inputs: Mapping[str, TensorType]
-) -> OpenAxes:
+def open_axes(dynamic_axes: Mapping[str, AxisNames], inputs: Mapping[str, TensorType]) -> OpenAxes:
     """Parse the argument `dynamic_axes` of `save`.
 
     Raises `ArgumentError` if it is invalid.
@@ -61,15 +62,20 @@ def open_axes(
     def refuse(reason: str) -> ArgumentError:
         return ArgumentError(f"dynamic_axes: {reason}").at("save", ())
 
+    if not isinstance(dynamic_axes, Mapping):
+        raise refuse(f"expected a dict such as {{'x': ('batch', None)}}, got {dynamic_axes!r:.100}")
     axes_of_inputs: OpenAxes = {}
-    for name, axes in (
-        dynamic_axes.items() if isinstance(dynamic_axes, Mapping) else [("", dynamic_axes)]
-    ):
-        if not isinstance(axes, Mapping):
-            raise refuse(f"expected a dict such as {{'x': {{0: 'batch'}}}}, got {axes!r:.100}")
+    for name, axes in dynamic_axes.items():
         if name not in inputs:
             raise refuse(f"unknown input {name!r}; the inputs are {', '.join(inputs)}")
         shape = inputs[name].shape
+        if isinstance(axes, tuple) and len(axes) == len(shape):
+            axes = {axis: text for axis, text in enumerate(axes) if text is not None}
+        if not isinstance(axes, Mapping):
+            raise refuse(
+                f"expected a name or None for each axis of {name}, {inputs[name]}, as in "
+                f"{{'x': ('batch', None)}}, got {axes!r:.100}"
+            )
         for axis, text in axes.items():
             match = _NAMED.fullmatch(text) if isinstance(text, str) else None
             if match is None or int(match[1] or 1) < 1:

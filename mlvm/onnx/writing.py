@@ -35,7 +35,7 @@ from mlvm.machines.files import destination, replacing
 from mlvm.onnx.arrays import NAMES, STORED
 from mlvm.onnx.bodies import BODIES, OPSET, OnnxBody
 from mlvm.onnx.encode import Parts, encode, size_of
-from mlvm.onnx.lengths import Lengths, OpenAxes, Sizes, open_axes, resized, samples_of
+from mlvm.onnx.lengths import AxisNames, Lengths, OpenAxes, Sizes, open_axes, resized, samples_of
 from mlvm.onnx.model import Model
 from mlvm.onnx.own import DOMAIN, encode_op
 from mlvm.step.blocks import without_dead_calls
@@ -47,7 +47,7 @@ _ELSEWHERE: Final = {
     **dict.fromkeys(("opset", "opset_version"), f"the ops are those of opset {OPSET}"),
     "input_names": "inputs have the names of the parameters, or of a loaded model's inputs",
     "output_names": "outputs have names if the function returns a dict or is a loaded model",
-    "dynamic_shapes": "write dynamic_axes={'x': {0: 'batch'}}",
+    "dynamic_shapes": "write dynamic_axes={'x': ('batch', None)}",
     "external_data": "write external=True",
 }
 """Arguments of PyTorch's `export` and other functions, and the counterparts here."""
@@ -65,7 +65,7 @@ def save(
     args: Sequence[Any],
     path: str | os.PathLike[str],
     *,
-    dynamic_axes: Mapping[str, Mapping[int, str]] | None = None,
+    dynamic_axes: Mapping[str, AxisNames] | None = None,
     external: bool | None = None,
     **kwargs: Any,
 ) -> None:
@@ -81,13 +81,13 @@ def save(
     captured function or a gradient. Branches become `If`, loops `Loop`, and functions of
     `ml.subroutine` are inlined.
 
-    Shapes are taken from `args`, except for `dynamic_axes`: by input name and axis, the name of a
-    dynamic size. The same name is the same size, and `"8*width"` is a multiple of a size. The
-    function is traced as by `capture(dynamic_axes=)`, at sizes slightly above the sizes of `args`.
-    The file computes the formulas of sizes, and has no guards. Therefore a decision that depends
-    on a size must have the same outcome at these sizes and at slightly larger sizes. For each
-    name, the outcome must also be the same at a size that is larger by a thousand. At other sizes
-    the outcome does not change.
+    Shapes are taken from `args`, except for `dynamic_axes`. It contains a name or None for each
+    axis of an input, `{"x": ("batch", None)}`, or names by axis, `{"x": {0: "batch"}}`. The same
+    name is the same size, and `"8*width"` is a multiple of a size. The function is traced as by
+    `capture(dynamic_axes=)`, at sizes slightly above the sizes of `args`. The file computes the
+    formulas of sizes, and has no guards. Therefore a decision that depends on a size must have the
+    same outcome at these sizes and at slightly larger sizes. For each name, the outcome must also
+    be the same at a size that is larger by a thousand. At other sizes the outcome does not change.
 
     The ops belong to opset 20. Low-bit weights need a later opset: the first that can cast them. An
     op that needs several nodes of ONNX is a function of the file, in the domain "mlvm". With
@@ -103,7 +103,7 @@ def save(
         >>> ml.onnx.save(layer, [ml.TensorType("f32", [4, 3])], "layer.onnx")
         >>> ml.onnx.load("layer.onnx").outputs
         {'output': 'f32[4,2]'}
-        >>> rows = {"x": {0: "batch"}}
+        >>> rows = {"x": ("batch", None)}
         >>> ml.onnx.save(layer, [ml.ones((4, 3))], "layer.onnx", dynamic_axes=rows)
         >>> ml.onnx.load("layer.onnx").outputs
         {'output': 'f32[batch,2]'}

@@ -500,7 +500,7 @@ OPEN: dict[str, tuple[Any, Any, Any, list[Any], str]] = {
     "halves": (lambda x: x[: x.shape[0] // 2], X, ROWS, [draw((9, 4))], "f32[floordiv(n, 2),4]"),
     "a decision about dead code": (dead_decision, X, ROWS, [draw((9, 4))], "f32[n,4]"),
     "five lengths": (lambda x: ml.sum(x, axis=4) * x.shape[0], draw((2, 3, 4, 5, 6)),
-                     {"x": dict(enumerate("abcde"))}, [draw((3, 2, 2, 4, 7))], "f32[a,b,c,d]"),
+                     {"x": tuple("abcde")}, [draw((3, 2, 2, 4, 7))], "f32[a,b,c,d]"),
     "a choice": (choice, X, ROWS, [X[:2], -abs(Y)], "f32[n - 1,4]"),
 }  # fmt: skip
 
@@ -557,7 +557,8 @@ def test_axes_that_cannot_be_open_are_refused(tmp_path: Path) -> None:
         ({"x": {4: "b"}}, "got 4"),
         ({"x": {0: "2 b"}}, "'2 b' is not a name"),
         ({"x": {1: "3*b"}}, r"a multiple of 3 for 3\*b, got axis 1 of x, which is 8"),
-        ({"x": [0]}, "expected a dict such as"),
+        ({"x": [0]}, "expected a name or None for each axis of x"),
+        ({"x": ("b",)}, r"each axis of x, f32\[1,8,8,3\], as in .*, got \('b',\)"),
         ({"x": dict(enumerate("abcd")), "y": {0: "e"}}, "unknown input 'y'"),
     )
     for option, text in bad:

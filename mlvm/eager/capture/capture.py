@@ -294,6 +294,9 @@ class Captured(Generic[P, R]):
                 except recorder.RetryAfterCopy as error:
                     make_exclusive(error.x)
                     continue
+                except Exception as error:
+                    self._changing.failure = f"{type(error).__name__}: {error}"
+                    raise
                 scalars = entry.bind_numbers(signature.numbers) or entry.scalars
             else:
                 entry, scalars = match
@@ -628,8 +631,11 @@ class Captured(Generic[P, R]):
 
     def _last_entry(self) -> CacheEntry:
         if self._last is None:
+            failure = self._changing.failure
             raise CaptureError(
-                f"{self!r} has not been called yet: call it once, or use ml.measure(f, *args)"
+                f"{self!r} has no program: its trace raised {failure}"
+                if failure
+                else f"{self!r} has not been called yet: call it once, or use ml.measure(f, *args)"
             )
         return self._last
 
@@ -919,12 +925,12 @@ def capture(
       results. `step.replaced` lists these calls; a `ReplacementWarning` names a pattern that
       matches no part of the function. See docs/functions.md.
 
-    - `dynamic_axes`: names of dynamic axes, as in `{"tokens": (None, "time")}`: a name or None for
-      each axis of a parameter's tensors. One trace and one plan serve all sizes of a named axis. An
-      axis without a name becomes dynamic at the third size that calls have; with
-      `dynamic_axes=False` each size gets a separate program. Python code may compute with a size
-      as with any number. A comparison, as in an `if`, becomes a guard. Where Python needs the value
-      itself, each value gets a separate program. See docs/lengths.md.
+    - `dynamic_axes`: names of dynamic axes: a name or None for each axis of a parameter's tensors,
+      as in `{"tokens": (None, "time")}`, or names by axis, `{"tokens": {1: "time"}}`. One trace and
+      one plan serve all sizes of a named axis. An axis without a name becomes dynamic at the third
+      size that calls have; with `dynamic_axes=False` each size gets a separate program. Python code
+      may compute with a size as with any number. A comparison, as in an `if`, becomes a guard.
+      Where Python needs the value itself, each value gets a separate program. See docs/lengths.md.
 
     - `max_sizes`: upper bounds of sizes by name. Memory is planned for these bounds. Without a
       bound, the planned size doubles when a call exceeds it.
@@ -988,7 +994,8 @@ def capture(
     is_count = isinstance(check, Integral) and not isinstance(check, bool) and check > 0
     if check is not None and not is_count:
         raise ArgumentError(
-            f"capture: expected check as an int of 1 or more, or None, got {brief(check)}"
+            f"capture: expected check=n with an int n of 1 or more, got {brief(check)}; check=1 "
+            f"compares the program at every call, and check=None never"
         )
     check_effort(effort, "capture", ArgumentError)
     options: Any = {"fuse": fuse, "recompute": recompute, "hoist": hoist, "replace": replace}

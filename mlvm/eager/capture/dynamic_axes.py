@@ -146,14 +146,8 @@ class LengthSpec:
                     f"capture: dynamic_axes= names axes of {name!r}, expected tensors, got "
                     f"{_described(value)}; pass ml.asarray({name})"
                 )
-            for x, names, path in tensors:
-                if len(names) != x.ndim:
-                    raise ShapeError(
-                        f"capture: expected {path} with the axes {names}, got {x.type}"
-                    )
-                for axis, length in enumerate(names):
-                    if length is None:
-                        continue
+            for x, axes_of_x, path in tensors:
+                for axis, length in _names_by_axis(axes_of_x, x.type, path).items():
                     size, where = x.shape[axis], f"axis {axis} of {path}"
                     most = self.at_most.get(length)
                     if most is not None and size > most:
@@ -173,8 +167,26 @@ class LengthSpec:
 
 
 def _is_axes(spec: Any) -> bool:
-    """Return whether the value is a tuple with a name or None for each axis of a tensor."""
-    return isinstance(spec, tuple) and all(each is None or isinstance(each, str) for each in spec)
+    """Return whether the value names axes of a tensor.
+
+    It is a tuple with a name or None for each axis, or a dict of names by axis."""
+    if isinstance(spec, tuple):
+        return all(each is None or isinstance(each, str) for each in spec)
+    pairs = spec.items() if isinstance(spec, Mapping) else ()
+    return bool(pairs) and all(type(n) is int and isinstance(name, str) for n, name in pairs)
+
+
+def _names_by_axis(spec: Any, type: TensorType, path: str) -> dict[int, str]:
+    """Return the names of a tensor's axes, by axis from 0.
+
+    Raises `ShapeError` if the tensor does not have these axes."""
+    if isinstance(spec, tuple):
+        fits, pairs = len(spec) == type.ndim, enumerate(spec)
+    else:
+        fits, pairs = all(-type.ndim <= axis < type.ndim for axis in spec), spec.items()
+    if not fits:
+        raise ShapeError(f"capture: expected {path} with the axes {spec}, got {type}")
+    return {axis % type.ndim: name for axis, name in pairs if name is not None}
 
 
 def _described(value: Any) -> str:
@@ -186,21 +198,21 @@ def _names_in(spec: Any, path: str) -> set[str]:
 
     Raises `ArgumentError` for any other value."""
     if _is_axes(spec):
-        return {each for each in spec if each is not None}
+        return {each for each in (spec if isinstance(spec, tuple) else spec.values()) if each}
     if isinstance(spec, Mapping):
         return set().union(*[_names_in(each, f"{path}[{key!r}]") for key, each in spec.items()])
     if isinstance(spec, (list, tuple)) and not any(isinstance(each, str) for each in spec):
         return set().union(*[_names_in(each, f"{path}[{i}]") for i, each in enumerate(spec)])
     raise ArgumentError(
         f"capture: expected dynamic_axes of {path} as (None, 'time'), a name or None for each "
-        f"axis, or a tree of these, got {brief(spec)}"
+        f"axis, as {{1: 'time'}}, or as a tree of these, got {brief(spec)}"
     )
 
 
-def _tensors(value: Any, spec: Any, path: str) -> list[tuple[Tensor, tuple[str | None, ...], str]]:
+def _tensors(value: Any, spec: Any, path: str) -> list[tuple[Tensor, Any, str]]:
     """Return the tensors of an argument, with axis names and paths.
 
-    A tuple of names applies to all tensors at that position of the tree."""
+    The names of one tensor's axes apply to all tensors at that position of the tree."""
     fields = value._asdict() if hasattr(value, "_asdict") else value  # a named tuple
     pairs: Iterable[tuple[Any, Any, Any]]
     if _is_axes(spec):

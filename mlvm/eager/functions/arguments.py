@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Final, NamedTuple, TypeAlias, cast
+
+import numpy as np
 
 from mlvm.core.errors import ArgumentError, DTypeError, brief
 from mlvm.core.ops.windows import Pair
@@ -84,12 +87,18 @@ def integer(value: int, name: str) -> int:
     """Return the value as an int.
 
     Raises `ArgumentError` if it is not an int, or has more than 64 bits."""
-    try:
-        if is_open(value) or -(2**63) <= (value := operator.index(value)) < 2**63:
-            return value
-    except TypeError:
-        pass
-    raise ArgumentError(f"expected {name} as an int, got {brief(value)}")
+    if not isinstance(value, (bool, np.bool_)):
+        with suppress(TypeError):
+            if is_open(value) or -(2**63) <= (value := operator.index(value)) < 2**63:
+                return value
+    raise ArgumentError(f"expected {name} as an int{_limit(value)}, got {brief(value)}")
+
+
+def _limit(value: Any) -> str:
+    """Return the limit for an invalid argument that contains ints of more than 64 bits."""
+    several = value if isinstance(value, (tuple, list)) else (value,)
+    is_large = any(type(n) is int and not -(2**63) <= n < 2**63 for n in several)
+    return " of at most 64 bits" if is_large else ""
 
 
 def integers(value: Ints, name: str) -> tuple[int, ...]:
@@ -105,7 +114,9 @@ def integers(value: Ints, name: str) -> tuple[int, ...]:
             return ints
     except TypeError:
         pass
-    raise ArgumentError(f"expected {name} as an int or a tuple of ints, got {brief(value)}")
+    raise ArgumentError(
+        f"expected {name} as an int or a tuple of ints{_limit(value)}, got {brief(value)}"
+    )
 
 
 def axes_of(axis: Ints | None, x: Tensor, *, name: str = "axis") -> tuple[int, ...]:

@@ -27,7 +27,7 @@ from mlvm.core.ops import few
 from mlvm.core.ops.half import cast, shown
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.rules import require_representable
-from mlvm.core.types import DType, TensorType, bool_, f32, f64
+from mlvm.core.types import DType, TensorType, bool_, f32, f64, i64
 from mlvm.eager.functions.arguments import Ints, integer, integers, type_of
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import alias_of
@@ -35,6 +35,7 @@ from mlvm.eager.tensor.constants import Scalar, constant, scalar_kind
 from mlvm.eager.tensor.context import arena_on, current_arena
 from mlvm.eager.tensor.default import default_of, float_dtype
 from mlvm.eager.tensor.dtypes import result_type
+from mlvm.eager.tensor.number import is_open
 from mlvm.eager.tensor.operands import as_operand, tensor_of
 from mlvm.eager.tensor.reading import values_of
 from mlvm.eager.tensor.tensor import Tensor, from_array, is_tracked
@@ -393,9 +394,12 @@ def arange(
     if target.is_integer and not whole:
         bounds = [_as_int(value) for value in bounds]
     first, end, by = bounds
+    own = (
+        i64 if whole and any(map(is_open, bounds)) else target.real
+    )  # a float length is a constant
     with placed(device):
-        numbers = op.arange(start=first, stop=end, step=by, dtype=target.real)
-        return numbers if target.kind != "complex" else op.astype(numbers, dtype=target)
+        numbers = op.arange(start=first, stop=end, step=by, dtype=own)
+        return numbers if own is target else op.astype(numbers, dtype=target)
 
 
 def _as_int(x: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, cast
@@ -23,6 +24,7 @@ from mlvm.eager.tensor.apply import alias_of, untracked
 from mlvm.eager.tensor.constants import Scalar, constant
 from mlvm.eager.tensor.default import default_of, float_dtype
 from mlvm.eager.tensor.dtypes import finfo, iinfo
+from mlvm.eager.tensor.number import is_open
 from mlvm.eager.tensor.operands import Operand, as_operand, is_array
 from mlvm.eager.tensor.positions import numbers_in, rewording
 from mlvm.eager.tensor.tensor import Tensor
@@ -191,14 +193,35 @@ def dynamic_slice(x: Tensor, start: Tensor | int, length: int, /, *, axis: int =
         ml.dynamic_slice(v, 0.5, 1)  # DTypeError
     """
     [along], count = axes_of(axis, x), count_of(length, "length")
-    if not isinstance(start, (Tensor, int, np.integer)):
-        raise DTypeError(f"expected start as an integer, got {brief(start)}")
-    at = start if isinstance(start, Tensor) else full((), start, dtype=i64)
-    n, first = x.shape[along], one_integer(at, "a start")
+    n, first = x.shape[along], one_integer(_start(start), "a start")
+    if not is_open(n) and count > n:
+        raise PositionError(
+            f"expected a length of at most {n}, the size of axis {along}, got {count}"
+        )
     first = op.where(op.less(first, 0), first + n, first)
     # a position that is still negative must not count from the end again
     first = op.where(op.less(first, 0), first - n, first)
-    return op.take(x, first + arange(count), axis=along)
+    with rewording(partial(_rows_outside, along, count)):
+        return op.take(x, first + arange(count), axis=along)
+
+
+def _start(start: Any) -> Tensor:
+    if isinstance(start, Tensor):
+        return start
+    if isinstance(start, (bool, np.bool_)) or not isinstance(start, (int, np.integer)):
+        raise DTypeError(f"expected start as an integer, got {brief(start)}")
+    return full((), int(start), dtype=i64)
+
+
+def _rows_outside(axis: int, count: int, error: PositionError) -> None:
+    """Name the rows of a slice, given the first index out of range and its position."""
+    [(position, lane)] = re.findall(r"(\d+)\]( of lane.*)? is out", error.reason)
+    index, n = numbers_in(error)
+    first = index - int(position)
+    error.reason = (
+        f"rows {first} to {first + count - 1}{lane} are out of range for size {n} of axis {axis}; "
+        f"expected a start of at most {n - count}"
+    )
 
 
 @public
@@ -224,11 +247,9 @@ def dynamic_update(
         ml.dynamic_update(v, ml.ones(()), 9)  # OperandValueError
     """
     types = (type_of(x), type_of(update))
-    if not isinstance(start, (Tensor, int, np.integer)):
-        raise DTypeError(f"expected start as an integer, got {brief(start)}")
+    at = _start(start)
     if types[1].ndim == types[0].ndim - 1:
         update = expand_dims(update, axis=axis)
-    at = start if isinstance(start, Tensor) else full((), start, dtype=i64)
     return op.dynamic_update(x, update, at, axis=axis, out=out)
 
 

@@ -237,14 +237,14 @@ def grid_sample(
         """Map a position outside of the image to one inside, as `padding` prescribes."""
         if padding == "reflection":
             at = _reflected(at, length, align_corners)
-        return at if padding == "zeros" else op.clip(at, 0.0, float(length - 1))
+        return at if padding == "zeros" else op.clip(at, 0.0, (length - 1) * 1.0)
 
     sides = []
     for place, length in zip(unstack(grid, axis=-1)[::-1], size, strict=True):
         if align_corners:
             at = (place + 1.0) * ((length - 1) / 2)
         else:
-            at = ((place + 1.0) * float(length) - 1.0) / 2.0
+            at = ((place + 1.0) * (length * 1.0) - 1.0) / 2.0
         if mode != "bicubic":
             at = inside(at, length)
         first = op.floor(stop_gradient(at))
@@ -264,7 +264,7 @@ def grid_sample(
 
 def _tap(place: Tensor, weight: Tensor | None, n: int) -> tuple[Tensor, Tensor]:
     """Return an index in 0 .. n - 1 and the weight, which is 0 for a position outside."""
-    last = float(n - 1)
+    last = (n - 1) * 1.0  # a dynamic size would become a constant in float(n)
     inside = op.logical_and(op.greater_equal(place, 0.0), op.less_equal(place, last))
     full = op.astype(inside, dtype=place.dtype)
     index = astype(op.clip(place, 0.0, last), i64)
@@ -273,7 +273,7 @@ def _tap(place: Tensor, weight: Tensor | None, n: int) -> tuple[Tensor, Tensor]:
 
 def _reflected(at: Tensor, n: int, align_corners: bool) -> Tensor:
     """Reflect a position outside of the image at the edges."""
-    low, span = (0.0, float(n - 1)) if align_corners else (-0.5, float(n))
+    low, span = (0.0, (n - 1) * 1.0) if align_corners else (-0.5, n * 1.0)
     if span == 0.0:
         return at * 0.0
     away = op.remainder(at - low, 2.0 * span)

@@ -16,7 +16,7 @@ from mlvm.core.rules import require
 from mlvm.core.types import DType, f32, f64, i64
 from mlvm.eager.functions.arguments import count_of, span, type_of
 from mlvm.eager.functions.convolution import conv1d
-from mlvm.eager.functions.creation import full
+from mlvm.eager.functions.creation import arange, full
 from mlvm.eager.functions.elements import astype
 from mlvm.eager.functions.halves import in_f32
 from mlvm.eager.functions.matrices import conj, floating
@@ -71,7 +71,7 @@ def _cosine(n: int, mean: float, periodic: bool, dtype: object) -> Tensor:
     length = count_of(n, "n")
     if length == 1:
         return full((1,), 1.0, dtype=target)
-    k = op.arange(start=0.0, stop=float(length), step=1.0, dtype=f64)
+    k = arange(length, dtype=f64)
     turn = 2 * math.pi / max(length if periodic else length - 1, 1)
     return astype(mean - (1 - mean) * op.cos(k * turn), target)
 

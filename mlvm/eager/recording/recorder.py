@@ -50,6 +50,7 @@ from mlvm.core.protocol import StorageHandle, TensorHandle, VMProtocol
 from mlvm.core.types import Array, TensorType, i64
 from mlvm.eager.functions import random
 from mlvm.eager.recording.lines import user_line
+from mlvm.eager.recording.reads import read_here
 from mlvm.eager.tensor.apply import COPY, OneOp, Tensors, Types, apply, untracked
 from mlvm.eager.tensor.constants import prepare_constants
 from mlvm.eager.tensor.context import overriding
@@ -401,9 +402,11 @@ class Recorder:
 
     def read(self, handle: TensorHandle, out: Array | None = None) -> Array:
         self._require_live(handle)
+        code, remedy = read_here()
+        needed = f", which `{code}` needs" if code else ""
         raise CaptureError(
-            f"{user_line()}: cannot read a tensor's value inside {self.what}: {self.no_value}. "
-            f"Return the tensor, or branch with ml.where, ml.cond or ml.while_loop"
+            f"{user_line()}: cannot read a tensor's value inside {self.what}{needed}: "
+            f"{self.no_value}. {remedy}"
         )
 
     def lifted(self, xs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -1086,7 +1089,9 @@ def _only_call(program: Program) -> tuple[str, Op | None, list[int], Attributes]
         name = only.name
         if only.at != 0:
             if name in OPS:
-                call = f"call {name}, whose result types depend on values,"
+                code = read_here().code
+                called = f"`{code}`" if code else name
+                call = f"call {called}, whose result types depend on values,"
                 raise _refused(call, ". Call it outside, or keep the shape, as where(mask, x, 0)")
             rule = f"vm.register({name!r}, fn, result=lambda x: x)"
             raise _refused(

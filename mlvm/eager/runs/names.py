@@ -6,32 +6,52 @@ import inspect
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from itertools import chain, count
-from types import CodeType
+from types import CodeType, FunctionType, MemberDescriptorType
 from typing import Any, Final
 
 from mlvm.arena.arena import Allocation
+from mlvm.eager.capture.guards.guard_set import NUMBERS, Field
+from mlvm.eager.capture.guards.layout import is_library
 from mlvm.eager.tensor.values import module_of
 
 KEYS: Final = "random keys"
 """The name of the global random keys of a VM."""
 
-_ENDS: Final = (str, bytes, int, float, complex, bool, type(None), type)
+_ENDS: Final = (str, bytes, int, float, complex, bool, type(None))
 
 
-def names_of_tensors(
+def names_of_objects(
     fn: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]
 ) -> dict[int, str]:
-    """Return a path such as `model.blocks[0].kernel` for each tensor that the function reaches.
+    """Return a path such as `model.blocks[0].kernel` for each object that the function reaches.
 
-    The function reaches tensors from arguments, variables and globals. The keys are the ids of the
-    tensors' roots. For several paths to a tensor, the shortest of public attributes is used, or
-    else the shortest.
+    The function reaches objects from arguments, variables and globals. The keys are the ids of the
+    objects, and of the tensors' roots. For several paths to a tensor, the shortest of public
+    attributes is used, or else the shortest.
     """
     names: dict[int, str] = {}
-    for path, x in tensors_below(_roots(fn, args, kwargs)):
-        names.setdefault(id(x.root), path)
+    for path, x in _objects_below(_roots(fn, args, kwargs)):
+        names.setdefault(id(x.root if isinstance(x, Allocation) else x), path)
     return names
+
+
+def names_of_numbers(
+    fn: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], fields: Iterable[Field]
+) -> Iterator[str]:
+    """Yield the names of a signature's Python numbers: those in fields, then in the arguments."""
+    owners = names_of_objects(fn, args, kwargs)
+    for field in fields:
+        item = "" if field.item is None else f"[{field.item}]"
+        yield f"{owners.get(id(field.owner), type(field.owner).__name__)}.{field.name}{item}"
+    pending = [*_arguments(fn, args), *kwargs.items()][::-1]
+    while pending:
+        path, value = pending.pop()
+        if type(value) in NUMBERS:
+            yield path
+        elif isinstance(value, (dict, list, tuple)):
+            pending += reversed([*_parts(path, value)])
 
 
 def tensors_below(roots: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Allocation]]:
@@ -40,6 +60,10 @@ def tensors_below(roots: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Alloc
     Paths of public attributes come first, then the shortest. The walk visits at most 100,000
     objects.
     """
+    return ((path, x) for path, x in _objects_below(roots) if isinstance(x, Allocation))
+
+
+def _objects_below(roots: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
     visited: set[int] = set()
     public, private = deque(roots), deque[tuple[str, Any]]()
     while (queue := public or private) and len(visited) < 100_000:
@@ -47,39 +71,53 @@ def tensors_below(roots: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Alloc
         if isinstance(value, Allocation):
             yield path, value
         elif not isinstance(value, _ENDS) and id(value) not in visited:
+            yield path, value
             visited.add(id(value))
             for part, each in _parts(path, value):
                 is_private = queue is private or part.startswith(f"{path}._")
                 (private if is_private else public).append((part, each))
 
 
+def _arguments(fn: Callable[..., Any], args: Any) -> list[tuple[str, Any]]:
+    """Return the positional arguments with the names of the parameters."""
+    try:
+        return [*inspect.signature(fn).bind_partial(*args).arguments.items()]
+    except (TypeError, ValueError):
+        return [(f"argument {i}", x) for i, x in enumerate(args)]
+
+
 def _roots(
     fn: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]
 ) -> Iterator[tuple[str, Any]]:
-    try:
-        yield from inspect.signature(fn).bind(*args, **kwargs).arguments.items()
-    except (TypeError, ValueError):
-        yield from ((f"argument {i}", x) for i, x in enumerate(args))
-        yield from kwargs.items()
+    yield from _arguments(fn, args)
+    yield from kwargs.items()
     yield "self", getattr(fn, "__self__", None)
     fn = getattr(fn, "__func__", fn)
     while hasattr(fn, "__wrapped__"):
         fn = fn.__wrapped__
-    code = getattr(fn, "__code__", None)
-    if code is None:
-        yield "self", fn
-        return
-    yield from _closure_of(fn)
-    for name in _names_in(code):
-        if name in fn.__globals__:
-            yield name, fn.__globals__[name]
+    yield from _variables(fn) if inspect.isfunction(fn) else [("self", fn)]
 
 
-def _closure_of(fn: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the variables of enclosing functions that a function reads and that have a value."""
+def _variables(fn: FunctionType) -> Iterator[tuple[str, Any]]:
+    """Yield the variables that a function reads: of enclosing functions, defaults and globals.
+
+    A global module is represented by the attributes that the code names."""
     for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
         with suppress(ValueError):  # the cell is empty
             yield name, cell.cell_contents
+    defaults, parameters = fn.__defaults__ or (), fn.__code__.co_varnames
+    first = fn.__code__.co_argcount - len(defaults)
+    yield from zip(parameters[first:], defaults, strict=False)
+    yield from (fn.__kwdefaults__ or {}).items()
+    names = dict.fromkeys(_names_in(fn.__code__))
+    for name in names:
+        value = fn.__globals__.get(name)
+        if not inspect.ismodule(value):
+            yield name, value
+        elif not is_library(value.__name__):
+            yield from (
+                (f"{name}.{each}", x) for each, x in vars_of(value).items() if each in names
+            )
 
 
 def _names_in(code: CodeType) -> Iterator[str]:
@@ -94,12 +132,30 @@ def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
     """Yield the items or fields of an object with paths."""
     if isinstance(value, dict):
         yield from ((f"{path}[{key!r}]", each) for key, each in [*value.items()])
-    elif isinstance(value, list | tuple):
+    elif isinstance(value, list | tuple | deque):
         yield from ((f"{path}[{i}]", each) for i, each in enumerate(value))
     elif inspect.isfunction(value):
-        yield from _closure_of(value)
-    elif not (inspect.ismodule(value) or _is_internal(type(value))):
-        yield from ((f"{path}.{name}", each) for name, each in vars_of(value).items())
+        if not is_library(value.__module__ or ""):
+            yield from _variables(value)
+    elif isinstance(value, partial):
+        yield from (
+            (f"{path}.{name}", getattr(value, name)) for name in ("func", "args", "keywords")
+        )
+    elif inspect.ismethod(value):
+        yield f"{path}.__self__", value.__self__
+    elif not (inspect.ismodule(value) or _is_internal(kind := type(value))):
+        of_classes = (value if kind is type else kind).__mro__[:-1]
+        fields = {name: x for each in of_classes for name, x in _fields_of_class(each, value)}
+        yield from ((f"{path}.{name}", x) for name, x in (fields | vars_of(value)).items())
+
+
+def _fields_of_class(kind: type, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the fields that a class defines and that may contain tensors."""
+    for name, x in vars(kind).items():
+        if isinstance(x, MemberDescriptorType) and not isinstance(value, type):  # a slot
+            x = getattr(value, name, None)
+        if isinstance(x, (Allocation, dict, list, tuple)):
+            yield name, x
 
 
 def _is_internal(kind: type) -> bool:

@@ -22,7 +22,7 @@ from mlvm.eager.capture.capture import Captured
 from mlvm.eager.capture.guards.signature import Signature, Signatures
 from mlvm.eager.capture.trace import TracedCall, trace_call
 from mlvm.eager.functions import random
-from mlvm.eager.runs.names import KEYS, names_of_tensors
+from mlvm.eager.runs.names import KEYS, names_of_numbers, names_of_objects
 from mlvm.eager.runs.nesting import BRANCH, LOOP, CodeSpan, spans_of
 from mlvm.eager.runs.source import SourceLine, line_at, statement_of
 from mlvm.eager.tensor.constants import scalar_array
@@ -147,13 +147,24 @@ def op_program(
             f"{captured!r} reads from a queue, which cannot be saved; pass the batch as an argument"
         )
     inputs = [values_of(x.root) for x in signature.inputs]
-    return program_of_call(call, signature, names_in_call(fn, args, kwargs, call)), inputs
+    return program_of_call(
+        call, signature, names_in_call(fn, args, kwargs, call, signature)
+    ), inputs
 
 
-def names_in_call(fn: Any, args: Any, kwargs: Any, call: TracedCall) -> dict[int, str]:
-    """Return the names of the tensors that a traced call reaches, by id."""
-    names = names_of_tensors(fn, args, kwargs)
+def names_in_call(
+    fn: Any, args: Any, kwargs: Any, call: TracedCall, signature: Signature
+) -> dict[int, str]:
+    """Return the names of the tensors that a traced call reaches, by id.
+
+    A tensor that contains a Python number is named after the numbers that it is computed from."""
+    names = names_of_objects(fn, args, kwargs)
     names[id(random.prepare(call.record.vm).state.root)] = KEYS
+    numbers = call.numbers
+    paths = [*names_of_numbers(fn, args, kwargs, signature.guards.numbers)] if call.free else []
+    for (place, _), x in numbers.tensors.items():
+        used = [paths[call.free[i]] for i in sorted(numbers.sources({place})) if i < len(call.free)]
+        names[id(x)] = ", ".join(used) if place < len(call.free) else f"from {', '.join(used)}"
     return names
 
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from mlvm.core.memo import memoized
 from mlvm.core.sizes import parse_count
+from mlvm.eager.recording.reads import syntax_tree
 
 
 class SourceLine(NamedTuple):
@@ -46,15 +47,6 @@ def line_at(place: str, layer: str | None = None) -> SourceLine:
 
 
 @memoized(256)
-def _tree(file: str) -> ast.Module | None:
-    """Return the syntax tree of a file; None if it cannot be read or parsed."""
-    try:
-        return ast.parse("".join(linecache.getlines(file)))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
-
-
-@memoized(256)
 def _functions(file: str) -> tuple[tuple[str, int, int], ...]:
     """Return name, first and last line of each function of a file, outer ones first."""
 
@@ -67,7 +59,7 @@ def _functions(file: str) -> tuple[tuple[str, int, int], ...]:
                     yield name, child.lineno, child.end_lineno or child.lineno
             yield from within(child, name)
 
-    tree = _tree(file)
+    tree = syntax_tree("".join(linecache.getlines(file)))
     return () if tree is None else tuple(within(tree, ""))
 
 
@@ -81,7 +73,7 @@ def _statements(file: str) -> dict[int, tuple[int, tuple[str, ...]]]:
     `q, r = ...` assigns both. On a line with several statements, only the last statement counts.
     """
     statements: dict[int, tuple[int, tuple[str, ...]]] = {}
-    for node in ast.walk(_tree(file) or ast.Module([], [])):
+    for node in ast.walk(syntax_tree("".join(linecache.getlines(file))) or ast.Module([], [])):
         if isinstance(node, ast.Assign) and len(node.targets) == 1:
             target: ast.expr = node.targets[0]
         elif isinstance(node, ast.AnnAssign | ast.AugAssign | ast.NamedExpr):

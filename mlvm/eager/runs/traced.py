@@ -47,7 +47,7 @@ def traced_step(captured: Captured[..., Any], match: ProgramMatch, cells: Cells)
         except RetryAfterCopy as error:
             make_exclusive(error.x)
             match = captured.match(args, kwargs)
-    names = names_in_call(captured.fn, args, kwargs, call)
+    names = names_in_call(captured.fn, args, kwargs, call, signature)
     fields = {id(x.root): field for field, x in signature.fields}
     places = [*call.numbers.tensors]
     by_tensor = {id(x): place for place, x in enumerate(call.numbers.tensors.values())}
@@ -77,7 +77,7 @@ def traced_step(captured: Captured[..., Any], match: ProgramMatch, cells: Cells)
     rebound = {cells.of_field(field, field.name): result for field, result in call.outcome.rebound}
     named = [names.get(id(x)) or f"input {i}" for i, x in enumerate(external)]
     types = [str(x.type) for x in external]
-    named += [f"number {i}" for i in range(len(places))]
+    named += [f"number {names[id(x)]}" for x in call.numbers.tensors.values()]
     types += [str(TensorType(dtype)) for _, dtype in places]
     nresults = len(call.outcome.results)
     after = [*enumerate([operand for _, operand in written], nresults)]

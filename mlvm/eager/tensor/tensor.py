@@ -277,13 +277,7 @@ class Tensor(Methods, Allocation):
                 f"expected an integer tensor as an index, got {self.type}; convert with astype(x, "
                 "'int64')"
             ).at("index", (self.type,))
-        try:
-            return int(self._number("index"))
-        except CaptureError as error:
-            raise CaptureError(
-                f"{error}; instead of x[i:i + 2], write ml.dynamic_slice(x, i, 2), and instead of "
-                "range(i), ml.fori_loop"
-            ) from None
+        return int(self._number("index"))
 
     def __len__(self) -> int:
         if not self.shape:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
-import os
 import platform
 import re
 from collections.abc import Callable
@@ -12,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from mlvm.core.errors import MachineError, MissingExtraError
+from mlvm.core.sizes import physical_memory
 from mlvm.machines.gpu import cuda, opencl
 from mlvm.machines.gpu.memory import Driver
 
@@ -52,8 +51,7 @@ def _processor() -> Device:
     """Return the processor as a device, with the memory of this machine."""
     names = re.findall(r"^model name\s*:\s*(.+)", _text("/proc/cpuinfo"), re.MULTILINE)
     model = [*names, platform.processor(), platform.machine()]
-    pages = os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
-    return Device("cpu", next(filter(None, model), ""), pages * mmap.PAGESIZE)
+    return Device("cpu", next(filter(None, model), ""), physical_memory())
 
 
 def _text(file: str) -> str:

@@ -35,6 +35,7 @@ from tests.eager.capture.table import Row, Run, Table, Wrap, tried
 from tests.fuzz import lengths as fuzz
 
 N: Final = {"x": ("n", None)}
+GRID: Final = ml.random.uniform((1, 3, 3, 2), key=ml.random.key(0)) * 2.0 - 1.0
 ROWS: Final = Table()
 
 
@@ -70,6 +71,10 @@ for _fn, _sizes, _programs in (
     (lambda x: x * 2.0 if x.shape[0] > 6 else x + 1.0, (5, 9, 3, 17, 6, 7), 2),
     (lambda x: ml.trapezoid(x[:, 0] * 1.0), (9, 12, 7, 30, 7), 1),
     (lambda x: ml.median(x[:, 0]), (9, 12, 7, 30, 7), 1),
+    (lambda x: x[:, 0] * ml.fft.fftfreq(x.shape[0], 0.1), (9, 12, 7, 30, 7), 1),
+    (lambda x: ml.sum(x) * ml.fft.rfftfreq(x.shape[0]), (9, 12, 7, 30, 7), 1),
+    (lambda x: x[:, 0] * ml.hanning(x.shape[0]), (9, 12, 7, 30, 7), 1),
+    (lambda x: ml.grid_sample(x[None, :, :, None], GRID), (9, 12, 7, 30, 7), 1),
     (lambda x: ml.quantile(x[:, 0], [0.1, 0.7]), (9, 12, 7, 30, 7), 1),
     (lambda x: x * ((x.shape[0] ** 13) * 1.0), (20, 33, 40, 33, 64, 3), 1),  # beyond 64 bits
     (lambda x: x + (x.shape[0] ** 40) / (x.shape[0] ** 39), (20, 33, 40, 33, 64, 3), 1),
@@ -174,7 +179,7 @@ def rebound_fields_with_dynamic_sizes(wrap: Wrap) -> Iterator[Any]:
             return x * self.total
 
     model = Mean()
-    step = wrap(lambda x: model(x), dynamic_axes=N)
+    step = wrap(lambda x: model(x), dynamic_axes={"x": {-2: "n"}})
     for n in (4, 7, 3, 9, 7, 4, 12):
         yield step(matrix(n)), model.total
 

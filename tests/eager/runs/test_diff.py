@@ -120,7 +120,7 @@ def test_a_rate_that_becomes_another_is_named_with_both_values(folder: Path, cha
     text = str(first(*runs))
     assert text.startswith("step 2: the programs differ")
     assert "constant 0.5" in text
-    assert "input 'number 0' = 0.25" in text
+    assert "input 'number optimizer.learning_rate' = 0.25" in text
     assert "optimizer.update" in text
 
 
@@ -184,7 +184,7 @@ def test_a_rate_that_is_also_computed_by_another_op_is_named(folder: Path) -> No
 
     text = str(first(run("a", 0.01), run("b", 0.001)))
     assert "first op whose result differs is negative\n" in text
-    assert "input 'number 0' = 0.001" in text
+    assert "input 'number optimizer.learning_rate' = 0.001" in text
 
 
 def test_ops_in_another_order_are_not_the_cause(folder: Path) -> None:

@@ -86,7 +86,8 @@ class Changing:
     """Descriptions of the traces of a function.
 
     Each trace after the first has causes: the values that differ from the most similar of the last
-    `MANY` traces. At `MANY` traces one warning is issued."""
+    `MANY` traces. At `MANY` traces one warning is issued. `failure` is the error of the last trace,
+    "" if it was compiled."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         code = fn.__code__ if type(fn) is types.FunctionType else None
@@ -94,6 +95,7 @@ class Changing:
         self._recordings: deque[Description] = deque(maxlen=MANY)
         self._retraces: deque[Retrace] = deque(maxlen=MANY)
         self._count = 0
+        self.failure = ""
 
     def describe(self, vm: VMProtocol, guards: GuardSet, args: Any, kwargs: Any) -> Description:
         """Return the values to which a trace is specialised, as text, before it changes any."""
@@ -113,6 +115,7 @@ class Changing:
         programs.
         """
         self._count += 1
+        self.failure = ""
         if self._recordings:
             recordings = [*self._recordings.copy()]  # other threads may append meanwhile
             recent = [(_changes([each, description]), each) for each in reversed(recordings)]
@@ -130,10 +133,13 @@ class Changing:
 
     def explain(self, name: str) -> str:
         """Return the causes of the named function's last retraces, one per line, oldest first."""
-        if not self._retraces:
-            return f"{name!r} was traced once" if self._count else f"{name!r} was not called yet"
-        title = f"{name!r} was traced {self._count} times"
-        return "\n".join([title, *map(str, self._retraces.copy())])
+        lines = [*map(str, self._retraces.copy())]
+        if self._count or not self.failure:
+            times = {0: "was not called yet", 1: "was traced once"}
+            lines.insert(0, f"{name!r} {times.get(self._count, f'was traced {self._count} times')}")
+        if self.failure:
+            lines.append(f"the last trace of {name!r} raised {self.failure}")
+        return "\n".join(lines)
 
     def _warn(self, name: str) -> None:
         changes = sorted(_changes(self._recordings), key=lambda x: -len(x[1]))

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 import mlvm.eager as ml
+from mlvm.core.errors import CaptureError
 from mlvm.eager import nn
 from mlvm.eager.capture.guards.changing import MANY, Changing
 from mlvm.eager.capture.guards.guard_set import GuardSet
-from tests.brief import Fn, Patch, line_with
+from tests.brief import Fn, Patch, line_with, refuses
 
 pytestmark = pytest.mark.usefixtures("weights")
 
@@ -150,6 +151,19 @@ def test_explain_names_causes_from_the_first_retrace() -> None:
     assert lines[0].endswith(f"{first}): item 'rate' of a dict was 1.0, and is 2.0")
     assert lines[1].endswith("argument 'mode' was not given, and is 'b'")
     assert lines[2].endswith("argument 'x' was f32[2], and is f32[2,3]")
+
+
+def test_a_failed_trace_is_explained() -> None:
+    step = ml.capture(lambda x, ends=True: x if ends and ml.sum(x) > 0 else x + 1)
+    refuses(CaptureError, "", step, ml.ones(2))
+    assert step.explain().startswith("the last trace of '")
+    refuses(
+        CaptureError,
+        "has no program: its trace raised CaptureError: .*: cannot read",
+        lambda: step.plan,
+    )
+    step(ml.ones(2), False)
+    assert "raised" not in step.explain()
 
 
 def test_explain_tells_tensors_apart() -> None:
