@@ -79,46 +79,33 @@ def _source_at(call: TracedCall, values: Sequence[Any]) -> Source:
     return Source(call.at(values, call.template.flow(values)), values)
 
 
-class _Bits:
-    """Constant operand; equal to constants with the same type and bits."""
+class _Fact:
+    """Part of a trace: compared by the key, and shown as the text or the value."""
 
-    def __init__(self, array: Any) -> None:
-        self._array = array
-        self._content = content_of(array)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Bits) and self._content == other._content
-
-    def __repr__(self) -> str:
-        return brief(self._array.tolist())
-
-
-class _Plain:
-    """Value compared by class and text, so that 1, 1.0 and True differ."""
-
-    def __init__(self, value: Any) -> None:
-        self._value = value
+    def __init__(self, key: object, value: Any, text: str = "") -> None:
+        self._key, self._value, self._text = key, value, text
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Plain) or type(self._value) is not type(other._value):
-            return False
-        return exact_repr(self._value) == exact_repr(other._value)
+        return isinstance(other, _Fact) and self._key == other._key
 
     def __repr__(self) -> str:
-        return repr(self._value)
+        is_array = isinstance(self._value, (np.ndarray, np.generic))
+        return self._text or brief(self._value.tolist() if is_array else self._value)
 
 
-class _Named:
-    """Object compared by identity, with a text that describes it."""
+def _bits(array: Any) -> _Fact:
+    """Return a constant operand, which is compared by type and bits."""
+    return _Fact(content_of(array), array)
 
-    def __init__(self, value: object, text: str) -> None:
-        self._value, self._text = value, text
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Named) and self._value is other._value
+def _plain(value: Any) -> _Fact:
+    """Return a value that is compared by class and text, so that 1, 1.0 and True differ."""
+    return _Fact((type(value), exact_repr(value)), value)
 
-    def __repr__(self) -> str:
-        return self._text
+
+def _named(value: object, text: str) -> _Fact:
+    """Return an object that is compared by identity."""
+    return _Fact(id(value), value, text)
 
 
 def require_same(fn: Any, title: str, ours: Source, present: Source) -> None:
@@ -134,20 +121,12 @@ def require_same(fn: Any, title: str, ours: Source, present: Source) -> None:
                 line = f"{code.co_filename}:{code.co_firstlineno}"
             where = f"{line}: " if line else ""
             if place[1] != other_place[1]:
-                fact, other, what = _Text(place[1]), _Text(other_place[1]), "the next call"
+                what = "the next call"
+                fact, other = (_Fact(0, 0, each[1]) for each in (place, other_place))
             raise StaleProgramError(
                 f"{where}capture(check=): the program of {title!r} is out of date: {what} was "
                 f"{brief(fact)} when it was compiled, and is {brief(other)} now; {_REMEDY}"
             )
-
-
-class _Text(NamedTuple):
-    """Text whose repr has no quotes."""
-
-    text: str
-
-    def __repr__(self) -> str:
-        return self.text
 
 
 class _Facts:
@@ -223,12 +202,12 @@ class _Facts:
         x: Any = self._states[home.index]
         number = self._numbers.get(id(x))
         if number is not None:
-            return _Bits(scalar_array(self._values[number[0]], number[1]))
+            return _bits(scalar_array(self._values[number[0]], number[1]))
         if id(x) in self._constants:
-            return _Bits(values_of(x))
+            return _bits(values_of(x))
         if x.arena.name == "constants" and x.base is None and not x.type.shape:
-            return _Bits(values_of(x))
-        return _Named(x, f"a tensor {x.type}")
+            return _bits(values_of(x))
+        return _named(x, f"a tensor {x.type}")
 
 
 def _parts(
@@ -237,34 +216,34 @@ def _parts(
     """Yield the parts of a tree, template or attribute, each with a text that locates it."""
     kind, of = type(value), partial(_parts, numbers=numbers, above=(*above, id(value)))
     if kind in PLAIN:
-        yield where, _Plain(value)
+        yield where, _plain(value)
     elif kind is NumberLeaf:
         yield from _parts(numbers[value.value], numbers, where)
     elif kind is ObjectTemplate:
         yield from of(value.template, where=where)
     elif kind is OutsideLeaf:
-        yield where, _Named(value.value, with_article(type(value.value).__name__))
+        yield where, _named(value.value, with_article(type(value.value).__name__))
     elif isinstance(value, Leaf):
         yield where, (kind, value.value)
     elif id(value) in above:
-        yield where, _Plain("...")
+        yield where, _plain("...")
     elif isinstance(value, ARRAYS):
-        yield where, _Bits(np.asarray(value))
+        yield where, _bits(np.asarray(value))
     elif isinstance(value, (dict, list, tuple)):
         items = [*(items_of(value) if isinstance(value, dict) else enumerate(value))]
-        yield f"the class of {where}", _Named(kind, kind.__name__)
-        yield f"the number of items in {where}", _Plain(len(items))
+        yield f"the class of {where}", _named(kind, kind.__name__)
+        yield f"the number of items in {where}", _plain(len(items))
         for key, each in items:
             if isinstance(value, dict):
                 yield from of(key, where=f"a key of {where}")
             yield from of(each, where=f"{where}[{brief(key)}]")
     elif isinstance(value, (set, frozenset)):
-        yield where, _Plain(sorted(map(repr, value)))
+        yield where, _plain(sorted(map(repr, value)))
     elif cast("Any", kind).__eq__ is not object.__eq__ and not dict_of(value):
-        yield where, _Plain(value)
+        yield where, _plain(value)
     elif is_mutable(value):
-        yield f"the class of {where}", _Named(kind, kind.__name__)
+        yield f"the class of {where}", _named(kind, kind.__name__)
         for name, each in dict_of(value).items():
             yield from of(each, where=f"{where}.{name}")
     else:
-        yield where, _Named(value, with_article(kind.__name__))
+        yield where, _named(value, with_article(kind.__name__))

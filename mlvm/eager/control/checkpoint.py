@@ -39,7 +39,6 @@ Reached: TypeAlias = Sequence[tuple[Tensor, int | None]]  # captured tensors wit
 
 
 @hinted
-@hinted
 def checkpoint(fn: Callable[P, R]) -> Callable[P, R]:
     """Recompute `fn` in the backward pass instead of saving its activations.
 

@@ -115,4 +115,4 @@ def test_without_it_nothing_is_traced_again() -> None:
 
 @cases("check", 0, True, 1.0, "often")
 def test_what_is_no_number_of_calls_is_refused(check: Any) -> None:
-    refuses(ArgumentError, "check as an int of 1 or more, or None", ml.capture, check=check)
+    refuses(ArgumentError, "check=n with an int n of 1 or more", ml.capture, check=check)
