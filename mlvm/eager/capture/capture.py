@@ -202,7 +202,7 @@ class Captured(Generic[P, R]):
             "effort": effort,
         }
         self.budget = memory
-        self._spec = LengthSpec(fn, dynamic_axes, max_sizes)
+        self.spec = LengthSpec(fn, dynamic_axes, max_sizes)
         self._families = CallFamilies()
         self._entries = CacheEntries[KnownCall]()
         self._signatures = Signatures(fn)
@@ -285,7 +285,7 @@ class Captured(Generic[P, R]):
     def _match(self, arena: Arena, args: Any, kwargs: Any) -> ProgramMatch:
         while True:
             signature, key = self._signatures.of(arena.vm, args, kwargs)
-            named = self._spec.axes(signature, args, kwargs) if self._spec.names else []
+            named = self.spec.axes(signature, args, kwargs) if self.spec.names else []
             match = self._entries.find(key, signature) or self._find_open(signature, key)
             if match is None:
                 try:
@@ -570,7 +570,7 @@ class Captured(Generic[P, R]):
             states = [launch.states[number] for number in numbers]
         outputs = tuple([output.type for output in outcome.outputs])
         values = tuple(map(values_of, states))
-        opened = self._open_part(entry, planned, states) if self._spec.names else None
+        opened = self._open_part(entry, planned, states) if self.spec.names else None
         step = SavedStep(planned, entry.input_types, outputs, tuple(results), values, opened)
         write_file(path, step.to_bytes())
 
@@ -582,7 +582,7 @@ class Captured(Generic[P, R]):
         Raises `CaptureError` if the program has no dynamic sizes."""
         if entry.open_part is None:
             types = ", ".join(map(str, entry.input_types))
-            if not self._spec.names:
+            if not self.spec.names:
                 why = 'name open axes, as in ml.capture(step, dynamic_axes={"x": ("n",)})'
             elif self._replace or debug.is_watched(entry.vm):
                 used = "replace= is" if self._replace else "ml.debug is"
@@ -599,7 +599,7 @@ class Captured(Generic[P, R]):
                 f"lengths: {why}"
             )
         opened = entry.open_part(entry, planned, states)
-        closed = self._spec.lengths - {each.name for each in opened.lengths}
+        closed = self.spec.lengths - {each.name for each in opened.lengths}
         if closed:
             raise CaptureError(
                 f"the last program of {self!r} has constant sizes for {', '.join(sorted(closed))}: "
@@ -686,7 +686,7 @@ class Captured(Generic[P, R]):
     def _compile_open(self, miss: _Miss, named: Sequence[OpenLength]) -> CacheEntry | None:
         """Trace the call with dynamic sizes, if it has some, and compile a program."""
         signature, key = miss.signature, miss.key
-        if not self._spec.is_allowed or ASKS_CLASS in signature.guards.names:
+        if not self.spec.is_allowed or ASKS_CLASS in signature.guards.names:
             return None
         lengths = self._families.note(key, signature, named)
         if not lengths:
@@ -748,7 +748,7 @@ class Captured(Generic[P, R]):
             states = call.record.outside.states
             flow, replaced = replace_patterns(self._replace, call.flow, states, self._name)
             call = call._replace(flow=flow)
-        compiler, hoist = self._compiler(call)
+        compiler, hoist = self.compiler(call)
         compiled = partial(compiler, call.flow)
         entry = CacheEntry(compiled(hoist=hoist), call, signature, self._title, compiled)
         entry.replaced = replaced
@@ -756,7 +756,7 @@ class Captured(Generic[P, R]):
             entry.sources = partial(sources, entry)
         return entry
 
-    def _compiler(self, call: TracedCall) -> tuple[Callable[..., Planned], Hoist | None]:
+    def compiler(self, call: TracedCall) -> tuple[Callable[..., Planned], Hoist | None]:
         """Return the function that compiles flows for the call's VM, and the limits of hoisting."""
         is_plain = debug.is_watched(call.record.vm)  # a watched VM checks each call
         compiler = partial(
@@ -808,7 +808,7 @@ class Captured(Generic[P, R]):
             return None
         call, template = opened.call, opened.template
         if not self._replace and not debug.is_watched(call.record.vm):
-            compiler, hoist = self._compiler(call)
+            compiler, hoist = self.compiler(call)
             plans = opened.plans(lengths, values)
             if not plans:
                 opened.plan(lengths, values, partial(compiler, hoist=hoist))

@@ -27,8 +27,8 @@ from mlvm.core.errors import (
 from mlvm.core.sizes import parse_size
 from mlvm.core.types import NamedType, TensorType
 from mlvm.eager.capture.call import as_tensors
-from mlvm.eager.capture.capture import Captured, hoist_of, require_bools
-from mlvm.eager.capture.dynamic_axes import MAX_LENGTH, LengthSpec
+from mlvm.eager.capture.capture import Captured, require_bools
+from mlvm.eager.capture.dynamic_axes import MAX_LENGTH
 from mlvm.eager.capture.guards.signature import Signatures
 from mlvm.eager.capture.opened import OpenTrace
 from mlvm.eager.capture.trace import Output, trace, trace_once
@@ -41,7 +41,7 @@ from mlvm.machines.files import require_suffix, write_file
 from mlvm.machines.old_keywords import old_keywords
 from mlvm.show.picture import front
 from mlvm.show.report import plan_table
-from mlvm.step.compile import Planned, compile_flow, curve_of
+from mlvm.step.compile import Planned, curve_of
 from mlvm.step.flow import Flow
 from mlvm.step.fusion import policy_of
 
@@ -94,11 +94,12 @@ class Measured:
         self,
         measured: Callable[[Mapping[str, int]], _Facts],
         names: set[str],
-        options: _Options,
+        budget: int | None = None,
+        budgets: Sequence[int] = (),
     ) -> None:
         self._measured = measured
         self._names = sorted(names)
-        self._options = options
+        self._budget, self._budgets = budget, budgets
         self._cached_facts = None if names else measured({})
 
     @property
@@ -139,9 +140,7 @@ class Measured:
             True
         """
         points = [CurvePoint(*each) for each in self._facts.curve()]
-        if not self._options.budgets:
-            return points
-        return [_fastest(points, budget) for budget in self._options.budgets]
+        return [_fastest(points, budget) for budget in self._budgets] or points
 
     def plot(self, path: str | Path) -> None:
         """Draw the curve as an SVG picture, with the plan marked.
@@ -173,7 +172,7 @@ class Measured:
                     f"at: expected sizes of {names} as ints of 0 or more, got {name}={n!r}"
                 )
         try:
-            return Measured(lambda _: self._measured(sizes), set(), self._options)
+            return Measured(lambda _: self._measured(sizes), set(), self._budget, self._budgets)
         except MlvmError as error:
             named("measure", error)
             raise
@@ -200,7 +199,7 @@ class Measured:
                 f"largest: expected one of the names {names}, got {name!r}; a type has names as in "
                 f'ml.TensorType("f32", ("batch", 784))'
             )
-        if self._options.budget is None:
+        if self._budget is None:
             raise ArgumentError("largest: expected a budget, got none; write measure(memory=)")
         self.at(**{**others, name: 1})
         fits, fails = 1, 2
@@ -240,18 +239,6 @@ class _Facts(NamedTuple):
     capacity: int
     plan: Plan
     curve: Callable[[], list[tuple[int, float]]]
-
-
-class _Options(NamedTuple):
-    """Options of a measurement: see `measure`."""
-
-    fuse: bool
-    recompute: bool
-    hoist: bool
-    dynamic_axes: Mapping[str, Any] | None
-    max_sizes: Mapping[str, int] | None
-    budget: int | None
-    budgets: tuple[int, ...]
 
 
 def _fastest(points: Sequence[CurvePoint], budget: int) -> CurvePoint:
@@ -324,29 +311,35 @@ def measure(
         fuse, recompute, hoist = fuse and fn.fuse, recompute and fn.recompute, hoist and fn.hoist
         budget = fn.budget if budget is None else budget
     recorder.refuse_captured("measure a function")
-    options = _Options(fuse, recompute, hoist, dynamic_axes, max_sizes, budget, limits)
+    captured = Captured(
+        fn,
+        fuse=fuse,
+        recompute=recompute,
+        hoist=hoist,
+        dynamic_axes=dynamic_axes,
+        max_sizes=max_sizes,
+        memory=budget,
+    )
     names: set[str] = set()
     replace(lambda type: names.update(type.names), (args, kwargs), NamedType)
 
     def at(sizes: Mapping[str, int]) -> _Facts:
         own = replace(lambda type: type.at(sizes), (args, kwargs), NamedType)
-        return _facts(fn, own[0], own[1], options)
+        return _facts(captured, *own)
 
-    return Measured(at, names, options)
+    return Measured(at, names, budget, limits)
 
 
 def _facts(
-    fn: Callable[..., Any],
+    captured: Captured[..., Any],
     args: Any,
     kwargs: Any,
-    options: _Options,
     points: list[tuple[int, float]] | None = None,
 ) -> _Facts:
     """Measure a call.
 
     If `points` is given and the call has `dynamic_axes`, add the call's curve to `points`."""
-    original = args, kwargs
-    spec, arena = LengthSpec(fn, options.dynamic_axes, options.max_sizes), current_arena()
+    original, fn, spec, arena = (args, kwargs), captured.fn, captured.spec, current_arena()
     with closing(Arena(arena.vm, "measured")) as own:
         if spec.names:  # axes of tensors become dynamic
             args, kwargs = replace(
@@ -355,39 +348,29 @@ def _facts(
         with own.allocating():
             args, kwargs = as_tensors(Signatures(fn), arena.vm, args, kwargs)
         call, signature = trace_once(fn, args, kwargs)
-        policy, hoist = policy_of(arena.vm), hoist_of(call) if options.hoist else None
-        compiler = partial(
-            compile_flow,
-            fuse=options.fuse,
-            recompute=options.recompute,
-            policy=policy,
-            hoist=hoist,
-            budget=options.budget,
-        )
+        compiler, hoist = captured.compiler(call)
+        compiler = partial(compiler, hoist=hoist)
         eager = call.record.high_water, call.record.arena_bytes
-        curve: Callable[[], list[tuple[int, float]]] = partial(
-            curve_of, call.flow, policy=policy, hoist=hoist
-        )
+        curve = partial(curve_of, policy=policy_of(arena.vm), hoist=hoist)
         lengths = spec.axes(signature, args, kwargs)
         if not lengths:
-            return _Facts(*eager, compiler(call.flow).plan, curve)
+            return _Facts(*eager, compiler(call.flow).plan, partial(curve, call.flow))
         call = trace(fn, args, kwargs, arena, signature, (), lengths)
 
         def compiled(flow: Flow) -> Planned:
             # the sizes of the flow have values only during this call
             if points is not None:
-                points[:] = curve_of(flow, policy=policy, hoist=hoist)
+                points[:] = curve(flow)
             return compiler(flow)
 
         plan = OpenTrace(call, lengths, signature).measured(signature, compiled)
         if plan is None:
-            return _Facts(*eager, compiler(call.flow).plan, curve)
-        return _Facts(*eager, plan, lambda: _points(fn, original, options))
+            return _Facts(*eager, compiler(call.flow).plan, partial(curve, call.flow))
+        return _Facts(*eager, plan, lambda: _points(captured, *original))
 
 
-def _points(fn: Callable[..., Any], arguments: Any, options: _Options) -> list[tuple[int, float]]:
+def _points(captured: Captured[..., Any], args: Any, kwargs: Any) -> list[tuple[int, float]]:
     """Return the curve of a function at the bounds of the sizes."""
-    args, kwargs = arguments
     points: list[tuple[int, float]] = []
-    _facts(fn, args, kwargs, options, points)
+    _facts(captured, args, kwargs, points)
     return points

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from xml.etree.ElementTree import fromstring
 
@@ -190,8 +189,7 @@ def test_the_largest_size_is_found_although_a_smaller_one_does_not_fit() -> None
             if sizes["n"] > most or sizes["n"] in without:
                 raise BudgetError("too large", 0)
 
-        options: Any = SimpleNamespace(budget=1)
-        found = Measured(measured, {"n"}, options).largest("n")
+        found = Measured(measured, {"n"}, budget=1).largest("n")
         assert found == most if most < 128 else 0 <= most - found <= most // 128
 
 
