@@ -56,6 +56,7 @@ from mlvm.core.errors import (
 from mlvm.core.ops.half import cast
 from mlvm.core.types import Array, DType, TensorType, f32
 from mlvm.eager.tensor.context import bound
+from mlvm.eager.tensor.number import Number
 from mlvm.eager.tensor.operands import NUMBERS, is_array
 from mlvm.eager.tensor.reading import note_read, values_of, write
 from mlvm.eager.tensor.tensor import Tensor
@@ -218,19 +219,21 @@ _OPERANDS: Final = (Tensor, *NUMBERS)
 _NUMBERS: Final = frozenset({bool, int, float, str, type(None)})
 
 
-def holds_tensors(value: object) -> bool:
+def holds_tensors(value: Any) -> bool:
     """Return whether a Module's field is part of the tree.
 
     It is part of the tree if it is a tensor, a Module or a container of these. A `Buffer` in a
     container also counts, so that it is rejected as a leaf."""
-    kind = value.__class__
+    kind = type(value)  # isinstance might run user code
     if kind is Tensor or kind in _NUMBERS:
         return kind is Tensor
-    if isinstance(value, (Tensor, Node, Buffer)):
+    if issubclass(kind, (Tensor, Node, Buffer)):
         return True
-    if isinstance(value, dict):
+    if not issubclass(kind, (dict, list, tuple)):
+        return False
+    if issubclass(kind, dict):
         value = list(value.values())
-    if not isinstance(value, (list, tuple)) or _NUMBERS.issuperset({type(x) for x in value}):
+    if _NUMBERS.issuperset({type(x) for x in value}):
         return False  # without checking each of a million numbers
     return any(holds_tensors(x) for x in value)
 
@@ -260,7 +263,7 @@ def children(tree: Tree, path: str = "", *, buffers: bool = False) -> dict[str, 
 
     Raises `DTypeError` if it is not a node, or two children have the same name.
     """
-    if not isinstance(tree, _CONTAINERS):
+    if not issubclass(type(tree), _CONTAINERS):
         kind = type(tree).__name__
         hint = ""
         if isinstance(tree, Buffer):
@@ -279,9 +282,9 @@ def children(tree: Tree, path: str = "", *, buffers: bool = False) -> dict[str, 
 
 
 def _items(tree: Tree, buffers: bool) -> Iterable[tuple[Any, Tree]]:
-    if isinstance(tree, Node):
+    if issubclass(type(tree), Node):
         return [pair for pair in fields(tree, buffers=buffers) if holds_tensors(pair[1])]
-    return items_of(tree) if isinstance(tree, dict) else enumerate(members_of(tree))
+    return items_of(tree) if issubclass(type(tree), dict) else enumerate(members_of(tree))
 
 
 def members_of(value: list[Any] | tuple[Any, ...]) -> Iterator[Any]:
@@ -321,37 +324,48 @@ Remade: TypeAlias = Callable[[Node, dict[str, Any]], Any]
 """Function that rebuilds a Module from new children by name."""
 
 
+def class_of(value: Any) -> type:
+    """Return the class of a value; for a placeholder of a Python number, the class of the number.
+
+    `isinstance` would also believe the `__class__` of a user's object, such as a mock."""
+    kind = type(value)
+    return value.__class__ if kind is Number else kind
+
+
 def at_tensors(part: Any) -> bool | None:
     """Stop at tensors; reject other leaves."""
-    if isinstance(part, Tensor):
+    if issubclass(type(part), Tensor):
         return True
     return None if part is not None else False
 
 
 def at_operands(part: Any) -> bool | None:
     """Stop at tensors, arrays and numbers."""
-    if isinstance(part, _OPERANDS) or (not isinstance(part, _CONTAINERS) and is_array(part)):
+    kind = class_of(part)
+    if issubclass(kind, _OPERANDS) or (not issubclass(kind, _CONTAINERS) and is_array(part)):
         return True
     return at_tensors(part)
 
 
 def among_others(part: Any) -> bool | None:
     """Stop at tensors; keep other leaves in the structure."""
-    return isinstance(part, Tensor) or (None if isinstance(part, _CONTAINERS) else False)
+    kind = type(part)
+    return issubclass(kind, Tensor) or (None if issubclass(kind, _CONTAINERS) else False)
 
 
 def within_containers(kinds: type | tuple[type, ...]) -> Ends:
     """Stop at values of these classes in dicts, lists and tuples; keep other values."""
 
     def ends(part: Any) -> bool | None:
-        return isinstance(part, kinds) or (None if isinstance(part, (dict, list, tuple)) else False)
+        kind = class_of(part)
+        return issubclass(kind, kinds) or (None if issubclass(kind, (dict, list, tuple)) else False)
 
     return ends
 
 
 def anywhere(part: Any) -> bool | None:
     """Stop at anything that is not a container."""
-    return None if isinstance(part, _CONTAINERS) else part is not None
+    return None if issubclass(type(part), _CONTAINERS) else part is not None
 
 
 def flatten(
@@ -817,7 +831,7 @@ def with_leaves(tree: Tree, tensors: Iterable[Tensor]) -> Tree:
 
 def replace(fn: Callable[[Any], Any], tree: Any, kinds: type | tuple[type, ...] = Tensor) -> Any:
     """Map each value of these kinds in nested dicts, lists and tuples; keep other values."""
-    if isinstance(tree, kinds):
+    if issubclass(class_of(tree), kinds):
         return fn(tree)  # most results are one tensor
     pairs, structure = flatten(tree, None, ends=within_containers(kinds))
     return unflatten(structure, [fn(part) for _, part in pairs])
@@ -871,11 +885,11 @@ def _rows_of(tree: Tree, tensors: list[Tensor]) -> list[Any]:
 
     The tensors are added to a list; their ids are negative."""
     rows: list[Any] = []
-    containers, visited = [tree] * isinstance(tree, _CONTAINERS), {id(tree)}
+    containers, visited = [tree] * issubclass(type(tree), _CONTAINERS), {id(tree)}
     for value in containers:
-        if isinstance(value, Node):
+        if issubclass(type(value), Node):
             value = vars(value)
-        if isinstance(value, dict):
+        if issubclass(type(value), dict):
             items = [*dict.values(value)]
             rows.append([*dict.keys(value)])
         else:
@@ -887,7 +901,7 @@ def _rows_of(tree: Tree, tensors: list[Tensor]) -> list[Any]:
                 rows.append(-id(item))
                 continue
             rows.append(id(item))
-            if isinstance(item, _CONTAINERS) and id(item) not in visited:
+            if issubclass(type(item), _CONTAINERS) and id(item) not in visited:
                 visited.add(id(item))
                 containers.append(item)
     return rows

@@ -18,6 +18,7 @@ import inspect
 import os
 import signal
 import tempfile
+import unittest.mock
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -56,6 +57,8 @@ WRONG: Final[dict[str, Callable[[], Any]]] = {
     "a tensor": lambda: ml.ones((2, 3)),
     "a tensor of complex numbers": lambda: ml.ones(2, dtype="c64"),
     "an object": object,
+    "a mock of a tensor": lambda: unittest.mock.Mock(spec=ml.Tensor),
+    "a mock of an array": lambda: unittest.mock.MagicMock(spec=np.ndarray),
     "a class": lambda: int,
 }
 

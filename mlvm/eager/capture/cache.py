@@ -134,7 +134,8 @@ class CacheEntry:
         references = [*self._weak]
         while previous:
             each = previous.pop()
-            if isinstance(each, _LASTING) or type(each).__weakrefoffset__ == 0:
+            kind = type(each)  # isinstance might run user code
+            if issubclass(kind, _LASTING) or kind.__weakrefoffset__ == 0:
                 self.keepalive.append(each)
             else:
                 references.append(weakref.ref(each))

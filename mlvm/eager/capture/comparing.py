@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from types import FunctionType, MethodType
 from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 import numpy as np
@@ -103,9 +104,14 @@ def _plain(value: Any) -> _Fact:
     return _Fact((type(value), exact_repr(value)), value)
 
 
-def _named(value: object, text: str) -> _Fact:
-    """Return an object that is compared by identity."""
-    return _Fact(id(value), value, text)
+def _named(value: Any, text: str) -> _Fact:
+    """Return an object that is compared by identity, or a function or class of this trace."""
+    key: object = id(value)
+    if type(value) is FunctionType:
+        key = value.__code__
+    elif isinstance(value, type):
+        key = value.__module__, value.__qualname__
+    return _Fact(key, value, text)
 
 
 def require_same(fn: Any, title: str, ours: Source, present: Source) -> None:
@@ -223,21 +229,23 @@ def _parts(
         yield from of(value.template, where=where)
     elif kind is OutsideLeaf:
         yield where, _named(value.value, with_article(type(value.value).__name__))
-    elif isinstance(value, Leaf):
+    elif issubclass(kind, Leaf):
         yield where, (kind, value.value)
+    elif kind is MethodType:
+        yield from of((value.__func__, value.__self__), where=where)
     elif id(value) in above:
         yield where, _plain("...")
-    elif isinstance(value, ARRAYS):
+    elif issubclass(kind, ARRAYS):
         yield where, _bits(np.asarray(value))
-    elif isinstance(value, (dict, list, tuple)):
-        items = [*(items_of(value) if isinstance(value, dict) else enumerate(value))]
+    elif issubclass(kind, (dict, list, tuple)):
+        items = [*(items_of(value) if issubclass(kind, dict) else enumerate(value))]
         yield f"the class of {where}", _named(kind, kind.__name__)
         yield f"the number of items in {where}", _plain(len(items))
         for key, each in items:
-            if isinstance(value, dict):
+            if issubclass(kind, dict):
                 yield from of(key, where=f"a key of {where}")
             yield from of(each, where=f"{where}[{brief(key)}]")
-    elif isinstance(value, (set, frozenset)):
+    elif issubclass(kind, (set, frozenset)):
         yield where, _plain(sorted(map(repr, value)))
     elif cast("Any", kind).__eq__ is not object.__eq__ and not dict_of(value):
         yield where, _plain(value)

@@ -16,18 +16,28 @@ program.
 from __future__ import annotations
 
 import copy
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Container, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, suppress
+from types import MethodType
 from typing import Any, NamedTuple, NoReturn
+from weakref import ReferenceType
+
+import numpy as np
 
 from mlvm.arena.arena import STALE, Allocation, Arena
 from mlvm.arena.placement import rounded
 from mlvm.core.errors import CaptureError, DTypeError, ShapeError, brief, with_article
 from mlvm.core.locks import cached_property
-from mlvm.core.types import NamedType, TensorType
+from mlvm.core.types import NamedType, TensorType, root
 from mlvm.eager.capture.dynamic_axes import OpenLength, open_types
-from mlvm.eager.capture.guards.guard_set import Field, is_mutable
-from mlvm.eager.capture.guards.rebinding import NamespaceSnapshot, settled
+from mlvm.eager.capture.guards.guard_set import Field, dict_of, is_mutable
+from mlvm.eager.capture.guards.readable import PLAIN
+from mlvm.eager.capture.guards.rebinding import (
+    NamespaceSnapshot,
+    parts_of,
+    settled,
+    variables_of,
+)
 from mlvm.eager.capture.guards.signature import Signature, Signatures
 from mlvm.eager.recording import recorder
 from mlvm.eager.tensor.context import current_arena
@@ -119,12 +129,13 @@ class ObjectTemplate:
     """Object that the function creates and returns: each call returns a copy of it.
 
     template: a copy of the object with leaves. numbers: the positions of the call's numbers in it.
+    used: leaves in it for objects from outside. They include containers of the arguments.
     """
 
-    __slots__ = ("numbers", "template")
+    __slots__ = ("numbers", "template", "used")
 
-    def __init__(self, template: Any, numbers: set[int]) -> None:
-        self.template, self.numbers = template, numbers
+    def __init__(self, template: Any, numbers: set[int], used: list[Leaf]) -> None:
+        self.template, self.numbers, self.used = template, numbers, used
 
     def materialize(self, leaf: Callable[[Any], Any]) -> Any:
         """Return a new object with the values of a call as leaves."""
@@ -140,12 +151,20 @@ class _CallValues(NamedTuple):
     def of(self, leaf: Any) -> Any:
         """Return the value of a leaf or template; leaves of arguments are returned unchanged."""
         if type(leaf) is ObjectTemplate:
-            return leaf.materialize(self.of)
+            needs = any(type(each) is ArgumentLeaf for each in leaf.used)
+            return _Unfinished(leaf, self) if needs else leaf.materialize(self.of)
         if type(leaf) is ResultLeaf:
             return self.results[leaf.value]
         if type(leaf) is ArgumentLeaf:
             return leaf
         return self.numbers[leaf.value] if type(leaf) is NumberLeaf else leaf.value
+
+
+class _Unfinished(NamedTuple):
+    """Object that contains a container of the arguments, before `with_arguments` inserts it."""
+
+    template: ObjectTemplate
+    values: _CallValues
 
 
 class CallOutcome:
@@ -181,11 +200,13 @@ class CallOutcome:
             self.row = None if None in row or rebound else row
         leaves: list[Any] = []
         replace(leaves.append, tree, (Leaf, ObjectTemplate))
+        templates = [each for each in leaves if type(each) is ObjectTemplate]
+        leaves += [leaf for each in templates for leaf in each.used]
         self.returns_arguments = any(type(each) is ArgumentLeaf for each in leaves)
-        self.outside = [each.value for each in leaves if type(each) is OutsideLeaf]
+        outside = [each.value for each in leaves if type(each) is OutsideLeaf]
+        self.outside = [root(x) if isinstance(x, np.ndarray) else x for x in outside]
         self.numbers = {each.value for each in leaves if type(each) is NumberLeaf}
-        for each in leaves:
-            self.numbers |= each.numbers if type(each) is ObjectTemplate else set()
+        self.numbers.update(*[each.numbers for each in templates])
 
     @cached_property
     def nbytes(self) -> int:
@@ -230,7 +251,15 @@ class CallOutcome:
                 part = dict(items_of(part))[key] if isinstance(part, dict) else part[key]
             return part
 
-        return replace(container_of, value, ArgumentLeaf)
+        def finished(part: ArgumentLeaf | _Unfinished) -> Any:
+            if isinstance(part, ArgumentLeaf):
+                return container_of(part)
+            of = part.values.of
+            return part.template.materialize(
+                lambda leaf: container_of(leaf) if type(leaf) is ArgumentLeaf else of(leaf)
+            )
+
+        return replace(finished, value, (ArgumentLeaf, _Unfinished))
 
 
 class TracedCall(NamedTuple):
@@ -361,11 +390,11 @@ def trace(
         flattened: set[int] = set()
 
         def placeholder(x: Any) -> Any:
-            if isinstance(x, Tensor):
+            if issubclass(type(x), Tensor):
                 return x if signature.is_reached(x) else record.placeholder(x)
-            if isinstance(x, TensorType):
+            if issubclass(type(x), TensorType):
                 return record.placeholder_of(x)
-            if isinstance(x, NamedType):
+            if issubclass(type(x), NamedType):
                 raise CaptureError(
                     f"a captured function: expected a tensor, got the type {x}, whose sizes have "
                     f"names; such types are for ml.measure, as in ml.measure(step, x)."
@@ -440,17 +469,28 @@ class _Results:
         """Return the value that the function returned, with leaves in it.
 
         Containers that it created are part of the tree. Other objects that it created become
-        templates."""
+        templates. If two parts share an object, the whole value becomes a template."""
 
         def ends(part: Any) -> bool | None:
-            is_inner = isinstance(part, (dict, list, tuple)) and id(part) not in self._outside
-            return None if is_inner and id(part) not in self._containers else True
+            is_plain = issubclass(type(part), (dict, list, tuple)) and not dict_of(part)
+            if not is_plain or id(part) in self._outside or id(part) in self._containers:
+                return True
+            inner.append(part)
+            return None
 
+        inner: list[Any] = []
         pairs, structure = flatten(tree, None, ends=ends)
+        created = _Created(self._outside, self._containers)
+        for part in inner:
+            created.add(part, is_inner=True)
+        for _, part in pairs:
+            created.add(part)
+        if created.is_shared:
+            return self._template(tree)
         return unflatten(structure, [self._part(each) for _, each in pairs])
 
     def _part(self, part: Any) -> Any:
-        if isinstance(part, Tensor):
+        if issubclass(type(part), Tensor):
             return self.leaf(part)
         if type(part) is Number:
             return NumberLeaf(part.place) if part.recorded else plain(part)
@@ -458,7 +498,9 @@ class _Results:
             return ArgumentLeaf(self._containers[id(part)])
         if id(part) in self._outside:
             return OutsideLeaf(part) if is_mutable(part) else part
-        return self._template(part) if is_mutable(part) else settled(part, set())
+        if is_mutable(part.__self__ if type(part) is MethodType else part):
+            return self._template(part)
+        return settled(part, set())
 
     def _template(self, part: Any) -> ObjectTemplate:
         """Return the template of an object.
@@ -467,16 +509,18 @@ class _Results:
         numbers: set[int] = set()
 
         def leaf(x: Any) -> Any:
-            if type(x) is OutsideLeaf:
+            if issubclass(type(x), (OutsideLeaf, ArgumentLeaf)):
                 return x
             each = self._part(x)
             if type(each) is NumberLeaf:
                 numbers.add(each.value)
             return each
 
-        outside = {k: OutsideLeaf(x) for k, x in self._outside.items() if is_mutable(x)}
+        leaves: dict[int, Leaf] = {k: ArgumentLeaf(path) for k, path in self._containers.items()}
+        leaves |= {k: OutsideLeaf(x) for k, x in self._outside.items() if is_mutable(x)}
+        memo = LeafMemo(leaf, leaves)
         try:
-            return ObjectTemplate(copy.deepcopy(part, LeafMemo(leaf, outside)), numbers)
+            template = copy.deepcopy(part, memo)
         except CaptureError:
             raise
         except Exception as error:  # an error of the object's own code
@@ -486,6 +530,7 @@ class _Results:
                 f"calls cannot copy it ({brief(str(error))}); return its contents, or create it "
                 f"outside"
             ) from error
+        return ObjectTemplate(template, numbers, memo.used)
 
     def leaf(self, x: Tensor, field: Field | None = None) -> ResultLeaf:
         """Return the leaf for a tensor.
@@ -523,16 +568,71 @@ class _Results:
         return ReturnedTensor(home, x.type, x.base is not None, self._arguments.get(id(x)), reached)
 
 
+class _Created:
+    """Objects that a function creates and returns, in addition to those from `outside`.
+
+    is_shared: whether two parts of the value contain the same object.
+    """
+
+    def __init__(self, outside: dict[int, Any], arguments: Container[int]) -> None:
+        self.is_shared = False
+        self._outside, self._arguments = outside, arguments
+        self._owners: dict[int, int] = {}
+        self._arrays: dict[int, Any] = {}  # by the id of the array that owns the memory
+        self._count = 0
+
+    def add(self, part: Any, *, is_inner: bool = False) -> None:
+        """Add a part of the value, with everything in it unless it `is_inner`, a container.
+
+        Raises `CaptureError` for a function or class that later calls would share."""
+        self._count += 1
+        pending = [part]
+        while pending:
+            x = pending.pop()
+            if issubclass(type(x), np.ndarray) and id(root(x)) in self._outside:
+                self._outside[id(x)] = x  # a view of an array from outside
+            if type(x) in PLAIN or issubclass(type(x), Tensor) or self._is_known(x):
+                continue
+            owner = self._owners.get(id(x))
+            if owner is not None:
+                is_copied = is_mutable(x) and not issubclass(type(x), tuple)
+                self.is_shared |= owner != self._count and is_copied
+                continue
+            self._owners[id(x)] = self._count
+            self._require_no_state(x)
+            if issubclass(type(x), np.ndarray) and self._arrays.setdefault(id(root(x)), x) is not x:
+                raise CaptureError(
+                    "a captured function returns two arrays that share memory; in later calls they "
+                    "would be separate copies. Return one of them"
+                )
+            if "<locals>" in type(x).__qualname__:
+                pending.append(type(x))
+            pending += () if is_inner else parts_of(x)
+
+    def _is_known(self, x: Any) -> bool:
+        return id(x) in self._outside or id(x) in self._arguments
+
+    def _require_no_state(self, x: Any) -> None:
+        """Raise `CaptureError` for an object with state that a template cannot copy."""
+        state = any(is_mutable(y) and not self._is_known(y) for y in variables_of(x))
+        if state or (issubclass(type(x), ReferenceType) and x() is not None):
+            raise CaptureError(
+                f"a captured function returns {with_article(type(x).__name__)} that it creates; "
+                f"later calls would return the same {type(x).__name__}, with the same variables. "
+                f"Return the values of the variables, or create it outside"
+            )
+
+
 def _paths_of(named: dict[Any, Any]) -> dict[int, tuple[Any, ...]]:
     """Return the paths of dicts and lists in these values, by id."""
     paths: dict[int, tuple[Any, ...]] = {}
     pending: list[tuple[tuple[Any, ...], Any]] = [((name,), x) for name, x in named.items()]
     while pending:
         path, part = pending.pop()
-        if isinstance(part, (dict, list)):
+        if issubclass(type(part), (dict, list)):
             paths.setdefault(id(part), path)
-        if isinstance(part, (dict, list, tuple)):
-            items = items_of(part) if isinstance(part, dict) else enumerate(part)
+        if issubclass(type(part), (dict, list, tuple)):
+            items = items_of(part) if issubclass(type(part), dict) else enumerate(part)
             pending += [((*path, key), each) for key, each in items]
     return paths
 
@@ -583,9 +683,9 @@ def _require_unchanged(before: Sequence[Any], after: Sequence[Any]) -> None:
 
 def _is_same_tree(before: Any, after: Any) -> bool:
     """Return whether two trees have the same structure and identical leaves."""
-    if type(before) is not type(after) or not isinstance(before, (dict, list, tuple)):
+    if type(before) is not type(after) or not issubclass(type(before), (dict, list, tuple)):
         return before is after
-    if isinstance(before, dict):
+    if issubclass(type(before), dict):
         alike = before.keys() == after.keys()
         return alike and all(_is_same_tree(x, after[name]) for name, x in before.items())
     return len(before) == len(after) and all(map(_is_same_tree, before, after))

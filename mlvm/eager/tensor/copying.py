@@ -12,16 +12,20 @@ from typing import Any
 class LeafMemo(dict[Any, Any]):
     """Memo of `copy.deepcopy` that replaces tensors, number placeholders and leaves by `leaf(x)`.
 
-    `outside` maps the ids of other objects to replacements."""
+    `outside` maps the ids of other objects to replacements; `used` lists the used replacements."""
 
     def __init__(
         self, leaf: Callable[[Any], Any], outside: Mapping[int, Any] = MappingProxyType({})
     ) -> None:
         super().__init__()
         self.leaf, self._outside = leaf, outside
+        self.used: list[Any] = []
 
     def get(self, key: Any, default: Any = None) -> Any:
-        return self[key] if key in self else self._outside.get(key, default)
+        if key in self or key not in self._outside:
+            return super().get(key, default)
+        self.used.append(self._outside[key])
+        return self.used[-1]
 
 
 class Leaf:

@@ -34,6 +34,7 @@ from mlvm.core.errors import (
     with_article,
 )
 from mlvm.core.rules import is_real
+from mlvm.eager.tensor.number import Number
 from mlvm.eager.tensor.operands import NUMBERS, is_array
 from mlvm.eager.tensor.tensor import Tensor
 
@@ -70,6 +71,14 @@ def refusal(
         arguments = inspect.signature(fn).bind(*args, **keywords).arguments
     except (TypeError, ValueError):
         return None
+    for parameter_name, value in arguments.items():
+        imitated = _imitated(value)
+        if imitated is not None:
+            return DTypeError(
+                f"expected {parameter_name} as {with_article(imitated.__class__.__name__)}, got "
+                f"{with_article(type(imitated).__name__)} whose __class__ is that class; pass a "
+                f"real one"
+            ).at(name, ())
     for strict in (False, True):
         for parameter in inspect.signature(fn).parameters.values():
             wrong = _misfit(parameter, arguments, _hints(fn).get(parameter.name, Any), strict)
@@ -80,6 +89,16 @@ def refusal(
             reason = f"{parameter_name} is called with other arguments than it takes: {error}"
             return ArgumentError(reason).at(name, ())
     return ArgumentError(f"an argument is not supported: {error}").at(name, ())
+
+
+def _imitated(value: Any, depth: int = 4) -> Any:
+    """Return an object in the value whose `__class__` is not its class, as for mocks, or None."""
+    if isinstance(value, (list, tuple, dict)) and type(value) is value.__class__ and depth:
+        parts = value.values() if isinstance(value, dict) else value
+        return next(
+            (x for x in (_imitated(part, depth - 1) for part in parts) if x is not None), None
+        )
+    return value if value.__class__ is not type(value) and type(value) is not Number else None
 
 
 def _misfit(

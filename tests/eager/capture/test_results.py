@@ -7,10 +7,12 @@ import array
 import collections
 import copy
 import dataclasses
+import functools
 import io
 import json
 import pickle
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -45,6 +47,16 @@ class Growing(dict[str, Any]):
         return self.setdefault(name, Growing())
 
 
+class Numbers(list[Any]):
+    """A list with fields."""
+
+
+def numbers() -> Numbers:
+    result = Numbers([1])
+    result.seen = [0]  # type: ignore[attr-defined]
+    return result
+
+
 MAKERS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     "dataclass": (Stats, lambda r: setattr(r, "seen", 1)),
     "namespace": (lambda: types.SimpleNamespace(n=0), lambda r: setattr(r, "n", 1)),
@@ -53,6 +65,8 @@ MAKERS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     "array of Python": (lambda: array.array("d", [0.0]), lambda r: r.append(1.0)),
     "array": (lambda: np.zeros(2), lambda r: r.fill(1.0)),
     "array in a dataclass": (lambda: Stats(np.zeros(2)), lambda r: r.seen.fill(1.0)),
+    "a list with a field": (numbers, lambda r: r.seen.append(1)),
+    "bound method": (lambda: Stats([0]).__repr__, lambda r: r.__self__.seen.append(1)),
     "set in a dataclass": (lambda: Stats({0}), lambda r: r.seen.add(1)),
     "dict in an object in a list": (
         lambda: [Stats({"a": [1]})],
@@ -61,17 +75,77 @@ MAKERS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
 }
 
 
+def described(value: Any) -> str:
+    if isinstance(value, types.MethodType):
+        value = value()
+    return f"{value!r} {getattr(value, 'seen', '')}"
+
+
 @pytest.mark.parametrize("name", MAKERS)
 def test_each_call_returns_a_new_object(name: str) -> None:
     make, change = MAKERS[name]
     step = ml.capture(lambda x: (x * 2.0, make()))
-    expected = repr(make())
+    expected = described(make())
     for _ in range(3):
         result = step(ml.ones(2))[1]
-        assert repr(result) == expected
+        assert described(result) == expected
         change(result)
-        assert repr(result) != expected
+        assert described(result) != expected
     assert step.signatures == 1
+
+
+def test_parts_of_a_result_share_what_they_share_eagerly() -> None:
+    outside = types.SimpleNamespace(seen=[1])
+
+    def step(x: ml.Tensor, given: list[int]) -> Any:
+        items = [x]
+        return items, (items,), Stats(items), Stats(outside.seen, given), np.zeros(4)[1:]
+
+    captured = ml.capture(step)
+    for _ in range(3):
+        given, outside.seen = [2], [1]
+        for fn in (step, captured):
+            first, [second], third, fourth, _ = fn(ml.ones(2), given)
+            assert first is second is third.seen
+            assert fourth.seen is outside.seen
+            assert fourth.of is given
+    array = np.zeros(4)
+    assert np.shares_memory(ml.capture(lambda x: (x, array[1:]))(ml.ones(2))[1], array)
+
+
+def counts() -> Any:
+    count = 0
+
+    def counter() -> int:
+        nonlocal count
+        count += 1
+        return count
+
+    return counter
+
+
+@cases(
+    "make",
+    counts,
+    lambda: lambda x, seen=[]: seen.append(x),
+    lambda: [].append,
+    lambda: type("Local", (), {"seen": []}),
+    lambda: Stats(counts()),
+    lambda: functools.cache(counts()),
+    lambda: (array := np.zeros(3), array[1:]),
+)
+def test_objects_that_later_calls_would_share_are_refused(make: Callable[[], Any]) -> None:
+    refuses(CaptureError, "later calls", ml.capture(lambda x: (x, make())), ml.ones(2))
+    step: Any = ml.capture(lambda x: (x, lambda y: y + 1.0))
+    assert step(ml.ones(2))[1](1.0) == 2.0
+
+
+def test_a_weak_reference_to_a_result_is_refused() -> None:
+    def step(x: ml.Tensor) -> Any:
+        y = x * 2.0
+        return y, weakref.ref(y)
+
+    refuses(CaptureError, "returns a ReferenceType that it creates", ml.capture(step), ml.ones(2))
 
 
 def test_a_module_is_a_result() -> None:

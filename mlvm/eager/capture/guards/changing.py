@@ -324,13 +324,13 @@ def _of_context(vm: VMProtocol) -> Words:
 def _of_tree(where: str, tree: Any, tensors: list[tuple[str, Tensor]], depth: int = 0) -> Words:
     """Yield the values of a tree of arguments, and add the tensors of the tree to `tensors`."""
     key: Any = where if depth == 0 else (where, "part")  # an omitted part is not mentioned
-    if isinstance(tree, Tensor):
+    if issubclass(type(tree), Tensor):
         tensors.append((where, tree))
-    if isinstance(tree, (list, tuple)):
+    if issubclass(type(tree), (list, tuple)):
         yield key, (where, f"{with_article(type(tree).__name__)} of {len(tree)}")
         for i, each in enumerate(tree):
             yield from _of_tree(f"{where}[{i}]", each, tensors, depth + 1)
-    elif isinstance(tree, dict):
+    elif issubclass(type(tree), dict):
         yield key, (where, with_article(type(tree).__name__))
         yield (where, "keys"), (f"the keys of {where}", brief(", ".join(map(repr, tree))))
         for name, each in tree.items():

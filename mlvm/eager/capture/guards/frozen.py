@@ -8,8 +8,10 @@ from __future__ import annotations
 import builtins
 import datetime
 import dis
+import io
 import os
 import pathlib
+import random
 import sys
 import threading
 import types
@@ -40,6 +42,7 @@ _COUNTERS: Final = frozenset(
     | {f"_tracemalloc.{name}" for name in ("get_traced_memory", "get_tracemalloc_memory")}
     | {"gc.isenabled", "sys._getframe", "tracemalloc.take_snapshot", "lock.locked", "RLock.locked"}
     | {f"{os.name}.getloadavg", "shutil.disk_usage", "multiprocessing.process.active_children"}
+    | {"sys.exc_info", "sys.exception", "_contextvars.copy_context"}
 )
 """Functions that count what the process and the machine do."""
 _SET_ELSEWHERE: Final = frozenset(
@@ -61,10 +64,11 @@ _ENTROPY: Final = frozenset(
     {"posix.urandom", "nt.urandom", "posix.getrandom"} | {f"uuid.uuid{i}" for i in (1, 4, 6, 7)}
 )
 _SEEDED: Final = (
+    *(random.Random, random.SystemRandom),
     *(np.random.default_rng, np.random.RandomState, np.random.SeedSequence),
     *np.random.BitGenerator.__subclasses__(),
 )
-"""Functions and classes of numpy that start from entropy unless a seed is passed."""
+"""Functions and classes that start from entropy unless a seed is passed."""
 _SEEDS: Final = frozenset({"seed", "set_state"})
 
 _FILES: Final = frozenset(
@@ -75,15 +79,24 @@ _FILES: Final = frozenset(
     | {f"{os.path.__name__}.{name}" for name in ("islink", "lexists", "ismount", "realpath")}
     | {f"{os.name}.{name}" for name in ("listdir", "read", "scandir", "stat", "lstat", "fstat")}
     | {f"{os.name}.{name}" for name in ("access", "readlink", "statvfs")}
-    | {"os.walk"}
+    | {"os.walk", "shutil.which", "pkgutil.get_data"}
+    | {"mlvm.eager.files.checkpoints.load", "mlvm.onnx.model.load"}
 )
+_PROGRAMS: Final = frozenset(
+    {f"subprocess.{name}" for name in ("run", "call", "check_call", "check_output", "Popen")}
+    | {"subprocess.getoutput", "subprocess.getstatusoutput", "os.popen", f"{os.name}.system"}
+    | {"urllib.request.urlopen", "runpy.run_path", "runpy.run_module"}
+)
+"""Functions and classes that run other programs or connect to them."""
+_READS: Final = frozenset({"read", "readline", "readlines", "readinto"})
+"""Methods of a stream that read it."""
 _PATHS: Final = frozenset(
     {"read_text", "read_bytes", "open", "exists", "is_file", "is_dir", "is_symlink", "iterdir"}
     | {"glob", "rglob", "walk", "stat", "lstat", "readlink", "resolve", "samefile"}
 )
 """Methods of a path that read a file or a folder."""
 
-_FROZEN: Final = _CLOCKS | _COUNTERS | _SET_ELSEWHERE | {"builtins.input"}
+_FROZEN: Final = _CLOCKS | _COUNTERS | _SET_ELSEWHERE | _PROGRAMS | {"builtins.input"}
 
 _AS_ARGUMENT: Final = "give it as an argument"
 _WITH_KEY: Final = f"{_AS_ARGUMENT}, or draw with ml.random, which has a key and goes on"
@@ -211,8 +224,11 @@ def _full_name(value: Any) -> str:
 def _reads_file(value: Any) -> bool:
     if type(value) not in _FUNCTIONS:
         return False
+    if issubclass(getattr(value, "__objclass__", object), io.IOBase):
+        return value.__name__ in _READS
     full = _full_name(value)
-    return full in _FILES or (full.startswith("pathlib.") and value.__name__ in _PATHS)
+    is_of_path = full.startswith(("pathlib.", "importlib.resources."))
+    return full in _FILES or (is_of_path and value.__name__ in _PATHS)
 
 
 def _is_of_path(value: Any) -> bool:
@@ -235,6 +251,8 @@ def _remedy(value: Any, args: tuple[Any, ...] | None) -> str | None:
     if any(value is each for each in _SEEDED):
         is_bare = args is not None and (not args or args[0] is None)
         return f"{_WITH_KEY}; with a seed it is the same in eager calls, too" if is_bare else None
+    if isinstance(value, type) and f"{value.__module__}.{value.__name__}" in _PROGRAMS:
+        return _AS_ARGUMENT
     if type(value) not in _FUNCTIONS:  # reading the name of any other object may run user code
         return None
     owner: Any = getattr(value, "__self__", None)
@@ -271,7 +289,7 @@ def _value_of(reading: Reading, fn: types.FunctionType) -> Any:
     else:
         value = fn.__globals__.get(first, getattr(builtins, first, MISSING))
     for name in rest:
-        if issubclass(type(value), (pathlib.PurePath, *_LOCKS)):
+        if issubclass(type(value), (pathlib.PurePath, io.IOBase, *_LOCKS)):
             value = type(value)
         if not issubclass(type(value), (types.ModuleType, type)):
             return MISSING

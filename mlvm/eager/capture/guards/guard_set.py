@@ -45,7 +45,13 @@ from mlvm.eager.capture.guards.code import (
     names_of_format,
 )
 from mlvm.eager.capture.guards.readable import ReadableState, is_library, readable_state
-from mlvm.eager.capture.guards.settings import reader_of, reads_environment, reads_value
+from mlvm.eager.capture.guards.settings import (
+    assigned_variables,
+    counters_of,
+    reader_of,
+    reads_environment,
+    reads_value,
+)
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.values import module_of
 from mlvm.eager.tree import MARKS, holds_tensors
@@ -64,6 +70,9 @@ _OF_EVERY_MODULE: Final = frozenset({"__builtins__", *vars(types.ModuleType("mod
 _BUILTINS: Final = frozenset({"builtins", "io", "_io"})  # `open` belongs to io
 CACHED: Final = functools._lru_cache_wrapper
 _NAMED_FIELDS: Final = ReadableState("object", False, None, (), frozenset())
+_OF_CLASSES: Final = frozenset({"__name__", "__qualname__"})
+_OF_FUNCTIONS: Final = _OF_CLASSES | {"__annotations__", "__doc__", "__module__"}
+"""Attributes that are not in the dict of a class or function; they are read if code names them."""
 _Visitor: TypeAlias = "Callable[[GuardSet, Any], None]"
 
 
@@ -323,6 +332,8 @@ class GuardSet:
         if is_library(home):
             if "__wrapped__" not in fn.__dict__:  # a wrapper reads the same as the wrapped function
                 self._library(home)
+            if fn.__name__ in ("get_type_hints", "get_annotations"):
+                self.names |= {"__annotations__"}
             self._settings([fn])
             return
         self.keepalive.append(code)
@@ -343,6 +354,7 @@ class GuardSet:
                 package = variables.get("__package__") or home
                 name = importlib.util.resolve_name("." * level + name, package)
             self._guard("item", sys.modules, name, sys.modules.get(name, MISSING))
+        self._attributes(fn, *sorted(self.names & _OF_FUNCTIONS))
         self._guard_only("attribute", fn, "__dict__", fn.__dict__)
         self._fields(fn, fn.__dict__)
 
@@ -470,6 +482,10 @@ class GuardSet:
             if "environ" not in self._parts_seen and reads_environment(value):
                 self._parts_seen.add("environ")
                 self._guard("item", vars(os), "environ", os.environ)
+            for variables, name in assigned_variables(value):
+                if (id(variables), name) not in self._parts_seen:
+                    self._parts_seen.add((id(variables), name))
+                    self._variable(variables, name, variables[name])
             reader = reader_of(value, self.names)
             token = reader, id(value) if reads_value(reader) else 0
             if reader is not None and token not in self._parts_seen:
@@ -497,6 +513,7 @@ class GuardSet:
         self._guard_only("class", kind, None, type(kind))
         self._guard_only("keys", fields, None, tuple(fields))
         self._guard_only("attribute", kind, "__bases__", kind.__bases__)
+        self._attributes(kind, *sorted(names & _OF_CLASSES))
         every = self._reads_all or (shown.how == "object" and shown.open)
         may_construct = may_construct or every or "__init__" in names or "__class__" in names
         for name, field in list(fields.items()):
@@ -536,6 +553,8 @@ class GuardSet:
         elif base in readable.ARRAYS:
             self._guard("equal", value, readable.content_of, readable.content_of(value))
             self._settings([np.ndarray])  # code may convert the array to text
+            if "flags" in self.names and issubclass(kind, np.ndarray):
+                self._guard("equal", value, _flags_of, _flags_of(value))
             if issubclass(kind, np.ndarray) and (self._reads_all or "base" in self.names):
                 self._add_part("base", value.base)
         elif base in readable.PLAIN:
@@ -568,6 +587,11 @@ class GuardSet:
             self._refuse(f"{value.__name__}, a function that np.frompyfunc hides", _OUTSIDE)
         self._library(module_of(type(value)))
         self._settings([type(value), value])
+        for counter in (
+            counters_of(value, self.names) if readable.is_of_machine(type(value)) else ()
+        ):
+            self._guard_only("equal", value, counter, now := counter(value))
+            self._parts.append(now)
         if type(value) is types.MethodDescriptorType and value.__name__ in FORMATTERS:
             self.names |= {ALL}
         fields = dict_of(value)
@@ -667,6 +691,10 @@ def _builtins_of(fn: Any) -> dict[str, Any]:
 
 def _registered(_: object) -> tuple[object]:
     return (abc.get_cache_token(),)
+
+
+def _flags_of(array: Any) -> str:
+    return str(array.flags)
 
 
 def _is_numeric(field: Any) -> bool:

@@ -134,8 +134,8 @@ def _read_class(kind: type) -> ReadableState:
         if isinstance(field, types.MemberDescriptorType) and name != "__dict__"
     ]
     immutable = any(map(_is_immutable, kind.__mro__)) and kind is not np.dtypes.VoidDType
-    open = not all(module_of(c) in _MIXINS or _is_of_machine(c) for c in libraries)
-    steady = _is_of_machine(kind) or (immutable and base is None)
+    open = not all(module_of(c) in _MIXINS or is_of_machine(c) for c in libraries)
+    steady = is_of_machine(kind) or (immutable and base is None)
     how: Any = "object"
     names = frozenset[str]()
     if issubclass(kind, (Optimizer, Group)):
@@ -187,7 +187,7 @@ def _home(kind: type) -> str:
     return module_of(kind).partition(".")[0]
 
 
-def _is_of_machine(kind: type) -> bool:
+def is_of_machine(kind: type) -> bool:
     """Return whether a class belongs to mlvm and instances contain no state of the user."""
     return _home(kind) == _SELF and not module_of(kind).startswith(_LANGUAGE)
 

@@ -6,6 +6,7 @@ repeats this. A replay rebinds no other name, so no other name may refer to a te
 
 from __future__ import annotations
 
+import dis
 import functools
 import gc
 import operator
@@ -16,7 +17,7 @@ from typing import Any
 
 from mlvm.eager.capture.guards.checker import CELL, MISSING, content_of_slot
 from mlvm.eager.capture.guards.guard_set import CACHED, Field, GuardSet, dict_of
-from mlvm.eager.capture.guards.readable import PLAIN
+from mlvm.eager.capture.guards.readable import PLAIN, is_library, readable_state
 from mlvm.eager.tensor.number import Number, plain
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.values import module_of
@@ -148,18 +149,18 @@ def settled(value: Any, visited: set[int]) -> Any:
     kind = type(value)
     if kind is Number:
         return value.keep()
-    if kind in PLAIN or isinstance(value, Tensor) or id(value) in visited:
+    if kind in PLAIN or issubclass(type(value), Tensor) or id(value) in visited:
         return value
     visited.add(id(value))
     if kind is slice:
         parts = value.start, value.stop, value.step
         items = [settled(each, visited) for each in parts]
         return value if all(map(operator.is_, items, parts)) else slice(*items)
-    if isinstance(value, (tuple, set, frozenset)):
+    if issubclass(kind, (tuple, set, frozenset)):
         items = [settled(each, visited) for each in value]
         if all(map(operator.is_, items, value)):
             return value
-        return like(value, items) if isinstance(value, tuple) else kind(items)
+        return like(value, items) if issubclass(type(value), tuple) else kind(items)
     if kind is types.FunctionType:
         for cell in value.__closure__ or ():
             before = content_of_slot(cell, CELL)
@@ -173,8 +174,8 @@ def settled(value: Any, visited: set[int]) -> Any:
             settled(each, visited)
         inner: Any = {} if kind is types.MethodType else value.keywords
     else:
-        inner = value if isinstance(value, (dict, list, deque)) else dict_of(value)
-    is_dict = isinstance(inner, dict)
+        inner = value if issubclass(type(value), (dict, list, deque)) else dict_of(value)
+    is_dict = issubclass(type(inner), dict)
     for name, each in list(items_of(inner) if is_dict else enumerate(inner)):
         after = settled(each, visited)
         if after is not each:
@@ -191,11 +192,11 @@ def _tensors_of_cache(fn: Any) -> Iterator[Tensor]:
     pending, visited = gc.get_referents(fn), {id(fn.__dict__)}
     while pending:
         part = pending.pop()
-        if isinstance(part, Tensor):
+        if issubclass(type(part), Tensor):
             yield part
         elif id(part) not in visited and module_of(type(part)) in ("builtins", "functools"):
             visited.add(id(part))
-            if not isinstance(part, (type, types.FunctionType, types.ModuleType, CACHED)):
+            if not issubclass(type(part), (type, types.FunctionType, types.ModuleType, CACHED)):
                 pending += gc.get_referents(part)
 
 
@@ -205,11 +206,49 @@ def _tensors(value: Any) -> Iterator[Tensor]:
     stack = [value]
     while stack:
         part = stack.pop()
-        if isinstance(part, Tensor):
+        if issubclass(type(part), Tensor):
             yield part
         elif id(part) not in visited:
             visited.add(id(part))
-            if isinstance(part, (list, tuple, set, frozenset)):
-                stack += part
-            else:
-                stack += (part if isinstance(part, dict) else dict_of(part)).values()
+            stack += parts_of(part)
+
+
+def parts_of(value: Any) -> list[Any]:
+    """Return the objects in a container or in the fields of an object."""
+    kind = type(value)
+    if issubclass(type(value), (list, tuple, set, frozenset, deque)):
+        return [*value]
+    if issubclass(type(value), dict):
+        return [*value.values()]
+    if kind is functools.partial:
+        return [value.func, *value.args, *value.keywords.values()]
+    if kind is types.MethodType:
+        return [value.__self__]
+    if issubclass(kind, (type, types.ModuleType, types.FunctionType)):
+        return []
+    slots = [vars(kind.__mro__[i])[name] for i, name in readable_state(kind).slots]
+    return [*dict_of(value).values(), *[content_of_slot(value, slot) for slot in slots]]
+
+
+def variables_of(value: Any) -> list[Any]:
+    """Return the contents of the variables of a function or class of the user.
+
+    A variable that the function assigns is represented by its cell."""
+    while type(value) is CACHED:
+        value = value.__wrapped__
+    kind = type(value)
+    if kind is types.BuiltinFunctionType:
+        return [] if type(value.__self__) is types.ModuleType else [value.__self__]
+    if not issubclass(kind, (types.FunctionType, type)) or is_library(module_of(value)):
+        return []
+    if issubclass(kind, type):
+        fields = [x for name, x in vars(value).items() if name[0] != "_"]
+        return [x for x in fields if type(x) in (list, dict, set)]
+    instructions = dis.get_instructions(value.__code__)
+    assigned = {each.argval for each in instructions if each.opname == "STORE_DEREF"}
+    cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+    return [
+        *[cell if name in assigned else content_of_slot(cell, CELL) for name, cell in cells],
+        *[*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()],
+        *vars(value).values(),
+    ]

@@ -7,7 +7,9 @@ function that reads it is retraced after each change.
 
 from __future__ import annotations
 
+import dis
 import logging
+import operator
 import os
 import sys
 import threading
@@ -167,6 +169,19 @@ def reader_of(value: Any, names: Set[str]) -> Callable[[Any], Any] | None:
     return _OF_TEXTS.get(top) if reader is None and not names.isdisjoint(TEXTS) else reader
 
 
+_COUNTERS: Final = frozenset({"closed", "high_water", "signatures", "used", "views_created"})
+_COUNTING: Final = frozenset({"consumed_size_in_mib", "empty", "full", "memory_used", "qsize"})
+"""Fields and methods of arenas, VMs, queues and captured functions with values that change."""
+
+
+def counters_of(value: Any, names: Set[str]) -> list[Callable[[Any], Any]]:
+    """Return functions that read the counters of an object of mlvm that code names."""
+    kind = type(value)
+    methods = [getattr(kind, name, None) for name in sorted(names & _COUNTING)]
+    fields = [name for name in sorted(names & _COUNTERS) if hasattr(value, name)]
+    return [each for each in methods if callable(each)] + [*map(operator.attrgetter, fields)]
+
+
 def reads_value(reader: Callable[[Any], Any] | None) -> bool:
     """Return whether the result of a reader depends on the function or object that it is for."""
     return reader in (result_of, _level)
@@ -191,13 +206,35 @@ def reads_environment(value: Any) -> bool:
     """Return whether a standard-library function reads the environment variables.
 
     It may do so itself, or call functions that do."""
+    fn = _function_of(value)
+    if fn is None or fn.__name__ in ("home", "expanduser"):
+        return fn is not None  # methods of paths, which call methods of other classes
+    if _package_of(fn) == "numpy":
+        return False
+    return any(not _ENVIRONMENT.isdisjoint(names) for _, names in _names_below(fn))
+
+
+def assigned_variables(value: Any) -> list[tuple[dict[str, Any], str]]:
+    """Return the variables that a standard-library function reads and that a function assigns.
+
+    Each variable is a name in the dict of its module. An example is the text domain of `gettext`.
+    The function may read it itself, or call functions that do."""
+    fn = _function_of(value)
+    if fn is None or not is_standard(fn.__module__ or ""):
+        return []
+    return [
+        (variables, name)
+        for variables, names in _names_below(fn)
+        for name in sorted(_assigned_in(str(variables.get("__name__"))) & names)
+        if name in variables
+    ]
+
+
+def _function_of(value: Any) -> types.FunctionType | None:
+    """Return the Python function of a function or method; None for any other object."""
     kind = type(value)
     fn = value.__func__ if kind in (classmethod, staticmethod, types.MethodType) else value
-    if type(fn) is types.FunctionType and fn.__name__ in ("home", "expanduser"):
-        return True  # methods of paths, which call methods of other classes
-    if type(fn) is not types.FunctionType or _package_of(fn) == "numpy":
-        return False
-    return _reads_environment(fn, 3)
+    return fn if type(fn) is types.FunctionType else None
 
 
 def _package_of(fn: types.FunctionType) -> str:
@@ -207,12 +244,28 @@ def _package_of(fn: types.FunctionType) -> str:
 
 
 @memoized(1024)
-def _reads_environment(fn: types.FunctionType, depth: int) -> bool:
+def _names_below(
+    fn: types.FunctionType, depth: int = 3
+) -> tuple[tuple[dict[str, Any], frozenset[str]], ...]:
+    """Return the names that a function, and functions that it calls, read, with the globals."""
     named, variables = names_in(fn.__code__), fn.__globals__
-    if not _ENVIRONMENT.isdisjoint((*named.globals, *named.fields)):
-        return True
+    names = frozenset(named.globals) | named.fields
     called = [variables.get(name) for name in named.globals]
     for module in [each for each in called if type(each) is types.ModuleType]:
         called += [vars(module).get(name) for name in named.fields]
     functions = [each for each in called if type(each) is types.FunctionType]
-    return depth > 0 and any(_reads_environment(each, depth - 1) for each in functions)
+    below = [each for x in functions if depth > 0 for each in _names_below(x, depth - 1)]
+    return (variables, names), *below
+
+
+@memoized(1024)
+def _assigned_in(module: str) -> frozenset[str]:
+    """Return the global variables that the functions of a module assign."""
+    functions = [x for x in vars(sys.modules[module]).values() if type(x) is types.FunctionType]
+    return frozenset(
+        each.argval
+        for fn in functions
+        if fn.__module__ == module
+        for each in dis.get_instructions(fn.__code__)
+        if each.opname == "STORE_GLOBAL"
+    )

@@ -43,7 +43,7 @@ class Arguments:
 
     def _part(self, value: Any, *, of_key: bool = False) -> Any:
         kind = type(value)
-        if kind is Tensor or isinstance(value, Tensor):
+        if kind is Tensor or issubclass(kind, Tensor):
             self.tensors.append(value)
             return Tensor
         if kind in NUMBERS and not of_key:
@@ -51,9 +51,9 @@ class Arguments:
             return kind
         if kind in PLAIN:
             return kind, bits_of(value) if kind is float or kind is complex else value
-        if isinstance(value, (list, tuple)):
+        if issubclass(kind, (list, tuple)):
             items = [self._part(each, of_key=of_key) for each in members_of(value)]
-        elif isinstance(value, dict):
+        elif issubclass(kind, dict):
             items = [
                 (self._part(name, of_key=True), self._part(each, of_key=of_key))
                 for name, each in items_of(value)
@@ -62,7 +62,7 @@ class Arguments:
             return self._object(value)
         if kind in (list, tuple, dict):
             return kind, tuple(items)
-        factory = value.default_factory if isinstance(value, defaultdict) else None
+        factory = value.default_factory if issubclass(kind, defaultdict) else None
         besides = kind, dict_of(value), factory  # methods of the class may read any of these
         return kind, tuple(items), *[self._object(each) for each in besides if each]
 

@@ -18,6 +18,7 @@ import numbers
 import sys
 import textwrap
 import types
+import typing
 import unittest.mock
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
@@ -353,6 +354,14 @@ OBJECTS: dict[str, Row] = {
         sets(__code__=(lambda by=2.0, *, more=1.0: 3.0).__code__)),
     "the defaults of a function": (
         function_of_code, lambda c: lambda x: x * c(), sets(__kwdefaults__={"more": 4.0})),
+    "the name of a function": (
+        function_of_code, lambda c: lambda x: x * len(c.__name__), sets(__name__="longer")),
+    "the annotations of a function": (
+        function_of_code, lambda c: lambda x: x * len(typing.get_type_hints(c)),
+        lambda c: c.__annotations__.update(more=int)),
+    "the name of a class": (
+        lambda: type("C", (), {})(), lambda c: lambda x: x * len(type(c).__name__),
+        lambda c: sets(__name__="longer")(type(c))),
     "a default that is changed": (
         of_factor(lambda factor: lambda options=types.MappingProxyType({"lr": factor}): (
             options["lr"][0])),
@@ -389,6 +398,12 @@ OBJECTS: dict[str, Row] = {
     "an array of objects": (
         lambda: np.array([plain(lr=2.0)], dtype=object), lambda c: lambda x: x * c[0].lr,
         lambda c: setattr(c[0], "lr", 3.0)),
+    "the flags of an array": (
+        lambda: np.ones(3), lambda c: lambda x: x * (2.0 if c.flags.writeable else 1.0),
+        lambda c: sets(writeable=False)(c.flags)),
+    "the size of an arena": (
+        lambda: ml.Arena(ml.VM(), "grows"), lambda c: lambda x: x * c.used,
+        lambda c: c.alloc(ml.TensorType("f32", [9]))),
     "an array of bytes": (
         lambda: (array.array("d", [2.0]), bytearray(b"a")),
         lambda c: lambda x: x * c[0][0] * c[1][0], lambda c: c[1].__setitem__(0, 0)),

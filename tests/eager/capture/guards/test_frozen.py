@@ -11,6 +11,8 @@ import inspect
 import io
 import os
 import secrets
+import shutil
+import subprocess
 import sys
 import threading
 import time
@@ -21,6 +23,7 @@ from collections.abc import Callable
 from datetime import date
 from functools import partial
 from pathlib import Path
+from random import Random
 from time import perf_counter
 from typing import Any
 
@@ -63,7 +66,7 @@ def within(x: ml.Tensor) -> ml.Tensor:
     return x * sum(time.time_ns() for _ in range(2))
 
 
-HERE = Path(__file__)
+HERE, ECHO = Path(__file__), (sys.executable, "-c", "print(1)")
 LOCK = threading.Lock()
 CLOCKS = types.SimpleNamespace(now=time.perf_counter)
 
@@ -118,6 +121,13 @@ def around() -> Callable[[ml.Tensor], ml.Tensor]:
     (lambda x: x * (uuid.uuid4().int % 7), "uuid.uuid4()"),
     (lambda x: x * secrets.randbelow(5), "secrets.randbelow()"),
     (lambda x: x * int(input()), "input()"),
+    (lambda x: x * int(sys.stdin.readline()), "sys.stdin.readline()"),
+    (lambda x: x * len(subprocess.check_output([*ECHO])), "subprocess.check_output()"),
+    (lambda x: x * (subprocess.Popen("") if np.isnan(2.0) else 1), "subprocess.Popen()"),
+    (lambda x: x * len(os.popen("echo").read()), "os.popen()"),
+    (lambda x: x * (shutil.which("python") is None), "shutil.which()"),
+    (lambda x: x * Random().random(), "Random()"),
+    (lambda x: x * (sys.exc_info()[0] is None), "sys.exc_info()"),
     (lambda x: x * (open(__file__) if np.isnan(2.0) else 1), "open()"),  # noqa: SIM115
     (lambda x: x * len(HERE.read_text()), "HERE.read_text()"),
     (lambda x: x * os.path.exists(__file__), "os.path.exists()"),
