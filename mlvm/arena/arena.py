@@ -565,10 +565,10 @@ class Arena(ArenaFields):
             vm_arena.keep(freed)  # StaleTensorError
             busy.keep(in_busy)  # ArenaBusyError
         """
-        if not isinstance(tensor, Allocation):
+        if not issubclass(type(tensor), Allocation):
             raise errors.ArenaError(
                 f"arena {self.name!r}: keep: expected a tensor, got "
-                f"{errors.with_article(tensor.__class__.__name__)}"
+                f"{errors.with_article(type(tensor).__name__)}"
             )
         if not tensor.arena.vm.is_same(self.vm):
             raise errors.ArenaError(

@@ -56,7 +56,7 @@ from mlvm.core.errors import (
 from mlvm.core.ops.half import cast
 from mlvm.core.types import Array, DType, TensorType, f32
 from mlvm.eager.tensor.context import bound
-from mlvm.eager.tensor.number import Number
+from mlvm.eager.tensor.number import class_of
 from mlvm.eager.tensor.operands import NUMBERS, is_array
 from mlvm.eager.tensor.reading import note_read, values_of, write
 from mlvm.eager.tensor.tensor import Tensor
@@ -155,9 +155,9 @@ class Node:
                 assigned.append((self, dict(vars(self))))
             if value.__class__ is not Tensor and name != "__class__":
                 _require_no_class(self, name, value)
-            if isinstance(value, Node) and value._buffer_of is not None:
+            if issubclass(type(value), Node) and value._buffer_of is not None:
                 value = Buffer(value._buffer_of)
-            if isinstance(value, Buffer):
+            if issubclass(type(value), Buffer):
                 value = value.value
                 if name not in self._buffers:
                     vars(self)[_BUFFERS] = (*self._buffers, name)
@@ -183,9 +183,9 @@ class Node:
         return copied
 
 
-def _require_no_class(owner: Node, name: str, value: object) -> None:
+def _require_no_class(owner: Node, name: str, value: Any) -> None:
     """Raise `ArgumentError` for a Module's class where an instance is expected."""
-    if isinstance(value, type) and issubclass(value, Node):
+    if issubclass(type(value), type) and issubclass(value, Node):
         home = "nn." if module_of(value).startswith("mlvm.eager.nn.") else ""
         made_by: Any = getattr(value, "__init__")  # noqa: B009  mypy knows no such field of a type
         takes = made_by is not object.__init__ and len(signature(made_by).parameters) > 1
@@ -194,9 +194,9 @@ def _require_no_class(owner: Node, name: str, value: object) -> None:
             f"{type(owner).__name__}: expected a layer as {name}, got the class {value.__name__}; "
             f"write {home}{value.__name__}({arguments})"
         )
-    if isinstance(value, (list, tuple)):
+    if issubclass(type(value), (list, tuple)):
         for i, each in enumerate(value):
-            if isinstance(each, type):
+            if issubclass(type(each), type):
                 _require_no_class(owner, f"{name}[{i}]", each)
 
 
@@ -322,14 +322,6 @@ node."""
 
 Remade: TypeAlias = Callable[[Node, dict[str, Any]], Any]
 """Function that rebuilds a Module from new children by name."""
-
-
-def class_of(value: Any) -> type:
-    """Return the class of a value; for a placeholder of a Python number, the class of the number.
-
-    `isinstance` would also believe the `__class__` of a user's object, such as a mock."""
-    kind = type(value)
-    return value.__class__ if kind is Number else kind
 
 
 def at_tensors(part: Any) -> bool | None:

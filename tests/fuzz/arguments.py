@@ -58,6 +58,9 @@ WRONG: Final[dict[str, Callable[[], Any]]] = {
     "a tensor of complex numbers": lambda: ml.ones(2, dtype="c64"),
     "an object": object,
     "a mock of a tensor": lambda: unittest.mock.Mock(spec=ml.Tensor),
+    "an imitation of a tensor": lambda: Imitation(ml.Tensor),
+    "an imitation of a list": lambda: Imitation(list),
+    "an imitation of a float": lambda: Imitation(float),
     "a mock of an array": lambda: unittest.mock.MagicMock(spec=np.ndarray),
     "a class": lambda: int,
 }
@@ -74,6 +77,17 @@ NOT_CALLED: Final = {
     "host_call": "its arguments are those of a user's function",
 }
 """Public names that are not called here, with the reason."""
+
+
+class Imitation:
+    """Object whose `__class__` is a class that it is not."""
+
+    def __init__(self, imitated: type) -> None:
+        self.imitated = imitated
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return self.imitated
 
 
 class Call(NamedTuple):

@@ -204,7 +204,7 @@ class CallOutcome:
         leaves += [leaf for each in templates for leaf in each.used]
         self.returns_arguments = any(type(each) is ArgumentLeaf for each in leaves)
         outside = [each.value for each in leaves if type(each) is OutsideLeaf]
-        self.outside = [root(x) if isinstance(x, np.ndarray) else x for x in outside]
+        self.outside = [root(x) if issubclass(type(x), np.ndarray) else x for x in outside]
         self.numbers = {each.value for each in leaves if type(each) is NumberLeaf}
         self.numbers.update(*[each.numbers for each in templates])
 
@@ -591,7 +591,8 @@ class _Created:
             x = pending.pop()
             if issubclass(type(x), np.ndarray) and id(root(x)) in self._outside:
                 self._outside[id(x)] = x  # a view of an array from outside
-            if type(x) in PLAIN or issubclass(type(x), Tensor) or self._is_known(x):
+            kind = type(x)
+            if kind in PLAIN or kind is Number or issubclass(kind, Tensor) or self._is_known(x):
                 continue
             owner = self._owners.get(id(x))
             if owner is not None:

@@ -122,8 +122,8 @@ def asarray(
     """
     target = None if dtype is None else DType.of(dtype)
     with placed(device):
-        if isinstance(obj, Tensor):
-            return _of_tensor(obj, target, device, copy)
+        if issubclass(type(obj), Tensor):
+            return _of_tensor(obj, target, device, copy)  # type: ignore[arg-type]
         if copy is False:
             raise CopyError(
                 f"asarray: the values of {with_article(kind_of(obj))} must be copied into "

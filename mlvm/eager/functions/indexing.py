@@ -84,18 +84,18 @@ def _name_axis(error: errors.PositionError, name: str, x: Tensor, keys: tuple[An
         error.reason = error.reason.replace("for length", f"for {axis}")
 
 
-def _item(key: object) -> Item | EllipsisType:
+def _item(key: Any) -> Item | EllipsisType:
     """Convert one element of a key; integers of any type are converted to int.
 
     Raises `IndexingError` if it is not an index."""
     if key is None or isinstance(key, (slice, EllipsisType)):
         return key
-    if isinstance(key, Tensor):
+    if issubclass(type(key), Tensor):  # isinstance might run user code
         if key.dtype.is_inexact:
             raise errors.IndexingError(
                 f"expected an index tensor of integers or bools, got {key.dtype.name}"
             )
-        return key
+        return cast(Tensor, key)
     try:
         if not isinstance(key, bool):
             return index_of(key)
@@ -478,8 +478,8 @@ def _set_masked(x: Tensor, mask: Tensor, values: Tensor) -> None:
     apply_into(x, one_op("where"), wide, values, x)
 
 
-def _text(key: object) -> str:
-    if isinstance(key, Tensor):
+def _text(key: Any) -> str:
+    if issubclass(type(key), Tensor):
         return str(key.type)
     if key is None or isinstance(key, (int, slice, EllipsisType)):
         return brief(key)

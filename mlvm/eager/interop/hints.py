@@ -216,11 +216,11 @@ def _of_places(
 
 def _is_of_groups(x: object) -> bool:
     """Return whether it is a list of parameter groups in the form of PyTorch's optimizers."""
-    return isinstance(x, list) and any(isinstance(each, dict) and "params" in each for each in x)
+    return type(x) is list and any(isinstance(each, dict) and "params" in each for each in x)
 
 
-def _is_key(x: object) -> bool:
-    return isinstance(x, Tensor) and x.type is _KEY
+def _is_key(x: Any) -> bool:
+    return issubclass(type(x), Tensor) and x.type is _KEY
 
 
 wrapper.hint = hint

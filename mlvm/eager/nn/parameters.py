@@ -77,7 +77,7 @@ def matched(layer: str, x: Tensor, weight: Tensor) -> Tensor:
 
     Raises `DTypeError` if x is a wider float than half-precision weights, because later layers
     would silently compute in f32."""
-    if x.__class__ is not Tensor:
+    if type(x) is not Tensor:
         if not is_array(x):
             return x  # the op rejects it
         try:

@@ -16,6 +16,7 @@ from mlvm.eager.functions.elements import stop_gradient
 from mlvm.eager.recording.debug import caches, context, nans
 from mlvm.eager.recording.recorder import current_recorder
 from mlvm.eager.tensor.context import current_arena
+from mlvm.eager.tensor.number import class_of
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.transform.host import host_call
 from mlvm.machines import printing
@@ -100,7 +101,7 @@ def _operands(what: str, values: Sequence[Any]) -> list[Tensor]:
         raise MachineError(f"{what}: expected a VM of this process, got {vm.name}")
     vm.attached(_Registered)
     for x in values:
-        if not isinstance(x, (Tensor, int, float, np.number)):
+        if not issubclass(class_of(x), (Tensor, int, float, np.number)):
             raise ArgumentError(f"{what}: expected tensors and numbers, got {brief(x)}")
     return [stop_gradient(x if isinstance(x, Tensor) else asarray(x)) for x in values]
 

@@ -458,6 +458,14 @@ def is_free(value: Any) -> bool:
     return type(value) is Number and value.recorded is not None
 
 
+def class_of(value: Any) -> type:
+    """Return the class of a value; for a placeholder of a Python number, the class of the number.
+
+    `isinstance` would also believe the `__class__` of a user's object, such as a mock."""
+    kind = type(value)
+    return value.__class__ if kind is Number else kind
+
+
 def compute(fn: Callable[..., Any], *operands: Any) -> Any:
     """Return fn(*operands) for Python numbers, any of which may be a `Number`.
 

@@ -15,7 +15,7 @@ from mlvm.core.types import Array, DType, TensorType, bool_, c64, f64, promote, 
 from mlvm.eager.tensor.apply import COPY, apply, one_op
 from mlvm.eager.tensor.constants import Scalar, constant, dtype_beside, scalar_kind
 from mlvm.eager.tensor.default import KINDS, default_of
-from mlvm.eager.tensor.number import Number, plain
+from mlvm.eager.tensor.number import Number, class_of, plain
 from mlvm.eager.tensor.tensor import Tensor, from_array
 from mlvm.eager.tensor.values import (
     array_of,
@@ -40,7 +40,7 @@ _SMALL: Final = 4096
 """Size in bytes of a small tensor."""
 
 
-def as_operand(value: object, like: Tensor | None = None, *, or_index: bool = False) -> Tensor:
+def as_operand(value: Any, like: Tensor | None = None, *, or_index: bool = False) -> Tensor:
     """Convert the value that a user passes as an operand to a tensor.
 
     `like` is another operand of the op, a tensor.
@@ -59,12 +59,13 @@ def as_operand(value: object, like: Tensor | None = None, *, or_index: bool = Fa
     Raises `DTypeError` for any other value, and `OperandValueError` for an int that the dtype
     cannot represent.
     """
-    if isinstance(value, Tensor):
-        return value
-    if isinstance(value, NUMBERS):
+    kind = class_of(value)
+    if issubclass(kind, Tensor):
+        return value  # type: ignore[no-any-return]
+    if issubclass(kind, NUMBERS):
         if like is None:
             return tensor_of(value)
-        if isinstance(value, np.generic):
+        if issubclass(kind, np.generic):
             DType.of(value.dtype)  # raises for long doubles, dates and strings
             return _number(value.item(), like)
         return _number(value, like)
@@ -78,7 +79,7 @@ def as_operand(value: object, like: Tensor | None = None, *, or_index: bool = Fa
             "expected a tensor, a number, or an array or list of numbers, got "
             f"{kind_of(value)}{why}"
         )
-    if not isinstance(value, (list, tuple)):
+    if not issubclass(kind, (list, tuple)):
         array = in_memory(value)
         if array is not None and like is not None:
             return tensor_of(array, array_beside(DType.of(array.dtype), like.dtype))
@@ -110,14 +111,14 @@ def _number(value: Scalar, like: Tensor) -> Tensor:
         raise OperandValueError(reason) from None
 
 
-def as_operands(values: Sequence[object]) -> tuple[Tensor, ...]:
+def as_operands(values: Sequence[Any]) -> tuple[Tensor, ...]:
     """Convert operands to tensors, each as an operand of the first tensor.
 
     Without a tensor, the first array, the first list or the first number is used instead. Arrays
     are converted as operands of the tensor with the widest float dtype. Raises `DTypeError` for any
     other value."""
     widest = widest_of(values)
-    like = next((x for x in values if isinstance(x, Tensor)), None)
+    like = next((x for x in values if issubclass(type(x), Tensor)), None)
     if like is None:
         first = min(values, key=_rank)
         like = as_operand(first)
@@ -125,9 +126,9 @@ def as_operands(values: Sequence[object]) -> tuple[Tensor, ...]:
     return tuple([as_operand(x, widest if is_whole(x) else like) for x in values])
 
 
-def widest_of(values: Iterable[object]) -> Tensor | None:
+def widest_of(values: Iterable[Any]) -> Tensor | None:
     """Return the tensor with the widest float dtype among the values, or None."""
-    floats = [x for x in values if isinstance(x, Tensor) and x.dtype.is_inexact]
+    floats = [x for x in values if issubclass(type(x), Tensor) and x.dtype.is_inexact]
     return max(floats, key=lambda x: x.dtype.real.itemsize, default=None)
 
 
@@ -154,10 +155,11 @@ def is_array(value: object) -> bool:
     """Return whether an operand may have the values of an array.
 
     The operand is neither a tensor nor a number."""
-    if isinstance(value, (Tensor, *NUMBERS)):
+    kind = class_of(value)
+    if issubclass(kind, (Tensor, *NUMBERS)):
         return False
     return (
-        isinstance(value, (list, tuple))
+        issubclass(kind, (list, tuple))
         or hasattr(value, "__array__")
         or hasattr(value, "__dlpack__")
     )

@@ -32,7 +32,7 @@ def _of_two(op: str) -> Binary:
 
     def operator(self: Tensor, other: Operand) -> Tensor:
         try:
-            return apply(call, self, other if other.__class__ is Tensor else operand(other, self))
+            return apply(call, self, other if type(other) is Tensor else operand(other, self))
         except MlvmError as error:
             annotate_error(error, op, (self, other))
             raise

@@ -61,7 +61,7 @@ def _derive(op: Op) -> Callable[..., Tensor]:
             if takes_dtype and attributes.get("dtype") is not None:
                 attributes["dtype"] = _name_of(attributes["dtype"], op)
             for x in operands:
-                if x.__class__ is not Tensor:
+                if type(x) is not Tensor:
                     _require_few(op, operands)
                     operands = as_operands(operands)
                     break

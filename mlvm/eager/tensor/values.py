@@ -127,8 +127,8 @@ def _ragged(values: object) -> str:
     return "items that numpy does not join"
 
 
-def leaves(obj: object, depth: int = 0) -> Iterator[object]:
-    if isinstance(obj, (list, tuple)):
+def leaves(obj: Any, depth: int = 0) -> Iterator[object]:
+    if issubclass(type(obj), (list, tuple)):  # isinstance might run user code
         if depth == MAX_NDIM:
             raise ShapeError(f"expected lists nested at most {MAX_NDIM} deep, got deeper lists")
         for each in obj:

@@ -50,13 +50,13 @@ def annotate_error(error: MlvmError, function: str, operands: Iterable[object]) 
     """
     if isinstance(error, OpError):
         values = [*operands]
-        has_arrays = any(isinstance(x, Tensor) or is_array(x) for x in values)
+        has_arrays = any(issubclass(type(x), Tensor) or is_array(x) for x in values)
         error.at(function, [_text(x) for x in values] if has_arrays else ())
     error.__traceback__ = None
 
 
-def _text(x: object) -> object:
-    if isinstance(x, Tensor):
+def _text(x: Any) -> object:
+    if issubclass(type(x), Tensor):
         return x.type
     return brief(x) if isinstance(x, (bool, int, float, complex)) else kind_of(x)
 
@@ -85,7 +85,7 @@ def public(fn: Callable[P, R]) -> Callable[P, R]:
             if keywords and by_keyword:
                 values += tuple([keywords[name] for name in by_keyword if name in keywords])
             for x in values:
-                if x.__class__ is not Tensor and is_array(x):
+                if type(x) is not Tensor and is_array(x):
                     break
             else:
                 if not (leads and values and isinstance(values[0], NUMBERS)):

@@ -82,7 +82,7 @@ def host_call(
     if not isinstance(name, str):
         raise UnknownFunctionError(f"host_call: expected a function's name, a str, got {name!r}")
     for x in operands:
-        if not isinstance(x, Tensor):
+        if not issubclass(type(x), Tensor):
             raise DTypeError(
                 f"expected tensors, got {with_article(type(x).__name__)}; convert with ml.asarray"
             ).at(name, ())

@@ -155,7 +155,7 @@ class _MappedArguments:
         sizes: dict[str, tuple[int, TensorType, int]] = {}
         for path, leaf in leaves:
             axis = named[path]
-            if axis is not None and not isinstance(leaf, Tensor):
+            if axis is not None and not issubclass(type(leaf), Tensor):
                 if isinstance(leaf, NUMBERS) and not isinstance(leaf, np.ndarray):
                     raise ArgumentError(
                         f"vmap: {name_of(path)} is {brief(leaf)}, a number, which has no axis "

@@ -140,6 +140,13 @@ def test_objects_that_later_calls_would_share_are_refused(make: Callable[[], Any
     assert step(ml.ones(2))[1](1.0) == 2.0
 
 
+def test_a_type_in_a_result_is_that_of_the_call() -> None:
+    step = ml.capture(lambda x: (x, [x.type]))
+    for n in (2, 3, 4, 5):
+        x = ml.ones(n)
+        assert step(x)[1][0] is x.type
+
+
 def test_a_weak_reference_to_a_result_is_refused() -> None:
     def step(x: ml.Tensor) -> Any:
         y = x * 2.0

@@ -18,6 +18,7 @@ from mlvm.core.types import DType, TensorType
 from mlvm.eager.tensor import apply as apply_file
 from mlvm.eager.tensor.apply import apply, one_op
 from tests.brief import Patch, cases, refuses
+from tests.fuzz.arguments import Imitation
 
 X = np.array([[1.5, -2.0, 3.0], [0.25, 4.0, -1.0]], np.float32)
 Y = np.array([2.0, 0.5, -3.0], np.float32)
@@ -242,3 +243,14 @@ def test_the_types_a_call_was_made_with_are_not_all_remembered() -> None:
     for n in range(10_000):
         call.infer((x, TensorType("f32", (n,))))
     assert len(call.types) <= 4096
+
+
+@cases("imitated", ml.Tensor, list, dict, int, float, np.ndarray)
+@cases("name", "add", "rsub", "iadd", "pow", "matmul", "eq", "lt", "getitem", "contains")
+def test_an_object_that_imitates_a_class_is_refused(name: str, imitated: type) -> None:
+    """`isinstance` believes its `__class__`, as for mocks."""
+    with suppress(ml.errors.MlvmError):
+        getattr(ml.ones(3), f"__{name}__")(Imitation(imitated))
+    step = ml.capture(lambda x, other: (x * 2.0, other))
+    other = Imitation(imitated)
+    assert step(ml.ones(3), other)[1] is other

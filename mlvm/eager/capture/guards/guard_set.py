@@ -73,6 +73,7 @@ _NAMED_FIELDS: Final = ReadableState("object", False, None, (), frozenset())
 _OF_CLASSES: Final = frozenset({"__name__", "__qualname__"})
 _OF_FUNCTIONS: Final = _OF_CLASSES | {"__annotations__", "__doc__", "__module__"}
 """Attributes that are not in the dict of a class or function; they are read if code names them."""
+_READ_ANNOTATIONS: Final = frozenset({"get_type_hints", "get_annotations"})
 _Visitor: TypeAlias = "Callable[[GuardSet, Any], None]"
 
 
@@ -332,8 +333,6 @@ class GuardSet:
         if is_library(home):
             if "__wrapped__" not in fn.__dict__:  # a wrapper reads the same as the wrapped function
                 self._library(home)
-            if fn.__name__ in ("get_type_hints", "get_annotations"):
-                self.names |= {"__annotations__"}
             self._settings([fn])
             return
         self.keepalive.append(code)
@@ -482,6 +481,8 @@ class GuardSet:
             if "environ" not in self._parts_seen and reads_environment(value):
                 self._parts_seen.add("environ")
                 self._guard("item", vars(os), "environ", os.environ)
+            if getattr(value, "__name__", "") in _READ_ANNOTATIONS:
+                self.names |= {"__annotations__"}
             for variables, name in assigned_variables(value):
                 if (id(variables), name) not in self._parts_seen:
                     self._parts_seen.add((id(variables), name))

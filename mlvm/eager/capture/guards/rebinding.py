@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
+from mlvm.core.types import TensorType
 from mlvm.eager.capture.guards.checker import CELL, MISSING, content_of_slot
 from mlvm.eager.capture.guards.guard_set import CACHED, Field, GuardSet, dict_of
 from mlvm.eager.capture.guards.readable import PLAIN, is_library, readable_state
@@ -152,6 +153,9 @@ def settled(value: Any, visited: set[int]) -> Any:
     if kind in PLAIN or issubclass(type(value), Tensor) or id(value) in visited:
         return value
     visited.add(id(value))
+    if kind is TensorType:
+        is_open = value.is_open
+        return TensorType(value.dtype, settled(value.shape, visited)) if is_open else value
     if kind is slice:
         parts = value.start, value.stop, value.step
         items = [settled(each, visited) for each in parts]

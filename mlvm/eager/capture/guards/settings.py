@@ -261,7 +261,8 @@ def _names_below(
 @memoized(1024)
 def _assigned_in(module: str) -> frozenset[str]:
     """Return the global variables that the functions of a module assign."""
-    functions = [x for x in vars(sys.modules[module]).values() if type(x) is types.FunctionType]
+    variables = getattr(sys.modules.get(module), "__dict__", {})
+    functions = [x for x in variables.values() if type(x) is types.FunctionType]
     return frozenset(
         each.argval
         for fn in functions

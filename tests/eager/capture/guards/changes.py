@@ -402,7 +402,7 @@ OBJECTS: dict[str, Row] = {
         lambda: np.ones(3), lambda c: lambda x: x * (2.0 if c.flags.writeable else 1.0),
         lambda c: sets(writeable=False)(c.flags)),
     "the size of an arena": (
-        lambda: ml.Arena(ml.VM(), "grows"), lambda c: lambda x: x * c.used,
+        lambda: ml.Arena(ml.VM(), "grows"), lambda c: lambda x: x * c.high_water,
         lambda c: c.alloc(ml.TensorType("f32", [9]))),
     "an array of bytes": (
         lambda: (array.array("d", [2.0]), bytearray(b"a")),

@@ -124,7 +124,7 @@ def around() -> Callable[[ml.Tensor], ml.Tensor]:
     (lambda x: x * int(sys.stdin.readline()), "sys.stdin.readline()"),
     (lambda x: x * len(subprocess.check_output([*ECHO])), "subprocess.check_output()"),
     (lambda x: x * (subprocess.Popen("") if np.isnan(2.0) else 1), "subprocess.Popen()"),
-    (lambda x: x * len(os.popen("echo").read()), "os.popen()"),
+    (lambda x: x * (os.popen("") if np.isnan(2.0) else 1), "os.popen()"),
     (lambda x: x * (shutil.which("python") is None), "shutil.which()"),
     (lambda x: x * Random().random(), "Random()"),
     (lambda x: x * (sys.exc_info()[0] is None), "sys.exc_info()"),
