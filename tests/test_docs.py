@@ -7,6 +7,7 @@ import importlib
 import io
 import itertools
 import json
+import linecache
 import re
 import subprocess
 import sys
@@ -73,6 +74,7 @@ def test_the_python_prints_what_the_page_says(page: str) -> None:
         pytest.importorskip("threadpoolctl")
     namespace: dict[str, Any] = {}
     for body, expected in PAGES[page]:
+        linecache.cache[page] = len(body), None, body.splitlines(True), page
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             exec(compile(body, page, "exec"), namespace)
         ours, theirs = (HANDLE.sub("n", plainly(x)) for x in (printed.getvalue(), expected))
