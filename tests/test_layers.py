@@ -90,7 +90,7 @@ CEILING = {
     "mlvm/eager/optim": 2_000,
     "mlvm/eager/files": 1_000,
     "mlvm/eager/interop": 1_000,
-    "mlvm/eager/capture": 5_000,
+    "mlvm/eager/capture": 5_500,
     "mlvm/eager/runs": 4_000,
     "mlvm/onnx": 6_500,
     "mlvm": 2_000,
