@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from mlvm.arena.arena import Allocation
 from mlvm.eager.capture.guards.guard_set import NUMBERS, Field
-from mlvm.eager.capture.guards.layout import is_library
+from mlvm.eager.capture.guards.readable import is_library
 from mlvm.eager.tensor.values import module_of
 
 KEYS: Final = "random keys"
