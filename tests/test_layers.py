@@ -266,7 +266,7 @@ def test_core_without_its_kernels_is_small() -> None:
     core = ROOT / "mlvm" / "core"
     kernels = {*(core / "ops").rglob("*.py"), core / "machine" / "fused.py"}
     files = set(core.rglob("*.py")) - kernels
-    assert sum(lines_without_examples(file.read_text()) for file in files) <= 6500
+    assert sum(lines_without_examples(file.read_text()) for file in files) <= 6600
 
 
 def lines_without_examples(source: str) -> int:
