@@ -70,7 +70,7 @@ class KernelRun(NamedTuple):
     scratch: int = 0
 
 
-class Place(NamedTuple):
+class SourceOp(NamedTuple):
     """Op and line in Python of a step."""
 
     op: str
@@ -86,7 +86,7 @@ class LoopStep:
     """Step of the loop, with the name of the code."""
 
     code: str
-    place: Place
+    place: SourceOp
     number: int = 0
     nparams: int = 0
     run: KernelRun | None = None
@@ -178,12 +178,12 @@ class Steps:
                 step.number = begins[step.number]
         return LoopFunction(steps, begins)
 
-    def _place(self, code: LinkedCode, number: int) -> Place:
+    def _place(self, code: LinkedCode, number: int) -> SourceOp:
         kind, value, _, _ = code.steps[number]
         op = value.name if isinstance(value, Binding) else _NAMES.get(kind, "?").lower()
         pcs = range(code.starts[number], code.ends[number] + 1)
         lines = [self._lines.get((code.function.name, pc)) for pc in reversed(pcs)]
-        return Place(op.removesuffix(".out"), next(filter(None, lines), "an unknown line"))
+        return SourceOp(op.removesuffix(".out"), next(filter(None, lines), "an unknown line"))
 
     def _steps(self, code: LinkedCode, number: int) -> list[LoopStep]:
         kind, value, count, rest = code.steps[number]
@@ -219,7 +219,7 @@ class Steps:
             raise place.refusal("the step uses global tensors of a VM; pass them as arguments")
         return [step]
 
-    def _lanes(self, attribute: object, place: Place) -> LaneCode:
+    def _lanes(self, attribute: object, place: SourceOp) -> LaneCode:
         functions = LocalVM(native=True).functions
 
         def runs(program: Program, types: Sequence[TensorType]) -> Calls:
@@ -246,7 +246,7 @@ class Steps:
                 raise place.refusal(f"expected a valid program for rows: {error!r}") from error
         return self.lanes[attribute]
 
-    def _on_arguments(self, code: LinkedCode, number: int, place: Place) -> list[LoopStep]:
+    def _on_arguments(self, code: LinkedCode, number: int, place: SourceOp) -> list[LoopStep]:
         _, binding, numbers, rest = code.steps[number]
         attributes = rest or NO_ATTRIBUTES
         opened = self._attributes_at and self._attributes_at(code.ends[number])

@@ -518,7 +518,7 @@ class CaptureError(MlvmError, RuntimeError):
 
     >>> try: ml.capture(lambda x: float(x))(ml.ones(()))
     ... except ml.errors.CaptureError as error: print(str(error).split(': ')[1].split(';')[0])
-    cannot read a tensor's value inside a captured function
+    cannot read a tensor's value inside a captured function, which `float(x)` needs
     """
 
 
