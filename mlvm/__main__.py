@@ -35,6 +35,7 @@ from mlvm.core.errors import (
     MlvmError,
     OpError,
     UnknownFunctionError,
+    brief,
     counted,
 )
 from mlvm.core.machine.functions import FunctionTable
@@ -282,7 +283,9 @@ def _command(options: argparse.Namespace) -> list[str]:
 
 def _count(text: str) -> int:
     if (number := parse_count(text)) is None:
-        raise argparse.ArgumentTypeError(f"expected a whole number >= 0, got {text!r}")
+        raise argparse.ArgumentTypeError(
+            f"expected a whole number of at most 18 digits, got {brief(text)}"
+        )
     return number
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import operator
 import os
 import re
@@ -29,7 +28,7 @@ def parse_count(text: str) -> int | None:
 
 def physical_memory() -> int:
     """Return the size of this machine's memory in bytes, or 0 if the system does not report it."""
-    return os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE if hasattr(os, "sysconf") else 0
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 0
 
 
 def parse_size(

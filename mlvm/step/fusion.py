@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from mlvm.arena.placement import rounded
 from mlvm.core.dynamic_sizes import always_equal
-from mlvm.core.machine.fused import Chain, Link
+from mlvm.core.machine.fused import LONGEST_CHAIN, Chain, Link
 from mlvm.core.op import Op
 from mlvm.core.ops.block_memory import BLOCK_SIZE
 from mlvm.core.protocol import VMProtocol
@@ -64,7 +64,7 @@ class FusionPolicy(NamedTuple):
 REFERENCE: Final = FusionPolicy()
 """With numpy, two ops gain less from the cache than the blocks cost."""
 
-NATIVE: Final = FusionPolicy(native=True, shortest=2, longest=24)
+NATIVE: Final = FusionPolicy(native=True, shortest=2, longest=LONGEST_CHAIN)
 
 
 def policy_of(vm: VMProtocol) -> FusionPolicy:

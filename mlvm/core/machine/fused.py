@@ -50,6 +50,9 @@ class Link(NamedTuple):
         return self._replace(target=numbers[self.target], sources=sources)
 
 
+LONGEST_CHAIN: Final = 24
+"""Largest number of links of a native chain that is not a large formula."""
+
 READS_WINDOW: Final = "slice"
 """Name of the op for links that read a window of an operand."""
 WRITES_WINDOW: Final = "slice_set"

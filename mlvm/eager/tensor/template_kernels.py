@@ -11,10 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from mlvm.core.machine.callee import Fused, Kernels
-from mlvm.core.machine.fused import Chain, Link
+from mlvm.core.machine.fused import LONGEST_CHAIN, Chain, Link
 from mlvm.core.types import TensorType
 from mlvm.eager.tensor.context import current_arena
-from mlvm.step.fusion import NATIVE
 
 _APPLY, _ALIAS, _, _UPDATE, _ = range(5)  # `StepKind` in dispatch.h
 _MOST: Final = 12
@@ -59,7 +58,7 @@ def chains_of(types: Sequence[TensorType], steps: Sequence[Any], noperands: int)
     first = 0
     while first < len(steps):
         row, end = None, first
-        while end < first + NATIVE.longest and planner.may_join(first, end):
+        while end < first + LONGEST_CHAIN and planner.may_join(first, end):
             end += 1
         while end > first + 1 and row is None:
             row = planner.planned(first, end, plan, fused.kernels)
