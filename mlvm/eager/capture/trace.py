@@ -412,6 +412,7 @@ def trace(
             before = replace(lambda x: x, inputs)
             with noting_flattened(flattened):
                 tree = fn(*inputs[0], **inputs[1])
+            record.require_no_caught_read()
             _require_unchanged(before, inputs)
             results = _Results(record, signature, inputs)
             del inputs, before

@@ -306,6 +306,7 @@ class Recorder:
         storages: memory that the function allocates.
         stack: the identity of the stack to which it pushes residuals.
         recomputing: whether calls recompute values of the forward pass.
+        refused: the error of the last read of a value, or empty.
         high_water: once it is closed, the largest total bytes of simultaneously live tensors.
     """
 
@@ -330,6 +331,7 @@ class Recorder:
         self.calls: list[Call] = []
         self.stack: Final = object()  # identity of the stack that it pushes residuals to
         self.recomputing = False
+        self.refused = ""
         self.high_water = 0
         self.arena = Arena(self, "captured")
         self.scopes = _Scopes()
@@ -404,10 +406,19 @@ class Recorder:
         self._require_live(handle)
         code, remedy = read_here()
         needed = f", which `{code}` needs" if code else ""
-        raise CaptureError(
+        self.refused = (
             f"{user_line()}: cannot read a tensor's value inside {self.what}{needed}: "
             f"{self.no_value}. {remedy}"
         )
+        raise CaptureError(self.refused)
+
+    def require_no_caught_read(self) -> None:
+        """Raise `CaptureError` if the function caught the error of a read and continued.
+
+        It would continue differently without the recorder."""
+        if self.refused:
+            text, self.refused = self.refused, ""
+            raise CaptureError(f"{text}. The function caught this error and continued")
 
     def lifted(self, xs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Return the tensors that the function uses instead of these.
@@ -1143,6 +1154,7 @@ def recorded_by(recorder: R) -> Iterator[R]:
                 stack.enter_context(observed(each.vm, **layers))
             stack.enter_context(recorder.arena.allocating())
             yield recorder
+            recorder.require_no_caught_read()
     finally:
         view_logs[:] = [each for each in view_logs if each is not recorder.scopes.views]
         recorder.close()

@@ -304,6 +304,9 @@ class Tensor(Methods, Allocation):
                 return f"<{self.type}{where}: {closed}>"
             return f"<dry {self.type}{where}>"  # the tensor is alive, but a dry VM has no values
         except CaptureError:  # no value exists before the launch of the program
+            recorder = current().recorder
+            if recorder is not None:
+                recorder.refused = ""
             return f"<captured {self.type}>"
         body = np.array2string(values, prefix="Tensor(", separator=", ", threshold=200)
         return f"Tensor({body}, {self.type}{where})"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import math
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,41 @@ def test_an_error_names_the_read_and_a_remedy(row: str) -> None:
     )
     assert f"`{code.removesuffix(': pass')}` needs" in str(error)
     assert str(error).endswith(f"this value. {remedy}")
+
+
+CAUGHT = """
+try: float(x[0])
+except Exception: x = -x
+=>
+with suppress(Exception): x = -x if x[0] > 0 else x
+=>
+x = ml.fori_loop(0, 2, lambda i, s: -s if guessed(s) else s, x)
+"""
+
+
+def guessed(x: ml.Tensor) -> bool:
+    try:
+        return bool(x[0] > 0)
+    except CaptureError:
+        return False
+
+
+@pytest.mark.parametrize("code", CAUGHT.strip().split("=>"))
+@pytest.mark.parametrize("transform", [ml.capture, ml.vmap])
+def test_a_caught_error_of_a_read_is_raised_at_the_end(transform: Any, code: str) -> None:
+    names: dict[str, Any] = {"ml": ml, "suppress": suppress, "guessed": guessed}
+    lines = "".join(f"    {line}\n" for line in code.strip().splitlines())
+    exec(f"def step(x):\n{lines}    return x\n", names)
+    x = ml.ones(3) if transform is ml.capture else ml.ones((3, 3))
+    refuses(
+        CaptureError, "The function caught this error and continued", transform(names["step"]), x
+    )
+
+
+def test_the_text_of_a_tensor_is_no_caught_read() -> None:
+    weights = ml.ones(3)
+    printed = ml.capture(lambda x: (x + weights, print(x, weights))[0])
+    assert printed(ml.ones(3)).tolist() == [2, 2, 2]
 
 
 def test_without_a_source_the_remedy_is_general() -> None:

@@ -293,5 +293,13 @@ def test_recordings_of_earlier_releases(recording: Path, folder: Path, capsys: C
     assert "scores = x @ w" in "\n".join(run.source("small.py"))
 
 
+def test_a_recording_without_programs_is_incomplete(folder: Path, capsys: Capsys) -> None:
+    with ml.runs.record("eager"):
+        ml.runs.step(lambda x: float(x) + 1)(ml.ones(()))
+    status, text = output(capsys, "verify", "eager")
+    assert status == 1
+    assert "step 0 was not computed: no step has a program" in text
+
+
 def test_there_is_a_recording_of_each_version() -> None:
     assert VERSIONS
