@@ -36,7 +36,6 @@ _OF_BUILTIN: Final = {
 }
 """Replacements of builtin functions, in which {} stands for the arguments."""
 
-_OF_SEVERAL: Final = {"max": "ml.maximum({})", "min": "ml.minimum({})"}
 _MATH: Final = frozenset({"math", "cmath", "np", "numpy"})
 _READS: Final = frozenset({"item", "numpy", "tolist"})
 _TESTS: Final = ("POP_JUMP", "JUMP_IF", "TO_BOOL", "UNARY_NOT")
@@ -179,8 +178,9 @@ def _rows_of(rows: ast.Slice) -> str:
 def _remedy_of_call(call: ast.Call) -> str:
     arguments = ", ".join(map(_text, call.args))
     if isinstance(call.func, ast.Name):
-        several = _OF_SEVERAL.get(call.func.id) if len(call.args) > 1 else None
-        other = several or _OF_BUILTIN.get(call.func.id)
+        other = _OF_BUILTIN.get(call.func.id)
+        if call.func.id in ("max", "min") and len(call.args) > 1:
+            other = f"ml.{call.func.id}imum({{}})"
         return f"Write {other.format(arguments)}" if other else _OUTSIDE
     if isinstance(call.func, ast.Attribute):
         if call.func.attr == "format":
