@@ -11,6 +11,7 @@ import csv
 import errno
 import io
 import os
+import re
 import socket
 import struct
 import time
@@ -22,7 +23,6 @@ from typing import Final, SupportsFloat, SupportsIndex
 
 from mlvm.core.errors import ArgumentError, brief
 from mlvm.core.program.encoding import damaged, varint
-from mlvm.core.sizes import parse_count
 from mlvm.machines.closing import Closing
 from mlvm.machines.files import write_file
 
@@ -182,12 +182,14 @@ def _append(file: FileIO, data: bytes) -> None:
 
 
 def _purge(file: Path, step: int) -> None:
-    """Delete the rows from that step on. Files without steps belong to other programs."""
-    if not file.read_bytes().startswith(b"step,"):
+    """Delete the rows from that step on.
+
+    Rows and files without steps belong to other programs.
+    """
+    if not re.match(rb'[\r\n]*("?)step\1([,\r\n]|$)', file.read_bytes()):
         return
     header, *rows = _rows(file)
-    steps = [parse_count(row[0]) for row in rows]
-    earlier = [x for x, n in zip(rows, steps, strict=True) if n is not None and n < step]
+    earlier = [x for x in rows if not re.fullmatch("[0-9]{1,4300}", x[0]) or int(x[0]) < step]
     if earlier:
         write_file(file, _lines(header, *earlier))
     else:

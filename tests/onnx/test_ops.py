@@ -28,6 +28,8 @@ EMPTY = np.zeros((0, 3, 4), np.float32)
 ONES = np.ones(3, np.float32)
 SQUARE = np.arange(36, dtype=np.float32).reshape(1, 1, 6, 6)
 CUBE = np.arange(27, dtype=np.float32).reshape(3, 3, 3) / 9 - 1
+PARTS = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+PLACES = np.zeros((2, 2, 2), np.int64)
 HALVES = np.array([[300, 400]], np.float16)
 TURNS = np.ones((10, 4), np.float32)
 ROWS = np.array([[[1, 2, 3, 4]]], np.float32)

@@ -151,6 +151,22 @@ def test_a_later_log_goes_on_or_writes_rows_again(tmp_path: Path) -> None:
 
 
 @cases(
+    "before, step, after",
+    (f"step,a\n{10**18},1.0\n", 10**18 + 1, f"step,a\n{10**18},1.0\n"),
+    (f"step,a\n3,1.0\n{10**18 + 1},1.0\n", 10**18, "step,a\n3,1.0\n"),
+    (f"step,a\nmean,1.0\n{'9' * 5000},1.0\n7,2.0\n", 5, f"step,a\nmean,1.0\n{'9' * 5000},1.0\n"),
+    ('"step","a"\n1,1.0\n2,1.0\n', 2, "step,a\n1,1.0\n"),
+    ('"steps","a"\n1,1.0\n2,1.0\n', 2, '"steps","a"\n1,1.0\n2,1.0\n'),
+)
+def test_rows_before_a_step_and_without_steps_stay(
+    before: str, step: int, after: str, tmp_path: Path
+) -> None:
+    (tmp_path / "t.csv").write_text(before)
+    ml.ScalarLog(tmp_path, purge_step=step).close()
+    assert (tmp_path / "t.csv").read_text() == after
+
+
+@cases(
     "add, message",
     (lambda log: log.add("train", 2, accuracy=1), "'train' have loss; got accuracy"),
     (lambda log: log.add("train", 2, loss=1, rate=1), "'train' have loss; got loss, rate"),

@@ -6,6 +6,7 @@ All trees advance together: in each round, every row moves to a child of its nod
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -85,13 +86,14 @@ def _trees(node: Any, kind: str, targets: int, dtype: Any) -> Trees:
     weights, present = np.zeros((len(modes), targets), dtype), np.zeros((len(modes), targets), bool)
     names = [f"{kind}_{x}" for x in ("treeids", "nodeids", "ids")]
     rows = zip(*(at[x] for x in names), _numbers(node, f"{kind}_weights", dtype), strict=True)
+    merged: Any = {"MIN": min, "MAX": max}.get(at.get("aggregate_function"), operator.add)
     for tree, leaf, target, weight in rows:
         place = places[tree, leaf], target
         if not 0 <= target < targets:
             raise ModelError(f"expected a {kind} from 0 to {targets - 1}, got {target}")
         if kind == "target" and targets == 1 and present[place]:  # runtimes differ
             raise ModelError(f"expected a single weight of node {leaf} of tree {tree}, got more")
-        weights[place] += weight
+        weights[place] = merged(weights[place], weight) if present[place] else weight
         present[place] = True
     tracks: Any = at.get("nodes_missing_value_tracks_true") or [0] * len(modes)
     values = _numbers(node, "nodes_values", dtype)

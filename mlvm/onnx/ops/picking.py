@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 import mlvm.eager as ml
-from mlvm.core.errors import ModelError
+from mlvm.core.errors import ModelError, ShapeError
 from mlvm.core.rules import normalize_axis
 from mlvm.core.types import Array
 from mlvm.onnx.arrays import is_known
@@ -25,6 +25,11 @@ def positive(indices: Any, length: int) -> Any:
             f"expected indices of {length} positions, got {indices.min()} to {indices.max()}"
         )
     return np.where(indices < 0, indices + length, indices)
+
+
+def _require_shape(what: str, x: Any, shape: tuple[int, ...]) -> None:
+    if x.shape != shape:
+        raise ShapeError(f"expected {what} of shape {list(shape)}, got {list(x.shape)}")
 
 
 @op("Gather", "raw")
@@ -47,12 +52,17 @@ def gather_elements(at: NodeCall, x: Any, indices: Any) -> Any:
     for i, n in enumerate(indices.shape):
         if i != axis and x.shape[i] != n:
             x = x[(slice(None),) * i + (slice(0, n),)]
+    shape = (*x.shape[:axis], *indices.shape[axis : axis + 1], *x.shape[axis + 1 :])
+    _require_shape("indices", indices, shape)
     return at.xp.take_along_axis(x, indices, axis=axis)
 
 
 @op("GatherND com.microsoft.GatherND")
 def gather_nd(at: NodeCall, x: Any, indices: Any) -> Any:
-    batch = np.indices(indices.shape[: at.get("batch_dims", 0)], sparse=True)
+    b = at.get("batch_dims", 0)
+    shape = (*x.shape[:b], *indices.shape[:-1][b:], *indices.shape[-1:])
+    _require_shape("indices", indices, shape)
+    batch = np.indices(indices.shape[:b], sparse=True)
     inner = (1,) * (indices.ndim - 1 - len(batch))
     return x[(*(each.reshape(each.shape + inner) for each in batch), *_columns(indices))]
 
@@ -78,6 +88,7 @@ def _scattered_on_host(x: Array, index: tuple[Array, ...], updates: Array, how: 
 @op("ScatterND")
 def scatter_nd(at: NodeCall, x: Any, indices: Any, updates: Any) -> Any:
     how = at.get("reduction", "none")
+    _require_shape("updates", updates, (*indices.shape[:-1], *x.shape[indices.shape[-1] :]))
     if at.is_host:
         return _scattered_on_host(x, _columns(indices), updates, how)
     return getattr(x.at[_columns(indices)], _COMBINE[how])(updates)
@@ -86,6 +97,7 @@ def scatter_nd(at: NodeCall, x: Any, indices: Any, updates: Any) -> Any:
 @op("ScatterElements Scatter")
 def scatter_elements(at: NodeCall, x: Any, indices: Any, updates: Any) -> Any:
     axis, how = normalize_axis(at.get("axis", 0), x.ndim), at.get("reduction", "none")
+    _require_shape("updates", updates, indices.shape)
     indices = positive(indices, x.shape[axis])
     if not at.is_host:
         by = None if how == "none" else _COMBINE[how]
@@ -100,6 +112,8 @@ def tensor_scatter(at: NodeCall, cache: Any, update: Any, starts: Any = None) ->
     axis = normalize_axis(at.get("axis", -2), cache.ndim)
     n, count = cache.shape[axis], update.shape[axis]
     begin = np.zeros(cache.shape[0], np.int64) if starts is None else starts
+    _require_shape("updates", update, (*cache.shape[:axis], count, *cache.shape[axis + 1 :]))
+    _require_shape("indices", begin, cache.shape[:1])
     ones = [1] * (cache.ndim - 1)
     lengths = [count if i == axis else 1 for i in range(cache.ndim)]
     places = begin.reshape(-1, *ones) + np.arange(count).reshape(lengths)
