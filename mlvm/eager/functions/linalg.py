@@ -28,6 +28,7 @@ from mlvm.eager.functions.matrices import adjoint, conj, cut, diagonal_of, float
 from mlvm.eager.functions.shapes import matrix_transpose as matrix_transpose
 from mlvm.eager.functions.sums import outer as outer
 from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.autocast import NO_AUTOCAST
 from mlvm.eager.tensor.constants import constant
 from mlvm.eager.tensor.dtypes import finfo
 from mlvm.eager.tensor.primitives import matmul as matmul
@@ -519,6 +520,7 @@ def lu(x: Tensor, /) -> LUResult:
 
 
 @public
+@NO_AUTOCAST
 def lu_solve(factors: tuple[Tensor, Tensor], x2: Tensor, /) -> Tensor:
     """Solve x z = x2 with the factors that `lu_factor` returns for a square x.
 
@@ -641,6 +643,7 @@ def _tolerance(rtol: float | Tensor | None, type: TensorType, name: str = "rtol"
 
 
 @public
+@NO_AUTOCAST
 def lstsq(x1: Tensor, x2: Tensor, /, rcond: float | Tensor | None = None) -> LstsqResult:
     """Find the z with the smallest norm that minimises |x1 z - x2|.
 

@@ -262,7 +262,37 @@ def test_truncated_normals_far_from_zero(low: float, high: float, dtype: str) ->
     assert mirrored.tolist() == (-drawn).tolist()
     above, bounds = (drawn, (low, high)) if low > 0 else (mirrored, (-high, -low))
     assert distance(above, lambda x: between(x, *bounds)) < 1.63 / math.sqrt(N)
-    assert R.truncated_normal(40.0, math.inf, 3).tolist() == [40.0] * 3
+
+
+@pytest.mark.parametrize("low", [5.0, 8.0, 30.0, 37.0, 38.2, 38.45, 38.57, 40.0, 1e3, 1e30])
+@pytest.mark.parametrize("width", [0.01, 1.0, math.inf])
+def test_truncated_normals_where_the_tail_is_subnormal_or_0(low: float, width: float) -> None:
+    after = np.nextafter(low, math.inf)
+    high, deep = max(low + width, after), max(low + 20 / low, after)
+    first, last = log_tail([low, high])
+
+    def below(x: Any) -> Any:
+        return np.expm1(log_tail(x) - first) / np.expm1(last - first)
+
+    for dtype in ("f32", "f64"):
+        how: Any = {"key": R.key(11), "dtype": dtype}
+        least, most = ml.asarray([low, min(high, deep)], dtype=dtype).tolist()
+        for drawn in (
+            R.truncated_normal(low, high, N, **how),
+            -R.truncated_normal(-high, -low, N, **how),
+        ):
+            assert least <= float(ml.min(drawn)) <= float(ml.max(drawn)) <= most
+            if dtype == "f64" and low <= 1e3:
+                assert distance(drawn, below) < 1.63 / math.sqrt(N)
+
+
+def log_tail(x: Any) -> Any:
+    """The logarithm of twice the share of a normal distribution above x, for x > 0."""
+    x = np.asarray(x)
+    exact = [math.log(math.erfc(min(each, 25.0) / math.sqrt(2))) for each in x]
+    far = np.maximum(x, 25.0)
+    series = math.log(2 / math.pi) / 2 - np.log(far) + np.log1p(3 / far**4 - 1 / far**2)
+    return np.where(x < 25, exact, series - x**2 / 2)
 
 
 def test_counts_are_of_their_distribution() -> None:

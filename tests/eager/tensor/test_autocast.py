@@ -104,6 +104,14 @@ def test_products_are_of_halves_and_what_would_lose_of_f32(half: str) -> None:
         assert ml.array_equal(z, y, equal_nan=True), number
 
 
+def test_solutions_of_f32_are_computed_in_f32() -> None:
+    factors = ml.linalg.lu_factor(W)
+    for solve in (lambda: ml.linalg.lstsq(W, X.mT), lambda: [ml.linalg.lu_solve(factors, X.mT)]):
+        expected = [each.tolist() for each in solve()]
+        with ml.autocast("float16"):
+            assert [each.tolist() for each in solve()] == expected
+
+
 def _loss(w: Tensor, x: Tensor) -> Tensor:
     y = ml.checkpoint(lambda y: ml.silu(y @ w))(ml.gelu(x @ w))
     with ml.autocast(None):
