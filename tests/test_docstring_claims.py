@@ -63,6 +63,7 @@ UNSEEN = {
     ("connect", "OutOfMemoryError"): "a later allocation raises it, see tests/machines/remote",
     ("QueueTensor", "MachineError"): "it takes a VM that was closed, see tests/input",
     ("RemoteVM", "ConnectionLostError"): "it takes a server that ends, see tests/machines/remote",
+    ("ScalarLog", "EncodingError"): "for a damaged file, see tests/show/test_scalars.py",
     ("VM", "MissingExtraError"): "where the native machine was built",
     ("parallel.MpiGroup", "GroupError"): "it takes an MPI library of another kind",
     ("parallel.MpiGroup", "GroupTimeoutError"): "it takes a second process",
@@ -443,6 +444,7 @@ UNSEEN_OF_METHODS = {
     ("QueueTensor.emit", "QueueClosedError"): "the program raises it, see tests/input",
     ("Pipeline.from_ray", "MissingExtraError"): "it takes Ray's datasets",
     ("Arena.plot", "ArgumentError"): "for a name of another format, see tests/arena",
+    ("ScalarLog.add", "EncodingError"): "for a damaged file, see tests/show/test_scalars.py",
     ("VM.limit_memory", "ArgumentError"): "for a shared VM, see tests/machines/remote",
     (
         "VM.result_types",

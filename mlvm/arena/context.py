@@ -45,12 +45,9 @@ class Capture(Protocol):
 
     outer: tapes from outside of a block or function, each with the number of nodes at the start. A
     tensor of one of these nodes is replaced by the `lifted` tensor.
-
-    refused: error of the last read of a value, or empty. A function must not catch this error.
     """
 
     outer: Mapping[Tape, int]
-    refused: str
 
     def lifted(self, xs: tuple[Any, ...]) -> tuple[Any, ...]: ...
     def stopped(self, x: Any) -> Any: ...
@@ -64,6 +61,7 @@ class Capture(Protocol):
     ) -> None: ...
     def require_own_tape(self, x: Any, tape: Tape) -> None: ...
     def read(self, handle: TensorHandle) -> Array: ...
+    def forget_read(self) -> None: ...
 
 
 class Context(NamedTuple):

@@ -142,6 +142,7 @@ class _Scopes:
         views: views created since the recording began, in order.
         closed_views: for the views created in closed blocks, the first number and the next number.
         layer_paths: paths of layers, for lines; see `mlvm.eager.nn.layer`.
+        refused: the error of the last read of a value, or empty.
     """
 
     def __init__(self) -> None:
@@ -153,6 +154,7 @@ class _Scopes:
         self.views = ViewLog()
         self.closed_views: list[tuple[int, int]] = []
         self.layer_paths: dict[Any, Any] = {}
+        self.refused = ""
 
 
 class _Values:
@@ -306,7 +308,6 @@ class Recorder:
         storages: memory that the function allocates.
         stack: the identity of the stack to which it pushes residuals.
         recomputing: whether calls recompute values of the forward pass.
-        refused: the error of the last read of a value, or empty.
         high_water: once it is closed, the largest total bytes of simultaneously live tensors.
     """
 
@@ -331,7 +332,6 @@ class Recorder:
         self.calls: list[Call] = []
         self.stack: Final = object()  # identity of the stack that it pushes residuals to
         self.recomputing = False
-        self.refused = ""
         self.high_water = 0
         self.arena = Arena(self, "captured")
         self.scopes = _Scopes()
@@ -406,18 +406,23 @@ class Recorder:
         self._require_live(handle)
         code, remedy = read_here()
         needed = f", which `{code}` needs" if code else ""
-        self.refused = (
+        self.scopes.refused = (
             f"{user_line()}: cannot read a tensor's value inside {self.what}{needed}: "
             f"{self.no_value}. {remedy}"
         )
-        raise CaptureError(self.refused)
+        raise CaptureError(self.scopes.refused)
+
+    def forget_read(self) -> None:
+        """Accept that mlvm itself has caught the error of the last read."""
+        self.scopes.refused = ""
 
     def require_no_caught_read(self) -> None:
         """Raise `CaptureError` if the function caught the error of a read and continued.
 
         It would continue differently without the recorder."""
-        if self.refused:
-            text, self.refused = self.refused, ""
+        text = self.scopes.refused
+        self.forget_read()
+        if text:
             raise CaptureError(f"{text}. The function caught this error and continued")
 
     def lifted(self, xs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
