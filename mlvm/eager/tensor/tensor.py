@@ -230,7 +230,11 @@ class Tensor(Methods, Allocation):
         number = _scalar(self)
         if number is not None:
             return bool(number)
-        self._require_one("bool", "only one element is true or false; take ml.all(x) or ml.any(x)")
+        self._require_one(
+            "bool",
+            "only one element is true or false; take ml.all(x) or ml.any(x), or write &, | and ~ "
+            "instead of and, or and not",
+        )
         return bool(self._number("bool"))
 
     def __int__(self) -> int:
