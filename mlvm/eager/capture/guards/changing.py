@@ -46,7 +46,7 @@ class Description(dict[Any, tuple[str, str]]):
 
 
 _REMEDIES: Final = {
-    "type": "Open the axis by name, ml.capture(step, dynamic_axes={'x': ('n', None)}), or pad it "
+    "type": "Open the axis by name, ml.capture(step, dynamic_axes={'x': {0: 'n'}}), or pad it "
     "to one of a few lengths: ml.Pipeline(data, n, pad=0, pad_to=[64, 128])",
     "identity": "Write new values into the tensor, as in x[...] = y, or give it as an argument",
     "value": "Give what changes as a tensor, or keep it the same",
