@@ -44,7 +44,7 @@ def test_an_argument_of_other_types() -> None:
     sizes = ", ".join(f"f32[{i},2]" for i in range(1, 9))
     assert text.endswith(
         f"has recorded its 8th program, which takes time and memory: argument 'x' was {sizes}. "
-        f"Open the axis by name, ml.capture(step, dynamic_axes={{'x': ('n', None)}}), or pad it "
+        f"Open the axis by name, ml.capture(step, dynamic_axes={{'x': {{0: 'n'}}}}), or pad it "
         f"to one of a few lengths: ml.Pipeline(data, n, pad=0, pad_to=[64, 128])."
     )
     assert "'test_an_argument_of_other_types.<locals>.<lambda>'" in text
