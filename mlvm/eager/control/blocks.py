@@ -113,6 +113,16 @@ def has_effects(fn: Callable[[], object]) -> bool:
         return True
 
 
+@contextmanager
+def suppressed(*errors: type[Exception]) -> Iterator[None]:
+    """Suppress these errors in the block, including the error of a read of a value."""
+    try:
+        yield
+    except errors:
+        if is_recorded():
+            recorder().forget_read()
+
+
 def retry_blocks(
     record_blocks: Callable[P, R], reason: type[Exception] = RetryBlocks
 ) -> Callable[P, R]:

@@ -6,7 +6,6 @@ Python evaluates a condition on the host; a tensor condition becomes a `cond`, a
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Any, TypeVar
 
 import numpy as np
@@ -56,7 +55,7 @@ def loop(at: NodeCall, most: Value = None, condition: Value = None, *state: Valu
     # Maximum number of unrolled iterations.
     is_long = blocks.is_recorded() and count is not None and count > 4 and goes_on
     if is_long and not any(isinstance(x, (list, type(None))) for x in state):
-        with suppress(CaptureError, DTypeError, ShapeError):  # iterations differ
+        with blocks.suppressed(CaptureError, DTypeError, ShapeError):  # iterations differ
             return _scanned(at, count or 0, state, stack_count)
     rows: list[list[Value]] = [[] for _ in range(stack_count)]
     turn = 0
