@@ -15,7 +15,7 @@ from functools import reduce
 from itertools import islice, pairwise
 from typing import Final, NamedTuple
 
-from mlvm.core.errors import user_place
+from mlvm.core.errors import shortened, user_place
 from mlvm.core.memo import memoized
 from mlvm.core.op import OPS
 from mlvm.eager.recording.lines import traced_line
@@ -42,7 +42,6 @@ _TESTS: Final = ("POP_JUMP", "JUMP_IF", "TO_BOOL", "UNARY_NOT")
 """Instructions that read the truth value of an operand."""
 
 _INDEXING: Final = frozenset({"BINARY_SUBSCR", "BINARY_SLICE", "BINARY_OP", "BUILD_SLICE"})
-_LONGEST: Final = 80
 
 
 class Read(NamedTuple):
@@ -194,5 +193,4 @@ def _remedy_of_call(call: ast.Call) -> str:
 
 
 def _text(node: ast.AST) -> str:
-    text = ast.unparse(node)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+    return shortened(ast.unparse(node), 80)
