@@ -52,11 +52,13 @@ def test_other_failures_and_lines_without_one_are_told(
         text=True,
     )
     assert result.returncode == 1
-    told = [line for line in result.stdout.splitlines() if line.startswith("no test fails")]
+    lines = result.stdout.splitlines()
+    told = [line for line in lines if line.startswith("no test fails")]
     assert told == [
         "no test fails any more: test_it.py::test_m*",
         "no test fails any more: test_it.py::test_gone",
     ]
     assert f"{1 if other else 2} failed" in result.stdout
     assert "1 xfailed, 1 xpassed" in result.stdout
-    assert result.stdout.count("[XPASS(strict)]") == 1
+    # pytest repeats this in its summary, if the environment has CI
+    assert sum(line.startswith("[XPASS(strict)]") for line in lines) == 1
