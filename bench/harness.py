@@ -353,6 +353,12 @@ def run(
                 for _ in range(rounds):
                     for name, child in entrants.items():
                         samples[name].append(child.round(case))
+                        if rounds == 1:  # each may take a minute
+                            shown = [
+                                f"{metric} {value:.4g}"
+                                for metric, value in samples[name][0].items()
+                            ]
+                            say(f"{suite.name}: {case}, {name}: {', '.join(shown)}")
             finally:
                 for name, metrics in samples.items():
                     records += summarize(suite, case, name, metrics) if metrics else ()
