@@ -42,9 +42,7 @@ from mlvm.machines.native.extension import EXTENSION
 
 Ints = NDArray[np.int64]
 
-FOUND: Final = 0
-NONE: Final = 1
-LIMIT: Final = 2
+FOUND, NONE, LIMIT = range(3)
 """Results of a search: offsets, a proof that there are none, or the limit of nodes was reached."""
 
 _BITS: Final = 14

@@ -28,7 +28,6 @@ from mlvm.core.types import DType, TensorType, f32, f64, i32, i64
 from mlvm.step.open_step import OpenStep, StepLength
 from mlvm.step.saved import SavedStep
 
-_MOST_COMBINATIONS: Final = 1 << 16
 _OF_INTS: Final = frozenset({"floordiv", "mod"})
 _BOOLS: Final = frozenset({"truth", "lt", "le", "eq", "ne", "gt", "ge"})
 
@@ -49,10 +48,11 @@ class Formulas:
     def __init__(self, lengths: Sequence[StepLength]) -> None:
         bounds = [each.at_most for each in lengths]
         count = int(np.prod(bounds, dtype=object))
-        if count > _MOST_COMBINATIONS:
+        most = 1 << 16  # rows of each formula's table
+        if count > most:
             names = ", ".join([f"{each.name!r} to {each.at_most}" for each in lengths])
             raise CannotBuild(
-                f"lengths: expected at most {_MOST_COMBINATIONS:,} combinations, got {count:,} "
+                f"lengths: expected at most {most:,} combinations, got {count:,} "
                 f"({names}); capture the step with lower bounds, max_sizes="
             )
         rows = list(product(*[range(1, n + 1) for n in bounds]))

@@ -21,6 +21,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from mlvm.core.dynamic_sizes import open_length
 from mlvm.core.errors import ArgumentError, DTypeError, ShapeError, with_article
+from mlvm.core.sizes import MAX_TERM
 
 Array: TypeAlias = NDArray[Any]
 Kind = Literal["bool", "unsigned", "signed", "float", "complex", "storage"]
@@ -226,7 +227,7 @@ def promote(x: DType, y: DType) -> DType:
 Shape: TypeAlias = tuple[int, ...]
 _INT: Final = frozenset({int})
 MAX_NDIM: Final = 64  # the limit of numpy
-MAX_NBYTES: Final = 1 << 62
+MAX_NBYTES: Final = MAX_TERM  # a sum of two sizes fits into 64 bits
 _MOST_UNCHECKED: Final = MAX_NBYTES // 16
 """Largest number of elements that fits in `MAX_NBYTES` bytes for every dtype."""
 ALIGNMENT: Final = 64  # in bytes, of a tensor's address

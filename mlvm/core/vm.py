@@ -50,7 +50,6 @@ from mlvm.core.protocol import Estimate, StorageHandle, TensorHandle, VMIdentity
 from mlvm.core.store import FreeStore
 from mlvm.core.types import Array, TensorType, check_array, check_out
 
-_MOST_LAUNCHES: Final = 50
 _MOST_BOUND: Final = 1 << 18  # instructions of a program that are bound to handles
 _numbers = itertools.count()
 _vms: Final = weakref.WeakSet["VM"]()
@@ -476,9 +475,9 @@ class VM(VMIdentity):
                     ) from None
                 if max_steps is not None and not isinstance(max_steps, int):
                     raise MachineError(f"expected max_steps as an int or None, got {max_steps!r}")
-                if depth > _MOST_LAUNCHES:
+                if depth > 50:  # below Python's limit of recursion
                     raise LimitExceededError(
-                        f"launches are nested more than {_MOST_LAUNCHES} deep; do not launch "
+                        f"launches are nested more than {depth - 1} deep; do not launch "
                         "from host functions"
                     )
                 context = self._context if depth == 1 else self._context.copy()

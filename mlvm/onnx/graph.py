@@ -21,7 +21,6 @@ from mlvm.onnx.wire import FIELDS, ProtoMessage
 _OURS: Final = ("", "ai.onnx")
 _NEWEST: Final = 1000  # larger numbers are not valid opsets
 _PLAIN: Final = {1: "f", 2: "i", 13: "tp"}  # fields of attributes by kind
-_MOST_NODES: Final = 100_000  # limit of nodes, including nested functions
 REFUSALS: Final = (
     *(MlvmError, TypeError, ValueError, AttributeError, LookupError),
     *(ArithmeticError, MemoryError),
@@ -302,10 +301,11 @@ class Builder:
         within: Scope,
     ) -> Any:
         """Yield the nodes of a graph; calls of functions are replaced by the function bodies."""
+        most = 100_000  # small files may call nested functions that many times
         for message in messages:
             self._count += 1
-            if self._count > _MOST_NODES:
-                raise ModelError(f"expected at most {_MOST_NODES} nodes, got more")
+            if self._count > most:
+                raise ModelError(f"expected at most {most} nodes, got more")
             what = f"{message.op_type} {message.name!r}"
             for name in message.input:
                 if name and name not in defined:

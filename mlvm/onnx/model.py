@@ -41,8 +41,6 @@ from mlvm.onnx.wire import decode
 from mlvm.renamed import OldAttribute
 
 _FEW: Final = 64  # maximum elements of a potential shape
-_LEAST: Final = 1 << 28, 1 << 32  # minimum limits of bytes for folding and for a call
-_TIMES: Final = 16, 1 << 10  # or this multiple of the files, or of weights and inputs
 
 
 class Model(ml.nn.Module):
@@ -60,7 +58,7 @@ class Model(ml.nn.Module):
     you trust.
     """
 
-    limit: int = _LEAST[1]
+    limit: int = 1 << 32
 
     def __init__(
         self, graph: Graph, arrays: Mapping[str, Callable[[], Array]], files: Files
@@ -110,7 +108,7 @@ class Model(ml.nn.Module):
             values[name] = None
         values = self._narrowed(values)
         operands = {name: self._operand(name, x, graph.kinds[name]) for name, x in values.items()}
-        weights, most = {**self.weights, **self.constants}, Limit("a call", self.limit, _TIMES[1])
+        weights, most = {**self.weights, **self.constants}, Limit("a call", self.limit, 1024)
         tensors = (*weights.values(), *operands.values())
         most.enter(sum(x.type.nbytes for x in tensors if isinstance(x, Tensor)))
         with most.holding():
@@ -229,7 +227,7 @@ def _loaded(data: memoryview, files: Files, what: str) -> Model:
             message = decode(data)
             if message.graph is None or not message.opset_import:
                 raise ModelError("expected an ONNX file, got a message without a graph or an opset")
-            most = Limit("loading", _LEAST[0], _TIMES[0])
+            most = Limit("loading", 1 << 28, 16)
             most.enter(len(data))
             with most.holding():
                 graph = Builder(message, files).graph(message.graph, {}, frozenset())

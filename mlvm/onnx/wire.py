@@ -47,7 +47,6 @@ Function: 1 name str, 4 input str*, 5 output str*, 6 attribute str*, 7 node Node
 """Number, name and kind of each field of a message. `*` marks a repeated field. An absent field is
 None if the kind is a message or ends with `?`, otherwise 0 or empty."""
 
-_DEEPEST: Final = 100  # limit of nesting, the same as protobuf's
 _DEFAULTS: Final = {"int": 0, "float": 0.0, "double": 0.0, "str": "", "bytes": b""}
 _FIXED: Final[dict[str, Any]] = {"float": np.dtype("<f4"), "double": np.dtype("<f8")}
 # wire types of single numbers; everything else has the wire type 2
@@ -139,8 +138,8 @@ def _damaged(reason: str) -> EncodingError:
 
 def decode(data: Bytes, kind: str = "Model", depth: int = 0) -> ProtoMessage:
     """Decode a message of a kind. Raises `EncodingError` for malformed bytes."""
-    if depth > _DEEPEST:
-        raise _damaged(f"messages are nested more than {_DEEPEST} deep")
+    if depth > 100:  # the limit of protobuf
+        raise _damaged(f"messages are nested more than {depth - 1} deep")
     message = object.__new__(_CLASSES[kind])
     values, readers = message.__dict__, _READERS[kind]
     numbers: dict[str, list[Any]] = {}

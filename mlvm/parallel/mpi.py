@@ -8,12 +8,14 @@ in between.
 from __future__ import annotations
 
 import atexit
+import itertools
 import os
 import re
 import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -30,9 +32,6 @@ from mlvm.parallel.group import checked_timeout, name_of
 from mlvm.parallel.messages import MessageGroup, Transport
 
 _SPIN: Final = 200e-6  # seconds of polling for messages before the first sleep
-_SHORTEST: Final = 20e-6  # seconds of the first sleep; the next sleeps double
-_LONGEST: Final = 2e-3
-
 _LAST_WORDS: Final = 0.5  # seconds in which the other processes may print errors
 
 _HEAD, _BODY, _HELLO = 1, 2, 16_411  # tags of messages; the last is used in COMM_WORLD
@@ -99,6 +98,12 @@ def _unlink_segments() -> None:
                 os.unlink(path)
 
 
+def _sleeps() -> Iterator[float]:
+    """Yield the seconds between looks for messages: they double up to a limit."""
+    yield from (20e-6 * 2**i for i in range(7))
+    yield from itertools.repeat(2e-3)
+
+
 def _pieces(body: Array) -> list[Array]:
     return [body[start : start + _PIECE] for start in range(0, body.nbytes, _PIECE)]
 
@@ -137,7 +142,7 @@ class MpiTransport(Transport):
         theirs = {rank: bytearray(500) for rank in self.others}  # bytes
         sent = [world.Isend([mine, byte], rank, _HELLO) for rank in self.others]
         expected = {rank: world.Irecv([at, byte], rank, _HELLO) for rank, at in theirs.items()}
-        began, sleep = self.system.monotonic(), _SHORTEST
+        began, sleeps = self.system.monotonic(), _sleeps()
         while expected or sent:
             sent = [each for each in sent if not each.Test()]
             expected = {rank: each for rank, each in expected.items() if not each.Test()}
@@ -148,8 +153,7 @@ class MpiTransport(Transport):
                 raise GroupTimeoutError(
                     f"{me} has waited {timeout:g} s for {names} to create the group; raise timeout="
                 )
-            self.system.sleep(sleep)
-            sleep = min(2 * sleep, _LONGEST)
+            self.system.sleep(next(sleeps))
         return {rank: text.rstrip(b"\0").decode() for rank, text in theirs.items()}
 
     def send(self, rank: int, head: bytes, body: Array) -> None:
@@ -164,14 +168,10 @@ class MpiTransport(Transport):
         return len(self._sent.get(rank, ()))
 
     def listen(self, seconds: float) -> None:
-        until, sleep = time.perf_counter() + seconds, _SHORTEST
+        until, sleeps = time.perf_counter() + seconds, _sleeps()
         spin = time.perf_counter() + _SPIN
         while not self._look() and (now := time.perf_counter()) < until:
-            if now < spin:
-                time.sleep(0)  # lets other processes run
-            else:
-                time.sleep(sleep)
-                sleep = min(2 * sleep, _LONGEST)
+            time.sleep(0 if now < spin else next(sleeps))  # 0 lets other processes run
 
     def _look(self) -> bool:
         """Receive and send what is ready. Return whether anything was received or sent."""

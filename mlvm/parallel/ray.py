@@ -34,7 +34,6 @@ from mlvm.parallel.tcp import TcpGroup
 
 R = TypeVar("R")
 
-_MOST_STARTS: Final = 6  # maximum number of attempts to start actors, after 0, 1, 2, ... seconds
 _STRATEGIES: Final = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
 _GRACE: Final = 3.0
@@ -291,14 +290,15 @@ class RayGroup(AnyGroup):
             self.close()
             return
         self._attempt += 1
-        for pause in range(_MOST_STARTS):
+        pauses = range(6)  # seconds
+        for pause in pauses:
             try:
                 self._stop_actors()
                 time.sleep(pause)
                 self._start_actors()
                 return
             except GroupError:  # Ray may not have detected yet that a node is dead
-                if pause == _MOST_STARTS - 1:
+                if pause == pauses[-1]:
                     self.close()
                     raise
             except BaseException:

@@ -7,7 +7,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from mlvm.arena.arena import Arena, on_made
 from mlvm.arena.recording import Recording
@@ -19,12 +19,6 @@ from mlvm.core.protocol import VMProtocol
 from mlvm.core.vm import VM
 from mlvm.show.record import record_all
 from mlvm.show.vm_trace import Latest, VMTrace
-
-MOST_TENSORS: Final = 20_000
-"""Most ended tensors of each arena in a session: the latest, and at least half as many."""
-
-MOST_SPANS: Final = 100_000
-"""Most spans of each VM, and most waits, in a session: the latest."""
 
 
 class Wait(NamedTuple):
@@ -46,31 +40,35 @@ class ScriptSession:
     Times are in nanoseconds of `time.perf_counter_ns`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, spans: int) -> None:
         self.recordings: list[Recording] = []
         self.traces: list[VMTrace] = []
-        self.waits: Latest[Wait] = Latest(MOST_SPANS)
+        self.waits: Latest[Wait] = Latest(spans)
         self.began = self.ended = time.perf_counter_ns()
 
 
 @contextmanager
-def all_recorded() -> Iterator[ScriptSession]:
+def all_recorded(*, tensors: int = 20_000, spans: int = 100_000) -> Iterator[ScriptSession]:
     """Record every arena made inside the block, the VMs, and every wait for a queue tensor.
-    It keeps no arena and no VM alive."""
-    session, listened = ScriptSession(), list[weakref.ref[_Listened]]()
+    It keeps no arena and no VM alive.
+
+    tensors: maximum number of ended tensors of each arena: the latest, and at least half as many.
+    spans: maximum number of spans of each VM, and of waits: the latest.
+    """
+    session, listened = ScriptSession(spans), list[weakref.ref[_Listened]]()
 
     def begin(arena: Arena) -> None:
         if arena.vm.stands_for is arena.vm:
             listener = arena.vm.attached(_Listened)
             if listener.session is not session:
-                session.traces.append(listener.start(arena.vm, session))
+                session.traces.append(listener.start(arena.vm, session, spans))
                 listened.append(weakref.ref(listener))
 
     def waited(queue: str, what: str, began: float) -> None:
         span = round(began * 1e9), time.perf_counter_ns()
         session.waits.add(Wait(queue, what, threading.current_thread().name, *span))
 
-    with record_all(most=MOST_TENSORS // 2, programs=True) as session.recordings:
+    with record_all(most=tensors // 2, programs=True) as session.recordings:
         on_made.append(begin)
         on_wait.append(waited)
         try:
@@ -92,9 +90,9 @@ class _Listened:
         self.session: ScriptSession | None = None
         self._layers = ExitStack()
 
-    def start(self, vm: VMProtocol, session: ScriptSession) -> VMTrace:
+    def start(self, vm: VMProtocol, session: ScriptSession, spans: int) -> VMTrace:
         """Time the functions of a VM of this process, or the calls of a different VM."""
-        self.session, trace = session, VMTrace(vm.name, most=MOST_SPANS)
+        self.session, trace = session, VMTrace(vm.name, most=spans)
 
         def watching(proceed: Callable[[Instrument], None], own: Instrument | None) -> None:
             proceed(trace if own is None else _Both(trace, own))

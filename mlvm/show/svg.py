@@ -39,7 +39,7 @@ COLOURS: Final = (
     *("#a0cbe8", "#ffbe7d", "#b6992d", "#8d7fc7", "#d7b5a6", "#e377c2"),
     *("#5fa37f", "#b5677a", "#d4a6c8", "#c7c15a", "#3aa6d0", "#b3541e"),
 )
-MOST_COLOURED: Final = 12
+MOST_COLOURED: Final = len(COLOURS) - len(_COMMON)
 
 
 def home_colour(kind: str) -> int:

@@ -24,9 +24,6 @@ from mlvm.step.flow import Call, Unit, UnitTable, Use, Value, is_one_element
 from mlvm.step.fused_windows import may_write, written_shape
 from mlvm.step.schedule import Placed, Run, in_place, placed
 
-MOST_OPERANDS: Final = 192
-"""Maximum number of values that a chain reads."""
-
 
 class FusionPolicy(NamedTuple):
     """Policy for chains that save time with a machine's kernels.
@@ -41,12 +38,14 @@ class FusionPolicy(NamedTuple):
     `shortest`: minimum number of links; an update in place may have fewer.
     `longest`: maximum number of links.
     `near`: maximum number of units between a call and a chain that it joins.
+    `operands`: maximum number of values that a chain reads.
     """
 
     native: bool = False
     shortest: int = 3
     longest: float = math.inf
     near: int = 16
+    operands: int = 192
 
     def links(self, op: Op) -> bool:
         return op.links if self.native else op.elementwise
@@ -112,7 +111,7 @@ def joined(
                 continue
             if len(partner.calls) + len(unit.calls) > policy.longest:
                 continue
-            if len(partner.reads | unit.reads) > MOST_OPERANDS:
+            if len(partner.reads | unit.reads) > policy.operands:
                 continue
             if not _takes(partner, unit.calls, domains):
                 continue

@@ -32,7 +32,7 @@ from mlvm.show.session import ScriptSession, all_recorded
 from mlvm.show.vm_trace import TimeSpan, VMTrace
 from mlvm.step.compile import Planned, on_planned
 from mlvm.step.saved import SavedStep
-from tests.brief import Patch, cases
+from tests.brief import cases
 
 HERE = Path(__file__)
 NASTY = "</script><script>alert('1')</script><!-- &amp; \u2028 \ud800 \""
@@ -233,10 +233,8 @@ def test_a_session_has_arenas_vms_and_waits(session: tuple[ScriptSession, list[P
     assert all(span["end"] >= span["start"] >= 0 for spans in lanes.values() for span in spans)
 
 
-def test_a_session_says_what_it_has_forgotten(monkeypatch: Patch) -> None:
-    monkeypatch.setattr("mlvm.show.session.MOST_TENSORS", 8)
-    monkeypatch.setattr("mlvm.show.session.MOST_SPANS", 10)
-    with all_recorded() as session:
+def test_a_session_says_what_it_has_forgotten() -> None:
+    with all_recorded(tensors=8, spans=10) as session:
         vm = ml.VM("m")
         weights, batch = ml.Arena(vm, "weights"), ml.Arena(vm, "batch")
         with weights.allocating():
@@ -402,7 +400,7 @@ setTimeout(() => {
 
 def test_a_browser_sums_time_by_op(tmp_path: Path) -> None:
     """A call that other calls ran in counts what it took itself."""
-    session, trace = ScriptSession(), VMTrace("here")
+    session, trace = ScriptSession(10), VMTrace("here")
     start = session.began
     for name, began, ended in (("launch", 0, 10), ("exp", 1, 5), ("sin", 6, 8), ("exp", 20, 24)):
         trace.spans.add(TimeSpan(name, 1, start + began * 1000, start + ended * 1000, {}))

@@ -45,12 +45,8 @@ from mlvm.core.types import TensorType
 
 ANY: Final = "Any"
 _WIDTH: Final = 64  # slots per tuple, which states share if they are equal
-MAX_CONTEXTS: Final = 16
 MAX_TYPED_CONTEXTS: Final = 1000
-"""Limits of the combinations of kinds (`by_type`: of types) that are verified per function.
-
-Beyond the limit, one combination of unknown kinds stands for all.
-"""
+"""Limit of the combinations of types that are verified per function (`by_type`)."""
 
 
 class Abstract(NamedTuple):
@@ -298,9 +294,12 @@ class _Verifier:
     # --- the fixed point ---
 
     def enter(self, function: Function, params: Sequence[Abstract]) -> _Context:
-        """Return the context of a call with these parameters; schedule it if they are new."""
+        """Return the context of a call with these parameters; schedule it if they are new.
+
+        Beyond a limit of combinations, one combination of unknown kinds stands for all.
+        """
         key = tuple([str(p) if self.by_type else p.kind for p in params])
-        most = MAX_TYPED_CONTEXTS if self.by_type else MAX_CONTEXTS
+        most = MAX_TYPED_CONTEXTS if self.by_type else 16
         contexts = self.contexts.setdefault(function.name, {})
         if key not in contexts and len(contexts) >= most:
             params = (UNKNOWN,) * len(params)

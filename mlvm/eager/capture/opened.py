@@ -26,7 +26,7 @@ from mlvm.core.memo import Memo
 from mlvm.core.types import TensorType
 from mlvm.eager.capture.cache import CacheEntry
 from mlvm.eager.capture.dynamic_axes import Axis, OpenLength, may_open, sizes_of
-from mlvm.eager.capture.guards.changing import RecompilationWarning
+from mlvm.eager.capture.guards.changing import MANY, RecompilationWarning
 from mlvm.eager.capture.guards.signature import Signature
 from mlvm.eager.capture.launch import Launch, operands_of
 from mlvm.eager.capture.patched import NotPatched, PatchedProgram
@@ -38,9 +38,6 @@ from mlvm.step.compile import Planned
 from mlvm.step.flow import Flow
 from mlvm.step.open_step import FUNCTIONS, OpenStep, StepLength
 from mlvm.step.templates import OpenType, Place, PlannedTemplate, at
-
-_MOST: Final = 8
-"""Maximum number of traces for calls that differ only in sizes, and of plans of each trace."""
 
 _MOST_SIZES: Final = 3
 """Number of different sizes of an axis at which the axis becomes dynamic."""
@@ -164,7 +161,7 @@ class OpenTrace:
 
         The guards of the plan are the comparisons of sizes that the compiler has made. If the
         compiler needs the value of a size, no such plan is created."""
-        if self._is_pinned or len(self._plans) >= _MOST:
+        if self._is_pinned or len(self._plans) >= MANY:
             return
         axes = zip(self.open, lengths, self._bounds, strict=True)
         bounds = tuple([each.at_most or max(_bound_of(n), most) for each, n, most in axes])
@@ -399,8 +396,8 @@ class CallFamilies:
         with self._lock:
             family = self._families.entries.get(without_sizes(key))
             if family is not None:
-                self._dropped += family.traces[_MOST - 1 :]
-                family.traces = (trace, *family.traces[: _MOST - 1])
+                self._dropped += family.traces[MANY - 1 :]
+                family.traces = (trace, *family.traces[: MANY - 1])
 
     def take_dropped(self) -> list[OpenTrace]:
         """Return the traces that were evicted since the last call, whose programs can be freed."""

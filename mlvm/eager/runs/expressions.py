@@ -25,7 +25,6 @@ Lookup = Callable[[str], Array]
 _Evaluate = Callable[[Lookup], Any]
 
 _REFERENCE: Final = re.compile(r"%(\d+)(?:\.(\d+))?(?![\w.])")
-_MOST: Final = 10_000  # maximum number of characters
 
 _FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
     "abs": np.abs, "all": np.all, "any": np.any, "argmax": np.argmax, "argmin": np.argmin,
@@ -54,17 +53,15 @@ class Expression:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        if len(text) > _MOST:
-            raise ArgumentError(
-                f"expected an expression of at most {_MOST:,} characters, got {len(text)}"
-            )
         try:
             tree = ast.parse(_REFERENCE.sub(r"_ref_\1_\2", text), mode="eval")
+            names: dict[str, None] = {}
+            self._evaluate = _compiled(tree.body, names)
+        except ArgumentError:
+            raise
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             reason = getattr(error, "msg", None) or type(error).__name__
             raise ArgumentError(f"expected an expression, got {brief(text)}: {reason}") from None
-        names: dict[str, None] = {}
-        self._evaluate = _compiled(tree.body, names)
         self.names = tuple(names)
 
     def value(self, lookup: Lookup) -> Array:

@@ -31,9 +31,6 @@ from mlvm.eager.runs.ops import OpProgram
 from mlvm.machines import printing, residuals
 
 _BEGIN: Final = Program.of_op(residuals.BEGIN, 0, NO_ATTRIBUTES, 0)
-_MOST_BETWEEN: Final = 1_000_000
-"""Maximum number of successive instructions without an op."""
-
 _MACHINERY: Final = frozenset({"zeros", "reshape", residuals.BEGIN, residuals.END})
 """Functions that a program calls for frames and stacks, which are not treated as ops.
 
@@ -141,9 +138,9 @@ class OpInterpreter:
     def advance(self) -> bool:
         """Follow instructions until the next op.
 
-        Return False at the end."""
-        state = self.state
-        for _ in range(_MOST_BETWEEN):
+        Return False at the end. Raises `LimitExceededError` for a loop without ops."""
+        state, most = self.state, 1_000_000
+        for _ in range(most):
             code = self._functions[state.function].code
             opcode, immediates = code[state.pc]
             if opcode is Opcode.cfunc:
@@ -156,7 +153,7 @@ class OpInterpreter:
             else:
                 self._follow(opcode, immediates)
         raise LimitExceededError(
-            f"execution: expected an op within {_MOST_BETWEEN:,} instructions, got none"
+            f"execution: expected an op within {most:,} instructions, got none"
         )
 
     def _follow(self, opcode: Opcode, immediates: tuple[Any, ...]) -> None:

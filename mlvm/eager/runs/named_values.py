@@ -17,9 +17,6 @@ from mlvm.eager.runs.execution import Executed, Execution, Ref
 RESULT: Final = "result"
 """The name of the first result of the op that was executed last."""
 
-_MOST_AHEAD: Final = 10_000
-"""The number of following ops in which the next reader of a value is searched."""
-
 _REFERENCE: Final = re.compile(r"%(\d{1,18})(?:\.(\d{1,9}))?")
 _OUTSIDE: Final = re.compile(r"(input|state|constant) ?(\d{1,9})")
 
@@ -140,16 +137,14 @@ class Values:
         return min(bisect_left(moments, pc), max(len(moments) - 1, 0))
 
     def _next_read(self, ref: Ref) -> str:
-        """Describe the next op that reads a value."""
-        is_ended = False
+        """Describe the next op that reads a value, or state the number of ops that do not."""
+        is_ended, most = False, 10_000
         with suppress(MlvmError):  # if an op raises, the ops before it are known
-            is_ended = self.execution.op_at(self.position + _MOST_AHEAD) is None
+            is_ended = self.execution.op_at(self.position + most) is None
         for op in self.execution.executed[self.position :]:
             if ref in op.operands:
                 return f"next read by {self._with_line(op)}"
-        return (
-            "read by no later op" if is_ended else f"read by none of the next {_MOST_AHEAD:,} ops"
-        )
+        return "read by no later op" if is_ended else f"read by none of the next {most:,} ops"
 
     def _of_function(self, refs: list[Ref]) -> Ref:
         """Return the latest of these results, preferably of the current function."""

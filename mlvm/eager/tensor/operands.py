@@ -34,8 +34,6 @@ NUMBERS: Final = (bool, int, float, complex, np.generic)
 
 _INT: Final = TensorType(default_of(int))
 _LISTED: Final = frozenset({list, float, int})  # values of which C makes a tensor
-_MOST_JOINED: Final = 16
-"""Maximum number of small tensors that one op concatenates."""
 _SMALL: Final = 4096
 """Size in bytes of a small tensor."""
 
@@ -231,14 +229,15 @@ def in_groups(xs: Sequence[Tensor], axis: int) -> Sequence[Tensor]:
     """Concatenate many small tensors of one type in groups; return other tensors unchanged.
 
     A kernel is planned for each number of operands, so few numbers should occur."""
-    if len(xs) <= _MOST_JOINED or current().recorder is not None or type(xs[0]) is not Tensor:
+    each_op = 16  # tensors that one op concatenates
+    if len(xs) <= each_op or current().recorder is not None or type(xs[0]) is not Tensor:
         return xs
     type_of_each, ndim = xs[0].type, xs[0].ndim
     is_valid = type(axis) is int and -ndim <= axis < ndim and type_of_each.nbytes <= _SMALL
     if is_valid and all(type(x) is Tensor and x.type is type_of_each for x in xs):
         call = one_op("concat", axis=axis)
-        while len(xs) > _MOST_JOINED:
-            groups = [xs[i : i + _MOST_JOINED] for i in range(0, len(xs), _MOST_JOINED)]
+        while len(xs) > each_op:
+            groups = [xs[i : i + each_op] for i in range(0, len(xs), each_op)]
             xs = [apply(call, *each) if len(each) > 1 else each[0] for each in groups]
     return xs
 

@@ -8,7 +8,7 @@ bits as the steps, but needs no launch, and no tensor for a result that only the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from mlvm.core.machine.callee import Fused, Kernels
 from mlvm.core.machine.fused import LONGEST_CHAIN, Chain, Link
@@ -16,8 +16,6 @@ from mlvm.core.types import TensorType
 from mlvm.eager.tensor.context import current_arena
 
 _APPLY, _ALIAS, _, _UPDATE, _ = range(5)  # `StepKind` in dispatch.h
-_MOST: Final = 12
-"""Maximum number of results and operands of a chain: `MOST_CHAINED` in templates.h."""
 
 
 class Step(NamedTuple):
@@ -111,7 +109,7 @@ class _Planner:
         results = [number for number, step in zip(produced, steps, strict=True) if step.last >= end]
         read = [number for step in steps for number in step.operands]
         values = [*results, *dict.fromkeys(number for number in read if number not in produced)]
-        if len(values) > _MOST or not results:
+        if len(values) > 12 or not results:  # MOST_CHAINED in templates.c
             return None
         types: list[Any] = [self.types[number] for number in values]
         numbers = {number: -1 - i for i, number in enumerate(produced)}

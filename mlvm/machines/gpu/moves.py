@@ -21,7 +21,6 @@ from mlvm.core.types import DType, Shape, TensorType
 from mlvm.machines.gpu.dtypes import RAW
 from mlvm.machines.gpu.kernels import Argument, Call, Calls, Facts, Types, flat_call, kernel, source
 
-_MOST_AXES: Final = 6
 _RUN: Final = 32  # elements along the innermost axis per item on a processor
 
 
@@ -69,7 +68,8 @@ def move(
     total = math.prod([n for n, _, _ in axes])
     if not total:
         return []
-    if len(axes) > _MOST_AXES:  # one call for each index of the outermost axis
+    most = 6  # axes of the kernel, without the innermost axis
+    if len(axes) > most:  # one call for each index of the outermost axis
         n, o, s = axes[-1]
         inner = [*zip(*axes[:-1], strict=True)]
         return [
@@ -99,7 +99,7 @@ def move(
     )
     (n, o, s), *others = axes
     blocks = -(-n // run)
-    outer = [(blocks, o * run, s * run), *others, *[(1, 0, 0)] * (_MOST_AXES - len(axes))]
+    outer = [(blocks, o * run, s * run), *others, *[(1, 0, 0)] * (most - len(axes))]
     items = total // n * blocks
     numbers = [items, first, start, n, o, s, *itertools.chain(*outer)]
     return [flat_call(text, "move", items, args, *numbers)]

@@ -54,11 +54,6 @@ class _Windows(NamedTuple):
         return (*sizes, self.channels_in_all, *places, outputs_in_all, outputs, *self.phases)
 
 
-_PART: Final = 64 * 64  # minimum elements of a result per group
-_ENOUGH: Final = 64  # number of groups below which a long sum is divided among groups
-_LONG: Final = 1024  # maximum length of a sum that is not divided
-
-
 class _Operand(NamedTuple):
     """Strides of an operand: along rows, columns, two axes of the batch and the summed axis."""
 
@@ -122,11 +117,12 @@ def _shared_out(sizes: Sizes) -> tuple[int, int]:
     not on tiles.
     """
     m, n, k, batch, summed = sizes
-    groups = max(m * n * batch // _PART, 1)
-    if k * summed <= _LONG or groups >= _ENOUGH:
+    enough = 64  # groups; each computes at least 64 x 64 elements
+    groups = max(m * n * batch // (64 * 64), 1)
+    if k * summed <= 1024 or groups >= enough:
         return max(k, 1), 1
     length = min(k, 512)
-    return length, min(-(-k // length) * summed, _ENOUGH // groups)
+    return length, min(-(-k // length) * summed, enough // groups)
 
 
 def _numbers(

@@ -28,9 +28,6 @@ from mlvm.machines.gpu.kernels import (
 )
 from mlvm.machines.gpu.moves import permuted
 
-_PIECE: Final = 8192  # elements of a row that a group adds
-_FEW: Final = 256  # elements that an item adds; longer rows need several steps
-_STEP: Final = 128
 _CHOICE: Final = 16  # bytes of a value and an index
 
 
@@ -62,6 +59,11 @@ class Fold:
         )
 
 
+def _piece_of(length: int) -> int:
+    """Return the number of elements that an item adds; longer columns need several steps."""
+    return max(length, 1) if length <= 256 else 128
+
+
 def fold(
     device: Facts,
     how: Fold,
@@ -81,8 +83,7 @@ def fold(
     before, length, behind = sizes
     divisor = np.int64(0) if divisor is None else divisor
     in_rows = behind == 1 and length > GROUP
-    most, piece = (_PIECE, _PIECE) if in_rows else (_FEW, _STEP)
-    piece = max(length, 1) if length <= most else piece
+    piece = min(length, 8192) if in_rows else _piece_of(length)
     pieces = max(-(-length // piece), 1)
     last = pieces == 1
     first = how if last else replace(how, finish="(a)")
@@ -259,7 +260,7 @@ def running(
     The axis is split into pieces, which start with the result of the previous pieces.
     """
     before, length, behind = sizes
-    piece = length if length <= _FEW else _STEP
+    piece = _piece_of(length)
     pieces = -(-length // piece)
     calls: list[Call] = []
     starts: Argument = out[0]  # not read if a single piece exists

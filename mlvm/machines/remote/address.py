@@ -20,7 +20,6 @@ from mlvm.core.sizes import parse_count
 _UNIX: Final = "unix:"
 _FORMS: Final = "HOST:PORT, [IPV6]:PORT, :PORT (this host alone) or unix:PATH"
 _BACKLOG: Final = 1024  # pending connections
-_LONGEST_PATH: Final = 107  # limit of the path of a unix socket (struct sockaddr_un)
 _ALIVE: Final = {
     "TCP_KEEPIDLE": 15,
     "TCP_KEEPINTVL": 5,
@@ -62,9 +61,10 @@ def parse_address(text: str) -> Address:
         path = text[len(_UNIX) :]
         if not path or "\0" in path:
             raise AddressError(f"an address: expected unix:PATH, got {text!r}")
-        if len(os.fsencode(path)) > _LONGEST_PATH:
+        most = 107  # of a struct sockaddr_un
+        if len(os.fsencode(path)) > most:
             raise AddressError(
-                f"{text!r}: expected a path of at most {_LONGEST_PATH} bytes; use a shorter path"
+                f"{text!r}: expected a path of at most {most} bytes; use a shorter path"
             )
         return UnixAddress(path)
     host, _, digits = text.rpartition(":")

@@ -23,8 +23,8 @@ from mlvm.machines.remote import handshake
 from mlvm.machines.remote.log import Log
 from mlvm.machines.remote.system import SYSTEM, System
 
-MOST_STRANGERS: Final = 96
 MOST_OF_PEER: Final = 64
+"""Maximum strangers of a peer; the total is half as many more, for other peers."""
 _MOMENT: Final = 0.25  # minimum seconds for an unauthenticated connection
 _MOMENT_OF_SILENCE: Final = 0.05
 _LINGERS: Final = 0.2  # seconds for a refused client to read the reason
@@ -72,7 +72,7 @@ class Admission:
         with self._lock:
             counts = Counter(it.peer for it in self._strangers.values())
             crowd = peer if counts[peer] >= MOST_OF_PEER else None
-            if crowd is None and len(self._strangers) >= MOST_STRANGERS:
+            if crowd is None and 2 * len(self._strangers) >= 3 * MOST_OF_PEER:
                 [(crowd, _)] = counts.most_common(1)
             evicted = None if crowd is None else self._oldest_expired(crowd, now)
             is_admitted = crowd is None or evicted is not None

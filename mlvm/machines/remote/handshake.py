@@ -45,7 +45,6 @@ LEAST_SECRET: Final = 16
 BUSY: Final = "too many simultaneous connections: try again"
 """The reason after which a client tries again automatically."""
 
-_LEAST_DIFFERENT: Final = 5  # minimum number of different bytes in a secret
 _TLS_RECORD: Final = b"\x16\x03"
 
 
@@ -170,10 +169,11 @@ def check_secret(secret: str | bytes) -> bytes:
         raise AccessDeniedError(
             f"a secret: expected at least {LEAST_SECRET} bytes, got {len(data)}"
         )
-    if len(data.strip(b" \t\r\n\v\f\0")) < LEAST_SECRET or len(set(data)) < _LEAST_DIFFERENT:
+    different = 5  # bytes
+    if len(data.strip(b" \t\r\n\v\f\0")) < LEAST_SECRET or len(set(data)) < different:
         raise AccessDeniedError(
             f"a secret: expected {LEAST_SECRET} bytes without blanks at the ends, at least "
-            f"{_LEAST_DIFFERENT} of them different; got a secret that is easier to guess"
+            f"{different} of them different; got a secret that is easier to guess"
         )
     return data
 

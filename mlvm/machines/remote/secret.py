@@ -13,8 +13,6 @@ from mlvm.machines.remote.handshake import check_secret
 VARIABLE: Final = "MLVM_SECRET_FILE"
 """Environment variable with the default path of the secret file."""
 
-_MOST: Final = 1 << 16  # bytes; a file may contain the secrets of many users
-
 
 def make_secret() -> str:
     """Create a secret of 256 random bits."""
@@ -24,18 +22,13 @@ def make_secret() -> str:
 def read_secret(path: str | os.PathLike[str]) -> bytes:
     """Read the secret in a file, without leading and trailing blanks.
 
-    Raises `AccessDeniedError` if other users can read the file, or if it is empty or too long, and
+    Raises `AccessDeniedError` for a guessable secret or if other users can read the file, and
     `OSError`.
     """
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # do not wait for a pipe
     with open(descriptor, "rb") as file:
         require_private(descriptor, path, "secret")
-        data = file.read(_MOST + 1)
-        if len(data) > _MOST:
-            raise AccessDeniedError(
-                f"{os.fspath(path)}: expected a secret of at most {_MOST} bytes, got more"
-            )
-        return check_secret(data.strip())
+        return check_secret(file.read().strip())
 
 
 def require_private(descriptor: int, path: str | os.PathLike[str], what: str) -> None:

@@ -45,8 +45,6 @@ from mlvm.machines.remote.tls import server_context
 from mlvm.machines.remote.users import niceness, users_of
 from mlvm.machines.versions import versions
 
-_MOST_OBSERVERS: Final = 64
-
 _QUOTAS: Final = "user_bytes", "user_launches", "user_seconds"
 
 _LOOK: Final = 0.1  # seconds between sweeps of refused connections
@@ -355,11 +353,11 @@ class Server(Closing):
         """
         lender = self.lender
         if hello.wants == "status":
+            most = 64
             with lender.lock:
-                if len(self._observers) >= _MOST_OBSERVERS:
+                if len(self._observers) >= most:
                     raise AccessDeniedError(
-                        f"the server has reached its limit of {_MOST_OBSERVERS} observers; "
-                        "close one of them"
+                        f"the server has reached its limit of {most} observers; close one of them"
                     )
                 self._strangers.leave(client.connection.socket)
                 self._observers.add(client.connection.socket)

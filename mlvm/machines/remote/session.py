@@ -37,9 +37,6 @@ from mlvm.machines.wire import CALLS, WireServer, encode_error, read_args, read_
 POSTED_AT: Final = "posted"
 """Attribute of an error with the number of the failed post, starting with 0."""
 
-_MOST_HANDLES: Final = 1 << 16
-"""Maximum number of handles in a launch message; a decoded handle needs four times the bytes."""
-
 _FREEING: Final = frozenset({"dealloc_tensor", "dealloc_storage", "drop_program", "load_program"})
 
 
@@ -190,10 +187,9 @@ class Session(WireServer):
                 f"a launch: expected 8 bytes for the program and each handle, got "
                 f"{reader.remaining} bytes"
             )
-        if reader.remaining > 8 * _MOST_HANDLES:
-            raise LimitExceededError(
-                f"a launch: expected at most {_MOST_HANDLES - 1:,} arguments, got more"
-            )
+        most = 1 << 16  # a decoded handle needs four times the bytes
+        if reader.remaining > 8 * most:
+            raise LimitExceededError(f"a launch: expected at most {most - 1:,} arguments, got more")
         body = reader.rest()
         number, *handles = launch_struct(len(body) // 8 - 1).unpack(body)
         program, args = self.program(number), tuple(handles)

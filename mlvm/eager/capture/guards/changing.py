@@ -27,7 +27,10 @@ from mlvm.eager.tensor.warn import warn_at
 from mlvm.parallel.membership import place_of, sharding_here
 
 MANY: Final = 8
-"""Number of programs at which the warning is issued."""
+"""Number of programs of a function at which the warning is issued.
+
+It is also the maximum number of traces for calls that differ only in sizes, and of plans of each
+trace."""
 
 _ARGUMENT: Final = "argument "
 _TYPE: Final = re.compile(r"[a-z]+\d*\[[\d,]*\]")
