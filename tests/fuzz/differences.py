@@ -113,15 +113,14 @@ class Flipped(Execution):
         op = self.next_op() if self.position == position else None
         if op is None:
             return super().step()
-        ref, type = op.operands[operand], op.operand_types[operand]
-        content = self._find(ref)
+        content = self._find(op.operands[operand])
         assert content is not None  # it is an operand of the next op
-        before = content.value.read(type)
-        content.value.vm.write(content.value.handle(type), self._flipped(before))
+        before = content.array.copy()
+        np.copyto(content.array, self._flipped(before))
         try:
             return super().step()
         finally:
-            content.value.vm.write(content.value.handle(type), before)
+            np.copyto(content.array, before)
 
     def _flipped(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         data = bytearray(array.tobytes())

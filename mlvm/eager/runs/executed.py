@@ -86,7 +86,7 @@ class Executed(NamedTuple):
         name, attributes: the name and the attributes of the op.
         operands: the values that it reads, in order.
         results: the values that it writes.
-        operand_types, types: the types of the operands and results.
+        operand_types: the types of the operands.
         line: the line in the user's source.
         path: the functions, loops and branches around it, outermost first.
         names: the names that the user's line assigns to the results.
@@ -100,11 +100,15 @@ class Executed(NamedTuple):
     operands: tuple[Ref, ...]
     results: tuple[Ref, ...]
     operand_types: tuple[TensorType, ...]
-    types: tuple[TensorType, ...]
     line: SourceLine | None
     path: tuple[Level, ...]
     names: tuple[str, ...]
     addresses: tuple[Address, ...]
+
+    @property
+    def types(self) -> tuple[TensorType, ...]:
+        """The types of the results."""
+        return tuple([each.type for each in self.addresses])
 
     def __str__(self) -> str:
         return self.text(str)

@@ -49,7 +49,6 @@ class Execution:
         self._machine = OpInterpreter(program, self.vm)
         self._ops: list[Executed] = []
         self._end: int | None = None
-        self._types: dict[Ref, TensorType] = {}
         step = program.step
         if len(inputs) != len(step.inputs):
             raise ProgramError(f"execution: expected {len(step.inputs)} inputs, got {len(inputs)}")
@@ -60,10 +59,7 @@ class Execution:
             ("constant", constants, map(TensorType.of, constants)),
         ):
             for i, (array, type) in enumerate(zip(arrays, types, strict=True)):
-                ref = Ref(kind, i)
-                value = self._machine.stored(ref, array, type)
-                self._machine.state.memory[kind, i, type.nbytes] = Content(value, ref)
-                self._types[ref] = type
+                self._machine.enter(Ref(kind, i), array, type)
         self._snapshots: dict[int, ExecutionState] = {}
         self._spacing = 16
         self._arrive()
@@ -99,7 +95,6 @@ class Execution:
         op = self._machine.execute()
         if op.position == len(self._ops):
             self._ops.append(op)
-            self._types.update(zip(op.results, op.types, strict=True))
         self._arrive()
         return op
 
@@ -158,18 +153,14 @@ class Execution:
 
         Raises `ArgumentError` for a reference that has no value.
         """
-        if ref.kind == "result" and ref.number >= len(self._ops) and self._end is None:
-            with self._restored():
-                self.run(ref.number + 1)
-        if ref not in self._types:
-            raise ArgumentError(f"value: expected an input, state, constant or result, got {ref}")
         content = self._find(ref)
         if content is None:
             with self._restored():
                 self.run(ref.number + 1 if ref.kind == "result" else 0)
                 content = self._find(ref)
-        assert content is not None  # the content was just computed
-        return content.value.read(self._types[ref])
+        if content is None:
+            raise ArgumentError(f"value: expected an input, state, constant or result, got {ref}")
+        return content.array.copy()
 
     def _find(self, ref: Ref) -> Content | None:
         """Return the memory content that is the value, if it is currently stored."""
@@ -183,8 +174,8 @@ class Execution:
 
     def at(self, location: Location) -> tuple[Ref, Array]:
         """Return the present value at a location of the plan, and the origin of the value."""
-        content = self._machine.content(Address(*location))
-        return content.ref, content.value.read(location.type)
+        x = Address(*location)
+        return self._machine.content(x).ref, self._machine.array(x).copy()
 
     def results(self) -> list[Array]:
         """Return the current values of the step's results; at the end, the results of the call."""

@@ -1,28 +1,26 @@
-"""Interpreter of a program op by op: the instructions between ops, and the launch of each op.
+"""Interpreter of a program op by op: the instructions between ops, and the call of each op.
 
-It follows jumps, frames and the stack of the machine (`mlvm.core.program`). Each op is launched on
-the VM as a one-op program. Each result gets separate memory, so a value never changes. A
-snapshot of the state therefore only copies references.
+It follows jumps, frames and the stack of the machine (`mlvm.core.program`), and calls each op by
+the VM's function table. Each result gets separate memory, so a value never changes. A snapshot of
+the state therefore only copies references.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from mlvm.arena.writes import reads_of
-from mlvm.core.errors import LimitExceededError, MlvmError, ProgramError, ShapeError
+from mlvm.core.errors import LimitExceededError, MlvmError, OpError, ProgramError, ShapeError
 from mlvm.core.machine.callee import OUT, UserFunction
 from mlvm.core.machine.run import MAX_DEPTH, truth
 from mlvm.core.machine.verify import verify
 from mlvm.core.op import NO_ATTRIBUTES, Attributes
 from mlvm.core.ops.half import cast
-from mlvm.core.program.program import STAR, Function, Opcode, Program
-from mlvm.core.protocol import StorageHandle, TensorHandle
+from mlvm.core.program.program import STAR, Function, Opcode
 from mlvm.core.types import Array, TensorType, f64
 from mlvm.core.vm import VM
 from mlvm.eager.runs.executed import Address, Executed, Key, Level, Ref
@@ -30,44 +28,19 @@ from mlvm.eager.runs.nesting import LOOP, CodeSpan, spans_of
 from mlvm.eager.runs.ops import OpProgram
 from mlvm.machines import printing, residuals
 
-_BEGIN: Final = Program.of_op(residuals.BEGIN, 0, NO_ATTRIBUTES, 0)
 _MACHINERY: Final = frozenset({"zeros", "reshape", residuals.BEGIN, residuals.END})
 """Functions that a program calls for frames and stacks, which are not treated as ops.
 
 The forms of `zeros` and `reshape` that leave results on the stack are not recorded for a user's
 call."""
 
-_LAUNCHED_ONCE: Final = frozenset({residuals.PUSH, residuals.ADD, printing.PRINT, printing.WATCH})
-
-
-class StoredValue:
-    """Memory of a value on the VM, freed with the last reference."""
-
-    __slots__ = ("_handles", "_storage", "vm")
-
-    def __init__(self, vm: VM, nbytes: int) -> None:
-        self.vm = vm
-        self._handles: dict[TensorType, TensorHandle] = {}
-        self._storage: StorageHandle = vm.alloc_storage(nbytes)
-
-    def handle(self, type: TensorType) -> TensorHandle:
-        """Return the handle of the value with a type of the same size."""
-        if type not in self._handles:
-            self._handles[type] = self.vm.tensor_from_storage(self._storage, type, 0)
-        return self._handles[type]
-
-    def read(self, type: TensorType) -> Array:
-        return self.vm.read(self.handle(type))
-
-    def __del__(self) -> None:
-        with suppress(MlvmError, AttributeError):  # the VM was closed, or had no memory
-            self.vm.dealloc_storage(self._storage)
+_CALLED_ONCE: Final = frozenset({residuals.PUSH, residuals.ADD, printing.PRINT, printing.WATCH})
 
 
 class Content(NamedTuple):
-    """Content of an address: a value and the origin of the value."""
+    """Content of an address: an array that never changes, and the origin of the value."""
 
-    value: StoredValue
+    array: Array
     ref: Ref
 
 
@@ -114,26 +87,31 @@ class OpInterpreter:
         verify(self._planned.program, vm.functions, arguments)
         self._functions: Mapping[str, Function] = self._planned.program.functions
         self._spans = {name: spans_of(each) for name, each in self._functions.items()}
-        self._one_op: dict[tuple[str, int], Program] = {}
-        # functions that are launched only once
-        self._launched: dict[int, tuple[list[StoredValue], list[Array]]] = {}
-        vm.launch(_BEGIN)  # pushes the first record of residuals, even if none is saved
+        self._bound: dict[tuple[str, int], Attributes] = {}  # by function and pc
+        # results of functions that are called only once, by position
+        self._called: dict[int, tuple[list[Array], Sequence[Any]]] = {}
+        # starts the first record of residuals, even if none is saved
+        vm.functions.binding(residuals.BEGIN).call((), NO_ATTRIBUTES)
 
-    def stored(self, what: Ref, array: Array, type: TensorType) -> StoredValue:
+    def enter(self, what: Ref, array: Array, type: TensorType) -> None:
+        """Store a copy of an input, state or constant in memory. Raises `ShapeError`."""
         if array.dtype == np.float64 and type.dtype.is_float and type.dtype is not f64:
             array = cast(array, type.dtype)
         if TensorType.of(array) is not type:
             raise ShapeError(f"execution: expected {what} as {type}, got {TensorType.of(array)}")
-        value = StoredValue(self.vm, type.nbytes)
-        self.vm.write(value.handle(type), array)
-        return value
+        key = what.kind, what.number, type.nbytes
+        self.state.memory[key] = Content(self.vm.memory.copy(array), what)
 
     def content(self, x: Address) -> Content:
         content = self.state.memory.get(x.key)
         if content is None:  # scratch memory that was never written
-            content = Content(StoredValue(self.vm, x.type.nbytes), Ref("scratch", x.place))
+            content = Content(self.vm.memory.new(x.type), Ref("scratch", x.place))
             self.state.memory[x.key] = content
         return content
+
+    def array(self, x: Address) -> Array:
+        """Return the array at an address, with the type of the address."""
+        return x.type.over(self.content(x).array)
 
     def advance(self) -> bool:
         """Follow instructions until the next op.
@@ -181,7 +159,7 @@ class OpInterpreter:
         elif opcode is Opcode.jump_if_false:
             condition = stack.pop()
             if isinstance(condition, Address):
-                condition = self.content(condition).value.read(condition.type)
+                condition = self.array(condition)
             if not truth(condition):
                 self._jump(immediates[0])
         elif opcode is Opcode.call:
@@ -282,7 +260,6 @@ class OpInterpreter:
             tuple([self._ref(x) for x in read]),
             tuple([Ref("result", state.position, j) for j in range(nresults)]),
             tuple([x.type for x in read]),
-            tuple([x.type for x in written]),
             self.program.lines.get(place),
             self._path(),
             self._names(),
@@ -324,55 +301,49 @@ class OpInterpreter:
         """Execute the current op and move past it."""
         state, call = self.state, self._call()
         op = self.described(call)
-        values = {i: self.content(x).value for i, x in enumerate(call.params)}
         try:
-            outs, results = self._launch(op, call, values)
+            outs, results = self._results(op, call)
         except MlvmError as error:
+            if isinstance(error, OpError):
+                error.at(op.name, op.operand_types)
             if op.line is not None:
                 error.add_note(f"recorded at {op.line}")
             raise
         written = [call.params[i] for i in call.written]
         del state.stack[len(state.stack) - 1 - len(call.params) :]
-        for ref, array in zip(op.results[len(outs) :], results, strict=True):
+        for array in results:
             state.created += 1
-            type = TensorType.of(array)
-            written.append(Address("frame", state.created, type))
-            outs = [*outs, self.stored(ref, array, type)]
-        state.stack += written[len(call.written) :]
-        state.latest = tuple(map(Content, outs, op.results))
+            state.stack.append(Address("frame", state.created, TensorType.of(array)))
+            written.append(state.stack[-1])
+        state.latest = tuple(map(Content, [*outs, *results], op.results))
         state.memory.update(zip([each.key for each in written], state.latest, strict=True))
         state.pc += 1
         state.position += 1
-        types = tuple([each.type for each in written])
-        return op._replace(types=types, addresses=tuple(written))
+        return op._replace(addresses=tuple(written))
 
-    def _launch(
-        self, op: Executed, call: _Call, values: Mapping[int, StoredValue]
-    ) -> tuple[list[StoredValue], list[Array]]:
-        """Launch a call; return the results written into operands and the pushed results.
+    def _results(self, op: Executed, call: _Call) -> tuple[list[Array], Sequence[Any]]:
+        """Call a function; return the results written into operands and the pushed results.
 
-        All results are in new memory. An op that saves residuals is launched once per position,
+        All results are in new memory. An op that saves residuals is called once per position,
         since the stack of residuals only grows. A function of the user, which may have effects, is
-        also launched once.
+        also called once.
         """
-        is_once = call.name in _LAUNCHED_ONCE or call.nresults != 0
-        if is_once and op.position in self._launched:
-            return self._launched[op.position]
-        outs: list[StoredValue] = []
-        handles = {i: each.handle(call.params[i].type) for i, each in values.items()}
+        is_once = call.name in _CALLED_ONCE or call.nresults != 0
+        if is_once and op.position in self._called:
+            return self._called[op.position]
+        binding, memory = self.vm.functions.binding(call.name), self.vm.memory
+        if op.place not in self._bound:
+            self._bound[op.place] = binding.callee.bind(call.attributes)
+        params = [*map(self.array, call.params)]
         for i in call.written:
-            type = call.params[i].type
-            outs.append(StoredValue(self.vm, type.nbytes))
-            if call.is_update:
-                self.vm.write(outs[-1].handle(type), values[i].read(type))
-            handles[i] = outs[-1].handle(type)
-        if op.place not in self._one_op:
-            arity = call.name, len(call.params), call.attributes, call.nresults
-            self._one_op[op.place] = Program.of_op(*arity)
-        results = self.vm.launch(self._one_op[op.place], [handles[i] for i in sorted(handles)])
-        self.vm.synchronize()
+            params[i] = (
+                memory.copy(params[i]) if call.is_update else memory.new(call.params[i].type)
+            )
+        with np.errstate(all="ignore"):
+            results = binding.call(params, self._bound[op.place])
+        outs = [params[i] for i in call.written]
         if is_once:
-            self._launched[op.position] = outs, results
+            self._called[op.position] = outs, results
         return outs, results
 
 
