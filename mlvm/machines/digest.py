@@ -44,23 +44,22 @@ def digest(array: Array) -> bytes:
         >>> digest(np.float32([0.0])) == digest(np.float32([-0.0]))
         False
     """
-    text, kind = _about(array.dtype, array.shape)
-    little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
-    data = little.reshape(-1).view(np.uint8)
-    return blake2b(text + accumulate(data, data.size, kind, KEYS), digest_size=16).digest()
+    text, kind, little = _about(array.dtype, array.shape)
+    array = np.ascontiguousarray(array, little)
+    return blake2b(text + accumulate(array, array.nbytes, kind, KEYS), digest_size=16).digest()
 
 
 @memoized(1 << 12)
-def _about(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[bytes, int]:
-    """Return the type of an array as text, and the kind of floats."""
+def _about(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[bytes, int, np.dtype[Any]]:
+    """Return the type of an array as text, the kind of floats, and the little-endian dtype."""
     type = TensorType.of(np.broadcast_to(np.empty((), dtype), shape))
-    return str(type).encode(), _KINDS.get(type.dtype.name, 0)
+    return str(type).encode(), _KINDS.get(type.dtype.name, 0), dtype.newbyteorder("<")
 
 
 def accumulate_in_numpy(data: Array, nbytes: int, kind: int, keys: Array) -> bytes:
     """Return the eight sums; `kind` is the kind of floats, or 0 for other elements."""
     padded = np.zeros(-(-nbytes // 64) * 64, np.uint8)
-    padded[:nbytes] = data
+    padded[:nbytes] = data.reshape(-1).view(np.uint8)
     if kind:
         dtype, infinity, nan = _NANS[kind]
         floats = padded.view(dtype)

@@ -179,13 +179,14 @@ class Writer:
         """Write an immediate, an attribute or a part of an error, after a tag for the type."""
         if self._depth > MAX_NESTING:
             raise EncodingError(f"a value is nested more than {MAX_NESTING} levels deep")
-        if isinstance(value, np.generic):
-            value = value.item()
-        if value is None or isinstance(value, bool):
-            self._data += next(tag for tag, each in _ALONE.items() if value is each)
-            return
         form = _BY_TYPE.get(type(value))
-        form = form or next((form for form in _FORMS if isinstance(value, form.type)), None)
+        if form is None:
+            if isinstance(value, np.generic):
+                value = value.item()
+            if value is None or isinstance(value, bool):
+                self._data += next(tag for tag, each in _ALONE.items() if value is each)
+                return
+            form = next((form for form in _FORMS if isinstance(value, form.type)), None)
         if form is None:
             raise EncodingError(f"expected a value that can be encoded, got {value!r}")
         self._data += form.tag

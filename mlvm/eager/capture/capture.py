@@ -282,6 +282,17 @@ class Captured(Generic[P, R]):
         arena = scope() or default_arena()
         return self._match(arena, *as_tensors(self._signatures, arena.vm, args, kwargs))
 
+    def match_known(
+        self, args: Any, kwargs: Any
+    ) -> tuple[CacheEntry, Sequence[Tensor], Sequence[float]] | None:
+        """Return the program, inputs and Python numbers of a call that C matches, or None."""
+        vm = (scope() or default_arena()).vm
+        for matcher in self._entries.matchers:
+            bound = matcher.match(vm, args, kwargs)
+            if bound is not None:
+                return matcher.entry, bound[2], bound[0].args
+        return None
+
     def _match(self, arena: Arena, args: Any, kwargs: Any) -> ProgramMatch:
         while True:
             signature, key = self._signatures.of(arena.vm, args, kwargs)

@@ -7,7 +7,7 @@ content was written outside of the steps, and the recording stores it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from mlvm.arena.arena import STALE, Allocation
@@ -45,52 +45,37 @@ class Cells:
     def __init__(self) -> None:
         self.rows: list[StateCell] = []
         self.digests: dict[int, bytes] = {}
-        self._sources: list[Callable[[], Allocation]] = []
-        self._keys: dict[object, int] = {}
+        self._sources: list[Allocation | Field] = []  # kept alive: keys contain ids
+        self._numbers: dict[object, int] = {}
         self._names: set[str] = set()
-        self._owners: list[object] = []  # kept alive: cells are identified by id
         self._watch: tuple[Watch, int] | None = None
         self._watches: dict[int, Watch] = {}  # by the id of the VM, which a watch keeps alive
-        self._watched: dict[int, Allocation | None] = {}
+        self._watched: list[Allocation | None] = []
 
     def of_tensor(self, x: Allocation, name: str) -> int:
         """Return the number of a tensor's cell; create the cell if necessary."""
-        return self._number(id(x), x, lambda: x, name, x.type)
+        return self._number(id(x), x, name)
 
     def of_field(self, field: Field, name: str) -> int:
         """Return the number of the cell of a field that steps rebind."""
-        key = id(field.owner), field.name, field.item
+        return self._number((id(field.owner), field.name, field.item), field, name)
 
-        def source() -> Allocation:
-            value = field.value if field.item is None else field.value[field.item]
-            return value.root  # type: ignore[no-any-return]
-
-        return self._number(key, field.owner, source, name, source().type)
-
-    def _number(
-        self,
-        key: object,
-        owner: object,
-        source: Callable[[], Allocation],
-        name: str,
-        type: TensorType,
-    ) -> int:
-        if key not in self._keys:
-            number = self._keys[key] = len(self.rows)
+    def _number(self, key: object, source: Allocation | Field, name: str) -> int:
+        number = self._numbers.setdefault(key, len(self.rows))
+        if number == len(self.rows):
             name = unused_name(name or f"tensor {number}", self._names)
             self._names.add(name)
-            self._owners.append(owner)
             self._sources.append(source)
-            self.rows.append(StateCell(number, name, type))
-        return self._keys[key]
+            self.rows.append(StateCell(number, name, _tensor_of(source).type))
+        return number
 
     def live(self) -> list[int]:
         """Return the cells with tensors that still have memory."""
-        return [number for number, *_ in self.rows if self._source(number) is not None]
+        return [i for i, x in enumerate(self._tensors()) if x is not None]
 
     def array(self, number: int) -> Array:
         """Return the present content of a cell."""
-        return array_of(self._sources[number]())
+        return array_of(_tensor_of(self._sources[number]))
 
     def changed(self, numbers: Iterable[int]) -> dict[int, Array]:
         """Return the contents of the cells that no step has computed, and record them."""
@@ -118,9 +103,8 @@ class Cells:
 
     def begin_watch(self, vm: VMProtocol) -> None:
         """Watch for writes to the cells from now on; unwritten cells are not read again."""
-        self._watch = None
-        self._watched = {number: self._source(number) for number, *_ in self.rows}
-        tensors = [x for x in self._watched.values() if x is not None]
+        self._watch, self._watched = None, self._tensors()
+        tensors = [x for x in self._watched if x is not None]
         if all(x.arena.vm is vm for x in tensors) and not is_shared(vm):
             watch = self._watches.get(id(vm)) or self._watches.setdefault(id(vm), Watch(vm))
             watch.begin(tensors)
@@ -128,15 +112,29 @@ class Cells:
 
     def _is_unwritten(self, number: int) -> bool:
         """Return whether the cell has a digest, and still contains the watched tensor."""
-        return number in self.digests and self._source(number) is self._watched.get(number)
+        if number not in self.digests or number >= len(self._watched):
+            return False
+        source = self._sources[number]
+        return isinstance(source, Allocation) or _live(source) is self._watched[number]
 
-    def _source(self, number: int) -> Allocation | None:
-        """Return the tensor of a cell; None if it no longer has memory."""
-        try:
-            x = self._sources[number]()
-        except (AttributeError, IndexError, TypeError):  # the field contains a different value
-            return None
-        return None if x.handle == STALE else x
+    def _tensors(self) -> list[Allocation | None]:
+        """Return the tensor of each cell; None if it no longer has memory."""
+        return [*map(_live, self._sources)]
+
+
+def _tensor_of(source: Allocation | Field) -> Allocation:
+    if isinstance(source, Allocation):
+        return source
+    value = source.value if source.item is None else source.value[source.item]
+    return value.root  # type: ignore[no-any-return]
+
+
+def _live(source: Allocation | Field) -> Allocation | None:
+    try:
+        x = _tensor_of(source)
+    except (AttributeError, IndexError, TypeError):  # the field contains a different value
+        return None
+    return None if x.handle == STALE else x
 
 
 def storable(array: Array) -> Array:

@@ -32,10 +32,7 @@ _FRAME: Final = struct.Struct("<II")  # length of the payload, and a checksum of
 
 def digest_of(*parts: bytes) -> bytes:
     """Return a cryptographic digest of the concatenated parts."""
-    state = blake2b(digest_size=DIGEST)
-    for part in parts:
-        state.update(part)
-    return state.digest()
+    return blake2b(b"".join(parts), digest_size=DIGEST).digest()
 
 
 def encoded(value: Any) -> bytes:

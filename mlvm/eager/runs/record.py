@@ -155,8 +155,8 @@ class _Recorded(NamedTuple):
     numbers: Callable[[Sequence[float]], list[Array]]
 
 
-_Inputs: TypeAlias = tuple[_Recorded, list[Array], list[Allocation | None]]
-"""Program of a call, and the arrays of external inputs with the tensors of these, if any."""
+_Inputs: TypeAlias = tuple[_Recorded, list[Allocation], list[Array]]
+"""Program of a call, the tensors among the external inputs, and all external inputs as arrays."""
 
 
 def _require_empty(folder: Path) -> None:
@@ -224,7 +224,7 @@ class _Session:
     def _observed(
         self, captured: Captured[..., Any], call: Callable[..., Any], args: Any, kwargs: Any
     ) -> Any:
-        program, arrays, tensors = self._match(captured, args, kwargs)
+        program, tensors, arrays = self._match(captured, args, kwargs)
         table, cells = program.table, program.cells
         digests = [*map(digest, arrays)]
         end, spent, count = self._end, self._spent, len(self._stored)
@@ -241,12 +241,13 @@ class _Session:
             self._stored = dict(islice(self._stored.items(), count))
             raise
         after = digest_of_cells(self._cells.digests, cells)
-        results, values = _results_of(result)
-        updated = [tensors[i] for i, _ in table.updated]
-        late = [digest(array_of(x)) for x in updated if x is not None]
+        returned = [_array_of_leaf(x) for _, x in leaves_of(result)]
+        results = [*map(digest, returned)]
+        results += [digest(array_of(tensors[i])) for i, _ in table.updated]
         if table.file:  # otherwise no replay computes them
-            self._computed.update(results, late)
-        keys = [*map(number_of, digests)], [*map(number_of, results + late)]
+            self._computed.update(results)
+        values = [(i, x) for i, x in enumerate(map(scalar_of, returned)) if x is not None]
+        keys = [*map(number_of, digests)], [*map(number_of, results)]
         self._log.append(
             ("step", program.number, before, after, *keys, values, stored_cells, stored)
         )
@@ -256,6 +257,10 @@ class _Session:
 
     def _match(self, captured: Captured[..., Any], args: Any, kwargs: Any) -> _Inputs:
         """Return the program of a call. The first call is traced once more."""
+        known = captured.match_known(args, kwargs)
+        if known is not None and known[0] in self._programs:
+            entry, inputs, numbers = known
+            return self._with_arrays(self._programs[entry], inputs, numbers)
         if captured in self._untraceable:
             return self._without_program(captured, args, kwargs)
         try:
@@ -267,15 +272,19 @@ class _Session:
             self._untraceable[captured] = f"{type(error).__name__}: {error}"
             return self._without_program(captured, args, kwargs)
         fields = {id(x.root) for x in match.signature.in_fields}
-        tensors = [x.root for x in match.signature.inputs if id(x.root) not in fields]
-        arrays = [array_of(x) for x in tensors] + program.numbers(match.signature.numbers)
-        return program, arrays, [*tensors, *[None] * (len(arrays) - len(tensors))]
+        inputs = [x for x in match.signature.inputs if id(x.root) not in fields]
+        return self._with_arrays(program, inputs, match.signature.numbers)
+
+    def _with_arrays(
+        self, program: _Recorded, inputs: Sequence[Tensor], numbers: Sequence[float]
+    ) -> _Inputs:
+        tensors = [x.root for x in inputs]
+        return program, tensors, [*map(array_of, tensors), *program.numbers(numbers)]
 
     def _without_program(self, captured: Captured[..., Any], args: Any, kwargs: Any) -> _Inputs:
         """Return the inputs of a call that has no program: tensors and numbers."""
         named = [*leaves_of(args), *leaves_of(kwargs)]
-        tensors = [x.root if isinstance(x, Tensor) else None for _, x in named]
-        arrays = [array_of(x) if isinstance(x, Tensor) else number_array(x) for _, x in named]
+        arrays = [_array_of_leaf(x) for _, x in named]
         kinds = tuple([str(TensorType.of(array)) for array in arrays])
         key = captured, kinds
         if key not in self._programs:
@@ -283,7 +292,7 @@ class _Session:
             reason = self._untraceable[captured]
             table = StepTable(captured.name, names=names, types=kinds, reason=reason)
             self._programs[key] = self._declared(table, lambda _: [])
-        return self._programs[key], arrays, tensors
+        return self._programs[key], [], arrays
 
     def _added(self, captured: Captured[..., Any], match: ProgramMatch) -> _Recorded:
         """Trace a call once more, and store the program."""
@@ -401,16 +410,5 @@ class _Session:
         self._data.close()
 
 
-def _results_of(result: Any) -> tuple[list[bytes], list[tuple[int, float]]]:
-    """Return the digests of the tensors and numbers that a call returns.
-
-    Also return the values of the scalars, each with the number of the scalar.
-    """
-    digests, values = [], []
-    for i, (_, x) in enumerate(leaves_of(result)):
-        array = array_of(x) if isinstance(x, Tensor) else number_array(x)
-        digests.append(digest(array))
-        value = scalar_of(array)
-        if value is not None:
-            values.append((i, value))
-    return digests, values
+def _array_of_leaf(x: Tensor | float) -> Array:
+    return array_of(x) if isinstance(x, Tensor) else number_array(x)
