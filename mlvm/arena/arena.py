@@ -102,11 +102,22 @@ class Allocation(AllocationFields):
 
     def stale(self) -> errors.StaleTensorError:
         """Return the error for using this tensor after it was freed."""
+        traced = tracer_of(self)
+        if traced and self.arena.closed:
+            return errors.StaleTensorError(
+                f"use of an abstract tensor: {self.type} belongs to the trace of {traced}, which "
+                f"has finished; return it from the function"
+            )
         why = getattr(self.root, "ended", "the arena was closed")
         text = f"{self.type} of arena {self.arena.name!r} was freed: {why}"
         return errors.StaleTensorError(
             f"use of a freed tensor: {text}; copy it out first, for example with weights.keep(x)"
         )
+
+
+def tracer_of(x: Allocation) -> str:
+    """Return what is being traced with this abstract tensor, or ""."""
+    return getattr(x.arena.vm, "what", "")
 
 
 V = TypeVar("V")

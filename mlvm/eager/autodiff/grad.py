@@ -664,7 +664,10 @@ def _scalar(result: object, has_aux: bool, holomorphic: bool) -> Tensor:
             hint = "; take ml.sum or ml.mean, or see ml.vjp"
         elif isinstance(value, tuple) and not has_aux:
             hint = "; a loss with other values is returned with has_aux=True"
-        raise GradientError(f"expected a float scalar to differentiate, got {_kind(value)}{hint}")
+        elif not isinstance(value, Tensor):
+            hint = "; return a loss that functions of ml compute from the arguments"
+        got = f"the number {value}" if type(value) in (int, float) else _kind(value)
+        raise GradientError(f"expected a float scalar to differentiate, got {got}{hint}")
     return value
 
 

@@ -68,7 +68,7 @@ from mlvm.eager.capture.hoisted import is_shared
 from mlvm.eager.capture.launch import Launch, ScalarInputs, Scratch, ScratchMemories
 from mlvm.eager.capture.opened import CallFamilies, OpenTrace, without_sizes
 from mlvm.eager.capture.replacing import check_replace, replace_patterns
-from mlvm.eager.capture.trace import TracedCall, trace
+from mlvm.eager.capture.trace import TracedCall, Undone, always, if_failed, if_refused, trace
 from mlvm.eager.recording import debug, recorder
 from mlvm.eager.tensor.context import current_arena, default_arena
 from mlvm.eager.tensor.number import is_same
@@ -103,11 +103,18 @@ class _Miss(NamedTuple):
     signature: Signature
     key: Any
 
-    def trace(self, fn: Any, free: Sequence[int], lengths: Sequence[OpenLength] = ()) -> TracedCall:
+    def trace(
+        self,
+        fn: Any,
+        free: Sequence[int],
+        lengths: Sequence[OpenLength] = (),
+        undone: Undone = if_failed,
+    ) -> TracedCall:
         """Trace the call.
 
         Raises `CaptureError` if the call needs the value of an argument that is a type."""
-        call = trace(fn, self.args, self.kwargs, self.arena, self.signature, free, lengths)
+        args, kwargs, signature = self.args, self.kwargs, self.signature
+        call = trace(fn, args, kwargs, self.arena, signature, free, lengths, undone)
         types = call.record.placeholders.types
         calls = with_blocks(call.flow.calls if types else ())
         uses = [x for each in calls for x in (*each.ins, *each.outs)]
@@ -386,7 +393,7 @@ class Captured(Generic[P, R]):
         Return True if the signature of the call may have changed."""
 
         def again(free: Sequence[int], lengths: Sequence[OpenLength] = ()) -> TracedCall:
-            return trace(self.fn, args, kwargs, arena, signature, free, lengths)
+            return trace(self.fn, args, kwargs, arena, signature, free, lengths, always)
 
         try:
             assert entry.sources is not None  # set by `check=` for each entry
@@ -681,12 +688,12 @@ class Captured(Generic[P, R]):
         changes = self._entries.changes_of(miss.key, miss.signature)
         free = free_numbers(changes, miss.signature)
         try:
-            call = miss.trace(self.fn, free)
+            call = miss.trace(self.fn, free, (), if_failed if free else if_refused)
         except Exception:
             if not free:
                 raise
             changes.specialised.update(free)  # an op may reject a traced number
-            call = miss.trace(self.fn, ())
+            call = miss.trace(self.fn, (), (), if_refused)
         changes.specialised.update([free[i] for i in call.numbers.fixed()])
         entry = self._entry(call, miss.signature)
         key = self._steady_key(call, miss)
@@ -714,6 +721,7 @@ class Captured(Generic[P, R]):
             return None
         changes.specialised.update([free[i] for i in call.numbers.fixed()])
         opened = OpenTrace(call, lengths, signature)
+        self._changing.pinned = self._changing.pinned or opened.pinned_line()
         entry = self._entry_at(opened, signature, opened.present)
         if entry is None:
             return None

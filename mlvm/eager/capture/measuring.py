@@ -31,7 +31,7 @@ from mlvm.eager.capture.capture import Captured, require_bools
 from mlvm.eager.capture.dynamic_axes import MAX_LENGTH
 from mlvm.eager.capture.guards.signature import Signatures
 from mlvm.eager.capture.opened import OpenTrace
-from mlvm.eager.capture.trace import Output, trace, trace_once
+from mlvm.eager.capture.trace import Output, always, trace, trace_once
 from mlvm.eager.recording import recorder
 from mlvm.eager.tensor.context import current_arena
 from mlvm.eager.tensor.refusing import named
@@ -355,7 +355,7 @@ def _facts(
         lengths = spec.axes(signature, args, kwargs)
         if not lengths:
             return _Facts(*eager, compiler(call.flow).plan, partial(curve, call.flow))
-        call = trace(fn, args, kwargs, arena, signature, (), lengths)
+        call = trace(fn, args, kwargs, arena, signature, (), lengths, always)
 
         def compiled(flow: Flow) -> Planned:
             # the sizes of the flow have values only during this call

@@ -275,6 +275,10 @@ class OpenTrace:
         opened = enumerate(self.open, self.numbers.first_length)
         return [axis for place, each in opened if place in places for axis in each.axes]
 
+    def pinned_line(self) -> str:
+        """Return the first line of Python that needs the value of a size, or ""."""
+        return next(filter(None, self.numbers.pins.values()), "")
+
     def warn_of_pins(self, name: str, named: Container[Axis]) -> None:
         """Warn of the first Python line that read the value of a size which the user has named.
 

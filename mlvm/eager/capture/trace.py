@@ -19,7 +19,7 @@ import copy
 from collections.abc import Awaitable, Callable, Container, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, suppress
 from types import MethodType
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 from weakref import ReferenceType
 
 import numpy as np
@@ -326,6 +326,25 @@ def code_for_type(x: object) -> str | None:
     return None
 
 
+Undone: TypeAlias = Callable[[BaseException | None], bool]
+"""Function of the error of a trace, or None: whether to undo changes of lists, dicts and names."""
+
+
+def if_refused(error: BaseException | None) -> bool:
+    """Undo the changes if eager code would not raise this error."""
+    return isinstance(error, (CaptureError, recorder.RetryAfterCopy))
+
+
+def if_failed(error: BaseException | None) -> bool:
+    """Undo the changes because the caller traces the call again."""
+    return error is not None
+
+
+def always(_: BaseException | None) -> bool:
+    """Undo the changes because the trace is not a call."""
+    return True
+
+
 def trace_once(
     fn: Callable[..., Any],
     args: Any,
@@ -354,7 +373,8 @@ def trace_call(
     while True:
         signature, _ = signatures.of(arena.vm, args, kwargs)
         try:
-            return trace(fn, args, kwargs, arena, signature, (), lengths(signature)), signature
+            opened = lengths(signature)
+            return trace(fn, args, kwargs, arena, signature, (), opened, always), signature
         except recorder.RetryAfterCopy as error:
             make_exclusive(error.x)
 
@@ -367,12 +387,13 @@ def trace(
     signature: Signature,
     free: Sequence[int],
     lengths: Sequence[OpenLength] = (),
+    undone: Undone = if_refused,
 ) -> TracedCall:
     """Call the function while a recorder is active, and return the traced call.
 
-    The old values of fields that the function rebinds are restored. The signature's numbers that
-    are `free` are also recorded. With dynamic `lengths` the traced call has a template instead of a
-    flow."""
+    The old values of fields that the function rebinds are restored; `undone` decides whether all
+    other changes are undone. The signature's numbers that are `free` are also recorded. With
+    dynamic `lengths` the traced call has a template instead of a flow."""
     snapshot = NamespaceSnapshot(signature.guards)
     sizes = [each.size_in(signature) for each in lengths]
     numbers = Numbers([signature.numbers[i] for i in free], arena.vm, sizes)
@@ -414,6 +435,8 @@ def trace(
                 tree = fn(*inputs[0], **inputs[1])
             record.require_no_caught_read()
             _require_unchanged(before, inputs)
+            if signature.guards.reads_ids:
+                snapshot.require_no_id([*map(record.placeholder, signature.tensors)])
             results = _Results(record, signature, inputs)
             del inputs, before
             replace(_refuse_deferred, tree, (Iterator, Awaitable))
@@ -423,11 +446,16 @@ def trace(
             tree = results.tree_of(tree)
             rebound = [(field, results.leaf(x, field).value) for field, x in snapshot.rebound()]
             snapshot.settle_numbers()
-        except BaseException:
+        except BaseException as error:
+            snapshot.settle_numbers()
             snapshot.restore(failed=True)
+            if undone(error):
+                snapshot.undo()
             snapshot.find(record.escaped_tensors())
             raise
         snapshot.restore(failed=False)
+        if undone(None):
+            snapshot.undo()
         outcome = CallOutcome(tree, results.results, results.outputs, rebound)
         call = TracedCall(
             record, Flow(record.calls, results.values), outcome, numbers, free, flattened
@@ -651,8 +679,14 @@ def _refuse_escaped(record: recorder.Recorder, snapshot: NamespaceSnapshot) -> N
     escaped = record.escaped_tensors()
     if not escaped:
         return
-    x, where = snapshot.find(escaped) or (escaped[0], "an unknown object")
+    x, where, was = snapshot.find(escaped) or (escaped[0], "an unknown object", None)
     line = record.line_of(x)
+    remedy = f"assign it to a field of a Module that contains {with_article(x.type)}"
+    if isinstance(was, Tensor) and was.type is x.type:
+        remedy = f"update the old tensor in place (old[...] = new), or {remedy}"
+    elif where.startswith("field "):
+        zeros = f"ml.zeros({x.type.shape}, dtype=ml.{x.dtype.long_name})"
+        remedy = f"initialize the field with a tensor of this type before the call, as in {zeros}"
     if x.arena not in (record.arena, record.placeholders.arena):
         where = f"arena {x.arena.name!r}"
     what = (
@@ -662,8 +696,7 @@ def _refuse_escaped(record: recorder.Recorder, snapshot: NamespaceSnapshot) -> N
     )
     raise CaptureError(
         f"{what} a captured function was stored in {where}; later calls would not update it. "
-        f"Return it instead, update the old tensor in place (old[...] = new), or assign it to a "
-        f"field of a Module that contains {with_article(x.type)}"
+        f"Return it instead, or {remedy}"
     )
 
 

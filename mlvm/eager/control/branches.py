@@ -133,7 +133,7 @@ def _switch(index: Tensor, first: int, thunks: Sequence[Callable[[], Any]]) -> A
 def _cond(
     pred: Tensor,
     thunks: Sequence[Callable[[], Any]],
-    names: tuple[str, str] = ("all branches", "the second"),
+    names: tuple[str, str] = ("true_fun and false_fun", "false_fun"),
 ) -> Any:
     """Record the two branches of a condition in a captured function.
 

@@ -59,7 +59,7 @@ from mlvm.eager.tensor.apply import COPY, alias_of, one_op, untracked
 from mlvm.eager.tensor.constants import constant, dtype_beside
 from mlvm.eager.tensor.number import index_of, is_free, is_length
 from mlvm.eager.tensor.positions import numbers_in, rewording
-from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.tensor import Tensor, described
 from mlvm.eager.tensor.update import overwrite
 from mlvm.eager.tensor.wrapper import hinted
 from mlvm.eager.tree import Tree, named_leaves, replace, with_leaves
@@ -459,7 +459,9 @@ def _call_with_row(f: Body, x: Tree, state: Tree) -> tuple[Any, Tree]:
     """Call the body of a scan with one row; return the next state and the row of the results."""
     result = f(state, x)
     if not isinstance(result, tuple) or len(result) != 2:
-        raise DTypeError(f"scan: expected a pair (state, y) from the body, got {brief(result)}")
+        raise DTypeError(
+            f"scan: expected a pair from the body, got {described(result)}; return (state, y)"
+        )
     return result[0], as_tree(result[1])
 
 

@@ -58,7 +58,10 @@ def as_like(
     """
 
     def differ(path: str, was: Tree, now: Tree) -> NoReturn:
-        raise DTypeError(f"{what} {_listed(path, was)}, got {_listed(path, now)}{source}")
+        raise DTypeError(
+            f"{what} {_listed(path, was)}, got {_listed(path, now)}{source}; return the same "
+            f"containers with the same names and lengths"
+        )
 
     leaves_before, structure = flatten(before, buffers=True)
     leaves_after = partners(structure, after, lambda x, y: type(x) is type(y), differ, buffers=True)
@@ -68,9 +71,15 @@ def as_like(
         if not fits(x.type, y.type):
             refused = DTypeError if y.dtype is not x.dtype else ShapeError
             where = f" at {path}" if path else ""
-            hint = _of_autocast(x, y)
+            hint = _of_autocast(x, y) or _remedy(x.type, refused is DTypeError)
             raise refused(f"{what} {x.type}{where}, got {y.type}{source}{hint}")
     return unflatten(structure, leaves_after)
+
+
+def _remedy(type: TensorType, is_of_dtype: bool) -> str:
+    if is_of_dtype:
+        return f"; convert with ml.astype(y, ml.{type.dtype.long_name})"
+    return f"; give both the shape {type.shape}, for example with ml.pad or ml.broadcast_to"
 
 
 def _of_autocast(was: Tensor, now: Tensor) -> str:

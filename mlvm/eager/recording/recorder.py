@@ -23,7 +23,7 @@ from collections import ChainMap
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, TypeAlias, TypeVar, cast
 
 from mlvm.arena.arena import (
     STALE,
@@ -50,10 +50,11 @@ from mlvm.core.protocol import StorageHandle, TensorHandle, VMProtocol
 from mlvm.core.types import Array, TensorType, i64
 from mlvm.eager.functions import random
 from mlvm.eager.recording.lines import user_line
-from mlvm.eager.recording.reads import read_here
+from mlvm.eager.recording.reads import read_here, text_here
 from mlvm.eager.tensor.apply import COPY, OneOp, Tensors, Types, apply, untracked
 from mlvm.eager.tensor.constants import prepare_constants
 from mlvm.eager.tensor.context import overriding
+from mlvm.eager.tensor.remedies import Read
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import live_tapes, overwrite
 from mlvm.machines import residuals
@@ -404,17 +405,28 @@ class Recorder:
 
     def read(self, handle: TensorHandle, out: Array | None = None) -> Array:
         self._require_live(handle)
-        code, remedy = read_here()
-        needed = f", which `{code}` needs" if code else ""
+        self._refuse_read(read_here())
+
+    def _refuse_read(self, read: Read) -> NoReturn:
+        needed = f", which `{read.code}` needs" if read.code else ""
         self.scopes.refused = (
-            f"{user_line()}: cannot read a tensor's value inside {self.what}{needed}: "
-            f"{self.no_value}. {remedy}"
+            f"{read.where or user_line()}: cannot read a tensor's value inside {self.what}{needed}:"
+            f" {self.no_value}. {read.remedy}"
         )
         raise CaptureError(self.scopes.refused)
 
     def forget_read(self) -> None:
         """Accept that mlvm itself has caught the error of the last read."""
         self.scopes.refused = ""
+
+    def accept_text(self) -> None:
+        """Accept the text of a tensor, which contains no value, where it is only shown.
+
+        Raises `CaptureError` where the program may depend on it."""
+        read = text_here()
+        self.forget_read()
+        if read is not None:
+            self._refuse_read(read)
 
     def require_no_caught_read(self) -> None:
         """Raise `CaptureError` if the function caught the error of a read and continued.

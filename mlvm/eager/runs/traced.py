@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from mlvm.arena.arena import Allocation, scope
 from mlvm.core.types import Array, TensorType
 from mlvm.eager.capture.capture import Captured, ProgramMatch
-from mlvm.eager.capture.trace import TracedCall, trace
+from mlvm.eager.capture.trace import TracedCall, always, trace
 from mlvm.eager.recording.recorder import RetryAfterCopy
 from mlvm.eager.runs.cells import Cells
 from mlvm.eager.runs.log import digest_of, encoded
@@ -42,7 +42,8 @@ def traced_step(captured: Captured[..., Any], match: ProgramMatch, cells: Cells)
     while True:
         _, _, signature, args, kwargs, _, _ = match
         try:
-            call = trace(captured.fn, args, kwargs, arena, signature, match.entry.free)
+            free = match.entry.free
+            call = trace(captured.fn, args, kwargs, arena, signature, free, (), always)
             break
         except RetryAfterCopy as error:
             make_exclusive(error.x)

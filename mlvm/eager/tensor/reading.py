@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mlvm.arena.arena import STALE, Allocation, stale_of
+from mlvm.arena.arena import STALE, Allocation, stale_of, tracer_of
 from mlvm.arena.context import current
-from mlvm.core.errors import HandleError, MlvmError, user_line
+from mlvm.core.errors import CaptureError, HandleError, MlvmError, user_line, with_article
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import Array
@@ -91,6 +91,13 @@ def explain(
     if stale is not None:
         return stale
     for x in operands:
+        traced = tracer_of(x)
+        if traced and current().recorder is None:
+            return CaptureError(
+                f"{user_line() or 'here'}: cannot compute with {with_article(x.type)} in a "
+                f"different thread: it belongs to the trace of {traced}, which records only the "
+                f"thread that called it. Compute with it in that thread"
+            )
         closed = closed_vm_of(x)
         if closed is not None:
             return HandleError(f"an operand {x.type} has ended: {closed}; copy it before")

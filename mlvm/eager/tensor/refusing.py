@@ -12,6 +12,7 @@ import collections.abc
 import inspect
 import operator
 import os
+import re
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -127,7 +128,9 @@ _CAPTURE: Final = "capture: "
 
 def named(name: str, error: MlvmError) -> None:
     """Prepend the function's name to the text of an mlvm error that does not contain it."""
-    if error.late or isinstance(error, AssertionError) or name.lower() in str(error).lower():
+    if error.late or isinstance(error, AssertionError):
+        return
+    if re.search(rf"\b{re.escape(name)}", str(error), re.IGNORECASE):
         return
     if is_of_user(error):
         return
@@ -146,10 +149,15 @@ def is_of_user(error: BaseException) -> bool:
     step: TracebackType | None = error.__traceback__
     while step is not None:
         file = step.tb_frame.f_code.co_filename
-        if not is_ours(file) and not (file.startswith(_LIBRARY) and "site-packages" not in file):
+        if not is_ours(file) and not is_standard_file(file):
             return True
         step = step.tb_next
     return False
+
+
+def is_standard_file(file: str) -> bool:
+    """Return whether a file belongs to Python's standard library."""
+    return file.startswith((_LIBRARY, "<frozen ")) and "site-packages" not in file
 
 
 @cache

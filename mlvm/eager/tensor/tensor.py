@@ -310,7 +310,7 @@ class Tensor(Methods, Allocation):
         except CaptureError:  # no value exists before the launch of the program
             recorder = current().recorder
             if recorder is not None:
-                recorder.forget_read()
+                recorder.accept_text()
             return f"<captured {self.type}>"
         body = np.array2string(values, prefix="Tensor(", separator=", ", threshold=200)
         return f"Tensor({body}, {self.type}{where})"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from mlvm.core.errors import OperandValueError
+from mlvm.core.errors import CaptureError, OperandValueError
 from mlvm.core.op import OPS
 from mlvm.eager.capture.trace import trace_once
 from mlvm.eager.tensor.apply import apply, one_op
@@ -33,6 +33,29 @@ def _refused(name: str) -> tuple[dict[str, Any], list[Any]]:
                 except OperandValueError:
                     return dict(case.attributes), tensors
     raise AssertionError(name)
+
+
+def test_a_trace_that_fails_changes_lists_only_as_eager_code_does() -> None:
+    """A call may be traced twice, with open numbers or sizes, or without; it counts once."""
+    log: list[float] = []
+    total = ml.zeros(())
+
+    def step(x: ml.Tensor, rate: float) -> Any:
+        log.append(rate)
+        total[...] = total + rate
+        if len(log) == 3:
+            raise ValueError
+        return float(x[0]) if rate < 0 else x * rate
+
+    captured = ml.capture(step)
+    captured(ml.ones(2), 0.5)
+    captured(ml.ones(3), 0.25)
+    refuses(ValueError, "", captured, ml.ones(4), 0.125)
+    refuses(CaptureError, "", captured, ml.ones(4), -1.0)
+    ml.measure(step, ml.ones(5), 2.0)
+    assert log == [0.5, 0.25, 0.125]
+    assert {*map(type, log)} == {float}
+    assert float(total) == 0.75
 
 
 @pytest.mark.filterwarnings("ignore")

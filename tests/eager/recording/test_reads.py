@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import heapq
 import linecache
+import logging
 import math
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from mlvm.core.errors import CaptureError
+from mlvm.core.errors import CaptureError, StaleTensorError
 from tests.brief import refuses
+from tests.trees import bits
 
 READS = """
 if x[0] > 0: pass => Select with ml.where(x[0] > 0, x, y), or branch with ml.cond
@@ -34,20 +39,33 @@ x[:n] => Write ml.dynamic_slice(x, start, length)
 [1, 2][n] => Write ml.stack([1, 2])[n]
 x[0] in [x[1]] => Write ml.isin(x[0], [x[1]])
 f'{x[0]:.2f}' => Write ml.debug.print("{}", x), which prints at every call
+np.stack([x, x]) => Write ml.stack([x, x])
+alias.linalg.norm(x, axis=0) => Write ml.linalg.norm(x, axis=0)
+dot(x, x) => Write ml.dot(x, x)
+np.vander(x) => Write x[:, None] ** ml.arange(n - 1, -1, -1)
+np.ravel([x]) => Use ml.reshape
+heapq.nsmallest(1, x) => Compute with the tensor, or return it and read its value outside
 x.numpy() => Compute with the tensor, or return it and read its value outside
 np.asarray(x) => Compute with the tensor, or return it and read its value outside
-ml.zeros((n,)) => Pass a Python number, such as x.shape[0], or call it outside
+ml.zeros((n,)) => No shape or option may depend on a tensor's value: pass a Python number, such as x.shape[0], or call it outside
 """  # noqa: E501
+
+
+def function_of(code: str) -> Any:
+    """Return a function with this line as its body, in a file that only linecache knows."""
+    lines = ["def step(x, n):\n", f"    {code}\n", "    return x\n"]
+    linecache.cache["<reads>"] = len("".join(lines)), None, lines, "<reads>"
+    names: dict[str, Any] = {"ml": ml, "np": np, "alias": np, "dot": np.dot, "math": math}
+    names |= {"heapq": heapq, "logging": logging, "w": ml.ones(3), "shown": [None]}
+    exec(compile("".join(lines), "<reads>", "exec"), names)
+    return names["step"]
 
 
 @pytest.mark.parametrize("row", READS.strip().splitlines())
 def test_an_error_names_the_read_and_a_remedy(row: str) -> None:
     code, remedy = row.split(" => ")
-    lines = ["def step(x, n):\n", f"    {code}\n", "    return x\n"]
-    linecache.cache["<reads>"] = len("".join(lines)), None, lines, "<reads>"
-    names: dict[str, Any] = {"ml": ml, "np": np, "math": math}
-    exec(compile("".join(lines), "<reads>", "exec"), names)
-    error = refuses(CaptureError, "", ml.capture(names["step"]), ml.ones(3), ml.asarray(1))
+    step = ml.capture(function_of(code))
+    error = refuses(CaptureError, "", step, ml.ones(3), ml.asarray(1))
     assert "<reads>:2: cannot read a tensor's value inside a captured function, which " in str(
         error
     )
@@ -84,10 +102,143 @@ def test_a_caught_error_of_a_read_is_raised_at_the_end(transform: Any, code: str
     )
 
 
-def test_the_text_of_a_tensor_is_no_caught_read() -> None:
-    weights = ml.ones(3)
-    printed = ml.capture(lambda x: (x + weights, print(x, weights))[0])
-    assert printed(ml.ones(3)).tolist() == [2, 2, 2]
+TEXTS = """
+str(x)
+repr(x)
+format(x)
+ascii(x)
+f'{x}'
+f'a {x!r}'
+'%s' % x
+'{}'.format(x)
+str([x])
+f'{x + x}'
+"""
+USES = """
+if {} == 'a': x = -x
+x = x * len({})
+x = {{{}: x}}.get('a', x)
+return x, {}
+shown[0] = {}
+for each in {}: x = x + 1
+assert {} != 'a'
+y = lambda: {}; y()
+"""
+SHOWN = """
+print({})
+print('a', {}, sep='')
+x = (x + w, print({}))[0]
+logging.info({})
+logging.info('%s', {})
+shown.append({})
+if len(x) > 3: raise ValueError({})
+assert len(x), {}
+"""
+
+
+@pytest.mark.parametrize("use", USES.strip().splitlines())
+@pytest.mark.parametrize("text", TEXTS.strip().splitlines())
+def test_a_program_cannot_depend_on_the_text_of_a_tensor(text: str, use: str) -> None:
+    step = ml.capture(function_of(use.format(text)))
+    error = refuses(CaptureError, "", step, ml.ones(3), ml.asarray(1))
+    assert "<reads>:2: cannot read a tensor's value inside a captured " in str(error)
+    assert f"`{text}` needs" in str(error)
+    assert "Compare the tensor itself" in str(error)
+
+
+@pytest.mark.parametrize("use", SHOWN.strip().splitlines())
+@pytest.mark.parametrize("text", TEXTS.strip().splitlines())
+def test_the_text_of_a_tensor_may_be_printed_logged_and_raised(text: str, use: str) -> None:
+    fn = function_of(use.format(text))
+    step = ml.capture(fn)
+    for x in (ml.ones(3), ml.asarray([1.0, 2.0, 3.0])):
+        assert bits(step(x, 1)) == bits(fn(x, 1))
+    if "raise" in use:
+        refuses(ValueError, "captured f32", step, ml.ones(4), 1)
+
+
+class Box:
+    def __init__(self, x: ml.Tensor) -> None:
+        self.x = x
+
+    def __repr__(self) -> str:
+        return f"Box({self.x})"
+
+
+def test_a_text_within_the_text_of_an_object_is_used_where_the_object_is() -> None:
+    step = ml.capture(lambda x: (x + 1, print(Box(x)))[0])
+    assert step(ml.ones(3)).tolist() == [2, 2, 2]
+    refuses(
+        CaptureError, r"`str\(Box\(x\)\)`", ml.capture(lambda x: x * len(str(Box(x)))), ml.ones(3)
+    )
+
+
+def failure(fn: Any, *args: Any) -> str:
+    try:
+        fn(*args)
+    except Exception as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_each_function_of_numpy_that_mlvm_has_is_named() -> None:
+    named = 0
+    for space in ("", "linalg.", "fft."):
+        for name in dir(resolve_name(f"numpy:{space[:-1]}") if space else np):
+            with suppress(AttributeError):
+                resolve_name(f"mlvm.eager:{space}{name}")
+                step = ml.capture(function_of(f"return np.{space}{name}(x[:, None] + x)"))
+                error = failure(step, ml.ones(3), 1)
+                if "cannot read" in error and name not in ("asarray", "save"):
+                    assert f" ml.{space}{name}" in error
+                    named += 1
+    assert named > 70
+
+
+@pytest.mark.parametrize("key", [id, hash])
+def test_an_argument_is_not_looked_up_by_id(key: Any) -> None:
+    x, known = ml.ones(3), ml.zeros(3)
+    scales = {key(known): 2.0, 1 << 40: 3.0}
+    step = ml.capture(lambda x: x * scales.get(key(x), 1.0))
+    for _ in range(3):
+        assert step(x).tolist() == [1, 1, 1]
+        refuses(CaptureError, "use the tensor itself as the key", step, known)
+    cache: dict[int, int] = {}
+    refuses(
+        CaptureError,
+        r"stores the id or hash .* item 'id\(x\)'",
+        ml.capture(lambda x: x * cache.setdefault(key(x), 1)),
+        x,
+    )
+    assert not cache
+    seen = ml.capture(lambda x: x * len({key(y) for y in (x, x, x + 1)}))
+    assert seen(x).tolist() == [2, 2, 2]
+
+
+def test_placeholders_are_only_for_the_trace_and_its_thread() -> None:
+    kept: list[Any] = []
+
+    def leaking(x: ml.Tensor) -> None:
+        kept.append(lambda: x + 1)
+        raise KeyError
+
+    def threaded(x: ml.Tensor) -> Any:
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(ml.add, x, 1.0).result()
+
+    refuses(KeyError, "", ml.capture(leaking), ml.ones(3))
+    refuses(
+        StaleTensorError,
+        "belongs to the trace of a captured function, which has finished; return it",
+        kept[0],
+    )
+    refuses(
+        CaptureError,
+        r".*:\d+: .*in a different thread: .* Compute with it in that thread",
+        ml.capture(threaded),
+        ml.ones(3),
+    )
 
 
 def test_without_a_source_the_remedy_is_general() -> None:

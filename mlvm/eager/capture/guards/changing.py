@@ -55,6 +55,12 @@ _REMEDIES: Final = {
     "value": "Give what changes as a tensor, or keep it the same",
 }
 
+_PINNED: Final = (
+    "{} needs the value of a size, so each size gets its own program: write the loop as "
+    "ml.fori_loop or ml.scan, or pad to one of a few sizes: ml.Pipeline(data, n, pad=0, "
+    "pad_to=[64, 128])"
+)
+
 Words: TypeAlias = Iterator[tuple[Any, tuple[str, str]]]
 """Pairs of a key and two texts: a name and a value."""
 
@@ -90,7 +96,8 @@ class Changing:
 
     Each trace after the first has causes: the values that differ from the most similar of the last
     `MANY` traces. At `MANY` traces one warning is issued. `failure` is the error of the last trace,
-    "" if it was compiled."""
+    "" if it was compiled. `pinned` is the first line that needs the value of a dynamic
+    size."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         code = fn.__code__ if type(fn) is types.FunctionType else None
@@ -99,6 +106,7 @@ class Changing:
         self._retraces: deque[Retrace] = deque(maxlen=MANY)
         self._count = 0
         self.failure = ""
+        self.pinned = ""
 
     def describe(self, vm: VMProtocol, guards: GuardSet, args: Any, kwargs: Any) -> Description:
         """Return the values to which a trace is specialised, as text, before it changes any."""
@@ -140,6 +148,7 @@ class Changing:
         if self._count or not self.failure:
             times = {0: "was not called yet", 1: "was traced once"}
             lines.insert(0, f"{name!r} {times.get(self._count, f'was traced {self._count} times')}")
+        lines += [_PINNED.format(self.pinned)] if self.pinned else []
         if self.failure:
             lines.append(f"the last trace of {name!r} raised {self.failure}")
         return "\n".join(lines)
@@ -150,7 +159,8 @@ class Changing:
             [f"{where} {_verb(where)[0]} {', '.join(whats)}" for where, whats in changes]
         )
         kinds = {_kind_of(whats) for _, whats in changes} or {"value"}
-        remedies = [text for kind, text in _REMEDIES.items() if kind in kinds]
+        of_types = {"type": _PINNED.format(self.pinned)} if self.pinned else {}
+        remedies = [text for kind, text in (_REMEDIES | of_types).items() if kind in kinds]
         message = (
             f"{name!r} has recorded its {MANY}th program, which takes time and memory: "
             f"{text}. {'. '.join(remedies)}."

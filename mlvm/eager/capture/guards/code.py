@@ -13,12 +13,13 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
+from mlvm.eager.recording.reads import TEXTS
+
 ALL: Final = "*"
 """Represents every name."""
 
 CONSTRUCTORS: Final = frozenset({"__new__", "__init__", "__post_init__"})
 COMPARISONS: Final = frozenset({"__eq__", "__lt__", "__le__", "__gt__", "__ge__", "__hash__"})
-TEXTS: Final = frozenset({"__repr__", "__str__", "__format__"})
 
 _GETTERS: Final = frozenset({"getattr", "hasattr"})
 _OF_BUILTIN: Final[dict[str, frozenset[str]]] = {

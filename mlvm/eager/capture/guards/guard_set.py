@@ -63,6 +63,9 @@ ASKS_CLASS: Final = "__class__"
 """Name that is added for code which may read the class of an object, as `type` does."""
 
 NUMBERS: Final = frozenset({int, float})
+_ADDRESS: Final = 1 << 32
+"""Ids and hashes of tensors are larger."""
+
 _OUTSIDE: Final = "use it outside, and give what comes of it as an argument"
 _GENERATORS: Final = (random.Random, np.random.Generator, np.random.RandomState)
 _DRAWS: Final = f"draw with ml.random, whose keys go on, or {_OUTSIDE}"
@@ -149,6 +152,9 @@ class GuardSet:
         key: a hashable value, equal for two walks with the same result.
         parts: the same as a tuple, in the order of the walk.
         tensors: the ids of reached tensors, which are compared by identity.
+        reads_ids: whether any reached code calls `id` or `hash`.
+        addresses: large ints in the state, which may be ids or hashes of tensors; without such
+            calls, empty.
         fields: the Module fields in `rebound` (names by the id of the Module); they are treated as
             arguments.
         numbers: the fields of Modules and optimizers that contain a Python number; only its class
@@ -175,6 +181,8 @@ class GuardSet:
             before = self.names
             self.guards: list[Guard] = []
             self.tensors: set[int] = set()
+            self.addresses: set[int] = set()
+            self.reads_ids = False
             self.fields: list[Field] = []
             self.numbers: list[Field] = []
             self.keepalive: list[Any] = []
@@ -192,6 +200,8 @@ class GuardSet:
                 self._add_part(None, value)
                 self._walk()
         self.numbers += self._in_tuples
+        if not self.reads_ids:
+            self.addresses.clear()
         self.parts = tuple(self._parts)
         self.key = frozenset([self.parts])  # a frozenset computes the hash only once
         self.checker = GuardChecker(self.guards)
@@ -208,6 +218,10 @@ class GuardSet:
         """Return the objects that the function reaches, by id."""
         reached = {id(value): value for value in self.keepalive}
         return reached | {key: place for key, (place, _) in self.places.items()}
+
+    def knows_id(self, x: Tensor) -> bool:
+        """Return whether the state contains the id or the hash of the tensor as an int."""
+        return bool(self.addresses) and not self.addresses.isdisjoint((id(x), hash(x)))
 
     @property
     def _reads_all(self) -> bool:
@@ -251,6 +265,8 @@ class GuardSet:
         part: Any
         if kind in readable.PLAIN:
             part = kind, bits_of(value) if kind is float or kind is complex else value
+            if kind is int and value > _ADDRESS:
+                self.addresses.add(value)
         elif kind is Tensor:
             self.tensors.add(key)
             self.keepalive.append(value)
@@ -368,14 +384,19 @@ class GuardSet:
         builtins = _builtins_of(fn)
         self.places[id(builtins)] = builtins, "builtin {!r}"
         value = builtins.get(name, MISSING)
+        self._note_ids(value)
         if _is_of_python(value):
             self._guard_only("item", builtins, name, value)
         else:
             self._guard("item", builtins, name, value)
 
+    def _note_ids(self, fn: Any) -> None:
+        self.reads_ids |= fn is id or fn is hash
+
     def _builtin(self, fn: types.BuiltinFunctionType | types.MethodWrapperType) -> None:
         """Visit a builtin function: the names that it may read, and the object of a method."""
         home = getattr(fn, "__module__", None) or "builtins"
+        self._note_ids(fn)
         self._library(home)
         self._settings([fn])
         if home == "builtins":

@@ -12,9 +12,10 @@ import gc
 import operator
 import types
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
+from mlvm.core.errors import CaptureError
 from mlvm.core.types import TensorType
 from mlvm.eager.capture.guards.checker import CELL, MISSING, content_of_slot
 from mlvm.eager.capture.guards.guard_set import CACHED, Field, GuardSet, dict_of
@@ -33,6 +34,7 @@ class NamespaceSnapshot:
         named = [(Field(node, name), x) for node in nodes for name, x in dict_of(node).items()]
         self._fields = [(field, x) for field, x in named if isinstance(x, Tensor)]
         self._places = [(place, text, contents(place)) for place, text in guards.places.values()]
+        self._globals = {(id(x.owner), x.name) for x in guards.guards if x.kind == "item"}
         self._lent: list[tuple[Field, Any, Any]] = []
         self._cached = [each for each in guards.keepalive if type(each) is CACHED]
 
@@ -84,12 +86,43 @@ class NamespaceSnapshot:
                 dict_of(field.owner)[field.name] = plain(field.value)
         self._lent.clear()
 
-    def find(self, escaped: Collection[Tensor]) -> tuple[Tensor, str] | None:
-        """Return the first of these tensors that a name still refers to, with the name, or None.
+    def undo(self) -> None:
+        """Restore the items and names that the function has changed.
+
+        For modules, only the names that the function reads."""
+        for place, _, before in self._places:
+            now = contents(place)
+            changed = [
+                name
+                for name in {**before, **now}
+                if now.get(name, MISSING) is not before.get(name, MISSING)
+                and ("__builtins__" not in now or (id(place), name) in self._globals)
+            ]
+            if changed:
+                _restore(place, before, changed)
+
+    def require_no_id(self, placeholders: Iterable[Tensor]) -> None:
+        """Raise `CaptureError` if the function has stored the id or the hash of a placeholder."""
+        ids = {number for x in placeholders for number in (id(x), hash(x))}
+        for place, text, before in self._places:
+            for name, value in contents(place).items():
+                is_new = name not in before or before[name] is not value
+                if is_new and any(type(x) is int and x in ids for x in (name, value)):
+                    where = text.format("id(x)" if name in ids else name)
+                    raise CaptureError(
+                        f"a captured function stores the id or hash of an argument in {where}; "
+                        f"during the trace the argument is a different object. Store the tensor "
+                        f"itself outside of the function"
+                    )
+
+    def find(self, escaped: Collection[Tensor]) -> tuple[Tensor, str, Any] | None:
+        """Return the first of these tensors that a name still refers to, or None.
+
+        Also return the name, and the value that it had before the trace.
 
         Restore all names that refer to one of them, and clear the caches that do."""
         ids = set(map(id, escaped))
-        first: tuple[Tensor, str] | None = None
+        first: tuple[Tensor, str, Any] | None = None
         for place, text, before in self._places:
             keeping = {
                 name: x
@@ -99,7 +132,7 @@ class NamespaceSnapshot:
                 if id(x) in ids
             }
             for name, x in keeping.items():
-                first = first or (x, text.format(name))
+                first = first or (x, text.format(name), before.get(name))
             if keeping:
                 _restore(place, before, keeping)
         for fn in self._cached:
@@ -107,7 +140,7 @@ class NamespaceSnapshot:
                 if id(x) in ids:
                     fn.cache_clear()
                     name = getattr(fn, "__name__", "a function")
-                    first = first or (x, f"the cache of {name!r}")
+                    first = first or (x, f"the cache of {name!r}", None)
                     break
         return first
 

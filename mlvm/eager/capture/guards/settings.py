@@ -21,8 +21,9 @@ from typing import Any, Final
 import numpy as np
 
 from mlvm.core.memo import memoized
-from mlvm.eager.capture.guards.code import TEXTS, names_in
+from mlvm.eager.capture.guards.code import names_in
 from mlvm.eager.capture.guards.readable import PLAIN, is_standard
+from mlvm.eager.recording.reads import TEXTS
 
 _ENVIRONMENT: Final = frozenset({"environ", "environb"})
 _OF_LOGGERS: Final = frozenset(

@@ -127,6 +127,12 @@ class Signature:
                 f"an argument of a captured function is {with_article(x.type)} of scratch pad "
                 f"{x.arena.name!r}, which may overlap other tensors; pass ml.copy(x)"
             )
+        if self.guards.knows_id(x):
+            raise CaptureError(
+                f"a captured function looks up {with_article(x.type)} among its arguments by id or "
+                f"hash, but during the trace the argument is a different object; use the tensor "
+                f"itself as the key: d[x] instead of d[id(x)]"
+            )
         ordinal = self._ordinals.setdefault(id(x), len(self.tensors))
         if ordinal == len(self.tensors):
             self.tensors.append(x)
@@ -282,7 +288,7 @@ def _parts(
     """Yield a part of a structure and the parts inside it, depth first. Raises `_NoPattern`."""
     if part is Tensor:
         x = next(tensors)
-        if type(x) is not Tensor or signature.is_reached(x):
+        if type(x) is not Tensor or signature.is_reached(x) or signature.guards.addresses:
             raise _NoPattern
         yield TENSOR, *signature.place_of(x)
     elif part is int or part is float:
