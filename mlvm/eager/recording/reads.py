@@ -30,6 +30,11 @@ _LOGGING: Final = frozenset(
 )
 """Functions that show a text."""
 
+_STORING: Final = frozenset(
+    {"append", "appendleft", "extend", "insert", "add", "setdefault", "update", "put"}
+)
+"""Methods of containers that store an argument."""
+
 _TESTS: Final = ("POP_JUMP", "JUMP_IF", "TO_BOOL", "UNARY_NOT")
 """Instructions that read the truth value of an operand."""
 
@@ -106,8 +111,8 @@ def _is_shown(frame: FrameType, nodes: Sequence[ast.expr | ast.stmt]) -> bool:
             return True
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
             name = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
-            if name in ("print", "pprint"):
-                return True
+            if name in ("print", "pprint") or name in _STORING:
+                return name not in _STORING
         is_key = isinstance(node, ast.Dict) and inner in node.keys
         if is_key or isinstance(node, ast.Compare | ast.Subscript | ast.Lambda | ast.stmt):
             return False

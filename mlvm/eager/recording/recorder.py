@@ -1063,6 +1063,12 @@ class Recorder:
     def _value(self, reference: Reference) -> Value:
         value = self.memory.values.at(id(reference))
         if value is None:
+            x = reference()
+            if x is not None and x.arena.vm is not self:
+                remedy = ". Compute it in the thread that called the function, or before the call"
+                raise _refused(
+                    "use a tensor that a different thread has computed during the trace", remedy
+                )
             raise _refused("read a tensor before its first write", ". Write it first")
         if value is _ENDED:
             raise CaptureError(

@@ -120,6 +120,7 @@ x = x * len({})
 x = {{{}: x}}.get('a', x)
 return x, {}
 shown[0] = {}
+shown.append({})
 for each in {}: x = x + 1
 assert {} != 'a'
 y = lambda: {}; y()
@@ -130,7 +131,6 @@ print('a', {}, sep='')
 x = (x + w, print({}))[0]
 logging.info({})
 logging.info('%s', {})
-shown.append({})
 if len(x) > 3: raise ValueError({})
 assert len(x), {}
 """
@@ -205,40 +205,29 @@ def test_an_argument_is_not_looked_up_by_id(key: Any) -> None:
         assert step(x).tolist() == [1, 1, 1]
         refuses(CaptureError, "use the tensor itself as the key", step, known)
     cache: dict[int, int] = {}
-    refuses(
-        CaptureError,
-        r"stores the id or hash .* item 'id\(x\)'",
-        ml.capture(lambda x: x * cache.setdefault(key(x), 1)),
-        x,
-    )
+    storing = ml.capture(lambda x: x * cache.setdefault(key(x), 1))
+    refuses(CaptureError, r"stores the id or hash .* item 'id\(x\)'", storing, x)
     assert not cache
     seen = ml.capture(lambda x: x * len({key(y) for y in (x, x, x + 1)}))
     assert seen(x).tolist() == [2, 2, 2]
 
 
-def test_placeholders_are_only_for_the_trace_and_its_thread() -> None:
-    kept: list[Any] = []
+def test_tensors_of_a_trace_are_only_for_the_trace_and_its_thread() -> None:
+    kept, w = [], ml.ones(3)
 
     def leaking(x: ml.Tensor) -> None:
         kept.append(lambda: x + 1)
         raise KeyError
 
-    def threaded(x: ml.Tensor) -> Any:
+    def threaded(x: ml.Tensor, *, is_placeholder: bool) -> Any:
         with ThreadPoolExecutor(1) as pool:
-            return pool.submit(ml.add, x, 1.0).result()
+            return pool.submit(ml.add, x if is_placeholder else w, 1.0).result() + x
 
-    refuses(KeyError, "", ml.capture(leaking), ml.ones(3))
-    refuses(
-        StaleTensorError,
-        "belongs to the trace of a captured function, which has finished; return it",
-        kept[0],
-    )
-    refuses(
-        CaptureError,
-        r".*:\d+: .*in a different thread: .* Compute with it in that thread",
-        ml.capture(threaded),
-        ml.ones(3),
-    )
+    refuses(KeyError, "", ml.capture(leaking), w)
+    refuses(StaleTensorError, "trace of a captured function, which has finished; return", kept[0])
+    step = ml.capture(threaded)
+    refuses(CaptureError, "different thread: .* in that thread", step, w * 1, is_placeholder=True)
+    refuses(CaptureError, "a different thread has computed", step, w * 1, is_placeholder=False)
 
 
 def test_without_a_source_the_remedy_is_general() -> None:
