@@ -614,6 +614,7 @@ class Arena(ArenaFields):
             raise errors.ArenaError(
                 "free: expected a tensor that owns its memory, got a view; free its base"
             )
+        tensor.views()  # parts of the tensor that share its memory get memory of their own
         if not self._end(tensor, "arena.free freed it"):
             raise tensor.stale()
 
@@ -637,6 +638,7 @@ class Arena(ArenaFields):
         Invalid calls:
             busy.mark()  # ArenaBusyError
         """
+        self._settle_parts()
         with self._lock:
             self._require_turn()
             living: dict[int, object] = {  # by tensor, because an update may move it
@@ -664,6 +666,7 @@ class Arena(ArenaFields):
             raise errors.ArenaError(
                 f"arena {self.name!r}: expected a mark of this arena, got {whose}"
             )
+        self._settle_parts()
         with self._lock:
             self._require_turn()
             if self._marks.get(mark._number) is not mark:
@@ -679,6 +682,11 @@ class Arena(ArenaFields):
                 if tensor is not None and id(region.holder) not in mark._living:
                     self._end(tensor, "the arena was rewound")
             self._placement.tidy()
+
+    def _settle_parts(self) -> None:
+        """Give parts of tensors that share memory memory of their own."""
+        for region in self._regions():
+            region.views  # noqa: B018
 
     def trim(self) -> None:
         """Return storages without live tensors to the VM; a fixed capacity remains."""

@@ -150,10 +150,8 @@ static void region_finalize(PyObject *self)
         unlink_view(((Region *)self)->first_view);
 }
 
-/* region.views: the live views of the tensor, the oldest first. */
-static PyObject *region_views(Region *self, void *unused)
+static PyObject *list_of_views(const Region *self)
 {
-    (void)unused;
     Py_ssize_t count = 0, i = 0;
     for (Allocation *view = self->first_view; view; view = view->next)
         count++;
@@ -161,6 +159,24 @@ static PyObject *region_views(Region *self, void *unused)
     for (Allocation *view = self->first_view; views && view; view = view->next)
         PyTuple_SetItem(views, count - ++i, Py_NewRef((PyObject *)view));
     return views;
+}
+
+int has_views(Region *region)
+{
+    for (Allocation *view = region->first_view; view;) {
+        int is_part = view->is_shared_part, failed = is_part && settle(view);
+        if (failed)
+            break;
+        view = is_part ? region->first_view : view->next;
+    }
+    return region->first_view != NULL;
+}
+
+/* region.views: the live views of the tensor, the oldest first. */
+static PyObject *region_views(Region *self, void *unused)
+{
+    (void)unused;
+    return has_views(self) && PyErr_Occurred() ? NULL : list_of_views(self);
 }
 
 static PyObject *region_add_view(Region *self, PyObject *view)
@@ -183,7 +199,7 @@ static PyObject *region_remove_view(Region *self, PyObject *view)
 static PyObject *region_take_views(PyObject *self, PyObject *unused)
 {
     (void)unused;
-    PyObject *views = region_views((Region *)self, NULL);
+    PyObject *views = list_of_views((Region *)self);
     if (views)
         region_finalize(self);
     return views;
@@ -235,19 +251,73 @@ int is_alive(const Allocation *x)
 {
     if (x->handle)
         return PyLong_AsLong(x->handle) > 0;
-    Region *home = home_of(x);
+    Region *home = region_of(root_of((Allocation *)x));
     return home && home->address;
 }
 
 Region *home_of(const Allocation *x)
 {
-    return region_of(root_of((Allocation *)x));
+    return x->is_shared_part ? NULL : region_of(root_of((Allocation *)x));
+}
+
+int settle(Allocation *x)
+{
+    if (!x->is_shared_part || !x->arena || x->handle)
+        return 0;
+    FastPath *fast_path = fast_path_of(x->arena);
+    PyObject *nbytes = PyObject_GetAttr(x->type, nbytes_name), *base = NULL;
+    Allocation *out = nbytes && fast_path ? tensor_in(x->arena, x->type) : NULL;
+    PyObject *holder = out ? PyWeakref_NewRef((PyObject *)x, NULL) : NULL;
+    if (holder && address_in(fast_path, out, 1) && !acquire_lock(fast_path->lock)) {
+        char *to = address_in(fast_path, out, 0), *from = address_in(fast_path, x, 0);
+        if (to && from && x->is_shared_part && region_of(out)) { /* no other thread has settled it */
+            memcpy(to, from, PyLong_AsSize_t(nbytes));
+            unlink_view(x);
+            x->is_shared_part = 0;
+            x->offset = 0;
+            x->handle = out->handle;
+            PyObject *region = x->region;
+            x->region = out->region;
+            out->region = region;
+            out->handle = NULL;
+            base = x->base;
+            x->base = Py_NewRef(Py_None);
+            set(&((Region *)x->region)->holder, holder);
+        }
+        release_lock(fast_path->lock);
+    }
+    if (!PyErr_Occurred() && x->is_shared_part && !x->handle)
+        x->handle = PyLong_FromLong(0); /* the VM is closed */
+    Py_XDECREF(base);                   /* this may run Python */
+    Py_XDECREF(holder);
+    Py_XDECREF((PyObject *)out);
+    Py_XDECREF(nbytes);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+/* x.region and x.base, by their offset in the struct. */
+static PyObject *allocation_field(Allocation *self, void *offset)
+{
+    PyObject **field = (PyObject **)((char *)self + (size_t)offset);
+    if (settle(self))
+        return NULL;
+    return *field ? Py_NewRef(*field) : PyErr_Format(PyExc_AttributeError, "the tensor has no memory");
+}
+
+static int allocation_set_field(Allocation *self, PyObject *value, void *offset)
+{
+    PyObject **field = (PyObject **)((char *)self + (size_t)offset), *old = *field;
+    *field = Py_XNewRef(value);
+    Py_XDECREF(old);
+    return 0;
 }
 
 /* x.handle: created at the first access for a tensor that C has allocated at a known address. */
 static PyObject *allocation_handle(Allocation *self, void *unused)
 {
     (void)unused;
+    if (settle(self))
+        return NULL;
     if (self->handle)
         return Py_NewRef(self->handle);
     Region *home = home_of(self);
@@ -262,18 +332,11 @@ static PyObject *allocation_handle(Allocation *self, void *unused)
     return handle;
 }
 
-static int allocation_set_handle(Allocation *self, PyObject *handle, void *unused)
-{
-    (void)unused;
-    PyObject *old = self->handle;
-    self->handle = Py_XNewRef(handle);
-    Py_XDECREF(old);
-    return 0;
-}
-
-static PyGetSetDef allocation_getters[] = {
-    {"handle", (getter)allocation_handle, (setter)allocation_set_handle, NULL, NULL},
-    {NULL, NULL, NULL, NULL, NULL}};
+#define SETTLED(name) (setter) allocation_set_field, NULL, (void *)offsetof(Allocation, name)
+static PyGetSetDef allocation_getters[] = {{"handle", (getter)allocation_handle, SETTLED(handle)},
+                                           {"region", (getter)allocation_field, SETTLED(region)},
+                                           {"base", (getter)allocation_field, SETTLED(base)},
+                                           {NULL, NULL, NULL, NULL, NULL}};
 static PyObject *subscript_later(PyObject *x, PyObject *key)
 {
     return later.subscript(x, key);
@@ -293,10 +356,8 @@ static PyObject *sequence_item(PyObject *x, Py_ssize_t i)
     return result;
 }
 
-static PyMemberDef allocation_members[] = {OBJECT_FIELD(Allocation, region),
-                                           OBJECT_FIELD(Allocation, arena),
+static PyMemberDef allocation_members[] = {OBJECT_FIELD(Allocation, arena),
                                            OBJECT_FIELD(Allocation, type),
-                                           OBJECT_FIELD(Allocation, base),
                                            OBJECT_FIELD(Allocation, ended),
                                            OBJECT_FIELD(Allocation, tape),
                                            OBJECT_FIELD(Allocation, node),
@@ -679,10 +740,10 @@ static void find_address(FastPath *self, PyObject *handle)
 char *address_in(FastPath *fast_path, const Allocation *x, int ask)
 {
     if (!x->handle) {
-        Region *home = home_of(x);
-        int is_here = x->arena && is_arena(x->arena) &&
+        Region *home = region_of(root_of((Allocation *)x));
+        int is_here = x->arena && is_arena(x->arena) && home && home->address &&
                       ((Arena *)x->arena)->fast_path == (PyObject *)fast_path;
-        return home && is_here && !fast_path->closed ? (char *)(intptr_t)home->address : NULL;
+        return is_here && !fast_path->closed ? (char *)(intptr_t)(home->address + x->offset) : NULL;
     }
     char *address = cached_address(fast_path, x->handle, x->type);
     if (!address && ask) {
@@ -828,9 +889,10 @@ int add_node(PyObject *tape, PyObject *template, Allocation *const *operands, Al
     for (Py_ssize_t i = 0; !failed && i < nsaves; i++) {
         long which = PyLong_AsLong(PyTuple_GetItem(saves, i));
         Allocation *value = which < 0 ? out : operands[which];
+        failed = settle(value); /* an update of the part must find that the tape has saved it */
         PyTuple_SetItem(saved, i, Py_NewRef((PyObject *)value));
         PyObject *id = PyLong_FromVoidPtr(root_of(value));
-        failed = !id || PySet_Add(kept_ids, id);
+        failed |= !id || PySet_Add(kept_ids, id);
         Py_XDECREF(id);
     }
     if (!failed) {
@@ -1189,9 +1251,9 @@ static int overwrite(PyObject *call, Allocation *out, Allocation *const *operand
         return 0;
     Region *region = (Region *)out->region;
     FastPath *fast_path = fast_path_of(out->arena);
-    if (!fast_path || !is_unwatched(fast_path) || region->first_view || region->watched || !is_call(call) ||
+    if (!fast_path || !is_unwatched(fast_path) || has_views(region) || region->watched || !is_call(call) ||
         !may_overwrite(call, out, operands, count))
-        return 0;
+        return PyErr_Occurred() ? -1 : 0;
     for (int i = 0; i < count; i++)
         if (Py_TYPE((PyObject *)operands[i]) != tensor_class || !operands[i]->type ||
             !is_alive(operands[i]) || !address_in(fast_path, operands[i], 1))

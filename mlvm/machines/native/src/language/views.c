@@ -20,7 +20,14 @@
 #include <math.h>
 #include <string.h>
 
-enum { MOST_COPIED = 1 << 18, REMEMBERED = 1024, MOST_LISTED = 128 };
+/* LEAST_SHARED: bytes of a shared part; MOST_KEPT: bytes that it keeps alive, for each of its own. */
+enum {
+    LEAST_SHARED = 1 << 15,
+    MOST_KEPT = 16,
+    MOST_COPIED = 1 << 18,
+    REMEMBERED = 1024,
+    MOST_LISTED = 128
+};
 
 /* Positions along an axis. */
 typedef struct {
@@ -138,15 +145,14 @@ static FastPath *plain_path(PyObject *object)
     return fast_path && is_unwatched(fast_path) && is_alive(x) ? fast_path : NULL;
 }
 
-PyObject *view_as(Allocation *x, PyObject *type)
+/* A view of the bytes of x, or of successive bytes of it from an offset on, as a type of that size. */
+static PyObject *view_at(Allocation *x, PyObject *type, int64_t offset, int is_shared_part)
 {
-    Layout from, to;
-    if (!is_quiet() || !plain_path((PyObject *)x) || !layout_of(x->type, &from) || !layout_of(type, &to) ||
-        from.size * from.itemsize != to.size * to.itemsize)
-        return NULL;
     Allocation *root = root_of(x);
     Region *region = region_of(root);
-    PyObject *handle = region && region->handles ? PyDict_GetItemWithError(region->handles, type) : NULL;
+    PyObject *handle = region && region->handles && !is_shared_part
+                           ? PyDict_GetItemWithError(region->handles, type)
+                           : NULL;
     Allocation *out = handle || (region && region->address) ? (Allocation *)object_of(tensor_class) : NULL;
     if (!out) {
         PyErr_Clear();
@@ -164,8 +170,19 @@ PyObject *view_as(Allocation *x, PyObject *type)
     out->handle = Py_XNewRef(handle);
     out->tape = Py_NewRef(Py_None);
     out->is_part = Py_NewRef(Py_True);
+    out->offset = x->offset + offset;
+    out->is_shared_part = (char)is_shared_part;
     link_view(region, out);
     return (PyObject *)out;
+}
+
+PyObject *view_as(Allocation *x, PyObject *type)
+{
+    Layout from, to;
+    if (!is_quiet() || !plain_path((PyObject *)x) || !layout_of(x->type, &from) || !layout_of(type, &to) ||
+        from.size * from.itemsize != to.size * to.itemsize)
+        return NULL;
+    return view_at(x, type, 0, x->is_shared_part);
 }
 
 /* alias(call, x, type), which `alias_in_python` defines. */
@@ -354,7 +371,23 @@ static int is_tracked(const Allocation *x)
     return answer;
 }
 
-/* Return a copy of a selection, or a view if it is all of x. NULL with no exception set for the slow
+/* Whether a selection of x, which is not all of x, is to share its bytes: they are successive, more than a copy could
+ * quickly make, and not a small share of the memory that they keep alive. Only the threads' own arenas have `trims`;
+ * a part must not outlive a reset of an arena. */
+static int may_share(const Allocation *x, const Layout *layout, const Span *spans, int64_t nbytes)
+{
+    const Region *home = region_of(root_of((Allocation *)x));
+    int axis = layout->ndim;
+    while (axis && spans[axis - 1].length == layout->dims[axis - 1] && spans[axis - 1].step == 1)
+        axis--;
+    int is_run = !axis || spans[--axis].step == 1;
+    while (axis && spans[axis - 1].length == 1)
+        axis--;
+    return is_run && !axis && nbytes >= LEAST_SHARED && home && home->address &&
+           home->nbytes / MOST_KEPT <= nbytes && ((Arena *)x->arena)->trims;
+}
+
+/* Return a copy of a selection, a shared part, or a view if it is all of x. NULL with no exception set for the slow
  * path. */
 static PyObject *selected(Allocation *x, PyObject *key)
 {
@@ -375,11 +408,13 @@ static PyObject *selected(Allocation *x, PyObject *key)
         nbytes *= lengths[i] = spans[i].length;
     if (selects_all(&layout, spans)) {
         result = view_as(x, type);
-    } else if (nbytes <= MOST_COPIED) {
+    } else {
         char *target, *source;
         PyObject *arena = present_arena();
-        result = (PyObject *)locked_tensor(fast_path, arena, type, x, &target, &source);
-        if (result) {
+        if (arena == x->arena && may_share(x, &layout, spans, nbytes))
+            result = view_at(x, type, offset, 1);
+        else if (nbytes <= MOST_COPIED &&
+                 (result = (PyObject *)locked_tensor(fast_path, arena, type, x, &target, &source))) {
             set(&((Allocation *)result)->is_part, Py_True);
             packed_strides(lengths, layout.ndim, layout.itemsize, into);
             if (nbytes)
@@ -597,9 +632,9 @@ static int assign(Allocation *x, PyObject *key, PyObject *values)
     int places[MOST_AXES];
     FastPath *fast_path = is_quiet() ? plain_path((PyObject *)x) : NULL;
     Region *region = region_of(x);
-    if (!fast_path || !region || region->first_view || region->watched || PySet_Size(live_tapes) ||
+    if (!fast_path || !region || has_views(region) || region->watched || PySet_Size(live_tapes) ||
         values == (PyObject *)x || !layout_of(x->type, &layout))
-        return 0;
+        return PyErr_Occurred() ? -1 : 0;
     int ndim = resolve_key(key, &layout, spans, dims, places);
     if (ndim < 0)
         return 0;
