@@ -614,7 +614,7 @@ class Arena(ArenaFields):
             raise errors.ArenaError(
                 "free: expected a tensor that owns its memory, got a view; free its base"
             )
-        tensor.views()  # parts of the tensor that share its memory get memory of their own
+        tensor.views()  # copies the parts that share its memory
         if not self._end(tensor, "arena.free freed it"):
             raise tensor.stale()
 
@@ -638,7 +638,7 @@ class Arena(ArenaFields):
         Invalid calls:
             busy.mark()  # ArenaBusyError
         """
-        self._settle_parts()
+        self._copy_parts()
         with self._lock:
             self._require_turn()
             living: dict[int, object] = {  # by tensor, because an update may move it
@@ -666,7 +666,7 @@ class Arena(ArenaFields):
             raise errors.ArenaError(
                 f"arena {self.name!r}: expected a mark of this arena, got {whose}"
             )
-        self._settle_parts()
+        self._copy_parts()
         with self._lock:
             self._require_turn()
             if self._marks.get(mark._number) is not mark:
@@ -683,8 +683,8 @@ class Arena(ArenaFields):
                     self._end(tensor, "the arena was rewound")
             self._placement.tidy()
 
-    def _settle_parts(self) -> None:
-        """Give parts of tensors that share memory memory of their own."""
+    def _copy_parts(self) -> None:
+        """Copy all parts of tensors that still share memory."""
         for region in self._regions():
             region.views  # noqa: B018
 

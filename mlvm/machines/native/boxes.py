@@ -140,7 +140,7 @@ class Boxes:
             self._parts.append(None)
             return
         count = math.prod(axis.length for axis in axes)
-        if size not in (1, 2, 4, 8):
+        if type(size) is not int or size not in (1, 2, 4, 8):  # an open size needs no guard
             kernel, work = "box_rows", count * (2 + size / 10)
             columns, size = _Axis(size, 1, 1), 1
         else:

@@ -14,6 +14,9 @@
  */
 #include "dispatch.h"
 
+#include "templates.h"
+#include "views.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -53,7 +56,6 @@ PyObject *live_tapes;
 /* clang-format on */
 OBJECTS(DECLARE_OBJECT)
 static const Installed objects[] = {OBJECTS(ROW_OF_OBJECT){"live_tapes", &live_tapes}, {NULL, NULL}};
-Later later;
 static PyObject *view_name; /* _late_view */
 NAMES(DECLARE_NAME)
 
@@ -150,33 +152,35 @@ static void region_finalize(PyObject *self)
         unlink_view(((Region *)self)->first_view);
 }
 
-static PyObject *list_of_views(const Region *self)
-{
-    Py_ssize_t count = 0, i = 0;
-    for (Allocation *view = self->first_view; view; view = view->next)
-        count++;
-    PyObject *views = PyTuple_New(count);
-    for (Allocation *view = self->first_view; views && view; view = view->next)
-        PyTuple_SetItem(views, count - ++i, Py_NewRef((PyObject *)view));
-    return views;
-}
-
 int has_views(Region *region)
 {
-    for (Allocation *view = region->first_view; view;) {
-        int is_part = view->is_shared_part, failed = is_part && settle(view);
-        if (failed)
-            break;
-        view = is_part ? region->first_view : view->next;
+    int failed = 0;
+    Py_INCREF((PyObject *)region);
+    for (Allocation *view = region->first_view; view && !failed;) {
+        Allocation *const part = view->is_shared_part && !view->handle ? view : NULL;
+        Py_XINCREF((PyObject *)part);
+        failed = part && (copy_part(part) || (part->is_shared_part && !part->handle));
+        Py_XDECREF((PyObject *)part);
+        view = part ? region->first_view : view->next;
     }
-    return region->first_view != NULL;
+    failed |= region->first_view != NULL;
+    Py_DECREF((PyObject *)region);
+    return failed;
 }
 
 /* region.views: the live views of the tensor, the oldest first. */
 static PyObject *region_views(Region *self, void *unused)
 {
     (void)unused;
-    return has_views(self) && PyErr_Occurred() ? NULL : list_of_views(self);
+    Py_ssize_t count = 0, i = 0;
+    if (has_views(self) && PyErr_Occurred())
+        return NULL;
+    for (Allocation *view = self->first_view; view; view = view->next)
+        count++;
+    PyObject *views = PyTuple_New(count);
+    for (Allocation *view = self->first_view; views && view; view = view->next)
+        PyTuple_SetItem(views, count - ++i, Py_NewRef((PyObject *)view));
+    return views;
 }
 
 static PyObject *region_add_view(Region *self, PyObject *view)
@@ -199,7 +203,7 @@ static PyObject *region_remove_view(Region *self, PyObject *view)
 static PyObject *region_take_views(PyObject *self, PyObject *unused)
 {
     (void)unused;
-    PyObject *views = list_of_views((Region *)self);
+    PyObject *views = region_views((Region *)self, NULL);
     if (views)
         region_finalize(self);
     return views;
@@ -260,37 +264,36 @@ Region *home_of(const Allocation *x)
     return x->is_shared_part ? NULL : region_of(root_of((Allocation *)x));
 }
 
-int settle(Allocation *x)
+int copy_part(Allocation *x)
 {
-    if (!x->is_shared_part || !x->arena || x->handle)
+    if (!x->is_shared_part || x->handle)
         return 0;
     FastPath *fast_path = fast_path_of(x->arena);
-    PyObject *nbytes = PyObject_GetAttr(x->type, nbytes_name), *base = NULL;
-    Allocation *out = nbytes && fast_path ? tensor_in(x->arena, x->type) : NULL;
+    if (!fast_path || !address_in(fast_path, x, 0)) /* the base was freed, or the VM is closed */
+        return (x->handle = PyLong_FromLong(0)) ? 0 : -1;
+    PyObject *nbytes = PyObject_GetAttr(x->type, nbytes_name);
+    Allocation *out = nbytes ? tensor_in(x->arena, x->type) : NULL;
     PyObject *holder = out ? PyWeakref_NewRef((PyObject *)x, NULL) : NULL;
     if (holder && address_in(fast_path, out, 1) && !acquire_lock(fast_path->lock)) {
+        const Allocation old = *x;
         char *to = address_in(fast_path, out, 0), *from = address_in(fast_path, x, 0);
-        if (to && from && x->is_shared_part && region_of(out)) { /* no other thread has settled it */
+        if (to && from && old.is_shared_part && !old.handle && region_of(out)) {
             memcpy(to, from, PyLong_AsSize_t(nbytes));
             unlink_view(x);
             x->is_shared_part = 0;
             x->offset = 0;
-            x->handle = out->handle;
-            PyObject *region = x->region;
             x->region = out->region;
-            out->region = region;
+            x->base = out->base;
+            x->handle = out->handle;
+            out->region = old.region;
+            out->base = old.base;
             out->handle = NULL;
-            base = x->base;
-            x->base = Py_NewRef(Py_None);
             set(&((Region *)x->region)->holder, holder);
         }
         release_lock(fast_path->lock);
     }
-    if (!PyErr_Occurred() && x->is_shared_part && !x->handle)
-        x->handle = PyLong_FromLong(0); /* the VM is closed */
-    Py_XDECREF(base);                   /* this may run Python */
     Py_XDECREF(holder);
-    Py_XDECREF((PyObject *)out);
+    Py_XDECREF((PyObject *)out); /* this frees the base, which may run Python */
     Py_XDECREF(nbytes);
     return PyErr_Occurred() ? -1 : 0;
 }
@@ -299,7 +302,7 @@ int settle(Allocation *x)
 static PyObject *allocation_field(Allocation *self, void *offset)
 {
     PyObject **field = (PyObject **)((char *)self + (size_t)offset);
-    if (settle(self))
+    if (copy_part(self))
         return NULL;
     return *field ? Py_NewRef(*field) : PyErr_Format(PyExc_AttributeError, "the tensor has no memory");
 }
@@ -316,7 +319,7 @@ static int allocation_set_field(Allocation *self, PyObject *value, void *offset)
 static PyObject *allocation_handle(Allocation *self, void *unused)
 {
     (void)unused;
-    if (settle(self))
+    if (copy_part(self))
         return NULL;
     if (self->handle)
         return Py_NewRef(self->handle);
@@ -332,26 +335,16 @@ static PyObject *allocation_handle(Allocation *self, void *unused)
     return handle;
 }
 
-#define SETTLED(name) (setter) allocation_set_field, NULL, (void *)offsetof(Allocation, name)
-static PyGetSetDef allocation_getters[] = {{"handle", (getter)allocation_handle, SETTLED(handle)},
-                                           {"region", (getter)allocation_field, SETTLED(region)},
-                                           {"base", (getter)allocation_field, SETTLED(base)},
+#define COPIED(name) (setter) allocation_set_field, NULL, (void *)offsetof(Allocation, name)
+static PyGetSetDef allocation_getters[] = {{"handle", (getter)allocation_handle, COPIED(handle)},
+                                           {"region", (getter)allocation_field, COPIED(region)},
+                                           {"base", (getter)allocation_field, COPIED(base)},
                                            {NULL, NULL, NULL, NULL, NULL}};
-static PyObject *subscript_later(PyObject *x, PyObject *key)
-{
-    return later.subscript(x, key);
-}
-
-static int assign_subscript_later(PyObject *x, PyObject *key, PyObject *values)
-{
-    return later.assign_subscript(x, key, values);
-}
-
 /* x[i] of a sequence, for `reversed`. */
 static PyObject *sequence_item(PyObject *x, Py_ssize_t i)
 {
     PyObject *key = PyLong_FromSsize_t(i);
-    PyObject *result = key ? later.subscript(x, key) : NULL;
+    PyObject *result = key ? subscript(x, key) : NULL;
     Py_XDECREF(key);
     return result;
 }
@@ -395,8 +388,7 @@ static PyMemberDef arena_members[] = {OBJECT_FIELD(Arena, fast_path),
                                          {Py_tp_members, name##_members},   \
                                          __VA_ARGS__{0, NULL}};
 SLOTS(allocation, {Py_tp_finalize, allocation_finalize}, {Py_tp_getset, allocation_getters},
-      {Py_mp_subscript, subscript_later}, {Py_mp_ass_subscript, assign_subscript_later},
-      {Py_sq_item, sequence_item}, )
+      {Py_mp_subscript, subscript}, {Py_mp_ass_subscript, assign_subscript}, {Py_sq_item, sequence_item}, )
 static PyGetSetDef region_getters[] = {
     {"views", (getter)region_views, NULL, "The live views of the tensor, the oldest first.", NULL},
     {NULL, NULL, NULL, NULL, NULL}};
@@ -889,7 +881,7 @@ int add_node(PyObject *tape, PyObject *template, Allocation *const *operands, Al
     for (Py_ssize_t i = 0; !failed && i < nsaves; i++) {
         long which = PyLong_AsLong(PyTuple_GetItem(saves, i));
         Allocation *value = which < 0 ? out : operands[which];
-        failed = settle(value); /* an update of the part must find that the tape has saved it */
+        failed = copy_part(value); /* an update of the part must find that the tape has saved it */
         PyTuple_SetItem(saved, i, Py_NewRef((PyObject *)value));
         PyObject *id = PyLong_FromVoidPtr(root_of(value));
         failed |= !id || PySet_Add(kept_ids, id);
@@ -1141,7 +1133,7 @@ static PyObject *applied(PyObject *context, PyObject *const *args, Py_ssize_t na
     int open = !fast_path->observed && !fast_path->instrumented, done = 0;
     int learns = open && !entry && fast_path->outbox, shows = 0;
     if (open && !entry && !learns) {
-        result = later.apply_in_family(args[0], fast_path, scope, operands, count, &shows, 0);
+        result = apply_in_family(args[0], fast_path, scope, operands, count, &shows, 0);
         if (result || PyErr_Occurred())
             goto end;
 
@@ -1194,7 +1186,7 @@ static PyObject *applied(PyObject *context, PyObject *const *args, Py_ssize_t na
     if (tape && (tape == Py_None || !record(tape, call, entry, fast_path, operands, count, out)))
         result = Py_NewRef((PyObject *)out);
     if (result && shows)
-        later.apply_in_family(args[0], fast_path, scope, operands, count, &shows, 1);
+        apply_in_family(args[0], fast_path, scope, operands, count, &shows, 1);
 end:
     if (result && PyErr_Occurred())
         Py_CLEAR(result);
@@ -1209,8 +1201,8 @@ end:
 PyObject *apply_in(PyObject *context, PyObject *const *args, Py_ssize_t nargs)
 {
     PyObject *out = applied(context, args, nargs);
-    if (out && later.is_recording())
-        later.note_step(APPLY, args[0], NULL, args + 1, (int)nargs - 1, out);
+    if (out && is_recording())
+        note_step(APPLY, args[0], NULL, args + 1, (int)nargs - 1, out);
     return out;
 }
 
@@ -1251,8 +1243,8 @@ static int overwrite(PyObject *call, Allocation *out, Allocation *const *operand
         return 0;
     Region *region = (Region *)out->region;
     FastPath *fast_path = fast_path_of(out->arena);
-    if (!fast_path || !is_unwatched(fast_path) || has_views(region) || region->watched || !is_call(call) ||
-        !may_overwrite(call, out, operands, count))
+    if (!fast_path || !is_unwatched(fast_path) || region->watched || !is_call(call) ||
+        !may_overwrite(call, out, operands, count) || has_views(region))
         return PyErr_Occurred() ? -1 : 0;
     for (int i = 0; i < count; i++)
         if (Py_TYPE((PyObject *)operands[i]) != tensor_class || !operands[i]->type ||
@@ -1288,7 +1280,7 @@ PyObject *apply_into(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     if (nargs < 2)
         return PyErr_Format(PyExc_TypeError, "expected (tensor, op, *operands), got %zd args", nargs);
     Allocation *const *operands = (Allocation *const *)(args + 2);
-    int count = (int)nargs - 2, paused = later.pause_recording(1);
+    int count = (int)nargs - 2, paused = pause_recording(1);
     int done = overwrite(args[1], (Allocation *)args[0], operands, count);
     PyObject *out = done > 0 ? Py_NewRef(args[0]) : NULL;
     if (!done) {
@@ -1296,16 +1288,16 @@ PyObject *apply_into(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
         out = tuple ? PyObject_Call(slow_update, tuple, NULL) : NULL;
         Py_XDECREF(tuple);
     }
-    later.pause_recording(paused);
-    if (out && later.is_recording()) {
+    pause_recording(paused);
+    if (out && is_recording()) {
         PyObject *values[MOST_OPERANDS + 1] = {args[0]};
         int fits = count <= MOST_OPERANDS;
         for (int i = 0; fits && i < count; i++)
             values[1 + i] = args[2 + i];
         if (fits)
-            later.note_step(UPDATE, args[1], NULL, values, count + 1, out);
+            note_step(UPDATE, args[1], NULL, values, count + 1, out);
         else
-            later.note_opaque();
+            note_opaque();
     }
     return out;
 }

@@ -68,7 +68,7 @@ typedef struct Allocation {
     /* of the region's list of views, if this is a view: the next view, and the pointer to this view */
     struct Allocation *next, **link;
     /* A shared part is a selection of successive bytes of its base, from `offset` on. It is in the base's list of views.
-     * `settle` gives it memory of its own before anything but C reads it, and before its base changes. */
+     * `copy_part` copies it before anything but C reads it, and before its base changes. */
     long long offset;
     char is_shared_part;
 } Allocation;
@@ -150,9 +150,9 @@ int is_alive(const Allocation *x);
 Region *home_of(const Allocation *x);
 
 /* Copy a shared part to memory of its own. Return 0, or -1 with an exception set. */
-int settle(Allocation *x);
+int copy_part(Allocation *x);
 
-/* Settle the shared parts of a region, and return whether the tensor has views; an exception may be set. */
+/* Copy the shared parts of a region, and return whether the tensor has views; an exception may be set. */
 int has_views(Region *region);
 
 /* The tensor that owns the bytes: the base of a view, else the tensor itself. */
@@ -243,32 +243,6 @@ extern PyObject *live_tapes; /* set of tapes that may still be used for a backwa
 /* What a step of a recorded call does: `apply(call, *operands)`, `alias(call, x, type)` where `extra` is the
  * type, x[extra], `apply_into(x, call, *operands)`, or `call()` of Python that returns the next key. */
 typedef enum { APPLY, ALIAS, SUBSCRIPT, UPDATE, NEXT_KEY } StepKind;
-
-struct Key;
-struct Template;
-
-/* Functions that views.c, templates.c and families.c set. */
-typedef struct {
-    PyObject *(*subscript)(PyObject *x, PyObject *key);
-    int (*assign_subscript)(PyObject *x, PyObject *key, PyObject *values);
-    PyObject *(*alias)(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
-    PyObject *(*next_key_in)(PyObject *arena, PyObject *call, Allocation *state, PyObject *type,
-                             PyObject *locked);
-    int (*is_recording)(void);
-    int (*pause_recording)(int paused);
-    void (*note_opaque)(void);
-    void (*note_step)(StepKind kind, PyObject *call, PyObject *extra, PyObject *const *operands, int count,
-                      PyObject *out);
-    /* Run a call as calls of other numbers have shown, with its key, or by its op and operands: NULL without an
-     * exception if it must run otherwise. The result of one op is written to `into`, unless it is NULL. `*learns`: it may
-     * show how to run others. Then, once it has run, `generalize` gets it, which returns 0, or -1 with an exception set,
-     * or `apply_in_family` with `has_run`. */
-    PyObject *(*call_in_family)(PyObject *function, const struct Key *key, int *learns, Allocation *into);
-    PyObject *(*apply_in_family)(PyObject *call, FastPath *fast_path, PyObject *arena,
-                                 Allocation *const *operands, int count, int *learns, int has_run);
-    int (*generalize)(struct Template *template, PyObject *args, PyObject *keywords, const struct Key *key);
-} Later;
-extern Later later;
 
 /* A Python string `NAME_name` that is made once, for `LIST(DECLARE_NAME)` and `LIST(INTERN_NAME)`. */
 #define DECLARE_NAME(NAME) static PyObject *NAME##_name;

@@ -274,7 +274,7 @@ static void begin_family(Family *family, uint64_t hash)
         Py_DECREF((PyObject *)old.open[i]);
 }
 
-static PyObject *call_in_family(PyObject *function, const Key *key, int *learns, Allocation *into)
+PyObject *call_in_family(PyObject *function, const Key *key, int *learns, Allocation *into)
 {
     int64_t numbers[MOST_NUMBERS];
     char is_float[MOST_NUMBERS];
@@ -314,7 +314,7 @@ static PyObject *call_in_family(PyObject *function, const Key *key, int *learns,
         family->ncalls++;
     }
     *learns = trace && family->nopen < MOST_OPEN && family->nfailures < MOST_FAILURES &&
-              family->ncalls >= calls_before << (2 * family->nfailures);
+              family->ncalls >= calls_before << 2 * (family->nfailures + (family->nopen > 0));
     return NULL;
 }
 
@@ -356,7 +356,7 @@ static int inputs_of(const int64_t *numbers, const int64_t *before, const char *
     return ninputs;
 }
 
-static int generalize(Template *template, PyObject *args, PyObject *keywords, const Key *key)
+int generalize(Template *template, PyObject *args, PyObject *keywords, const Key *key)
 {
     if (!template)
         return 0;
@@ -438,8 +438,8 @@ static int generalize_op(PyObject *op, PyObject *attributes, const Key *key, All
 }
 
 /* Run a call of an op by an open template, or learn from a call that has run. */
-static PyObject *apply_in_family(PyObject *call, FastPath *fast_path, PyObject *arena,
-                                 Allocation *const *operands, int count, int *learns, int has_run)
+PyObject *apply_in_family(PyObject *call, FastPath *fast_path, PyObject *arena, Allocation *const *operands,
+                          int count, int *learns, int has_run)
 {
     Key key;
     PyObject *op = PyObject_GetAttr(call, op_name), *result = NULL;
@@ -617,9 +617,6 @@ static PyMethodDef families_functions[] = {
 
 int families_init(PyObject *module)
 {
-    later.call_in_family = call_in_family;
-    later.generalize = generalize;
-    later.apply_in_family = apply_in_family;
     open_type = add_type(module, "OpenTemplate", &open_spec);
     expect_objects(objects);
     NAMES(INTERN_NAME)

@@ -323,9 +323,9 @@ static PyObject *pattern_match(Pattern *self, PyObject *const *args, Py_ssize_t 
     PyObject *tensors = PyList_New(0), *inputs = PyList_New(0), *result = NULL;
     Py_ssize_t at = 0;
     int same = tensors && inputs ? 1 : -1;
-    for (Py_ssize_t i = 0; i < PyTuple_Size(args[0]) && same > 0; i++) /* Python settles other parts */
+    for (Py_ssize_t i = 0; i < PyTuple_Size(args[0]) && same > 0; i++) /* Python copies other parts */
         if (Py_TYPE(PyTuple_GetItem(args[0], i)) == tensor_class &&
-            settle((Allocation *)PyTuple_GetItem(args[0], i)))
+            copy_part((Allocation *)PyTuple_GetItem(args[0], i)))
             same = -1;
     memset(self->met, 0, self->room * sizeof *self->met); /* no other thread walks simultaneously */
     for (int i = 0; i < 2 && same > 0; i++)

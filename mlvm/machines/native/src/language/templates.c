@@ -16,6 +16,8 @@
  */
 #include "templates.h"
 
+#include "views.h"
+
 #include <string.h>
 
 /* Fields of a context after the fields in dispatch.h. */
@@ -732,7 +734,7 @@ static PyObject *drawn_key(PyObject *context)
     PyObject *state = is_ours ? Py_XNewRef(PyWeakref_GetObject(keys.state)) : NULL;
     PyObject *locked = Py_XNewRef(keys.locked), *key = NULL;
     if (state && state != Py_None)
-        key = later.next_key_in(arena, keys.call, (Allocation *)state, keys.type, locked);
+        key = next_key_in(arena, keys.call, (Allocation *)state, keys.type, locked);
     Py_XDECREF(state);
     Py_XDECREF(locked);
     Py_XDECREF(arena);
@@ -771,7 +773,7 @@ static PyObject *run_step(PyObject *context, const TemplateStep *step, PyObject 
     case ALIAS:
         args[1] = operands[0];
         args[2] = step->extra;
-        return later.alias(NULL, args, 3);
+        return alias(NULL, args, 3);
     case SUBSCRIPT: return PyObject_GetItem(operands[0], step->extra);
     case NEXT_KEY: {
         PyObject *key = is_recording() ? NULL : drawn_key(context);
@@ -956,14 +958,14 @@ PyObject *call_composed(PyObject *function, PyObject *args, PyObject *keywords)
     if (failures >= MOST_FAILURES)
         return PyObject_Call(function, args, keywords);
     int learns = 0;
-    PyObject *open = template ? NULL : later.call_in_family(function, &key, &learns, NULL);
+    PyObject *open = template ? NULL : call_in_family(function, &key, &learns, NULL);
     if (open || PyErr_Occurred())
         return open;
     if (!(*calls_of(key.hash))++ && !learns)
         return PyObject_Call(function, args, keywords);
     hold_key(&key);
     PyObject *result = call_and_record(function, args, keywords, &key, failures);
-    if (result && learns && later.generalize(find_template(function, &key), args, keywords, &key))
+    if (result && learns && generalize(find_template(function, &key), args, keywords, &key))
         Py_CLEAR(result);
     release_key(&key);
     return result;
@@ -1027,10 +1029,6 @@ static PyMethodDef templates_functions[] = {
 
 int templates_init(PyObject *module)
 {
-    later.is_recording = is_recording;
-    later.pause_recording = pause_recording;
-    later.note_opaque = note_opaque;
-    later.note_step = note_step;
     make_name = PyUnicode_InternFromString("_make");
     fields_name = PyUnicode_InternFromString("_fields");
     NAMES(INTERN_NAME)

@@ -186,7 +186,7 @@ PyObject *view_as(Allocation *x, PyObject *type)
 }
 
 /* alias(call, x, type), which `alias_in_python` defines. */
-static PyObject *alias(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+PyObject *alias(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
     (void)module;
     if (nargs != 3)
@@ -545,7 +545,7 @@ static PyObject *call_with(PyObject *function, PyObject *const *args, int count)
     return result;
 }
 
-static PyObject *subscript(PyObject *x, PyObject *key)
+PyObject *subscript(PyObject *x, PyObject *key)
 {
     if (Py_TYPE(x) != tensor_class || !slow_getitem)
         return PyErr_Format(PyExc_TypeError, "expected a Tensor to subscript, got %R", x);
@@ -632,8 +632,8 @@ static int assign(Allocation *x, PyObject *key, PyObject *values)
     int places[MOST_AXES];
     FastPath *fast_path = is_quiet() ? plain_path((PyObject *)x) : NULL;
     Region *region = region_of(x);
-    if (!fast_path || !region || has_views(region) || region->watched || PySet_Size(live_tapes) ||
-        values == (PyObject *)x || !layout_of(x->type, &layout))
+    if (!fast_path || !region || region->watched || PySet_Size(live_tapes) || values == (PyObject *)x ||
+        !layout_of(x->type, &layout) || has_views(region))
         return PyErr_Occurred() ? -1 : 0;
     int ndim = resolve_key(key, &layout, spans, dims, places);
     if (ndim < 0)
@@ -667,7 +667,7 @@ static int assign(Allocation *x, PyObject *key, PyObject *values)
     return holds;
 }
 
-static int assign_subscript(PyObject *x, PyObject *key, PyObject *values)
+int assign_subscript(PyObject *x, PyObject *key, PyObject *values)
 {
     if (Py_TYPE(x) != tensor_class || !slow_setitem) {
         PyErr_Format(PyExc_TypeError, "expected a Tensor for item assignment, got %R", x);
@@ -958,11 +958,7 @@ static PyObject *present_tensor_with(PyObject *type, const char *bytes, int64_t 
     return (PyObject *)out;
 }
 
-/* Return the key that the op `call` splits off a state of random keys, which advances; NULL with no exception set if
- * Python must do both. Either the caller holds the lock of the keys, or `locked()` returns whether another thread
- * holds it. */
-static PyObject *next_key_in(PyObject *arena, PyObject *call, Allocation *state, PyObject *type,
-                             PyObject *locked)
+PyObject *next_key_in(PyObject *arena, PyObject *call, Allocation *state, PyObject *type, PyObject *locked)
 {
     FastPath *fast_path = is_quiet() ? plain_path((PyObject *)state) : NULL;
     Region *region = region_of(state);
@@ -1072,10 +1068,6 @@ static PyMethodDef views_functions[] = {
 
 int views_init(PyObject *module)
 {
-    later.subscript = subscript;
-    later.assign_subscript = assign_subscript;
-    later.alias = alias;
-    later.next_key_in = next_key_in;
     expect_objects(objects);
     NAMES(INTERN_NAME)
     return PyErr_Occurred() ? -1 : PyModule_AddFunctions(module, views_functions);
