@@ -212,7 +212,9 @@ class Reuse(Placement):
         if region is None and self.size_of is size_class and 0 < nbytes < MOST_SPARE:
             region = self._larger(nbytes)
             larger = self.size_of(nbytes * 3 // 2)
-            spare = self.spare and region is None and self._has_smaller(nbytes)
+            step = self.size_of(nbytes + 1) - nbytes
+            grows = any(self.sizes.get(nbytes - i * step) for i in range(1, 5))  # sizes grow slowly
+            spare = self.spare and region is None and grows
             if spare and self._tail(larger) is not None:
                 nbytes, bin = larger, self.sizes.setdefault(larger, [])
         if region is not None:
@@ -232,11 +234,6 @@ class Reuse(Placement):
             if region is not None:
                 return region
         return None
-
-    def _has_smaller(self, nbytes: int) -> bool:
-        """Return whether a region of a slightly smaller size class is free: sizes grow slowly."""
-        step = self.size_of(nbytes + 1) - nbytes
-        return any(self.sizes.get(nbytes - i * step) for i in range(1, 5))
 
     def tidy(self) -> None:
         for bin in list(self.sizes.values()):
