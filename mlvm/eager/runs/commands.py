@@ -196,8 +196,7 @@ def _show_nan(replay: Replay, numbers: Sequence[int]) -> int:
         if not is_one and not _may_have_nan(replay, step):
             continue
         execution = replay.execution(number)
-        first = _first_nan(execution)
-        if first is not None:
+        if (first := _first_nan(execution)) is not None:
             op, wrong, (index, value) = first
             result = f"the result of {op.name} is {value} at {index}"
             if wrong is None:

@@ -9,7 +9,7 @@ state before the step, an input, an op. The op is found by computing the step op
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -144,10 +144,8 @@ def elements(x: Array, y: Array) -> Elements | None:
         return None
     bits = [np.asarray(packed(each)).reshape(x.size, -1) for each in (x, y)]
     differs = (bits[0] != bits[1]).any(axis=-1).reshape(x.shape)
-    nans = [
-        np.isnan(shown(each)) if TensorType.of(each).dtype.is_inexact else False for each in (x, y)
-    ]
-    differs &= ~np.asarray(nans[0] & nans[1])
+    if TensorType.of(x).dtype.is_inexact:
+        differs &= ~(np.isnan(shown(x)) & np.isnan(shown(y)))
     where = np.unravel_index(int(np.argmax(differs)), x.shape)
     index = tuple(int(i) for i in where)
     texts = [each.reshape(*x.shape, -1)[index][::-1].tobytes().hex() for each in bits]
@@ -202,12 +200,11 @@ def _difference(left: Replay, right: Replay, x: RecordedStep, y: RecordedStep) -
     try:
         return _cause(left, right, x, y)
     except (ArgumentError, MachineError, UnknownFunctionError) as error:
-        reason = f"this machine cannot compute the step: {error}"
+        cause, what, names = "result", "the results differ", _results(x, y)
         if x.before != y.before:
-            text = f"step {x.number}: the state before the step differs, and {reason}"
-            return Difference(x.number, "state", text)
-        text = f"step {x.number}: the results differ, and {reason}"
-        return Difference(x.number, "result", text, _results(x, y))
+            cause, what, names = "state", "the state before the step differs", []
+        text = f"step {x.number}: {what}, and this machine cannot compute the step: {error}"
+        return Difference(x.number, cause, text, names)
 
 
 def _cause(left: Replay, right: Replay, x: RecordedStep, y: RecordedStep) -> Difference:
@@ -220,13 +217,12 @@ def _cause(left: Replay, right: Replay, x: RecordedStep, y: RecordedStep) -> Dif
             when = previous if x.number else "before the first step"
             text = f"{head}: the state differs, and was written {when}: {listed(names, 4)}"
             return Difference(x.number, "state", text, names, elements=differing)
-    inputs = [i for i, (p, q) in enumerate(zip(x.inputs, y.inputs, strict=False)) if p != q]
-    counts = [len(each.inputs) for each in (x, y)]
     if x.table.ntensors != y.table.ntensors:
         described = [listed(each.table.names, 4) or "none" for each in (x, y)]
         text = f"{head}: the inputs differ: A has {described[0]}; B has {described[1]}"
         return Difference(x.number, "input", text)
-    is_constant = counts[0] != counts[1]  # a Python number is a constant of one of the programs
+    is_constant = len(x.inputs) != len(y.inputs)  # a Python number is one in one of the programs
+    inputs = [i for i, (p, q) in enumerate(zip(x.inputs, y.inputs, strict=False)) if p != q]
     inputs = [i for i in inputs if not is_constant or i < x.table.ntensors]
     if inputs:
         names = [x.table.names[i] for i in inputs]
@@ -284,6 +280,10 @@ def _differing_input(
 # --- ops ----------------------------------------------------------------------------------
 
 
+_Pair: TypeAlias = tuple[Executed | None, Executed | None]
+"""An op of each run, or None."""
+
+
 class _Trace:
     """Execution of a step op by op, with the digest of each result."""
 
@@ -315,10 +315,12 @@ class _Trace:
         operands = []
         for i, (ref, type) in enumerate(zip(op.operands, op.operand_types, strict=True)):
             mine = self.digest(ref)
-            is_equal = mine == twins[i] if correspond else None
-            is_known = mine in twins and is_equal is None and ref.kind != "scratch"
-            twin = twins.index(mine) if is_known else None
-            operands.append(OperandOrigin(self.origin(ref), type, is_equal, twin))
+            is_known = mine in twins and not correspond and ref.kind != "scratch"
+            equal = (
+                mine == twins[i] if correspond else None,
+                twins.index(mine) if is_known else None,
+            )
+            operands.append(OperandOrigin(self.origin(ref), type, *equal))
         text = "" if op.line is None else self.replay.run.text_at(op.line)
         return OpReport(op, operands, op.line, text)
 
@@ -359,16 +361,11 @@ def _differing_op(left: Replay, right: Replay, x: RecordedStep, y: RecordedStep)
         for trace, op in zip(traces, pair, strict=True)
     ]
     correspond = a is not None and b is not None and _correspond(a, b, *operands)
-    reports = [
-        None if op is None else trace.report(op, twins, correspond=correspond)
-        for trace, op, twins in ((traces[0], a, operands[1]), (traces[1], b, operands[0]))
-    ]
+    reports = _reports(traces, pair, operands[::-1], correspond=correspond)
     differing = None
     if correspond and a is not None and b is not None:
-        for p, q in zip(a.results, b.results, strict=True):
-            differing = differing or elements(
-                traces[0].execution.value(p), traces[1].execution.value(q)
-            )
+        values = [map(t.execution.value, op.results) for t, op in zip(traces, (a, b), strict=True)]
+        differing = next(filter(None, map(elements, *values)), None)
     where = "the programs differ; " if not same else ""
     kinds = dict.fromkeys(op.name for op in pair if op is not None)
     which = "whose result differs" if is_first else "that differs and reaches the results"
@@ -377,13 +374,19 @@ def _differing_op(left: Replay, right: Replay, x: RecordedStep, y: RecordedStep)
     first = (None, None) if same else _first_in_programs(*traces)
     if [op and op.line for op in first] == [op and op.line for op in pair]:
         first = None, None
-    programs = [
-        None if op is None else trace.report(op, (), correspond=False)
-        for trace, op in zip(traces, first, strict=True)
+    programs = _reports(traces, first, ((), ()), correspond=False)
+    return Difference(x.number, "op", text, (), reports, differing, programs)
+
+
+def _reports(
+    traces: tuple[_Trace, _Trace], ops: _Pair, twins: Sequence[Sequence[bytes]], *, correspond: bool
+) -> tuple[OpReport | None, OpReport | None]:
+    """Return the report of each run's op. `twins` are the digests of the other op's operands."""
+    a, b = [
+        None if op is None else trace.report(op, others, correspond=correspond)
+        for trace, op, others in zip(traces, ops, twins, strict=True)
     ]
-    return Difference(
-        x.number, "op", text, (), (reports[0], reports[1]), differing, (programs[0], programs[1])
-    )
+    return a, b
 
 
 def _correspond(a: Executed, b: Executed, p: Sequence[bytes], q: Sequence[bytes]) -> bool:
@@ -398,7 +401,7 @@ def _correspond(a: Executed, b: Executed, p: Sequence[bytes], q: Sequence[bytes]
     return sum(x == y for x, y in zip(p, q, strict=True)) >= max(1, len(p) - 1)
 
 
-def _first_in_programs(a: _Trace, b: _Trace) -> tuple[Executed | None, Executed | None]:
+def _first_in_programs(a: _Trace, b: _Trace) -> _Pair:
     """Return the first op of each execution that differs in the other execution."""
     for p, q in zip(a.ops, b.ops, strict=False):
         alike = (p.name, p.attributes, p.types) == (q.name, q.attributes, q.types)
@@ -419,19 +422,17 @@ def _culprit(left: Replay, right: Replay, number: int) -> str:
     return f"; this machine does not reproduce the bits of {' and '.join(wrong)}{''.join(causes)}"
 
 
-def _lockstep(a: _Trace, b: _Trace) -> tuple[Executed | None, Executed | None]:
+def _lockstep(a: _Trace, b: _Trace) -> _Pair:
     """Execute one program on the operands of both runs; return the first op that differs."""
     while True:
         p, q = a.advance(), b.advance()
-        if p is None or q is None:
-            return p, q
-        if p.place != q.place:  # a loop or branch took a different path
+        if p is None or q is None or p.place != q.place:  # a branch took a different path
             return p, q
         if [a.digests[ref] for ref in p.results] != [b.digests[ref] for ref in q.results]:
             return p, q
 
 
-def _sources(a: _Trace, b: _Trace) -> tuple[tuple[Executed | None, Executed | None], bool]:
+def _sources(a: _Trace, b: _Trace) -> tuple[_Pair, bool]:
     """Return the ops that cause the difference of two programs, and whether no earlier op differs.
 
     The other run also computes the operands of such an op, but not the result, and a differing

@@ -50,6 +50,22 @@ def decoded(data: bytes) -> Any:
     return value
 
 
+def fits(value: Any, form: Any) -> bool:
+    """Return whether a value of a log has a form.
+
+    A form is a type, a tuple of the items' forms, a list with the form of all items, or a dict of
+    forms by name. Such a dict may have further names.
+    """
+    if isinstance(form, type):
+        return type(value) is form
+    if isinstance(form, dict):
+        return isinstance(value, dict) and all(fits(value.get(x), form[x]) for x in form)
+    if not isinstance(value, (list, tuple)):
+        return False
+    forms = form * len(value) if isinstance(form, list) else form
+    return len(value) == len(forms) and all(map(fits, value, forms))
+
+
 def number_of(digest: bytes) -> int:
     """Return a digest as a number, the form that frames contain."""
     return int.from_bytes(digest, "little")

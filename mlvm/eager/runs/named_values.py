@@ -83,17 +83,15 @@ class Values:
         x = shown(array)
         lines = [f"{ref}: {TensorType.of(array)}"]
         if x.size and x.dtype != bool and x.dtype.kind != "c":
-            finite = x[np.isfinite(x)]
-            wide = finite.astype(np.float64)
-            extrema = (
-                f"min {finite.min()}, max {finite.max()}, mean {wide.mean():.6g}, "
-                if finite.size
-                else ""
+            finite, counts = (
+                x[np.isfinite(x)],
+                [np.count_nonzero(f(x)) for f in (np.isnan, np.isinf)],
             )
-            lines.append(
-                f"{extrema}nans {np.count_nonzero(np.isnan(x))}, infinities "
-                f"{np.count_nonzero(np.isinf(x))}"
-            )
+            text = f"nans {counts[0]}, infinities {counts[1]}"
+            if finite.size:
+                mean = finite.astype(np.float64).mean()
+                text = f"min {finite.min()}, max {finite.max()}, mean {mean:.6g}, {text}"
+            lines.append(text)
         elif x.size and x.dtype == bool:
             lines.append(f"true {np.count_nonzero(x)} of {x.size}")
         if ref.kind == "result":

@@ -63,15 +63,14 @@ class OpProgram(NamedTuple):
         blank = [("",) * len(each) for each in (step.inputs, step.states, step.results)]
         return OpProgram(step, lines, values, *blank)
 
-    def op_names(self) -> set[str]:
-        """Return the names of the ops and functions that the program calls."""
-        return {name.removesuffix(OUT) for name in self.host_functions()}
-
     def host_functions(self) -> set[str]:
         """Return the names of the host functions that the program calls."""
         codes = decode(self.step.planned.program).values()
-        names = {each.name for code in codes for each in code.instructions()}
-        return {name for name in names if name is not None}
+        return {each.name for code in codes for each in code.instructions() if each.name}
+
+    def op_names(self) -> set[str]:
+        """Return the names of the ops and functions that the program calls."""
+        return {name.removesuffix(OUT) for name in self.host_functions()}
 
     def write(self, writer: Writer) -> None:
         """Write the program; `read` reads it back."""

@@ -191,7 +191,7 @@ class _Session:
         self._process = os.getpid()
         self._steps = 0
         self._cells = Cells()
-        self._ncells = self._ntables = self._ncheckpoints = 0  # numbers of entries in the log
+        self._ncells = self._ncheckpoints = 0  # numbers of entries in the log
         self._last_checkpoint, self._spent = -1, 0
         self._programs: dict[object, _Recorded] = {}
         self._untraceable: dict[object, str] = {}  # functions without a program, with the reason
@@ -314,10 +314,8 @@ class _Session:
         rows = self._cells.rows[self._ncells :]
         self._ncells += len(rows)
         self._log.append(("cells", [(cell.name, str(cell.type)) for cell in rows]))
-        number = self._ntables
-        self._ntables += 1
         self._log.append(("program", table.to_value()))
-        return _Recorded(number, table, table.cells(), numbers)
+        return _Recorded(len(self._programs), table, table.cells(), numbers)
 
     def _store_sources(self, files: Iterable[str]) -> dict[str, str]:
         """Store the source files of at most 4 MiB that can be read; return the digests by path."""

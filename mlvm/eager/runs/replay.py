@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from mlvm.core.errors import ArgumentError, MachineError, brief, listed
 from mlvm.core.program.encoding import damaged
@@ -34,8 +34,6 @@ from mlvm.step.saved import LoadedStep
 
 Inputs: TypeAlias = Callable[[int], Sequence[Any]]
 """Function that returns the external inputs of a step that were not stored."""
-
-_NO_RUN: Final = "expected a run, got {}; write ml.runs.open(folder)"
 
 
 class Moment(NamedTuple):
@@ -111,8 +109,7 @@ class Replay:
     """
 
     def __init__(self, run: Run, *, inputs: Inputs | None = None) -> None:
-        if not isinstance(run, Run):
-            raise ArgumentError(f"Replay: {_NO_RUN.format(brief(run))}")
+        _require_run(run, Run, "Replay")
         if inputs is not None and not callable(inputs):
             raise ArgumentError(
                 f"Replay: expected inputs as a function that returns the inputs of a step, "
@@ -138,8 +135,7 @@ class Replay:
         """
         step = self.run.step(number)
         self._go_to(step)
-        cells = [self.run.cells[each] for each in sorted(self._cells)]
-        state = {cell.name: self._cells[cell.number] for cell in cells}
+        state = {self.run.cells[each].name: self._cells[each] for each in sorted(self._cells)}
         inputs: dict[str, Array] = {}
         for name, array in zip(step.table.names, self._external(step), strict=True):
             inputs[unused_name(name, inputs)] = array
@@ -184,9 +180,9 @@ class Replay:
 
     def cells_after(self, number: int) -> dict[int, Array]:
         """Return the contents of the cells after a step. Raises the errors of `results`."""
-        cells, table = self.cells(number), self.run.step(number).table
-        results = self.results(number)
-        return {**cells, **{cell: results[i] for cell, i in table.writes}}
+        cells, results = self.cells(number), self.results(number)
+        writes = self.run.step(number).table.writes
+        return {**cells, **{cell: results[i] for cell, i in writes}}
 
     def compute(self, step: RecordedStep, operands: Sequence[Array]) -> list[Array]:
         """Return the results of a step's program on these operands.
@@ -257,13 +253,11 @@ class Replay:
 
     def _digest(self, step: RecordedStep) -> int:
         cells = step.table.cells()
-        digests = {each: digest(self._cells[each]) for each in cells if each in self._cells}
-        if len(digests) < len(cells):
-            missing = len(cells) - len(digests)
+        if missing := len({*cells} - self._cells.keys()):
             raise damaged(
                 f"{self.run.folder}: {missing} state tensors of step {step.number} are missing"
             )
-        return digest_of_cells(digests, cells)
+        return digest_of_cells({each: digest(self._cells[each]) for each in cells}, cells)
 
     def _finish(self, step: RecordedStep, results: Sequence[Array]) -> list[Mismatch]:
         """Use the results of a step as state and values of later steps. Return mismatches."""
@@ -339,12 +333,16 @@ def _machine() -> LocalVM:
     return vm
 
 
+def _require_run(run: object, kinds: Any, what: str) -> None:
+    if not isinstance(run, kinds):
+        raise ArgumentError(f"{what}: expected a run, got {brief(run)}; write ml.runs.open(folder)")
+
+
 def replay_of(run: Run | Replay, what: str) -> Replay:
     """Return the replay of a run.
 
     Raises `ArgumentError` with the function for any other value."""
-    if not isinstance(run, Run | Replay):
-        raise ArgumentError(f"{what}: {_NO_RUN.format(brief(run))}")
+    _require_run(run, Run | Replay, what)
     return run if isinstance(run, Replay) else Replay(run)
 
 

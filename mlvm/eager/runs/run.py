@@ -19,7 +19,7 @@ from mlvm.core.program.encoding import Reader, damaged
 from mlvm.core.types import Array, TensorType
 from mlvm.eager.files.safetensors import WeightsFile
 from mlvm.eager.runs.cells import StateCell
-from mlvm.eager.runs.log import digest_of, number_of, read_log
+from mlvm.eager.runs.log import digest_of, fits, number_of, read_log
 from mlvm.eager.runs.ops import OpProgram
 from mlvm.eager.runs.source import SourceLine
 from mlvm.eager.runs.steps import StepTable
@@ -30,6 +30,17 @@ DATA: Final = "data"
 CHECKPOINTS: Final = "checkpoints"
 PROGRAMS: Final = "programs"
 SOURCES: Final = "sources"
+
+_STORED: Final = [(int, int, int)]
+_FORMS: Final[dict[object, Any]] = {
+    "run": ({"mlvm": str, "every": int},),
+    "cells": ([(str, str)],),
+    "program": (dict,),
+    "checkpoint": (str, int, [int], [int]),
+    "step": (int, int, int, [int], [int], [(int, float)], _STORED, _STORED),
+    "end": (int, bool),
+}
+"""Forms of the frames of a log by kind, the first item of a frame."""
 
 T = TypeVar("T")
 
@@ -128,74 +139,51 @@ class Run:
         return f"<run of {len(self.steps)} steps in {self.folder}>"
 
     def _add(self, i: int, frame: Any) -> None:
-        if self.is_closed or (i == 0) != (isinstance(frame, tuple) and frame[:1] == ("run",)):
+        kind, *values = frame if isinstance(frame, tuple) and frame else (None,)
+        if self.is_closed or (i == 0) != (kind == "run"):
             raise damaged(
                 f"expected the frame 'run' first and no frame after 'end', got {brief(frame)}"
             )
-        match frame:
-            case ("run", {"mlvm": str() as version, "every": int() as every, **more}):
-                self.version, self.every = version, every
-                self.versions = str(more.get("versions", ""))
-            case ("cells", [*rows]):
-                for row in rows:
-                    match row:
-                        case (str() as name, str() as text):
-                            type = TensorType.parse(text)
-                            self.cells.append(StateCell(len(self.cells), name, type))
-                        case _:
-                            text = f"expected a state cell as a name and a type, got {brief(row)}"
-                            raise damaged(text)
-            case ("program", table):
+        form = _FORMS.get(kind) if isinstance(kind, str) else None
+        match frame if form is not None and fits(values, form) else None:
+            case "run", about:
+                self.version, self.every = about["mlvm"], about["every"]
+                self.versions = str(about.get("versions", ""))
+            case "cells", rows:
+                for name, type in rows:
+                    self.cells.append(StateCell(len(self.cells), name, TensorType.parse(type)))
+            case "program", table:
                 self.tables.append(self._checked(StepTable.of_value(table)))
-            case ("checkpoint", str() as name, int() as content, [*cells], [*digests]):
-                if len(cells) != len(digests) or not all(map(self._is_cell, cells)):
-                    raise damaged(
-                        f"expected a checkpoint with one digest per state cell, got "
-                        f"{brief(digests)} for {brief(cells)}"
-                    )
-                if name != Path(name).name:
-                    raise damaged(f"expected the name of a checkpoint, got {brief(name)}")
-                by_cell = dict(zip(cells, map(_number, digests), strict=True))
+            case "checkpoint", name, content, cells, digests if (
+                len(cells) == len(digests)
+                and all(map(self._is_cell, cells))
+                and name == Path(name).name
+            ):
+                by_cell = dict(zip(cells, digests, strict=True))
                 self.checkpoints.append(Checkpoint(len(self.steps), name, content, by_cell))
-            case (
-                "step", int() as program, int() as before, int() as after,
-                [*inputs], [*results], [*values], [*cells], [*stored],
-            ):  # fmt: skip
-                state = before, after
+            case "step", program, before, after, inputs, results, scalars, cells, stored if (
+                0 <= program < len(self.tables)
+                and len(inputs) == len((table := self.tables[program]).names)
+                and len(results) >= len(table.updated)
+                and all(0 <= number < len(results) for number, _ in scalars)
+                and all(map(self._is_cell, [number for number, *_ in cells]))
+                and all(0 <= number < len(inputs) for number, *_ in stored)
+                and all(0 <= at < 1 << 60 and 0 <= n < 1 << 40 for _, at, n in (*cells, *stored))
+            ):
+                places = [[Stored(*each) for each in rows] for rows in (cells, stored)]
+                number, state = len(self.steps), (before, after)
                 self.steps.append(
-                    self._step(program, state, inputs, results, values, cells, stored)
+                    RecordedStep(number, table, *state, inputs, results, dict(scalars), *places)
                 )
-            case ("end", int() as count, bool() as finished):
+            case "end", count, finished:
                 if count != len(self.steps):
                     raise damaged(f"expected {count} steps, got {len(self.steps)}")
                 self.is_closed, self.has_failed = True, not finished
             case _:
                 raise damaged(f"expected a frame of a recording, got {brief(frame)}")
 
-    def _step(self, program: int, state: tuple[int, int], *lists: list[Any]) -> RecordedStep:
-        inputs, results, values, cells, stored = lists
-        if not 0 <= program < len(self.tables):
-            raise damaged(f"expected a program number below {len(self.tables)}, got {program}")
-        table = self.tables[program]
-        if len(inputs) != len(table.names) or len(results) < len(table.updated):
-            raise damaged(
-                f"expected digests of {len(table.names)} inputs and at least "
-                f"{len(table.updated)} results, got {len(inputs)} and {len(results)}"
-            )
-        scalars: dict[int, float] = {}
-        for pair in values:
-            match pair:
-                case (int() as number, float() as value) if 0 <= number < len(results):
-                    scalars[number] = value
-                case _:
-                    raise damaged(f"expected the number and value of a result, got {brief(pair)}")
-        digests = [*map(_number, inputs)], [*map(_number, results)]
-        places = [_stored(each, self._is_cell) for each in cells]
-        input_places = [_stored(each, lambda i: 0 <= i < len(inputs)) for each in stored]
-        return RecordedStep(len(self.steps), table, *state, *digests, scalars, places, input_places)
-
-    def _is_cell(self, number: object) -> bool:
-        return type(number) is int and 0 <= number < len(self.cells)
+    def _is_cell(self, number: int) -> bool:
+        return 0 <= number < len(self.cells)
 
     def _checked(self, table: StepTable) -> StepTable:
         if not all(map(self._is_cell, table.cells())):
@@ -256,9 +244,7 @@ class Run:
     def contents(self, checkpoint: Checkpoint) -> dict[int, Array]:
         """Return the contents of a checkpoint by cell."""
         name = f"{CHECKPOINTS}/{checkpoint.name}"
-        data = self._bytes(name)
-        if number_of(digest_of(data)) != checkpoint.content:
-            raise damaged(f"{self.folder / name}: the file has changed since the recording")
+        self._read(name, checkpoint.content)
         file = self._decoded(name, lambda: WeightsFile(self.folder / name))
         contents = {}
         for number, expected in checkpoint.cells.items():
@@ -301,38 +287,22 @@ class Run:
             )
         return array
 
-    def _read(self, name: str, expected: str) -> bytes:
-        data = self._bytes(name)
-        if digest_of(data).hex() != expected:
-            raise damaged(f"{self.folder / name}: the file has changed since the recording")
-        return data
-
-    def _bytes(self, name: str) -> bytes:
+    def _read(self, name: str, expected: str | int) -> bytes:
+        """Return the contents of a file with this digest, as hexadecimal digits or a number."""
         try:
-            return (self.folder / name).read_bytes()
+            data = (self.folder / name).read_bytes()
         except FileNotFoundError:
             raise damaged(f"{self.folder / name}: the file is missing") from None
+        digest = digest_of(data)
+        if expected not in (digest.hex(), number_of(digest)):
+            raise damaged(f"{self.folder / name}: the file has changed since the recording")
+        return data
 
     def _decoded(self, name: str, decode: Callable[[], T]) -> T:
         try:
             return decode()
         except (MlvmError, ValueError) as error:
             raise EncodingError(f"{self.folder / name}: {error}") from None
-
-
-def _number(x: Any) -> int:
-    if type(x) is not int:
-        raise damaged(f"expected a digest, got {brief(x)}")
-    return x
-
-
-def _stored(row: Any, is_valid: Callable[[int], bool]) -> Stored:
-    match row:
-        case (int() as number, int() as place, int() as length) if (
-            is_valid(number) and 0 <= place < 1 << 60 and 0 <= length < 1 << 40
-        ):
-            return Stored(number, place, length)
-    raise damaged(f"expected a number, an offset and a length of stored bytes, got {brief(row)}")
 
 
 def _cell_in(file: WeightsFile, cell: StateCell) -> Array:

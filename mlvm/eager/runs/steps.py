@@ -16,6 +16,7 @@ from mlvm.core.errors import brief
 from mlvm.core.ops.half import shown
 from mlvm.core.program.encoding import damaged
 from mlvm.core.types import Array, TensorType
+from mlvm.eager.runs.log import fits
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tree import flatten, within_containers
 
@@ -24,6 +25,17 @@ INPUT: Final = "input"
 
 Operand: TypeAlias = tuple[str, int]
 """`CELL` or `INPUT`, and a number."""
+
+
+_FORM: Final = {
+    **dict.fromkeys(("function", "content", "file", "reason"), str),
+    **{key: [str] for key in ("names", "types", "results")},
+    **{key: [(int, int)] for key in ("writes", "updated")},
+    "operands": [(str, int)],
+    "returns": [int],
+    "sources": dict,
+}
+"""Form of a table in the log."""
 
 
 @dataclass(frozen=True)
@@ -89,25 +101,20 @@ class StepTable:
         """Return the table from a value of the log.
 
         Raises `EncodingError` if the value is invalid."""
-        try:
+        is_table = fits(value, _FORM) and value.keys() == _FORM.keys()
+        if is_table:
             table = StepTable(**value)
-            texts = [table.function, table.content, table.file, table.reason, *table.names]
-            texts += [*table.types, *table.results, *table.sources, *table.sources.values()]
-            pairs = [*table.writes, *table.updated]
-            numbers = [n for pair in pairs for n in pair] + [n for _, n in table.operands]
+            inputs = [n for kind, n in table.operands if kind == INPUT]
+            numbers = [n for _, n in table.operands] + [n for pair in table.writes for n in pair]
             is_table = (
-                all(isinstance(x, str) for x in texts)
-                and all(type(n) is int and n >= 0 for n in numbers)
-                and all(len(pair) == 2 for pair in pairs)
-                and all(kind in (CELL, INPUT) for kind, _ in table.operands)
-                and all(type(n) is int and n >= -1 for n in table.returns)
+                all(kind in (CELL, INPUT) for kind, _ in table.operands)
+                and all(n >= 0 for n in [*numbers, *[n for pair in table.updated for n in pair]])
+                and all(n < len(table.names) for n in [*inputs, *[n for n, _ in table.updated]])
+                and all(n >= -1 for n in table.returns)
+                and fits([*table.sources.items()], [(str, str)])
                 and len(table.names) == len(table.types)
                 and len(table.results) == len(table.returns)
-                and all(n < len(table.names) for kind, n in table.operands if kind == INPUT)
-                and all(n < len(table.names) for n, _ in table.updated)
             )
-        except (AttributeError, KeyError, TypeError, ValueError):
-            is_table = False
         if not is_table:
             raise damaged(f"expected a program table, got {brief(value)}")
         return table
