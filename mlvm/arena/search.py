@@ -38,6 +38,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mlvm.core.splitmix import generated
 from mlvm.machines.native.extension import EXTENSION
 
 Ints = NDArray[np.int64]
@@ -187,9 +188,8 @@ class _Part:
         for i, row in enumerate(zip(size.tolist(), first.tolist(), last.tolist(), strict=True)):
             twin[i] = same.get(row, -1)
             same[row] = i
-        return _Part(
-            blocks, size, first, last, twin, _random(len(blocks)), ranks, int(last.max()) + 1
-        )
+        hash = generated(len(blocks)) | np.uint64(1)  # odd numbers
+        return _Part(blocks, size, first, last, twin, hash, ranks, int(last.max()) + 1)
 
     @property
     def _tries(self) -> Iterator[tuple[tuple[bool, str], Ints, tuple[Ints, Ints]]]:
@@ -219,14 +219,6 @@ class _Part:
                 if status != LIMIT or visited >= nodes:
                     return status, offsets, visited
             limit *= 2
-
-
-def _random(count: int) -> NDArray[np.uint64]:
-    """Return odd 64-bit numbers of the generator splitmix64."""
-    x = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31)) | np.uint64(1)
 
 
 class _Open(NamedTuple):

@@ -314,6 +314,7 @@ class _StepLayout:
             for state, at, own in zip(step.states, self.in_weights, self.states, strict=True)
         ]
         outputs = [self._address(each) for each in step.results]
+        lines = ["/".join(Path(str(line)).parts[-2:]) for line in tables.lines.all]
         named = {
             "Set sets": [
                 *[
@@ -325,7 +326,7 @@ class _StepLayout:
                 "{NULL, NULL, NULL}",
             ],
             "char *const ops": [string(str(op)) for op in tables.ops.all],
-            "char *const lines": [string(_short(str(line))) for line in tables.lines.all],
+            "char *const lines": [*map(string, lines)],
             "Address arguments": addresses,
             "Pushed pushed": pushed,
             "Input inputs": inputs,
@@ -427,11 +428,6 @@ _RUNTIME: Final = "mlvm/build/src"
 PLAN: Final = ("loop", "bound", "lanes", "records", "processor")
 """Sources of the loop."""
 _PLAN: Final = "mlvm/machines/native/src/plan"
-
-
-def _short(line: str) -> str:
-    """Shorten a line of Python to the file and folder."""
-    return "/".join(Path(line).parts[-2:])
 
 
 def _arrays(planned: Planned) -> Iterator[Array]:

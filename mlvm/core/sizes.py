@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import os
 import re
+import sys
 from contextlib import suppress
 from typing import Final
 
@@ -13,9 +14,9 @@ from mlvm.core.errors import ArgumentError, MlvmError, brief
 _UNITS: Final = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 MAX_SIZE: Final = 2**63 - 1
-MAX_TERM: Final = 2**62
-"""Largest integer of which a sum of two fits into 64 bits."""
-MAX_EXACT: Final = 2**53
+MAX_TERM: Final = MAX_SIZE // 2 + 1
+"""Sums of two numbers below this bound fit into 64 bits."""
+MAX_EXACT: Final = 2**sys.float_info.mant_dig
 """Largest integer up to which a float represents every integer."""
 _DECIMAL: Final = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _SIZE: Final = re.compile(r"\s*(\d{1,40}(?:\.\d+)?)\s*([a-z]*)\s*", re.ASCII | re.IGNORECASE)

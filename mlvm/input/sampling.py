@@ -16,35 +16,27 @@ from numpy.typing import NDArray
 from mlvm.core.errors import ArgumentError
 from mlvm.core.locks import cached_property
 from mlvm.core.memo import memoized
+from mlvm.core.splitmix import GOLDEN, Words, mixed
 
 Indices: TypeAlias = NDArray[np.int64]
-Words: TypeAlias = NDArray[np.uint64]
 Doubles: TypeAlias = NDArray[np.float64]
 
-_GOLDEN: Final = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio, odd
 _ORDER, _SAMPLE = 1, 2  # purposes with independent hashes
 _MASK: Final = 2**64 - 1
-
-
-def _mix(words: Words) -> Words:
-    """Apply SplitMix64's bijection of 64 bits. Every bit of the result depends on all bits."""
-    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return words ^ (words >> np.uint64(31))
 
 
 @memoized(16)
 def _start(purpose: int, seed: int, epoch: int) -> np.uint64:
     words = np.zeros(1, np.uint64)
     for number in (purpose, seed, epoch):
-        words = _mix(words + np.uint64((number * _GOLDEN) & _MASK))
+        words = mixed(words + np.uint64((number * GOLDEN) & _MASK))
     return np.uint64(words[0])
 
 
 def _hash(purpose: int, seed: int, epoch: int, indices: Indices) -> Words:
     """Hash each index to a word."""
-    scattered = _mix(indices.astype(np.uint64) + np.uint64(1))
-    return _mix(scattered + _start(purpose, seed, epoch))
+    scattered = mixed(indices.astype(np.uint64) + np.uint64(1))
+    return mixed(scattered + _start(purpose, seed, epoch))
 
 
 def order(size: int, *, seed: int, epoch: int) -> Indices:
@@ -79,9 +71,9 @@ class SampleRandom:
     def bits(self, shape: tuple[int, ...] = ()) -> Words:
         """Draw 64 random bits each: u64[B, *shape]."""
         count = int(np.prod(shape))
-        steps = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
-        drawn = _mix(self._words[:, None] + steps)
-        self._words = self._words + np.uint64((count * _GOLDEN) & _MASK)
+        steps = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(GOLDEN)
+        drawn = mixed(self._words[:, None] + steps)
+        self._words = self._words + np.uint64((count * GOLDEN) & _MASK)
         return drawn.reshape(len(self), *shape)
 
     def uniform(self, low: float = 0.0, high: float = 1.0, shape: tuple[int, ...] = ()) -> Doubles:

@@ -17,6 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 from mlvm.core.memo import memoized
+from mlvm.core.splitmix import generated
 from mlvm.core.types import Array, TensorType
 
 _LANES: Final = 8
@@ -78,15 +79,8 @@ def accumulate_in_numpy(data: Array, nbytes: int, kind: int, keys: Array) -> byt
     return sums.astype("<u8").tobytes()
 
 
-def _keys() -> Array:
-    """Return the keys of a block: the first numbers of splitmix64."""
-    z = np.arange(1, _BLOCK + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return (z ^ (z >> np.uint64(31))).reshape(-1, _LANES)
-
-
-KEYS: Final = _keys()
+KEYS: Final[Array] = generated(_BLOCK).reshape(-1, _LANES)
+"""The keys of a block."""
 
 accumulate: Callable[[Array, int, int, Array], bytes] = accumulate_in_numpy
 """The function that computes the sums. The native machine replaces it by one in C for each

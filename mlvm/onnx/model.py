@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from mlvm.core.errors import (
     brief,
     user_line,
 )
-from mlvm.core.types import Array, DType, bf16, f64
+from mlvm.core.types import MAX_NDIM, Array, DType, bf16, f64
 from mlvm.eager import Tensor
 from mlvm.eager.recording.recorder import refuse_captured
 from mlvm.eager.tensor.operands import as_operand, is_whole, widest_of
@@ -39,8 +39,6 @@ from mlvm.onnx.table import Pack
 from mlvm.onnx.values import Value, Weight, tensor
 from mlvm.onnx.wire import decode
 from mlvm.renamed import OldAttribute
-
-_FEW: Final = 64  # maximum elements of a potential shape
 
 
 class Model(ml.nn.Module):
@@ -137,7 +135,7 @@ class Model(ml.nn.Module):
             return [self._operand(name, x, kind._replace(container="")) for x in value]
         if not isinstance(value, Tensor):
             value = self._array(name, value, kind)
-            if value.size > _FEW or name not in self.graph.static_names:
+            if value.size > MAX_NDIM or name not in self.graph.static_names:
                 value = ml.asarray(value)
         dtype = dtype_of(kind.number, name) if kind.number else value.dtype
         if DType.of(value.dtype) is not dtype:
@@ -309,7 +307,7 @@ def _placed(graph: Graph) -> dict[str, Callable[[], Array]]:
     names: dict[tuple[int, str], Weight] = {}
     for inner in graph.all():
         for node in inner.nodes:
-            small = _FEW if {*node.outputs} & graph.static_names else 1
+            small = MAX_NDIM if {*node.outputs} & graph.static_names else 1
             for i, x in enumerate(node.inputs):
                 if not is_array(x) or i in node.op.host:
                     continue

@@ -57,7 +57,6 @@ _KINDS: Final[tuple[tuple[Any, str, int], ...]] = (
     *((np.ndarray, "t", 4), (dict, "g", 5)),
 )
 """Fields and numbers of attributes, by type of the value; all other values are int sequences."""
-_MOST: Final = (1 << 31) - (1 << 24)  # maximum bytes of a protobuf message, with some margin
 
 
 def save(
@@ -282,6 +281,7 @@ class _Model:
     def parts(self, external: bool | None, data_name: str) -> tuple[Parts, Parts]:
         """Return the bytes of the file, and the bytes of the weights in a separate file."""
         nbytes = sum(x.nbytes for x in self.initializers.values())
+        most = (1 << 31) - (1 << 24)  # bytes of a protobuf message, with some margin
         data_parts: Parts = []
         place = 0
         tensors = []
@@ -293,7 +293,7 @@ class _Model:
                 "name": name,
             }
             data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-            outside = external if external is not None else nbytes > _MOST
+            outside = external if external is not None else nbytes > most
             # Minimum bytes of a weight in an external file.
             if outside and array.nbytes >= (1 << 10):
                 data_parts += [bytes(-place % 64), data]
@@ -317,7 +317,7 @@ class _Model:
             "functions": [x | {"opset_import": [imported]} for x in self.functions.values()],
         }
         parts = encode("Model", model)
-        if size_of(parts) > _MOST:
+        if size_of(parts) > most:
             raise ModelError(
                 f"a file of {size_of(parts):,} bytes exceeds protobuf's limit of 2 GiB; write "
                 "external=True, which stores the weights in a separate file"

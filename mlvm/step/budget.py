@@ -34,23 +34,33 @@ BANDWIDTH: Final = 8e9
 LAUNCH: Final = 5e-7
 """Estimated seconds for a kernel call of any size."""
 
-TARGETS: Final = 32
-"""Number of targets, as fractions of the step's memory; long steps have fewer."""
 
-_HALVINGS: Final = 4
-"""Number of targets between the smallest of these that suffices and the next smaller one."""
+class SearchEffort(NamedTuple):
+    """Effort of the search for schedules within a budget.
 
-_UNITS: Final = 50_000
-"""Limit of the units in all simulated runs: steps of more than 1,562 units have 8 to 31 targets."""
+    Attributes:
+        targets: the number of targets, as fractions of the step's memory; long steps have fewer.
 
-_CONSIDERED: Final = 24
-"""Number of values that are compared for an eviction: those with the most bytes times time."""
+        halvings: the number of targets between the smallest that suffices and the next smaller.
 
-_DEEPEST: Final = 200
-"""Maximum depth of recomputation: values that are recomputed for each other, for a single use."""
+        units: the limit of units in all simulated runs, from which the number of targets follows.
 
-_SLOWEST: Final = 4.0
-"""Candidates slower than this factor of the step's estimate are discarded."""
+        considered: the number of values that are compared for an eviction, with the most bytes.
+
+        depth: the maximum number of values that are recomputed for each other, for a single use.
+
+        slowest: candidates slower than this factor of the step's estimate are discarded.
+    """
+
+    targets: int = 32
+    halvings: int = 4
+    units: int = 50_000
+    considered: int = 24
+    depth: int = 200
+    slowest: float = 4.0
+
+
+EFFORT: Final = SearchEffort()
 
 
 class Row(NamedTuple):
@@ -142,7 +152,7 @@ def candidates(schedule: Schedule, live_out: set[Value], limit: float) -> list[C
         return True
 
     least, most = step.least(), schedule.most_alive
-    count = max(8, min(TARGETS, _UNITS // (len(schedule.runs) or 1)))
+    count = max(8, min(EFFORT.targets, EFFORT.units // (len(schedule.runs) or 1)))
     targets = [most - (most - least) * i // count for i in range(1, count + 2)]
     enough, too_few = most, 0
     for target, lower in pairwise(targets):
@@ -153,7 +163,7 @@ def candidates(schedule: Schedule, live_out: set[Value], limit: float) -> list[C
             enough, too_few = target, 0
         else:
             too_few = too_few or target
-    for _ in range(_HALVINGS if 0 < too_few <= limit else 0):
+    for _ in range(EFFORT.halvings if 0 < too_few <= limit else 0):
         target = (enough + too_few) // 2
         if suffices(target, too_few):
             enough = target
@@ -368,7 +378,7 @@ class _SimulatedRun:
         evictable.sort(key=lambda each: -each[0])
         best: tuple[float, Value] | None = None
         costs: dict[Value, float] = {}
-        for occupied, again, value in evictable[:_CONSIDERED]:
+        for occupied, again, value in evictable[: EFFORT.considered]:
             ratio = self._cost(value, again, costs, 0) / occupied
             if ratio < math.inf and (best is None or ratio < best[0]):
                 best = ratio, value
@@ -379,9 +389,8 @@ class _SimulatedRun:
         if value in costs:
             return costs[value]
         costs[value] = math.inf  # if the value depends on itself, it cannot be recomputed
-        step = self._step
-        producer = step.producer.get(value)
-        if producer is None or depth > _DEEPEST or moment > step.repeatable_until[producer]:
+        step, producer = self._step, self._producer_of(value, moment, depth)
+        if producer is None:
             return math.inf
         cost = step.costs[producer]
         for operand in step.reads[producer]:
@@ -392,15 +401,21 @@ class _SimulatedRun:
         costs[value] = cost
         return cost
 
+    def _producer_of(self, value: Value, moment: int, depth: int) -> int | None:
+        """Return the unit that can compute a value again at that time, or None."""
+        producer = self._step.producer.get(value)
+        if producer is None or depth > EFFORT.depth:
+            return None
+        return producer if moment <= self._step.repeatable_until[producer] else None
+
     def _compute(self, value: Value, moment: int, locked: set[Value], depth: int) -> bool:
         """Recompute a value, and first the values it needs; return whether that is possible."""
-        step = self._step
-        producer = step.producer.get(value)
-        if producer is None or depth > _DEEPEST or moment > step.repeatable_until[producer]:
+        step, producer = self._step, self._producer_of(value, moment, depth)
+        if producer is None:
             return False
         cost = step.costs[producer]
         self._seconds += cost
-        if self._seconds > _SLOWEST * step.seconds:
+        if self._seconds > EFFORT.slowest * step.seconds:
             return False
         needed = step.reads[producer]
         mine = locked | set(needed)

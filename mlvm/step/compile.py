@@ -709,11 +709,17 @@ class _ProgramWriter:
                 self._names[procedure] = self._name(procedure.name)
             for procedure, body in zip(call.procedures, inside.levels, strict=True):
                 self._functions.append(self._function(procedure, body))
-        for use in call.passed:
+        self._emit_call(self._names[call.callee], call.passed, call.line, level, base)
+
+    def _emit_call(
+        self, name: str, operands: Iterable[Use], line: str | None, level: _Level, base: int
+    ) -> None:
+        """Generate the call of a function with these operands."""
+        for use in operands:
             self.push(use, level, base)
-        self.code.append(Instruction.of("call", self._names[call.callee]))
-        if call.line is not None:
-            self.lines[len(self.code) - 1] = call.line
+        self.code.append(Instruction.of("call", name))
+        if line is not None:
+            self.lines[len(self.code) - 1] = line
 
     def _call_user(self, call: Call, level: _Level, base: int) -> None:
         """Generate the call of a user's function, as a program function that copies results."""
@@ -731,11 +737,7 @@ class _ProgramWriter:
         if call.line is not None:
             self.inner_lines.update(((name, pc), call.line) for pc in at_calls)
         self._functions.append(Function(name, nouts + nins, 0, tuple(code)))
-        for use in (*call.outs, *call.ins):
-            self.push(use, level, base)
-        self.code.append(Instruction.of("call", name))
-        if call.line is not None:
-            self.lines[len(self.code) - 1] = call.line
+        self._emit_call(name, (*call.outs, *call.ins), call.line, level, base)
 
     def _name(self, proposal: str) -> str:
         """Return an unused name for a function, based on the proposal."""

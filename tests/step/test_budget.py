@@ -82,7 +82,7 @@ def require_bits_of_every_program(step: Any, *args: Tensor) -> None:
 def test_values_that_need_many_others_first_are_not_computed_again(
     deepest: int, share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(budget, "_DEEPEST", deepest)
+    monkeypatch.setattr(budget, "EFFORT", budget.SearchEffort(depth=deepest))
 
     def loss(x: Tensor) -> Tensor:
         for _ in range(150):
@@ -115,7 +115,7 @@ def test_compilation_leaves_no_garbage() -> None:
 
 
 def test_no_target_is_reached_by_computing_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(budget, "_SLOWEST", 0.1)
+    monkeypatch.setattr(budget, "EFFORT", budget.SearchEffort(slowest=0.1))
     points = ml.measure(chain(16), X, W).curve()
     assert points[-1].seconds <= 1.1 * points[0].seconds
 

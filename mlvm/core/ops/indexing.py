@@ -17,14 +17,13 @@ import numpy as np
 
 from mlvm.core.errors import (
     ArgumentError,
-    DTypeError,
     MaskError,
     OperandValueError,
     PositionError,
     ShapeError,
 )
 from mlvm.core.op import movement, op
-from mlvm.core.ops.layout import begin_as, require_updates, require_values
+from mlvm.core.ops.layout import begin_as, require_dtype_of, require_updates, require_values
 from mlvm.core.rules import normalize_axis, require, require_one_float_dtype
 from mlvm.core.types import Array, DType, Shape, TensorType, i64
 
@@ -156,11 +155,7 @@ def _dynamic_update(x: TensorType, update: TensorType, start: TensorType, axis: 
             f"expected an update of shape {x.shape}, or shorter along axis {axis}, got "
             f"{update.shape}"
         )
-    if update.dtype is not x.dtype:
-        raise DTypeError(
-            f"expected an update of dtype {x.dtype.name}, got {update.dtype.name}; convert "
-            "with astype"
-        )
+    require_dtype_of(x, update, "an update")
     if start.shape != ():
         raise ShapeError(f"expected one number as start, got {start}")
     return x
@@ -426,6 +421,18 @@ def boolean_index(x: Array, mask: Array) -> Array:
     return x[mask.copy()]
 
 
+def _selecting(mask: Array, values: Array, what: str) -> Array:
+    """Return a copy of the mask, which must select as many elements as there are values."""
+    mask = mask.copy()
+    count = int(np.count_nonzero(mask))
+    if count != len(values):
+        raise OperandValueError(
+            f"the mask selects {count} elements, got {len(values)} {what}s; "
+            f"pass one {what} per selected element"
+        )
+    return mask
+
+
 @movement(infer=_mask_scatter, copies_only=True, public=False, may_raise=True)
 def mask_scatter(out: Array, updates: Array, mask: Array, *, shape: tuple[int, ...]) -> None:
     """Zeros of `shape`, with the updates, in order, where the mask is True.
@@ -433,13 +440,7 @@ def mask_scatter(out: Array, updates: Array, mask: Array, *, shape: tuple[int, .
     It is the transpose of `boolean_index`. Raises `OperandValueError` unless the mask selects as
     many elements as there are updates.
     """
-    mask = mask.copy()
-    count = int(np.count_nonzero(mask))
-    if count != len(updates):
-        raise OperandValueError(
-            f"the mask selects {count} elements, got {len(updates)} updates; "
-            "pass one update per selected element"
-        )
+    mask = _selecting(mask, updates, "update")
     out.fill(0)
     out[mask] = updates
 
@@ -450,12 +451,6 @@ def mask_set(out: Array, x: Array, values: Array, mask: Array) -> None:
 
     Raises `OperandValueError` unless the mask selects as many elements as there are values.
     """
-    mask = mask.copy()
-    count = int(np.count_nonzero(mask))
-    if count != len(values):
-        raise OperandValueError(
-            f"the mask selects {count} elements, got {len(values)} values; "
-            "pass one value per selected element"
-        )
+    mask = _selecting(mask, values, "value")
     begin_as(out, x)
     out[mask] = values

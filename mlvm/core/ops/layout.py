@@ -141,14 +141,18 @@ def _embed(x: TensorType, shape: Shape, start: Shape, step: tuple[int, ...]) -> 
     return result
 
 
+def require_dtype_of(x: TensorType, y: TensorType, what: str) -> None:
+    """Raise `DTypeError` unless y has x's dtype."""
+    if y.dtype is not x.dtype:
+        raise DTypeError(
+            f"expected {what} of x's dtype {x.dtype.name}, got {y.dtype.name}; convert with astype"
+        )
+
+
 def require_updates(x: TensorType, updates: TensorType) -> None:
     """Raise `DTypeError` unless the updates are numbers of x's own dtype."""
     rules.require("numeric", x)
-    if updates.dtype is not x.dtype:
-        raise DTypeError(
-            f"expected updates of x's dtype {x.dtype.name}, got {updates.dtype.name}; "
-            "convert with astype"
-        )
+    require_dtype_of(x, updates, "updates")
 
 
 def _slice_add(
@@ -170,11 +174,7 @@ def require_values(x: TensorType, values: TensorType, shape: Shape) -> None:
 
     They must broadcast to `shape`.
     """
-    if values.dtype is not x.dtype:
-        raise DTypeError(
-            f"expected values of x's dtype {x.dtype.name}, got {values.dtype.name}; convert "
-            "with astype"
-        )
+    require_dtype_of(x, values, "values")
     if values.ndim > len(shape) or rules.broadcast_shapes(values.shape, shape) != shape:
         raise ShapeError(f"expected values that broadcast to {shape}, got shape {values.shape}")
 

@@ -197,7 +197,7 @@ class Captured(Generic[P, R]):
         self.effort = effort
         self._unchecked = 0  # calls since the last compared call
         self._replace = check_replace(replace)
-        self._options = {
+        self._options: dict[str, Any] = {
             "fuse": fuse,
             "recompute": recompute,
             "hoist": hoist,
@@ -449,7 +449,7 @@ class Captured(Generic[P, R]):
         owner: Any = sys.modules.get(getattr(self, "__module__", ""))
         for name in self._name.split("."):
             owner = getattr(owner, name, None)
-        return self._name if owner is self else (_captured, (self.fn, self._options))
+        return self._name if owner is self else (partial(Captured, **self._options), (self.fn,))
 
     @property
     def planned(self) -> Planned:
@@ -852,10 +852,6 @@ class Captured(Generic[P, R]):
                         plan.begin(entry, opened.numbers, values)
                     return entry
         return self._entry(call.at(values, template.flow(values)), signature)
-
-
-def _captured(fn: Any, options: Any) -> Any:
-    return Captured(fn, **options)
 
 
 @overload

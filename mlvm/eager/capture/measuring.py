@@ -350,7 +350,7 @@ def _facts(
         call, signature = trace_once(fn, args, kwargs)
         compiler, hoist = captured.compiler(call)
         compiler = partial(compiler, hoist=hoist)
-        eager = call.record.high_water, call.record.arena_bytes
+        eager = call.record.high_water, sum(call.record.storages.used.values())
         curve = partial(curve_of, policy=policy_of(arena.vm), hoist=hoist)
         lengths = spec.axes(signature, args, kwargs)
         if not lengths:

@@ -163,8 +163,9 @@ class OpenTrace:
         compiler needs the value of a size, no such plan is created."""
         if self._is_pinned or len(self._plans) >= MANY:
             return
-        axes = zip(self.open, lengths, self._bounds, strict=True)
-        bounds = tuple([each.at_most or max(_bound_of(n), most) for each, n, most in axes])
+        powers = [1 << (n - 1).bit_length() for n in lengths]  # of two, not less than the sizes
+        axes = zip(self.open, powers, self._bounds, strict=True)
+        bounds = tuple([each.at_most or max(power, most) for each, power, most in axes])
         try:
             with self.numbers.planning(bounds, values) as (placeholders, guards):
                 planned = PlannedTemplate.of(compiled(self.template.flow(placeholders)))
@@ -424,8 +425,3 @@ def without_sizes(key: Sequence[Any]) -> Any:
             for part in key
         ]
     )
-
-
-def _bound_of(length: int) -> int:
-    """Return the smallest power of two that is not less than the size."""
-    return 1 << (length - 1).bit_length()

@@ -65,12 +65,17 @@ def getitem(x: Tensor, key: Any) -> Tensor:
             return _indexed(x, per_axis, in_front=_separated(items))
         return _view(x, per_axis)
     except errors.MlvmError as error:
-        if isinstance(error, errors.IndexingError):
-            error.at("getitem", (x.type, *map(_text, keys)))
-        elif isinstance(error, errors.PositionError):
-            _name_axis(error, "getitem", x, keys)
-        error.__traceback__ = None  # removes our frames, as in `tensor`
+        _explain(error, "getitem", x, keys)
         raise
+
+
+def _explain(error: errors.MlvmError, name: str, x: Tensor, keys: tuple[Any, ...]) -> None:
+    """Add the operands of the call to an error, and remove our frames."""
+    if isinstance(error, errors.IndexingError):
+        error.at(name, (x.type, *map(_text, keys)))
+    elif isinstance(error, errors.PositionError):
+        _name_axis(error, name, x, keys)
+    error.__traceback__ = None  # as in `tensor`
 
 
 def _name_axis(error: errors.PositionError, name: str, x: Tensor, keys: tuple[Any, ...]) -> None:
@@ -306,11 +311,7 @@ def setitem(x: Tensor, key: Any, values: Any) -> None:
     try:
         _assign(x, key, keys, _values(x, values))
     except errors.MlvmError as error:
-        if isinstance(error, errors.IndexingError):
-            error.at("setitem", (x.type, *map(_text, keys)))
-        elif isinstance(error, errors.PositionError):
-            _name_axis(error, "setitem", x, keys)
-        error.__traceback__ = None  # removes our frames, as in `tensor`
+        _explain(error, "setitem", x, keys)
         raise
 
 

@@ -64,9 +64,7 @@ class Lamb(Adam):
     _couples_decay: ClassVar[bool] = False
 
     def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:
-        t = elements.astype(self.count, rate.dtype) + 1
-        beta1, beta2 = hyper.betas
-        root = op.sqrt(sum_of_weights(beta2, t))
+        t, beta1, root = self._corrections(hyper, rate)
         of_sum = root / sum_of_weights(beta1, t)
         return -rate, of_sum, hyper.eps * root
 

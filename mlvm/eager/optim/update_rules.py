@@ -289,10 +289,14 @@ class Adam(Optimizer):
     def _state_of(self, hyper: Any) -> Sequence[str]:
         return ["gradient_sum", "square_sum", *["largest_square_sum"] * hyper.amsgrad]
 
-    def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:
+    def _corrections(self, hyper: Any, rate: Tensor) -> tuple[Tensor, float, Tensor]:
+        """Return the number of the step, beta1, and the root of the sum of v's weights."""
         t = elements.astype(self.count, rate.dtype) + 1
         beta1, beta2 = hyper.betas
-        root = op.sqrt(sum_of_weights(beta2, t))
+        return t, beta1, op.sqrt(sum_of_weights(beta2, t))
+
+    def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:
+        t, beta1, root = self._corrections(hyper, rate)
         minus_rate = -rate * root / sum_of_weights(beta1, t)
         return minus_rate, hyper.eps * root
 
@@ -390,9 +394,7 @@ class NAdam(Adam):
     """
 
     def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:
-        t = elements.astype(self.count, rate.dtype) + 1
-        beta1, beta2 = hyper.betas
-        root = op.sqrt(sum_of_weights(beta2, t))
+        t, beta1, root = self._corrections(hyper, rate)
         of_sum = -beta1 * rate * root / sum_of_weights(beta1, t + 1)
         of_gradient = -rate * root / sum_of_weights(beta1, t)
         return of_sum, of_gradient, hyper.eps * root

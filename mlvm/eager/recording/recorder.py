@@ -912,11 +912,6 @@ class Recorder:
             [x for x in outside if isinstance(x, Tensor) and getattr(x, "tape", None)]
         )
 
-    @property
-    def arena_bytes(self) -> int:
-        """Size in bytes of an arena that can store all tensors of the function."""
-        return sum(self.storages.used.values())
-
     def escaped_tensors(self) -> list[Tensor]:
         """Return the function's tensors and placeholders that are still alive.
 
