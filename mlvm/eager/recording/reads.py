@@ -90,7 +90,13 @@ def _nodes_at(frame: FrameType) -> list[ast.expr | ast.stmt]:
     if first is None or last is None or column is None or end is None:
         return []
     source = "".join(linecache.getlines(frame.f_code.co_filename))
-    return _around(source, (first, column), (last, end))
+    return [
+        node
+        for node in ast.walk(syntax_tree(source) or ast.Module([], []))
+        if isinstance(node, ast.expr | ast.stmt)
+        and (node.lineno, node.col_offset) <= (first, column)
+        and (last, end) <= (node.end_lineno or 0, node.end_col_offset or 0)
+    ][::-1]
 
 
 def _is_shown(frame: FrameType, nodes: Sequence[ast.expr | ast.stmt]) -> bool:
@@ -127,14 +133,3 @@ def syntax_tree(source: str) -> ast.Module | None:
         return ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
-
-
-def _around(source: str, start: tuple[int, int], end: tuple[int, int]) -> list[ast.expr | ast.stmt]:
-    """Return the nodes of a file that contain the text between two positions, innermost first."""
-    return [
-        node
-        for node in ast.walk(syntax_tree(source) or ast.Module([], []))
-        if isinstance(node, ast.expr | ast.stmt)
-        and (node.lineno, node.col_offset) <= start
-        and end <= (node.end_lineno or 0, node.end_col_offset or 0)
-    ][::-1]

@@ -222,3 +222,13 @@ def test_explain_names_arguments_that_share_memory() -> None:
     assert len(lines) == len(calls) - 1
     for line, (_, _, expected) in zip(lines, calls[1:], strict=True):
         assert line.partition("): ")[2].startswith(expected)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_explain_names_the_line_that_needs_a_size() -> None:
+    captured = ml.capture(lambda x: sum(x[i] for i in range(len(x))))
+    for n in (2, 3, 4, 5):
+        captured(ml.ones(n))
+    assert re.search(
+        r"test_changing.py:\d+ needs the value of a size, .* ml.fori_loop", captured.explain()
+    )
