@@ -13,7 +13,7 @@ import ast
 import dis
 import linecache
 import sys
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from itertools import islice
 from types import FrameType
 from typing import Final
@@ -30,6 +30,7 @@ _LOGGING: Final = frozenset(
 )
 """Functions that show a text."""
 
+_PRINTING: Final = frozenset({"print", "pprint"})
 _STORING: Final = frozenset(
     {"append", "appendleft", "extend", "insert", "add", "setdefault", "update", "put"}
 )
@@ -102,9 +103,12 @@ def _nodes_at(frame: FrameType) -> list[ast.expr | ast.stmt]:
 def _is_shown(frame: FrameType, nodes: Sequence[ast.expr | ast.stmt]) -> bool:
     """Return whether the program only prints, logs or raises the text that these nodes make.
 
-    Installed packages, such as debuggers and loggers, may make any text."""
+    Installed packages, such as debuggers and loggers, may make any text, and so may errors."""
     code = frame.f_code
-    if "site-packages" in code.co_filename:
+    is_error = code.co_name == "__init__" and any(
+        isinstance(each, BaseException) for each in frame.f_locals.values()
+    )
+    if is_error or "site-packages" in code.co_filename:
         return True
     if not nodes:
         later = {dis.opname[each] for each in code.co_code[frame.f_lasti :: 2]}
@@ -115,15 +119,39 @@ def _is_shown(frame: FrameType, nodes: Sequence[ast.expr | ast.stmt]) -> bool:
             return inner is not node.test
         if isinstance(node, ast.Raise | ast.Expr):
             return True
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
-            name = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
-            if name in ("print", "pprint") or name in _STORING:
-                return name not in _STORING
+        if _is_call_of(node, _STORING) or _is_call_of(node, _PRINTING):
+            return _is_call_of(node, _PRINTING)
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            return _is_shown_later(node.targets[0].id, nodes)
+        caller = frame.f_back
+        if isinstance(node, ast.Return) and caller and not is_ours(caller.f_code.co_filename):
+            return _is_shown(caller, _nodes_at(caller))
         is_key = isinstance(node, ast.Dict) and inner in node.keys
         if is_key or isinstance(node, ast.Compare | ast.Subscript | ast.Lambda | ast.stmt):
             return False
         inner = node
     return False
+
+
+def _is_call_of(node: ast.AST, names: Container[str]) -> bool:
+    function = node.func if isinstance(node, ast.Call) else None
+    name = getattr(function, "attr", getattr(function, "id", None))
+    return name in names
+
+
+def _is_shown_later(name: str, nodes: Iterable[ast.AST]) -> bool:
+    """Return whether the innermost function around the nodes only shows the variable."""
+    function = next((each for each in nodes if isinstance(each, ast.FunctionDef)), None)
+    uses, shown = set[ast.AST](), set[ast.AST]()
+    for node in ast.walk(function) if function else ():
+        if isinstance(node, ast.Global | ast.Nonlocal) and name in node.names:
+            return False
+        if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load):
+            uses.add(node)
+        if isinstance(node, ast.Raise | ast.Expr) or _is_call_of(node, _PRINTING):
+            parts = [*ast.walk(node)]
+            shown.update(() if any(_is_call_of(each, _STORING) for each in parts) else parts)
+    return function is not None and uses <= shown
 
 
 @memoized(256)

@@ -56,7 +56,13 @@ def function_of(code: str) -> Any:
     lines = ["def step(x, n):\n", f"    {code}\n", "    return x\n"]
     linecache.cache["<reads>"] = len("".join(lines)), None, lines, "<reads>"
     names: dict[str, Any] = {"ml": ml, "np": np, "alias": np, "dot": np.dot, "math": math}
-    names |= {"heapq": heapq, "logging": logging, "w": ml.ones(3), "shown": [None]}
+    names |= {
+        "heapq": heapq,
+        "logging": logging,
+        "w": ml.ones(3),
+        "shown": [None],
+        "Failure": Failure,
+    }
     exec(compile("".join(lines), "<reads>", "exec"), names)
     return names["step"]
 
@@ -123,7 +129,9 @@ shown[0] = {}
 shown.append({})
 for each in {}: x = x + 1
 assert {} != 'a'
-y = lambda: {}; y()
+y = lambda: {}; x = x * len(y())
+text = {}; x = x * len(text)
+text = {}; shown.append(text)
 """
 SHOWN = """
 print({})
@@ -133,6 +141,9 @@ logging.info({})
 logging.info('%s', {})
 if len(x) > 3: raise ValueError({})
 assert len(x), {}
+text = {}; print('a', text)
+if len(x) > 3: text = {}; raise ValueError(text)
+if len(x) > 3: raise Failure(x, {})
 """
 
 
@@ -155,6 +166,12 @@ def test_the_text_of_a_tensor_may_be_printed_logged_and_raised(text: str, use: s
         assert bits(step(x, 1)) == bits(fn(x, 1))
     if "raise" in use:
         refuses(ValueError, "captured f32", step, ml.ones(4), 1)
+
+
+class Failure(ValueError):
+    def __init__(self, *parts: object) -> None:
+        self.text = f"{parts}"
+        super().__init__(self.text)
 
 
 class Box:
