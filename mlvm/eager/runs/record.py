@@ -257,9 +257,9 @@ class _Session:
 
     def _match(self, captured: Captured[..., Any], args: Any, kwargs: Any) -> _Inputs:
         """Return the program of a call. The first call is traced once more."""
-        known = captured.match_known(args, kwargs)
-        if known is not None and known[0] in self._programs:
-            entry, inputs, numbers = known
+        known_call = captured.match_known(args, kwargs)
+        if known_call is not None and known_call[0] in self._programs:
+            entry, inputs, numbers = known_call
             return self._with_arrays(self._programs[entry], inputs, numbers)
         if captured in self._untraceable:
             return self._without_program(captured, args, kwargs)
