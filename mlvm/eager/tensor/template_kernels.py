@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 from mlvm.core.machine.callee import Fused, Kernels
 from mlvm.core.machine.fused import LONGEST_CHAIN, Chain, Link
-from mlvm.core.types import TensorType
+from mlvm.core.types import TensorType, u64
 from mlvm.eager.tensor.context import current_arena
 
-_APPLY, _ALIAS, _, _UPDATE, _ = range(5)  # `StepKind` in dispatch.h
+_APPLY, _ALIAS, _, _UPDATE, _NEXT_KEY = range(5)  # `StepKind` in dispatch.h
 
 
 class Step(NamedTuple):
@@ -83,6 +83,8 @@ class _Planner:
             return step.extra  # type: ignore[no-any-return]
         if step.kind == _UPDATE:
             return self.types[step.operands[0]]
+        if step.kind == _NEXT_KEY:
+            return TensorType(u64, (2,))
         types = tuple([self.types[number] for number in step.operands])
         if step.kind != _APPLY or None in types:
             return None

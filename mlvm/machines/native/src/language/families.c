@@ -379,7 +379,8 @@ int generalize(Template *template, PyObject *args, PyObject *keywords, const Key
         }
     }
     for (int i = 0; fits && i < template->nsteps; i++)
-        fits = template->steps[i].kind == APPLY || template->steps[i].kind == ALIAS;
+        fits = template->steps[i].call &&
+               (template->steps[i].kind == APPLY || template->steps[i].kind == ALIAS);
     PyObject *open = NULL, *list = fits && ninputs ? PyList_New(count) : NULL;
     for (int i = 0; list && i < count; i++)
         if (PyList_SetItem(list, i, PyLong_FromLong(inputs[i])))

@@ -214,6 +214,8 @@ static PyObject *view_as_python(PyObject *module, PyObject *args)
         return NULL;
     if (Py_TYPE(x) == tensor_class && !(view = view_as((Allocation *)x, type)) && clear_nonfatal_error())
         return NULL;
+    if (view && is_recording())
+        note_step(ALIAS, NULL, type, &x, 1, view);
     return view ? view : Py_NewRef(Py_None);
 }
 
