@@ -657,12 +657,12 @@ class AccessDeniedError(MlvmError, PermissionError):
 __all__ = [n for n, x in [*globals().items()] if isinstance(x, type) and issubclass(x, MlvmError)]
 
 
-def brief(value: object) -> str:
+def brief(value: Any) -> str:
     """Return the value as a short text for a message.
 
     The text is the first line of `repr(value)`, truncated; for a function, the name and parameters.
     """
-    if isinstance(value, (str, bytes)):
+    if issubclass(type(value), (str, bytes)):
         value = value[: 4 * _BRIEF]  # repr is truncated anyway
     try:
         text = repr(value)

@@ -320,11 +320,14 @@ class TensorType:
 
     def __new__(cls, dtype: object, shape: Sequence[int | str] = ()) -> TensorType:
         dtype = dtype if dtype.__class__ is DType else DType.of(dtype, in_bits=True)
-        if shape.__class__ is not tuple or not _INT.issuperset(map(type, shape)):
-            length = open_length(shape) if isinstance(shape, (tuple, list)) else None
+        if type(shape) is not tuple or not _INT.issuperset(map(type, shape)):
+            kinds = [kind for kind in (tuple, list) if issubclass(type(shape), kind)]
+            base: Any = kinds[0] if kinds else None
+            shape = shape if base is None else (*base.__iter__(shape),)
+            length = None if base is None else open_length(shape)
             if length is not None and dtype.per_byte == 1:
                 return length.open_type(dtype, shape)  # type: ignore[no-any-return]
-            if isinstance(shape, (tuple, list)) and any(map(_is_name, shape)):
+            if base is not None and any(map(_is_name, shape)):
                 return NamedType.of(dtype, shape)  # type: ignore[return-value]
             shape = _as_shape(shape)  # type: ignore[arg-type]
         key = dtype, shape
@@ -473,7 +476,7 @@ def _check_shape(dtype: DType, shape: Shape) -> None:
 
 def _is_name(n: object) -> bool:
     """Return whether an entry of a shape is the name of a size."""
-    return isinstance(n, str) and n.isidentifier()
+    return issubclass(type(n), str) and n.isidentifier()  # type: ignore[attr-defined]
 
 
 def _as_shape(lengths: Sequence[int]) -> Shape:

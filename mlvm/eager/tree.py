@@ -61,7 +61,7 @@ from mlvm.eager.tensor.operands import NUMBERS, is_array
 from mlvm.eager.tensor.reading import note_read, values_of, write
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import make_exclusive
-from mlvm.eager.tensor.values import array_of, module_of
+from mlvm.eager.tensor.values import array_of, items_of, members_of, module_of
 from mlvm.eager.tensor.warn import NoEffectWarning, warn_at
 from mlvm.eager.tensor.wrapper import hinted
 from mlvm.machines.native.extension import EXTENSION
@@ -285,16 +285,6 @@ def _items(tree: Tree, buffers: bool) -> Iterable[tuple[Any, Tree]]:
     if issubclass(type(tree), Node):
         return [pair for pair in fields(tree, buffers=buffers) if holds_tensors(pair[1])]
     return items_of(tree) if issubclass(type(tree), dict) else enumerate(members_of(tree))
-
-
-def members_of(value: list[Any] | tuple[Any, ...]) -> Iterator[Any]:
-    """Return the items of a list or tuple in order, without calling methods of a subclass."""
-    return list.__iter__(value) if isinstance(value, list) else tuple.__iter__(value)
-
-
-def items_of(value: dict[Any, Any]) -> Iterable[tuple[Any, Any]]:
-    """Return the items of a dict in order, without calling methods of a subclass."""
-    return (OrderedDict if isinstance(value, OrderedDict) else dict).items(value)
 
 
 # --- flatten and unflatten -----------------------------------------------------------

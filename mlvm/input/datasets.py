@@ -57,17 +57,17 @@ def as_dataset(source: Any, *, ragged: bool = False) -> Dataset:
     """
     if isinstance(source, (_Columns, _Samples)):
         return source
-    if isinstance(source, Mapping):
+    if issubclass(type(source), Mapping):
         return _Columns(source.values(), tuple(map(str, source)), ragged)
     if hasattr(source, "columns") and _is_in_memory(source):
         names = tuple(map(str, source.columns))
         return _Columns([source[name] for name in source.columns], names, ragged)
-    if isinstance(source, tuple):
+    if issubclass(type(source), tuple):
         return _Columns(source, getattr(source, "_fields", ()), ragged)
     if _is_in_memory(source):
         return _Columns([source], ragged=ragged)
-    first = source[0] if ragged and isinstance(source, list) and source else ()
-    if not isinstance(first, (tuple, Mapping)):
+    first = source[0] if ragged and type(source) is list and source else ()
+    if not issubclass(type(first), (tuple, Mapping)):
         return _Columns([source], ragged=True)
     if not isinstance(source, Dataset):
         raise PipelineError(
@@ -91,14 +91,13 @@ def length_of(dataset: Dataset) -> int:
     return length
 
 
-def parts_of(value: object) -> tuple[Any, ...]:
+def parts_of(value: Any) -> tuple[Any, ...]:
     """Return the columns of a sample or a batch: a tuple unchanged, a dict as a named tuple."""
-    if isinstance(value, Mapping):
+    if issubclass(type(value), Mapping):
         named: tuple[Any, ...] = _named(tuple(map(str, value)))(*value.values())
         return named
-    if isinstance(value, tuple):
-        return value
-    return tuple(value) if isinstance(value, list) else (value,)
+    columns: tuple[Any, ...] = value if issubclass(type(value), tuple) else (value,)
+    return tuple(value) if issubclass(type(value), list) else columns
 
 
 def with_parts(like: tuple[Any, ...], parts: Sequence[Any]) -> tuple[Any, ...]:

@@ -31,7 +31,7 @@ from mlvm.eager.capture.trace import ObjectTemplate, TracedCall
 from mlvm.eager.tensor.constants import scalar_array
 from mlvm.eager.tensor.copying import Leaf, NumberLeaf, OutsideLeaf
 from mlvm.eager.tensor.reading import values_of
-from mlvm.eager.tree import items_of
+from mlvm.eager.tensor.values import items_of
 from mlvm.step.flow import Block, Call, Home, Procedure, Value
 
 _REMEDY: Final = (

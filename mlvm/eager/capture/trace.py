@@ -53,9 +53,9 @@ from mlvm.eager.tensor.garbage import collect
 from mlvm.eager.tensor.number import Number, Numbers, plain
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import make_exclusive
+from mlvm.eager.tensor.values import items_of, members_of
 from mlvm.eager.tree import (
     flatten,
-    items_of,
     noting_flattened,
     replace,
     unflatten,
@@ -662,7 +662,7 @@ def _paths_of(named: dict[Any, Any]) -> dict[int, tuple[Any, ...]]:
         if issubclass(type(part), (dict, list)):
             paths.setdefault(id(part), path)
         if issubclass(type(part), (dict, list, tuple)):
-            items = items_of(part) if issubclass(type(part), dict) else enumerate(part)
+            items = items_of(part) if issubclass(type(part), dict) else enumerate(members_of(part))
             pending += [((*path, key), each) for key, each in items]
     return paths
 
@@ -721,9 +721,11 @@ def _is_same_tree(before: Any, after: Any) -> bool:
     if type(before) is not type(after) or not issubclass(type(before), (dict, list, tuple)):
         return before is after
     if issubclass(type(before), dict):
-        alike = before.keys() == after.keys()
-        return alike and all(_is_same_tree(x, after[name]) for name, x in before.items())
-    return len(before) == len(after) and all(map(_is_same_tree, before, after))
+        old, new = dict(items_of(before)), dict(items_of(after))
+        same = old.keys() == new.keys()
+        return same and all(_is_same_tree(x, new[key]) for key, x in old.items())
+    parts, others = [*members_of(before)], [*members_of(after)]
+    return len(parts) == len(others) and all(map(_is_same_tree, parts, others))
 
 
 def _refuse_deferred(result: object) -> NoReturn:

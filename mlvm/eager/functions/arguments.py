@@ -16,7 +16,7 @@ from mlvm.core.types import TensorType
 from mlvm.eager.tensor.apply import OneOp
 from mlvm.eager.tensor.number import has_open_lengths, index_of, is_open
 from mlvm.eager.tensor.tensor import Tensor
-from mlvm.eager.tensor.values import kind_of
+from mlvm.eager.tensor.values import kind_of, members_of
 
 Ints: TypeAlias = int | Sequence[int]
 """One int, or several ints: a length or a shape, an axis or several axes."""
@@ -96,7 +96,7 @@ def integer(value: int, name: str) -> int:
 
 def _limit(value: Any) -> str:
     """Return the limit for an invalid argument that contains ints of more than 64 bits."""
-    several = value if isinstance(value, (tuple, list)) else (value,)
+    several = [*members_of(value)] if issubclass(type(value), (tuple, list)) else [value]
     is_large = any(type(n) is int and not -(2**63) <= n < 2**63 for n in several)
     return " of at most 64 bits" if is_large else ""
 

@@ -51,7 +51,7 @@ def getitem(x: Tensor, key: Any) -> Tensor:
     indices; `PositionError` if a value of an index tensor is out of range; `MaskError` if the shape
     of a mask differs from the axes that it indexes.
     """
-    keys = key if isinstance(key, tuple) else (key,)
+    keys = key if issubclass(type(key), tuple) else (key,)
     try:
         items = [_item(each) for each in keys]
         if isinstance(key, Tensor) and key.dtype.is_integer and x.ndim:
@@ -307,7 +307,7 @@ def setitem(x: Tensor, key: Any, values: Any) -> None:
     Raises the errors of `x[key]`; `DTypeError` if the values are of a different kind; `ShapeError`
     if they do not broadcast; `OperandValueError` if a mask selects a different number of elements.
     """
-    keys = key if isinstance(key, tuple) else (key,)
+    keys = key if issubclass(type(key), tuple) else (key,)
     try:
         _assign(x, key, keys, _values(x, values))
     except errors.MlvmError as error:
@@ -599,7 +599,7 @@ class Places:
 def _combined_at(by: Combine | Literal["add"], x: Tensor, key: Any, updates: Any) -> Tensor:
     """Combine each element that the key selects with all updates of the element."""
     combine = getattr(op, by)
-    keys = key if isinstance(key, tuple) else (key,)
+    keys = key if issubclass(type(key), tuple) else (key,)
     items = [_item(each) for each in keys]
     operand = _values(x, updates)
     if not any(isinstance(item, Tensor) for item in items):  # no element is selected twice

@@ -38,6 +38,7 @@ from mlvm.core.rules import is_real
 from mlvm.eager.tensor.number import Number
 from mlvm.eager.tensor.operands import NUMBERS, is_array
 from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.values import members_of
 
 _REFUSED: Final = (
     TypeError,
@@ -95,7 +96,7 @@ def refusal(
 def _imitated(value: Any, depth: int = 4) -> Any:
     """Return an object in the value whose `__class__` is not its class, as for mocks, or None."""
     if isinstance(value, (list, tuple, dict)) and type(value) is value.__class__ and depth:
-        parts = value.values() if isinstance(value, dict) else value
+        parts: Any = dict.values(value) if isinstance(value, dict) else members_of(value)
         return next(
             (x for x in (_imitated(part, depth - 1) for part in parts) if x is not None), None
         )
@@ -210,7 +211,7 @@ def _fits(value: Any, hint: Any, strict: bool = False) -> bool:
     except TypeError:  # a protocol
         return True
     if isinstance(value, (tuple, list)) and parts and kind is not tuple:
-        return all(_fits(each, parts[0]) for each in value)
+        return all(_fits(each, parts[0]) for each in members_of(value))
     if isinstance(value, tuple) and parts and parts[-1] is not ...:
         return len(parts) == len(value) and all(map(_fits, value, parts))
     return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
@@ -127,11 +128,21 @@ def _ragged(values: object) -> str:
     return "items that numpy does not join"
 
 
+def members_of(value: Any) -> Iterator[Any]:
+    """Return the items of a list or tuple in order, without calling methods of a subclass."""
+    return list.__iter__(value) if issubclass(type(value), list) else tuple.__iter__(value)
+
+
+def items_of(value: dict[Any, Any]) -> Iterable[tuple[Any, Any]]:
+    """Return the items of a dict in order, without calling methods of a subclass."""
+    return (OrderedDict if isinstance(value, OrderedDict) else dict).items(value)
+
+
 def leaves(obj: Any, depth: int = 0) -> Iterator[object]:
     if issubclass(type(obj), (list, tuple)):  # isinstance might run user code
         if depth == MAX_NDIM:
             raise ShapeError(f"expected lists nested at most {MAX_NDIM} deep, got deeper lists")
-        for each in obj:
+        for each in members_of(obj):
             yield from leaves(each, depth + 1)
     else:
         yield obj

@@ -146,7 +146,7 @@ class _MappedArguments:
     ) -> None:
         tree = (args, dict(kwargs))
         leaves, self.structure = flatten(tree, ends=anywhere, buffers=True)
-        axes = tuple(in_axes) if isinstance(in_axes, list) else in_axes
+        axes = tuple(in_axes) if issubclass(type(in_axes), list) else in_axes
         is_same = type(axes) is int and axes == 0
         named = _axes_of(tree, 0 if is_same else (axes, 0), "in_axes", "the arguments")
         name_of = partial(_leaf_name, fn, args)
@@ -203,7 +203,8 @@ def _count(
 
 
 def _is_axis(part: Any) -> bool:
-    return part is None or (isinstance(part, (int, np.integer)) and not isinstance(part, bool))
+    kind = type(part)
+    return part is None or (issubclass(kind, (int, np.integer)) and kind is not bool)
 
 
 def _axes_of(tree: Tree, axes: Axes, name: str, of: str) -> dict[str, int | None]:

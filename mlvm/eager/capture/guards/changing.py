@@ -23,6 +23,7 @@ from mlvm.eager.recording import debug
 from mlvm.eager.tensor.autocast import autocast_dtype
 from mlvm.eager.tensor.default import default_float
 from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.values import items_of, members_of
 from mlvm.eager.tensor.warn import warn_at
 from mlvm.parallel.membership import place_of, sharding_here
 
@@ -340,13 +341,16 @@ def _of_tree(where: str, tree: Any, tensors: list[tuple[str, Tensor]], depth: in
     if issubclass(type(tree), Tensor):
         tensors.append((where, tree))
     if issubclass(type(tree), (list, tuple)):
-        yield key, (where, f"{with_article(type(tree).__name__)} of {len(tree)}")
-        for i, each in enumerate(tree):
+        members = [*members_of(tree)]
+        yield key, (where, f"{with_article(type(tree).__name__)} of {len(members)}")
+        for i, each in enumerate(members):
             yield from _of_tree(f"{where}[{i}]", each, tensors, depth + 1)
     elif issubclass(type(tree), dict):
         yield key, (where, with_article(type(tree).__name__))
-        yield (where, "keys"), (f"the keys of {where}", brief(", ".join(map(repr, tree))))
-        for name, each in tree.items():
+        items = [*items_of(tree)]
+        names = ", ".join([repr(name) for name, _ in items])
+        yield (where, "keys"), (f"the keys of {where}", brief(names))
+        for name, each in items:
             yield from _of_tree(f"{where}[{name!r}]", each, tensors, depth + 1)
     else:
         yield key, (where, _what(tree))

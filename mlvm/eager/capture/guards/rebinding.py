@@ -22,8 +22,8 @@ from mlvm.eager.capture.guards.guard_set import CACHED, Field, GuardSet, dict_of
 from mlvm.eager.capture.guards.readable import PLAIN, is_library, readable_state
 from mlvm.eager.tensor.number import Number, plain
 from mlvm.eager.tensor.tensor import Tensor
-from mlvm.eager.tensor.values import module_of
-from mlvm.eager.tree import Node, items_of, like
+from mlvm.eager.tensor.values import items_of, module_of
+from mlvm.eager.tree import Node, like
 
 
 class NamespaceSnapshot:

@@ -24,7 +24,8 @@ from mlvm.eager.recording import debug
 from mlvm.eager.tensor.autocast import autocast_dtype
 from mlvm.eager.tensor.default import default_float
 from mlvm.eager.tensor.tensor import Tensor
-from mlvm.eager.tree import Node, items_of, members_of
+from mlvm.eager.tensor.values import items_of, members_of
+from mlvm.eager.tree import Node
 from mlvm.parallel.membership import Membership, place_of, sharding_here
 
 
