@@ -25,9 +25,10 @@ from mlvm.eager.autodiff.op_rules import Rules, forward, in_its_place, linear
 from mlvm.eager.functions.creation import full
 from mlvm.eager.functions.matrices import adjoint, columns, conj, cut, diagonal_of, order_of, real
 from mlvm.eager.functions.shapes import concat, expand_dims, reshape
+from mlvm.eager.functions.sums import cumulative_prod
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.constants import constant
-from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.tensor import Tensor, is_tracked
 
 
 def _row(x: Tensor) -> Tensor:
@@ -210,10 +211,31 @@ def _det_vjp_g(c: Tensor, x: Tensor, g_type: TensorType) -> Tensor:
 
 
 def _det_vjp_x(c: Tensor, g: Tensor, x: Tensor) -> Tensor:
-    """Return g conj(det(X)) (tr(c^H Y) Y - Y c^H Y), for Y = X^-H of nonsingular matrices."""
-    inverse = adjoint(op.inv(x))
-    trace = op.sum(conj(c) * inverse, axis=(-2, -1), keepdims=True)
-    return _scalar(g * conj(op.det(x))) * (trace * inverse - inverse @ adjoint(c) @ inverse)
+    """Return g conj(det(X)) (tr(c^H Y) Y - Y c^H Y), for Y = X^-H.
+
+    The singular values give it without a division, also for singular matrices. They have no
+    derivative where they are equal, so derivatives of this rule need a nonsingular matrix."""
+    if is_tracked(x):
+        inverse = adjoint(op.inv(x))
+        trace = op.sum(conj(c) * inverse, axis=(-2, -1), keepdims=True)
+        return _scalar(g * conj(op.det(x))) * (trace * inverse - inverse @ adjoint(c) @ inverse)
+    n = x.shape[-1]
+    u, s, vh = cut(op.svd(x, full_matrices=False), *svd_shapes((n, n), False))
+    inner, others = vh @ adjoint(c) @ u, _products_without_two(s)
+    sums = others @ _column(diagonal_of(inner))
+    middle = op.eye(rows=n, columns=n, dtype=x.dtype.name) * sums - others * inner
+    return _scalar(g * conj(op.det(u) * op.det(vh))) * (u @ middle @ vh)
+
+
+def _products_without_two(s: Tensor) -> Tensor:
+    """Return the product of all elements but s_i and s_j in row i and column j, and 0 for i = j."""
+    rows = _row(s) + _column(s) * 0.0
+    rows = op.triu(rows, k=1) + op.tril(rows * 0.0 + 1.0, k=0)
+    between = cumulative_prod(rows, axis=-1, exclusive=True)
+    before = cumulative_prod(s, axis=-1, exclusive=True)
+    after = op.flip(cumulative_prod(op.flip(s, axis=-1), axis=-1, exclusive=True), axis=-1)
+    upper = op.triu(_column(before) * between * _row(after), k=1)
+    return upper + adjoint(upper)
 
 
 def _slogdet(g: Tensor, x: Tensor, out: Tensor) -> Tensor:

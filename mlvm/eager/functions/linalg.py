@@ -574,7 +574,7 @@ def expm(x: Tensor, /) -> Tensor:
 def det(x: Tensor, /) -> Tensor:
     """Return the determinants of square matrices.
 
-    For a singular matrix the first gradient exists; a second gradient raises `LinAlgError`.
+    The first two gradients also exist for a singular matrix; a third raises `LinAlgError`.
 
     x: [..., n, n], any dtype, integers and bools as f32 -> [...]. Raises `ShapeError` if the
     matrices are not square.
@@ -583,7 +583,7 @@ def det(x: Tensor, /) -> Tensor:
         Tensor(8., f32[])
 
     Invalid calls:
-        ml.grad(lambda x: ml.sum(ml.grad(ml.linalg.det)(x)))(ml.zeros((2, 2)))  # LinAlgError
+        ml.hessian(lambda x: ml.sum(ml.grad(ml.linalg.det)(x)))(ml.zeros((2, 2)))  # LinAlgError
     """
     return op.det(floating(x))
 

@@ -40,9 +40,9 @@ def ctc_loss(
     labels. The loss is computed by the forward algorithm in logarithms (Graves et al., ICML 2006,
     section 4.1), as a scan along time.
 
-    For each sequence, only the first `lengths` steps and `label_lengths` labels are used. The loss
-    is inf if there are too few steps; where(isinf(loss), 0, loss) removes these. "mean" averages
-    the losses; PyTorch first divides each loss by the number of labels.
+    For each sequence, only the first `lengths` steps and `label_lengths` labels are used. If there
+    are too few steps, the loss is inf and its gradient is 0; where(isinf(loss), 0, loss) removes
+    such losses. "mean" averages the losses; PyTorch first divides each by the number of labels.
 
     log_predictions: f[time, batch, K], such as the result of `log_softmax`; labels: i[batch, S];
     lengths and label_lengths: i[batch] -> f[batch], or f[] with "mean" or "sum". Raises
@@ -108,7 +108,8 @@ def ctc_loss(
     ends = take_along_axis(paths, last, axis=1)
     with_label = take_along_axis(paths, op.maximum(last - 1, 0), axis=1)
     with_label = where(op.greater(counts, 0), with_label, -math.inf)
-    return reduced(-reshape(op.logaddexp(ends, with_label), (n,)), reduction)
+    total = reshape(op.logaddexp(ends, with_label), (n,))
+    return reduced(where(op.equal(total, -math.inf), math.inf, -total), reduction)
 
 
 if not TYPE_CHECKING:  # otherwise type checkers would allow any name

@@ -232,9 +232,8 @@ def test_templates_stop_gradients() -> None:
     def scaled(x: ml.Tensor) -> ml.Tensor:
         return x * ml.stop_gradient(x) + 1.0
 
-    for _ in range(CALLS):
-        assert scaled(ml.asarray(3.0)).tolist() == 10
-        assert ml.grad(scaled)(ml.asarray(3.0)).tolist() == 3
+    x = ml.asarray(3.0)
+    assert [ml.grad(scaled)(x).tolist() for _ in range(CALLS)] == [3] * CALLS
 
 
 @pytest.mark.skipif(EXTENSION is None, reason="the extension runs templates")
