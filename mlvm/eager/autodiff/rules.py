@@ -175,7 +175,8 @@ def _difference(fn: Callable[[Tensor], Tensor], a: Tensor) -> Tensor:
 
     The result has about ten correct digits. It is used for second derivatives with respect to a
     parameter, which have no closed form."""
-    h = op.astype(a, dtype=f64) * 0.004
+    size = op.where(op.isinf(a), constant(1.0, a.dtype), a)  # `fn` is constant at infinity
+    h = op.astype(size, dtype=f64) * 0.004
     parts = [fn(a + k * h) - fn(a - k * h) for k in (1.0, 2.0, 3.0)]
     return (45.0 * parts[0] - 9.0 * parts[1] + parts[2]) / (60.0 * h)
 
