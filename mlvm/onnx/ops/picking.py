@@ -98,6 +98,8 @@ def scatter_nd(at: NodeCall, x: Any, indices: Any, updates: Any) -> Any:
 def scatter_elements(at: NodeCall, x: Any, indices: Any, updates: Any) -> Any:
     axis, how = normalize_axis(at.get("axis", 0), x.ndim), at.get("reduction", "none")
     _require_shape("updates", updates, indices.shape)
+    if indices.ndim != x.ndim:
+        raise ModelError(f"expected indices with {x.ndim} dimensions, as x, got {indices.ndim}")
     indices = positive(indices, x.shape[axis])
     if not at.is_host:
         by = None if how == "none" else _COMBINE[how]

@@ -256,36 +256,9 @@ def test_an_object_that_imitates_a_class_is_refused(name: str, imitated: type) -
     assert step(ml.ones(3), other)[1] is other
 
 
-@cases("imitated", list, tuple, dict, str, int)
-def test_constructors_refuse_an_object_that_imitates_a_class(imitated: type) -> None:
-    other: Any = Imitation(imitated)
-    for call in (
-        lambda: ml.TensorType("f32", other),
-        lambda: ml.TensorType("f32", [other]),
-        lambda: ml.Pipeline(other, 2),
-        lambda: ml.Pipeline([other] * 4, 2),
-        lambda: ml.auto_batch(other),
-        lambda: ml.vmap(ml.sin, other)(ml.ones((2, 2))),
-        lambda: ml.host_call(other),
-        lambda: ml.ones(2)[other],
-    ):
-        with pytest.raises(ml.errors.MlvmError):
-            call()
-
-
 def test_captured_functions_do_not_call_methods_of_containers() -> None:
-    class Odd(list[Any]):
-        def __len__(self) -> int:
-            return -1
-
-        def __iter__(self) -> Any:
-            return 5
-
-    class Strange(dict[str, Any]):
-        def items(self) -> Any:
-            return 7
-
+    odd: Any = type("Odd", (list,), {"__len__": lambda self: -1, "__iter__": lambda self: 5})
+    strange: Any = type("Strange", (dict,), {"items": None})
     step = ml.capture(lambda xs, ys: xs[0] * 2.0 + ys["y"])
-    xs, ys = Odd([ml.asarray(1.0)]), Strange(y=ml.asarray(3.0))
-    assert [step(xs, ys).tolist() for _ in range(2)] == [5, 5]
-    assert ml.TensorType("f32", Odd([2, 3])) is ml.TensorType("f32", (2, 3))
+    assert step(odd([ml.asarray(1.0)]), strange(y=ml.asarray(3.0))).tolist() == 5
+    assert ml.TensorType("f32", odd([2, 3])) is ml.TensorType("f32", (2, 3))
