@@ -1,7 +1,4 @@
-"""Run one benchmark, or all: mlvm beside what is installed of numpy, PyTorch, JAX and others.
-
-The last lines compare each ratio with its target. docs/performance.md has the results, and
-docs/measuring.md the method."""
+"""`python -m bench`: mlvm compared with numpy, PyTorch, JAX and others."""
 
 from __future__ import annotations
 
@@ -18,6 +15,7 @@ from typing import Any
 from bench.environment import describe, environment
 from bench.harness import SIMD, BenchError, Record, Suite, outcomes, ratios, run, say, table
 from bench.plan import INSTANCES, MINIMALLOC
+from mlvm.machines.terminal import CommandParser, OptionError
 
 SUITES = {
     "batches": "bench.batches",
@@ -49,35 +47,45 @@ SUITES = {
 
 
 def main() -> int:
-    """Return the exit status: 0, 1 for a contender that failed, 2 for bad usage, 130 for Ctrl-C.
-    Results measured before a failure or Ctrl-C are printed and written all the same."""
-    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("benchmark", choices=[*SUITES, "all"])
-    parser.add_argument("--quick", action="store_true", help="few and short rounds")
-    parser.add_argument(
-        "--case",
-        nargs="+",
-        default=[],
-        metavar="PART",
-        help="only the cases whose names contain one of these",
-    )
-    parser.add_argument(
-        "--simd",
-        choices=["avx2"],
-        help="keep all but onnxruntime, which cannot be told, to these instructions",
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the measurements there")
-    text = "plan: also the buffers of each CSV file there"
-    parser.add_argument("--instances", type=Path, metavar="DIR", help=text)
-    text = "plan: compare with this binary of minimalloc"
-    parser.add_argument("--minimalloc", type=Path, metavar="PATH", help=text)
-    options = parser.parse_args()
+    """Run the command; see `CommandParser.run`."""
+    return parser().run()
+
+
+def parser() -> CommandParser:
+    """Return the parser of the command."""
+    command = CommandParser(_run, prog="python -m bench")
+    add = command.add_argument
+    text = f"one of {', '.join(SUITES)}; or all"
+    add("benchmark", choices=[*SUITES, "all"], metavar="BENCHMARK", help=text)
+    add("--quick", action="store_true", help="few and short rounds")
+    text = "only the cases whose names contain one of these"
+    add("--case", nargs="+", default=[], metavar="PART", help=text)
+    text = "limit all contenders to this instruction set, except for onnxruntime"
+    add("--simd", choices=["avx2"], help=text)
+    add("--json", type=Path, metavar="FILE", help="write the measurements to this file")
+    text = "plan: also plan the buffers of each CSV file in this folder"
+    add("--instances", type=Path, metavar="DIR", help=text)
+    text = "plan: compare with this executable of minimalloc"
+    add("--minimalloc", type=Path, metavar="PATH", help=text)
+    return command
+
+
+def _run(options: argparse.Namespace) -> int:
+    """Run a benchmark, or all: mlvm compared with numpy, PyTorch, JAX and others.
+
+    The last lines compare each ratio with its target. docs/performance.md contains the results, and
+    docs/measuring.md the method. The exit status is 1 if a contender failed. Results that were
+    measured before a failure or Ctrl-C are printed and written.
+
+    Example:
+        python -m bench dispatch --quick --json dispatch.json
+    """
     if options.instances and not options.instances.is_dir():
-        parser.error(f"--instances: there is no folder {options.instances}")
+        raise OptionError(f"--instances: the folder {options.instances} does not exist")
     if options.minimalloc and not os.access(options.minimalloc, os.X_OK):
-        parser.error(f"--minimalloc: {options.minimalloc} is no program")
+        raise OptionError(f"--minimalloc: {options.minimalloc} is not an executable file")
     if options.json and not options.json.resolve().parent.is_dir():
-        parser.error(f"--json: there is no folder {options.json.parent}")
+        raise OptionError(f"--json: the folder {options.json.parent} does not exist")
 
     if options.simd:
         os.environ[SIMD] = options.simd  # before suites are imported: targets depend on it
@@ -110,12 +118,8 @@ def main() -> int:
         status = 130
     if options.case and not report["records"] and not status:
         return 2  # each suite has said which cases it has
-    try:
-        if options.json:
-            options.json.write_text(json.dumps(report, indent=2) + "\n")
-    except OSError as error:
-        say(f"error: {error}")
-        return 1
+    if options.json:
+        options.json.write_text(json.dumps(report, indent=2) + "\n")
     return status
 
 

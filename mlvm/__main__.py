@@ -1,8 +1,6 @@
 """Command line of mlvm: `python -m mlvm COMMAND`.
 
-The commands are `run | debug | check | build | disasm | memory | plan | show | onnx | launch |
-mpirun | ops | info | tune | migrate`. The commands for recordings are `diff | replay | verify`. The
-commands for remote machines are `serve | ping | top`.
+The docstring of the function that runs a command is its help text.
 """
 
 from __future__ import annotations
@@ -18,7 +16,6 @@ import sys
 import webbrowser
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -35,7 +32,6 @@ from mlvm.core.errors import (
     MlvmError,
     OpError,
     UnknownFunctionError,
-    brief,
     counted,
 )
 from mlvm.core.machine.functions import FunctionTable
@@ -51,9 +47,8 @@ from mlvm.core.program.assembly import (
 )
 from mlvm.core.program.encoding import KIND_AT, MAGIC, Kind
 from mlvm.core.program.program import OPCODES, Program
-from mlvm.core.sizes import parse_count
 from mlvm.core.types import Array, DType, TensorType
-from mlvm.eager.runs import commands as run_commands
+from mlvm.eager.runs import commands as recordings
 from mlvm.eager.runs.debugger import Debugger
 from mlvm.eager.runs.diff import diff
 from mlvm.eager.runs.execution import Execution
@@ -75,7 +70,14 @@ from mlvm.machines.gpu.devices import devices, why_not
 from mlvm.machines.local import LocalVM
 from mlvm.machines.native import extension
 from mlvm.machines.remote import command as remote
-from mlvm.machines.terminal import run_command, whole_number
+from mlvm.machines.terminal import (
+    REPEATED,
+    CommandParser,
+    OptionError,
+    add_command,
+    count,
+    whole_number,
+)
 from mlvm.machines.versions import cause_of_other_bits
 from mlvm.parallel.launch import launch, mpirun
 from mlvm.show import plan_command
@@ -104,96 +106,84 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     An error is one line on stderr. Raises `SystemExit`, with status 2, for bad usage.
     """
-    return run_command(partial(_run, sys.argv[1:] if argv is None else argv))
+    return parser().run(argv)
 
 
-def _run(argv: Sequence[str]) -> int | None:
-    parser = _parser()
-    words = list(argv)
-    arguments: list[str] = []
-    if words[:1] in (["show"], ["memory"]) and "--" in words:
-        words, arguments = words[: words.index("--")], words[words.index("--") + 1 :]
-    options, unknown = parser.parse_known_args(words)
-    if options.command == "show" and options.other and options.file.endswith(".py"):
-        unknown = sorted([*unknown, options.other], key=words.index)  # in command line order
-    if unknown:
-        hint = ""
-        if options.command in ("show", "memory"):
-            call = f"{options.command} {options.file} -- {shlex.join(unknown)}"
-            hint = f"; those of a script follow --: {call}"
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
-    if options.command in ("launch", "mpirun") and not (options.script or options.module):
-        parser.error(f"{options.command}: expected a script, or -m and a module")
-    options.arguments = arguments
-    return _COMMANDS[options.command](options)
+def _mlvm(_: argparse.Namespace) -> None:
+    """Run, inspect and compare programs of mlvm.
+
+    `python -m mlvm COMMAND --help` describes a command and shows an example.
+
+    Example:
+        python -m mlvm info
+    """
 
 
-def _parser() -> argparse.ArgumentParser:
-    assert __doc__ is not None
-    parser = argparse.ArgumentParser(prog="python -m mlvm", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+def parser() -> CommandParser:
+    """Return the parser of all commands."""
+    top = CommandParser(_mlvm, prog="python -m mlvm")
+    top.set_defaults(version=__version__)
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    add = commands.add_parser("run", help="run a program and print the outputs").add_argument
+    add = add_command(commands, "run", run).add_argument
     formats = "assembly, such as examples/newton.mlasm, or a captured step, such as step.mlvm"
     add("file", metavar="FILE", help=formats)
     argument = "next argument: a .npy file, or a tensor such as 'f32[2] 1.5 2'"
-    add("--arg", **remote.REPEATED, metavar="X", help=argument)
+    add("--arg", **REPEATED, metavar="X", help=argument)
     add("--out", type=Path, metavar="DIR", help="write DIR/0.npy, DIR/1.npy, ...")
     add("--print", action="store_true", help="also print the elements of the outputs")
     steps = "fail after N instructions, for endless loops"
-    add("--max-steps", type=_count, metavar="N", help=steps)
+    add("--max-steps", type=count, metavar="N", help=steps)
     add("--trace", metavar="JSON", help="write a trace of the run, for Perfetto")
 
-    text = "step over the ops of a captured call, forwards and backwards"
-    add = commands.add_parser("debug", help=text, description=text).add_argument
+    add = add_command(commands, "debug", debug).add_argument
     text = "a file of Captured.save_repro or Captured.save, or the folder of a recording"
     add("file", metavar="FILE", help=text)
-    add("--step", type=_count, default=0, metavar="N", help="the step of a recording (default: 0)")
+    add("--step", type=count, default=0, metavar="N", help="the step of a recording")
     argument = "next input of a saved step, as in run; not for a repro"
-    add("--arg", **remote.REPEATED, metavar="X", help=argument)
+    add("--arg", **REPEATED, metavar="X", help=argument)
     add("--browser", action="store_true", help="show a page in a browser, which reads commands")
     command = "run this command, such as 'b any(isnan(q))', instead of reading commands from stdin"
-    add("--command", dest="commands", **remote.REPEATED, metavar="COMMAND", help=command)
+    add("--command", dest="commands", **REPEATED, metavar="COMMAND", help=command)
 
-    add = commands.add_parser("check", help="verify a program without running it").add_argument
-    add("file", metavar="FILE")
+    add = add_command(commands, "check", check).add_argument
+    add("file", metavar="FILE", help="a program or a captured step, as in run")
     argument = (
         "type of the next argument, such as f32[2,3]; without types, operands are not checked"
     )
-    add("--type", **remote.REPEATED, metavar="T", help=argument)
+    add("--type", **REPEATED, metavar="T", help=argument)
 
-    text = "write a captured step as C, which needs neither Python nor malloc"
-    add = commands.add_parser("build", help=text, description=text).add_argument
+    add = add_command(commands, "build", build).add_argument
     text = "a file of Captured.save, or of `onnx MODEL.onnx --save STEP.mlvm`"
     add("file", metavar="STEP.mlvm", help=text)
     add("-o", dest="folder", type=Path, required=True, metavar="DIR", help="the folder to write")
-    add("--target", default="host", metavar="T", help=f"{', '.join(TARGETS)} (default: host)")
+    add("--target", default="host", metavar="T", help=f"one of {', '.join(TARGETS)}")
     sets = ("auto", *OPTIONS)
     text = "instruction sets of the kernels; auto: all sets of the target; a run uses the best set"
     add("--simd", choices=sets, default="auto", help=text)
     where = "store weights in the program, or in DIR/weights.bin"
     add("--weights", choices=("embed", "file"), default="file", help=where)
-    most = "maximum number of threads (default: 1)"
+    most = "maximum number of threads"
     add("--threads", type=whole_number, default=1, metavar="N", help=most)
-    deep = "maximum depth of recursive calls (default: 64)"
-    add("--depth", type=_count, default=64, metavar="N", help=deep)
-    records = "memory for residuals of loops of unknown length, and for rows of ml.auto_batch "
-    records += "(default: 1048576)"
-    add("--records", type=_count, default=1 << 20, metavar="BYTES", help=records)
+    deep = "maximum depth of recursive calls"
+    add("--depth", type=count, default=64, metavar="N", help=deep)
+    records = "memory for residuals of loops of unknown length, and for rows of ml.auto_batch"
+    add("--records", type=count, default=1 << 20, metavar="BYTES", help=records)
 
-    add = commands.add_parser("disasm", help="print a program as assembly").add_argument
-    add("file", metavar="FILE")
+    add = add_command(commands, "disasm", disasm).add_argument
+    add("file", metavar="FILE", help="a program or a captured step, as in run")
 
-    add = commands.add_parser(
+    add = add_command(
+        commands,
         "memory",
-        help="report and plot the arenas of a script, or the plan for a program",
+        memory,
+        has_script=True,
         usage="python -m mlvm memory [-h] [--arg X] [--budget SIZE] [--out DIR] FILE "
         "[-- ARGUMENT ...]",
-        epilog="Arguments after `--` are passed to the script: memory train.py -- --epochs 1",
     ).add_argument
     add("file", metavar="FILE", help="a .py file, which is run, or a program")
     argument = "next argument of the program as in run, or a type such as 'f32[2]' for zeros"
-    add("--arg", **remote.REPEATED, metavar="X", help=argument)
+    add("--arg", **REPEATED, metavar="X", help=argument)
     budget = "such as 64M: show the largest values at the peaks of captured steps, and alternative "
     budget += "programs that fit, and plot them by memory and time"
     add("--budget", type=whole_number, metavar="SIZE", help=budget)
@@ -201,14 +191,14 @@ def _parser() -> argparse.ArgumentParser:
         "--out", type=Path, metavar="DIR", help="folder for the plots (default: the folder of FILE)"
     )
 
-    plan_command.add_command(commands)
-    migrate.add_command(commands)
+    plan_command.add_options(add_command(commands, "plan", plan).add_argument)
 
-    add = commands.add_parser(
+    add = add_command(
+        commands,
         "show",
-        help="write a page of a step, a script, or two recordings",
+        show,
+        has_script=True,
         usage="python -m mlvm show [-h] [-o HTML] [--open] FILE [DIR] [-- ARGUMENT ...]",
-        epilog="Arguments after `--` are passed to the script: show train.py -- --epochs 1",
     ).add_argument
     text = "a file of Captured.save, a .py file, or the folder of a recording"
     add("file", metavar="FILE", help=text)
@@ -217,53 +207,46 @@ def _parser() -> argparse.ArgumentParser:
     add("-o", dest="page", type=Path, metavar="HTML", help=page)
     add("--open", action="store_true", help="show the page in a browser")
 
-    text = "run an ONNX file; print inputs, outputs, times of ops and the memory plan"
-    add = commands.add_parser("onnx", help=text).add_argument
+    add = add_command(commands, "onnx", run_onnx).add_argument
     add("file", metavar="MODEL", help="an .onnx file")
     text = "next input: a .npy file, a tensor, or a type for zeros, as in memory"
-    add("--input", **remote.REPEATED, metavar="X", help=text)
+    add("--input", **REPEATED, metavar="X", help=text)
     add("--time", action="store_true", help="measure calls, and the ops of a call")
     add("--plan", action="store_true", help="print and plot the memory plan")
     add("--save", type=Path, metavar="STEP", help="write the planned step, for `run`")
     add("--out", type=Path, metavar="DIR", help="folder for results and plots")
 
-    text = 'run a script in several processes, for ml.parallel.group("auto")'
-    add = commands.add_parser("launch", help=text).add_argument
+    add = add_command(commands, "launch", launch_members).add_argument
     add("--members", type=whole_number, required=True, metavar="N", help="processes on this host")
-    again = "maximum restarts of all processes after a failure (default: 0)"
-    add("--restarts", type=_count, default=0, metavar="K", help=again)
-    add(
-        "--nodes",
-        type=whole_number,
-        default=1,
-        metavar="N",
-        help="number of hosts; each host runs this command",
-    )
-    add("--node", type=_count, default=0, metavar="I", help="number of this host, from 0")
-    add(
-        "--address",
-        metavar="HOST:PORT",
-        help="an address of the first host, to which all members connect",
-    )
+    again = "maximum restarts of all processes after a failure"
+    add("--restarts", type=count, default=0, metavar="K", help=again)
+    hosts = "number of hosts; each host runs this command"
+    add("--nodes", type=whole_number, default=1, metavar="N", help=hosts)
+    add("--node", type=count, default=0, metavar="I", help="number of this host, from 0")
+    first = "an address of the first host, to which all members connect"
+    add("--address", metavar="HOST:PORT", help=first)
     _add_script(add)
 
-    text = "run a script in several processes, for ml.parallel.MpiGroup"
-    add = commands.add_parser("mpirun", help=text).add_argument
-    add("-n", dest="processes", type=whole_number, required=True, metavar="N", help="processes")
+    add = add_command(commands, "mpirun", launch_mpi).add_argument
+    text = "number of processes"
+    add("-n", dest="processes", type=whole_number, required=True, metavar="N", help=text)
     _add_script(add)
 
-    text = "list the tensor ops, or document the named ones"
-    add = commands.add_parser("ops", help=text).add_argument
+    add = add_command(commands, "ops", print_ops).add_argument
     add("names", nargs="*", metavar="OP", help="an op to document in full")
-
-    add = commands.add_parser(
-        "tune", help="find the fastest tiles for a device's matrix products"
-    ).add_argument
-    add("device", metavar="DEVICE", help="such as opencl:0")
-    commands.add_parser("info", help="versions, kernels, dtypes and the instruction set")
-    run_commands.add_commands(commands)
-    remote.add_commands(commands)
-    return parser
+    add = add_command(commands, "tune", print_tuning).add_argument
+    add("device", metavar="DEVICE", help="such as opencl:0; `info` lists the devices")
+    add_command(commands, "info", print_info)
+    add = add_command(commands, "migrate", migrate.migrate).add_argument
+    what = f"a file, or a folder with {', '.join(migrate.SUFFIXES)} files"
+    add("files", nargs="+", type=Path, metavar="FILE", help=what)
+    text = "only list old names; exit with status 1 if a file would change"
+    add("--check", action="store_true", help=text)
+    add("--diff", action="store_true", help="only print the changes, as a unified diff")
+    add("--no-backup", action="store_true", help="do not keep the old text as FILE.orig")
+    recordings.add_to(commands)
+    remote.add_to(commands)
+    return top
 
 
 def _add_script(add: Callable[..., object]) -> None:
@@ -277,16 +260,10 @@ def _command(options: argparse.Namespace) -> list[str]:
     """Return the arguments with which Python runs the script or module."""
     if options.module:
         return ["-m", *options.module]
-    script: list[str] = options.script
-    return script[1:] if script[0] == "--" else script
-
-
-def _count(text: str) -> int:
-    if (number := parse_count(text)) is None:
-        raise argparse.ArgumentTypeError(
-            f"expected a whole number of at most 18 digits, got {brief(text)}"
-        )
-    return number
+    script: list[str] = options.script[options.script[:1] == ["--"] :]
+    if not script:
+        raise OptionError("expected a script, or -m and a module")
+    return script
 
 
 # --- programs and arguments ------------------------------------------------------------
@@ -377,6 +354,9 @@ def read_argument(number: int, text: str) -> Array:
         array = _read_npy(read_bytes(text))
         TensorType.of(array)
         return array
+    except FileNotFoundError as error:
+        remedy = "expected a .npy file, or a tensor such as 'f32[2] 1.5 2'"
+        raise BadInput(f"argument {number}, {text}: {error.strerror}; {remedy}") from None
     except (OSError, BadInput):
         raise
     except (AssemblyError, DTypeError) as error:
@@ -440,20 +420,32 @@ def _arguments(
     read: Callable[[int, str], Array] = read_argument,
 ) -> list[Array]:
     """Read the arguments of a call. Raises `BadInput` for a wrong number, and errors of `read`."""
-    if isinstance(loaded, SavedStep):
-        _check_count(len(loaded.inputs), len(texts), "--arg", loaded.input_types)
-    else:
-        _check_count(nargs_of(loaded), len(texts), "--arg")
-    return [read(number, text) for number, text in enumerate(texts)]
+    types = [] if isinstance(loaded, Program) else [*map(str, loaded.input_types)]
+    expected = nargs_of(loaded) if isinstance(loaded, Program) else len(types)
+    _check_count(expected, len(texts), "--arg", types)
+    arrays = [read(number, text) for number, text in enumerate(texts)]
+    for number, (type, array) in enumerate(zip(types, arrays, strict=False)):
+        actual, dtype = TensorType.of(array), DType.named(type.partition("[")[0])
+        if actual.dtype is not dtype:
+            raise BadInput(
+                f"step: expected input {number} as {type}, got {actual}; convert a .npy file with "
+                f"numpy.save(FILE, numpy.load(FILE).astype({dtype.long_name!r})), or write the "
+                f"dtype and the values, as in '{dtype.name}[2] 1 2'"
+            )
+    return arrays
 
 
 # --- the commands ----------------------------------------------------------------------
 
 
 def run(options: argparse.Namespace) -> None:
-    """Launch the program on the arguments, then print and write the results.
+    """Run a program or a captured step, and print the types of the outputs.
 
-    For a repro, verify the digests of results, and of states after the call.
+    A file of Captured.save_repro contains the arguments and the digests of the outputs, which are
+    verified.
+
+    Example:
+        python -m mlvm run examples/newton.mlasm --arg 'f64[3] 2 9 0.5' --print
     """
     opened = read_any(options.file)
     repro, loaded = opened if isinstance(opened, Repro) else None, _runnable(opened)
@@ -492,7 +484,14 @@ def run(options: argparse.Namespace) -> None:
 
 
 def debug(options: argparse.Namespace) -> int:
-    """Debug a captured call. Returns 1 if a command failed, otherwise 0."""
+    """Step over the ops of a captured call, forwards and backwards.
+
+    The debugger reads commands from stdin; h lists them. The exit status is 1 if a `--command`
+    fails.
+
+    Example:
+        python -m mlvm debug bug.mlvm --command n --command 'p x'
+    """
     debugger = Debugger(_execution(options))
     if options.browser:
         from mlvm.eager.runs.browser import debug_in_browser  # imports an HTTP server
@@ -534,7 +533,11 @@ def _execution(options: argparse.Namespace) -> Execution:
 
 
 def build(options: argparse.Namespace) -> None:
-    """Write a step as C, and print a summary."""
+    """Write a captured step as C, which needs neither Python nor malloc.
+
+    Example:
+        python -m mlvm build step.mlvm -o build
+    """
     extension.require("a build needs the native kernels")
     from mlvm.build import build as builder  # requires the extension
 
@@ -568,7 +571,14 @@ def build(options: argparse.Namespace) -> None:
 
 
 def check(options: argparse.Namespace) -> None:
-    """Verify the program, and list the calls with operands that are checked only at run time."""
+    """Verify a program without running it.
+
+    The command lists calls with operands that only a run can check, and instructions that no path
+    reaches.
+
+    Example:
+        python -m mlvm check examples/newton.mlasm --type 'f64[3]'
+    """
     loaded = read_file(options.file)
     program = program_of(loaded)
     types = (
@@ -595,8 +605,24 @@ def check(options: argparse.Namespace) -> None:
             print(f"never reached: {name}, pc {pc}: {format_instruction(instruction)}")
 
 
+def disasm(options: argparse.Namespace) -> None:
+    """Print a program as assembly.
+
+    Example:
+        python -m mlvm disasm step.mlvm
+    """
+    print(disassemble(program_of(read_file(options.file))), end="")
+
+
 def memory(options: argparse.Namespace) -> None:
-    """Show the addresses and lifetimes of the tensors of a script or program."""
+    """Report and plot the arenas of a script, or the plan for a program.
+
+    Each plot shows the addresses and lifetimes of tensors. Arguments after -- are passed to the
+    script.
+
+    Example:
+        python -m mlvm memory train.py -- --epochs 1
+    """
     file = Path(options.file)
     out = options.out if options.out is not None else file.parent
     if file.suffix == ".py":
@@ -652,10 +678,27 @@ def _planned() -> Iterator[list[Planned]]:
         on_planned.remove(steps.append)
 
 
+def plan(options: argparse.Namespace) -> None:
+    """Plan offsets for buffers of known lifetimes, as for the scratch memory of a step.
+
+    The columns of BUFFERS.csv are id, lower, upper and size in any order: a buffer of `size` bytes
+    is in use in the moments lower .. upper - 1.
+
+    Example:
+        python -m mlvm plan buffers.csv --capacity 1M --out placed.csv --plot placed.svg
+    """
+    plan_command.plan_buffers(options, read_bytes(options.file))
+
+
 def show(options: argparse.Namespace) -> int:
     """Write a page that shows a captured step, the run of a script, or two recordings.
 
-    If a script fails, the page shows the run until the failure. Returns the exit status.
+    If a script fails, the page shows the run until the failure. Arguments after -- are passed to
+    the script.
+
+    Examples:
+        python -m mlvm show train.py -- --epochs 1
+        python -m mlvm show before after
     """
     file = Path(options.file)
     if not file.name:
@@ -664,6 +707,9 @@ def show(options: argparse.Namespace) -> int:
         require_suffix(options.page, ".html", "-o")
     page = options.page if options.page is not None else file.with_name(f"{file.name}.html")
     failed: ScriptFailed | None = None
+    if options.other is not None and file.suffix == ".py":
+        call = f"python -m mlvm show {shlex.join([options.file, '--', options.other])}"
+        raise OptionError(f"unrecognized arguments: {options.other}; write {call}")
     if options.other is not None or file.is_dir():
         if options.other is None:
             raise BadInput(f"show: expected the folders of two recordings, got only {file}")
@@ -730,7 +776,11 @@ def _as_step(planned: Planned) -> Step:
 
 
 def run_onnx(options: argparse.Namespace) -> None:
-    """Describe an ONNX file; run, time, plan and save it."""
+    """Run an ONNX file; print inputs, outputs, times of ops and the memory plan.
+
+    Example:
+        python -m mlvm onnx model.onnx --input 'f32[8,16]' --time --save model.mlvm
+    """
     from mlvm.onnx.command import run  # imported here because other commands do not need it
 
     arrays = [read_argument_or_type(number, text) for number, text in enumerate(options.input)]
@@ -738,16 +788,20 @@ def run_onnx(options: argparse.Namespace) -> None:
     run(Path(options.file), arrays, times=options.time, **named)
 
 
-def print_ops(names: Sequence[str]) -> None:
-    """Print the signature and first line of every op, or the documentation of named ops."""
-    for name in names:
+def print_ops(options: argparse.Namespace) -> None:
+    """List the tensor ops, or document the named ones.
+
+    Example:
+        python -m mlvm ops softmax
+    """
+    for name in options.names:
         if name not in OPS:
             FunctionTable().binding(name)  # raises an error with similar names
             raise UnknownFunctionError(
                 f"{name!r} is a variant of an op; expected the name of an op"
             )
         print(f"{OPS[name].signature}\n\n{OPS[name].doc}\n")
-    if names:
+    if options.names:
         return
     files = {name: op.kernel.__module__.rpartition(".")[2] for name, op in OPS.items()}
     for file in sorted({*files.values()}):
@@ -756,17 +810,25 @@ def print_ops(names: Sequence[str]) -> None:
             print(f"  {op.signature}\n      {op.doc.splitlines()[0]}")
 
 
-def print_tuning(device: str) -> None:
-    """Measure products on a device with each candidate tile, and store the fastest tiles."""
+def print_tuning(options: argparse.Namespace) -> None:
+    """Find the fastest tiles for matrix products on a device, and store them.
+
+    Example:
+        python -m mlvm tune opencl:0
+    """
     from mlvm.machines.gpu.tune import tune  # imports the GPU machine
 
-    for dtype, tile, gflops in tune(device):
+    for dtype, tile, gflops in tune(options.device):
         print(f"{dtype.name}  {gflops:8.1f} GFLOP/s  {', '.join(map(str, tile))}", flush=True)
     print(f"the fastest tile per dtype is stored in {tiles.path()}")
 
 
-def print_info() -> None:
-    """Print the versions and the properties of the machine."""
+def print_info(_: argparse.Namespace) -> None:
+    """Print versions, kernels, dtypes and the instruction set.
+
+    Example:
+        python -m mlvm info
+    """
     print(f"mlvm {__version__}, Python {platform.python_version()}, numpy {np.__version__}")
     print(f"kernels: {extension.status()}")
     sets = [
@@ -788,30 +850,24 @@ def print_info() -> None:
 
 
 def launch_members(options: argparse.Namespace) -> int:
-    """Run the members of a group. Returns the exit status of the first failed member."""
+    """Run a script in several processes, for ml.parallel.group("auto").
+
+    The exit status is that of the first process that fails.
+
+    Example:
+        python -m mlvm launch --members 2 -- train.py --epochs 1
+    """
     named = {each: vars(options)[each] for each in ("restarts", "nodes", "node", "address")}
     return launch(options.members, _command(options), **named)
 
 
-_COMMANDS: Final[dict[str, Callable[[argparse.Namespace], int | None]]] = {
-    "run": run,
-    "debug": debug,
-    "check": check,
-    "build": build,
-    "memory": memory,
-    "plan": lambda options: plan_command.plan_buffers(options, read_bytes(options.file)),
-    "show": show,
-    "onnx": run_onnx,
-    "launch": launch_members,
-    "disasm": lambda options: print(disassemble(program_of(read_file(options.file))), end=""),
-    "mpirun": lambda options: mpirun(options.processes, _command(options)),
-    "ops": lambda options: print_ops(options.names),
-    "info": lambda _: print_info(),
-    "migrate": migrate.migrate,
-    "tune": lambda options: print_tuning(options.device),
-    **run_commands.COMMANDS,
-    **{name: partial(run, version=__version__) for name, run in remote.COMMANDS.items()},
-}
+def launch_mpi(options: argparse.Namespace) -> int:
+    """Run a script in several processes, for ml.parallel.MpiGroup.
+
+    Example:
+        python -m mlvm mpirun -n 2 -- train.py --epochs 1
+    """
+    return mpirun(options.processes, _command(options))
 
 
 if __name__ == "__main__":

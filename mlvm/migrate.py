@@ -26,7 +26,7 @@ from mlvm.machines.files import write_files
 from mlvm.old_uses import OLD_NAMES, Doubt, Edit, OldUses
 from mlvm.renamed import ATTRIBUTES, KEYWORDS, NAMES
 
-_SUFFIXES: Final = (".py", ".pyi", ".md", ".ipynb")
+SUFFIXES: Final = (".py", ".pyi", ".md", ".ipynb")
 _NO_SOURCES: Final = {"__pycache__", "node_modules", "site-packages"}
 _PYTHON: Final = {"py", "python", "python3", "pycon", "pyi"}
 _FENCE: Final = re.compile(r"(\s*)(```+|~~~+)\s*(\w*)")
@@ -66,26 +66,14 @@ class _Rewritten(NamedTuple):
         return "".join(self.pieces)
 
 
-def add_command(commands: Any) -> None:
-    """Add the parser of the command."""
-    text = "rewrite old names of mlvm in Python files, Markdown files and notebooks"
-    add = commands.add_parser("migrate", help=text, description=text).add_argument
-    what = f"a file, or a folder with {', '.join(_SUFFIXES)} files"
-    add("files", nargs="+", type=Path, metavar="FILE", help=what)
-    add(
-        "--check",
-        action="store_true",
-        help="only list old names; exit with status 1 if a file would change",
-    )
-    add("--diff", action="store_true", help="only print the changes, as a unified diff")
-    add("--no-backup", action="store_true", help="do not keep the old text as FILE.orig")
-
-
 def migrate(options: argparse.Namespace) -> int:
-    """Rewrite files, print changes and unclear uses, and return the exit status.
+    """Rewrite old names of mlvm in Python files, Markdown files and notebooks.
 
-    All files are read and parsed before the first one is written. Raises `MigrateError`, and
-    `OSError`.
+    The command prints changes and unclear uses. All files are read and parsed before the first one
+    is written.
+
+    Example:
+        python -m mlvm migrate --diff train.py
     """
     files = {file.resolve(): file for file in reversed([*_files(options.files)])}  # links once
     texts = {file: _read(file) for file in reversed(files.values())}
@@ -128,7 +116,7 @@ def _files(paths: Iterable[Path]) -> Iterator[Path]:
                 is_source = each.name not in _NO_SOURCES and not (each / "pyvenv.cfg").exists()
                 if is_source and each.name[0] != "." and not each.is_symlink():
                     yield from _files([each])
-            elif each.suffix in _SUFFIXES and each.is_file():
+            elif each.suffix in SUFFIXES and each.is_file():
                 yield each
 
 

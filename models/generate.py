@@ -19,8 +19,7 @@ import numpy as np
 
 import mlvm.eager as ml
 from mlvm.eager import Tensor
-from mlvm.machines.terminal import escaped, say
-from models.command import OptionError, run
+from mlvm.machines.terminal import CommandParser, OptionError, escaped, say
 from models.data.text import LENGTH, NUM_BYTES
 from models.llama_text import LlamaText
 from models.training import checkpoint
@@ -113,14 +112,11 @@ class Generator:
             return bytes(tokens.numpy()[: int(count)].astype(np.uint8))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m models.generate",
-        description="Continue a text with a trained transformer.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-        argument_default=argparse.SUPPRESS,
-    )
-    add = parser.add_argument
+def parser() -> CommandParser:
+    """Return the parser of the command."""
+    prog = "python -m models.generate"
+    command = CommandParser(_run, prog=prog, argument_default=argparse.SUPPRESS)
+    add = command.add_argument
     add(
         "file",
         type=Path,
@@ -142,7 +138,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--top-k", type=int, metavar="N", help="draw only from the N most likely tokens")
     add("--end", metavar="C", help="stop after this character")
     add("--seed", type=int, default=0, metavar="N", help="seed of the random draws")
-    return parser
+    return command
 
 
 def _run_llama(file: Path, prompt: str, *, seed: int, temperature: float, **options: int) -> None:
@@ -163,6 +159,11 @@ def escaped_but_lines(text: str) -> str:
 
 
 def _run(arguments: argparse.Namespace) -> None:
+    """Continue a text with a trained transformer.
+
+    Example:
+        python -m models.generate gpt.safetensors --prompt "def main("
+    """
     options = vars(arguments)
     file = options.pop("file")
     if (file is None) == ("weights" not in options):
@@ -188,8 +189,8 @@ def _run(arguments: argparse.Namespace) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; see `models.command.run`."""
-    return run(_parser(), _run, arguments)
+    """Run the command; see `CommandParser.run`."""
+    return parser().run(arguments)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import numpy as np
 
 import mlvm.eager as ml
 from mlvm.eager import Tensor
-from models.command import OptionError
+from mlvm.machines.terminal import OptionError
 from models.llama import Cache, Llama, LlamaConfig
 from models.tokenizer import Decoder, Tokenizer
 from models.transformer import sample

@@ -9,7 +9,7 @@ import sys
 
 import mlvm.eager as ml
 from mlvm.eager import Tensor, nn
-from mlvm.machines.terminal import run_command
+from mlvm.machines.terminal import CommandParser
 
 HEADER = "variant patch_size hidden_dim num_blocks tokens_mlp_dim channels_mlp_dim  parameters"
 VARIANTS = {
@@ -114,7 +114,17 @@ class MlpMixer(nn.Module):
         return self.head(ml.mean(self.pre_head_layer_norm(x), axis=1))
 
 
-def _print_variants() -> None:
+def parser() -> CommandParser:
+    """Return the parser of the command."""
+    return CommandParser(_print_variants, prog="python -m models.mlp_mixer")
+
+
+def _print_variants(_: object) -> None:
+    """Print the published variants of the model with the number of parameters.
+
+    Example:
+        python -m models.mlp_mixer
+    """
     print(HEADER)
     with ml.Arena(ml.DryVM(), "weights").allocating():  # types without values
         for name, variant in VARIANTS.items():
@@ -123,4 +133,4 @@ def _print_variants() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(_print_variants))
+    sys.exit(parser().run())

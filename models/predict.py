@@ -19,10 +19,9 @@ from numpy.typing import NDArray
 import mlvm.eager as ml
 from mlvm.eager import Tensor
 from mlvm.machines.files import require_suffix, require_writable, write_file
-from mlvm.machines.terminal import escaped, say
+from mlvm.machines.terminal import CommandParser, OptionError, escaped, say
 from mlvm.show.svg import document, fitted, text
 from models import weights
-from models.command import OptionError, run
 from models.data.files import parsing
 from models.data.folder import FORMATS, pillow_image, pixels
 from models.weights import Pretrained
@@ -162,12 +161,10 @@ def drawn(rows: Sequence[tuple[str, NDArray[np.uint8], Sequence[Guess]]]) -> str
 # --- the command ---------------------------------------------------------------------
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m models.predict",
-        description="Classify images with the weights of an MLP-Mixer or a Vision Transformer.",
-    )
-    add = parser.add_argument
+def parser() -> CommandParser:
+    """Return the parser of the command."""
+    command = CommandParser(_run, prog="python -m models.predict")
+    add = command.add_argument
     add(
         "weights",
         type=Path,
@@ -176,7 +173,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("images", type=Path, metavar="IMAGE", nargs="+", help=", ".join(FORMATS))
     add("--classes", type=Path, metavar="FILE", help="class names, one per line (default: numbers)")
-    add("--top", type=int, default=5, metavar="N", help="number of classes (default: 5)")
+    add("--top", type=int, default=5, metavar="N", help="number of classes")
     add(
         "--picture",
         action=argparse.BooleanOptionalAction,
@@ -202,10 +199,15 @@ def _parser() -> argparse.ArgumentParser:
             metavar="X",
             help=f"{what}, one number or one per channel (default: 0.5)",
         )
-    return parser
+    return command
 
 
 def _run(options: argparse.Namespace) -> None:
+    """Classify images with the weights of an MLP-Mixer or a Vision Transformer.
+
+    Example:
+        python -m models.predict mixer.safetensors photo.png --top 3
+    """
     if options.top < 1 or (options.heads is not None and options.heads < 1):
         raise OptionError("--top and --heads must be >= 1")
     approximate = None if options.gelu is None else _GELUS[options.gelu]
@@ -238,8 +240,8 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; see `models.command.run`."""
-    return run(_parser(), _run, arguments)
+    """Run the command; see `CommandParser.run`."""
+    return parser().run(arguments)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import sys
 
 import mlvm.eager as ml
 from mlvm.eager import Tensor, nn
-from mlvm.machines.terminal import run_command
+from mlvm.machines.terminal import CommandParser
 from models.mlp_mixer import MlpBlock
 
 HEADER = "variant patch_size hidden_size num_layers mlp_dim num_heads     parameters"
@@ -192,7 +192,17 @@ class VisionTransformer(nn.Module):
         return self.head(x)
 
 
-def _print_variants() -> None:
+def parser() -> CommandParser:
+    """Return the parser of the command."""
+    return CommandParser(_print_variants, prog="python -m models.vit")
+
+
+def _print_variants(_: object) -> None:
+    """Print the published variants of the model with the number of parameters.
+
+    Example:
+        python -m models.vit
+    """
     print(HEADER)
     with ml.Arena(ml.DryVM(), "weights").allocating():  # types without values
         for name, variant in VARIANTS.items():
@@ -201,4 +211,4 @@ def _print_variants() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(_print_variants))
+    sys.exit(parser().run())

@@ -76,7 +76,7 @@ def test_ops_documents_the_named_ones(capsys: Capsys) -> None:
 
 @cases(
     "name, text",
-    ("multiplt", "error: no function 'multiplt'; did you mean multiply"),
+    ("multiplt", "error: no function 'multiplt' (did you mean 'multiply'?)"),
     ("add.out", "error: 'add.out' is a variant of an op"),
 )
 def test_an_unknown_op_is_one_message_and_status_1(name: str, text: str, capsys: Capsys) -> None:
@@ -136,13 +136,6 @@ def test_info_refuses_a_setting_that_says_nothing_known(capsys: Capsys, monkeypa
 def test_bad_usage_is_status_2(argv: list[str], capsys: Capsys) -> None:
     assert refuses(SystemExit, "", main, argv).code == 2
     assert "usage: python -m mlvm" in capsys.readouterr().err
-
-
-def test_help_names_every_command(capsys: Capsys) -> None:
-    assert refuses(SystemExit, "", main, ["--help"]).code == 0
-    text = capsys.readouterr().out
-    for command in ("run", "check", "disasm", "memory", "plan", "show", "ops", "info"):
-        assert f"  {command} " in text
 
 
 def test_as_a_process_whose_reader_has_seen_enough() -> None:
@@ -263,7 +256,7 @@ LARGE = """
     ("run long.mlasm", "long.mlasm: line 1, column 10: expected lengths below 2**63 in f32[...]"),
     ("run latin.mlasm", "latin.mlasm: line 2: not UTF-8 text"),
     ("disasm cut.mlvm", "cut.mlvm: expected"),
-    ("check unknown.mlasm", "no function 'ad'; did you mean"),
+    ("check unknown.mlasm", "no function 'ad' (did you mean"),
     ("check unknown.mlasm", "at main, pc 3: cfunc 2 1"),
     ("run underflow.mlasm", "main, pc 0: pop 1: expected 1 value above base, got 0"),
     ("run add.mlasm", "the program needs 2 arguments, got 0 --arg"),
@@ -274,7 +267,7 @@ LARGE = """
     ("check add.mlasm --type f32[2] --type f32[3]", "add(f32[2], f32[3]): shapes do not"),
     ("run add.mlasm --arg x.npy --arg three.npy", "at main, pc 3: cfunc 2 1"),
     ("run add.mlasm --arg u64.npy --arg i64.npy", "add(u64[2], i64[2]): u64 and i64 do not"),
-    ("run add.mlasm --arg x.npy --arg nosuch.npy", "nosuch.npy: No such file or directory"),
+    ("run add.mlasm --arg x.npy --arg nosuch.npy", "1, nosuch.npy: No such file or directory; exp"),
     ("run add.mlasm --arg x.npy --arg .", ".: Is a directory"),
     ("run add.mlasm --arg x.npy --arg text.npy", "argument 1, text.npy: expected a .npy file"),
     ("run add.mlasm --arg x.npy --arg empty.npy", "argument 1, empty.npy: expected a .npy file"),
@@ -603,8 +596,8 @@ def test_show_says_where_arguments_of_a_script_go(script: Path, capsys: Capsys) 
     end = refuses(SystemExit, "", command_line, "show scripts/train.py raise --epochs")
     assert end.code == 2
     assert capsys.readouterr().err.endswith(
-        "unrecognized arguments: raise --epochs; those of a script follow --: "
-        "show scripts/train.py -- raise --epochs\n"
+        "unrecognized arguments: --epochs; those of a script follow --: "
+        "python -m mlvm show scripts/train.py -- raise --epochs\n"
     )
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from mlvm.core.dynamic_sizes import open_length
-from mlvm.core.errors import ArgumentError, DTypeError, ShapeError, with_article
+from mlvm.core.errors import ArgumentError, DTypeError, ShapeError, did_you_mean, with_article
 from mlvm.core.sizes import MAX_TERM
 
 Array: TypeAlias = NDArray[Any]
@@ -159,7 +159,9 @@ class DType:
 
 
 def _unknown(name: str) -> DTypeError:
-    return DTypeError(f"no dtype {name}; expected one of {', '.join([*DType.all, *DType.storage])}")
+    names = [*DType.all, *DType.storage]
+    hint = did_you_mean(name.strip("'"), names)
+    return DTypeError(f"no dtype {name}{hint}; expected one of {', '.join(names)}")
 
 
 bool_ = DType("bool", "bool", np.bool_)

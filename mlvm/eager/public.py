@@ -19,7 +19,7 @@ from mlvm.eager.interop.hints import existing, hint_at, hints, missing
 from mlvm.eager.tensor import operators as _gives_tensors_operators  # noqa: F401
 from mlvm.eager.tensor.wrapper import hinted
 from mlvm.machines.local import LocalVM as VM
-from mlvm.machines.native.extension import EXTENSION
+from mlvm.machines.native.extension import install
 from mlvm.renamed import NAMES
 
 AT_ONCE: Final = {
@@ -207,8 +207,7 @@ def _open_template_of(*call: Any) -> Any:
     return import_module("mlvm.eager.recording.families").open_template_of(*call)
 
 
-if EXTENSION is not None:
-    EXTENSION.install(trace=_open_template_of)
+install(trace=_open_template_of)
 
 
 def later(name: str) -> Any:

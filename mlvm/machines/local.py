@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 
-from mlvm.core.errors import ArgumentError, MachineError, brief
+from mlvm.core.errors import ArgumentError, MachineError, brief, did_you_mean
 from mlvm.core.locks import new_lock
 from mlvm.core.machine import run as reference
 from mlvm.core.machine.callee import NO_KERNELS, Kernels
@@ -90,7 +90,7 @@ class LocalVM(Closing, VM):
     def __new__(cls, *args: Any, device: str = "cpu", **options: Any) -> LocalVM:
         allowed = {"name", *(unwrap(LocalVM.__init__).__kwdefaults__ or ())}
         if cls is LocalVM and (unknown := options.keys() - allowed):
-            names = ", ".join(f"{name}=" for name in sorted(unknown))
+            names = ", ".join(f"{name}={did_you_mean(name, allowed)}" for name in sorted(unknown))
             raise ArgumentError(
                 f"VM(): unknown option {names}; expected one of {', '.join(sorted(allowed))}"
             )

@@ -1,17 +1,19 @@
-"""Standard streams and exit statuses of commands: the same for every `python -m` of the project."""
+"""Help, standard streams and exit statuses of commands: the same for every `python -m` of mlvm."""
 
 from __future__ import annotations
 
 import argparse
+import inspect
 import io
 import os
 import select
+import shlex
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
 
-from mlvm.core.errors import ArgumentError, MlvmError, brief, notes_of
-from mlvm.core.sizes import parse_size
+from mlvm.core.errors import ArgumentError, MlvmError, brief, did_you_mean, notes_of
+from mlvm.core.sizes import parse_count, parse_size
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C."""
@@ -28,7 +30,114 @@ def whole_number(text: str) -> int:
         ) from None
 
 
-def run_command(work: Callable[[], int | None], program: str = "") -> int:
+def count(text: str) -> int:
+    """Read a number of at least 0, for `add_argument`."""
+    if (number := parse_count(text)) is None:
+        raise argparse.ArgumentTypeError(
+            f"expected a whole number of at most 18 digits, got {brief(text)}"
+        )
+    return number
+
+
+REPEATED: Final[Any] = {"action": "append", "default": []}
+"""Arguments of `add_argument` for an option that may be repeated."""
+
+
+def unknown(what: str, value: object, names: Iterable[Any]) -> str:
+    """Return an error message with the most similar name and all names."""
+    texts = [*map(str, names)]
+    hint = did_you_mean(str(value), texts)
+    return f"unknown {what} {value!r}{hint}; expected one of {', '.join(texts)}"
+
+
+class OptionError(MlvmError, ValueError):
+    """Error for an option of a command or function that is unknown or out of range."""
+
+
+Work = Callable[[Any], int | None]
+"""Function of a command: accepts the options, and may return an exit status."""
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Parser of a command, which calls `work` with the options.
+
+    The docstring of `work` is the help text: a sentence, details, and examples. Errors name the
+    most similar option or value. With `has_script`, arguments after `--` belong to a script.
+    """
+
+    def __init__(self, work: Work, *, has_script: bool = False, **options: Any) -> None:
+        text, _, examples = (inspect.getdoc(work) or "").partition("\n\nExample")
+        super().__init__(
+            description=text, epilog=f"example{examples}", formatter_class=_Help, **options
+        )
+        self._has_script = has_script
+        self.set_defaults(work=work, parser=self)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        words = [*(sys.argv[1:] if args is None else args)]
+        end = words.index("--") if self._has_script and "--" in words else len(words)
+        options, unknown = super().parse_known_args(words[:end], namespace)
+        if self._has_script:
+            options.arguments = words[end + 1 :]
+        if unknown:
+            text = f"unrecognized arguments: {shlex.join(unknown)}"
+            text += did_you_mean(unknown[0].partition("=")[0], self._option_string_actions)
+            script = next((i for i, word in enumerate(words, 1) if word.endswith(".py")), 0)
+            if self._has_script and script:
+                call = f"{self.prog} {shlex.join([*words[:script], '--', *words[script:]])}"
+                text += f"; those of a script follow --: {call}"
+            self.error(text)
+        return options, unknown
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            raise argparse.ArgumentError(action, unknown("value", value, action.choices))
+
+    def run(self, arguments: Sequence[str] | None = None) -> int:
+        """Parse the arguments, run the command, and return the exit status of `run_command`.
+
+        For bad usage, including `OptionError`, the program exits with status 2.
+        """
+
+        def work() -> int | None:
+            options = self.parse_args(arguments)
+            call, parser = (vars(options).pop(name) for name in ("work", "parser"))
+            try:
+                status: int | None = call(options)
+            except OptionError as error:
+                parser.error(escaped(str(error)))
+            return status
+
+        return run_command(work)
+
+
+def add_command(commands: Any, name: str, work: Work, **options: Any) -> CommandParser:
+    """Add a command to the subparsers of a `CommandParser`, and return its parser."""
+    summary = " ".join((inspect.getdoc(work) or "").partition("\n\n")[0].split()).rstrip(".")
+    text = summary[:1].lower() + summary[1:]
+    parser: CommandParser = commands.add_parser(name, work=work, help=text, **options)
+    return parser
+
+
+class _Help(argparse.ArgumentDefaultsHelpFormatter):
+    """Help text that shows defaults, and examples as they are written."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        if text.startswith("example"):
+            return text
+        fill = super()._fill_text
+        return "\n\n".join(fill(part, width, indent) for part in text.split("\n\n"))
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        is_known = type(action.default) in (int, float, str) and "default:" not in str(action.help)
+        return super()._get_help_string(action) if is_known else action.help
+
+    def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
+        text = super()._format_args(action, default_metavar)
+        return f"{action.metavar} ..." if action.nargs == argparse.REMAINDER else text
+
+
+def run_command(work: Callable[[], int | None]) -> int:
     """Run a command and return the exit status: 0, 1 for an error, 130 after Ctrl-C.
 
     The result of `work`, or the `status` of an error, replaces these values. An error is one line
@@ -43,16 +152,16 @@ def run_command(work: Callable[[], int | None], program: str = "") -> int:
         leaving = exit
     except (MlvmError, OSError, MemoryError) as error:
         if not is_reader_gone(error):
-            say(f"{program}error: {one_line(error)}")
+            say(f"error: {one_line(error)}")
             status = getattr(error, "status", 1)
     except KeyboardInterrupt:
-        say(f"{program}interrupted")
+        say("interrupted")
         status = INTERRUPTED
     failed = _flushed()
     if failed is not None:  # discard the rest, or the flush at exit fails as well
         _discard(sys.stdout.fileno())
         if not isinstance(failed, BrokenPipeError):
-            say(f"{program}error: {one_line(failed)}")
+            say(f"error: {one_line(failed)}")
             return status or 1
     if leaving is not None:
         raise leaving

@@ -9,7 +9,7 @@ import argparse
 import csv
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -19,7 +19,6 @@ from mlvm.core.errors import MlvmError, brief
 from mlvm.core.sizes import MAX_TERM
 from mlvm.core.types import TensorType, u8
 from mlvm.machines.files import require_suffix, require_writable, write_file
-from mlvm.machines.remote.command import Commands
 from mlvm.machines.terminal import whole_number
 from mlvm.show.picture import timeline
 
@@ -61,20 +60,13 @@ class BufferTable(NamedTuple):
         return text.getvalue()
 
 
-def add_command(commands: Commands) -> None:
-    """Add the command to a parser's subparsers."""
-    text = "plan offsets for buffers of known lifetimes, as for the scratch memory of a step"
-    columns = "its columns are id, lower, upper, size in any order: a buffer of `size` bytes is in "
-    columns += "use in the moments lower .. upper - 1"
-    add = commands.add_parser(
-        "plan", help=text, description=text, epilog=f"BUFFERS.csv: {columns}."
-    )
-    add = add.add_argument
+def add_options(add: Callable[..., object]) -> None:
+    """Add the options of the command."""
     add("file", metavar="BUFFERS.csv", help="the buffers")
     least = "bytes that are enough, such as 1048576 or 64M; without it, as few as possible"
     add("--capacity", type=whole_number, metavar="N", help=least)
     add("--out", type=Path, metavar="CSV", help="write the buffers with a column `offset`")
-    effort = f"multiple of the search that a captured step may do (default: {EFFORT})"
+    effort = "multiple of the search that a captured step may do"
     add("--effort", type=_effort, default=EFFORT, metavar="N", help=effort)
     add("--plot", type=Path, metavar="SVG", help="draw the buffers over time and offset")
 

@@ -196,7 +196,11 @@ class SavedStep(NamedTuple):
             in_time = 0 <= each.start <= each.end <= len(moments)
             in_place = 0 <= each.offset <= each.offset + each.nbytes <= self.planned.plan.nbytes
             if not (in_time and in_place):
-                raise damaged(f"expected a lifetime within the step, got {brief(each)}")
+                raise damaged(
+                    f"expected a tensor within {self.planned.plan.nbytes} bytes and {len(moments)} "
+                    f"calls, got the result of {each.op} at {each.offset}, {each.nbytes} bytes, "
+                    f"calls {each.start} to {each.end}"
+                )
 
 
 class LoadedStep:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from mlvm.machines.terminal import unknown
 from models.data import cifar10, digits, folder, lines, listops, mnist, npz, text
 from models.data.dataset import DataError as DataError
 from models.data.dataset import DataSet as DataSet
@@ -40,7 +41,7 @@ def parse(spec: str) -> tuple[str, Path | None]:
     for form in READERS:
         if path and form.partition(":")[0] == name:
             return form, Path(path)
-    raise DataError(f"unknown data set {spec!r}; expected one of {', '.join(SPECS)}")
+    raise DataError(unknown("data set", spec, SPECS))
 
 
 def load(spec: str, *, seed: int = 0, image_shape: tuple[int, int, int] | None = None) -> DataSet:

@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 
 import mlvm.eager as ml
 from mlvm.machines.files import require_writable, write_file
+from mlvm.machines.terminal import CommandParser, unknown
+from mlvm.machines.terminal import OptionError as OptionError
 from models import weights
-from models.command import OptionError as OptionError
-from models.command import run
 from models.data import SPECS, DataError, load, parse
 from models.training import checkpoint
 from models.training.checkpoint import CheckpointError
@@ -139,7 +139,7 @@ def train(
         raise OptionError(f"{init} contains weights of {start.model}, expected {model}")
     model = model or (start.model if start else DEFAULT)
     if model not in MODELS:
-        raise OptionError(f"unknown model {model!r}; expected one of {', '.join(MODELS)}")
+        raise OptionError(unknown("model", model, MODELS))
     data = MODELS[model].data if data is None else data
     begun, dtype = None if init is None else str(init), _LONG_NAMES.get(dtype, dtype)
     options = Options(model, data, epochs, batch_size, learning_rate, seed, begun, dtype)
@@ -391,14 +391,11 @@ def _resumed(
 # --- the command ---------------------------------------------------------------------
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m models.train",
-        description="Train and test a model.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-        argument_default=argparse.SUPPRESS,
-    )
-    add = parser.add_argument
+def parser() -> CommandParser:
+    """Return the parser of the command."""
+    prog = "python -m models.train"
+    command = CommandParser(_run, prog=prog, argument_default=argparse.SUPPRESS)
+    add = command.add_argument
     add("--model", choices=MODELS, help=f"model to train (default: {DEFAULT})")
     own = ", ".join(dict.fromkeys(each.data for each in MODELS.values()))
     add(
@@ -484,7 +481,7 @@ def _parser() -> argparse.ArgumentParser:
         help="record all steps in this new folder, for python -m mlvm diff, replay and verify",
     )
     add("--quiet", action="store_true", help="print only the result")
-    return parser
+    return command
 
 
 def _spec(text: str) -> str:
@@ -500,12 +497,18 @@ def _vms(text: str) -> str | None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; see `models.command.run`."""
-    return run(_parser(), _run, arguments)
+    """Run the command; see `CommandParser.run`."""
+    return parser().run(arguments)
 
 
 def _run(parsed: argparse.Namespace) -> int:
-    """Train, and return the exit status. In a group, only the first member prints errors."""
+    """Train and test a model, and print the accuracy.
+
+    In a group, only the first member prints errors.
+
+    Example:
+        python -m models.train --model mlp --epochs 1 --save mlp.safetensors
+    """
     options = vars(parsed)
     json_file: Path | None = options.pop("json", None)
     plot: Path | None = options.get("plot")

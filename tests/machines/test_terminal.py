@@ -101,13 +101,13 @@ def test_errors_and_statuses(capsys: Capsys) -> None:
     with_status = MlvmError("script")
     with_status.status = 7  # type: ignore[attr-defined]
     for error, status, text in (
-        (MlvmError("bad\nline"), 1, "name: error: bad line\n"),
-        (FileNotFoundError(2, "no file", "x\x1b"), 1, "name: error: x\\x1b: no file\n"),
-        (MemoryError(), 1, "name: error: out of memory\n"),
-        (with_status, 7, "name: error: script\n"),
-        (KeyboardInterrupt(), 130, "name: interrupted\n"),
+        (MlvmError("bad\nline"), 1, "error: bad line\n"),
+        (FileNotFoundError(2, "no file", "x\x1b"), 1, "error: x\\x1b: no file\n"),
+        (MemoryError(), 1, "error: out of memory\n"),
+        (with_status, 7, "error: script\n"),
+        (KeyboardInterrupt(), 130, "interrupted\n"),
     ):
-        assert run_command(partial(fails, error), "name: ") == status
+        assert run_command(partial(fails, error)) == status
         assert capsys.readouterr().err == text
     assert run_command(lambda: None) == 0
     refuses(SystemExit, "2", run_command, lambda: fails(SystemExit(2)))

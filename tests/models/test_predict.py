@@ -159,7 +159,7 @@ def test_errors_are_one_line(tmp_path: Path, file: Path, capsys: Capsys) -> None
             assert main(arguments) == status
         err = capsys.readouterr().err
         assert reason in err, arguments
-        assert "python -m models.predict: error: " in err
+        assert "error: " in err
         assert "Traceback" not in err
 
 

@@ -181,6 +181,6 @@ def test_other_files_are_refused(tmp_path: Path, capsys: Capsys) -> None:
     assert command.main([str(tmp_path / "nowhere")]) == 1
     _, err = capsys.readouterr()
     assert err.count("\n") == 1
-    assert err.startswith("python -m models.generate: error: ")
+    assert err.startswith("error: ")
     caught = refuses(SystemExit, "", command.main, ["x", "--top-k", "many"])
     assert caught.code == 2

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from mlvm.core import ops as _fill_the_op_table  # noqa: F401
-from mlvm.core.errors import MachineError, UnknownFunctionError, with_article
+from mlvm.core.errors import MachineError, UnknownFunctionError, did_you_mean, with_article
 from mlvm.core.machine.callee import (
     NO_KERNELS,
     OUT,
@@ -232,8 +232,4 @@ class _Removed(UserFunction):
 
 
 def _unknown(what: str, name: str, names: Iterable[str]) -> UnknownFunctionError:
-    from difflib import get_close_matches  # imported only for an error
-
-    close = get_close_matches(name, names, n=3)
-    hint = f"; did you mean {' or '.join(close)}?" if close else ""
-    return UnknownFunctionError(f"no {what} {name!r}{hint}")
+    return UnknownFunctionError(f"no {what} {name!r}{did_you_mean(name, names)}")

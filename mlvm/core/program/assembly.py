@@ -18,7 +18,15 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from mlvm.core.errors import AssemblyError, OpError, ProgramError, brief, counted, shortened
+from mlvm.core.errors import (
+    AssemblyError,
+    OpError,
+    ProgramError,
+    brief,
+    counted,
+    did_you_mean,
+    shortened,
+)
 from mlvm.core.op import canonical
 from mlvm.core.ops import few, half
 from mlvm.core.program.builder import Body
@@ -234,10 +242,7 @@ class _Body(Body):
     def _instruction(self, token: _Token, words: list[_Token]) -> Instruction:
         opcode = OPCODES.get(token.text)
         if opcode is None:
-            from difflib import get_close_matches  # imported only for an error
-
-            close = get_close_matches(token.text, OPCODES, n=1)
-            hint = f"; did you mean {close[0]}?" if close else ""
+            hint = did_you_mean(token.text, OPCODES)
             raise token.error(f"unknown instruction {token.text!r}{hint}")
         if not opcode.takes(len(words)):
             syntax = " ".join([token.text, *opcode.immediates])

@@ -46,7 +46,7 @@ from mlvm.eager.tensor.template_kernels import chains_of
 from mlvm.eager.tensor.templates import call
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import apply_into_in_python, live_tapes
-from mlvm.machines.native.extension import EXTENSION
+from mlvm.machines.native.extension import install
 
 RESULT: Final = -1
 _WORTH_UPDATING: Final = 32768
@@ -435,28 +435,27 @@ class Tape:
         return dependents
 
 
-if EXTENSION is not None:  # used by calls in C: see native/src/language/dispatch.c
-    EXTENSION.install(
-        class_of_tensors=Tensor,
-        class_of_tapes=Tape,
-        slow_apply=apply_in_python,
-        slow_update=apply_into_in_python,
-        slow_launch=launch,
-        slow_alias=alias_in_python,
-        get_context=current,
-        own_arenas=own_arenas,
-        default_arena=default_arena,
-        resolve=plan_for,
-        raise_stale=raise_stale,
-        weak_reference=weakref.ref,
-        view_logs=view_logs,
-        live_tapes=live_tapes,
-        make_type=interned_type,
-        is_constant=is_constant,
-        dtype_class=DType,
-        with_keys=with_keys,
-        find_rows=chains_of,
-    )
+install(  # used by calls in C: see native/src/language/dispatch.c
+    class_of_tensors=Tensor,
+    class_of_tapes=Tape,
+    slow_apply=apply_in_python,
+    slow_update=apply_into_in_python,
+    slow_launch=launch,
+    slow_alias=alias_in_python,
+    get_context=current,
+    own_arenas=own_arenas,
+    default_arena=default_arena,
+    resolve=plan_for,
+    raise_stale=raise_stale,
+    weak_reference=weakref.ref,
+    view_logs=view_logs,
+    live_tapes=live_tapes,
+    make_type=interned_type,
+    is_constant=is_constant,
+    dtype_class=DType,
+    with_keys=with_keys,
+    find_rows=chains_of,
+)
 
 
 def taping() -> Tape | None:

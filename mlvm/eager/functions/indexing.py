@@ -36,7 +36,7 @@ from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import apply_into
 from mlvm.eager.tensor.warn import LOCAL, has_temporary_count, warn_of_temporary
 from mlvm.eager.tensor.wrapper import annotate_error, hinted, public
-from mlvm.machines.native.extension import EXTENSION
+from mlvm.machines.native.extension import EXTENSION, install
 
 Item: TypeAlias = "int | slice | Tensor | None"
 
@@ -651,4 +651,4 @@ if EXTENSION is None:
     Tensor.__setitem__ = _setitem_and_warn
     Tensor.__delitem__ = _delitem
 else:  # the slots of `AllocationFields`, which call these functions for uncommon keys
-    EXTENSION.install(slow_getitem=getitem, slow_setitem=setitem, warn_of_lost=_warn_of_lost)
+    install(slow_getitem=getitem, slow_setitem=setitem, warn_of_lost=_warn_of_lost)

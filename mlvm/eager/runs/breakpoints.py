@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
-from mlvm.core.errors import ArgumentError
+from mlvm.core.errors import ArgumentError, did_you_mean
 from mlvm.core.op import OPS
 from mlvm.eager.runs.execution import Executed, Execution
 from mlvm.eager.runs.expressions import Expression
@@ -103,9 +103,6 @@ def require_known(point: Breakpoint, program: OpProgram) -> None:
         names = [x for x in names if not any(each.startswith(f"{x}[") for each in whole)]
     for name in names:
         if name not in allowed:
-            from difflib import get_close_matches  # imported only for an error
-
-            close = get_close_matches(name, allowed - {""}, n=1)
-            hint = f"; did you mean {close[0]}?" if close else "; info and l show names"
+            hint = did_you_mean(name, allowed - {""}) or "; info and l show names"
             hint += "; parameters of inner functions have none" if point.condition else ""
             raise ArgumentError(f"no {what} is named {name}{hint}")

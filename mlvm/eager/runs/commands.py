@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
-from mlvm.core.errors import ArgumentError
+from mlvm.core.errors import ArgumentError, listed
 from mlvm.core.op import OPS
 from mlvm.core.ops.half import shown
 from mlvm.core.sizes import parse_count
@@ -25,18 +25,17 @@ from mlvm.eager.runs.source import SourceLine
 from mlvm.eager.runs.steps import INPUT
 from mlvm.eager.runs.verification import verify
 from mlvm.machines.files import write_array
+from mlvm.machines.terminal import add_command
 from mlvm.machines.versions import cause_of_other_bits
 
 
-def add_commands(commands: Any) -> None:
+def add_to(commands: Any) -> None:
     """Add the commands to the parser of `python -m mlvm`."""
-    text = "find the first step, op and line in which two recorded runs differ"
-    add = commands.add_parser("diff", help=text).add_argument
+    add = add_command(commands, "diff", run_diff).add_argument
     add("a", metavar="A", help="the folder of a recording, of `ml.runs.record`")
     add("b", metavar="B", help="the folder of the second recording")
 
-    text = "compute a recorded step again, and show its values"
-    add = commands.add_parser("replay", help=text).add_argument
+    add = add_command(commands, "replay", run_replay).add_argument
     add("folder", metavar="DIR", help="the folder of a recording")
     add("--step", type=int, metavar="N", help="the step, from 0 (default: the last one)")
     place = "show the tensors that this line of Python computes"
@@ -46,15 +45,20 @@ def add_commands(commands: Any) -> None:
     text = "write state.safetensors and the inputs of the step, or the tensors of --at as .npy"
     add("--save", type=Path, metavar="DIR", help=text)
 
-    text = "check that a recording is complete, and that its steps have the recorded bits"
-    add = commands.add_parser("verify", help=text).add_argument
+    add = add_command(commands, "verify", run_verify).add_argument
     add("folder", metavar="DIR", help="the folder of a recording")
-    add("--steps", type=int, default=3, metavar="N", help="how many steps to compute (default: 3)")
-    add("--seed", type=int, default=0, metavar="S", help="selects the steps (default: 0)")
+    add("--steps", type=int, default=3, metavar="N", help="how many steps to compute")
+    add("--seed", type=int, default=0, metavar="S", help="selects the steps")
 
 
 def run_diff(options: argparse.Namespace) -> int:
-    """Print the first difference of two recordings. Return 1, or 0 if they are equal."""
+    """Find the first step, op and line in which two recorded runs differ.
+
+    The exit status is 1 if they differ.
+
+    Example:
+        python -m mlvm diff before after
+    """
     a, b = open_run(options.a), open_run(options.b)
     difference = diff(a, b)
     if difference is not None:
@@ -65,9 +69,13 @@ def run_diff(options: argparse.Namespace) -> int:
 
 
 def run_verify(options: argparse.Namespace) -> int:
-    """Print whether a recording matches the computation.
+    """Check that a recording is complete, and that its steps have the recorded bits.
 
-    Return 0 if it does; 1 if it does not, or if it is incomplete."""
+    The exit status is 1 if the recording is incomplete or does not match the computation.
+
+    Example:
+        python -m mlvm verify before --steps 5 --seed 1
+    """
     run = open_run(options.folder)
     verified = verify(Replay(run), steps=options.steps, seed=options.seed)
     if not verified.is_closed:
@@ -86,9 +94,14 @@ def run_verify(options: argparse.Namespace) -> int:
 
 
 def run_replay(options: argparse.Namespace) -> int:
-    """Compute a step again and print the requested tensors.
+    """Compute a recorded step again, and show its values.
 
-    Return 0, or 1 if bits differ."""
+    The exit status is 1 if the bits differ.
+
+    Examples:
+        python -m mlvm replay before
+        python -m mlvm replay before --step 0 --at train.py:13
+    """
     replay = Replay(open_run(options.folder))
     count = len(replay.run.steps)
     if not count:
@@ -168,9 +181,9 @@ def _show_line(replay: Replay, number: int, place: str, folder: Path | None) -> 
                 )
     if not ops:
         candidates = [each for each in lines if each.file.endswith(file)] or [*lines]
-        nearest = sorted(candidates, key=lambda each: abs(each.number - line))[:5]
-        listed = ", ".join(dict.fromkeys(map(str, nearest)))
-        places = f"; it has ops at {listed}" if listed else ""
+        nearest = sorted(candidates, key=lambda each: abs(each.number - line))
+        texts = [*dict.fromkeys(map(str, nearest))]
+        places = f"; it has ops at {listed(texts, 5)}" if texts else ""
         raise ArgumentError(f"replay: no op of step {number} was recorded at {place}{places}")
     return 0
 
@@ -276,10 +289,3 @@ def _first_nan(execution: Execution) -> tuple[Executed, Ref | None, tuple[list[i
             elif not only_copies:
                 return op, next(iter(wrong), None), _first_of(array)
     return None
-
-
-COMMANDS: Final[dict[str, Callable[[argparse.Namespace], int]]] = {
-    "diff": run_diff,
-    "replay": run_replay,
-    "verify": run_verify,
-}

@@ -170,4 +170,4 @@ def read_log(path: Path) -> LogReader:
     try:
         return LogReader(path.read_bytes())
     except MlvmError as error:
-        raise damaged(f"{path}: {error}") from None
+        raise EncodingError(f"{path}: {error}") from None

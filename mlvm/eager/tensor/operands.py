@@ -26,7 +26,7 @@ from mlvm.eager.tensor.values import (
     values_for,
     zeros_and_ones,
 )
-from mlvm.machines.native.extension import EXTENSION
+from mlvm.machines.native.extension import EXTENSION, install
 
 Operand: TypeAlias = "Tensor | Scalar | Array | list[Any] | tuple[Any, ...]"
 
@@ -93,8 +93,7 @@ operand: Final[Callable[[object, Tensor], Tensor]] = (
 )
 """As `as_operand(value, like)`. With the C extension, C remembers the tensors of numbers."""
 
-if EXTENSION is not None:
-    EXTENSION.install(slow_operand=as_operand)
+install(slow_operand=as_operand)
 
 
 def _number(value: Scalar, like: Tensor) -> Tensor:

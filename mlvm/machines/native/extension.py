@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
+import warnings
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Final
@@ -37,6 +39,9 @@ _REMEDY: Final = (
     "installing mlvm compiles it if a C compiler exists: in a checkout, run `make native` "
     "or `pip install --force-reinstall .`"
 )
+
+
+_STALE: Final = "the extension was built from other sources than this Python code"
 
 
 def _has(simd: str) -> bool:
@@ -78,12 +83,33 @@ def _load() -> tuple[ModuleType | None, str]:
         return None, "it was not built"
     except ImportError as error:
         return None, f"it cannot be loaded: {error}"
+    stub = Path(__file__).with_name("_native.pyi")
+    names = re.findall(
+        r"^(?:def |class )?(\w+)\b(?=[(:])", stub.read_text() if stub.exists() else "", re.M
+    )
+    missing = next((name for name in names if not hasattr(module, name)), None)
+    if missing is not None:
+        reason = f"{_STALE} (it lacks {missing})"
+        warnings.warn(f"mlvm runs numpy kernels: {reason}; {_REMEDY}", RuntimeWarning, stacklevel=2)
+        return None, reason
     if simd and not module.choose_simd(simd):
         return module, f"no {simd} kernels"
     after = {"0": 0, "1": 1}.get(os.environ.get("MLVM_MACHINE_CODE", ""))
     if after is not None:
         module.code_after(after)
     return module, f"{module.simd()} kernels"
+
+
+def install(**objects: object) -> None:
+    """Pass objects of Python to the extension, if it exists.
+
+    Raises `ImportError` if the extension was built from older sources, which use other objects.
+    """
+    try:
+        if EXTENSION is not None:
+            EXTENSION.install(**objects)
+    except TypeError as error:
+        raise ImportError(f"{_STALE} ({error}); {_REMEDY}") from None
 
 
 def is_native(native: bool | None) -> bool:

@@ -27,25 +27,17 @@ from mlvm.machines.remote.metrics import MetricsPage
 from mlvm.machines.remote.notify import LISTEN, inherited_socket, notify
 from mlvm.machines.remote.secret import VARIABLE, find_secret, make_secret
 from mlvm.machines.remote.server import Server
-from mlvm.machines.terminal import whole_number
+from mlvm.machines.terminal import REPEATED, add_command, whole_number
 
 _PINGS: Final = 1000
 _LOOK: Final = 0.05  # seconds between checks for signals
 
-REPEATED: Final[Any] = {"action": "append", "default": []}
-"""Arguments of `add_argument` for an option that may be repeated."""
 
-Commands = Any  # the result type of `add_subparsers` has no public name
-
-
-def add_commands(commands: Commands) -> None:
+def add_to(commands: Any) -> None:
     """Add the three commands to a parser's subparsers."""
     _add_serve(commands)
-    for name, text in (
-        ("ping", "print a server's versions and the time of a message"),
-        ("top", "show the clients and load of a server"),
-    ):
-        add = commands.add_parser(name, help=text, description=text).add_argument
+    for work in (ping, top):
+        add = add_command(commands, work.__name__, work).add_argument
         add("address", metavar="ADDRESS", help="HOST:PORT or unix:PATH")
         add(
             "--secret-file",
@@ -55,18 +47,14 @@ def add_commands(commands: Commands) -> None:
         tls = "encrypt; PEM: trusted certificates (default: the system's)"
         add("--tls", nargs="?", const=True, default=False, metavar="PEM", help=tls)
         add("--timeout", **_SECONDS, default=10.0, help="maximum seconds to wait")
-        if name == "top":
+        if work is top:
             add("--once", action="store_true", help="print once and exit")
             add("--json", action="store_true", help="print JSON, one object per line")
             add("--every", **_SECONDS, default=1.0, help="seconds between updates")
 
 
-def _add_serve(commands: Commands) -> None:
-    text = "serve VMs to other processes and hosts, which use `ml.connect`"
-    about = f"{text}. Each client has a separate VM until the connection is closed. "
-    about += "After SIGTERM or Ctrl-C, launches may finish; a second signal stops immediately. "
-    about += "SIGHUP reads the files of the secret and of the certificate again."
-    command = commands.add_parser("serve", help=text, description=about)
+def _add_serve(commands: Any) -> None:
+    command = add_command(commands, "serve", serve)
     add = command.add_argument
     text = "HOST:PORT, :PORT (only this host; 0 is any free port), [IPV6]:PORT, unix:PATH, "
     text += f"or {LISTEN} for the socket of a .socket unit"
@@ -129,8 +117,16 @@ _SECONDS: Final[Any] = {"type": _seconds, "metavar": "S"}
 # --- serve ------------------------------------------------------------------------------
 
 
-def serve(options: argparse.Namespace, version: str) -> None:
-    """Serve until a signal. Raises the errors of `Server`."""
+def serve(options: argparse.Namespace) -> None:
+    """Serve VMs to other processes and hosts, which use `ml.connect`.
+
+    Each client has a separate VM until the connection is closed. After SIGTERM or Ctrl-C, launches
+    may finish; a second signal stops immediately. SIGHUP reads the files of the secret and of the
+    certificate again.
+
+    Example:
+        python -m mlvm serve --listen :7000
+    """
     log = Log(options.log)
     inherited = inherited_socket() if options.listen == LISTEN else None
     if inherited is not None:
@@ -160,7 +156,7 @@ def serve(options: argparse.Namespace, version: str) -> None:
                 limits=limits,
                 libraries=options.library,
                 options={"threads": options.threads, "native": options.native},
-                about={"version": version},
+                about={"version": options.version},
                 log=log,
                 **{each: vars(options)[each] for each in _OF_SERVER},
             )
@@ -207,8 +203,12 @@ def _observer(options: argparse.Namespace) -> Observer:
     )
 
 
-def ping(options: argparse.Namespace, version: str) -> None:
-    """Print the server's version, machine and latency. Raises the errors of `Observer`."""
+def ping(options: argparse.Namespace) -> None:
+    """Print a server's versions and the time of a message.
+
+    Example:
+        python -m mlvm ping localhost:7000 --secret-file secret
+    """
     start = time.perf_counter()
     with _observer(options) as observer:
         connected = time.perf_counter() - start
@@ -216,7 +216,7 @@ def ping(options: argparse.Namespace, version: str) -> None:
     about = {name: plain(str(value)) for name, value in observer.about.items()}
     machine = "native" if observer.about.get("native") else "numpy"
     print(f"server: mlvm {about.get('version', 'unknown')}, format {about['format']}")
-    print(f"client: mlvm {version}")
+    print(f"client: mlvm {options.version}")
     print(f"machine: {machine}, {about.get('threads')} threads, pid {about.get('pid')}")
     print(f"connected in {connected * 1e3:.1f} ms")
     print(
@@ -225,8 +225,12 @@ def ping(options: argparse.Namespace, version: str) -> None:
     )
 
 
-def top(options: argparse.Namespace, version: str) -> None:
-    """Print the server's status until interrupted. Raises the errors of `Observer`."""
+def top(options: argparse.Namespace) -> None:
+    """Show the clients and load of a server, until interrupted.
+
+    Example:
+        python -m mlvm top localhost:7000 --secret-file secret --once
+    """
     clear = sys.stdout.isatty() and not options.json and not options.once
     with _observer(options) as observer:
         before: dict[Any, tuple[float, int]] = {}
@@ -287,6 +291,3 @@ def table(status: Mapping[str, Any], rate: Callable[[Any], float]) -> str:
 
 def _mib(nbytes: int) -> str:
     return f"{nbytes / 2**20:.1f}"
-
-
-COMMANDS: Final = {"serve": serve, "ping": ping, "top": top}

@@ -54,7 +54,7 @@ def test_a_malformed_program_is_refused_with_its_place(text: str, error: str) ->
 
 def test_an_unknown_function_is_refused_with_its_place() -> None:
     program = straight(*X, ("push_str", "negativ"), ("cfunc", 1, 1), "halt")
-    text = r"^no function 'negativ'; did you mean negative"
+    text = r"^no function 'negativ' \(did you mean 'negative'"
     error = refuses(UnknownFunctionError, text, verify, program, TABLE)
     assert error.__notes__ == ["at main, pc 2: cfunc 1 1"]
 

@@ -294,7 +294,7 @@ def test_the_arena_is_drawn(tmp_path: Path) -> None:
     ("until nothing.py:3", "no op has the line nothing.py:3"),
     ("goto -1", "expected a position"),
     ("goto 9999", "expected a position from 0 to 46, got 9999"),
-    ("b tahn", "no value or op is named tahn; did you mean tanh?"),
+    ("b tahn", "no value or op is named tahn (did you mean 'tanh'?)"),
     ("b nothing", "no value or op is named nothing; info and l show names"),
     ("b arcsin", "no value or op is named arcsin"),
     ("b any(isnan(nothing))", "no value is named nothing"),

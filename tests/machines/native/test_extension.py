@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import subprocess
+import types
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -161,3 +162,14 @@ def test_why_there_is_none(error: ImportError, reason: str, monkeypatch: Patch) 
 
     monkeypatch.setattr(importlib, "import_module", fail)
     assert extension._load() == (None, reason)
+
+
+def test_an_extension_of_other_sources_is_named(monkeypatch: Patch) -> None:
+    older = types.SimpleNamespace(KernelCall=None, install=lambda: None)
+    reason = "the extension was built from other sources than this Python code"
+    with monkeypatch.context() as patch:
+        patch.setattr(importlib, "import_module", lambda name: older)
+        with pytest.warns(RuntimeWarning, match=f"^mlvm runs numpy kernels: {reason}.*make native"):
+            assert extension._load() == (None, f"{reason} (it lacks Pool)")
+    monkeypatch.setattr(extension, "EXTENSION", older)
+    refuses(ImportError, f"^{reason} .*unexpected keyword.*make native", extension.install, x=1)

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from mlvm.__main__ import _parser
+from mlvm.__main__ import parser
 from mlvm.core.errors import AccessDeniedError, AddressError, LimitExceededError, OutOfMemoryError
 from mlvm.machines.remote import metrics as page_of_metrics
 from mlvm.machines.remote.admission import MOST_OF_PEER
@@ -278,7 +278,7 @@ def test_the_unit_and_the_container_run_what_there_is() -> None:
     for python, *words in (started.split(), [*entry, *rest]):
         assert python == "/opt/mlvm/bin/python"
         assert words[:3] == ["-m", "mlvm", "serve"]
-        options = _parser().parse_args(words[2:])
+        options = parser().parse_args(words[2:])
         assert options.metrics.startswith("127.0.0.1:")
         assert options.secret_file
         assert options.certificate
