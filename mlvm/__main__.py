@@ -420,19 +420,10 @@ def _arguments(
     read: Callable[[int, str], Array] = read_argument,
 ) -> list[Array]:
     """Read the arguments of a call. Raises `BadInput` for a wrong number, and errors of `read`."""
-    types = [] if isinstance(loaded, Program) else [*map(str, loaded.input_types)]
-    expected = nargs_of(loaded) if isinstance(loaded, Program) else len(types)
+    types = None if isinstance(loaded, Program) else loaded.input_types
+    expected = nargs_of(loaded) if isinstance(loaded, Program) else len(loaded.inputs)
     _check_count(expected, len(texts), "--arg", types)
-    arrays = [read(number, text) for number, text in enumerate(texts)]
-    for number, (type, array) in enumerate(zip(types, arrays, strict=False)):
-        actual, dtype = TensorType.of(array), DType.named(type.partition("[")[0])
-        if actual.dtype is not dtype:
-            raise BadInput(
-                f"step: expected input {number} as {type}, got {actual}; convert a .npy file with "
-                f"numpy.save(FILE, numpy.load(FILE).astype({dtype.long_name!r})), or write the "
-                f"dtype and the values, as in '{dtype.name}[2] 1 2'"
-            )
-    return arrays
+    return [read(number, text) for number, text in enumerate(texts)]
 
 
 # --- the commands ----------------------------------------------------------------------

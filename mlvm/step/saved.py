@@ -88,8 +88,10 @@ class SavedStep(NamedTuple):
         for i, (got, type) in enumerate(zip(types, inputs, strict=True)):
             narrower = got.dtype is f64 and type.dtype.is_float
             if got.shape != type.shape or not (got.dtype is type.dtype or narrower):
-                kind = ShapeError if got.shape != type.shape else DTypeError
-                raise kind(f"step: expected input {i} as {self.input_types[i]}, got {got}")
+                text = f"step: expected input {i} as {self.input_types[i]}, got {got}"
+                if got.shape != type.shape:
+                    raise ShapeError(text)
+                raise DTypeError(f"{text}; convert the array with astype({type.dtype.long_name!r})")
 
     def at_values(self, values: Sequence[Any]) -> SavedStep:
         """Return the step for these values of the formulas, with the states of this step.
@@ -248,11 +250,13 @@ class LoadedStep:
         if self._is_closed:
             raise HandleError("step: expected an open step, this one was closed; load it again")
         now = self._now
-        pairs = zip(arrays, inputs if now is None else now.inputs, strict=True)
+        actual = [*map(TensorType.of, arrays)]
+        pairs = zip(actual, inputs if now is None else now.inputs, strict=True)
         if now is None or any(x.shape != type.shape for x, type in pairs):
-            now = self.step.at([TensorType.of(array) for array in arrays])
+            now = self.step.at(actual)
             now._check()
             self._use(now)
+        now._require(actual, now.inputs)
         for place, (type, array) in enumerate(zip(now.inputs, arrays, strict=True)):
             if array.dtype == np.float64 and type.dtype.is_float:
                 array = cast(array, type.dtype)

@@ -136,12 +136,13 @@ def assert_well_refused(
                 read(data)
                 outcomes.add("read")
             except errors as error:
-                str(error)
-                outcomes.add("refused")
+                is_internal = re.search(r"\b[A-Z]\w+\([a-z]\w*=", str(error)) is not None
+                outcomes.add(f"refused with an object: {error}" if is_internal else "refused")
             except Exception as error:
                 raise AssertionError(f"mutation {number}: {error!r} of {data!r}") from error
             _, peak = tracemalloc.get_traced_memory()
             assert peak - before <= most, f"mutation {number}: {peak - before} bytes for {data!r}"
     finally:
         tracemalloc.stop()
+    assert outcomes <= {"read", "refused"}
     assert "refused" in outcomes

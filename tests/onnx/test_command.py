@@ -37,6 +37,7 @@ def test_it_times_plans_and_saves(file: Path, capsys: Capsys) -> None:
         "result 0: f32[4,2]",
         " calls: best ",
         "share  calls  op, one by one",
+        "%         launch and copies",
         "planned: ",
         "picture  out/it.plan.svg",
         "saved    it.mlvm, ",

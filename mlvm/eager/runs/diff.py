@@ -91,6 +91,7 @@ class Difference(NamedTuple):
         programs: the first op of each run in which the programs differ, if the lines are different:
             ops of the backward pass have the line of `value_and_grad`, and the cause is often a
             forward op.
+        optimizers: a text for each optimizer that differs in the runs.
     """
 
     step: int
@@ -100,6 +101,7 @@ class Difference(NamedTuple):
     ops: tuple[OpReport | None, OpReport | None] = (None, None)
     elements: Elements | None = None
     programs: tuple[OpReport | None, OpReport | None] = (None, None)
+    optimizers: Sequence[str] = ()
 
     def __str__(self) -> str:
         return "\n".join(_lines(self))
@@ -197,8 +199,15 @@ def _difference(left: Replay, right: Replay, x: RecordedStep, y: RecordedStep) -
     """Return the cause of the difference of two steps, the first that differ.
 
     If this machine cannot compute them, the difference contains the reason."""
+    mine, others = x.table.optimizers, y.table.optimizers
+    differing = [
+        f"  {run}: {name} is {optimizers.get(name, 'not used')}"
+        for name in {**mine, **others}
+        for run, optimizers in (("A", mine), ("B", others))
+        if mine and others and mine.get(name) != others.get(name)
+    ]
     try:
-        return _cause(left, right, x, y)
+        return _cause(left, right, x, y)._replace(optimizers=differing)
     except (ArgumentError, MachineError, UnknownFunctionError) as error:
         cause, what, names = "result", "the results differ", _results(x, y)
         if x.before != y.before:
@@ -490,6 +499,7 @@ def _source(trace: _Trace, other: _Trace) -> tuple[Executed | None, bool]:
 
 def _lines(difference: Difference) -> Iterator[str]:
     yield difference.text
+    yield from difference.optimizers
     for name, other, report in zip("AB", "BA", difference.ops, strict=True):
         if report is None:
             continue

@@ -14,6 +14,7 @@ from typing import Any, Final
 from mlvm.arena.arena import Allocation
 from mlvm.eager.capture.guards.guard_set import NUMBERS, Field
 from mlvm.eager.capture.guards.readable import is_library
+from mlvm.eager.optim.optimizer import Optimizer
 from mlvm.eager.tensor.values import module_of
 
 KEYS: Final = "random keys"
@@ -52,6 +53,12 @@ def names_of_numbers(
             yield path
         elif isinstance(value, (dict, list, tuple)):
             pending += reversed([*_parts(path, value)])
+
+
+def optimizers_of(fn: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> dict[str, str]:
+    """Return kind and hyperparameters of each optimizer that a function reaches, by path."""
+    reached = _objects_below(_roots(fn, args, kwargs))
+    return {path: repr(x).strip("<>") for path, x in reached if isinstance(x, Optimizer)}
 
 
 def tensors_below(roots: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Allocation]]:

@@ -33,7 +33,7 @@ _FORM: Final = {
     **{key: [(int, int)] for key in ("writes", "updated")},
     "operands": [(str, int)],
     "returns": [int],
-    "sources": dict,
+    **dict.fromkeys(("sources", "optimizers"), dict),
 }
 """Form of a table in the log."""
 
@@ -54,6 +54,7 @@ class StepTable:
         updated: the external inputs that a call updates in place, each with the number of the
             result.
         sources: the digest of each source file that the program names, by path.
+        optimizers: the kind and the hyperparameters of each optimizer, by path.
         reason: why the program could not be recorded, "" with a program.
     """
 
@@ -68,6 +69,7 @@ class StepTable:
     writes: Sequence[tuple[int, int]] = ()
     updated: Sequence[tuple[int, int]] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
+    optimizers: Mapping[str, str] = field(default_factory=dict)
     reason: str = ""
 
     def cells(self) -> list[int]:
@@ -101,9 +103,10 @@ class StepTable:
         """Return the table from a value of the log.
 
         Raises `EncodingError` if the value is invalid."""
-        is_table = fits(value, _FORM) and value.keys() == _FORM.keys()
+        named = {"optimizers": {}, **value} if isinstance(value, dict) else value
+        is_table = fits(named, _FORM) and named.keys() == _FORM.keys()
         if is_table:
-            table = StepTable(**value)
+            table = StepTable(**named)
             inputs = [n for kind, n in table.operands if kind == INPUT]
             numbers = [n for _, n in table.operands] + [n for pair in table.writes for n in pair]
             is_table = (
@@ -111,7 +114,7 @@ class StepTable:
                 and all(n >= 0 for n in [*numbers, *[n for pair in table.updated for n in pair]])
                 and all(n < len(table.names) for n in [*inputs, *[n for n, _ in table.updated]])
                 and all(n >= -1 for n in table.returns)
-                and fits([*table.sources.items()], [(str, str)])
+                and fits([*table.sources.items(), *table.optimizers.items()], [(str, str)])
                 and len(table.names) == len(table.types)
                 and len(table.results) == len(table.returns)
             )

@@ -17,6 +17,7 @@ from mlvm.eager.capture.trace import TracedCall, always, trace
 from mlvm.eager.recording.recorder import RetryAfterCopy
 from mlvm.eager.runs.cells import Cells
 from mlvm.eager.runs.log import digest_of, encoded
+from mlvm.eager.runs.names import optimizers_of
 from mlvm.eager.runs.ops import OpProgram, names_in_call, program_of_call, takes_from_queue
 from mlvm.eager.runs.steps import CELL, INPUT, Operand, StepTable
 from mlvm.eager.tensor.constants import prepare_constants, scalar_array
@@ -95,6 +96,7 @@ def traced_step(captured: Captured[..., Any], match: ProgramMatch, cells: Cells)
             *[(n, i) for i, (kind, n) in after if kind == CELL],
         ],
         updated=[(n, i) for i, (kind, n) in after if kind == INPUT],
+        optimizers=optimizers_of(captured.fn, args, kwargs),
     )
     program = None
     if takes_from_queue(call):

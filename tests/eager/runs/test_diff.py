@@ -38,6 +38,9 @@ def test_another_order_of_batches(folder: Path) -> None:
 def test_a_changed_hyperparameter(folder: Path) -> None:
     found = first(train(folder / "a"), train(folder / "b", rate=0.125))
     assert (found.step, found.cause) == (0, "op")
+    for name, rate in (("A", "0.1"), ("B", "0.125")):
+        text = f"\n  {name}: optimizer is AdamW of 2 tensors: learning_rate={rate}, "
+        assert text in str(found)
     for report, rate in zip(found.ops, ("0.1", "0.125"), strict=True):
         assert report is not None
         assert "optimizer.update(grads)" in report.text
