@@ -104,7 +104,7 @@ def lifetime(**change: Any) -> Callable[[Planned], Planned]:
     return changed
 
 
-LIFETIME = r"expected a lifetime within the step, got <?Lifetime"
+LIFETIME = r"expected a tensor within 128 bytes and 4 calls, got the result of exp at "
 MOMENT = r"expected a pc below \d+, got -?1"
 PLANS: list[dict[str, Any]] = [{"nbytes": 2**70}, {"nbytes": "9"}, {"lower_bound": -1}]
 PLANS += [{"unfused": -1}, {"unfused": None}]
