@@ -49,7 +49,8 @@ def tangent_of(call: OneOp, operands: Tensors, tangents: Sequence[Any], out: Ten
         if name not in row:
             refusal(call, types, name)(out)
     conditions = {id(t.present): t.present for t in tangents if isinstance(t, Conditional)}
-    if isinstance(row, OpRules) and row.is_linear:
+    is_linear = isinstance(row, OpRules) and row.is_linear
+    if is_linear and (len(moving) == len(row) or not call.op.elementwise):
         named = [operand_name(call.op, i) in row for i in range(len(operands))]
         moved = [
             or_zeros(t, x.type) if n else x

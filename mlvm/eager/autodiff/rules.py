@@ -749,7 +749,7 @@ def _none(names: str) -> dict[str, Rules]:
 VJPS: Final[dict[str, Rules]] = {
     # --- elementwise ---
     "add": {"x": lambda g: g, "y": lambda g: g},
-    "subtract": {"x": lambda g: g, "y": lambda g: -g},
+    "subtract": linear(x=lambda g: g, y=lambda g: -g),
     "multiply": {"x": lambda g, y: g * y, "y": lambda g, x: g * x},
     "multiply_add": {"x": lambda g, y: g * y, "y": lambda g, x: g * x, "z": lambda g: g},
     "divide": {"x": lambda g, y: g / y, "y": lambda g, y, out: -g * out / y},
@@ -808,10 +808,10 @@ VJPS: Final[dict[str, Rules]] = {
     "erf": {
         "x": lambda g, x: g * op.exp(-op.square(_bounded_for_more(x))) * (2 / math.sqrt(math.pi))
     },
-    "where": {
-        "x": lambda g, condition: _masked(g, condition),
-        "y": lambda g, condition: _masked(g, op.logical_not(condition)),
-    },
+    "where": linear(
+        x=lambda g, condition: _masked(g, condition),
+        y=lambda g, condition: _masked(g, op.logical_not(condition)),
+    ),
     **_none(
         "floor_divide sign floor ceil round trunc nextafter signbit "
         "equal not_equal less less_equal greater greater_equal "

@@ -74,3 +74,18 @@ def test_a_tangent_is_the_slope_and_the_rule_back_transposed(name: str, case: Ca
     np.testing.assert_allclose(
         sum(t.numpy() for t in each), tangent.numpy(), rtol=1e-9, atol=1e-10, err_msg="one by one"
     )
+
+
+def test_the_tangent_of_a_selection_or_a_difference_is_one_op() -> None:
+    """A sum of tangents, each with zeros for the other operand, would lose the sign of a zero."""
+    condition = from_array(np.array([True, False, True]))
+    x, y = from_array(np.array([1.0, 2.0, 3.0])), from_array(np.array([4.0, 5.0, 6.0]))
+    tx, ty = from_array(np.array([-0.0, 1.0, 2.0])), from_array(np.array([3.0, -0.0, 4.0]))
+    for name, operands, tangents, expected in (
+        ("where", (condition, x, y), (None, tx, ty), [-0.0, -0.0, 2.0]),
+        ("where", (condition, x, y), (None, None, ty), [0.0, -0.0, 0.0]),
+        ("subtract", (x, y), (tx, ty), [-3.0, 1.0, -2.0]),
+    ):
+        call = one_op(name)
+        tangent = tangent_of(call, operands, tangents, apply(call, *operands))
+        assert tangent.numpy().tobytes() == np.array(expected).tobytes()
