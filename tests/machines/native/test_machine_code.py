@@ -16,8 +16,10 @@ from mlvm.machines.native.planners.chain import chain_call
 from tests.brief import cases
 from tests.machines.native.planners import POOLS, links
 
-ARITHMETIC = ("add", "subtract", "multiply", "divide", "square", "sqrt")
+BINARY = ("add", "subtract", "multiply", "divide")
+UNARY = ("square", "sqrt", "reciprocal", "negative", "exp")  # exp has no machine code
 COMPARISONS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
+OF_MASKS = ("bitwise_and", "bitwise_or", "bitwise_invert", "logical_not")
 SPECIAL = (0.0, -0.0, 1.0, np.inf, -np.inf, np.nan, 1e-310, 1e-40)
 
 
@@ -28,30 +30,35 @@ def _restored() -> Iterator[None]:
     _native.code_after(after)
 
 
-def random_links(rng: random.Random, results: int, operands: int, count: int) -> list[Link]:
-    """Return links whose last ones compute the results 0, 1, ...
+def random_links(
+    rng: random.Random, results: int, operands: int, count: int
+) -> tuple[list[Link], set[int]]:
+    """Return links whose last ones compute the results 0, 1, ..., and the results that are masks.
 
-    Some compute masks, which later links choose by; some have no machine code.
+    The last two operands are masks.
     """
-    numbers, masks = [*range(results, results + operands)], []
+    *numbers, first, second = range(results, results + operands + 2)
+    masks = [first, second]
     described: list[tuple[Any, ...]] = []
     for i in range(count):
         target = i - count if i < count - results else i - count + results
         x, y = rng.choices(numbers, k=2)
         kind = rng.random()
-        if kind < 0.15 and target < 0:
-            described.append((rng.choice(COMPARISONS), target, x, y))
+        if kind < 0.2:
+            op = rng.choice(COMPARISONS if kind < 0.1 else OF_MASKS)
+            if op in OF_MASKS:
+                x, y = rng.choices(masks, k=2)
+            described.append((op, target, x) if op in OF_MASKS[2:] else (op, target, x, y))
             masks.append(target)
             continue
-        if kind < 0.3 and masks:
+        if kind < 0.3:
             described.append(("where", target, rng.choice(masks), x, y))
-        elif kind < 0.35:
-            described.append((rng.choice(("exp", "negative")), target, x))
+        elif kind < 0.45:
+            described.append((rng.choice(UNARY), target, x))
         else:
-            op = rng.choice(ARITHMETIC)
-            described.append((op, target, x) if op in ARITHMETIC[4:] else (op, target, x, y))
+            described.append((rng.choice(BINARY), target, x, y))
         numbers.append(target)
-    return links(*described)
+    return links(*described), {*masks} & {*range(results)}
 
 
 def run(chain: list[Link], types: list[TensorType], operands: list[Array], threads: int) -> Any:
@@ -65,16 +72,17 @@ def run(chain: list[Link], types: list[TensorType], operands: list[Array], threa
 
 
 @cases("dtype", "f32", "f64")
-@cases("seed", *range(30))
+@cases("seed", *range(50))
 def test_has_the_bits_of_the_links(seed: int, dtype: str) -> None:
     rng, values = random.Random(seed), np.random.default_rng(seed)
     results, operands = rng.randint(1, 3), rng.randint(1, 30)
-    shape = rng.choice(((3,), (70,), (5, 9), (33, 37), (3001,)))
-    types = [TensorType(dtype, shape) for _ in range(results)]
+    shape = rng.choice(((), (), (3,), (70,), (5, 9), (33, 37), (3001,)))
+    chain, masks = random_links(rng, results, operands, rng.choice((5, 12, 40, 90)))
+    types = [TensorType("bool" if i in masks else dtype, shape) for i in range(results)]
     types += [
         TensorType(dtype, rng.choice((shape, shape, shape[-1:], ()))) for _ in range(operands)
     ]
-    chain = random_links(rng, results, operands, rng.choice((5, 12, 40, 90)))
+    types += [TensorType("bool", shape)] * 2
     arrays = [
         np.where(values.random(type.shape) < 0.1, values.choice(SPECIAL, type.shape), x)
         for type in types[results:]
@@ -82,7 +90,8 @@ def test_has_the_bits_of_the_links(seed: int, dtype: str) -> None:
     ]
     with np.errstate(all="ignore"):
         arrays = [
-            np.asarray(x, type.dtype.numpy) for x, type in zip(arrays, types[results:], strict=True)
+            np.asarray(x > 0 if type.dtype.name == "bool" else x, type.dtype.numpy)
+            for x, type in zip(arrays, types[results:], strict=True)
         ]
     for threads in (1, 3):
         _native.code_after(0)

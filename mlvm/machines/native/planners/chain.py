@@ -281,8 +281,7 @@ def chain_call(
     alone = chain.steps[0] if whole and len(chain.steps) == 1 else None
     if alone is not None and not alone.ops and alone.values == tuple(range(nparams)):
         return _row_call(alone.row, types, 50 + chain.cost * size, unit)
-    if chain.is_of_elements and unit is None:
-        return _call_of_elements(chain, nparams, work)
+    is_of_elements = chain.is_of_elements and unit is None
     shapes = [chain.types[value].shape for value in outside]
     windows = [chain.windows.get(value) for value in outside]
     lengths, steps = _axes(shape, shapes, windows)
@@ -322,36 +321,24 @@ def chain_call(
         rest += by
     for written in chain.written.values():
         rest += _frame(written, types)
+    name = "chain_into_windows" if chain.written else "chain"
+    rows = [step.row for step in chain.steps]
+    if is_of_elements:
+        name, piece = "chain_of_elements", scratch
+        rows = [_row_of_elements(step) for step in chain.steps]
+        scratch += _native.LINK_BYTES * (len(chain.steps) + 1)
+    elif is_short:
+        name = "short_chain"
     counts = {"naxes": len(lengths), "nvalues": len(used), "nlinks": len(chain.steps)}
     counts |= {"nwindows": len(chain.written), "pitch": pitch}
     integers = {"elements": size, "unit": unit, "piece": piece, **counts}
     units = -(-size // unit)
-    rows = [step.row for step in chain.steps]
-    name = "chain_into_windows" if chain.written else "chain"
-    if is_short:
-        name = "short_chain"
     return kernel_call(name, nparams, units, work, integers, scratch=scratch, rest=rest, rows=rows)
 
 
-def _call_of_elements(chain: _Steps, nparams: int, work: float) -> KernelCall | None:
-    """Plan a chain of single elements."""
-    values = {value for step in chain.steps for value in step.values}
-    temporaries = sorted(value for value in values if value >= nparams)
-    number = {value: i for i, value in enumerate([*range(nparams), *temporaries])}
-    rest: list[int] = []
-    rows: list[str] = []
-    for step in chain.steps:
-        own = [number[value] for value in step.values]
-        rest += [*own, *own[-1:] * (4 - len(own))]
-        ops = "_then_".join([_OPS[op] for op in step.ops])
-        rows.append(step.row.replace("line", ops) if ops else step.row)
-    space = -(-8 * len(number) // 16) * 16
-    links = space + _native.MOST_ITEM * len(temporaries)
-    integers = {"piece": links, "pitch": space, "nvalues": len(number), "nlinks": len(chain.steps)}
-    scratch = links + _native.LINK_BYTES * (len(chain.steps) + 1)
-    return kernel_call(
-        "chain_of_elements", nparams, 1, work, integers, scratch=scratch, rest=rest, rows=rows
-    )
+def _row_of_elements(step: _Step) -> str:
+    ops = "_then_".join([_OPS[op] for op in step.ops])
+    return step.row.replace("line", ops) if ops else step.row
 
 
 def _are_apart(chain: _Steps) -> bool:
@@ -536,6 +523,8 @@ class _ScratchLayout:
             begin.append(end)
             if slot in scalars:
                 end += _native.BLOCK_BYTES
+            elif piece == 1:
+                end += _native.MOST_ITEM
             else:
                 end += -(-piece * itemsize // 64) * 64 + _APART
         return {value: begin[slot] for value, slot in self._slot.items()}, end

@@ -10,9 +10,13 @@ enum { CODE_VECTOR = 32 }; /* bytes of a vector */
 
 /* Code for `nlinks` links. It computes the first `nbytes` of each value, the first `vectors` of them, a multiple of
  * CODE_VECTOR, in vectors. `values` has the addresses of a piece's values, `scratch` is the start of the scratch
- * memory. */
+ * memory. For a chain of elements the code is the link's function `element`; at[0] is the start of the scratch
+ * memory, which begins with the addresses of the values. */
 typedef struct {
-    void (*run)(char *const *values, int64_t vectors, const char *scratch, int64_t nbytes); /* NULL: none */
+    union { /* NULL: none */
+        void (*run)(char *const *values, int64_t vectors, const char *scratch, int64_t nbytes);
+        LinkFn element;
+    };
     int64_t nlinks, nints, size; /* links, and their integers; bytes of an element */
 } CodeSegment;
 

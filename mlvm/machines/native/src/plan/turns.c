@@ -68,7 +68,7 @@ static Link *add_step(Turns *turns, const Step *step, char *const *addresses, ch
     for (int i = 0; i < call->nparams; i++)
         p[i] = addresses[step->bound.places[i]];
     if (is_chain(call))
-        return add_links(call, p, memory, link);
+        return add_links(call, p, memory, link, 1 << 12);
     if (!call->kernel->to_link || !call->kernel->to_link(call, p, link)) {
         memcpy(memory, p, (size_t)call->nparams * sizeof *p);
         *link = (Link){.run = call_kernel, .at = {(char *)turns, memory}, .call = call};

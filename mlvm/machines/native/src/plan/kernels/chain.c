@@ -8,10 +8,8 @@
  * once. Short rows of a window form a piece together with the elements between the rows, PITCH
  * apart; all other values then have the same pitch. A scalar is a block of copies, which row
  * functions with steps read repeatedly. */
-#include "../machine_code.h"
 #include "links.h"
 
-enum { chain_value_integers(NAME) STRIDES };
 static const int64_t ones[CHAIN_MOST_OPERANDS] = {1, 1, 1, 1, 1};
 
 static int row(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
@@ -246,7 +244,7 @@ static int chain_of_elements(const KernelCall *call, char *const *p, int64_t beg
 {
     (void)begin, (void)end;
     Link *links = (Link *)(scratch + call->ints[PIECE]);
-    add_links(call, p, scratch, links)->run = last_link;
+    add_links(call, p, scratch, links, 1)->run = last_link;
     links->run(links);
     return 0;
 }
