@@ -412,11 +412,6 @@ SPEC(arena, "ArenaFields", Arena)
 
 /* --- the cache of a call --- */
 
-static int is_ready(const Entry *entry)
-{
-    return entry->call || entry->program;
-}
-
 /* Freeing the old entry may run Python, which must find the new one. */
 static void replace_entry(Entry *entry, Entry with)
 {
@@ -1149,7 +1144,7 @@ static PyObject *applied(PyObject *context, PyObject *const *args, Py_ssize_t na
             goto end;
         Py_CLEAR(result);
     }
-    if (open && entry && (is_ready(entry) || (entry->out != Py_None && !fast_path->outbox))) {
+    if (open && entry && (entry->call || entry->program || (entry->out != Py_None && !fast_path->outbox))) {
         Allocation *tensors[MOST_OPERANDS + 1];
         KernelCallObject *kernel = (KernelCallObject *)Py_XNewRef((PyObject *)entry->call);
         long long generation = entry->generation, program = entry->program;

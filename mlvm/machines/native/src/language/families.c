@@ -274,6 +274,18 @@ static void begin_family(Family *family, uint64_t hash)
         Py_DECREF((PyObject *)old.open[i]);
 }
 
+/* Return the family with the hash, else the one to replace: of two places, the one that was not used last. A function
+ * and an op inside it may have the same two places. */
+static Family *family_of(uint64_t hash)
+{
+    static char last[FAMILIES / 2];
+    size_t pair = hash % (FAMILIES / 2);
+    Family *family = &families[2 * pair];
+    int which = family[0].hash == hash ? 0 : family[1].hash == hash ? 1 : !last[pair];
+    last[pair] = (char)which;
+    return family + which;
+}
+
 PyObject *call_in_family(PyObject *function, const Key *key, int *learns, Allocation *into)
 {
     int64_t numbers[MOST_NUMBERS];
@@ -287,7 +299,7 @@ PyObject *call_in_family(PyObject *function, const Key *key, int *learns, Alloca
     int count = numbers_of(key, function, numbers, is_float, &hash);
     if (count <= 0)
         return NULL;
-    Family *family = &families[hash % FAMILIES];
+    Family *family = family_of(hash);
     if (family->hash != hash)
         begin_family(family, hash);
     /* Comparing types may free a type, which runs Python: a different thread may recreate the family. */
@@ -366,7 +378,7 @@ int generalize(Template *template, PyObject *args, PyObject *keywords, const Key
     int inputs[MOST_NUMBERS];
     uint64_t hash;
     int count = numbers_of(key, function, numbers, is_float, &hash);
-    Family *family = count > 0 ? &families[hash % FAMILIES] : NULL;
+    Family *family = count > 0 ? family_of(hash) : NULL;
     if (!family || family->hash != hash || generalized)
         return 0;
     /* Calls of several kinds may alternate: this one is compared with the call with the most equal numbers. */

@@ -365,12 +365,6 @@ static int hold_constants(const Template *template, PyObject **constants)
     return 1;
 }
 
-static void release_constants(const Template *template, PyObject **constants)
-{
-    for (int i = 0; i < template->nconstants; i++)
-        Py_DECREF(constants[i]);
-}
-
 /* --- recording --- */
 
 int is_recording(void)
@@ -956,7 +950,8 @@ PyObject *call_composed(PyObject *function, PyObject *args, PyObject *keywords)
         template->users++; /* a step may run Python, which may replace the template */
         PyObject *result = run_template(template, context, &key, constants, &keys, &is_final);
         Py_DECREF(context);
-        release_constants(template, constants);
+        for (int i = 0; i < template->nconstants; i++)
+            Py_DECREF(constants[i]);
         release_template(template);
         if (!result && !is_final && !clear_nonfatal_error())
             result = keys ? PyObject_CallFunctionObjArgs(with_keys, keys, function, args, keywords, NULL)

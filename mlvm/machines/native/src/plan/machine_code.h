@@ -29,10 +29,7 @@ typedef struct MachineCode {
 } MachineCode;
 
 #ifdef WANTED /* a step without Python has no code */
-static inline void code_count(const KernelCall *call, int64_t elements)
-{
-    (void)call, (void)elements;
-}
+#define code_count(call, elements) ((void)(elements))
 #else
 /* Count elements that the call computes; generate the code when there are enough. */
 void code_count(const KernelCall *call, int64_t elements);

@@ -31,12 +31,6 @@ static inline uint32_t first_bits(int64_t count)
     return count >= 32 ? ~0u : count <= 0 ? 0 : (1u << count) - 1;
 }
 
-/* Load 32 contiguous elements; elements from `count` on are zeros. */
-static inline __m512i run_of(const uint16_t *from, int64_t count)
-{
-    return _mm512_maskz_loadu_epi16(first_bits(count), from);
-}
-
 /* Load elements k and k + 1 of 16 contiguous rows or columns; elements from `count` on are zeros.
  * Without `pairs`, all elements of k + 1 are zeros. */
 static inline __m512i pairs_of(const uint16_t *from, int64_t step, int64_t count, int pairs)
@@ -83,8 +77,9 @@ SPECIALIZED void tile_of_runs(uint16_t *to, const int to_row, const uint16_t *fr
                               int64_t count, int64_t k, const int turned)
 {
     __m512i r[16];
-    _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++) r[i] = i < count ? run_of(from + i * apart, k)
-                                                                           : _mm512_setzero_si512();
+    _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++)
+        r[i] = i < count ? _mm512_maskz_loadu_epi16(first_bits(k), from + i * apart)
+                         : _mm512_setzero_si512();
     if (turned)
         transpose_pairs(r);
     _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++) _mm512_store_si512(to + i * to_row, r[i]);
