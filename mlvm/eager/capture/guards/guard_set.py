@@ -101,10 +101,14 @@ class _Visits:
     """Objects that a walk has visited or will visit, each with the object that led to it.
 
     current: the object that the walk visits now.
+    starts: each visited object, after the number of parts before it.
+    namespaces: the visited `types.SimpleNamespace` objects.
     """
 
     def __init__(self) -> None:
         self.current: Any = None
+        self.starts: list[tuple[int, Any]] = []
+        self.namespaces: list[Any] = []
         self._queue: deque[tuple[Any, _Visitor | None]] = deque()
         self._by_key: dict[int, tuple[int, Any, Any]] = {}  # ordinal, owner and name
 
@@ -191,9 +195,7 @@ class GuardSet:
             self._in_tuples: list[Field] = []
             self._needs_rescan = False
             self._parts: list[Any] = []
-            self._starts: list[tuple[int, Any]] = []  # the first part of each visited object
             self._parts_seen: set[object] = set()
-            self._namespaces: list[Any] = []
             self._visits = _Visits()
             for value in (fn, *objects):
                 self._visits.current = None
@@ -288,7 +290,7 @@ class GuardSet:
     def _walk(self) -> None:
         for value, visitor in self._visits:
             kind = type(value)  # isinstance might run user code
-            self._starts.append((len(self._parts), value))
+            self._visits.starts.append((len(self._parts), value))
             self._parts.append(None)
             other: _Visitor = GuardSet._object
             if issubclass(kind, type):
@@ -334,7 +336,7 @@ class GuardSet:
         if first is None and len(parts) == len(self.parts):
             return None
         first = min(len(parts), len(self.parts)) - 1 if first is None else first
-        value = next(value for start, value in reversed(self._starts) if start <= first)
+        value = next(value for start, value in reversed(self._visits.starts) if start <= first)
         return self._visits.path(value)
 
     def _function(self, fn: types.FunctionType) -> None:
@@ -596,9 +598,11 @@ class GuardSet:
                 self._needs_rescan |= dict_of(value) is not fields
                 self._guard_only("fields", value, None, fields)
                 if kind is types.SimpleNamespace:  # code may compare two namespaces
-                    self._namespaces.append(value)
-                    if len(self._namespaces) > 1 or "__repr__" in self.names:
-                        self.names |= {name for each in self._namespaces for name in vars(each)}
+                    self._visits.namespaces.append(value)
+                    if len(self._visits.namespaces) > 1 or "__repr__" in self.names:
+                        self.names |= {
+                            name for each in self._visits.namespaces for name in vars(each)
+                        }
                 self._fields(value, fields, shown)
         if not is_library(kind):
             self._base(kind)
