@@ -14,9 +14,6 @@
  */
 #include "dispatch.h"
 
-#include "templates.h"
-#include "views.h"
-
 #include <stdlib.h>
 #include <string.h>
 
@@ -56,6 +53,7 @@ PyObject *live_tapes;
 /* clang-format on */
 OBJECTS(DECLARE_OBJECT)
 static const Installed objects[] = {OBJECTS(ROW_OF_OBJECT){"live_tapes", &live_tapes}, {NULL, NULL}};
+Later later;
 static PyObject *view_name; /* _late_view */
 NAMES(DECLARE_NAME)
 
@@ -340,11 +338,21 @@ static PyGetSetDef allocation_getters[] = {{"handle", (getter)allocation_handle,
                                            {"region", (getter)allocation_field, COPIED(region)},
                                            {"base", (getter)allocation_field, COPIED(base)},
                                            {NULL, NULL, NULL, NULL, NULL}};
+static PyObject *subscript_later(PyObject *x, PyObject *key)
+{
+    return later.subscript(x, key);
+}
+
+static int assign_subscript_later(PyObject *x, PyObject *key, PyObject *values)
+{
+    return later.assign_subscript(x, key, values);
+}
+
 /* x[i] of a sequence, for `reversed`. */
 static PyObject *sequence_item(PyObject *x, Py_ssize_t i)
 {
     PyObject *key = PyLong_FromSsize_t(i);
-    PyObject *result = key ? subscript(x, key) : NULL;
+    PyObject *result = key ? later.subscript(x, key) : NULL;
     Py_XDECREF(key);
     return result;
 }
@@ -388,7 +396,8 @@ static PyMemberDef arena_members[] = {OBJECT_FIELD(Arena, fast_path),
                                          {Py_tp_members, name##_members},   \
                                          __VA_ARGS__{0, NULL}};
 SLOTS(allocation, {Py_tp_finalize, allocation_finalize}, {Py_tp_getset, allocation_getters},
-      {Py_mp_subscript, subscript}, {Py_mp_ass_subscript, assign_subscript}, {Py_sq_item, sequence_item}, )
+      {Py_mp_subscript, subscript_later}, {Py_mp_ass_subscript, assign_subscript_later},
+      {Py_sq_item, sequence_item}, )
 static PyGetSetDef region_getters[] = {
     {"views", (getter)region_views, NULL, "The live views of the tensor, the oldest first.", NULL},
     {NULL, NULL, NULL, NULL, NULL}};
@@ -1128,7 +1137,7 @@ static PyObject *applied(PyObject *context, PyObject *const *args, Py_ssize_t na
     int open = !fast_path->observed && !fast_path->instrumented, done = 0;
     int learns = open && !entry && fast_path->outbox, shows = 0;
     if (open && !entry && !learns) {
-        result = apply_in_family(args[0], fast_path, scope, operands, count, &shows, 0);
+        result = later.apply_in_family(args[0], fast_path, scope, operands, count, &shows, 0);
         if (result || PyErr_Occurred())
             goto end;
 
@@ -1181,7 +1190,7 @@ static PyObject *applied(PyObject *context, PyObject *const *args, Py_ssize_t na
     if (tape && (tape == Py_None || !record(tape, call, entry, fast_path, operands, count, out)))
         result = Py_NewRef((PyObject *)out);
     if (result && shows)
-        apply_in_family(args[0], fast_path, scope, operands, count, &shows, 1);
+        later.apply_in_family(args[0], fast_path, scope, operands, count, &shows, 1);
 end:
     if (result && PyErr_Occurred())
         Py_CLEAR(result);
@@ -1196,8 +1205,8 @@ end:
 PyObject *apply_in(PyObject *context, PyObject *const *args, Py_ssize_t nargs)
 {
     PyObject *out = applied(context, args, nargs);
-    if (out && is_recording())
-        note_step(APPLY, args[0], NULL, args + 1, (int)nargs - 1, out);
+    if (out && later.is_recording())
+        later.note_step(APPLY, args[0], NULL, args + 1, (int)nargs - 1, out);
     return out;
 }
 
@@ -1275,7 +1284,7 @@ PyObject *apply_into(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     if (nargs < 2)
         return PyErr_Format(PyExc_TypeError, "expected (tensor, op, *operands), got %zd args", nargs);
     Allocation *const *operands = (Allocation *const *)(args + 2);
-    int count = (int)nargs - 2, paused = pause_recording(1);
+    int count = (int)nargs - 2, paused = later.pause_recording(1);
     int done = overwrite(args[1], (Allocation *)args[0], operands, count);
     PyObject *out = done > 0 ? Py_NewRef(args[0]) : NULL;
     if (!done) {
@@ -1283,16 +1292,16 @@ PyObject *apply_into(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
         out = tuple ? PyObject_Call(slow_update, tuple, NULL) : NULL;
         Py_XDECREF(tuple);
     }
-    pause_recording(paused);
-    if (out && is_recording()) {
+    later.pause_recording(paused);
+    if (out && later.is_recording()) {
         PyObject *values[MOST_OPERANDS + 1] = {args[0]};
         int fits = count <= MOST_OPERANDS;
         for (int i = 0; fits && i < count; i++)
             values[1 + i] = args[2 + i];
         if (fits)
-            note_step(UPDATE, args[1], NULL, values, count + 1, out);
+            later.note_step(UPDATE, args[1], NULL, values, count + 1, out);
         else
-            note_opaque();
+            later.note_opaque();
     }
     return out;
 }

@@ -244,6 +244,30 @@ extern PyObject *live_tapes; /* set of tapes that may still be used for a backwa
  * type, x[extra], `apply_into(x, call, *operands)`, or `call()` of Python that returns the next key. */
 typedef enum { APPLY, ALIAS, SUBSCRIPT, UPDATE, NEXT_KEY } StepKind;
 
+struct Key;
+struct Template;
+
+/* Functions that views.c, templates.c and families.c set. */
+typedef struct {
+    PyObject *(*subscript)(PyObject *x, PyObject *key);
+    int (*assign_subscript)(PyObject *x, PyObject *key, PyObject *values);
+    int (*is_recording)(void);
+    int (*pause_recording)(int paused);
+    void (*note_opaque)(void);
+    void (*note_step)(StepKind kind, PyObject *call, PyObject *extra, PyObject *const *operands, int count,
+                      PyObject *out);
+    PyObject *(*call_composed)(PyObject *function, PyObject *args, PyObject *keywords);
+    /* Run a call as calls of other numbers have shown, with its key, or by its op and operands: NULL without an
+     * exception if it must run otherwise. The result of one op is written to `into`, unless it is NULL. `*learns`: it may
+     * show how to run others. Then, once it has run, `generalize` gets it, which returns 0, or -1 with an exception set,
+     * or `apply_in_family` with `has_run`. */
+    PyObject *(*call_in_family)(PyObject *function, const struct Key *key, int *learns, Allocation *into);
+    PyObject *(*apply_in_family)(PyObject *call, FastPath *fast_path, PyObject *arena,
+                                 Allocation *const *operands, int count, int *learns, int has_run);
+    int (*generalize)(struct Template *template, PyObject *args, PyObject *keywords, const struct Key *key);
+} Later;
+extern Later later;
+
 /* A Python string `NAME_name` that is made once, for `LIST(DECLARE_NAME)` and `LIST(INTERN_NAME)`. */
 #define DECLARE_NAME(NAME) static PyObject *NAME##_name;
 #define INTERN_NAME(NAME) NAME##_name = PyUnicode_InternFromString(#NAME);

@@ -286,7 +286,7 @@ static Family *family_of(uint64_t hash)
     return family + which;
 }
 
-PyObject *call_in_family(PyObject *function, const Key *key, int *learns, Allocation *into)
+static PyObject *call_in_family(PyObject *function, const Key *key, int *learns, Allocation *into)
 {
     int64_t numbers[MOST_NUMBERS];
     char is_float[MOST_NUMBERS];
@@ -368,7 +368,7 @@ static int inputs_of(const int64_t *numbers, const int64_t *before, const char *
     return ninputs;
 }
 
-int generalize(Template *template, PyObject *args, PyObject *keywords, const Key *key)
+static int generalize(Template *template, PyObject *args, PyObject *keywords, const Key *key)
 {
     if (!template)
         return 0;
@@ -451,8 +451,8 @@ static int generalize_op(PyObject *op, PyObject *attributes, const Key *key, All
 }
 
 /* Run a call of an op by an open template, or learn from a call that has run. */
-PyObject *apply_in_family(PyObject *call, FastPath *fast_path, PyObject *arena, Allocation *const *operands,
-                          int count, int *learns, int has_run)
+static PyObject *apply_in_family(PyObject *call, FastPath *fast_path, PyObject *arena,
+                                 Allocation *const *operands, int count, int *learns, int has_run)
 {
     Key key;
     PyObject *op = PyObject_GetAttr(call, op_name), *result = NULL;
@@ -630,6 +630,9 @@ static PyMethodDef families_functions[] = {
 
 int families_init(PyObject *module)
 {
+    later.call_in_family = call_in_family;
+    later.generalize = generalize;
+    later.apply_in_family = apply_in_family;
     open_type = add_type(module, "OpenTemplate", &open_spec);
     expect_objects(objects);
     NAMES(INTERN_NAME)

@@ -15,7 +15,6 @@
  * Locks:     the interpreter lock. Only one thread records at a time; other threads call the function.
  */
 #include "templates.h"
-#include "views.h"
 
 #include "views.h"
 
@@ -964,14 +963,14 @@ PyObject *call_composed(PyObject *function, PyObject *args, PyObject *keywords)
     if (failures >= MOST_FAILURES)
         return PyObject_Call(function, args, keywords);
     int learns = 0;
-    PyObject *open = template ? NULL : call_in_family(function, &key, &learns, NULL);
+    PyObject *open = template ? NULL : later.call_in_family(function, &key, &learns, NULL);
     if (open || PyErr_Occurred())
         return open;
     if (!(*calls_of(key.hash))++ && !learns)
         return PyObject_Call(function, args, keywords);
     hold_key(&key);
     PyObject *result = call_and_record(function, args, keywords, &key, failures);
-    if (result && learns && generalize(find_template(function, &key), args, keywords, &key))
+    if (result && learns && later.generalize(find_template(function, &key), args, keywords, &key))
         Py_CLEAR(result);
     release_key(&key);
     return result;
@@ -1035,6 +1034,11 @@ static PyMethodDef templates_functions[] = {
 
 int templates_init(PyObject *module)
 {
+    later.is_recording = is_recording;
+    later.pause_recording = pause_recording;
+    later.note_opaque = note_opaque;
+    later.note_step = note_step;
+    later.call_composed = call_composed;
     make_name = PyUnicode_InternFromString("_make");
     fields_name = PyUnicode_InternFromString("_fields");
     NAMES(INTERN_NAME)

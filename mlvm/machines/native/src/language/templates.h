@@ -102,13 +102,4 @@ int pause_recording(int paused);
 /* Call a function of Python, by a template if one exists. `keywords` may be NULL. */
 PyObject *call_composed(PyObject *function, PyObject *args, PyObject *keywords);
 
-/* Run a call as calls of other numbers have shown, with its key, or by its op and operands: NULL without an
- * exception if it must run otherwise. The result of one op is written to `into`, unless it is NULL. `*learns`: it may
- * show how to run others. Then, once it has run, `generalize` gets it, which returns 0, or -1 with an exception set,
- * or `apply_in_family` with `has_run`. */
-PyObject *call_in_family(PyObject *function, const Key *key, int *learns, Allocation *into);
-PyObject *apply_in_family(PyObject *call, FastPath *fast_path, PyObject *arena, Allocation *const *operands,
-                          int count, int *learns, int has_run);
-int generalize(Template *template, PyObject *args, PyObject *keywords, const Key *key);
-
 #endif

@@ -14,20 +14,13 @@
 #include "views.h"
 
 #include "../plan/kernels/elements.h"
-#include "templates.h"
 
 #include <float.h>
 #include <math.h>
 #include <string.h>
 
 /* LEAST_SHARED: bytes of a shared part; MOST_KEPT: bytes that it keeps alive, for each of its own. */
-enum {
-    LEAST_SHARED = 1 << 15,
-    MOST_KEPT = 16,
-    MOST_COPIED = 1 << 18,
-    REMEMBERED = 1024,
-    MOST_LISTED = 128
-};
+enum { LEAST_SHARED = 1 << 15, MOST_KEPT = 2, MOST_COPIED = 1 << 18, REMEMBERED = 1024, MOST_LISTED = 128 };
 
 /* Positions along an axis. */
 typedef struct {
@@ -185,7 +178,6 @@ PyObject *view_as(Allocation *x, PyObject *type)
     return view_at(x, type, 0, x->is_shared_part);
 }
 
-/* alias(call, x, type), which `alias_in_python` defines. */
 PyObject *alias(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
     (void)module;
@@ -200,8 +192,8 @@ PyObject *alias(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     } else if (!clear_nonfatal_error()) {
         out = PyObject_CallFunctionObjArgs(slow_alias, args[0], args[1], args[2], NULL);
     }
-    if (out && is_recording())
-        note_step(ALIAS, args[0], args[2], args + 1, 1, out);
+    if (out && later.is_recording())
+        later.note_step(ALIAS, args[0], args[2], args + 1, 1, out);
     return out;
 }
 
@@ -214,8 +206,8 @@ static PyObject *view_as_python(PyObject *module, PyObject *args)
         return NULL;
     if (Py_TYPE(x) == tensor_class && !(view = view_as((Allocation *)x, type)) && clear_nonfatal_error())
         return NULL;
-    if (view && is_recording())
-        note_step(ALIAS, NULL, type, &x, 1, view);
+    if (view && later.is_recording())
+        later.note_step(ALIAS, NULL, type, &x, 1, view);
     return view ? view : Py_NewRef(Py_None);
 }
 
@@ -542,12 +534,12 @@ static PyObject *positions(PyObject *module, PyObject *args)
 static PyObject *call_with(PyObject *function, PyObject *const *args, int count)
 {
     PyObject *tuple = tuple_of(args, count);
-    PyObject *result = tuple ? call_composed(function, tuple, NULL) : NULL;
+    PyObject *result = tuple ? later.call_composed(function, tuple, NULL) : NULL;
     Py_XDECREF(tuple);
     return result;
 }
 
-PyObject *subscript(PyObject *x, PyObject *key)
+static PyObject *subscript(PyObject *x, PyObject *key)
 {
     if (Py_TYPE(x) != tensor_class || !slow_getitem)
         return PyErr_Format(PyExc_TypeError, "expected a Tensor to subscript, got %R", x);
@@ -555,9 +547,9 @@ PyObject *subscript(PyObject *x, PyObject *key)
     PyObject *result = by_mask ? chosen((Allocation *)x, (Allocation *)key)
                                : selected((Allocation *)x, key);
     if (result && by_mask)
-        note_opaque(); /* the shape depends on values */
-    else if (result && is_recording())
-        note_step(SUBSCRIPT, NULL, key, &x, 1, result);
+        later.note_opaque(); /* the shape depends on values */
+    else if (result && later.is_recording())
+        later.note_step(SUBSCRIPT, NULL, key, &x, 1, result);
     if (result || clear_nonfatal_error())
         return result;
     return call_with(slow_getitem, (PyObject *[]){x, key}, 2);
@@ -669,7 +661,7 @@ static int assign(Allocation *x, PyObject *key, PyObject *values)
     return holds;
 }
 
-int assign_subscript(PyObject *x, PyObject *key, PyObject *values)
+static int assign_subscript(PyObject *x, PyObject *key, PyObject *values)
 {
     if (Py_TYPE(x) != tensor_class || !slow_setitem) {
         PyErr_Format(PyExc_TypeError, "expected a Tensor for item assignment, got %R", x);
@@ -683,7 +675,7 @@ int assign_subscript(PyObject *x, PyObject *key, PyObject *values)
     int done = assign((Allocation *)x, key, values);
     PyObject *result = done > 0 ? Py_NewRef(Py_None) : NULL;
     if (done)
-        note_opaque();
+        later.note_opaque();
     else
         result = call_with(slow_setitem, (PyObject *[]){x, key, values}, 3);
     if (result && (references == 1 || ((Allocation *)x)->is_part == Py_True)) {
@@ -778,7 +770,7 @@ static PyObject *values_of(PyObject *object, int is_one, PyObject *empty)
     if (!is_read)
         Py_CLEAR(values);
     if (values)
-        note_opaque();
+        later.note_opaque();
     return values || PyErr_Occurred() ? values : Py_NewRef(Py_None);
 }
 
@@ -932,7 +924,7 @@ static PyObject *filled(PyObject *module, PyObject *args)
     Layout from, to;
     const int64_t none[MOST_AXES] = {0};
     int64_t into[MOST_AXES];
-    FastPath *fast_path = is_quiet() && !is_recording() ? plain_path(object) : NULL;
+    FastPath *fast_path = is_quiet() && !later.is_recording() ? plain_path(object) : NULL;
     Allocation *x = (Allocation *)object, *out = NULL;
     if (fast_path && !is_tracked(x) && layout_of(x->type, &from) && layout_of(type, &to) &&
         from.size == 1 && from.dtype == to.dtype && to.size * to.itemsize <= MOST_COPIED) {
@@ -955,7 +947,7 @@ static PyObject *present_tensor_with(PyObject *type, const char *bytes, int64_t 
     PyObject *arena = present_arena();
     Allocation *out = arena ? tensor_with(arena, type, bytes, nbytes) : NULL;
     if (out)
-        note_opaque();
+        later.note_opaque();
     Py_XDECREF(arena);
     return (PyObject *)out;
 }
@@ -1070,6 +1062,8 @@ static PyMethodDef views_functions[] = {
 
 int views_init(PyObject *module)
 {
+    later.subscript = subscript;
+    later.assign_subscript = assign_subscript;
     expect_objects(objects);
     NAMES(INTERN_NAME)
     return PyErr_Occurred() ? -1 : PyModule_AddFunctions(module, views_functions);

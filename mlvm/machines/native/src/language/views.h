@@ -29,10 +29,8 @@ Allocation *tensor_of_number(PyObject *arena, PyObject *type, PyObject *value);
  * exception if Python must create it. */
 PyObject *view_as(Allocation *x, PyObject *type);
 
-/* Functions that Python defines: `alias_in_python`, `getitem`, `setitem`. */
+/* alias(call, x, type), which `alias_in_python` defines. */
 PyObject *alias(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
-PyObject *subscript(PyObject *x, PyObject *key);
-int assign_subscript(PyObject *x, PyObject *key, PyObject *values);
 
 /* Return the key that the op `call` splits off a state of random keys, which advances; NULL with no exception set if
  * Python must do both. Either the caller holds the lock of the keys, or `locked()` returns whether another thread

@@ -1,13 +1,15 @@
 #define _DEFAULT_SOURCE
 #include "machine_code.h"
 
-#include "kernels/links.h"
-
 int64_t code_after = 1 << 15; /* generating the code needs about as much time */
 
 #if defined(__x86_64__) && defined(__unix__)
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
+
+enum { chain_integers(NAME) REST };
+enum { chain_value_integers(NAME) STRIDES };
 
 enum { MOST_CALLS = 8192 }; /* with code at the same time; the system limits the number of mappings */
 enum { MOST_CODE = 1 << 16, PAGE = 4096 }; /* bytes: for each call, and of a page */
