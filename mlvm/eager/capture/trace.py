@@ -685,8 +685,8 @@ def _refuse_escaped(record: recorder.Recorder, snapshot: NamespaceSnapshot) -> N
     if isinstance(was, Tensor) and was.type is x.type:
         remedy = f"update the old tensor in place (old[...] = new), or {remedy}"
     elif where.startswith("field "):
-        zeros = f"ml.zeros({x.type.shape}, dtype=ml.{x.dtype.long_name})"
-        remedy = f"initialize the field with a tensor of this type before the call, as in {zeros}"
+        zeros = f"ml.nn.buffer(ml.zeros({x.type.shape}, dtype=ml.{x.dtype.long_name}))"
+        remedy = f"initialize the field with a buffer of this type before the call: {zeros}"
     if x.arena not in (record.arena, record.placeholders.arena):
         where = f"arena {x.arena.name!r}"
     what = (

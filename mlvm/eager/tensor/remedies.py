@@ -21,6 +21,10 @@ from mlvm.eager.tensor.values import module_of
 
 GENERAL: Final = "Return the tensor, or branch with ml.where, ml.cond or ml.while_loop"
 _OUTSIDE: Final = "Compute with the tensor, or return it and read its value outside"
+_LENGTH: Final = (
+    "No shape may depend on a tensor's value: write ml.dynamic_slice(x, start, 2) for a fixed "
+    "length, or ml.where(ml.arange(len(x)) < n, x, 0) for a mask"
+)
 INDEX: Final = "Write ml.dynamic_slice(x, start, length) for a slice, or ml.stack(xs)[i]"
 _NUMBER: Final = (
     "No shape or option may depend on a tensor's value: pass a Python number, such as x.shape[0], "
@@ -37,7 +41,6 @@ _OF_BUILTIN: Final = {
     "bool": "ml.astype({}, bool)",
     "complex": "ml.astype({}, ml.complex64)",
     "sorted": "ml.sort({})",
-    "range": "ml.fori_loop(0, {}, body, state)",
     **{name: f"ml.{name}({{}})" for name in ("any", "all", "round", "max", "min")},
 }
 """Replacements of builtin functions, in which {} stands for the arguments."""
@@ -75,13 +78,22 @@ def of_test(nodes: Iterable[ast.AST]) -> Read | None:
             remedy = f"Write ml.where({mask}, {_text(node.body)}, {_text(node.orelse)}), or ml.cond"
             return Read(_text(node), remedy)
         if isinstance(node, ast.While) and is_test:
-            remedy = f"Write ml.while_loop(lambda state: {mask}, body, state)"
+            state = _changed(node) or "state"
+            remedy = f"Write ml.while_loop(lambda {state}: {mask}, body, {state})"
             return Read(f"while {_text(test)}", remedy)
         if isinstance(node, ast.Assert) and is_test:
             return Read(f"assert {_text(test)}", f'Write ml.check({mask}, "message")')
         changes = mask != _text(test)
         return Read(_text(test), f"Write {mask}" if changes else f"Write ml.where({mask}, x, y)")
     return None
+
+
+def _changed(loop: ast.While) -> str:
+    """Return the variable of the condition that the body assigns, if it is only one."""
+    within = [name for line in loop.body for name in ast.walk(line) if isinstance(name, ast.Name)]
+    assigned = {name.id for name in within if isinstance(name.ctx, ast.Store)}
+    names = {name.id for name in ast.walk(loop.test) if isinstance(name, ast.Name)} & assigned
+    return names.pop() if len(names) == 1 else ""
 
 
 def _is_not(node: ast.AST) -> bool:
@@ -116,12 +128,17 @@ def _joined(parts: list[ast.expr], operator: ast.operator) -> ast.expr:
 def of_value(nodes: Iterable[ast.AST], frame: FrameType) -> Read | None:
     """Describe the innermost call, index or text."""
     texts = [node for node in nodes if isinstance(node, ast.JoinedStr)]
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    printed = [call for call in calls if _text(call.func) == "print"]
+    if printed and not texts:
+        return Read(_text(printed[0]), _PRINT)
     for node in [*texts[-1:], *nodes]:
         remedy = ""
         if isinstance(node, ast.Call):
             remedy = _remedy_of_call(node, frame)
         elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice):
-            remedy = f"Write ml.dynamic_slice({_text(node.value)}, {_rows_of(node.slice)})"
+            rows = _rows_of(node.slice)
+            remedy = f"Write ml.dynamic_slice({_text(node.value)}, {rows})" if rows else _LENGTH
         elif isinstance(node, ast.Subscript):
             remedy = f"Write ml.stack({_text(node.value)})[{_text(node.slice)}]"
         elif isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In | ast.NotIn):
@@ -136,12 +153,12 @@ def of_value(nodes: Iterable[ast.AST], frame: FrameType) -> Read | None:
 
 
 def _rows_of(rows: ast.Slice) -> str:
-    """Return the start and the length of a slice such as `i : i + 2`."""
+    """Return the start and the length of a slice such as `i : i + 2`; "" of other slices."""
     end = rows.upper
     if rows.lower is None or not isinstance(end, ast.BinOp) or not isinstance(end.op, ast.Add):
-        return "start, length"
+        return ""
     start = _text(rows.lower)
-    return f"{start}, {_text(end.right)}" if start == _text(end.left) else "start, length"
+    return f"{start}, {_text(end.right)}" if start == _text(end.left) else ""
 
 
 def _remedy_of_call(call: ast.Call, frame: FrameType) -> str:
@@ -151,6 +168,9 @@ def _remedy_of_call(call: ast.Call, frame: FrameType) -> str:
         return _in_language(name, call, arguments)
     if isinstance(call.func, ast.Name):
         other = _OF_BUILTIN.get(call.func.id)
+        if call.func.id == "range" and len(call.args) < 3:
+            start = "0, " if len(call.args) == 1 else ""
+            other = f"ml.fori_loop({start}{{}}, body, state)"
         if call.func.id in ("max", "min") and len(call.args) > 1:
             other = f"ml.{call.func.id}imum({{}})"
         return f"Write {other.format(arguments)}" if other else _OUTSIDE

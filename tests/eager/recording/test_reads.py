@@ -24,6 +24,7 @@ if x[0] > 0: pass => Select with ml.where(x[0] > 0, x, y), or branch with ml.con
 if x[0] > 0 and (not x[1] > 0): pass => Select with ml.where((x[0] > 0) & ~(x[1] > 0), x, y), or branch with ml.cond
 x if 0 < x[0] < 3 else -x => Write ml.where((0 < x[0]) & (x[0] < 3), x, -x), or ml.cond
 while x[0] > 0: pass => Write ml.while_loop(lambda state: x[0] > 0, body, state)
+while ml.sum(x) > 1: x = x / 2 => Write ml.while_loop(lambda x: ml.sum(x) > 1, body, x)
 assert ml.all(x > 0) => Write ml.check(ml.all(x > 0), "message")
 not ml.any(x) => Write ~ml.any(x)
 x[0] > 0 or x[1] => Write (x[0] > 0) | x[1]
@@ -34,8 +35,11 @@ np.clip(x, 0, 1) => Write ml.clip(x, 0, 1)
 max(x[0], x[1]) => Write ml.maximum(x[0], x[1])
 any(x > 0) => Write ml.any(x > 0)
 range(n) => Write ml.fori_loop(0, n, body, state)
+range(1, n) => Write ml.fori_loop(1, n, body, state)
+range(0, n, 2) => Compute with the tensor, or return it and read its value outside
+print('loss', [float(ml.sum(x))]) => Write ml.debug.print("{}", x), which prints at every call
 x[n:n + 2] => Write ml.dynamic_slice(x, n, 2)
-x[:n] => Write ml.dynamic_slice(x, start, length)
+x[:n] => No shape may depend on a tensor's value: write ml.dynamic_slice(x, start, 2) for a fixed length, or ml.where(ml.arange(len(x)) < n, x, 0) for a mask
 [1, 2][n] => Write ml.stack([1, 2])[n]
 x[0] in [x[1]] => Write ml.isin(x[0], [x[1]])
 f'{x[0]:.2f}' => Write ml.debug.print("{}", x), which prints at every call
@@ -75,7 +79,7 @@ def test_an_error_names_the_read_and_a_remedy(row: str) -> None:
     assert "<reads>:2: cannot read a tensor's value inside a captured function, which " in str(
         error
     )
-    assert f"`{code.removesuffix(': pass')}` needs" in str(error)
+    assert f"`{code.removesuffix(': pass').removesuffix(': x = x / 2')}` needs" in str(error)
     assert str(error).endswith(f"this value. {remedy}")
 
 
