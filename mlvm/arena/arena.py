@@ -614,7 +614,6 @@ class Arena(ArenaFields):
             raise errors.ArenaError(
                 "free: expected a tensor that owns its memory, got a view; free its base"
             )
-        tensor.views()  # copies the parts that share its memory
         if not self._end(tensor, "arena.free freed it"):
             raise tensor.stale()
 
@@ -638,7 +637,6 @@ class Arena(ArenaFields):
         Invalid calls:
             busy.mark()  # ArenaBusyError
         """
-        self._copy_parts()
         with self._lock:
             self._require_turn()
             living: dict[int, object] = {  # by tensor, because an update may move it
@@ -666,7 +664,6 @@ class Arena(ArenaFields):
             raise errors.ArenaError(
                 f"arena {self.name!r}: expected a mark of this arena, got {whose}"
             )
-        self._copy_parts()
         with self._lock:
             self._require_turn()
             if self._marks.get(mark._number) is not mark:
@@ -682,11 +679,6 @@ class Arena(ArenaFields):
                 if tensor is not None and id(region.holder) not in mark._living:
                     self._end(tensor, "the arena was rewound")
             self._placement.tidy()
-
-    def _copy_parts(self) -> None:
-        """Copy all parts of tensors that still share memory."""
-        for region in self._regions():
-            region.views  # noqa: B018
 
     def trim(self) -> None:
         """Return storages without live tensors to the VM; a fixed capacity remains."""

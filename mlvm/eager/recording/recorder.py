@@ -236,12 +236,12 @@ class _Outside:
     """
 
     def __init__(self, vm: VMProtocol, all_regions: Any) -> None:
-        self.views = _all_views(vm)  # first: parts that share memory become tensors of their own
         self.holders: dict[int, Reference] = {
             id(holder): holder
             for region in all_regions.once()
             if (holder := region.holder) is not None
         }
+        self.views = _all_views(vm)
         self.states: list[Allocation] = []
         self.state_views: list[tuple[Reference, Allocation]] = []
         self.keepalive: list[object] = []

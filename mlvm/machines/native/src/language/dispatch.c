@@ -150,29 +150,11 @@ static void region_finalize(PyObject *self)
         unlink_view(((Region *)self)->first_view);
 }
 
-int has_views(Region *region)
-{
-    int failed = 0;
-    Py_INCREF((PyObject *)region);
-    for (Allocation *view = region->first_view; view && !failed;) {
-        Allocation *const part = view->is_shared_part && !view->handle ? view : NULL;
-        Py_XINCREF((PyObject *)part);
-        failed = part && (copy_part(part) || (part->is_shared_part && !part->handle));
-        Py_XDECREF((PyObject *)part);
-        view = part ? region->first_view : view->next;
-    }
-    failed |= region->first_view != NULL;
-    Py_DECREF((PyObject *)region);
-    return failed;
-}
-
 /* region.views: the live views of the tensor, the oldest first. */
 static PyObject *region_views(Region *self, void *unused)
 {
     (void)unused;
     Py_ssize_t count = 0, i = 0;
-    if (has_views(self) && PyErr_Occurred())
-        return NULL;
     for (Allocation *view = self->first_view; view; view = view->next)
         count++;
     PyObject *views = PyTuple_New(count);
@@ -253,72 +235,19 @@ int is_alive(const Allocation *x)
 {
     if (x->handle)
         return PyLong_AsLong(x->handle) > 0;
-    Region *home = region_of(root_of((Allocation *)x));
+    Region *home = home_of(x);
     return home && home->address;
 }
 
 Region *home_of(const Allocation *x)
 {
-    return x->is_shared_part ? NULL : region_of(root_of((Allocation *)x));
-}
-
-int copy_part(Allocation *x)
-{
-    if (!x->is_shared_part || x->handle)
-        return 0;
-    FastPath *fast_path = fast_path_of(x->arena);
-    if (!fast_path || !address_in(fast_path, x, 0)) /* the base was freed, or the VM is closed */
-        return (x->handle = PyLong_FromLong(0)) ? 0 : -1;
-    PyObject *nbytes = PyObject_GetAttr(x->type, nbytes_name);
-    Allocation *out = nbytes ? tensor_in(x->arena, x->type) : NULL;
-    PyObject *holder = out ? PyWeakref_NewRef((PyObject *)x, NULL) : NULL;
-    if (holder && address_in(fast_path, out, 1) && !acquire_lock(fast_path->lock)) {
-        const Allocation old = *x;
-        char *to = address_in(fast_path, out, 0), *from = address_in(fast_path, x, 0);
-        if (to && from && old.is_shared_part && !old.handle && region_of(out)) {
-            memcpy(to, from, PyLong_AsSize_t(nbytes));
-            unlink_view(x);
-            x->is_shared_part = 0;
-            x->offset = 0;
-            x->region = out->region;
-            x->base = out->base;
-            x->handle = out->handle;
-            out->region = old.region;
-            out->base = old.base;
-            out->handle = NULL;
-            set(&((Region *)x->region)->holder, holder);
-        }
-        release_lock(fast_path->lock);
-    }
-    Py_XDECREF(holder);
-    Py_XDECREF((PyObject *)out); /* this frees the base, which may run Python */
-    Py_XDECREF(nbytes);
-    return PyErr_Occurred() ? -1 : 0;
-}
-
-/* x.region and x.base, by their offset in the struct. */
-static PyObject *allocation_field(Allocation *self, void *offset)
-{
-    PyObject **field = (PyObject **)((char *)self + (size_t)offset);
-    if (copy_part(self))
-        return NULL;
-    return *field ? Py_NewRef(*field) : PyErr_Format(PyExc_AttributeError, "the tensor has no memory");
-}
-
-static int allocation_set_field(Allocation *self, PyObject *value, void *offset)
-{
-    PyObject **field = (PyObject **)((char *)self + (size_t)offset), *old = *field;
-    *field = Py_XNewRef(value);
-    Py_XDECREF(old);
-    return 0;
+    return region_of(root_of((Allocation *)x));
 }
 
 /* x.handle: created at the first access for a tensor that C has allocated at a known address. */
 static PyObject *allocation_handle(Allocation *self, void *unused)
 {
     (void)unused;
-    if (copy_part(self))
-        return NULL;
     if (self->handle)
         return Py_NewRef(self->handle);
     Region *home = home_of(self);
@@ -333,11 +262,18 @@ static PyObject *allocation_handle(Allocation *self, void *unused)
     return handle;
 }
 
-#define COPIED(name) (setter) allocation_set_field, NULL, (void *)offsetof(Allocation, name)
-static PyGetSetDef allocation_getters[] = {{"handle", (getter)allocation_handle, COPIED(handle)},
-                                           {"region", (getter)allocation_field, COPIED(region)},
-                                           {"base", (getter)allocation_field, COPIED(base)},
-                                           {NULL, NULL, NULL, NULL, NULL}};
+static int allocation_set_handle(Allocation *self, PyObject *handle, void *unused)
+{
+    (void)unused;
+    PyObject *old = self->handle;
+    self->handle = Py_XNewRef(handle);
+    Py_XDECREF(old);
+    return 0;
+}
+
+static PyGetSetDef allocation_getters[] = {
+    {"handle", (getter)allocation_handle, (setter)allocation_set_handle, NULL, NULL},
+    {NULL, NULL, NULL, NULL, NULL}};
 static PyObject *subscript_later(PyObject *x, PyObject *key)
 {
     return later.subscript(x, key);
@@ -357,8 +293,10 @@ static PyObject *sequence_item(PyObject *x, Py_ssize_t i)
     return result;
 }
 
-static PyMemberDef allocation_members[] = {OBJECT_FIELD(Allocation, arena),
+static PyMemberDef allocation_members[] = {OBJECT_FIELD(Allocation, region),
+                                           OBJECT_FIELD(Allocation, arena),
                                            OBJECT_FIELD(Allocation, type),
+                                           OBJECT_FIELD(Allocation, base),
                                            OBJECT_FIELD(Allocation, ended),
                                            OBJECT_FIELD(Allocation, tape),
                                            OBJECT_FIELD(Allocation, node),
@@ -736,10 +674,10 @@ static void find_address(FastPath *self, PyObject *handle)
 char *address_in(FastPath *fast_path, const Allocation *x, int ask)
 {
     if (!x->handle) {
-        Region *home = region_of(root_of((Allocation *)x));
-        int is_here = x->arena && is_arena(x->arena) && home && home->address &&
+        Region *home = home_of(x);
+        int is_here = x->arena && is_arena(x->arena) &&
                       ((Arena *)x->arena)->fast_path == (PyObject *)fast_path;
-        return is_here && !fast_path->closed ? (char *)(intptr_t)(home->address + x->offset) : NULL;
+        return home && is_here && !fast_path->closed ? (char *)(intptr_t)home->address : NULL;
     }
     char *address = cached_address(fast_path, x->handle, x->type);
     if (!address && ask) {
@@ -885,10 +823,9 @@ int add_node(PyObject *tape, PyObject *template, Allocation *const *operands, Al
     for (Py_ssize_t i = 0; !failed && i < nsaves; i++) {
         long which = PyLong_AsLong(PyTuple_GetItem(saves, i));
         Allocation *value = which < 0 ? out : operands[which];
-        failed = copy_part(value); /* an update of the part must find that the tape has saved it */
         PyTuple_SetItem(saved, i, Py_NewRef((PyObject *)value));
         PyObject *id = PyLong_FromVoidPtr(root_of(value));
-        failed |= !id || PySet_Add(kept_ids, id);
+        failed = !id || PySet_Add(kept_ids, id);
         Py_XDECREF(id);
     }
     if (!failed) {
@@ -1247,9 +1184,9 @@ static int overwrite(PyObject *call, Allocation *out, Allocation *const *operand
         return 0;
     Region *region = (Region *)out->region;
     FastPath *fast_path = fast_path_of(out->arena);
-    if (!fast_path || !is_unwatched(fast_path) || region->watched || !is_call(call) ||
-        !may_overwrite(call, out, operands, count) || has_views(region))
-        return PyErr_Occurred() ? -1 : 0;
+    if (!fast_path || !is_unwatched(fast_path) || region->first_view || region->watched || !is_call(call) ||
+        !may_overwrite(call, out, operands, count))
+        return 0;
     for (int i = 0; i < count; i++)
         if (Py_TYPE((PyObject *)operands[i]) != tensor_class || !operands[i]->type ||
             !is_alive(operands[i]) || !address_in(fast_path, operands[i], 1))

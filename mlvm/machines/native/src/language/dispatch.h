@@ -67,10 +67,6 @@ typedef struct Allocation {
     PyObject *weakrefs;
     /* of the region's list of views, if this is a view: the next view, and the pointer to this view */
     struct Allocation *next, **link;
-    /* A shared part is a selection of successive bytes of its base, from `offset` on. It is in the base's list of views.
-     * `copy_part` copies it before anything but C reads it, and before its base changes. */
-    long long offset;
-    char is_shared_part;
 } Allocation;
 
 typedef struct {
@@ -146,14 +142,8 @@ FastPath *fast_path_of(PyObject *arena);
  * latter case the handle is created when Python requests it. */
 int is_alive(const Allocation *x);
 
-/* Return the region of a tensor or the base of a view, borrowed; NULL if it has no C struct, and for a shared part. */
+/* Return the region of a tensor or the base of a view, borrowed; NULL if it has no C struct. */
 Region *home_of(const Allocation *x);
-
-/* Copy a shared part to memory of its own. Return 0, or -1 with an exception set. */
-int copy_part(Allocation *x);
-
-/* Copy the shared parts of a region, and return whether the tensor has views; an exception may be set. */
-int has_views(Region *region);
 
 /* The tensor that owns the bytes: the base of a view, else the tensor itself. */
 static inline Allocation *root_of(Allocation *x)
@@ -251,6 +241,9 @@ struct Template;
 typedef struct {
     PyObject *(*subscript)(PyObject *x, PyObject *key);
     int (*assign_subscript)(PyObject *x, PyObject *key, PyObject *values);
+    PyObject *(*alias)(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
+    PyObject *(*next_key_in)(PyObject *arena, PyObject *call, Allocation *state, PyObject *type,
+                             PyObject *locked);
     int (*is_recording)(void);
     int (*pause_recording)(int paused);
     void (*note_opaque)(void);

@@ -326,7 +326,7 @@ static PyObject *call_in_family(PyObject *function, const Key *key, int *learns,
         family->ncalls++;
     }
     *learns = trace && family->nopen < MOST_OPEN && family->nfailures < MOST_FAILURES &&
-              family->ncalls >= calls_before << 2 * (family->nfailures + (family->nopen > 0));
+              family->ncalls >= calls_before << (2 * family->nfailures);
     return NULL;
 }
 
@@ -391,8 +391,8 @@ static int generalize(Template *template, PyObject *args, PyObject *keywords, co
         }
     }
     for (int i = 0; fits && i < template->nsteps; i++)
-        fits = template->steps[i].call &&
-               (template->steps[i].kind == APPLY || template->steps[i].kind == ALIAS);
+        fits = template->steps[i].kind == APPLY ||
+               (template->steps[i].kind == ALIAS && template->steps[i].call);
     PyObject *open = NULL, *list = fits && ninputs ? PyList_New(count) : NULL;
     for (int i = 0; list && i < count; i++)
         if (PyList_SetItem(list, i, PyLong_FromLong(inputs[i])))

@@ -247,7 +247,7 @@ static int fits_tensor(const Pattern *self, const Part *part, PyObject *value, P
     if ((PyObject *)Py_TYPE(value) != self->tensor_class)
         return 0;
     Allocation *x = (Allocation *)value, *root = root_of(x);
-    if (x->is_shared_part || x->type != part->object || (root == x) != part->is_root || !root->arena ||
+    if (x->type != part->object || (root == x) != part->is_root || !root->arena ||
         (PyObject *)Py_TYPE(root->arena) != self->arena_class)
         return 0;
     void *const its[] = {x, root};
@@ -323,10 +323,6 @@ static PyObject *pattern_match(Pattern *self, PyObject *const *args, Py_ssize_t 
     PyObject *tensors = PyList_New(0), *inputs = PyList_New(0), *result = NULL;
     Py_ssize_t at = 0;
     int same = tensors && inputs ? 1 : -1;
-    for (Py_ssize_t i = 0; i < PyTuple_Size(args[0]) && same > 0; i++) /* Python copies other parts */
-        if (Py_TYPE(PyTuple_GetItem(args[0], i)) == tensor_class &&
-            copy_part((Allocation *)PyTuple_GetItem(args[0], i)))
-            same = -1;
     memset(self->met, 0, self->room * sizeof *self->met); /* no other thread walks simultaneously */
     for (int i = 0; i < 2 && same > 0; i++)
         same = fits(self, &at, args[i], args[2], tensors, inputs);
@@ -348,8 +344,8 @@ static PyObject *exclusive(PyObject *module, PyObject *tensors)
         if (!PyObject_TypeCheck(each, allocation_type))
             Py_RETURN_FALSE;
         Region *region = home_of((Allocation *)each);
-        if (!region || has_views(region))
-            return PyErr_Occurred() ? NULL : Py_NewRef(Py_False);
+        if (!region || region->first_view)
+            Py_RETURN_FALSE;
     }
     Py_RETURN_TRUE;
 }

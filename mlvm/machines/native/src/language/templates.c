@@ -730,7 +730,7 @@ static PyObject *drawn_key(PyObject *context)
     PyObject *state = is_ours ? Py_XNewRef(PyWeakref_GetObject(keys.state)) : NULL;
     PyObject *locked = Py_XNewRef(keys.locked), *key = NULL;
     if (state && state != Py_None)
-        key = next_key_in(arena, keys.call, (Allocation *)state, keys.type, locked);
+        key = later.next_key_in(arena, keys.call, (Allocation *)state, keys.type, locked);
     Py_XDECREF(state);
     Py_XDECREF(locked);
     Py_XDECREF(arena);
@@ -771,7 +771,7 @@ static PyObject *run_step(PyObject *context, const TemplateStep *step, PyObject 
             return (PyObject *)view_as((Allocation *)operands[0], step->extra);
         args[1] = operands[0];
         args[2] = step->extra;
-        return alias(NULL, args, 3);
+        return later.alias(NULL, args, 3);
     case SUBSCRIPT: return PyObject_GetItem(operands[0], step->extra);
     case NEXT_KEY: {
         PyObject *key = is_recording() ? NULL : drawn_key(context);

@@ -19,8 +19,7 @@
 #include <math.h>
 #include <string.h>
 
-/* LEAST_SHARED: bytes of a shared part; MOST_KEPT: bytes that it keeps alive, for each of its own. */
-enum { LEAST_SHARED = 1 << 15, MOST_KEPT = 2, MOST_COPIED = 1 << 18, REMEMBERED = 1024, MOST_LISTED = 128 };
+enum { MOST_COPIED = 1 << 18, REMEMBERED = 1024, MOST_LISTED = 128 };
 
 /* Positions along an axis. */
 typedef struct {
@@ -138,14 +137,15 @@ static FastPath *plain_path(PyObject *object)
     return fast_path && is_unwatched(fast_path) && is_alive(x) ? fast_path : NULL;
 }
 
-/* A view of the bytes of x, or of successive bytes of it from an offset on, as a type of that size. */
-static PyObject *view_at(Allocation *x, PyObject *type, int64_t offset, int is_shared_part)
+PyObject *view_as(Allocation *x, PyObject *type)
 {
+    Layout from, to;
+    if (!is_quiet() || !plain_path((PyObject *)x) || !layout_of(x->type, &from) || !layout_of(type, &to) ||
+        from.size * from.itemsize != to.size * to.itemsize)
+        return NULL;
     Allocation *root = root_of(x);
     Region *region = region_of(root);
-    PyObject *handle = region && region->handles && !is_shared_part
-                           ? PyDict_GetItemWithError(region->handles, type)
-                           : NULL;
+    PyObject *handle = region && region->handles ? PyDict_GetItemWithError(region->handles, type) : NULL;
     Allocation *out = handle || (region && region->address) ? (Allocation *)object_of(tensor_class) : NULL;
     if (!out) {
         PyErr_Clear();
@@ -163,22 +163,12 @@ static PyObject *view_at(Allocation *x, PyObject *type, int64_t offset, int is_s
     out->handle = Py_XNewRef(handle);
     out->tape = Py_NewRef(Py_None);
     out->is_part = Py_NewRef(Py_True);
-    out->offset = x->offset + offset;
-    out->is_shared_part = (char)is_shared_part;
     link_view(region, out);
     return (PyObject *)out;
 }
 
-PyObject *view_as(Allocation *x, PyObject *type)
-{
-    Layout from, to;
-    if (!is_quiet() || !plain_path((PyObject *)x) || !layout_of(x->type, &from) || !layout_of(type, &to) ||
-        from.size * from.itemsize != to.size * to.itemsize)
-        return NULL;
-    return view_at(x, type, 0, x->is_shared_part);
-}
-
-PyObject *alias(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+/* alias(call, x, type), which `alias_in_python` defines. */
+static PyObject *alias(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
     (void)module;
     if (nargs != 3)
@@ -365,23 +355,7 @@ static int is_tracked(const Allocation *x)
     return answer;
 }
 
-/* Whether a selection of x, which is not all of x, is to share its bytes: they are successive, more than a copy could
- * quickly make, and not a small share of the memory that they keep alive. Only the threads' own arenas have `trims`;
- * a part must not outlive a reset of an arena. */
-static int may_share(const Allocation *x, const Layout *layout, const Span *spans, int64_t nbytes)
-{
-    const Region *home = region_of(root_of((Allocation *)x));
-    int axis = layout->ndim;
-    while (axis && spans[axis - 1].length == layout->dims[axis - 1] && spans[axis - 1].step == 1)
-        axis--;
-    int is_run = !axis || spans[--axis].step == 1;
-    while (axis && spans[axis - 1].length == 1)
-        axis--;
-    return is_run && !axis && nbytes >= LEAST_SHARED && home && home->address &&
-           home->nbytes / MOST_KEPT <= nbytes && ((Arena *)x->arena)->trims;
-}
-
-/* Return a copy of a selection, a shared part, or a view if it is all of x. NULL with no exception set for the slow
+/* Return a copy of a selection, or a view if it is all of x. NULL with no exception set for the slow
  * path. */
 static PyObject *selected(Allocation *x, PyObject *key)
 {
@@ -402,13 +376,11 @@ static PyObject *selected(Allocation *x, PyObject *key)
         nbytes *= lengths[i] = spans[i].length;
     if (selects_all(&layout, spans)) {
         result = view_as(x, type);
-    } else {
+    } else if (nbytes <= MOST_COPIED) {
         char *target, *source;
         PyObject *arena = present_arena();
-        if (arena == x->arena && may_share(x, &layout, spans, nbytes))
-            result = view_at(x, type, offset, 1);
-        else if (nbytes <= MOST_COPIED &&
-                 (result = (PyObject *)locked_tensor(fast_path, arena, type, x, &target, &source))) {
+        result = (PyObject *)locked_tensor(fast_path, arena, type, x, &target, &source);
+        if (result) {
             set(&((Allocation *)result)->is_part, Py_True);
             packed_strides(lengths, layout.ndim, layout.itemsize, into);
             if (nbytes)
@@ -626,9 +598,9 @@ static int assign(Allocation *x, PyObject *key, PyObject *values)
     int places[MOST_AXES];
     FastPath *fast_path = is_quiet() ? plain_path((PyObject *)x) : NULL;
     Region *region = region_of(x);
-    if (!fast_path || !region || region->watched || PySet_Size(live_tapes) || values == (PyObject *)x ||
-        !layout_of(x->type, &layout) || has_views(region))
-        return PyErr_Occurred() ? -1 : 0;
+    if (!fast_path || !region || region->first_view || region->watched || PySet_Size(live_tapes) ||
+        values == (PyObject *)x || !layout_of(x->type, &layout))
+        return 0;
     int ndim = resolve_key(key, &layout, spans, dims, places);
     if (ndim < 0)
         return 0;
@@ -952,7 +924,11 @@ static PyObject *present_tensor_with(PyObject *type, const char *bytes, int64_t 
     return (PyObject *)out;
 }
 
-PyObject *next_key_in(PyObject *arena, PyObject *call, Allocation *state, PyObject *type, PyObject *locked)
+/* Return the key that the op `call` splits off a state of random keys, which advances; NULL with no exception set if
+ * Python must do both. Either the caller holds the lock of the keys, or `locked()` returns whether another thread
+ * holds it. */
+static PyObject *next_key_in(PyObject *arena, PyObject *call, Allocation *state, PyObject *type,
+                             PyObject *locked)
 {
     FastPath *fast_path = is_quiet() ? plain_path((PyObject *)state) : NULL;
     Region *region = region_of(state);
@@ -1064,6 +1040,8 @@ int views_init(PyObject *module)
 {
     later.subscript = subscript;
     later.assign_subscript = assign_subscript;
+    later.alias = alias;
+    later.next_key_in = next_key_in;
     expect_objects(objects);
     NAMES(INTERN_NAME)
     return PyErr_Occurred() ? -1 : PyModule_AddFunctions(module, views_functions);

@@ -29,12 +29,4 @@ Allocation *tensor_of_number(PyObject *arena, PyObject *type, PyObject *value);
  * exception if Python must create it. */
 PyObject *view_as(Allocation *x, PyObject *type);
 
-/* alias(call, x, type), which `alias_in_python` defines. */
-PyObject *alias(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
-
-/* Return the key that the op `call` splits off a state of random keys, which advances; NULL with no exception set if
- * Python must do both. Either the caller holds the lock of the keys, or `locked()` returns whether another thread
- * holds it. */
-PyObject *next_key_in(PyObject *arena, PyObject *call, Allocation *state, PyObject *type, PyObject *locked);
-
 #endif
