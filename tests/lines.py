@@ -16,7 +16,7 @@ from typing import Final
 
 ROOT = Path(__file__).resolve().parent.parent
 
-C_CEILING: Final = {"C": 23_000, "JavaScript": 1_000, "tables of tests": 8_500}
+C_CEILING: Final = {"C": 22_500, "JavaScript": 1_000, "tables of tests": 8_500}
 """The most lines of C (with its tables and the device's sources), and of JavaScript, in mlvm/, and
 of tables in tests/, which are text."""
 

@@ -194,9 +194,10 @@ class Measured:
             ml.measure(ml.cov, ml.TensorType("f32", ("n",)), memory=1).largest("n")  # BudgetError
         """
         if name not in self._names:
-            names = ", ".join(self._names) or "none"
+            names = ", ".join(self._names)
+            expected = f"one of the names {names}" if names else "a type with names of sizes"
             raise ArgumentError(
-                f"largest: expected one of the names {names}, got {name!r}; a type has names as in "
+                f"largest: expected {expected}, got {name!r}; a type has names as in "
                 f'ml.TensorType("f32", ("batch", 784))'
             )
         if self._budget is None:
