@@ -23,6 +23,9 @@ from mlvm.core.types import Array, TensorType
 _WORDS: Final = 3
 """64-bit words of a flag: whether a value was rejected, the position, and the value."""
 
+_MOST: Final = 1 << 14
+"""Maximum number of launched calls with unread flags."""
+
 
 class Crossings(Protocol):
     """Protocol of the device's memory: the methods that flags use."""
@@ -110,15 +113,14 @@ class Refusals:
     def take(self) -> tuple[int, Any]:
         """Return the number and the memory of a flag for a call."""
         if self._all is None:
-            self._all = self._memory.zeros(8 * _WORDS << 14).view(np.int64)  # for 16,384 calls
+            self._all = self._memory.zeros(8 * _WORDS * _MOST).view(np.int64)
         if self._free:
             slot = self._free.pop()
         else:
             slot, self._used = self._used, self._used + 1
-            most = len(self._all) // _WORDS
-            if slot >= most:
+            if slot >= _MOST:
                 raise MlvmError(
-                    f"expected at most {most} prepared calls that check values, "
+                    f"expected at most {_MOST} prepared calls that check values, "
                     "got more; launch fewer prepared calls"
                 )
         return slot, self._all[slot * _WORDS : (slot + 1) * _WORDS]
@@ -143,7 +145,7 @@ class Refusals:
             flag_words = flags[0].reshape(-1, _WORDS)
             refused = [note for note in noted if flag_words[note.slot, 0]]
             if refused:
-                self._memory.write(self._all, np.zeros(len(self._all), np.int64))
+                self._memory.write(self._all, np.zeros(_WORDS * _MOST, np.int64))
             first = {note.launch: note for note in reversed(refused)}
             self._due += [
                 (note, flag_words[note.slot], False)
