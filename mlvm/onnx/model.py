@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from mlvm.core.errors import (
     brief,
     user_line,
 )
-from mlvm.core.types import MAX_NDIM, Array, DType, bf16, f64
+from mlvm.core.types import Array, DType, bf16, f64
 from mlvm.eager import Tensor
 from mlvm.eager.recording.recorder import refuse_captured
 from mlvm.eager.tensor.operands import as_operand, is_whole, widest_of
@@ -40,6 +40,10 @@ from mlvm.onnx.values import Value, Weight, tensor
 from mlvm.onnx.wire import decode
 from mlvm.renamed import OldAttribute
 
+_FEW: Final = 64  # maximum elements of a potential shape
+_LEAST: Final = 1 << 28, 1 << 32  # minimum limits of bytes for folding and for a call
+_TIMES: Final = 16, 1 << 10  # or this multiple of the files, or of weights and inputs
+
 
 class Model(ml.nn.Module):
     """Module of an ONNX file, called with inputs in order or by name.
@@ -56,7 +60,7 @@ class Model(ml.nn.Module):
     you trust.
     """
 
-    limit: int = 1 << 32
+    limit: int = _LEAST[1]
 
     def __init__(
         self, graph: Graph, arrays: Mapping[str, Callable[[], Array]], files: Files
@@ -106,7 +110,7 @@ class Model(ml.nn.Module):
             values[name] = None
         values = self._narrowed(values)
         operands = {name: self._operand(name, x, graph.kinds[name]) for name, x in values.items()}
-        weights, most = {**self.weights, **self.constants}, Limit("a call", self.limit, 1024)
+        weights, most = {**self.weights, **self.constants}, Limit("a call", self.limit, _TIMES[1])
         tensors = (*weights.values(), *operands.values())
         most.enter(sum(x.type.nbytes for x in tensors if isinstance(x, Tensor)))
         with most.holding():
@@ -135,7 +139,7 @@ class Model(ml.nn.Module):
             return [self._operand(name, x, kind._replace(container="")) for x in value]
         if not isinstance(value, Tensor):
             value = self._array(name, value, kind)
-            if value.size > MAX_NDIM or name not in self.graph.static_names:
+            if value.size > _FEW or name not in self.graph.static_names:
                 value = ml.asarray(value)
         dtype = dtype_of(kind.number, name) if kind.number else value.dtype
         if DType.of(value.dtype) is not dtype:
@@ -225,7 +229,7 @@ def _loaded(data: memoryview, files: Files, what: str) -> Model:
             message = decode(data)
             if message.graph is None or not message.opset_import:
                 raise ModelError("expected an ONNX file, got a message without a graph or an opset")
-            most = Limit("loading", 1 << 28, 16)
+            most = Limit("loading", _LEAST[0], _TIMES[0])
             most.enter(len(data))
             with most.holding():
                 graph = Builder(message, files).graph(message.graph, {}, frozenset())
@@ -307,7 +311,7 @@ def _placed(graph: Graph) -> dict[str, Callable[[], Array]]:
     names: dict[tuple[int, str], Weight] = {}
     for inner in graph.all():
         for node in inner.nodes:
-            small = MAX_NDIM if {*node.outputs} & graph.static_names else 1
+            small = _FEW if {*node.outputs} & graph.static_names else 1
             for i, x in enumerate(node.inputs):
                 if not is_array(x) or i in node.op.host:
                     continue

@@ -168,7 +168,12 @@ def test_any_straight_program_of_overlapping_views_gives_the_same(
 def test_a_vm_says_which_options_it_takes() -> None:
     options: dict[str, Any] = {"num_threads": 2}
     number: Any = 2
-    refuses(ArgumentError, "unknown option num_threads=; expected one of .*threads", VM, **options)
+    refuses(
+        ArgumentError,
+        r"num_threads= \(did you mean 'threads'\?\); expected one of .*threads",
+        VM,
+        **options,
+    )
     refuses(MachineError, r"expected a name, got 2; .* VM\(threads=2\)", VM, number)
     refuses(MachineError, "expected workers >= 0, got -1", VM, workers=-1)
 

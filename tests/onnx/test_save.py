@@ -479,7 +479,7 @@ def turns_loss(x: ml.Tensor) -> ml.Tensor:
 
 def dead_decision(x: ml.Tensor) -> ml.Tensor:
     y = ml.exp(x) if x.shape[0] > 100 else x
-    assert f"{len(x)} rows of {y}"
+    print(f"{len(x)} rows of {y}")
     return x * 2.0
 
 

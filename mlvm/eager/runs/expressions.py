@@ -60,7 +60,8 @@ class Expression:
         except ArgumentError:
             raise
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            reason = getattr(error, "msg", None) or type(error).__name__
+            is_deep = isinstance(error, RecursionError | MemoryError)
+            reason = "too many levels" if is_deep else getattr(error, "msg", None) or str(error)
             raise ArgumentError(f"expected an expression, got {brief(text)}: {reason}") from None
         self.names = tuple(names)
 

@@ -287,7 +287,7 @@ def test_the_arena_is_drawn(tmp_path: Path) -> None:
     ("p " + "(" * 5000, "expected an expression"),
     ("p " + "-" * 200 + "x", "nested at most 100 deep"),
     ("p " + "-" * 9000 + "x", "expected an expression"),
-    ("p " + "x+" * 6000 + "x", "at most 10,000 characters"),
+    ("p " + "x+" * 6000 + "x", "too many levels"),
     ("summary nothing+1", "expected a name or reference"),
     ("until q", "expected a line"),
     ("until", "expected"),
