@@ -112,6 +112,7 @@ UNSUITABLE: Final = {
 @pytest.mark.parametrize("prog", [x for x in ALL if x.removeprefix("python -m ") not in UNSUITABLE])
 def test_examples_run(prog: str, folder: Path, monkeypatch: Patch, capsys: Capsys) -> None:
     monkeypatch.chdir(folder)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # of members of a group
     for line in examples(ALL[prog]):
         program, *words = shlex.split(line)
         assert ALL[f"python -m {program}"].run(words) == 0  # type: ignore[attr-defined]

@@ -461,8 +461,9 @@ class WeightsError(MlvmError, ValueError):
 
     >>> with open('damaged', 'wb') as file: _ = file.write(b'none')
     >>> try: ml.load('damaged')
-    ... except ml.errors.WeightsError as error: print(str(error).partition(': ')[2])
-    the file ends after 4 bytes, inside the header; the file is damaged: save or download it again
+    ... except ml.errors.WeightsError as error: print(error)
+    load: damaged: the file ends after 4 bytes, inside the header; the file is damaged: save or \
+download it again
     """
 
 
