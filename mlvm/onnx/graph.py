@@ -301,7 +301,7 @@ class Builder:
         within: Scope,
     ) -> Any:
         """Yield the nodes of a graph; calls of functions are replaced by the function bodies."""
-        most = 100_000  # small files may call nested functions that many times
+        most = 100_000  # a small file may call nested functions often
         for message in messages:
             self._count += 1
             if self._count > most:

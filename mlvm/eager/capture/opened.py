@@ -26,7 +26,7 @@ from mlvm.core.memo import Memo
 from mlvm.core.types import TensorType
 from mlvm.eager.capture.cache import CacheEntry
 from mlvm.eager.capture.dynamic_axes import Axis, OpenLength, may_open, sizes_of
-from mlvm.eager.capture.guards.changing import MANY, RecompilationWarning
+from mlvm.eager.capture.guards.changing import RecompilationWarning
 from mlvm.eager.capture.guards.signature import Signature
 from mlvm.eager.capture.launch import Launch, operands_of
 from mlvm.eager.capture.patched import NotPatched, PatchedProgram
@@ -38,6 +38,9 @@ from mlvm.step.compile import Planned
 from mlvm.step.flow import Flow
 from mlvm.step.open_step import FUNCTIONS, OpenStep, StepLength
 from mlvm.step.templates import OpenType, Place, PlannedTemplate, at
+
+_MOST: Final = 8
+"""Maximum number of traces for calls that differ only in sizes, and of plans of each trace."""
 
 _MOST_SIZES: Final = 3
 """Number of different sizes of an axis at which the axis becomes dynamic."""
@@ -161,7 +164,7 @@ class OpenTrace:
 
         The guards of the plan are the comparisons of sizes that the compiler has made. If the
         compiler needs the value of a size, no such plan is created."""
-        if self._is_pinned or len(self._plans) >= MANY:
+        if self._is_pinned or len(self._plans) >= _MOST:
             return
         powers = [1 << (n - 1).bit_length() for n in lengths]  # of two, not less than the sizes
         axes = zip(self.open, powers, self._bounds, strict=True)
@@ -401,8 +404,8 @@ class CallFamilies:
         with self._lock:
             family = self._families.entries.get(without_sizes(key))
             if family is not None:
-                self._dropped += family.traces[MANY - 1 :]
-                family.traces = (trace, *family.traces[: MANY - 1])
+                self._dropped += family.traces[_MOST - 1 :]
+                family.traces = (trace, *family.traces[: _MOST - 1])
 
     def take_dropped(self) -> list[OpenTrace]:
         """Return the traces that were evicted since the last call, whose programs can be freed."""

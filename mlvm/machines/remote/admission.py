@@ -24,7 +24,7 @@ from mlvm.machines.remote.log import Log
 from mlvm.machines.remote.system import SYSTEM, System
 
 MOST_OF_PEER: Final = 64
-"""Maximum strangers of a peer; the total is half as many more, for other peers."""
+"""Maximum strangers of a peer; the total is 3/2 of it, for other peers."""
 _MOMENT: Final = 0.25  # minimum seconds for an unauthenticated connection
 _MOMENT_OF_SILENCE: Final = 0.05
 _LINGERS: Final = 0.2  # seconds for a refused client to read the reason

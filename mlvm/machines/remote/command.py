@@ -121,8 +121,8 @@ def serve(options: argparse.Namespace) -> None:
     """Serve VMs to other processes and hosts, which use `ml.connect`.
 
     Each client has a separate VM until the connection is closed. After SIGTERM or Ctrl-C, launches
-    may finish; a second signal stops immediately. SIGHUP reads the files of the secret and of the
-    certificate again.
+    may finish; a second signal stops immediately. SIGHUP reads the secret's and the
+    certificate's file again.
 
     Example:
         python -m mlvm serve --listen :7000

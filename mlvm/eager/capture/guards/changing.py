@@ -28,10 +28,7 @@ from mlvm.eager.tensor.warn import warn_at
 from mlvm.parallel.membership import place_of, sharding_here
 
 MANY: Final = 8
-"""Number of programs of a function at which the warning is issued.
-
-It is also the maximum number of traces for calls that differ only in sizes, and of plans of each
-trace."""
+"""Number of programs of a function at which the warning is issued."""
 
 _ARGUMENT: Final = "argument "
 _TYPE: Final = re.compile(r"[a-z]+\d*\[[\d,]*\]")

@@ -274,8 +274,8 @@ static void begin_family(Family *family, uint64_t hash)
         Py_DECREF((PyObject *)old.open[i]);
 }
 
-/* Return the family with the hash, else the one to replace: of two places, the one that was not used last. A function
- * and an op inside it may have the same two places. */
+/* Return the family with the hash, else the one to replace: of two slots, the slot that was not used last. A function
+ * and an op inside it may have the same two slots. */
 static Family *family_of(uint64_t hash)
 {
     static char last[FAMILIES / 2];
