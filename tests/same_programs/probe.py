@@ -11,11 +11,13 @@ fuzzed program. Files in the folder begin with the part's name:
     .printed    what an example prints, and the files that it writes, by digest
     .STEP       a step that an example saves
 
-Digests name files in `programs/`.
+Digests name files in `programs/`. Cycles of references are freed between parts only: they may keep
+views of a tensor, and an update copies such a tensor, so its launch depends on the collector.
 """
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import importlib.util
 import io
@@ -359,7 +361,9 @@ def main(parts: list[str]) -> None:
         (OUT / "list").write_text("".join(f"{name}\n" for name in sorted(names)))
         return
     models: dict[str, Any] = worlds() if any(each.startswith("models:") for each in parts) else {}
+    gc.disable()
     for part in parts:
+        gc.collect()
         kind, _, name = part.rpartition(":")
         probe = Probe(part.replace("/", " ") if kind else Path(part).stem)
         try:
