@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from docs import reading
+from mlvm.eager.capture.capture_limits import LIMITS
 from tests.brief import cases, refuses
 
 TEXT = reading.PAGE.read_text()
@@ -31,12 +32,18 @@ def test_the_walks_are_short(start: str, most: int) -> None:
 
 
 def test_the_page_lists_the_caches_with_a_limit() -> None:
-    made = re.compile(r"^(?!class ).*(?<!Leaf)Memo(\[.*\])?\(\d|^ *@memoized\(", re.MULTILINE)
+    made = re.compile(r"^(?!class ).*(?<!Leaf)Memo(\[.*\])?\(\s*[\dL]|^ *@memoized\(", re.MULTILINE)
     section = TEXT[TEXT.index("## Caches") : TEXT.index("## The file")]
     paths = [*(reading.ROOT / "mlvm").rglob("*.py")]
     files = {str(x.relative_to(reading.ROOT)) for x in paths if made.search(x.read_text("utf-8"))}
     listed = re.findall(r"`(mlvm/\S+)`", section)
-    assert sorted(files - {*listed}) == ["mlvm/eager/capture/guards/signature.py"]
+    assert sorted(files - {*listed}) == [
+        f"mlvm/eager/capture/{name}.py" for name in ("guards/signature", "opened")
+    ]
+    limits = [row.split(" | ")[2] for row in section.split("|---|\n")[1].splitlines()[:5]]
+    names = "matchers", "guard_sets", "programs", "programs", "families", "traces", "plans"
+    numbers = [int(each) for each in re.findall(r"\d+", " ".join(limits))]
+    assert numbers == [getattr(LIMITS, name) for name in names]
 
 
 @cases("file, name, begin, end",

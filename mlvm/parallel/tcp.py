@@ -55,7 +55,8 @@ from mlvm.machines.remote.address import (
     tune,
 )
 from mlvm.machines.remote.admission import Admission
-from mlvm.machines.remote.handshake import BUSY, MOST_NAME, Hello, admit, check_secret, greet
+from mlvm.machines.remote.handshake import BUSY, Hello, admit, check_secret, greet
+from mlvm.machines.remote.limits import FIXED
 from mlvm.machines.remote.log import Log
 from mlvm.machines.remote.secret import VARIABLE, find_secret
 from mlvm.machines.remote.system import SYSTEM, System
@@ -200,8 +201,8 @@ def _reachable(advertise: str | None, ports: range | str | None) -> _Reachable:
             text = f"expected HOST or HOST:PORT, got {brief(advertise)}"
             raise GroupError(f"advertise=: {text}") from None
         host, port = place.host, place.port
-        if len(host) > MOST_NAME // 2:
-            most = MOST_NAME // 2
+        if len(host) > FIXED.name // 2:
+            most = FIXED.name // 2
             raise GroupError(
                 f"advertise=: expected a host of at most {most} characters, got a longer one"
             )

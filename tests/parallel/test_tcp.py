@@ -33,6 +33,7 @@ from mlvm.core.ops.half import cast
 from mlvm.core.types import DType
 from mlvm.machines.local import LocalVM as VM
 from mlvm.machines.remote.handshake import Hello
+from mlvm.machines.remote.limits import FIXED
 from mlvm.parallel import messages, tcp
 from mlvm.parallel.communicator import SMALL
 from mlvm.parallel.group import Group
@@ -260,7 +261,8 @@ def test_who_says_nothing_or_nonsense_keeps_nobody_out() -> None:
 
 
 def test_strangers_take_a_few_places_and_no_more(monkeypatch: Patch) -> None:
-    monkeypatch.setattr("mlvm.machines.remote.admission.MOST_OF_PEER", 4)
+    limits = FIXED._replace(strangers_of_peer=4, strangers=6)
+    monkeypatch.setattr("mlvm.machines.remote.admission.FIXED", limits)
     address = free_address()
     host, _, port = address.partition(":")
     with ThreadPoolExecutor(2) as pool:

@@ -39,7 +39,7 @@ class Serving:
         draw = world.random
         self.world = world
         self.fault = draw.choice(FAULTS)
-        world.bandwidth = 1e9 if world.bandwidth < 1e6 else world.bandwidth  # see `stream._SLOWEST`
+        world.bandwidth = 1e9 if world.bandwidth < 1e6 else world.bandwidth  # see `FIXED.speed`
         world.buffer, world.latency = max(world.buffer, 5_000), min(world.latency, 1e-4)
         if self.fault == "full":
             world.buffer, world.latency = 2_000, 1e-5

@@ -8,7 +8,7 @@ key differ in properties that the key does not contain: the identities of argume
 that Python code has read.
 
 Invariant: a program may be launched only for a call that `bind` accepts. C matches the calls of
-`matchers` without a signature, and tries the most recent match first. At most `MOST_PROGRAMS`
+`matchers` without a signature, and tries the most recent match first. At most `LIMITS.programs`
 entries are kept for each `OpenTrace`, and as many for all other traces. The least recently used
 entry is evicted first. C does not report matches, so the entries of `matchers` count as used when
 an entry is added.
@@ -30,6 +30,7 @@ from mlvm.core.errors import OpError
 from mlvm.core.locks import new_lock
 from mlvm.core.memo import Memo
 from mlvm.core.protocol import VMProtocol
+from mlvm.eager.capture.capture_limits import LIMITS
 from mlvm.eager.capture.guards.guard_set import ASKS_CLASS
 from mlvm.eager.capture.guards.signature import Signature
 from mlvm.eager.capture.hoisted import hoisted_values
@@ -44,7 +45,6 @@ from mlvm.step.compile import Planned
 from mlvm.step.open_step import OpenStep
 from mlvm.step.replacement import Replaced
 
-MOST_PROGRAMS: Final = 64
 _LASTING: Final = Tensor, type, types.ModuleType, types.CodeType, types.BuiltinFunctionType
 """Classes of objects that an entry always keeps alive: launches need tensors, and the other objects
 live as long as the process or are small."""
@@ -264,7 +264,7 @@ class CacheEntries(Generic[K]):
         self._entries: dict[Any, tuple[CacheEntry, ...]] = {}
         self._keys: dict[CacheEntry, Any] = {}  # least recently used first
         # includes keys of evicted programs
-        self._changes = Memo[Any, NumberChanges](4 * MOST_PROGRAMS, "capture: changed numbers")
+        self._changes = Memo[Any, NumberChanges](LIMITS.changed_numbers, "capture: changed numbers")
 
     @property
     def closed(self) -> int:
@@ -290,7 +290,7 @@ class CacheEntries(Generic[K]):
                 return []
             self._touch(each.entry for each in reversed(self.matchers))
             alike = [each for each in self._keys if each.opened is entry.opened]
-            dropped = alike[: max(0, len(alike) + 1 - MOST_PROGRAMS)]
+            dropped = alike[: max(0, len(alike) + 1 - LIMITS.programs)]
             for each in dropped:
                 self._forget(each)
             self._entries[key] = (*self._entries.get(key, ()), entry)
@@ -313,7 +313,10 @@ class CacheEntries(Generic[K]):
     def know(self, matcher: K) -> None:
         """Let C match calls with an entry, and try that first."""
         others = [each for each in self.matchers if each.entry is not matcher.entry]
-        self.matchers = [matcher, *others[:3]]  # by one assignment, because C reads the list
+        self.matchers = [
+            matcher,
+            *others[: LIMITS.matchers - 1],
+        ]  # by one assignment, because C reads the list
 
     def release_known(self) -> None:
         """Let C match no entry, because entries keep objects alive. All may become known again."""

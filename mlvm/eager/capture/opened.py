@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from mlvm.arena.planner import Plan
 from mlvm.core.errors import BudgetError, CaptureError
@@ -25,6 +25,7 @@ from mlvm.core.locks import new_lock
 from mlvm.core.memo import Memo
 from mlvm.core.types import TensorType
 from mlvm.eager.capture.cache import CacheEntry
+from mlvm.eager.capture.capture_limits import LIMITS
 from mlvm.eager.capture.dynamic_axes import Axis, OpenLength, may_open, sizes_of
 from mlvm.eager.capture.guards.changing import RecompilationWarning
 from mlvm.eager.capture.guards.signature import Signature
@@ -38,12 +39,6 @@ from mlvm.step.compile import Planned
 from mlvm.step.flow import Flow
 from mlvm.step.open_step import FUNCTIONS, OpenStep, StepLength
 from mlvm.step.templates import OpenType, Place, PlannedTemplate, at
-
-_MOST: Final = 8
-"""Maximum number of traces for calls that differ only in sizes, and of plans of each trace."""
-
-_MOST_SIZES: Final = 3
-"""Number of different sizes of an axis at which the axis becomes dynamic."""
 
 
 class _BoundPlan:
@@ -164,7 +159,7 @@ class OpenTrace:
 
         The guards of the plan are the comparisons of sizes that the compiler has made. If the
         compiler needs the value of a size, no such plan is created."""
-        if self._is_pinned or len(self._plans) >= _MOST:
+        if self._is_pinned or len(self._plans) >= LIMITS.plans:
             return
         powers = [1 << (n - 1).bit_length() for n in lengths]  # of two, not less than the sizes
         axes = zip(self.open, powers, self._bounds, strict=True)
@@ -318,7 +313,7 @@ class _CallFamily:
         sizes = sizes_of(signature)
         for axis, n in sizes.items():
             sizes_so_far = self._sizes.setdefault(axis, {})
-            if len(sizes_so_far) < _MOST_SIZES:
+            if len(sizes_so_far) < LIMITS.sizes:
                 sizes_so_far[n] = None
             equal = {other for other, m in sizes.items() if m == n}
             self._equal[axis] = self._equal.get(axis, equal) & equal
@@ -338,7 +333,7 @@ class _CallFamily:
         has_name = {axis for each in named for axis in each.axes}
         by_size: dict[frozenset[Axis], list[Axis]] = {}
         for axis, sizes in self._sizes.items():
-            if len(sizes) >= _MOST_SIZES and axis not in has_name and opens(axis):
+            if len(sizes) >= LIMITS.sizes and axis not in has_name and opens(axis):
                 by_size.setdefault(frozenset(self._equal[axis]), []).append(axis)
         others = [OpenLength(tuple(axes)) for axes in by_size.values()]
         return [each for each in (*by_name, *others) if each.axes]
@@ -351,7 +346,7 @@ class CallFamilies:
         self._lock = new_lock()
         self._dropped: list[OpenTrace] = []
         self._families = Memo[Any, _CallFamily](
-            128,
+            LIMITS.families,
             "capture: families of calls",
             lambda family: self._dropped.extend(family.traces),
         )
@@ -404,8 +399,8 @@ class CallFamilies:
         with self._lock:
             family = self._families.entries.get(without_sizes(key))
             if family is not None:
-                self._dropped += family.traces[_MOST - 1 :]
-                family.traces = (trace, *family.traces[: _MOST - 1])
+                self._dropped += family.traces[LIMITS.traces - 1 :]
+                family.traces = (trace, *family.traces[: LIMITS.traces - 1])
 
     def take_dropped(self) -> list[OpenTrace]:
         """Return the traces that were evicted since the last call, whose programs can be freed."""

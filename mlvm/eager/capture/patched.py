@@ -22,6 +22,7 @@ from mlvm.core.machine.functions import FunctionTable
 from mlvm.core.memo import exact_repr
 from mlvm.core.program.program import Program, Variant
 from mlvm.core.types import TensorType
+from mlvm.eager.capture.capture_limits import LIMITS
 from mlvm.eager.recording.families import open_call
 from mlvm.eager.tensor.number import Numbers
 from mlvm.machines.native.extension import EXTENSION
@@ -151,7 +152,7 @@ class PatchedProgram:
             calls.append(match.call)
         flat = tuple([x for pair in guards for x in pair])
         choice = _Choice(flat, calls, [calls[i] for i in self._order])
-        self._choices = [choice, *self._choices[:7]]
+        self._choices = [choice, *self._choices[: LIMITS.choices - 1]]
         return choice
 
     def _add(
@@ -167,7 +168,7 @@ class PatchedProgram:
             guards = numbers.guards()
         if call is None:
             raise NotPatched
-        if len(alternatives) >= 64:
+        if len(alternatives) >= LIMITS.site_calls:
             alternatives.clear()
         alternatives.insert(0, _Alternative(tuple([x for pair in guards for x in pair]), call))
         return alternatives[0]

@@ -20,11 +20,10 @@ from typing import Final
 
 from mlvm.machines.remote import address as addresses
 from mlvm.machines.remote import handshake
+from mlvm.machines.remote.limits import FIXED
 from mlvm.machines.remote.log import Log
 from mlvm.machines.remote.system import SYSTEM, System
 
-MOST_OF_PEER: Final = 64
-"""Maximum strangers of a peer; the total is 3/2 of it, for other peers."""
 _MOMENT: Final = 0.25  # minimum seconds for an unauthenticated connection
 _MOMENT_OF_SILENCE: Final = 0.05
 _LINGERS: Final = 0.2  # seconds for a refused client to read the reason
@@ -71,8 +70,8 @@ class Admission:
         now, peer = self._now(), _peer_of(sock)
         with self._lock:
             counts = Counter(it.peer for it in self._strangers.values())
-            crowd = peer if counts[peer] >= MOST_OF_PEER else None
-            if crowd is None and 2 * len(self._strangers) >= 3 * MOST_OF_PEER:
+            crowd = peer if counts[peer] >= FIXED.strangers_of_peer else None
+            if crowd is None and len(self._strangers) >= FIXED.strangers:
                 [(crowd, _)] = counts.most_common(1)
             evicted = None if crowd is None else self._oldest_expired(crowd, now)
             is_admitted = crowd is None or evicted is not None
@@ -131,7 +130,7 @@ class Admission:
     def sweep(self, *, last: bool = False) -> bool:
         """Close refused connections that had time to read the reason; return whether any remain.
 
-        At most 256 remain, the latest. The `last` call closes all connections.
+        At most `FIXED.refused` remain, the latest. The `last` call closes all connections.
         """
         present = self._now()
         with self._lock:
@@ -140,8 +139,9 @@ class Admission:
         for each in late:
             addresses.shut(each)
         now = math.inf if last else present
-        while self._lingering and (self._lingering[0][0] < now or len(self._lingering) > 256):
-            self._lingering.popleft()[1].close()
+        most, lingering = FIXED.refused, self._lingering
+        while lingering and (lingering[0][0] < now or len(lingering) > most):
+            lingering.popleft()[1].close()
         return bool(self._lingering)
 
     def note(self, peer: str, reason: str) -> None:

@@ -38,6 +38,7 @@ from mlvm.core.protocol import StorageHandle, TensorHandle
 from mlvm.core.types import Array, TensorType
 from mlvm.machines.closing import Closing
 from mlvm.machines.native.extension import EXTENSION
+from mlvm.machines.remote.limits import FIXED
 from mlvm.machines.remote.outbox import PythonOutbox
 from mlvm.machines.remote.session import POSTED_AT, launch_struct
 from mlvm.machines.remote.stream import Buffer, Outgoing, Received, Stream
@@ -49,8 +50,6 @@ if TYPE_CHECKING:
 _ALLOCATING: Final = "alloc_tensor", "alloc_storage"
 _MAKING: Final = *_ALLOCATING, "tensor_from_storage"
 _FAREWELL: Final = 0.2  # seconds to wait for the server's reason for a lost connection
-_MOST_UNCONFIRMED: Final = 1 << 13
-"""Maximum number of unconfirmed posts with stored lines; then the client waits."""
 
 
 class _Posted(NamedTuple):
@@ -287,7 +286,7 @@ class RemoteVM(Closing, WireVM):
 
     def _confirm(self) -> None:
         """Wait for the server, if too many posts are unconfirmed."""
-        if len(self._stream.note.places) > _MOST_UNCONFIRMED or self._stream.is_full:
+        if len(self._stream.note.places) > FIXED.posts or self._stream.is_full:
             self.synchronize()
 
     def _flush(self) -> None:

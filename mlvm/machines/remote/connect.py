@@ -19,7 +19,6 @@ from mlvm.machines.remote import address as addresses
 from mlvm.machines.remote.client import RemoteVM
 from mlvm.machines.remote.handshake import (
     BUSY,
-    MOST_NAME,
     Greeting,
     Hello,
     greet,
@@ -28,6 +27,7 @@ from mlvm.machines.remote.handshake import (
     send,
 )
 from mlvm.machines.remote.lease import LeasedStream
+from mlvm.machines.remote.limits import FIXED
 from mlvm.machines.remote.secret import find_secret
 from mlvm.machines.remote.stream import Stream
 from mlvm.machines.remote.system import SYSTEM, System
@@ -149,8 +149,8 @@ class _Endpoint:
         """Open an authenticated connection; return it and the server's description."""
         _require_seconds("timeout", timeout)
         for text in (hello.vm, hello.name):
-            if not isinstance(text, str) or len(text) > MOST_NAME:
-                most = f"at most {MOST_NAME} characters"
+            if not isinstance(text, str) or len(text) > FIXED.name:
+                most = f"at most {FIXED.name} characters"
                 raise MachineError(f"ml.connect: expected a name of {most}, got {text!r}")
         place = addresses.parse_address(self.address)
         secret = find_secret(self.secret, self.secret_file)

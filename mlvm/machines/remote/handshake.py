@@ -34,13 +34,10 @@ from mlvm.core.errors import (
     with_article,
 )
 from mlvm.core.program.encoding import HEADER, MAGIC, VERSION, Reader, Writer
+from mlvm.machines.remote.limits import FIXED
 from mlvm.machines.remote.system import SYSTEM, System
 
 NONCE: Final = 32
-MOST_NAME: Final = 200
-"""Maximum number of characters in the name of a client or VM."""
-LEAST_SECRET: Final = 16
-"""Minimum bytes of a secret: an eavesdropper of a handshake could try all shorter secrets."""
 
 BUSY: Final = "too many simultaneous connections: try again"
 """The reason after which a client tries again automatically."""
@@ -93,12 +90,12 @@ def pack(kind: Greeting, body: bytes = b"", version: int = VERSION) -> bytes:
 
 
 def receive(
-    sock: socket.socket, deadline: float, most: int = 4096, system: System = SYSTEM
+    sock: socket.socket, deadline: float, most: int = FIXED.handshake_bytes, system: System = SYSTEM
 ) -> tuple[int, int, bytes]:
     """Receive the next message by `deadline` of `system.monotonic`.
 
-    A peer that is not authenticated may send up to 4096 bytes. Return the version of the message,
-    its kind and all its bytes. Raises `ConnectionLostError`, `EncodingError`.
+    A peer that is not authenticated may send up to `FIXED.handshake_bytes`. Return the version of
+    the message, its kind and all its bytes. Raises `ConnectionLostError`, `EncodingError`.
     """
     header = _exactly(sock, HEADER.size, deadline, system)
     magic, version, kind, length = HEADER.unpack(header)
@@ -150,7 +147,7 @@ def refusal(reason: str) -> bytes:
     return pack(Greeting.refused, writer.body())
 
 
-def plain(text: str, most: int = 500) -> str:
+def plain(text: str, most: int = FIXED.reason) -> str:
     """Truncate a text of the peer, and replace characters that control a terminal."""
     return "".join([each if each.isprintable() else "?" for each in shortened(text, most)])
 
@@ -165,15 +162,13 @@ def check_secret(secret: str | bytes) -> bytes:
             f"a secret: expected a str or bytes, got {with_article(type(secret).__name__)}"
         )
     data = secret.encode() if isinstance(secret, str) else secret
-    if len(data) < LEAST_SECRET:
+    least = FIXED.secret
+    if len(data) < least:
+        raise AccessDeniedError(f"a secret: expected at least {least} bytes, got {len(data)}")
+    if len(data.strip(b" \t\r\n\v\f\0")) < least or len(set(data)) < FIXED.distinct:
         raise AccessDeniedError(
-            f"a secret: expected at least {LEAST_SECRET} bytes, got {len(data)}"
-        )
-    different = 5  # bytes
-    if len(data.strip(b" \t\r\n\v\f\0")) < LEAST_SECRET or len(set(data)) < different:
-        raise AccessDeniedError(
-            f"a secret: expected {LEAST_SECRET} bytes without blanks at the ends, at least "
-            f"{different} of them different; got a secret that is easier to guess"
+            f"a secret: expected {least} bytes without blanks at the ends, at least "
+            f"{FIXED.distinct} of them different; got a secret that is easier to guess"
         )
     return data
 
@@ -350,8 +345,8 @@ def _read_hello(message: bytes) -> Hello:
             f"expected a hello with a nonce of {NONCE} bytes and a flag for the secret, got "
             f"{len(nonce)} bytes and {brief(has_secret)}; use the same mlvm on both sides"
         )
-    if max(map(len, (wants, vm, name))) > MOST_NAME:
-        raise EncodingError(f"expected a name of at most {MOST_NAME} characters, got a longer one")
+    if max(map(len, (wants, vm, name))) > FIXED.name:
+        raise EncodingError(f"expected a name of at most {FIXED.name} characters, got a longer one")
     return Hello(wants, vm, name, has_secret)
 
 

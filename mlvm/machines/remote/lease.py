@@ -19,13 +19,13 @@ from typing import Any, Final, NamedTuple, Protocol
 from mlvm.core.errors import AccessDeniedError, ConnectionLostError, MlvmError
 from mlvm.core.program.encoding import HEADER, MAGIC, VERSION, Kind
 from mlvm.machines.remote.address import closing_on_error
+from mlvm.machines.remote.limits import FIXED
 from mlvm.machines.remote.stream import Buffer, Incoming, Received, Sending, Stream
 from mlvm.machines.remote.system import SYSTEM
 
 GOODBYE: Final = HEADER.pack(MAGIC, VERSION, Kind.goodbye.value, 0)
 """The message that ends a lease immediately. Without it, the client may connect again."""
 
-_MOST_UNCONFIRMED: Final = 1 << 26  # maximum number of bytes
 _PAUSES: Final = 0.02, 0.5
 """Seconds between attempts: initial and maximum delay."""
 
@@ -85,7 +85,7 @@ class LeasedStream(Stream):
     @property
     def is_full(self) -> bool:
         unconfirmed = self._sending.unconfirmed
-        return sum(len(each) for entry in unconfirmed for each in entry.data) > _MOST_UNCONFIRMED
+        return sum(len(each) for entry in unconfirmed for each in entry.data) > FIXED.unconfirmed
 
     def set_timeouts(self, receive: float, send: float) -> None:
         super().set_timeouts(receive, send)

@@ -26,9 +26,8 @@ from mlvm.core.program.encoding import Allowance, Kind
 from mlvm.core.store import number_apart
 from mlvm.machines.local import LocalVM
 from mlvm.machines.remote import address as addresses
-from mlvm.machines.remote import handshake
 from mlvm.machines.remote.bounded import BoundedVM
-from mlvm.machines.remote.limits import Limits
+from mlvm.machines.remote.limits import FIXED, Limits
 from mlvm.machines.remote.log import Log
 from mlvm.machines.remote.metrics import Metrics
 from mlvm.machines.remote.processes import Process, Processes, relay
@@ -334,9 +333,9 @@ class Lender:
         self._launches = 0  # launches of disconnected clients
         self._metrics = Metrics()  # metrics of these clients and handshakes
         for name in shared:
-            if not name or shared.count(name) > 1 or len(name) > handshake.MOST_NAME:
+            if not name or shared.count(name) > 1 or len(name) > FIXED.name:
                 shown = errors.brief(list(shared))
-                most = handshake.MOST_NAME
+                most = FIXED.name
                 raise errors.MachineError(
                     f"shared=: expected distinct names of 1 to {most} characters, got {shown}"
                 )

@@ -4,11 +4,32 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, fields
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from mlvm.core.errors import MachineError
 
 _GIB: Final = 1 << 30
+
+
+class FixedLimits(NamedTuple):
+    """Limits that apply before a peer is authenticated, or to what a client stores itself."""
+
+    strangers: int = 96  # unauthenticated connections
+    strangers_of_peer: int = 64
+    refused: int = 256  # refused connections that may still read the reason
+    observers: int = 64  # connections that receive the status
+    name: int = 200  # characters in the name of a client or VM
+    reason: int = 500  # characters of a text from a peer
+    handshake_bytes: int = 4096  # of a message from an unauthenticated peer
+    secret: int = 16  # minimum bytes: an eavesdropper of a handshake could try all shorter secrets
+    distinct: int = 5  # minimum number of different bytes in a secret
+    arguments: int = (1 << 16) - 1  # of a launch
+    posts: int = 1 << 13  # unconfirmed posts with stored lines; then the client waits
+    unconfirmed: int = 1 << 26  # bytes that a client with a lease stores
+    speed: int = 1 << 20  # minimum bytes per second of a large message
+
+
+FIXED: Final = FixedLimits()
 
 
 def _limit(default: float, meaning: str) -> Any:

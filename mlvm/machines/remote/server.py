@@ -38,7 +38,7 @@ from mlvm.machines.remote.lender import (
     text_of,
     trim,
 )
-from mlvm.machines.remote.limits import Limits
+from mlvm.machines.remote.limits import FIXED, Limits
 from mlvm.machines.remote.log import Log
 from mlvm.machines.remote.system import SYSTEM, System
 from mlvm.machines.remote.tls import server_context
@@ -353,11 +353,11 @@ class Server(Closing):
         """
         lender = self.lender
         if hello.wants == "status":
-            most = 64
             with lender.lock:
-                if len(self._observers) >= most:
+                if len(self._observers) >= FIXED.observers:
                     raise AccessDeniedError(
-                        f"the server has reached its limit of {most} observers; close one of them"
+                        f"the server has reached its limit of {FIXED.observers} observers; close "
+                        "one of them"
                     )
                 self._strangers.leave(client.connection.socket)
                 self._observers.add(client.connection.socket)

@@ -31,6 +31,7 @@ from mlvm.core.types import check_array
 from mlvm.core.vm import VM
 from mlvm.machines.accesses import uses_of
 from mlvm.machines.local import LocalVM
+from mlvm.machines.remote.limits import FIXED
 from mlvm.machines.remote.stream import Buffer, Incoming, Outgoing, Received, Stream
 from mlvm.machines.wire import CALLS, WireServer, encode_error, read_args, read_name
 
@@ -187,9 +188,9 @@ class Session(WireServer):
                 f"a launch: expected 8 bytes for the program and each handle, got "
                 f"{reader.remaining} bytes"
             )
-        most = 1 << 16  # a decoded handle needs four times the bytes
-        if reader.remaining > 8 * most:
-            raise LimitExceededError(f"a launch: expected at most {most - 1:,} arguments, got more")
+        most = FIXED.arguments  # a decoded handle needs four times the bytes
+        if reader.remaining > 8 * (most + 1):
+            raise LimitExceededError(f"a launch: expected at most {most:,} arguments, got more")
         body = reader.rest()
         number, *handles = launch_struct(len(body) // 8 - 1).unpack(body)
         program, args = self.program(number), tuple(handles)

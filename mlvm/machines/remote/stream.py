@@ -25,6 +25,7 @@ import numpy as np
 from mlvm.core.errors import ConnectionLostError, EncodingError, LimitExceededError, counted
 from mlvm.core.program.encoding import HEADER, MAGIC, VERSION, Kind, Reader, Writer
 from mlvm.core.types import Array, TensorType
+from mlvm.machines.remote.limits import FIXED
 from mlvm.machines.remote.system import SYSTEM, System
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -34,7 +35,6 @@ LARGE: Final = 1 << 16
 
 _ROOM: Final = 1 << 18
 _AHEAD: Final = 1 << 14  # bytes of a large message that contain the fields before the elements
-_SLOWEST: Final = 1 << 20  # bytes a second of a large message
 _MOMENT: Final = 100e-6
 """Seconds that a receiver polls, yielding the processor, before it sleeps."""
 
@@ -141,7 +141,7 @@ class Stream:
         sending = self._sending
         until = None
         if self._patience is not None:
-            until = self.system.monotonic() + self._patience[1] + sending.nbytes / _SLOWEST
+            until = self.system.monotonic() + self._patience[1] + sending.nbytes / FIXED.speed
         try:
             send = self.socket.sendmsg
             while batch := sending.rest():
@@ -189,7 +189,7 @@ class Stream:
             incoming = Incoming(self, length)
             self._at = _At(start + HEADER.size, count + 1, incoming)
             if self._until is not None:
-                self._until += length / _SLOWEST
+                self._until += length / FIXED.speed
             return kind, incoming
         if self._end[0] - start < HEADER.size + length:
             start = self._fill(HEADER.size + length)

@@ -23,7 +23,7 @@ from mlvm.core.errors import ArgumentError, CaptureError, MlvmError, ShapeError
 from mlvm.core.types import root
 from mlvm.eager import nn
 from mlvm.eager.capture import cache
-from mlvm.eager.capture.cache import MOST_PROGRAMS
+from mlvm.eager.capture.capture_limits import LIMITS
 from mlvm.eager.capture.guards.changing import RecompilationWarning
 from mlvm.eager.capture.patched import PatchedProgram
 from mlvm.eager.tensor import number
@@ -709,7 +709,7 @@ def test_kernels_chosen_for_a_length_serve_those_of_equal_guards(monkeypatch: Pa
         for n in lengths * 2:
             assert same(step, attend, matrix(n))
         count = planned["_add"]
-        monkeypatch.setattr(cache, "MOST_PROGRAMS", 1)
+        monkeypatch.setattr(cache, "LIMITS", LIMITS._replace(programs=1))
         for n in (601, 9, 66, *lengths):
             assert same(step, attend, matrix(n))
         assert planned["_add"] - count <= 6 < count
@@ -735,10 +735,10 @@ def test_random_functions(seed: int) -> None:
 @pytest.mark.filterwarnings("ignore:.*has recorded its")
 def test_programs_of_one_length_are_forgotten_too() -> None:
     step = ml.capture(lambda x, k: ml.roll(x, k), dynamic_axes={"x": ("n",)})
-    for k in range(MOST_PROGRAMS + 9):
+    for k in range(LIMITS.programs + 9):
         step(ml.ones(50), k)
     counts = Counter(entry.opened for entry in step._entries._keys)
-    assert max(counts.values()) == MOST_PROGRAMS
+    assert max(counts.values()) == LIMITS.programs
 
 
 def test_a_number_of_a_length_that_does_not_fit_names_the_length(tmp_path: Path) -> None:

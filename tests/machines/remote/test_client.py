@@ -29,6 +29,7 @@ from mlvm.machines.local import LocalVM
 from mlvm.machines.native.extension import EXTENSION
 from mlvm.machines.remote import client
 from mlvm.machines.remote.client import RemoteVM
+from mlvm.machines.remote.limits import FIXED
 from mlvm.machines.remote.outbox import PythonOutbox
 from tests.alarms import interrupt_after
 from tests.brief import Patch, cases, output_of, refuses, replace_op
@@ -113,7 +114,7 @@ def test_a_write_that_fails_names_its_line(vm: RemoteVM) -> None:
 
 
 def test_no_line_is_kept_for_ever(vm: RemoteVM, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(client, "_MOST_UNCONFIRMED", 100)
+    monkeypatch.setattr(client, "FIXED", FIXED._replace(posts=100))
     x = put(vm, 1)
     for _ in range(2000):
         vm.launch(ADD_INTO, (x, x, x))

@@ -23,6 +23,7 @@ from mlvm.machines.native.extension import EXTENSION
 from mlvm.machines.remote.client import RemoteVM, _Sent
 from mlvm.machines.remote.lease import LeasedStream, _messages_after, _Unconfirmed
 from mlvm.machines.remote.lender import LeasedConnection
+from mlvm.machines.remote.limits import FIXED
 from tests.brief import Patch, refuses
 from tests.core.programs import f32s, put
 from tests.fuzz.mutations import framed
@@ -238,7 +239,7 @@ def test_interrupts_while_a_connection_comes_again() -> None:
 
 
 def test_much_that_may_be_lost_is_asked_for(monkeypatch: Patch) -> None:
-    monkeypatch.setattr("mlvm.machines.remote.lease._MOST_UNCONFIRMED", 10_000)
+    monkeypatch.setattr("mlvm.machines.remote.lease.FIXED", FIXED._replace(unconfirmed=10_000))
     with Served() as server, server.vm(retry=1.0) as vm:
         x = vm.alloc_tensor(TensorType("u8", (4000,)))
         for n in range(20):

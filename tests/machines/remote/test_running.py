@@ -22,8 +22,8 @@ import pytest
 from mlvm.__main__ import parser
 from mlvm.core.errors import AccessDeniedError, AddressError, LimitExceededError, OutOfMemoryError
 from mlvm.machines.remote import metrics as page_of_metrics
-from mlvm.machines.remote.admission import MOST_OF_PEER
 from mlvm.machines.remote.connect import connect
+from mlvm.machines.remote.limits import FIXED
 from mlvm.machines.remote.metrics import BUCKETS, Metrics, MetricsPage
 from mlvm.machines.remote.notify import inherited_socket, notify
 from tests.brief import ROOT, Patch, cases, refuses, start_python
@@ -128,7 +128,7 @@ def test_readers_of_metrics_have_a_share_of_places(monkeypatch: Patch) -> None:
         for _ in range(300):
             strangers.enter_context(connected(page))
         wait_for(comes_through)
-        wait_for(lambda: threading.active_count() <= before + MOST_OF_PEER)
+        wait_for(lambda: threading.active_count() <= before + FIXED.strangers_of_peer)
         assert server.vm().consumed_size_in_mib() == 0
 
 

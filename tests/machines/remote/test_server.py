@@ -40,11 +40,10 @@ from mlvm.core.types import TensorType
 from mlvm.machines import wire
 from mlvm.machines.local import LocalVM
 from mlvm.machines.remote import admission, connect
-from mlvm.machines.remote.admission import MOST_OF_PEER
 from mlvm.machines.remote.client import RemoteVM
 from mlvm.machines.remote.connect import Observer
 from mlvm.machines.remote.handshake import BUSY, Greeting, Hello, pack
-from mlvm.machines.remote.limits import Limits
+from mlvm.machines.remote.limits import FIXED, Limits
 from mlvm.machines.remote.session import Session
 from mlvm.machines.wire import encode_call
 from tests.brief import Patch, cases, line_of, refuses, start_python, traced_memory
@@ -680,7 +679,7 @@ def test_strangers_keep_nobody_out(tls: bool) -> None:
                 with contextlib.suppress(OSError):
                     reply += each.recv(4096)
             assert (BUSY.encode() in reply) is not tls
-            assert server.status()["strangers"] <= MOST_OF_PEER
+            assert server.status()["strangers"] <= FIXED.strangers_of_peer
             assert len(server.events("refused")) <= 60
             assert server.status()["refused"] > 150
         finally:
@@ -690,7 +689,7 @@ def test_strangers_keep_nobody_out(tls: bool) -> None:
 
 def test_a_client_is_told_that_a_server_is_busy(monkeypatch: Patch) -> None:
     with Served() as server:
-        monkeypatch.setattr(admission, "MOST_OF_PEER", 0)
+        monkeypatch.setattr(admission, "FIXED", FIXED._replace(strangers_of_peer=0))
         refuses(AccessDeniedError, BUSY, server.vm, timeout=0.2)
         monkeypatch.undo()
         server.vm()

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from mlvm.core.errors import ConnectionLostError, EncodingError
 from mlvm.core.program.encoding import HEADER, Kind, Reader, Writer
 from mlvm.machines.remote import stream
+from mlvm.machines.remote.limits import FIXED
 from mlvm.machines.remote.stream import LARGE, Incoming, Outgoing, Stream
 from tests.alarms import interrupt_after
 from tests.brief import Patch, cases, count_calls, refuses
@@ -206,7 +207,7 @@ def test_a_message_that_comes_byte_by_byte_has_a_deadline(size: int) -> None:
 
 
 def test_an_answer_that_is_read_bit_by_bit_has_a_deadline(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(stream, "_SLOWEST", 1 << 30)
+    monkeypatch.setattr(stream, "FIXED", FIXED._replace(speed=1 << 30))
     with streams() as (ours, sender):
         over = threading.Event()
         sender.set_timeouts(5.0, 0.2)

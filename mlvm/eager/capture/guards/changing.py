@@ -16,6 +16,7 @@ import numpy as np
 
 from mlvm.core.errors import brief, user_line, with_article
 from mlvm.core.protocol import VMProtocol
+from mlvm.eager.capture.capture_limits import LIMITS
 from mlvm.eager.capture.guards.guard_set import GuardSet
 from mlvm.eager.capture.guards.readable import PLAIN, SMALL, content_of
 from mlvm.eager.capture.guards.rebinding import contents
@@ -26,9 +27,6 @@ from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.values import items_of, members_of
 from mlvm.eager.tensor.warn import warn_at
 from mlvm.parallel.membership import place_of, sharding_here
-
-MANY: Final = 8
-"""Number of programs of a function at which the warning is issued."""
 
 _ARGUMENT: Final = "argument "
 _TYPE: Final = re.compile(r"[a-z]+\d*\[[\d,]*\]")
@@ -93,15 +91,15 @@ class Changing:
     """Descriptions of the traces of a function.
 
     Each trace after the first has causes: the values that differ from the most similar of the last
-    `MANY` traces. At `MANY` traces one warning is issued. `failure` is the error of the last trace,
-    "" if it was compiled. `pinned` is the first line that needs the value of a dynamic
-    size."""
+    `LIMITS.warning` traces. At this number of traces one warning is issued. `failure` is the error
+    of the last trace, "" if it was compiled. `pinned` is the first line that needs the value of a
+    dynamic size."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         code = fn.__code__ if type(fn) is types.FunctionType else None
         self._names = code.co_varnames[: code.co_argcount] if code is not None else ()
-        self._recordings: deque[Description] = deque(maxlen=MANY)
-        self._retraces: deque[Retrace] = deque(maxlen=MANY)
+        self._recordings: deque[Description] = deque(maxlen=LIMITS.warning)
+        self._retraces: deque[Retrace] = deque(maxlen=LIMITS.warning)
         self._count = 0
         self.failure = ""
         self.pinned = ""
@@ -137,7 +135,7 @@ class Changing:
             texts += [] if other is None else [f"{other} was changed"]
             self._retraces.append(Retrace(self._count, user_line(), _joined(texts)))
         self._recordings.append(description)
-        if self._count == MANY:
+        if self._count == LIMITS.warning:
             self._warn(name)
 
     def explain(self, name: str) -> str:
@@ -160,7 +158,7 @@ class Changing:
         of_types = {"type": _PINNED.format(self.pinned)} if self.pinned else {}
         remedies = [text for kind, text in (_REMEDIES | of_types).items() if kind in kinds]
         message = (
-            f"{name!r} has recorded its {MANY}th program, which takes time and memory: "
+            f"{name!r} has recorded its {LIMITS.warning}th program, which takes time and memory: "
             f"{text}. {'. '.join(remedies)}."
         )
         warn_at(user_line(), message, RecompilationWarning)

@@ -17,6 +17,7 @@ from mlvm.core.locks import new_lock
 from mlvm.core.memo import Memo, bits_of
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import TensorType
+from mlvm.eager.capture.capture_limits import LIMITS
 from mlvm.eager.capture.guards.checker import MISSING, Guard
 from mlvm.eager.capture.guards.guard_set import CALLED, NUMBERS, Field, GuardSet, dict_of
 from mlvm.eager.capture.guards.readable import PLAIN
@@ -176,7 +177,7 @@ class Signatures:
         self._read_by_name: set[int] = set()  # ids of Modules of which traces have read some fields
         self._read_by_name_before: Set[int] = frozenset()
         # by the ids of objects in arguments
-        self._guard_sets = Memo[tuple[int, ...], GuardSet](8, "capture: guards")
+        self._guard_sets = Memo[tuple[int, ...], GuardSet](LIMITS.guard_sets, "capture: guards")
 
     def of(
         self, vm: VMProtocol, args: Any, kwargs: Any, *, reduced: bool = True

@@ -13,7 +13,8 @@ import pytest
 import mlvm.eager as ml
 from mlvm.core.errors import CaptureError
 from mlvm.eager import nn
-from mlvm.eager.capture.guards.changing import MANY, Changing
+from mlvm.eager.capture.capture_limits import LIMITS
+from mlvm.eager.capture.guards.changing import Changing
 from mlvm.eager.capture.guards.guard_set import GuardSet
 from tests.brief import Fn, Patch, line_with, refuses
 
@@ -125,7 +126,7 @@ def test_threads_record_while_one_of_them_warns() -> None:
 
     class Warns(dict[str, int]):
         def items(self) -> Any:
-            for _ in range(MANY - 1):
+            for _ in range(LIMITS.warning - 1):
                 changing.add(changing.describe(ml.default_vm(), look, (), {}), "f", look)
             with pytest.warns(ml.RecompilationWarning):
                 changing.add(changing.describe(ml.default_vm(), look, (), {}), "f", look)
