@@ -1001,7 +1001,8 @@ class Arena(ArenaFields):
             if region is not None:
                 return region
             with suppress(errors.OutOfMemoryError):
-                self._add_chunk(max(nbytes, self.capacity // 4, SMALLEST_CHUNK))
+                least = max(nbytes, self._placement.missing, SMALLEST_CHUNK)
+                self._add_chunk(max(least, self.capacity // 4))
                 continue
             trim_arenas(self.vm)
             try:

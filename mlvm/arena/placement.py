@@ -30,7 +30,10 @@ So a few kinds of steps, such as training and evaluation, may alternate.
 """
 
 MOST_SPARE: Final = 1 << 18
-"""Size below which size classes share regions: tensors of slowly growing sizes get larger ones."""
+"""Size below which tensors share the regions of the next eight size classes.
+
+A larger tensor shares regions that are at most an eighth larger.
+"""
 
 _NUMBER: Final = attrgetter("number")
 
@@ -120,6 +123,7 @@ class Placement:
     `resets`: number of resets.
     `bins`: the bin of each type that was placed before, if the placement has bins.
     `sizes`: the bins by number of bytes.
+    `missing`: the bytes that the latest `find` without a result had needed.
     `handles`, `storages`: of dropped regions and chunks; the arena returns them to the VM.
     """
 
@@ -131,6 +135,7 @@ class Placement:
         self.bins: dict[TensorType, list[Region]] = {}
         self.sizes: dict[int, list[Region]] = {}
         self.resets = 0
+        self.missing = 0
         self._numbers = 0
 
     def find(self, type: TensorType, *, thrifty: bool, last: bool = False) -> Region | None:
@@ -190,7 +195,7 @@ class Reuse(Placement):
     resets, because a repeated step requests the other regions again.
 
     size_of: function that rounds the bytes of a request
-    spare: whether regions for slowly growing sizes are half larger
+    spare: whether regions for slowly growing sizes are larger: half, or an eighth for large ones
     """
 
     def __init__(
@@ -203,31 +208,50 @@ class Reuse(Placement):
 
     def find(self, type: TensorType, *, thrifty: bool, last: bool = False) -> Region | None:
         nbytes = self.size_of(type.nbytes)
-        bin = self.bins[type] = self.sizes.setdefault(nbytes, [])
-        region = pop(bin)
+        region = pop(self.sizes.get(nbytes, []))
         if region is None and thrifty and self._tail(nbytes) is None:
             if not self._merge(nbytes, idle=True) and (last or not self.grows):
                 self._merge(nbytes, idle=False)
-            region = pop(bin)
-        if region is None and self.size_of is size_class and 0 < nbytes < MOST_SPARE:
+            region = pop(self.sizes.get(nbytes, []))
+        if region is None and self.size_of is size_class and nbytes:
             region = self._larger(nbytes)
-            larger = self.size_of(nbytes * 3 // 2)
-            step = self.size_of(nbytes + 1) - nbytes
-            grows = any(self.sizes.get(nbytes - i * step) for i in range(1, 5))  # sizes grow slowly
-            spare = self.spare and region is None and grows
-            if spare and self._tail(larger) is not None:
-                nbytes, bin = larger, self.sizes.setdefault(larger, [])
+        if region is None:
+            region = self._new_region(nbytes)
         if region is not None:
-            return region
-        chunk = self._tail(nbytes)
-        if chunk is None:
-            return None
-        region = self._make(chunk, chunk.carved, nbytes, bin)
-        chunk.carved += nbytes
+            self.bins[type] = region.bin
         return region
 
+    def _new_region(self, nbytes: int) -> Region | None:
+        """Place a region at the end of a chunk; a larger one if free regions show growing sizes."""
+        self.missing = self._spacious(nbytes) if self.spare and nbytes else nbytes
+        for size in dict.fromkeys((self.missing, nbytes)):
+            chunk = self._tail(size)
+            if chunk is not None:
+                chunk.carved += size
+                bin = self.sizes.setdefault(size, [])
+                return self._make(chunk, chunk.carved - size, size, bin)
+        return None
+
+    def _spacious(self, nbytes: int) -> int:
+        """Return the size of a new region, which is larger if slightly smaller ones are free."""
+        if nbytes >= MOST_SPARE:
+            return rounded(nbytes * 9 // 8) if self._near(nbytes * 7 // 8, nbytes) else nbytes
+        step = self.size_of(nbytes + 1) - nbytes
+        grows = any(self.sizes.get(nbytes - i * step) for i in range(1, 5))
+        return self.size_of(nbytes * 3 // 2) if grows else nbytes
+
+    def _near(self, least: int, end: int) -> list[int]:
+        """Return the sizes of free regions in `range(least, end)`."""
+        return [n for n, bin in [*self.sizes.items()] if least <= n < end and bin]
+
     def _larger(self, nbytes: int) -> Region | None:
-        """Take a free region of one of the next eight size classes, as `bin_of` in dispatch.c."""
+        """Take a free region that is larger, by at most an eighth or eight size classes.
+
+        `bin_of` in dispatch.c selects the same one.
+        """
+        if nbytes >= MOST_SPARE:
+            sizes = self._near(nbytes, rounded(nbytes * 9 // 8) + 1)
+            return pop(self.sizes[min(sizes)]) if sizes else None
         for _ in range(8):
             nbytes = self.size_of(nbytes + 1)
             region = pop(self.sizes.get(nbytes, []))

@@ -225,13 +225,22 @@ def test_trim_gives_back_the_chunks_in_which_nothing_lives(vm: VM) -> None:
     assert arena.alloc(ROW).handle
 
 
-def test_tensors_of_ever_new_sizes_reuse_memory_in_interactive_use(vm: VM) -> None:
-    arena = Arena(vm, "default", trims=True)
-    for n in range(2000, 4000, 8):
+@pytest.mark.parametrize(
+    "least, step, most", [(2000, 8, 2), (1 << 18, 1 << 11, 1.27), (1 << 21, 1 << 14, 1.125)]
+)
+def test_tensors_of_ever_new_sizes_reuse_memory_in_interactive_use(
+    vm: VM, least: int, step: int, most: float
+) -> None:
+    arena, storages = Arena(vm, "default", trims=True), set()
+    sizes = [*range(least, 2 * least, step)]
+    for n in [*sizes, *reversed(sizes)]:
         tensor = arena.alloc(TensorType("u8", (n,)))
-        assert n <= arena.used <= 2 * n
+        assert n <= arena.used <= most * n + 64
+        storages.update(chunk.storage for chunk in arena.chunks())
         del tensor
-    assert len(arena._regions()) <= 9
+        assert arena.capacity <= 3 * sizes[-1] + SMALLEST_CHUNK + KEPT_BYTES
+    assert len(storages) <= 18
+    assert len(arena._regions()) <= 18
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, 64, 65, 1000, 4097, 1 << 20, (1 << 20) + 1, 12345678])

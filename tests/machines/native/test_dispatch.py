@@ -356,10 +356,13 @@ def test_no_call_reaches_the_memory_of_a_closed_vm(call: Callable[[ml.Tensor], A
     assert not any(each.any() for each in foreign)
 
 
-def test_tensors_of_growing_sizes_share_regions(vm: ml.VM) -> None:
-    arena = ml.Arena(vm, "default", trims=True)
+@pytest.mark.parametrize("least, step", [(1000, 7), (300_000, 1000)])
+def test_tensors_of_growing_sizes_share_regions(vm: ml.VM, least: int, step: int) -> None:
+    arena, storages = ml.Arena(vm, "default", trims=True), set()
     with arena.allocating():
-        for n in range(1000, 3000, 7):
+        for n in range(least, 3 * least, step):
             assert float(ml.sum(ml.ones(n))) == n
             assert arena.used <= 8 * n
+            storages.update(chunk.storage for chunk in arena.chunks())
     assert len(arena._regions()) <= 24
+    assert len(storages) <= 24

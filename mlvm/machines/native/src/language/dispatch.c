@@ -761,9 +761,24 @@ static long long region_size(const Arena *arena, long long nbytes)
     return (nbytes + step - 1) / step * step;
 }
 
-/* Return a bin with a free region for a type, borrowed. The bin is for the size of the type, or, if sizes
- * are classes, for one of the next eight classes, as in `Reuse.find` in mlvm/arena/placement.py. The bin
- * is remembered until it is empty. NULL: no such bin. */
+/* Return the bin of the smallest free regions of at least that size, and at most an eighth more, borrowed; or NULL. */
+static PyObject *larger_bin(const Arena *arena, long long size)
+{
+    long long best = (size * 9 / 8 + 63) / 64 * 64 + 1; /* an eighth more, aligned */
+    PyObject *key, *bin, *found = NULL;
+    for (Py_ssize_t at = 0; PyDict_Next(arena->sizes, &at, &key, &bin);) {
+        long long each = PyList_Size(bin) > 0 ? PyLong_AsLongLong(key) : 0;
+        if (each >= size && each < best) {
+            best = each;
+            found = bin;
+        }
+    }
+    return found;
+}
+
+/* Return a bin with a free region for a type, borrowed. The bin is for the size of the type, or, if sizes are
+ * classes, for a larger size, as in `Reuse.find` in mlvm/arena/placement.py: one of the next eight classes, or an
+ * eighth more. The bin is remembered until it is empty. NULL: no such bin. */
 static PyObject *bin_of(const Arena *arena, PyObject *type)
 {
     PyObject *bin = arena->bins ? PyDict_GetItemWithError(arena->bins, type) : NULL;
@@ -771,7 +786,10 @@ static PyObject *bin_of(const Arena *arena, PyObject *type)
         return bin;
     PyObject *nbytes = PyObject_GetAttr(type, nbytes_name);
     long long size = nbytes && PyLong_CheckExact(nbytes) ? PyLong_AsLongLong(nbytes) : -1;
-    int left = size < 0 ? 0 : arena->trims && size && size < MOST_SPARE ? 9 : 1;
+    size = size < 0 ? -1 : region_size(arena, size);
+    int is_large = arena->trims && size >= MOST_SPARE, left = size < 0                            ? 0
+                                                              : arena->trims && size && !is_large ? 9
+                                                                                                  : 1;
     Py_XDECREF(nbytes);
     for (bin = NULL; left > 0 && !bin; left--) {
         size = region_size(arena, size);
@@ -780,6 +798,8 @@ static PyObject *bin_of(const Arena *arena, PyObject *type)
         bin = bin && PyList_Size(bin) > 0 ? bin : NULL;
         Py_XDECREF(key);
     }
+    if (!bin && is_large)
+        bin = larger_bin(arena, size - 1);
     if (bin && PyDict_Size(arena->bins) >= MOST_BINS)
         PyDict_Clear(arena->bins); /* they are found again by size */
     if (bin && PyDict_SetItem(arena->bins, type, bin))
