@@ -226,12 +226,12 @@ def test_trim_gives_back_the_chunks_in_which_nothing_lives(vm: VM) -> None:
 
 
 @pytest.mark.parametrize(
-    "least, step, most", [(2000, 8, 2), (1 << 18, 1 << 11, 1.27), (1 << 21, 1 << 14, 1.125)]
+    ("least", "step", "most"), [(2000, 8, 2), (1 << 18, 1 << 11, 1.27), (1 << 21, 1 << 14, 1.125)]
 )
 def test_tensors_of_ever_new_sizes_reuse_memory_in_interactive_use(
     vm: VM, least: int, step: int, most: float
 ) -> None:
-    arena, storages = Arena(vm, "default", trims=True), set()
+    arena, storages = Arena(vm, "default", trims=True), set[int]()
     sizes = [*range(least, 2 * least, step)]
     for n in [*sizes, *reversed(sizes)]:
         tensor = arena.alloc(TensorType("u8", (n,)))

@@ -356,9 +356,9 @@ def test_no_call_reaches_the_memory_of_a_closed_vm(call: Callable[[ml.Tensor], A
     assert not any(each.any() for each in foreign)
 
 
-@pytest.mark.parametrize("least, step", [(1000, 7), (300_000, 1000)])
+@pytest.mark.parametrize(("least", "step"), [(1000, 7), (300_000, 1000)])
 def test_tensors_of_growing_sizes_share_regions(vm: ml.VM, least: int, step: int) -> None:
-    arena, storages = ml.Arena(vm, "default", trims=True), set()
+    arena, storages = ml.Arena(vm, "default", trims=True), set[int]()
     with arena.allocating():
         for n in range(least, 3 * least, step):
             assert float(ml.sum(ml.ones(n))) == n
