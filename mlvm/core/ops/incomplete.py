@@ -172,14 +172,26 @@ def gammaincc(out: Array, a: Array, x: Array) -> None:
 def gamma_density(out: Array, a: Array, x: Array) -> None:
     """The derivative x^(a - 1) e^-x / Gamma(a) of P(a, x) by x.
 
-    It is 0 outside of 0 < x < inf, and nan where P is nan.
+    It is 0 outside of 0 < x < inf and if a is 0, and nan where P is nan.
     """
     a, x = np.broadcast_arrays(wide(a), wide(x))
-    inside = (a > 0.0) & (x > 0.0) & np.isfinite(a) & np.isfinite(x)
+    inside, valid = _where_defined(a, x)
     y = _gamma_density(np.where(inside, a, 1.0), np.where(inside, x, 1.0))
     at_zero = np.where(a < 1.0, np.inf, np.where(a == 1.0, 1.0, 0.0))
-    edge = np.where((x == 0.0) & (a > 0.0), at_zero, np.where((a > 0) & (x > 0), 0.0, np.nan))
+    edge = np.where((x == 0.0) & (a > 0.0), at_zero, np.where(valid, 0.0, np.nan))
     put(out, np.where(inside, y, edge))
+
+
+def _where_defined(a: Array, x: Array) -> tuple[Array, Array]:
+    """Return where 0 < a, x < inf, and where P(a, x) is not nan."""
+    inside = (a > 0.0) & (x > 0.0) & np.isfinite(a) & np.isfinite(x)
+    valid = (a >= 0.0) & (x >= 0.0) & (np.maximum(a, x) > 0.0) & np.isfinite(np.minimum(a, x))
+    return inside, valid
+
+
+def _above_zero(a: Array, other: Array) -> Array:
+    """Replace a parameter of 0 by a tiny one, which has the limit, if the other one is positive."""
+    return np.where((a == 0.0) & (other > 0.0), _TINY, a)
 
 
 @internal(infer=float_, elementwise=True, in_place=3)
@@ -190,8 +202,8 @@ def gammainc_slope(out: Array, a: Array, x: Array) -> None:
     Otherwise, it is an integral of the density times log(t) - digamma(a).
     """
     a, x = np.broadcast_arrays(wide(a), wide(x))
-    inside = (a > 0.0) & (x > 0.0) & np.isfinite(a) & np.isfinite(x)
-    valid = (a >= 0.0) & (x >= 0.0) & (np.maximum(a, x) > 0.0) & np.isfinite(np.minimum(a, x))
+    a = _above_zero(a, x)
+    inside, valid = _where_defined(a, x)
     slope = _gamma_slope(np.where(inside, a, 1.0), np.where(inside, x, 1.0))
     put(out, np.where(inside, slope, np.where(valid, 0.0, np.nan)))
 
@@ -472,7 +484,9 @@ def _of_parameter(*operands: TensorType, by: Literal["a", "b"]) -> TensorType:
 @internal(infer=_of_parameter, elementwise=True, in_place=3)
 def betainc_slope(out: Array, a: Array, b: Array, x: Array, *, by: Literal["a", "b"]) -> None:
     """The derivative of I(a, b, x) by a or b, from the continued fraction; nan where I is nan."""
+    a, b, x = wide(a), wide(b), wide(x)
+    a, b = _above_zero(a, b), _above_zero(b, a)
     inside, *operands = _inside(a, b, x)
     _, by_a, by_b = _beta_parts(*operands)
-    edge = 0.0 * _beta_edge(wide(a), wide(b), wide(x))
+    edge = 0.0 * _beta_edge(a, b, x)
     put(out, np.where(inside, by_a if by == "a" else by_b, edge))

@@ -257,8 +257,8 @@ def polygamma(out: Array, x: Array, *, n: int) -> None:
     """The n-th derivative of `digamma`: (-1)^(n+1) n! times the sum of 1 / (x + k)^(n+1).
 
     The first terms are added; the rest is an asymptotic series (Abramowitz and Stegun, 6.4.11 and
-    6.4.6). For x < 0 the reflection formula applies. At 0, -1, -2, ... it is inf for an odd n, else
-    nan.
+    6.4.6). For x < 0 the reflection formula applies. At 0.0, -1, -2, ... the result is inf for an
+    odd n. For an even n it is -inf at 0.0, inf at -0.0, and nan at -1, -2, ...
     """
     if n == 0:
         digamma.kernel(out, x)
@@ -281,7 +281,8 @@ def polygamma(out: Array, x: Array, *, n: int) -> None:
     cotangent = 1.0 / np.tan(math.pi * np.where(whole, 0.25, x - np.round(x)))
     turned = math.pi ** (n + 1) * polynomial(_cotangent_slope(n), cotangent)
     value = np.where(x < 0.0, -value - turned, value if n % 2 else -value)
-    put(out, np.where(whole & (x <= 0.0), np.inf if n % 2 else np.nan, value))
+    pole = np.inf if n % 2 else np.where(x < 0.0, np.nan, np.copysign(np.inf, -x))
+    put(out, np.where(whole & (x <= 0.0), pole, value))
 
 
 def _cotangent_slope(n: int) -> Coefficients:

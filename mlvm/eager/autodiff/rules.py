@@ -174,7 +174,9 @@ def _difference(fn: Callable[[Tensor], Tensor], a: Tensor) -> Tensor:
     """Return the derivative of `fn` at a > 0 by differences of the sixth order, in f64.
 
     The result has about ten correct digits. It is used for second derivatives with respect to a
-    parameter, which have no closed form."""
+    parameter, which have no closed form. Below 1e-6, where differences cancel, it is that at 1e-6.
+    """
+    a = a + stop_gradient(op.maximum(1e-6 - a, 0.0))
     size = op.where(op.isinf(a), constant(1.0, a.dtype), a)  # `fn` is constant at infinity
     h = op.astype(size, dtype=f64) * 0.004
     parts = [fn(a + k * h) - fn(a - k * h) for k in (1.0, 2.0, 3.0)]
@@ -833,7 +835,7 @@ VJPS: Final[dict[str, Rules]] = {
     "j0": {"x": lambda g, x: -g * op.j1(x)},
     "j1": {"x": lambda g, x, out: g * (op.j0(x) - _ratio(out, x, -1.0))},
     "y0": {"x": lambda g, x: -g * op.y1(x)},
-    "y1": {"x": lambda g, x, out: g * (op.y0(x) - out / x)},
+    "y1": {"x": lambda g, x, out: g * op.where(op.equal(x, 0.0), -out, op.y0(x) - out / x)},
     "i1": {"x": lambda g, x, out: g * (i0(x) - _ratio(out, x, 1.0))},
     # --- incomplete ---
     "beta": {

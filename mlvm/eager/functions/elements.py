@@ -294,8 +294,6 @@ def _round(x: Tensor, places: int) -> Tensor:
     result = op.round(scaled)
     for factor in reversed(factors):
         result = result / factor if places > 0 else result * factor
-    if places < 0:
-        return result
     return op.where(op.less(op.abs(scaled), 1.0 / float(finfo(x.dtype).eps)), result, x)
 
 

@@ -463,9 +463,10 @@ def interp(
 def _share(x: Tensor, x0: Tensor, x1: Tensor, is_level: Tensor) -> Tensor:
     """Return (x - x0) / (x1 - x0).
 
-    If an end is infinite and x is finite, the share is 0 or 1. If both interval bounds are
-    infinite, only a constant function has a value."""
+    The share of nan is nan. If an end is infinite and x is finite, the share is 0 or 1. If both
+    interval bounds are infinite, only a constant function has a value."""
     is_finite = op.logical_and(op.isfinite(x0), op.isfinite(x1))
+    is_finite = op.logical_or(is_finite, op.isnan(x))
     halves = op.where(op.isfinite(x1 - x0), constant(1.0, x1.dtype), constant(0.5, x1.dtype))
     start, end, at = [op.where(is_finite, each, constant(0.0, each.dtype)) for each in (x0, x1, x)]
     wide = end * halves - start * halves

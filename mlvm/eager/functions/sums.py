@@ -132,7 +132,7 @@ def gradient(
     axes = axes_of(axis, f)
     if edge_order not in (1, 2):
         raise ArgumentError(f"expected edge_order 1 or 2, got {brief(edge_order)}")
-    if len(spacing) not in (0, 1, len(axes)) or not axes:
+    if len(spacing) not in (0, 1, len(axes)):
         raise ArgumentError(f"expected spacings for {len(axes)} axes, got {len(spacing)}")
     steps = (spacing or (1.0,)) * (len(axes) if len(spacing) < 2 else 1)
     results = [_slopes(f, along, by, edge_order) for along, by in zip(axes, steps, strict=True)]
@@ -147,24 +147,16 @@ def _slopes(f: Tensor, axis: int, spacing: float | Tensor, edge_order: int) -> T
     n = f.shape[axis]
     if n < edge_order + 1:
         raise ShapeError(f"expected at least {edge_order + 1} samples on axis {axis}, got {n}")
-    if is_array(spacing):
-        spacing = as_operand(spacing, f)
-    ndim = f.ndim
-
-    def shaped(x: Tensor) -> Tensor:
-        return reshape(x, [x.size if i == axis else 1 for i in range(ndim)])
-
-    if isinstance(spacing, Tensor) and spacing.ndim:
-        if spacing.shape != (n,):
-            raise ShapeError(f"expected coordinates of {n} samples, got {spacing.type}")
-        places = spacing if spacing.dtype.is_inexact else astype(spacing, f.dtype)
-        after, before = neighbours(places, 0)
-        h = shaped(after - before)
-    else:
-        distance = as_operand(spacing, f)
-        if distance.ndim:
-            raise ShapeError(f"expected a distance or {n} coordinates, got {distance.type}")
-        h = broadcast_to(distance, [n - 1 if i == axis else 1 for i in range(ndim)])
+    steps = as_operand(spacing, f)
+    if steps.ndim:
+        if steps.shape != (n,):
+            raise ShapeError(f"expected coordinates of {n} samples, got {steps.type}")
+        after, before = neighbours(steps if steps.dtype.is_inexact else astype(steps, f.dtype), 0)
+        steps = after - before
+    is_uneven = steps.ndim > 0
+    h = reshape(steps, [steps.size if i == axis else 1 for i in range(f.ndim)])
+    if not is_uneven:
+        h = broadcast_to(h, [n - 1 if i == axis else 1 for i in range(f.ndim)])
     after, before = neighbours(f, axis)
     rises = (after - before) / h  # difference quotients of neighbours
     first, last = part(rises, axis, span(1)), part(rises, axis, span(n - 2, n - 1))
@@ -172,7 +164,11 @@ def _slopes(f: Tensor, axis: int, spacing: float | Tensor, edge_order: int) -> T
         return concat([first, last], axis=axis)
     backward, forward = neighbours(rises, axis)
     h_behind, h_ahead = neighbours(h, axis)
-    inner = (forward * h_behind + backward * h_ahead) / (h_behind + h_ahead)
+    if is_uneven:
+        rise = forward * h_behind + backward * h_ahead
+    else:  # without the sample in the middle, which may be infinite
+        rise = part(f, axis, span(2, n)) - part(f, axis, span(n - 2))
+    inner = rise / (h_behind + h_ahead)
     if edge_order == 2:
         (h0, h1), (h2, h3) = [
             [part(h, axis, span(i, i + 1)) for i in pair] for pair in ((0, 1), (n - 3, n - 2))

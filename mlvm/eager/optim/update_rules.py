@@ -134,6 +134,7 @@ class RMSProp(Optimizer):
             m = others[0]
             multiply_add_into(m, m, alpha, part)
             variance = op.maximum(op.multiply_add(-m, m, v), 0.0)  # rounding may make it negative
+            variance = op.where(op.isfinite(v), variance, v)  # if v overflows, so may m^2
         d = over_root(g, variance, eps)
         if hyper.momentum:
             b = others[-1]

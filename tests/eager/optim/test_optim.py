@@ -1023,3 +1023,10 @@ def test_an_optimizer_in_its_own_tree_is_freed() -> None:
     del net
     gc.collect()
     assert alive() is None
+
+
+@pytest.mark.parametrize("centered", [False, True])
+def test_rmsprop_does_not_move_by_a_gradient_whose_square_overflows(centered: bool) -> None:
+    w = asarray([1.0, -2.0])
+    optim.RMSProp({"w": w}, 0.01, centered=centered).update({"w": asarray([1e25, -1e25])})
+    assert w.tolist() == [1.0, -2.0]
