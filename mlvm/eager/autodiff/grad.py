@@ -504,7 +504,7 @@ def vjp(fn: Callable[..., Any], *primals: Tree, has_aux: bool = False) -> Any:
     The value: [...], floats, or a tree of tensors. The cotangent has the same structure and types;
     a number, a list or an array may replace a tensor. The cotangent of a result that is not a float
     is None. Raises the errors of `value_and_grad`, and `GradientError` if the value contains no
-    float, or a cotangent has a different type than the value.
+    float, or a cotangent has a different type than the value. Warns as `value_and_grad` does.
 
         >>> y, pull = ml.vjp(ml.sin, ml.asarray([0.0]))
         >>> pull(ml.ones(1))
@@ -531,6 +531,9 @@ def vjp(fn: Callable[..., Any], *primals: Tree, has_aux: bool = False) -> Any:
 
     values = [value if value.tape is session.tape else alias_of(value) for value in results]
     tracked = [Tracked(y.type, y.tape, getattr(y, "node", 0)) for y in values]
+    if not any(y.tape is session.tape for y in values):
+        session.unreached.update(session.origins)
+        session.require_reached(fn)
 
     def pullback(cotangent: Any) -> Any:
         leaves = partners(structure, cotangent, are_alike, _differ)

@@ -16,6 +16,7 @@ program.
 from __future__ import annotations
 
 import copy
+import traceback
 from collections.abc import Awaitable, Callable, Container, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, suppress
 from types import MethodType
@@ -39,6 +40,7 @@ from mlvm.eager.capture.guards.rebinding import (
     variables_of,
 )
 from mlvm.eager.capture.guards.signature import Signature, Signatures
+from mlvm.eager.functions.remedies import FROM_BODY
 from mlvm.eager.recording import recorder
 from mlvm.eager.tensor.context import current_arena
 from mlvm.eager.tensor.copying import (
@@ -452,6 +454,13 @@ def trace(
             if undone(error):
                 snapshot.undo()
             snapshot.find(record.escaped_tensors())
+            if isinstance(error, KeyError) and isinstance((error.args or ("",))[0], Tensor):
+                frame = traceback.extract_tb(error.__traceback__)[-1]
+                raise CaptureError(
+                    f"{frame.filename}:{frame.lineno}: a dict finds a tensor by identity, not by "
+                    f"its value. For table[n], write ml.stack([*table.values()])[n] if the keys "
+                    f"are 0, 1, 2, ..., or else ml.where(n == key, x, y)"
+                ) from error
             raise
         snapshot.restore(failed=False)
         if undone(None):
@@ -502,6 +511,8 @@ class _Results:
 
         def ends(part: Any) -> bool | None:
             is_plain = issubclass(type(part), (dict, list, tuple)) and not dict_of(part)
+            if is_plain and issubclass(type(part), dict):
+                is_plain = not any(issubclass(type(key), Tensor) for key, _ in items_of(part))
             if not is_plain or id(part) in self._outside or id(part) in self._containers:
                 return True
             inner.append(part)
@@ -689,6 +700,7 @@ def _refuse_escaped(record: recorder.Recorder, snapshot: NamespaceSnapshot) -> N
         remedy = f"initialize the field with a buffer of this type before the call: {zeros}"
     if x.arena not in (record.arena, record.placeholders.arena):
         where = f"arena {x.arena.name!r}"
+    remedy = FROM_BODY if record.is_of_body(x) else f"Return it instead, or {remedy}"
     what = (
         f"{line}: {with_article(x.type)} created in"
         if line
@@ -696,7 +708,7 @@ def _refuse_escaped(record: recorder.Recorder, snapshot: NamespaceSnapshot) -> N
     )
     raise CaptureError(
         f"{what} a captured function was stored in {where}; later calls would not update it. "
-        f"Return it instead, or {remedy}"
+        f"{remedy}"
     )
 
 

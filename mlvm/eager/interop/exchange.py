@@ -210,8 +210,9 @@ def from_dlpack(
             f"copy=False forbids; omit copy=False"
         )
     with placed(device):
-        # PyTorch does not export tensors that it tracks, and numpy cannot read bf16.
-        if hasattr(x, "detach") or "bfloat16" in str(getattr(x, "dtype", "")):
+        # PyTorch does not export tensors that it tracks; numpy cannot read bf16, and drops masks.
+        is_masked = hasattr(x, "filled")
+        if is_masked or hasattr(x, "detach") or "bfloat16" in str(getattr(x, "dtype", "")):
             return asarray(x)
         try:
             array = np.from_dlpack(x) if device is None else np.from_dlpack(x, device="cpu")
@@ -273,17 +274,27 @@ def array_ufunc(x: Tensor, ufunc: Any, method: str, /, *inputs: Any, **options: 
     `a + x` with an array a is `add(a, x)`.
 
     Raises `DTypeError` if the ufunc has no function here, or is called by a method such as
-    `reduce`, or with options. A result cannot be written to an array.
+    `reduce`, or with options other than `axis`. A result cannot be written to an array.
     """
     name = OURS.get(ufunc.__name__, ufunc.__name__)
-    function = getattr(sys.modules["mlvm.eager"], name, None)
-    if method == "__call__" and not options and function is not None:
-        return function(*inputs)  # type: ignore[no-any-return]
+    function, hint = None, ""
+    try:
+        function = getattr(sys.modules["mlvm.eager"], name)
+    except AttributeError as error:
+        hint = str(error).partition("; ")[2]
+    if method == "__call__" and options.keys() <= {"axis"} and function is not None:
+        return function(*inputs, **options)  # type: ignore[no-any-return]
+    from mlvm.eager.recording.reads import read_here  # imported here because few programs use it
+
+    read = read_here()
+    if "out" not in options and read.remedy.startswith(("Write ml.", "Use ml.")):
+        hint = read.remedy[0].lower() + read.remedy[1:]
     call = f"numpy.{ufunc.__name__}" + ("" if method == "__call__" else f".{method}")
     if options:
         call += f"({', '.join(f'{option}=' for option in options)})"
     raise DTypeError(
-        f"{call} does not accept tensors; pass x.numpy(), or use functions of mlvm.eager"
+        f"{call} does not accept tensors; "
+        f"{hint or 'pass x.numpy(), or use functions of mlvm.eager'}"
     )
 
 

@@ -20,9 +20,9 @@ from typing import Final
 
 from mlvm.core.errors import is_ours, line_of
 from mlvm.core.memo import memoized
+from mlvm.eager.functions.remedies import GENERAL, INDEX, TEXT, Read, of_test, of_value
 from mlvm.eager.recording.lines import traced_line
 from mlvm.eager.tensor.refusing import is_standard_file
-from mlvm.eager.tensor.remedies import GENERAL, INDEX, TEXT, Read, of_test, of_value
 
 TEXTS: Final = frozenset({"__repr__", "__str__", "__format__"})
 _LOGGING: Final = frozenset(

@@ -49,17 +49,17 @@ from mlvm.core.program.program import Program
 from mlvm.core.protocol import StorageHandle, TensorHandle, VMProtocol
 from mlvm.core.types import Array, TensorType, i64
 from mlvm.eager.functions import random
+from mlvm.eager.functions.remedies import FROM_BODY, Read
 from mlvm.eager.recording.lines import user_line
 from mlvm.eager.recording.reads import read_here, text_here
 from mlvm.eager.tensor.apply import COPY, OneOp, Tensors, Types, apply, untracked
 from mlvm.eager.tensor.constants import prepare_constants
 from mlvm.eager.tensor.context import overriding
-from mlvm.eager.tensor.remedies import Read
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import live_tapes, overwrite
 from mlvm.machines import residuals
 from mlvm.machines.checks import CHECK
-from mlvm.step.blocks import free_variables, outer_index
+from mlvm.step.blocks import free_variables, outer_index, with_blocks
 from mlvm.step.flow import Block, Call, Home, Procedure, Role, Use, Value
 
 if TYPE_CHECKING:  # eager calls with new numbers need this file, but no queues
@@ -163,11 +163,13 @@ class _Values:
 
     layers: the outermost first. The layers before a block contain the values when it was opened.
     order: for each tensor, the number of tensors that had a value earlier.
+    ended: for each tensor of a closed block, the last value and the line of the block's call.
     """
 
     def __init__(self) -> None:
         self.layers: list[dict[int, Value]] = [{}]
         self.order: dict[int, int] = {}
+        self.ended: dict[int, tuple[Value, str | None]] = {}
 
     def at(self, key: int, depth: int | None = None) -> Value | None:
         """Return the present value; with `depth`, the value outside of the block at that depth."""
@@ -185,12 +187,12 @@ class _Values:
         """Restore the values before the innermost block; return the outer tensors it has written.
 
         The block's own tensors get the value `_ENDED`."""
-        written = []
+        written, line = [], user_line()
         top = self.layers.pop()
         for key in sorted(top, key=self.order.__getitem__):
             before = self.at(key)
             if before is None:
-                self.layers[-1][key] = _ENDED
+                self.layers[-1][key], self.ended[key] = _ENDED, (top[key], line)
             elif before is not top[key]:
                 written.append(key)
         return written
@@ -860,6 +862,7 @@ class Recorder:
         assert value is not None  # a variable has one from the start
         self.memory.values.set(id(new), value)
         self.memory.values.set(id(old), _ENDED)
+        self.memory.values.ended[id(old)] = value, user_line()
         return other
 
     def holder_of(self, value: Value) -> Tensor:
@@ -932,9 +935,20 @@ class Recorder:
 
     def line_of(self, x: Tensor) -> str | None:
         """Return the Python line that computed the tensor; None for a placeholder."""
-        value = self.memory.values.at(id(_reference_to(x)))
-        lines = (call.line for call in self.calls for use in call.outs if use.value is value)
-        return next((line for line in lines if line), None)
+        return self._line_of(id(_reference_to(x)))
+
+    def is_of_body(self, x: Tensor) -> bool:
+        """Return whether a block that has been closed created the tensor."""
+        return self.memory.values.at(id(_reference_to(x))) is _ENDED
+
+    def _line_of(self, key: int) -> str | None:
+        value, of_block = self.memory.values.at(key), None
+        if value is _ENDED:
+            value, of_block = self.memory.values.ended.get(key, (value, None))
+        opened = [call for each in self.scopes.open for call in each.block.calls]
+        calls = with_blocks([*self.calls, *opened])
+        lines = (call.line for call in calls for use in call.outs if use.value is value)
+        return next((line for line in lines if line), of_block)
 
     def close(self) -> None:
         """Invalidate all tensors of the function."""
@@ -1066,9 +1080,10 @@ class Recorder:
                 )
             raise _refused("read a tensor before its first write", ". Write it first")
         if value is _ENDED:
+            line = self._line_of(id(reference)) or user_line() or "here"
             raise CaptureError(
-                f"{user_line() or 'here'}: cannot use a tensor that was created in a loop body, a "
-                f"branch or an ml.subroutine outside of it. Return the tensor from there"
+                f"{line}: cannot use a tensor that was created in a loop body, a branch or an "
+                f"ml.subroutine outside of it. {FROM_BODY}"
             )
         key, frames = id(reference), self.scopes.frames
         if (

@@ -22,7 +22,7 @@ from mlvm.eager.tensor.autocast import in_precision
 from mlvm.eager.tensor.op_docs import WITH_WHERE, described
 from mlvm.eager.tensor.operands import as_operands
 from mlvm.eager.tensor.parts import warn_of_out
-from mlvm.eager.tensor.refusing import refusal
+from mlvm.eager.tensor.refusing import refusal, require_values
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import apply_into
 from mlvm.eager.tensor.wrapper import annotate_error
@@ -84,6 +84,7 @@ def _derive(op: Op) -> Callable[..., Tensor]:
         except MlvmError as error:
             if error.late:
                 raise
+            require_values(function, operands, attributes)
             text = wrapper.hint(op.name, (), attributes, op.attributes)
             if text is not None:
                 raise ArgumentError(text) from None

@@ -21,6 +21,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from mlvm.arena.arena import tracer_of
 from mlvm.core.errors import (
     ArgumentError,
     DTypeError,
@@ -37,6 +38,7 @@ from mlvm.core.errors import (
 from mlvm.core.rules import is_real
 from mlvm.eager.tensor.number import Number
 from mlvm.eager.tensor.operands import NUMBERS, is_array
+from mlvm.eager.tensor.reading import values_of
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.values import members_of
 
@@ -91,6 +93,35 @@ def refusal(
             reason = f"{parameter_name} is called with other arguments than it takes: {error}"
             return ArgumentError(reason).at(name, ())
     return ArgumentError(f"an argument is not supported: {error}").at(name, ())
+
+
+def require_values(
+    fn: Callable[..., Any], args: Sequence[Any], keywords: Mapping[str, Any]
+) -> None:
+    """Raise `CaptureError`, as for any read, if an option of a failed call is an abstract tensor.
+
+    Options are arguments whose annotation allows numbers, strings or bools, but no tensor."""
+    try:
+        signature = inspect.signature(fn)
+        arguments = signature.bind_partial(*args, **keywords).arguments
+    except (TypeError, ValueError):
+        return
+    for name, value in arguments.items():
+        hint = _hints(fn).get(name, signature.parameters[name].annotation)
+        traced = _traced(value)
+        if traced is not None and _OPTION.search(text := _text(hint)) and "tensor" not in text:
+            values_of(traced)
+
+
+_OPTION: Final = re.compile(r"\b(int|number|string|True)s?\b")
+"""Words of `_text` for the values of options."""
+
+
+def _traced(value: Any, depth: int = 3) -> Tensor | None:
+    """Return an abstract tensor that is the value, or is contained in this list or tuple."""
+    if isinstance(value, (list, tuple)) and depth:
+        return next((x for y in value if (x := _traced(y, depth - 1)) is not None), None)
+    return value if isinstance(value, Tensor) and tracer_of(value) else None
 
 
 def _imitated(value: Any, depth: int = 4) -> Any:

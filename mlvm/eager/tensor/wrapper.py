@@ -17,7 +17,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 from mlvm.core.errors import ArgumentError, DTypeError, MlvmError, OpError, brief
 from mlvm.eager.tensor.operands import NUMBERS, as_operand, is_array, is_whole, widest_of
-from mlvm.eager.tensor.refusing import named, refusal
+from mlvm.eager.tensor.refusing import named, refusal, require_values
 from mlvm.eager.tensor.templates import call
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.values import kind_of, module_of
@@ -100,6 +100,7 @@ def public(fn: Callable[P, R]) -> Callable[P, R]:
         except MlvmError as error:
             if error.late:
                 raise
+            require_values(fn, args, keywords)
             text = hint(fn.__name__, args, keywords, signature.parameters)
             if text is not None:
                 kind = DTypeError if isinstance(error, DTypeError) else ArgumentError
@@ -138,6 +139,8 @@ def hinted(fn: Callable[P, R], *, names: bool = True) -> Callable[P, R]:
         try:
             return fn(*args, **keywords)
         except MlvmError as error:
+            if not error.late:
+                require_values(fn, args, keywords)
             if names:
                 named(_name_of(fn, args), error)
                 error.__traceback__ = None
@@ -157,6 +160,7 @@ def _refuse(
     error: Exception,
 ) -> None:
     """Raise the typed error for arguments that caused an error of Python or numpy."""
+    require_values(fn, args, keywords)
     name = _name_of(fn, args)
     text = hint(name, args, keywords, parameters) if isinstance(error, TypeError) else None
     if text is not None:
@@ -272,6 +276,8 @@ def require_options(owner: type, args: Sequence[object], keywords: Mapping[str, 
         hint = str(parameters[option].annotation) if option else ""
         if not _has_values(value) or re.search(r"\bTensor\b", re.sub(r"\[.*\]", "", hint)):
             continue
+        if not getattr(value, "ndim", 1):
+            require_values(constructor, (None, *args), keywords)
         name = ("nn." if module_of(owner).startswith("mlvm.") else "") + owner.__name__
         is_complete = all(x.default is not x.empty for x in parameters.values())
         call = f"{name}()(x)" if is_complete else f"{name}(...)(x)"

@@ -131,6 +131,7 @@ def jacrev(
     def jacobian(*args: Any, **kwargs: Any) -> Any:
         numbers = resolve_argnums(requested, args)
 
+        @wraps(fn, updated=())
         def of(*diff_args: Any) -> Any:
             result = fn(*with_args(args, numbers, diff_args), **kwargs)
             return result if has_aux else (result, None)

@@ -106,6 +106,17 @@ def test_a_gradient_that_reaches_some_parameters_says_nothing() -> None:
         grad(lambda net: ml.sum(net[0](x)), where="layers_1*")(net)
 
 
+def test_a_lost_gradient_of_a_result_of_any_shape_says_so() -> None:
+    def lost(x: ml.Tensor) -> ml.Tensor:
+        return (x > 0.0) * 1.0
+
+    with pytest.warns(ml.NoEffectWarning, match="zero: lost uses its argument only through"):
+        ml.jacrev(lost)(ml.ones(3))
+    with pytest.warns(ml.NoEffectWarning, match="zero: lost uses its argument only through"):
+        ml.vjp(lost, ml.ones(3))
+    ml.hessian(lambda x: ml.sum(ml.relu(x)))(ml.ones(3))  # a constant gradient: no warning
+
+
 class Pair(NamedTuple):
     first: Tensor
     second: Tensor

@@ -140,6 +140,15 @@ def test_objects_that_later_calls_would_share_are_refused(make: Callable[[], Any
     assert step(ml.ones(2))[1](1.0) == 2.0
 
 
+def test_a_tensor_is_a_key_of_a_result_as_in_the_eager_call() -> None:
+    step: Any = ml.capture(lambda x: [{x * 2.0: x.shape[0], "x": x}, {x * 3.0}])
+    for n in (2, 3):
+        table, [member] = step(ml.ones(n))
+        [key, name] = table
+        assert (key.tolist(), table[key], name) == ([2.0] * n, n, "x")
+        assert member.tolist() == [3.0] * n
+
+
 def test_a_type_in_a_result_is_that_of_the_call() -> None:
     step = ml.capture(lambda x: (x, [x.type]))
     for n in (2, 3, 4, 5):

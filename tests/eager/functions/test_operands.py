@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from mlvm.core.errors import AxisError, ShapeError
+from mlvm.core.errors import AxisError, DTypeError, ShapeError
 from mlvm.core.op import OPS
 from mlvm.eager.tensor import primitives
 from mlvm.machines.wire import WireVM
-from tests.brief import cases, count_calls
+from tests.brief import cases, count_calls, refuses
 
 X = np.array([[1.5, -2.0, 3.0], [4.0, 0.5, -6.0]], np.float32)
 Y = np.array([2.0, 4.0, 8.0], np.float32)
@@ -192,6 +192,10 @@ def test_an_update_takes_an_array() -> None:
         TypeError, match="does not accept tensors"
     ):  # numpy's own memory is numpy's to update
         y += x
+    refuses(DTypeError, "tensors; write x // y, x % y", np.divmod, x, x)
+    refuses(DTypeError, r"tensors; write ml.ptp\(x\)", lambda: np.ptp(x))
+    refuses(DTypeError, "lose its mask", ml.from_dlpack, np.ma.array([1.0], mask=True))
+    assert np.linalg.vecdot(x, x).tolist() == np.linalg.vecdot(x.numpy(), x.numpy()).tolist()
 
 
 def test_every_public_function_of_tensors_takes_arrays() -> None:

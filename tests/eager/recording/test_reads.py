@@ -22,12 +22,17 @@ from tests.trees import bits
 READS = """
 if x[0] > 0: pass => Select with ml.where(x[0] > 0, x, y), or branch with ml.cond
 if x[0] > 0 and (not x[1] > 0): pass => Select with ml.where((x[0] > 0) & ~(x[1] > 0), x, y), or branch with ml.cond
+if x[0]: pass => Select with ml.where(x[0] != 0, x, y), or branch with ml.cond
+x if x[0] else -x => Write ml.where(x[0] != 0, x, -x), or ml.cond
 x if 0 < x[0] < 3 else -x => Write ml.where((0 < x[0]) & (x[0] < 3), x, -x), or ml.cond
 while x[0] > 0: pass => Write ml.while_loop(lambda state: x[0] > 0, body, state)
 while ml.sum(x) > 1: x = x / 2 => Write ml.while_loop(lambda x: ml.sum(x) > 1, body, x)
 assert ml.all(x > 0) => Write ml.check(ml.all(x > 0), "message")
 not ml.any(x) => Write ~ml.any(x)
-x[0] > 0 or x[1] => Write (x[0] > 0) | x[1]
+not ml.sum(x) => Write ~(ml.sum(x) != 0)
+not x[0] > 0 => Write ~(x[0] > 0)
+x[0] > 0 or x[1] => Write (x[0] > 0) | (x[1] != 0)
+x[0] > 0 or x[1] > 0 => Write (x[0] > 0) | (x[1] > 0)
 0 < x[0] < 3 => Write (0 < x[0]) & (x[0] < 3)
 float(x[0]) => Write ml.astype(x[0], ml.float32)
 math.sqrt(x[0]) => Write ml.sqrt(x[0])
@@ -51,6 +56,13 @@ np.ravel([x]) => Use ml.reshape
 heapq.nsmallest(1, x) => Compute with the tensor, or return it and read its value outside
 x.numpy() => Compute with the tensor, or return it and read its value outside
 np.asarray(x) => Compute with the tensor, or return it and read its value outside
+np.array([x[0], x[1]]) => Write ml.stack([x[0], x[1]])
+np.asarray([[x[0]], [x[1]]]) => Write ml.asarray([[x[0]], [x[1]]])
+ml.linspace(0.0, 1.0, n) => No shape or option may depend on a tensor's value: pass a Python number, such as x.shape[0], or call it outside
+x.sum(axis=n) => No shape or option may depend on a tensor's value: pass a Python number, such as x.shape[0], or call it outside
+ml.concat([x, x], axis=n) => No shape or option may depend on a tensor's value: pass a Python number, such as x.shape[0], or call it outside
+ml.cdist(x[None], x[None], p=n) => No shape or option may depend on a tensor's value: pass a Python number, such as x.shape[0], or call it outside
+ml.nn.Linear(n, 2) => No shape or option may depend on a tensor's value: pass a Python number, such as x.shape[0], or call it outside
 ml.zeros((n,)) => No shape or option may depend on a tensor's value: pass a Python number, such as x.shape[0], or call it outside
 """  # noqa: E501
 
@@ -81,6 +93,58 @@ def test_an_error_names_the_read_and_a_remedy(row: str) -> None:
     )
     assert f"`{code.removesuffix(': pass').removesuffix(': x = x / 2')}` needs" in str(error)
     assert str(error).endswith(f"this value. {remedy}")
+
+
+def matched(x: ml.Tensor, n: ml.Tensor) -> ml.Tensor:
+    match n:
+        case 1 | 2:
+            return x
+    return -x
+
+
+def found(x: ml.Tensor, n: ml.Tensor) -> ml.Tensor:
+    table = {0: x, 1: -x}
+    return table[n]  # type: ignore[index]
+
+
+def appended(x: ml.Tensor, n: ml.Tensor) -> ml.Tensor:
+    kept: list[ml.Tensor] = []
+    ml.fori_loop(0, 3, lambda i, s: kept.append(s) or s * 2, x)  # type: ignore[func-returns-value]
+    return ml.stack(kept)
+
+
+@pytest.mark.parametrize(
+    ("fn", "remedy", "write"),
+    [
+        (matched, "ml.where(n == 1, x, ", lambda x, n: ml.where(n == 1, x, -x)),
+        (found, "ml.stack([*table.values()])[n]", lambda x, n: ml.stack([x, -x])[n]),
+        (
+            appended,
+            "ml.scan(lambda s, i: (s * 2, s), x, ml.arange(3))",
+            lambda x, n: ml.scan(lambda s, i: (s * 2, s), x, ml.arange(3))[1],
+        ),
+    ],
+)
+def test_a_remedy_has_the_value_of_the_eager_call(fn: Any, remedy: str, write: Any) -> None:
+    x, n = ml.asarray([1.0, 2.0, 3.0]), ml.asarray(1)
+    error = refuses(CaptureError, r"test_reads.py:\d+: ", ml.capture(fn), x, n)
+    assert remedy in str(error)
+    expected = -x if fn is found else fn(x, n)  # eager dicts do not compare values either
+    assert bits(ml.capture(write)(x, n)) == bits(expected)
+
+
+_VALUED = [row.split(" => Write ") for row in READS.splitlines() if " => Write " in row]
+
+
+@pytest.mark.parametrize(("code", "remedy"), _VALUED)
+def test_a_written_remedy_runs_and_has_the_eager_value(code: str, remedy: str) -> None:
+    remedy = remedy.split(", or ml.")[0].split(", which")[0]
+    if code.startswith(("while", "assert", "range", "print", "f'", "np.vander")):
+        return  # statements; and recipes whose names are those of the caller
+    x, n = ml.asarray([0.5, 0.25, 0.75]), ml.asarray(1)
+    eager = function_of(f"return {code}")(x, n)
+    written = ml.capture(function_of(f"return {remedy}"))(x, n)
+    np.testing.assert_allclose(np.asarray(written, float), np.asarray(eager, float), rtol=1e-6)
 
 
 CAUGHT = """

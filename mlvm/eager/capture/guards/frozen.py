@@ -79,7 +79,8 @@ _FILES: Final = frozenset(
     | {f"{os.path.__name__}.{name}" for name in ("islink", "lexists", "ismount", "realpath")}
     | {f"{os.name}.{name}" for name in ("listdir", "read", "scandir", "stat", "lstat", "fstat")}
     | {f"{os.name}.{name}" for name in ("access", "readlink", "statvfs")}
-    | {"os.walk", "shutil.which", "pkgutil.get_data"}
+    | {"os.walk", "shutil.which", "pkgutil.get_data", "tempfile.mkdtemp", "tempfile.mkstemp"}
+    | {"tempfile.mktemp", "tempfile.NamedTemporaryFile", "tempfile.TemporaryFile"}
     | {"mlvm.eager.files.checkpoints.load", "mlvm.onnx.model.load"}
 )
 _PROGRAMS: Final = frozenset(

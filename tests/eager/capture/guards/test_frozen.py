@@ -14,6 +14,7 @@ import secrets
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import types
@@ -118,6 +119,7 @@ def around() -> Callable[[ml.Tensor], ml.Tensor]:
     (lambda x: x * datetime.datetime.now().microsecond, "datetime.datetime.now()"),
     (lambda x: x * date.today().day, "date.today()"),
     (lambda x: x * os.urandom(1)[0], "os.urandom()"),
+    (lambda x: x * len(tempfile.mktemp()), "tempfile.mktemp()"),
     (lambda x: x * (uuid.uuid4().int % 7), "uuid.uuid4()"),
     (lambda x: x * secrets.randbelow(5), "secrets.randbelow()"),
     (lambda x: x * int(input()), "input()"),

@@ -14,7 +14,7 @@ from inspect import signature
 from itertools import pairwise
 from pkgutil import resolve_name
 from types import FrameType, ModuleType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 from mlvm.core.errors import shortened
 from mlvm.eager.tensor.values import module_of
@@ -35,6 +35,10 @@ TEXT: Final = (
     "Compare the tensor itself, as in ml.all(x == y), or print it with "
     'ml.debug.print("{}", x), which prints at every call'
 )
+FROM_BODY: Final = (
+    "Return the tensor from there. ml.scan stacks the second result of its body over all "
+    "iterations: ml.scan(lambda s, i: (s * 2, s), x, ml.arange(3))"
+)
 _OF_BUILTIN: Final = {
     "float": "ml.astype({}, ml.float32)",
     "int": "ml.astype({}, ml.int64)",
@@ -45,7 +49,7 @@ _OF_BUILTIN: Final = {
 }
 """Replacements of builtin functions, in which {} stands for the arguments."""
 
-_LANGUAGE: Final = __name__.rpartition(".tensor.")[0]
+_LANGUAGE: Final = __name__.rpartition(".functions.")[0]
 _LIBRARIES: Final = frozenset({"math", "cmath", "numpy", "scipy", "torch", "jax"})
 """Libraries with functions that mlvm has as well."""
 
@@ -69,7 +73,11 @@ def of_test(nodes: Iterable[ast.AST]) -> Read | None:
         if node is test or isinstance(node, ast.BoolOp) or _is_not(node):
             test = node
             continue
-        mask = _text(_Masks().visit(test))
+        if isinstance(node, ast.Match) and _is_pattern(test, node):
+            mask = f"{_text(node.subject)} == {_text(test)}"
+            remedy = f"Select with ml.where({mask}, x, y), or branch with ml.cond"
+            return Read(f"match {_text(node.subject)}", remedy)
+        mask = _text(_Masks().mask(test))
         is_test = test is getattr(node, "test", None)
         if isinstance(node, ast.If) and is_test:
             remedy = f"Select with ml.where({mask}, x, y), or branch with ml.cond"
@@ -83,9 +91,14 @@ def of_test(nodes: Iterable[ast.AST]) -> Read | None:
             return Read(f"while {_text(test)}", remedy)
         if isinstance(node, ast.Assert) and is_test:
             return Read(f"assert {_text(test)}", f'Write ml.check({mask}, "message")')
-        changes = mask != _text(test)
-        return Read(_text(test), f"Write {mask}" if changes else f"Write ml.where({mask}, x, y)")
+        is_joined = _is_not(test) or isinstance(test, ast.BoolOp)
+        is_joined = is_joined or (isinstance(test, ast.Compare) and len(test.ops) > 1)
+        return Read(_text(test), f"Write {mask}" if is_joined else f"Write ml.where({mask}, x, y)")
     return None
+
+
+def _is_pattern(test: ast.AST, node: ast.Match) -> bool:
+    return any(test in ast.walk(case.pattern) for case in node.cases)
 
 
 def _changed(loop: ast.While) -> str:
@@ -105,11 +118,25 @@ class _Masks(ast.NodeTransformer):
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
         operator = ast.BitAnd() if isinstance(node.op, ast.And) else ast.BitOr()
-        return _joined([self.visit(each) for each in node.values], operator)
+        return _joined([self.mask(each) for each in node.values], operator)
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
         is_not = _is_not(node)
-        return ast.UnaryOp(ast.Invert(), self.visit(node.operand)) if is_not else node
+        return ast.UnaryOp(ast.Invert(), self.mask(node.operand)) if is_not else node
+
+    def mask(self, node: ast.AST) -> Any:
+        """Return the operand, compared with 0 if it may be a number."""
+        if _is_not(node) or isinstance(node, ast.Compare | ast.BoolOp):
+            return self.visit(node)
+        name = (
+            node.func.attr
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+            else ""
+        )
+        is_mask = name in ("any", "all") or name.startswith(("is", "logical_"))
+        return (
+            node if is_mask else ast.Compare(cast(ast.expr, node), [ast.NotEq()], [ast.Constant(0)])
+        )
 
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
         if len(node.ops) == 1:
@@ -199,6 +226,9 @@ def _path_of(function: ast.AST, frame: FrameType) -> str:
 
 def _in_language(path: str, call: ast.Call, arguments: str) -> str:
     """Return what replaces the call of a function of a different library, by its path there."""
+    if path in ("array", "asarray") and call.args and isinstance(call.args[0], ast.List):
+        nested = any(isinstance(each, ast.List) for each in call.args[0].elts)
+        return f"Write ml.{'asarray' if nested else 'stack'}({_text(call.args[0])})"
     for name in (path, path.rpartition(".")[2]):
         try:
             resolve_name(f"{_LANGUAGE}:{name}")
