@@ -176,7 +176,8 @@ def _difference(fn: Callable[[Tensor], Tensor], a: Tensor) -> Tensor:
     The result has about ten correct digits. It is used for second derivatives with respect to a
     parameter, which have no closed form. Below 1e-6, where differences cancel, it is that at 1e-6.
     """
-    a = a + stop_gradient(op.maximum(1e-6 - a, 0.0))
+    is_near = op.logical_and(op.greater_equal(a, 0.0), op.less(a, 1e-6))
+    a = a + stop_gradient(_masked(1e-6 - a, is_near))
     size = op.where(op.isinf(a), constant(1.0, a.dtype), a)  # `fn` is constant at infinity
     h = op.astype(size, dtype=f64) * 0.004
     parts = [fn(a + k * h) - fn(a - k * h) for k in (1.0, 2.0, 3.0)]
