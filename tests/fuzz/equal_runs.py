@@ -4,11 +4,13 @@
 
 Each pair is a training of random layers (`tests.fuzz.budgets`), and the same training with a
 different number of threads, workers or members, a different transport of a group, eagerly, without
-fusion, or with a different instruction set. This process must also verify the second recording.
+fusion, or with a different instruction set. Other pairs are loops over scalars, with and without
+machine code. This process must also verify the second recording.
 """
 
 from __future__ import annotations
 
+import random
 import shutil
 import sys
 import tempfile
@@ -19,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import mlvm.eager as ml
+from mlvm.eager import Tensor
 from mlvm.eager.runs.diff import diff
 from mlvm.eager.runs.replay import open_run
 from mlvm.eager.runs.verification import verify
@@ -32,12 +35,44 @@ PROGRAMS: Final = 200
 STEPS: Final = 5
 
 
+class Scalars:
+    """A step of a loop over scalars, whose body is one chain. Values become infinite and nan."""
+
+    OPS: Final[dict[str, Any]] = {
+        "add": ml.add, "subtract": ml.subtract, "multiply": ml.multiply, "divide": ml.divide,
+        "where": lambda x, y: ml.where((x < y) & ~(y == 1.0) | (x != x), -x, 1.0 / y),
+        "sqrt": lambda x, y: ml.sqrt(x * x + y), "limits": lambda x, y: ml.minimum(ml.exp(-x), y),
+    }  # fmt: skip
+
+    def __init__(self, seed: int) -> None:
+        draw = random.Random(seed)
+        count, self.turns = draw.randint(2, 5), draw.choice([3, 60])
+        self.terms = [
+            (draw.choice([*self.OPS]), draw.randrange(count + i), draw.randrange(count + i))
+            for i in range(draw.randint(count, 30))
+        ]
+        dtype = draw.choice(["f32", "f64"])
+        self.x = ml.asarray([draw.gauss(0, 1) for _ in range(count)], dtype=dtype)
+        self.total = ml.zeros((), dtype=dtype)
+
+    def step(self, x: Tensor) -> Tensor:
+        def turn(i: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            values = [*state]
+            for op, a, b in self.terms:
+                values.append(self.OPS[op](values[a], values[b]))
+            return tuple(values[-len(state) :])
+
+        state = ml.fori_loop(0, self.turns, turn, tuple(x[i] for i in range(x.shape[0])))
+        self.total += state[0]
+        return ml.stack(state)
+
+
 def train(
     folder: Path | None, seed: int, kind: str = "captured", *, is_member: bool = False
 ) -> None:
     """Record a training on the current VM; without a folder, the caller records it."""
     ml.random.seed(seed)
-    training = Training(seed)
+    training: Any = Training(seed) if seed % 3 else Scalars(seed)
     if is_member:
         training.value_and_grad = ml.parallel.value_and_grad
     fn: Any = training.step
@@ -72,12 +107,11 @@ def in_processes(folder: Path, seed: int) -> None:
         file.rename(folder / file.name)
 
 
-def with_set(simd: str, folder: Path, seed: int) -> None:
-    """Record in a process that uses an instruction set."""
-    module = "-m", "tests.fuzz.equal_runs", str(folder), str(seed)
-    done = run_python(*module, MLVM_SIMD=simd)
+def in_process(folder: Path, seed: int, **variables: Any) -> None:
+    """Record in a process with these variables of environment."""
+    done = run_python("-m", "tests.fuzz.equal_runs", str(folder), str(seed), **variables)
     if done.returncode:
-        raise Wrong(f"{simd}: {done.stderr[-2000:]}")
+        raise Wrong(f"{variables}: {done.stderr[-2000:]}")
 
 
 SETS: Final = [name for name, here in extension.simd_sets().items() if here]
@@ -90,7 +124,8 @@ VARIANTS: Final[dict[str, Callable[[Path, int], None]]] = {
     "2 members": partial(in_group, size=2),
     "4 members": partial(in_group, size=4),
     "2 processes": in_processes,
-    **{f"set {name}": partial(with_set, name) for name in SETS},
+    "without machine code": partial(in_process, MLVM_MACHINE_CODE="0"),
+    **{f"set {x}": partial(in_process, MLVM_SIMD=x, MLVM_MACHINE_CODE="1") for x in SETS},
 }
 
 
