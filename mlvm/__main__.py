@@ -470,8 +470,10 @@ def run(options: argparse.Namespace) -> None:
                 f"{options.file}: {', '.join(differing)} of the call: expected the recorded "
                 f"digests, got different ones{cause}"
             )
-        nstates = len(repro.digests) - len(outputs)
-        print(f"verified: {len(outputs)} outputs and {nstates} states have the recorded digests")
+        values = counted(len(outputs), "output")
+        if nstates := len(repro.digests) - len(outputs):
+            values += f" and {counted(nstates, 'state')}"
+        print(f"verified: the recorded digests of {values}")
 
 
 def debug(options: argparse.Namespace) -> int:

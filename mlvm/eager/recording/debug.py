@@ -212,7 +212,7 @@ def _rehearsing(vm: VMProtocol, local: LocalVM) -> Callable[..., list[Array]]:
     return launch
 
 
-class _Bad(NamedTuple):
+class NonFinite(NamedTuple):
     """Tensor with nans or infinities.
 
     value: the first nan or infinity. place: the index of this element. is_nan: whether it is nan.
@@ -236,7 +236,7 @@ class _Started(NamedTuple):
     """
 
     name: str
-    operands: list[_Bad | None]
+    operands: list[NonFinite | None]
     overwritten: Array | None
 
 
@@ -251,7 +251,7 @@ class _Watch:
         count = _written(name, attributes)
         if name.removesuffix(OUT) in ("floor_divide", "remainder"):
             self._require_divisors(params[-1])
-        operands = [self._bad(x) for x in params[count:]]
+        operands = [self._non_finite(x) for x in params[count:]]
         old = self._memory.read(params[0]) if count == 1 and is_tensor(params[0]) else None
         stack: list[_Started] = vars(self._local).setdefault("stack", [])
         stack.append(_Started(name, operands, old))
@@ -264,8 +264,8 @@ class _Watch:
             pass  # a nested function raised, and so did not finish
         written = params[: _written(name, attributes)]
         for x in (*written, *results):
-            bad = self._bad(x)
-            if bad is None or not _is_new(name, bad, started.operands, attributes):
+            bad = self._non_finite(x)
+            if bad is None or not is_new(name, bad, started.operands, attributes):
                 continue
             type = TensorType.of(x)  # type: ignore[arg-type]
             if started.overwritten is not None and is_tensor(params[0]):
@@ -282,19 +282,23 @@ class _Watch:
                     "divide where the divisor is not 0, with ml.where"
                 )
 
-    def _bad(self, x: Value) -> _Bad | None:
+    def _non_finite(self, x: Value) -> NonFinite | None:
         if not is_tensor(x) or not TensorType.of(x).dtype.is_inexact:
             return None
-        values = shown(self._memory.read(x))
-        finite = np.isfinite(values)
-        if finite.all():
-            return None
-        is_nan = np.isnan(values)
-        where = is_nan if is_nan.any() else ~finite
-        index = np.unravel_index(int(np.argmax(where)), values.shape)
-        place = [int(i) for i in index]
-        infinite = bool(np.isinf(values).any())
-        return _Bad(values[index].item(), place, bool(is_nan[index]), infinite)
+        return non_finite(self._memory.read(x))
+
+
+def non_finite(array: Array) -> NonFinite | None:
+    """Return the first nan, or the first infinity, of a tensor; None if all elements are finite."""
+    values = shown(array)
+    if not TensorType.of(array).dtype.is_inexact or (finite := np.isfinite(values)).all():
+        return None
+    is_nan = np.isnan(values)
+    where = is_nan if is_nan.any() else ~finite
+    index = np.unravel_index(int(np.argmax(where)), values.shape)
+    place = [int(i) for i in index]
+    infinite = bool(np.isinf(values).any())
+    return NonFinite(values[index].item(), place, bool(is_nan[index]), infinite)
 
 
 def _written(name: str, attributes: Attributes) -> int:
@@ -304,18 +308,21 @@ def _written(name: str, attributes: Attributes) -> int:
     return int(name.endswith(OUT) and name.removesuffix(OUT) in OPS)
 
 
-def _is_new(name: str, bad: _Bad, operands: Sequence[_Bad | None], attributes: Attributes) -> bool:
+def is_new(
+    name: str, bad: NonFinite, operands: Sequence[NonFinite | None], attributes: Attributes
+) -> bool:
     """Return whether the function has computed the value itself.
 
-    This is a nan, or an infinity without one among operands and attributes."""
+    This is a nan, or an infinity without one among operands and attributes. It is not the result of
+    an op that only copies."""
     op = OPS.get(name.removesuffix(OUT))
-    if op is not None and op.copies_only and any(operands):
+    if op is not None and op.copies_only:
         return False
     has_infinity = any(isinstance(x, float) and math.isinf(x) for x in attributes.values())
     has_infinity = has_infinity or any(x.is_infinite for x in operands if x is not None)
     return not has_infinity or bad.is_nan
 
 
-def _described(operands: Sequence[_Bad | None]) -> str:
+def _described(operands: Sequence[NonFinite | None]) -> str:
     bad = [f"operand {i} is {x}" for i, x in enumerate(operands) if x is not None]
     return ", ".join(bad) or "the operands are finite"

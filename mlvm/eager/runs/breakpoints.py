@@ -60,7 +60,7 @@ class Breakpoint(NamedTuple):
         if names.isdisjoint(self.condition.names) or not before.results:
             return False
         try:
-            value = self.condition.value(values.after(before).lookup)
+            value = self.condition.value(lambda name: values.lookup(name, before.position + 1))
         except (LookupError, ArgumentError):  # a name in the condition has no value yet
             return False
         return bool(value.all())

@@ -10,19 +10,18 @@ from typing import Any
 import numpy as np
 
 from mlvm.core.errors import ArgumentError, listed
-from mlvm.core.op import OPS
 from mlvm.core.ops.half import shown
 from mlvm.core.sizes import parse_count
 from mlvm.core.types import Array, TensorType
 from mlvm.eager.files import safetensors
+from mlvm.eager.recording.debug import NonFinite, is_new, non_finite
 from mlvm.eager.runs.cells import storable
 from mlvm.eager.runs.diff import diff, equality
 from mlvm.eager.runs.execution import Executed, Execution, Ref
-from mlvm.eager.runs.named_values import Values
+from mlvm.eager.runs.named_values import statistics
 from mlvm.eager.runs.replay import Mismatch, Replay, open_run
 from mlvm.eager.runs.run import RecordedStep, Run
 from mlvm.eager.runs.source import SourceLine
-from mlvm.eager.runs.steps import INPUT
 from mlvm.eager.runs.verification import verify
 from mlvm.machines.files import write_array
 from mlvm.machines.terminal import add_command
@@ -189,14 +188,10 @@ def _show_line(replay: Replay, number: int, place: str, folder: Path | None) -> 
 
 
 def summary(array: Array) -> str:
-    """Describe a tensor: type, range and mean, and the first elements."""
-    values = shown(array)
-    text = f"{TensorType.of(array)}"
-    if values.size > 1 and values.dtype.kind in "fiu":
-        wide = values.astype("f8")
-        text += f", {wide.min():.6g} to {wide.max():.6g}, mean {wide.mean():.6g}"
-    first = values.reshape(-1)[:8]
-    return f"{text}: {', '.join(map(str, first))}" + (", ..." if values.size > first.size else "")
+    """Describe a tensor: type, statistics of several elements, and the first elements."""
+    about = [str(TensorType.of(array)), statistics(array) if array.size > 1 else ""]
+    first = [*map(str, shown(array).reshape(-1)[:8])]
+    return f"{', '.join(filter(None, about))}: {', '.join(first + ['...'] * (array.size > 8))}"
 
 
 def _show_nan(replay: Replay, numbers: Sequence[int]) -> int:
@@ -209,40 +204,27 @@ def _show_nan(replay: Replay, numbers: Sequence[int]) -> int:
         if not is_one and not _may_have_nan(replay, step):
             continue
         execution = replay.execution(number)
-        if (first := _first_nan(execution)) is not None:
-            op, wrong, (index, value) = first
-            result = f"the result of {op.name} is {value} at {index}"
-            if wrong is None:
-                print(f"step {number}: {result}; the operands are finite")
-            else:
-                what = _origin(replay, step, execution, wrong)
-                at, earlier = _first_of(execution.value(wrong))
-                print(f"step {number}: {what} is {earlier} at {at}; {result}")
-            print(f"  {op}")
+        first = _first_nan(execution)
+        inputs = [Ref("input", i) for i in range(len(step.table.operands))]
+        origin = first[1] if first else next((x for x in inputs if _bad(execution, x)), None)
+        text = ""
+        if origin is not None:
+            array, what = execution.value(origin), replay.origin(step, execution, origin)
+            text = f"the {what}, {TensorType.of(array)}, is {non_finite(array)}; "
+        if first is not None:
+            op, _, bad = first
+            finite = "" if text else "; the operands are finite"
+            print(f"step {number}: {text}the result of {op.name} is {bad}{finite}\n  {op}")
+            for i, (ref, type) in enumerate(zip(op.operands, op.operand_types, strict=True)):
+                print(f"       operand {i}: {type}, {replay.origin(step, execution, ref)}")
             if op.line is not None:
                 print(f"  {op.line}: {replay.run.text_at(op.line)}")
             return 1
-        for i, array in enumerate(replay.operands(number)):
-            if not _is_finite(array):
-                at, value = _first_of(array)
-                what = _origin(replay, step, execution, Ref("input", i))
-                print(f"step {number}: {what} is {value} at {at}; no op computes a nan from it")
-                return 1
+        if text:
+            print(f"step {number}: {text}no op computes a nan from it")
+            return 1
     print(f"no nan and no infinity in {len(numbers)} steps")
     return 0
-
-
-def _origin(replay: Replay, step: RecordedStep, execution: Execution, ref: Ref) -> str:
-    """Describe an input, a state or a constant of a step."""
-    if ref.kind == "input":
-        kind, number = step.table.operands[ref.number]
-        if kind == INPUT:
-            return f"the input {step.table.names[number]!r}"
-        return f"before the step, the state {replay.run.cells[number].name!r}"
-    name = Values(execution).name(ref)
-    if ref.kind == "state" and name != str(ref):
-        return f"the state {name!r}"
-    return f"a constant, {TensorType.of(execution.value(ref))},"
 
 
 def _may_have_nan(replay: Replay, step: RecordedStep) -> bool:
@@ -251,41 +233,25 @@ def _may_have_nan(replay: Replay, step: RecordedStep) -> bool:
         return False
     if any(not np.isfinite(value) for value in step.values.values()):
         return True
-    return any(not _is_finite(array) for array in replay.results(step.number))
+    return any(non_finite(array) for array in replay.results(step.number))
 
 
-def _is_finite(array: Array) -> bool:
-    return not TensorType.of(array).dtype.is_inexact or bool(np.isfinite(shown(array)).all())
+def _bad(execution: Execution, ref: Ref) -> NonFinite | None:
+    return None if ref.kind == "scratch" else non_finite(execution.value(ref))
 
 
-def _first_of(array: Array) -> tuple[list[int], Any]:
-    """Return the index and the value of the first nan, or of the first infinity."""
-    values = shown(array)
-    is_wrong = np.isnan(values) if np.isnan(values).any() else ~np.isfinite(values)
-    index = np.unravel_index(int(np.argmax(is_wrong)), values.shape)
-    return [*map(int, index)], values[index].item()
-
-
-def _first_nan(execution: Execution) -> tuple[Executed, Ref | None, tuple[list[int], Any]] | None:
+def _first_nan(execution: Execution) -> tuple[Executed, Ref | None, NonFinite] | None:
     """Return the first op with a nan, or an infinity that no operand contains.
 
-    Also return the input, state or constant that is not finite, and the index and the value of the
-    element of the result."""
-    copies: dict[Ref, Ref] = {}  # origins of results that are not finite
+    Also return the input, state or constant that is not finite, and the element of the result."""
+    origins: dict[Ref, Ref] = {}  # of results that are not finite
     for op in iter(execution.step, None):
-        definition = OPS.get(op.name)
-        wrong = [
-            copies.get(each, each)
-            for each in op.operands
-            if each.kind != "scratch" and not _is_finite(execution.value(each))
-        ]
+        operands = [_bad(execution, ref) for ref in op.operands]
+        wrong = [origins.get(x, x) for x, bad in zip(op.operands, operands, strict=True) if bad]
         for ref in op.results:
-            array = execution.value(ref)
-            if _is_finite(array):
-                continue
-            only_copies = definition is not None and definition.copies_only
-            if wrong and (only_copies or not np.isnan(shown(array)).any()):
-                copies[ref] = wrong[0]
-            elif not only_copies:
-                return op, next(iter(wrong), None), _first_of(array)
+            bad = _bad(execution, ref)
+            if bad is not None and is_new(op.name, bad, operands, op.attributes):
+                return op, next(iter(wrong), None), bad
+            if bad is not None and wrong:
+                origins[ref] = wrong[0]
     return None

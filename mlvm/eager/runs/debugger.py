@@ -124,8 +124,8 @@ class Debugger(cmd.Cmd):
 
     def do_until(self, argument: str) -> None:
         """until LINE: execute ops until an op of a line, such as 12 or model.py:12."""
-        target = parse_breakpoint(argument, self._file())
-        if target.kind != "line":
+        target = parse_breakpoint(argument, self._file()) if argument else None
+        if target is None or target.kind != "line":
             raise ArgumentError(f"until: expected a line, got {argument!r}")
         require_known(target, self.execution.program)
         self._forward(lambda at: target.stops(self.execution, self.values, at))

@@ -22,7 +22,6 @@ from mlvm.eager.runs.nesting import LOOP
 from mlvm.eager.runs.replay import Replay, replay_of
 from mlvm.eager.runs.run import RecordedStep, Run
 from mlvm.eager.runs.source import SourceLine
-from mlvm.eager.runs.steps import CELL
 from mlvm.machines.digest import digest
 from mlvm.machines.versions import cause_of_other_bits
 
@@ -122,17 +121,18 @@ def diff(a: Run | Replay, b: Run | Replay) -> Difference | None:
             return _difference(left, right, x, y)
     counts = len(left.run.steps), len(right.run.steps)
     shorter = left.run if counts[0] < counts[1] else right.run
-    if counts[0] == counts[1] or not shorter.is_closed:
+    if counts[0] == counts[1] or (min(counts) and not shorter.is_closed):
         return None
     equal = f"the first {min(counts)} steps are equal; " if min(counts) else ""
     text = f"{equal}A has {counts[0]} steps, B has {counts[1]}"
+    text += "" if shorter.is_closed else f"; {shorter.folder} was not closed"
     return Difference(min(counts), "length", text)
 
 
 def equality(a: Run, b: Run) -> str:
     """Return a sentence for two equal runs: the steps, and a recording that was cut.
 
-    A run that was not closed counts as equal to a longer run with the same first steps.
+    A run that was not closed is equal to a longer run with the same first steps, if it has steps.
     """
     count = min(len(a.steps), len(b.steps))
     longer = [f"; {run.folder} has {len(run.steps)}" for run in (a, b) if len(run.steps) != count]
@@ -299,14 +299,13 @@ class _Trace:
     def __init__(self, replay: Replay, step: RecordedStep) -> None:
         self.replay, self.step = replay, step
         self.execution: Execution = replay.execution(step.number)
-        self.ops: list[Executed] = []
+        self.ops = self.execution.executed
         self.digests: dict[Ref, bytes] = {}
 
     def advance(self) -> Executed | None:
         """Execute the next op; return None at the end."""
         op = self.execution.step()
         if op is not None:
-            self.ops.append(op)
             for ref in op.results:
                 self.digests[ref] = digest(self.execution.value(ref))
         return op
@@ -329,29 +328,10 @@ class _Trace:
                 mine == twins[i] if correspond else None,
                 twins.index(mine) if is_known else None,
             )
-            operands.append(OperandOrigin(self.origin(ref), type, *equal))
+            origin = self.replay.origin(self.step, self.execution, ref)
+            operands.append(OperandOrigin(origin, type, *equal))
         text = "" if op.line is None else self.replay.run.text_at(op.line)
         return OpReport(op, operands, op.line, text)
-
-    def origin(self, ref: Ref) -> str:
-        """Describe where an operand comes from."""
-        table = self.step.table
-        if ref.kind == "input":
-            kind, number = table.operands[ref.number]
-            if kind == CELL:
-                return f"state {self.replay.run.cells[number].name}"
-            value = shown(self.execution.value(ref))
-            is_number = table.is_number(number)
-            return f"input {table.names[number]!r}" + (f" = {value.item()!r}" if is_number else "")
-        if ref.kind == "result":
-            op = self.ops[ref.number]
-            what = "random draw" if op.name.startswith("random") else f"result of {op.name}"
-            name = f" {op.names[-1]}" if op.names else ""
-            return f"{what}{name}" + (f" at {op.line}" if op.line else "")
-        if ref.kind == "scratch":
-            return "memory without content"
-        values = shown(self.execution.value(ref))
-        return f"constant {values.item()!r}" if values.size == 1 else "constant"
 
 
 def _differing_op(left: Replay, right: Replay, x: RecordedStep, y: RecordedStep) -> Difference:

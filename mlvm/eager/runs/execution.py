@@ -26,7 +26,7 @@ from mlvm.machines import printing
 from mlvm.machines.local import LocalVM
 from mlvm.step.flow import Location
 
-__all__ = ["Executed", "Execution", "Level", "Ref", "vm_like"]
+__all__ = ["Executed", "Execution", "Level", "Ref", "silent_vm", "vm_like"]
 
 _SNAPSHOTS: Final = 32
 """The maximum number of snapshots of an execution; beyond it, every second one is dropped."""
@@ -214,13 +214,16 @@ class Execution:
                     del self._snapshots[each]
 
 
-def vm_like(vm: VMProtocol, program: OpProgram, *, is_silent: bool = False) -> LocalVM:
-    """Return a new VM for an execution, with the host functions that the program calls.
+def silent_vm() -> LocalVM:
+    """Return a new VM, on which `ml.debug.print` prints nothing, and `watch` stores nothing."""
+    vm = LocalVM("execution")
+    printing.register_silent(vm)
+    return vm
 
-    If it is silent, `ml.debug.print` prints nothing there, and `watch` stores nothing."""
-    new = LocalVM("execution")
-    if is_silent:
-        printing.register_silent(new)
+
+def vm_like(vm: VMProtocol, program: OpProgram, *, is_silent: bool = False) -> LocalVM:
+    """Return a new VM for an execution, with the host functions that the program calls."""
+    new = silent_vm() if is_silent else LocalVM("execution")
     if isinstance(vm, VM):
         for name in program.host_functions():
             try:

@@ -90,10 +90,17 @@ def _compiled(node: ast.expr, names: dict[str, None], depth: int = 0) -> _Evalua
     if name is None:
         return _of_parts(node, names, depth)
     names[name] = None
-    if not isinstance(node, ast.Subscript):
-        return lambda lookup: shown(lookup(name))
-    item = _of_parts(node, names, depth)
-    return lambda lookup: shown(lookup(name)) if _is_found(name, lookup) else item(lookup)
+    item = _of_parts(node, names, depth) if isinstance(node, ast.Subscript) else None
+
+    def evaluate(lookup: Lookup) -> Any:
+        try:
+            return shown(lookup(name))
+        except LookupError:
+            if item is None:
+                raise
+            return item(lookup)
+
+    return evaluate
 
 
 def _of_parts(node: ast.expr, names: dict[str, None], depth: int) -> _Evaluate:
@@ -153,14 +160,6 @@ def _name_of(node: ast.expr) -> str | None:
             inner = _name_of(value)
             return None if inner is None else f"{inner}[{ast.unparse(node.slice)}]"
     return None
-
-
-def _is_found(name: str, lookup: Lookup) -> bool:
-    try:
-        lookup(name)
-    except LookupError:
-        return False
-    return True
 
 
 def _index_of(node: ast.expr) -> Any:

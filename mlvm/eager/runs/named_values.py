@@ -22,29 +22,18 @@ _OUTSIDE: Final = re.compile(r"(input|state|constant) ?(\d{1,9})")
 
 
 class Values:
-    """Values of an execution at a position, by default the present position."""
+    """Values of an execution by name."""
 
-    def __init__(self, execution: Execution, position: int | None = None) -> None:
+    def __init__(self, execution: Execution) -> None:
         self.execution = execution
-        self._position = position
         self._by_name: dict[str, list[Ref]] = {}
         self._indexed = 0
 
-    @property
-    def position(self) -> int:
-        return self.execution.position if self._position is None else self._position
-
-    def after(self, op: Executed) -> Values:
-        """Return the values after an op."""
-        values = Values(self.execution, op.position + 1)
-        values._by_name, values._indexed = self._index(), self._indexed
-        return values
-
-    def find(self, text: str) -> Ref | None:
+    def find(self, text: str, position: int | None = None) -> Ref | None:
         """Return the reference for a name or a reference as text; None for any other text.
 
-        A name refers to the latest value before the position, preferably in the current function,
-        or to an input or state.
+        A name refers to the latest value before the position, by default the present one,
+        preferably in the current function, or to an input or state.
 
         Raises `ArgumentError` for a name with a value that is not computed yet.
         """
@@ -53,13 +42,13 @@ class Values:
             return Ref("result", int(match[1]), int(match[2] or 0))
         if (match := _OUTSIDE.fullmatch(text)) is not None:
             return Ref(match[1], int(match[2]))
-        position = self.position
+        position = self.execution.position if position is None else position
         if text == RESULT and position:
             return Ref("result", position - 1)
         computed = self._index().get(text, [])
         before = computed[: bisect_left(computed, Ref("result", position))]
         if before:
-            return self._of_function(before)
+            return self._of_function(before, position)
         program = self.execution.program
         for kind, names in (("input", program.inputs), ("state", program.states)):
             if text in names and text:
@@ -70,9 +59,9 @@ class Values:
             )
         return None
 
-    def lookup(self, name: str) -> Array:
-        """Return the array of a name. Raises `LookupError` for an unknown name."""
-        ref = self.find(name)
+    def lookup(self, name: str, position: int | None = None) -> Array:
+        """Return the array of a name, as `find`. Raises `LookupError` for an unknown name."""
+        ref = self.find(name, position)
         if ref is None:
             raise _NoValue(f"no value is named {name}; info and l show names")
         return self.execution.value(ref)
@@ -80,20 +69,7 @@ class Values:
     def summary(self, ref: Ref) -> list[str]:
         """Describe a value: type, extrema, mean, nans, location, writer, and next reader."""
         array = self.execution.value(ref)
-        x = shown(array)
-        lines = [f"{ref}: {TensorType.of(array)}"]
-        if x.size and x.dtype != bool and x.dtype.kind != "c":
-            finite, counts = (
-                x[np.isfinite(x)],
-                [np.count_nonzero(f(x)) for f in (np.isnan, np.isinf)],
-            )
-            text = f"nans {counts[0]}, infinities {counts[1]}"
-            if finite.size:
-                mean = finite.astype(np.float64).mean()
-                text = f"min {finite.min()}, max {finite.max()}, mean {mean:.6g}, {text}"
-            lines.append(text)
-        elif x.size and x.dtype == bool:
-            lines.append(f"true {np.count_nonzero(x)} of {x.size}")
+        lines = [f"{ref}: {TensorType.of(array)}", *filter(None, [statistics(array)])]
         if ref.kind == "result":
             op = self.execution.op_at(ref.number)
             assert op is not None  # the op has read the value
@@ -124,7 +100,7 @@ class Values:
 
     def moment(self) -> int:
         """Return the present moment of the plan: the number of the unit of main that runs next."""
-        op = self.execution.op_at(self.position)
+        op = self.execution.op_at(self.execution.position)
         moments = self.execution.program.step.planned.moments
         if op is None:
             return max(len(moments) - 1, 0)
@@ -138,15 +114,15 @@ class Values:
         """Describe the next op that reads a value, or state the number of ops that do not."""
         is_ended, most = False, 10_000
         with suppress(MlvmError):  # if an op raises, the ops before it are known
-            is_ended = self.execution.op_at(self.position + most) is None
-        for op in self.execution.executed[self.position :]:
+            is_ended = self.execution.op_at(self.execution.position + most) is None
+        for op in self.execution.executed[self.execution.position :]:
             if ref in op.operands:
                 return f"next read by {self._with_line(op)}"
         return "read by no later op" if is_ended else f"read by none of the next {most:,} ops"
 
-    def _of_function(self, refs: list[Ref]) -> Ref:
-        """Return the latest of these results, preferably of the current function."""
-        here = self.execution.op_at(self.position) or self.execution.op_at(self.position - 1)
+    def _of_function(self, refs: list[Ref], position: int) -> Ref:
+        """Return the latest of these results, preferably of the function at the position."""
+        here = self.execution.op_at(position) or self.execution.op_at(position - 1)
         function = here.line.function if here is not None and here.line is not None else ""
         for ref in reversed(refs[-64:]):
             op = self.execution.executed[ref.number]
@@ -162,6 +138,20 @@ class Values:
                 self._by_name.setdefault(name, []).append(op.results[0])
         self._indexed = len(executed)
         return self._by_name
+
+
+def statistics(array: Array) -> str:
+    """Describe the elements: extrema and mean of the finite ones, and the number of the others."""
+    x = shown(array)
+    if not x.size or x.dtype.kind == "c":
+        return ""
+    if x.dtype == bool:
+        return f"true {np.count_nonzero(x)} of {x.size}"
+    text = f"nans {np.count_nonzero(np.isnan(x))}, infinities {np.count_nonzero(np.isinf(x))}"
+    if (finite := x[np.isfinite(x)]).size:
+        mean = finite.astype(np.float64).mean()
+        text = f"min {finite.min()!s}, max {finite.max()!s}, mean {mean:.6g}, {text}"
+    return text
 
 
 class _NoValue(ArgumentError, LookupError):

@@ -26,7 +26,7 @@ def comparison_page(a: Run, b: Run, difference: Difference | None) -> str:
     count = min(len(a.steps), len(b.steps))
     summary = str(difference) if difference is not None else equality(a, b)
     losses = {
-        f"{name}: {run.folder.name}": [_loss(step) for step in run.steps]
+        f"{name}: {run.folder.name}": [nan if x.loss is None else x.loss for x in run.steps]
         for name, run in (("A", a), ("B", b))
     }
     middle = count if mark is None else mark
@@ -41,17 +41,13 @@ def comparison_page(a: Run, b: Run, difference: Difference | None) -> str:
     return plain_page(f"{a.folder} and {b.folder}", body)
 
 
-def _loss(step: RecordedStep) -> float:
-    return min(step.values.items())[1] if step.values else nan
-
-
 def _row(x: RecordedStep | None, y: RecordedStep | None) -> list[str]:
     """Return the cells of a step in both runs: whether the digests are equal, and the digests."""
     steps = x, y
     digests = [[""] * 3 if each is None else _digests(each) for each in steps]
     is_equal = digests[0][1:] == digests[1][1:]
     names = dict.fromkeys(each.table.function for each in steps if each is not None)
-    losses = ["" if each is None or not each.values else f"{_loss(each):.9g}" for each in steps]
+    losses = ["" if x is None or x.loss is None else f"{x.loss:.9g}" for x in steps]
     cells = [cell for pair in zip(*digests, strict=True) for cell in pair]
     return ["=" if is_equal else "≠", ", ".join(names), *losses, *cells]
 

@@ -13,22 +13,21 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from mlvm.core.errors import ArgumentError, MachineError, brief, listed
+from mlvm.core.ops.half import shown
 from mlvm.core.program.encoding import damaged
 from mlvm.core.types import Array
 from mlvm.eager.functions import random
 from mlvm.eager.functions.creation import asarray
 from mlvm.eager.nn.module import Module
 from mlvm.eager.runs.cells import digest_of_cells
-from mlvm.eager.runs.execution import Execution
+from mlvm.eager.runs.execution import Execution, Ref, silent_vm
 from mlvm.eager.runs.log import number_of
 from mlvm.eager.runs.names import KEYS, tensors_below, unused_name
 from mlvm.eager.runs.run import Checkpoint, RecordedStep, Run
 from mlvm.eager.runs.steps import CELL, StepTable
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tree import load as load_tree
-from mlvm.machines import printing
 from mlvm.machines.digest import digest
-from mlvm.machines.local import LocalVM
 from mlvm.machines.versions import cause_of_other_bits
 from mlvm.step.saved import LoadedStep
 
@@ -159,7 +158,27 @@ class Replay:
     def execution(self, number: int) -> Execution:
         """Return the execution of a step, before the first op. Raises the errors of `at`."""
         operands = self.operands(number)
-        return Execution(self.run.program(self.run.step(number).table), operands, vm=_machine())
+        return Execution(self.run.program(self.run.step(number).table), operands, vm=silent_vm())
+
+    def origin(self, step: RecordedStep, execution: Execution, ref: Ref) -> str:
+        """Describe where a value in the execution of a step comes from."""
+        table = step.table
+        if ref.kind == "result":
+            op = execution.executed[ref.number]
+            what = "random draw" if op.name.startswith("random") else f"result of {op.name}"
+            name = f" {op.names[-1]}" if op.names else ""
+            return f"{what}{name}" + (f" at {op.line}" if op.line else "")
+        if ref.kind == "scratch":
+            return "memory without content"
+        values = shown(execution.value(ref))
+        if ref.kind != "input":
+            return f"constant {values.item()!r}" if values.size == 1 else "constant"
+        kind, number = table.operands[ref.number]
+        if kind == CELL:
+            return f"state {self.run.cells[number].name}"
+        return f"input {table.names[number]!r}" + (
+            f" = {values.item()!r}" if table.is_number(number) else ""
+        )
 
     def replay(self, number: int) -> list[Mismatch]:
         """Compute a step again.
@@ -193,7 +212,7 @@ class Replay:
         if self._loaded is None or self._loaded[0] is not table:
             if self._loaded is not None:
                 self._loaded[1].close()
-            self._loaded = table, LoadedStep(self.run.program(table).step, _machine())
+            self._loaded = table, LoadedStep(self.run.program(table).step, silent_vm())
         results = self._loaded[1](*operands)
         places = [*table.returns, *[i for _, i in (*table.updated, *table.writes)]]
         if places and max(places) >= len(results):
@@ -324,13 +343,6 @@ class Replay:
                 f"({listed(step.table.names[:ntensors], 4)}), got {brief(inputs)}"
             )
         return inputs
-
-
-def _machine() -> LocalVM:
-    """Return a new VM for replays, on which `ml.debug.print` does not print."""
-    vm = LocalVM("replay")
-    printing.register_silent(vm)
-    return vm
 
 
 def _require_run(run: object, kinds: Any, what: str) -> None:

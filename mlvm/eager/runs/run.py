@@ -76,6 +76,11 @@ class RecordedStep(NamedTuple):
     stored_cells: Sequence[Stored]
     stored_inputs: Sequence[Stored]
 
+    @property
+    def loss(self) -> float | None:
+        """The first scalar that the step returns; None if it returns none."""
+        return min(self.values.items())[1] if self.values else None
+
 
 class Checkpoint(NamedTuple):
     """All state before a step: the file and the digest of the file, and the cells with digests."""
@@ -199,7 +204,7 @@ class Run:
     @property
     def losses(self) -> list[float]:
         """The first scalar that each step returns, of the steps that return one."""
-        return [min(step.values.items())[1] for step in self.steps if step.values]
+        return [step.loss for step in self.steps if step.loss is not None]
 
     def step(self, number: int, caller: str = "run") -> RecordedStep:
         """Return a step. Raises `ArgumentError`, which names the caller, if it does not exist."""

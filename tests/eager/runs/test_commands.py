@@ -16,12 +16,13 @@ import mlvm.eager as ml
 from mlvm.__main__ import main
 from mlvm.eager import Tensor
 from mlvm.eager.runs.commands import summary
+from mlvm.eager.runs.log import VERSION
 from mlvm.eager.runs.replay import Replay, open_run
 from mlvm.machines.versions import cause_of_other_bits, versions
 from tests.brief import Capsys, line_with, run_python
 from tests.eager.runs.recorded import STEPS, train
 
-VERSIONS = sorted(Path(__file__).parent.glob("recordings/*"))
+VERSIONS = sorted(Path(__file__).parent.glob("recordings/version_*"))
 """Recordings of earlier releases, which every later one reads."""
 
 
@@ -43,6 +44,8 @@ def test_a_run_that_was_cut_is_named(folder: Path, capsys: Capsys) -> None:
     log = folder / "b" / "log"
     log.write_bytes(log.read_bytes()[:-1])  # the last frame, which closes the log, is torn
     assert output(capsys, "diff", "a", "b") == (0, f"equal: {STEPS} steps; b was not closed\n")
+    log.write_bytes(log.read_bytes()[:20])
+    assert output(capsys, "diff", "a", "b") == (1, "A has 10 steps, B has 0; b was not closed\n")
 
 
 def test_a_difference_has_lines_and_operands(folder: Path, capsys: Capsys) -> None:
@@ -114,6 +117,7 @@ def test_the_first_nan_is_found(folder: Path, capsys: Capsys) -> None:
     status, text = output(capsys, "replay", "a", "--nan")
     assert status == 1
     assert "step 4: the result of sqrt is nan at [0]; the operands are finite" in text
+    assert "operand 0: f32[3], input 'x'" in text
     assert text.rstrip().endswith("y = ml.sqrt(x)")
     assert output(capsys, "replay", "a", "--nan", "--step", 3)[0] == 0
     train(folder / "b")
@@ -124,12 +128,12 @@ def test_the_first_nan_is_found(folder: Path, capsys: Capsys) -> None:
 
 
 ORIGINS = {
-    "input": "step 2: the input 'x' is nan at [1]; the result of multiply is nan at [1]",
-    "view": "step 2: the input 'x' is nan at [1]; the result of multiply is nan at [1, 0]",
-    "state": "step 2: before the step, the state 'w' is nan at [1]; the result of multiply",
-    "constant": "step 0: a constant, f32[3], is nan at [1]; the result of multiply is nan at [1]",
-    "mask": "step 2: the input 'x' is inf at [1]; the result of multiply is nan at [1]",
-    "copy": "step 2: the input 'x' is nan at [1]; no op computes a nan from it",
+    "input": "step 2: the input 'x', f32[3], is nan at [1]; the result of multiply is nan at [1]",
+    "view": "step 2: the input 'x', f32[3], is nan at [1]; the result of multiply is nan at [1, 0]",
+    "state": "step 2: the state w, f32[3], is nan at [1]; the result of multiply is nan at [1]",
+    "constant": "step 0: the constant, f32[3], is nan at [1]; the result of multiply is nan at [1]",
+    "mask": "step 2: the input 'x', f32[3], is inf at [1]; the result of multiply is nan at [1]",
+    "copy": "step 2: the input 'x', f32[3], is nan at [1]; no op computes a nan from it",
 }
 
 
@@ -293,6 +297,14 @@ def test_recordings_of_earlier_releases(recording: Path, folder: Path, capsys: C
     assert "scores = x @ w" in "\n".join(run.source("small.py"))
 
 
+def test_repros_of_earlier_releases(capsys: Capsys) -> None:
+    for repro in sorted(Path(__file__).parent.glob("recordings/repro_*.mlvm")):
+        status, text = output(capsys, "run", repro)
+        expected = "verified: the recorded digests of 1 output and 1 state"
+        assert (status, expected in text) == (0, True)
+        assert "tanh" in output(capsys, "debug", repro, "--command", "b tanh", "--command", "c")[1]
+
+
 def test_a_recording_without_programs_is_incomplete(folder: Path, capsys: Capsys) -> None:
     with ml.runs.record("eager"):
         ml.runs.step(lambda x: float(x) + 1)(ml.ones(()))
@@ -302,4 +314,4 @@ def test_a_recording_without_programs_is_incomplete(folder: Path, capsys: Capsys
 
 
 def test_there_is_a_recording_of_each_version() -> None:
-    assert VERSIONS
+    assert {int(path.name.split("_")[1]) for path in VERSIONS} == {*range(1, VERSION + 1)}

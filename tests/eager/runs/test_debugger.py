@@ -290,7 +290,7 @@ def test_the_arena_is_drawn(tmp_path: Path) -> None:
     ("p " + "x+" * 6000 + "x", "too many levels"),
     ("summary nothing+1", "expected a name or reference"),
     ("until q", "expected a line"),
-    ("until", "expected"),
+    ("until", "until: expected a line, got ''"),
     ("until nothing.py:3", "no op has the line nothing.py:3"),
     ("goto -1", "expected a position"),
     ("goto 9999", "expected a position from 0 to 46, got 9999"),
@@ -395,7 +395,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def test_a_repro_is_run_and_verified(files: tuple[Path, Path]) -> None:
     ran = run_python("-m", "mlvm", "run", files[0], "--print")
     assert (ran.returncode, ran.stderr) == (0, "")
-    assert ran.stdout.endswith("verified: 1 outputs and 2 states have the recorded digests\n")
+    assert ran.stdout.endswith("verified: the recorded digests of 1 output and 2 states\n")
     ran = run_python("-m", "mlvm", "run", files[0], "--arg", "f32[] 1")
     assert ran.returncode == 1
     assert "a repro contains the inputs; omit --arg" in ran.stderr
@@ -426,7 +426,7 @@ def test_a_repro_without_digests_of_states_is_verified(
     writer.sequence(repro.digests[:1], Writer.blob)
     (tmp_path / "old.mlvm").write_bytes(writer.message(Kind.repro))
     ran = run_python("-m", "mlvm", "run", tmp_path / "old.mlvm")
-    assert ran.stdout.endswith("verified: 1 outputs and 0 states have the recorded digests\n")
+    assert ran.stdout.endswith("verified: the recorded digests of 1 output\n")
 
 
 def test_the_command_debugs_a_repro_and_a_saved_step(files: tuple[Path, Path]) -> None:

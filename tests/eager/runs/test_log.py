@@ -82,7 +82,7 @@ def test_a_cut_recording_has_all_steps_but_the_last(folder: Path) -> None:
         n = len(cut.steps)
         assert [step.after for step in cut.steps] == [step.after for step in run.steps[:n]]
         assert cut.is_closed == (end == len(data))
-        assert ml.runs.diff(run, cut) is None
+        assert (ml.runs.diff(run, cut) is None) == (n > 0)
         if n and rng.random() < 0.1:  # it takes longer than all else
             assert Replay(cut).replay(rng.randrange(n)) == []
         if rng.random() < 0.1:
