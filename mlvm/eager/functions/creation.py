@@ -169,7 +169,7 @@ def full(
 ) -> Tensor:
     """Return a tensor of that shape filled with `fill_value`, a number or a scalar tensor.
 
-    The result: [*shape]. Without a dtype, it is f32, i64 or bool, depending on the number. Raises
+    The result: [*shape]. Without a dtype, it has the dtype of `asarray(fill_value)`. Raises
     `ShapeError` if a length is negative, or `fill_value` is a tensor but not a scalar; `DTypeError`
     if the value is of a higher kind than the dtype, such as 1.5 for integers; `OperandValueError`
     if an int is out of range for the dtype.
@@ -192,6 +192,8 @@ def _filled(shape: Ints, fill_value: Scalar | Tensor, dtype: object, device: Dev
         with placed(device):
             return _filled(shape, fill_value, dtype, None)
     lengths = integers(shape, "shape")
+    if dtype is None and isinstance(fill_value, np.generic):
+        dtype = fill_value.dtype
     target = None if dtype is None else DType.of(dtype)
     if target is not None and target.is_storage:
         return _filled_few(TensorType(target, lengths), fill_value)
@@ -428,8 +430,8 @@ def linspace(
 
     The result: [num], or [num, *shape] of tensors that broadcast to `shape`. Raises
     `ArgumentError` if `num` is negative, the bounds are complex and the dtype is not, or an integer
-    dtype does not hold a bound; `DTypeError` if the dtype is bool; `ShapeError` if tensors do not
-    broadcast.
+    dtype does not hold the first or last number; `DTypeError` if the dtype is bool; `ShapeError` if
+    tensors do not broadcast.
 
         >>> ml.linspace(0.0, 1.0, 5)
         Tensor([0.  , 0.25, 0.5 , 0.75, 1.  ], f32[5])
@@ -448,10 +450,13 @@ def linspace(
     target = default_of(complex if is_complex else float) if dtype is None else DType.of(dtype)
     with placed(device):
         if target.is_integer:
-            for bound in (start, stop):
-                if isinstance(bound, (int, float)) and math.isfinite(bound):
-                    require_representable(math.floor(bound), target)
-            return op.astype(op.floor(_spaced(start, stop, num, endpoint, f64)), dtype=target)
+            numbers = _spaced(start, stop, num, endpoint, f64)
+            ends: list[Any] = [start, stop][: 2 if num > 1 else num]  # real: the op has checked it
+            if not endpoint and num > 1:
+                ends[1] = stop - (stop - start) / num
+            for number in ends:
+                require_representable(math.floor(number), target)
+            return op.astype(op.floor(numbers), dtype=target)
         if target.kind != "complex":
             return _spaced(start, stop, num, endpoint, target)
         first, last = complex(start), complex(stop)

@@ -117,7 +117,7 @@ def as_operands(values: Sequence[Any]) -> tuple[Tensor, ...]:
     widest = widest_of(values)
     like = next((x for x in values if issubclass(type(x), Tensor)), None)
     if like is None:
-        first = min(values, key=_rank)
+        first = min(values, key=lambda x: 2 * isinstance(x, NUMBERS) + isinstance(x, (list, tuple)))
         like = as_operand(first)
         values = [like if x is first else x for x in values]
     return tuple([as_operand(x, widest if is_whole(x) else like) for x in values])
@@ -142,10 +142,6 @@ def array_beside(own: DType, dtype: DType) -> DType:
 def is_whole(x: object) -> bool:
     """Return whether a value is an array rather than a list."""
     return is_array(x) and not isinstance(x, (list, tuple))
-
-
-def _rank(value: object) -> int:
-    return 2 if isinstance(value, NUMBERS) else isinstance(value, (list, tuple))
 
 
 def is_array(value: object) -> bool:
@@ -176,18 +172,19 @@ def tensor_of(values: object, dtype: DType | None = None) -> Tensor:
     if dtype is None and type(values) is np.ndarray:
         return from_array(zeros_and_ones(array_of(values)))
     array = in_memory(values)
+    first = next((leaf for leaf in leaves(values) if isinstance(leaf, Tensor)), None)
     if array is not None:
         array = zeros_and_ones(array)
         own = DType.of(array.dtype)
         target = dtype or own
         if own.kind == "complex" and target.kind not in ("complex", "bool"):
             raise DTypeError(f"cannot convert complex numbers to {target.name}; use real or imag")
-    elif isinstance(values, (list, tuple)) and (first := _first_tensor(values)) is not None:
+    elif first is not None:
         joined = _joined(values, first)
         cast_to = None if dtype in (None, joined.dtype) else one_op("astype", dtype=dtype)
         return joined if cast_to is None else apply(cast_to, joined)
     else:
-        array = zeros_and_ones(of_numbers(values))
+        array = zeros_and_ones(of_numbers(values, dtype))
         target = dtype or _listed_dtype(values, array)
         array = values_for(target, array, values)
     return from_array(cast(array, target))
@@ -204,10 +201,6 @@ def _listed_dtype(values: object, array: Array) -> DType:
         return default_of(type(array.dtype.type(0).item()))
     numbers = [kind for kind in kinds if isinstance(kind, type) and scalar_kind(kind)]
     return reduce(lambda dtype, kind: dtype_beside(kind, dtype), numbers, reduce(promote, own))
-
-
-def _first_tensor(values: object) -> Tensor | None:
-    return next((leaf for leaf in leaves(values) if isinstance(leaf, Tensor)), None)
 
 
 def _joined(values: object, like: Tensor) -> Tensor:

@@ -94,16 +94,15 @@ class _Site(NamedTuple):
     Attributes:
         reason: description of the part without effect; None if the update has an effect.
         container: number of references to the container of which the part is an item, or 0.
-        in_loop: whether a loop assigns the variable. Temporary containers may refer to the part.
-        lists: number of variables in the loop's expression that are not read later.
+        from_unread: whether the part is computed from variables that are not read later. One of
+            them may be a container that refers to the part.
         argument: position of the part among the arguments of the call.
         scans: number of further searches for references, which are slow.
     """
 
     reason: str | None = None
     container: int = 0
-    in_loop: bool = False
-    lists: int = 0
+    from_unread: bool = False
     argument: int | None = None
     scans: int = 3
 
@@ -126,7 +125,7 @@ def warn_of_part(frame: FrameType, x: Any, holders: int) -> None:
         return
     holders -= len(x.views())  # with the value before the update
     is_alone = holders == site.container == 0
-    if is_alone or _is_unreachable(frame, x, holders):
+    if is_alone or _is_unreachable(frame, x, site, holders):
         _warn(frame, x, site.reason)
 
 
@@ -157,7 +156,9 @@ def _reason_of_out(flow: _Liveness, place: int) -> str | None:
     name = flow.steps[first].variable
     if first < last:
         return "a temporary"
-    return None if name is None or flow.is_read(name, at + 1) else f"{name!r}, which is not read"
+    if name is None or flow.is_read(name, at + 1) or not any(flow.values_of(name)):
+        return None  # a caller may read an argument
+    return f"{name!r}, which is not read"
 
 
 def _warn(frame: FrameType, x: Any, reason: str) -> None:
@@ -169,40 +170,41 @@ def _warn(frame: FrameType, x: Any, reason: str) -> None:
     )
 
 
-def _is_unreachable(frame: FrameType, x: Any, holders: int) -> bool:
+def _is_unreachable(frame: FrameType, x: Any, site: _Site, holders: int) -> bool:
     """Return whether only variables that are not read later, and temporary objects, refer to x."""
-    key = id(frame.f_code), frame.f_lasti
-    code, site = _sites.entries.get(key, (frame.f_code, _NOTHING))
-    if site.scans == 0 or not (site.container or site.in_loop or site.argument is not None):
+    if site.scans == 0:
         return False
-    _sites[key] = code, site._replace(scans=site.scans - 1)
+    _sites[id(frame.f_code), frame.f_lasti] = frame.f_code, site._replace(scans=site.scans - 1)
     containers = [each for each in gc.get_referrers(x) if type(each) in (list, tuple, dict)]
     containers = [each for each in containers if each is not frame.f_globals]
     if site.container:  # the list `containers` and the call refer to it in addition
         is_only = holders == 0 and len(containers) == 1
         return is_only and sys.getrefcount(containers[0]) == 2 + site.container
-    if not all(_is_temporary(containers, i, site.lists) for i in range(len(containers))):
+    module = None if frame.f_code.co_flags & CO_OPTIMIZED else frame.f_globals
+    count = len(containers)
+    if not all(_is_temporary(containers, i, module, site.from_unread, 2) for i in range(count)):
         return False
-    holders -= len(containers)
+    holders -= count
     caller = frame.f_back
     if holders == 1 and site.argument is not None and caller is not None:
         return _is_argument_unread(caller.f_code, caller.f_lasti, site.argument)
     return holders == 0
 
 
-def _is_temporary(containers: list[Any], i: int, variables: int, depth: int = 2) -> bool:
+def _is_temporary(containers: list[Any], i: int, module: Any, variables: int, depth: int) -> bool:
     """Return whether only iterators, and this number of variables, refer to a container.
 
-    The result of `zip` within `enumerate` is also an item of a temporary tuple."""
-    users = [each for each in gc.get_referrers(containers[i]) if each is not containers]
-    count = 0
-    for j, user in enumerate(users):
-        if type(user) is tuple and depth:
-            count += _is_temporary(users, j, 1, depth - 1)  # `user` is the variable
-        else:
-            count += isinstance(user, Iterator) and type(user) is not GeneratorType
+    module: the variables of the module if its code runs; None in a function.
+    depth: depth of temporary tuples, such as results of `zip` within results of `enumerate`."""
+    users = [x for x in gc.get_referrers(containers[i]) if x is not containers and x is not module]
+    for j in range(len(users)):  # without further references to the users
+        if type(users[j]) is tuple and depth:
+            if not _is_temporary(users, j, module, 0, depth - 1):
+                return False
+        elif not isinstance(users[j], Iterator) or type(users[j]) is GeneratorType:
+            return False
     # the list `containers` and the call also refer to the container
-    return count > 0 and sys.getrefcount(containers[i]) - 2 - count <= variables
+    return sys.getrefcount(containers[i]) - 2 - len(users) <= variables
 
 
 def _site_of(frame: FrameType) -> _Site:
@@ -222,21 +224,20 @@ def _site_of(frame: FrameType) -> _Site:
     is_unread = not flow.is_read(name, end)
     tensors = frame.f_globals if is_module and is_unread else {}
     whole = None if is_item else flow.whole_read_later(name, end, tensors)
-    loop = flow.loop_of(name)
-    if is_module and (name in flow.inner_names or (whole is None and loop is None)):
+    in_loop, sources = flow.sources_of(name)
+    if is_module and (name in flow.inner_names or (whole is None and not in_loop)):
         return _NOTHING  # a different module, or a later cell of a notebook, may read the variable
     if not is_unread:
         return _NOTHING if whole is None else _Site(f"a part of {whole!r}")
     reason = "a part of " + ("another tensor" if whole is None else repr(whole))
     reason += f", and {name!r} is not read later"
-    if loop is not None:
-        return _Site(reason, container, True, sum(not flow.is_read(each, end) for each in loop))
     arguments = code.co_varnames[: code.co_argcount]
     if name in arguments and not is_item and next(flow.values_of(name), None) is None:
         is_method = arguments[0] in ("self", "cls")
         position = arguments.index(name) - is_method
         return _Site(f"a temporary, the argument {name!r}", argument=position)
-    return _Site(reason, container)
+    from_unread = bool(sources) and not any(flow.is_read(each, end) for each in sources)
+    return _Site(reason, container, from_unread)
 
 
 @memoized(256)
@@ -350,14 +351,17 @@ class _Liveness:
                 end -= self.steps[end - 1].opname in _UNPACKS
                 yield range(self.start(end, 1), end)
 
-    def loop_of(self, name: str) -> set[str] | None:
-        """Return the variables in the expression of the loop that assigns the variable."""
+    def sources_of(self, name: str) -> tuple[bool, set[str]]:
+        """Return whether a loop assigns the variable, and the variables in its expressions."""
+        in_loop, sources = False, set()
         for each in self.values_of(name):
-            if self.steps[each.start].opname == "FOR_ITER":
-                end = each.start - 1  # GET_ITER
-                steps = self.steps[self.start(end, 1) : end]
-                return {x.variable for x in steps if x.loads and x.variable is not None}
-        return None
+            first, end = each.start, each.stop
+            if self.steps[first].opname == "FOR_ITER":
+                in_loop, end = True, first - 1  # GET_ITER
+                first = self.start(end, 1)
+            steps = self.steps[first:end]
+            sources |= {x.variable for x in steps if x.loads and x.variable is not None}
+        return in_loop, sources
 
     def whole_read_later(self, name: str, first: int, tensors: dict[str, Any]) -> str | None:
         """Return the variable of which this variable is a part, if it is read after a step.

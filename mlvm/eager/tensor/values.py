@@ -15,6 +15,7 @@ from mlvm.core.rules import bounds
 from mlvm.core.types import MAX_NDIM, Array, DType, bf16
 
 _PROTOCOLS: Final = ("__array__", "__array_interface__", "__dlpack__")
+_NUMBERS: Final = (int, float, complex, np.number)
 _UNREADABLE: Final = (TypeError, ValueError, RuntimeError, BufferError)
 
 
@@ -74,8 +75,10 @@ def _readable(obj: Any) -> Any:
     return value
 
 
-def of_numbers(obj: object) -> Array:
-    """Return a bool, integer or f64 array of a Python number or nested lists of them."""
+def of_numbers(obj: object, dtype: DType | None = None) -> Array:
+    """Return an array of a Python number or nested lists of them, for a tensor of the dtype.
+
+    Ints that no integer dtype represents become floats if the dtype or another number is one."""
     if isinstance(obj, (list, tuple)):
         for each in obj:
             _require_no_mask(each)
@@ -88,11 +91,18 @@ def of_numbers(obj: object) -> Array:
             f"the values of this {kind_of(obj)} cannot be read: {error}; join the tensors first, "
             f"as torch.stack does"
         ) from None
-    if array.dtype.kind == "O" and all(isinstance(x, int) for x in leaves(obj)):
-        most = max(leaves(obj), key=abs)  # type: ignore[arg-type]
-        raise OperandValueError(
-            f"the int {brief(most)} does not fit into any integer dtype; write it as a float"
-        )
+    kind: Any = None
+    if array.size and array.dtype.kind in "Of" and all(isinstance(x, int) for x in leaves(obj)):
+        kind = np.float64 if dtype is not None and dtype.is_inexact else np.uint64
+    elif array.dtype.kind == "O" and all(isinstance(x, _NUMBERS) for x in leaves(obj)):
+        kind = np.result_type(float, *{type(x) for x in leaves(obj) if not isinstance(x, int)})
+    try:
+        array = array if kind is None else np.array(obj, kind)
+    except OverflowError:
+        limit = "any integer dtype; write it as a float" if kind is np.uint64 else "f64"
+        most = brief(max([x for x in leaves(obj) if isinstance(x, int)], key=abs))
+        most += " with the other numbers" * (array.size > 1)
+        raise OperandValueError(f"the int {most} does not fit into {limit}") from None
     if array.dtype.kind not in "biufc":
         many = isinstance(obj, Iterable) and not isinstance(obj, (list, tuple, str, bytes, dict))
         of_list = next((x for x in leaves(obj) if not isinstance(x, (int, float, complex))), obj)
@@ -100,14 +110,6 @@ def of_numbers(obj: object) -> Array:
             f"expected numbers, arrays, or nested lists of them, got {brief(of_list)}"
             + (f"; convert the {kind_of(obj)} with list(x)" if many else "")
         )
-    if array.size and array.dtype.kind == "f" and all(isinstance(x, int) for x in leaves(obj)):
-        try:
-            return np.array(obj, np.uint64)
-        except OverflowError:
-            raise OperandValueError(
-                "no integer dtype can represent ints >= 2**63 and negative ints; write "
-                "them as floats"
-            ) from None
     return array
 
 

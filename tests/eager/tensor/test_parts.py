@@ -39,6 +39,17 @@ def changed(a: Any) -> Any:
     return a
 
 
+def change_items(rows: Any, numbers: Any) -> None:
+    for a, b in zip(rows, numbers, strict=True):
+        a += b
+    a = rows[0]
+    a += 1.0
+
+
+def write_to(a: Any) -> None:
+    ml.exp(ml.ones((3, 3)), out=a)
+
+
 def change_and_keep(a: Any) -> None:
     a += 1.0
     KEPT.append(a)
@@ -106,5 +117,5 @@ def test_each_instruction_is_analysed() -> None:
         flow = parts._Liveness(code)
         for x in flow.updates.values():
             flow.is_read(x.name, x.end), flow.whole_read_later(x.name, x.end, {})
-            count += flow.loop_of(x.name) is None
+            count += not flow.sources_of(x.name)[0]
     assert count > 20
