@@ -39,6 +39,9 @@ class Leaf:
     def __deepcopy__(self, memo: Any) -> Any:
         return memo.leaf(self)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.value!r})"
+
 
 class ResultLeaf(Leaf):
     """Leaf for the result with that number."""
