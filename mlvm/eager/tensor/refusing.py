@@ -109,12 +109,14 @@ def require_values(
     for name, value in arguments.items():
         hint = _hints(fn).get(name, signature.parameters[name].annotation)
         traced = _traced(value)
-        if traced is not None and _OPTION.search(text := _text(hint)) and "tensor" not in text:
+        text = _text(hint)
+        if traced is not None and _OPTION.search(text) and not _OPERAND.search(text):
             values_of(traced)
 
 
-_OPTION: Final = re.compile(r"\b(int|number|string|True)s?\b")
-"""Words of `_text` for the values of options."""
+_OPTION: Final = re.compile(r"\b(int|number|string|True|float|bool)s?\b")
+_OPERAND: Final = re.compile("[Tt]ensor|Operand")
+"""Words of annotations for options and operands, as `_text` describes them or as in the code."""
 
 
 def _traced(value: Any, depth: int = 3) -> Tensor | None:

@@ -62,6 +62,7 @@ ml.linspace(0.0, 1.0, n) => No shape or option may depend on a tensor's value: p
 x.sum(axis=n) => No shape or option may depend on a tensor's value: pass a Python number, such as x.shape[0], or call it outside
 ml.concat([x, x], axis=n) => No shape or option may depend on a tensor's value: pass a Python number, such as x.shape[0], or call it outside
 ml.cdist(x[None], x[None], p=n) => No shape or option may depend on a tensor's value: pass a Python number, such as x.shape[0], or call it outside
+ml.interp(x, x, x, period=n) => No shape or option may depend on a tensor's value: pass a Python number, such as x.shape[0], or call it outside
 ml.nn.Linear(n, 2) => No shape or option may depend on a tensor's value: pass a Python number, such as x.shape[0], or call it outside
 ml.zeros((n,)) => No shape or option may depend on a tensor's value: pass a Python number, such as x.shape[0], or call it outside
 """  # noqa: E501
