@@ -104,13 +104,14 @@ def as_array(x: Tensor, dtype: Any = None, copy: bool | None = None) -> Array:
     The default dtype for bf16 is f32. `numpy.array(x)`, with `copy=True`, returns a writable array;
     `copy=False` returns a read-only array over the bytes of x. Raises `CopyError` if they are not
     accessible; `GradientError` if a gradient flows through x; `StaleTensorError` if x was freed."""
-    _require_untracked(x)
+    if x.tape is not None:
+        _require_untracked(x)
     if copy is not False:
         is_own = dtype is not None and x.dtype is bf16 and np.dtype(dtype) == bf16.numpy
         array = values_of(x) if is_own else x.numpy()
         array = array if dtype is None else array.astype(dtype, copy=False)
         if copy is None:
-            array.setflags(write=False)
+            array.setflags(False)  # faster than a keyword
         return array
     if x.dtype is bf16:
         raise _refuse_copy(x, "has a dtype that numpy lacks")
