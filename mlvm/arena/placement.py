@@ -30,10 +30,7 @@ So a few kinds of steps, such as training and evaluation, may alternate.
 """
 
 MOST_SPARE: Final = 1 << 18
-"""Size below which tensors share the regions of the next eight size classes.
-
-A larger tensor shares regions that are at most an eighth larger.
-"""
+"""Size from which a reused region is larger by at most an eighth, not by eight size classes."""
 
 _NUMBER: Final = attrgetter("number")
 
@@ -50,6 +47,11 @@ def size_class(nbytes: int) -> int:
     """
     step = max(ALIGNMENT, 1 << max(nbytes.bit_length() - 4, 0)) if nbytes <= 1 << 20 else ALIGNMENT
     return -(-nbytes // step) * step
+
+
+def spare_bytes(nbytes: int) -> int:
+    """Return how many bytes a reused region may have in addition to those of a size class."""
+    return rounded(nbytes // 8) if nbytes >= MOST_SPARE else max(nbytes, 8 * ALIGNMENT)
 
 
 Reference: TypeAlias = weakref.ref[Any]
@@ -195,7 +197,7 @@ class Reuse(Placement):
     resets, because a repeated step requests the other regions again.
 
     size_of: function that rounds the bytes of a request
-    spare: whether regions for slowly growing sizes are larger: half, or an eighth for large ones
+    spare: whether regions for slowly growing sizes are larger
     """
 
     def __init__(
@@ -223,7 +225,9 @@ class Reuse(Placement):
 
     def _new_region(self, nbytes: int) -> Region | None:
         """Place a region at the end of a chunk; a larger one if free regions show growing sizes."""
-        self.missing = self._spacious(nbytes) if self.spare and nbytes else nbytes
+        spare = spare_bytes(nbytes) // 2
+        grows = self.spare and nbytes and self._near(nbytes - spare, nbytes)
+        self.missing = self.size_of(nbytes + spare) if grows else nbytes
         for size in dict.fromkeys((self.missing, nbytes)):
             chunk = self._tail(size)
             if chunk is not None:
@@ -232,32 +236,14 @@ class Reuse(Placement):
                 return self._make(chunk, chunk.carved - size, size, bin)
         return None
 
-    def _spacious(self, nbytes: int) -> int:
-        """Return the size of a new region, which is larger if slightly smaller ones are free."""
-        if nbytes >= MOST_SPARE:
-            return rounded(nbytes * 9 // 8) if self._near(nbytes * 7 // 8, nbytes) else nbytes
-        step = self.size_of(nbytes + 1) - nbytes
-        grows = any(self.sizes.get(nbytes - i * step) for i in range(1, 5))
-        return self.size_of(nbytes * 3 // 2) if grows else nbytes
-
     def _near(self, least: int, end: int) -> list[int]:
         """Return the sizes of free regions in `range(least, end)`."""
         return [n for n, bin in [*self.sizes.items()] if least <= n < end and bin]
 
     def _larger(self, nbytes: int) -> Region | None:
-        """Take a free region that is larger, by at most an eighth or eight size classes.
-
-        `bin_of` in dispatch.c selects the same one.
-        """
-        if nbytes >= MOST_SPARE:
-            sizes = self._near(nbytes, rounded(nbytes * 9 // 8) + 1)
-            return pop(self.sizes[min(sizes)]) if sizes else None
-        for _ in range(8):
-            nbytes = self.size_of(nbytes + 1)
-            region = pop(self.sizes.get(nbytes, []))
-            if region is not None:
-                return region
-        return None
+        """Take the smallest region larger by at most `spare_bytes`, as `bin_of` in dispatch.c."""
+        sizes = self._near(nbytes, nbytes + spare_bytes(nbytes) + 1)
+        return pop(self.sizes[min(sizes)]) if sizes else None
 
     def tidy(self) -> None:
         for bin in list(self.sizes.values()):
