@@ -111,7 +111,7 @@ def as_array(x: Tensor, dtype: Any = None, copy: bool | None = None) -> Array:
         array = values_of(x) if is_own else x.numpy()
         array = array if dtype is None else array.astype(dtype, copy=False)
         if copy is None:
-            array.setflags(False)  # faster than a keyword
+            array.flags.writeable = False  # faster than `setflags`
         return array
     if x.dtype is bf16:
         raise _refuse_copy(x, "has a dtype that numpy lacks")
