@@ -8,13 +8,14 @@ bits as the steps, but needs no launch, and no tensor for a result that only the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from mlvm.core.machine.callee import Fused, Kernels
 from mlvm.core.machine.fused import LONGEST_CHAIN, Chain, Link
 from mlvm.core.types import TensorType, u64
 from mlvm.eager.tensor.context import current_arena
 
+MOST_CHAINED: Final = 12  # results and operands of a chain
 _APPLY, _ALIAS, _, _UPDATE, _NEXT_KEY = range(5)  # `StepKind` in dispatch.h
 
 
@@ -111,7 +112,7 @@ class _Planner:
         results = [number for number, step in zip(produced, steps, strict=True) if step.last >= end]
         read = [number for step in steps for number in step.operands]
         values = [*results, *dict.fromkeys(number for number in read if number not in produced)]
-        if len(values) > 12 or not results:  # MOST_CHAINED in templates.c
+        if len(values) > MOST_CHAINED or not results:
             return None
         types: list[Any] = [self.types[number] for number in values]
         numbers = {number: -1 - i for i, number in enumerate(produced)}

@@ -378,6 +378,25 @@ def test_each_function_of_the_table_has_a_test_that_runs_both() -> None:
         assert f"def {test}(" in (ROOT / "tests" / path).read_text()
 
 
+@pytest.mark.parametrize(
+    ("file", "name", "module", "limit"),
+    [
+        ("language/dispatch.c", "MOST_SPARE", "arena.placement", "MOST_SPARE"),
+        ("language/posts.c", "GATHERED", "machines.remote.outbox", "GATHERED"),
+        ("language/templates.c", "MOST_CHAINED", "eager.tensor.template_kernels", "MOST_CHAINED"),
+        ("machine/value.c", "ALIGNMENT", "core.types", "ALIGNMENT"),
+        ("plan/lanes.h", "MOST_FRAMES_DEEP", "core.machine.run", "MAX_DEPTH"),
+        ("plan/loop.h", "MOST_DEPTH", "core.machine.run", "MAX_DEPTH"),
+        ("plan/pool.c", "MOST_THREADS", "machines.native.extension", "MOST_THREADS"),
+    ],
+)
+def test_limits_of_c_are_those_of_python(file: str, name: str, module: str, limit: str) -> None:
+    found = re.search(rf"\b{name} = (\d+)(?: << (\d+))?[, ]", (SOURCES / file).read_text())
+    assert found is not None
+    expected = getattr(import_module(f"mlvm.{module}"), limit)
+    assert int(found[1]) << int(found[2] or 0) == expected
+
+
 PROGRAM: Final = """
 import gc
 import mlvm.eager as ml
