@@ -10,6 +10,7 @@ import pytest
 
 import mlvm.eager as ml
 from tests.brief import Capsys, cases, refuses
+from tests.trees import bits
 from tests.wired import connect_to
 
 X = ml.asarray(np.random.default_rng(0).normal(size=(2, 3)), dtype="f32")
@@ -64,11 +65,6 @@ WRAPPED: dict[str, Any] = {
     "jvp": lambda fn: lambda x: ml.jvp(fn, (x,), (x,)),
     "captured jvp": lambda fn: ml.capture(lambda x: ml.jvp(fn, (x,), (x,))),
 }
-
-
-def bits(tree: Any) -> list[bytes]:
-    parts = tree if isinstance(tree, (tuple, list)) else [tree]
-    return [x.numpy().tobytes() for x in parts]
 
 
 @pytest.mark.parametrize("name", WRAPPED)

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from mlvm.core.errors import MlvmError
 from mlvm.core.types import TensorType, f32
 from mlvm.eager.capture import cache as cache_module
 from mlvm.eager.capture import call as call_module
@@ -29,6 +28,7 @@ from mlvm.eager.tensor.update import apply_into, apply_into_in_python
 from mlvm.machines.local import LocalVM
 from mlvm.machines.native.extension import EXTENSION
 from tests.brief import ROOT, output_of
+from tests.trees import outcome
 from tests.wired import connect_to
 
 if EXTENSION is None:
@@ -348,27 +348,15 @@ _DYNAMIC: Final[dict[str, Work]] = {
 CASES: Final = [pytest.param(both, id=f"{name}-{i}") for i, (name, both) in enumerate(_both())]
 
 
-def _outcome(work: Work, x: ml.Tensor) -> object:
-    try:
-        result = work(x)
-    except (MlvmError, TypeError, IndexError) as error:
-        return error.__class__, str(error)
-    parts = result if isinstance(result, list) else [result]
-    return [
-        (part.type, part.numpy().tobytes()) if isinstance(part, ml.Tensor) else repr(part)
-        for part in parts
-    ]
-
-
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("both", CASES)
 def test_both_give_the_same(both: Both) -> None:
     arena = ml.Arena(ml.VM(native=True), "both")
     with arena.allocating():
         x = ml.asarray(X)
-        expected = _outcome(both.in_python, x)
+        expected = outcome(lambda: both.in_python(x))
         for _ in range(3):  # the last one by the short way
-            assert _outcome(both.in_c, x) == expected
+            assert outcome(lambda: both.in_c(x)) == expected
 
 
 def test_each_function_of_the_table_has_a_test_that_runs_both() -> None:
