@@ -140,7 +140,12 @@ class Measured:
             True
         """
         points = [CurvePoint(*each) for each in self._facts.curve()]
-        return [_fastest(points, budget) for budget in self._budgets] or points
+        none = CurvePoint(None, float("inf"))
+
+        def fastest(budget: int) -> CurvePoint:  # the points are sorted by time
+            return next((x for x in points if x.nbytes is not None and x.nbytes <= budget), none)
+
+        return [fastest(budget) for budget in self._budgets] or points
 
     def plot(self, path: str | Path) -> None:
         """Draw the curve as an SVG picture, with the plan marked.
@@ -240,14 +245,6 @@ class _Facts(NamedTuple):
     capacity: int
     plan: Plan
     curve: Callable[[], list[tuple[int, float]]]
-
-
-def _fastest(points: Sequence[CurvePoint], budget: int) -> CurvePoint:
-    """Return the first point within the budget; the points are sorted by time."""
-    for point in points:
-        if point.nbytes is not None and point.nbytes <= budget:
-            return point
-    return CurvePoint(None, float("inf"))
 
 
 @hinted

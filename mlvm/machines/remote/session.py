@@ -129,10 +129,12 @@ class Session(WireServer):
         if kind in (Kind.launch, Kind.post):
             self._posts += 1
             try:
-                if kind is Kind.post:
-                    self._post_from(reader)
-                else:
+                if kind is Kind.launch:
                     self._launch_from(reader)
+                elif (name := read_name(reader)) in _FREEING or self._failed is None:
+                    self._perform_from(reader, name)
+                elif name == "write":
+                    self._spoil(self._failed, [reader.integer()])
             except Exception as error:
                 self._fail(error)
             return None
@@ -205,13 +207,6 @@ class Session(WireServer):
             raise
         if self._launch_cache is not None:
             self._launch_cache.add(bytes(body), program, args)
-
-    def _post_from(self, reader: Received) -> None:
-        name = read_name(reader)
-        if self._failed is None or name in _FREEING:
-            self._perform_from(reader, name)
-        elif name == "write":
-            self._spoil(self._failed, [reader.integer()])
 
     def _perform_from(self, reader: Received, name: str) -> Any:
         """Decode the arguments and execute the call."""

@@ -246,8 +246,11 @@ def words_of(guards: GuardSet) -> Words:
             text = f"the setting that {getattr(owner, '__name__', None) or _what(owner)} reads"
             yield (id(owner), name), (text, _what(value) if type(value) in PLAIN else brief(value))
         elif kind == "equal":
-            where = names.get(id(owner)) or _what(owner)
-            yield id(owner), (f"the content of {where}", _of_array(owner, value))
+            where, array = names.get(id(owner)) or _what(owner), np.asarray(owner)
+            is_large = array.nbytes > SMALL
+            values = f"of digest {value[2][:4].hex()}" if is_large else brief(array.tolist())
+            text = f"{array.dtype}{[*array.shape]} {values}"
+            yield id(owner), (f"the content of {where}", text)
         elif kind == "items":
             yield id(owner), (f"the content of {_what(owner)}", ", ".join(map(_what, value)))
         elif kind in ("attribute", "entry", "class", "slot"):
@@ -262,13 +265,6 @@ def _defaults(fn: types.FunctionType, name: str) -> Iterable[tuple[str, Any]]:
     defaults = fn.__defaults__ or ()
     names = fn.__code__.co_varnames[: fn.__code__.co_argcount]
     return [*zip(names[len(names) - len(defaults) :], defaults, strict=False)]
-
-
-def _of_array(array: Any, content: Any) -> str:
-    """Return the values of a small array, or the digest of a large one."""
-    array = np.asarray(array)
-    values = f"of digest {content[2][:4].hex()}" if array.nbytes > SMALL else brief(array.tolist())
-    return f"{array.dtype}{[*array.shape]} {values}"
 
 
 class _Name(NamedTuple):

@@ -133,7 +133,10 @@ def _read_class(kind: type) -> ReadableState:
         for name, field in vars(each).items()
         if isinstance(field, types.MemberDescriptorType) and name != "__dict__"
     ]
-    immutable = any(map(_is_immutable, kind.__mro__)) and kind is not np.dtypes.VoidDType
+    immutable = (
+        any(f"{_home(c)}.{c.__qualname__}" in _IMMUTABLE.split() for c in kind.__mro__)
+        and kind is not np.dtypes.VoidDType
+    )
     open = not all(module_of(c) in _MIXINS or is_of_machine(c) for c in libraries)
     steady = is_of_machine(kind) or (immutable and base is None)
     how: Any = "object"
@@ -190,10 +193,6 @@ def _home(kind: type) -> str:
 def is_of_machine(kind: type) -> bool:
     """Return whether a class belongs to mlvm and instances contain no state of the user."""
     return _home(kind) == _SELF and not module_of(kind).startswith(_LANGUAGE)
-
-
-def _is_immutable(kind: type) -> bool:
-    return f"{_home(kind)}.{kind.__qualname__}" in _IMMUTABLE.split()
 
 
 def _hides(kind: type, base: type, slots: int) -> bool:

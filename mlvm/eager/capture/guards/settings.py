@@ -24,6 +24,7 @@ from mlvm.core.memo import memoized
 from mlvm.eager.capture.guards.code import names_in
 from mlvm.eager.capture.guards.readable import PLAIN, is_standard
 from mlvm.eager.recording.reads import TEXTS
+from mlvm.eager.tensor.values import module_of
 
 _ENVIRONMENT: Final = frozenset({"environ", "environb"})
 _OF_LOGGERS: Final = frozenset(
@@ -210,7 +211,7 @@ def reads_environment(value: Any) -> bool:
     fn = _function_of(value)
     if fn is None or fn.__name__ in ("home", "expanduser"):
         return fn is not None  # methods of paths, which call methods of other classes
-    if _package_of(fn) == "numpy":
+    if module_of(fn).partition(".")[0] == "numpy":
         return False
     return any(not _ENVIRONMENT.isdisjoint(names) for _, names in _names_below(fn))
 
@@ -236,12 +237,6 @@ def _function_of(value: Any) -> types.FunctionType | None:
     kind = type(value)
     fn = value.__func__ if kind in (classmethod, staticmethod, types.MethodType) else value
     return fn if type(fn) is types.FunctionType else None
-
-
-def _package_of(fn: types.FunctionType) -> str:
-    """Return the top-level package of a function, or "" for a function without a module."""
-    module = fn.__module__
-    return module.partition(".")[0] if isinstance(module, str) else ""
 
 
 @memoized(1024)
