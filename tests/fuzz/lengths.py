@@ -28,11 +28,11 @@ import numpy as np
 import mlvm.eager as ml
 from mlvm.build.targets import CannotBuild
 from mlvm.core.errors import CaptureError, MlvmError, ShapeError
-from mlvm.core.types import TensorType
 from mlvm.machines.local import LocalVM
 from mlvm.machines.native import _native
 from mlvm.step.saved import LoadedStep, SavedStep
 from tests.fuzz.command import Outcomes, Wrong, outcomes_of
+from tests.trees import bits
 
 WIDTH = 4
 LENGTHS = (2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 16, 17, 23, 31)
@@ -137,17 +137,7 @@ def function(seed: int) -> Callable[..., Any]:
 def outcome(fn: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
     """Return the bytes of what a call returns, or the error that it raises."""
     try:
-        leaves: list[Any] = []
-
-        def walk(part: Any) -> None:
-            if isinstance(part, (list, tuple)):
-                for each in part:
-                    walk(each)
-            else:
-                leaves.append((str(part.type), np.asarray(part).tobytes()))
-
-        walk(fn(*arguments))
-        return leaves
+        return bits(fn(*arguments))
     except MlvmError as error:
         return type(error).__name__
 
@@ -183,7 +173,7 @@ def difference(
                 continue
             raise
         refused["served"] += 1
-        if [(str(TensorType.of(x)), x.tobytes()) for x in arrays] != expected:
+        if bits(arrays) != expected:
             return f"at {len(arguments[0])}: other bits from the file"
     loaded.close()
     return ""
@@ -216,7 +206,7 @@ def difference_in_c(step: SavedStep, calls: Calls, build: Build, counts: Counter
             if done.returncode:
                 return f"at {len(arguments[0])}: {done.stderr}"
             arrays = [np.load(folder / "out" / f"{i}.npy") for i in range(len(step.results))]
-            if [(str(TensorType.of(x)), x.tobytes()) for x in arrays] != expected:
+            if bits(arrays) != expected:
                 return f"at {len(arguments[0])}: other bits in C"
     return ""
 
