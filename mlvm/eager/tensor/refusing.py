@@ -36,7 +36,7 @@ from mlvm.core.errors import (
     with_article,
 )
 from mlvm.core.rules import is_real
-from mlvm.eager.tensor.number import Number
+from mlvm.eager.tensor.number import Number, class_of
 from mlvm.eager.tensor.operands import NUMBERS, is_array
 from mlvm.eager.tensor.reading import values_of
 from mlvm.eager.tensor.tensor import Tensor
@@ -121,9 +121,11 @@ _OPERAND: Final = re.compile("[Tt]ensor|Operand")
 
 def _traced(value: Any, depth: int = 3) -> Tensor | None:
     """Return an abstract tensor that is the value, or is contained in this list or tuple."""
-    if isinstance(value, (list, tuple)) and depth:
-        return next((x for y in value if (x := _traced(y, depth - 1)) is not None), None)
-    return value if isinstance(value, Tensor) and tracer_of(value) else None
+    kind = class_of(value)
+    if issubclass(kind, (list, tuple)) and depth:
+        parts = members_of(value)
+        return next((x for y in parts if (x := _traced(y, depth - 1)) is not None), None)
+    return value if issubclass(kind, Tensor) and tracer_of(value) else None
 
 
 def _imitated(value: Any, depth: int = 4) -> Any:

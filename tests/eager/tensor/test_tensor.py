@@ -8,6 +8,7 @@ import operator
 from collections.abc import Callable
 from contextlib import suppress
 from enum import IntEnum
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -254,6 +255,13 @@ def test_an_object_that_imitates_a_class_is_refused(name: str, imitated: type) -
     step = ml.capture(lambda x, other: (x * 2.0, other))
     other = Imitation(imitated)
     assert step(ml.ones(3), other)[1] is other
+
+
+@cases("imitated", ml.Tensor, list, dict, int, str)
+@cases("name", "sinc", "asarray", "concat", "grad", "Arena", "VM", "nn.Embedding", "random.key")
+def test_calls_with_an_object_that_imitates_a_class_are_refused(name: str, imitated: type) -> None:
+    with suppress(ml.errors.MlvmError):
+        attrgetter(name)(ml)(Imitation(imitated))
 
 
 def test_captured_functions_do_not_call_methods_of_containers() -> None:
