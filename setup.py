@@ -14,6 +14,7 @@ that version alone.
 import os
 import platform
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -29,6 +30,7 @@ from setuptools.errors import CompileError, LinkError
 
 SOURCE = Path("mlvm/machines/native/src")
 KERNELS = SOURCE / "plan" / "kernels"
+MODULE = SOURCE / "module.c"
 LISTS = SOURCE / "plan" / "tables.c"  # of the kernels of each set
 # Before Python 3.15, headers and setuptools of a free-threaded Python refuse the limited API.
 LIMITED = not sysconfig.get_config_var("Py_GIL_DISABLED")
@@ -87,6 +89,12 @@ def read_by(rule):
     except OSError:
         return INCLUDED
     return [Path(name) for name in files.replace("\\\n", " ").split()]
+
+
+def digest():
+    """Return the digest of the sources, with which `extension.py` finds an outdated extension."""
+    file = "mlvm/machines/native/sources.py"
+    return str(runpy.run_path(file)["sources_digest"](SOURCE))
 
 
 def built():
@@ -150,6 +158,7 @@ class BuildNative(build_ext):
             "MLVM_SANITIZE" in os.environ
             or not extension.exists()
             or extension.stat().st_mtime <= changed
+            or f"sources {digest()}\0".encode() not in extension.read_bytes()
         ):
             return False
         return targets(self.inplace).keys() <= built()
@@ -205,9 +214,10 @@ class BuildNative(build_ext):
         jobs = [
             (source, build, "", [])
             for source in sorted(SOURCE.rglob("*.c"))
-            if source.parent != KERNELS and source != LISTS
+            if source.parent != KERNELS and source not in (LISTS, MODULE)
         ]
         of_sets = [(f"WITH_{name.upper()}", "1") for name in sets]
+        jobs.append((MODULE, build / digest(), "", [("SOURCES", digest())]))
         jobs.append((LISTS, build / "-".join(sets), "", of_sets))
         for name, options in sets.items():
             folder = name + options if name == "plain" else name

@@ -336,7 +336,7 @@ def run(
             children[contender.name] = child
             cases[contender.name] = child.cases()
         every = list(dict.fromkeys(case for prepared in cases.values() for case in prepared))
-        chosen = [x for x in every if not only or any(part in x for part in only)]
+        chosen = [x for x in every if not only or any(part.lower() in x.lower() for part in only)]
         if every and not chosen:
             say(
                 f"{suite.name}: no case contains {' or '.join(only)}; there are: {', '.join(every)}"

@@ -36,7 +36,7 @@ from mlvm.core.errors import (
 )
 from mlvm.core.machine.functions import FunctionTable
 from mlvm.core.machine.link import nargs_of
-from mlvm.core.machine.verify import verify
+from mlvm.core.machine.verify import Verdict, verify
 from mlvm.core.op import OPS
 from mlvm.core.program.assembly import (
     assemble,
@@ -47,7 +47,7 @@ from mlvm.core.program.assembly import (
 )
 from mlvm.core.program.encoding import KIND_AT, MAGIC, Kind
 from mlvm.core.program.program import OPCODES, Program
-from mlvm.core.types import Array, DType, TensorType
+from mlvm.core.types import Array, DType, TensorType, f64
 from mlvm.eager.runs import commands as recordings
 from mlvm.eager.runs.debugger import Debugger
 from mlvm.eager.runs.diff import diff
@@ -76,6 +76,8 @@ from mlvm.machines.terminal import (
     OptionError,
     add_command,
     count,
+    one_line,
+    say,
     whole_number,
 )
 from mlvm.machines.versions import cause_of_other_bits
@@ -322,9 +324,30 @@ def read_any(file: str) -> Program | SavedStep | OpProgram | Repro:
         return _MESSAGES.get(data[KIND_AT : KIND_AT + 2], Program.from_bytes)(data)
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise BadInput(f"{file}: line {line}: not UTF-8 text; save the file as UTF-8") from None
+        text = f"line {line}: not UTF-8 text; save the file as UTF-8"
     except MlvmError as error:
-        raise BadInput(f"{file}: {error}") from None
+        text = str(error)
+    is_binary = data.startswith(MAGIC)
+    if file.endswith(".mlvm") and not is_binary:
+        text = f"expected {MAGIC!r} or assembly at the beginning, got {data[:4]!r}"
+    raise _invalid(file, text, has_binary=is_binary or file.endswith(".mlvm"))
+
+
+def _invalid(file: str, text: str, *, has_binary: bool) -> BadInput:
+    """Return the error for a file; a file that mlvm has written may be damaged."""
+    is_known = not has_binary or "damaged" in text or "version" in text
+    remedy = "" if is_known else "; the file may be damaged: write or send it again"
+    return BadInput(f"{file}: {text}{remedy}")
+
+
+def _verified(
+    file: str, loaded: Program | SavedStep, types: Sequence[TensorType] | None = None
+) -> Verdict:
+    """Verify the program of a file. Raises `BadInput` with the file's name if it is invalid."""
+    try:
+        return verify(program_of(loaded), _functions(), types)
+    except MlvmError as error:
+        raise _invalid(file, one_line(error), has_binary=isinstance(loaded, SavedStep)) from None
 
 
 def program_of(loaded: Program | SavedStep) -> Program:
@@ -423,7 +446,12 @@ def _arguments(
     types = None if isinstance(loaded, Program) else loaded.input_types
     expected = nargs_of(loaded) if isinstance(loaded, Program) else len(loaded.inputs)
     _check_count(expected, len(texts), "--arg", types)
-    return [read(number, text) for number, text in enumerate(texts)]
+    arrays = [read(number, text) for number, text in enumerate(texts)]
+    if not isinstance(loaded, Program):
+        for number, (array, type) in enumerate(zip(arrays, loaded.inputs, strict=True)):
+            if array.dtype == np.float64 and type.dtype.is_float and type.dtype is not f64:
+                say(f"note: argument {number} is rounded from f64 to {type.dtype.name}")
+    return arrays
 
 
 # --- the commands ----------------------------------------------------------------------
@@ -440,9 +468,9 @@ def run(options: argparse.Namespace) -> None:
     """
     opened = read_any(options.file)
     repro, loaded = opened if isinstance(opened, Repro) else None, _runnable(opened)
+    _verified(options.file, loaded)
     vm = LocalVM()
     printing.register(vm)
-    verify(program_of(loaded), vm.functions)
     if repro is not None and options.arg:
         raise BadInput(f"{options.file}: a repro contains the inputs; omit --arg")
     arrays = [*repro.inputs] if repro is not None else _arguments(loaded, options.arg)
@@ -465,7 +493,7 @@ def run(options: argparse.Namespace) -> None:
     if repro is not None:
         differing = repro.differing([*outputs, *step.states()])
         if differing:
-            cause = cause_of_other_bits(repro.versions)
+            cause = cause_of_other_bits(repro.versions) or "; the file may be damaged"
             raise BadInput(
                 f"{options.file}: {', '.join(differing)} of the call: expected the recorded "
                 f"digests, got different ones{cause}"
@@ -520,6 +548,7 @@ def _execution(options: argparse.Namespace) -> Execution:
         arrays = _arguments(step, options.arg)
         step = step.at([*map(TensorType.of, arrays)])
         program = loaded if isinstance(loaded, OpProgram) else OpProgram.of_step(step)
+    _verified(options.file, program.step)
     vm = LocalVM("debugger")
     printing.register(vm)
     return Execution(program, arrays, vm=vm)
@@ -534,12 +563,7 @@ def build(options: argparse.Namespace) -> None:
     extension.require("a build needs the native kernels")
     from mlvm.build import build as builder  # requires the extension
 
-    try:
-        loaded = read_file(options.file)
-    except BadInput as error:
-        raise BadInput(f"{error}; {A_STEP}") from None
-    if not isinstance(loaded, SavedStep):
-        raise BadInput(f"{options.file} is a program; {A_STEP}")
+    loaded = _read_step(options.file, A_STEP)
     codes = [each.code for each in program_of(loaded).functions.values()]
     if any(x.immediates[:1] in ((printing.PRINT,), (printing.WATCH,)) for x in chain(*codes)):
         raise BadInput(
@@ -577,12 +601,10 @@ def check(options: argparse.Namespace) -> None:
     types = (
         [each.type for each in loaded.planned.arguments] if isinstance(loaded, SavedStep) else None
     )
-    functions = _functions()
-    verdict = verify(program, functions, types)
     if options.type:
         _check_count(nargs_of(program), len(options.type), "--type")
         types = [read_type(number, text) for number, text in enumerate(options.type)]
-        verdict = verify(program, functions, types)
+    verdict = _verified(options.file, loaded, types)
     places = [
         (f.name, pc, instruction)
         for f in program.functions.values()
@@ -607,17 +629,18 @@ def disasm(options: argparse.Namespace) -> None:
     print(disassemble(program_of(read_file(options.file))), end="")
 
 
-def memory(options: argparse.Namespace) -> None:
+def memory(options: argparse.Namespace) -> int:
     """Report and plot the arenas of a script, or the plan for a program.
 
     Each plot shows the addresses and lifetimes of tensors. Arguments after -- are passed to the
-    script.
+    script. The exit status is 1 if a captured step or the program exceeds the budget.
 
     Example:
         python -m mlvm memory train.py -- --epochs 1
     """
     file = Path(options.file)
     out = options.out if options.out is not None else file.parent
+    fits = True
     if file.suffix == ".py":
         if options.arg:
             raise BadInput("--arg is only for programs, not for scripts; omit it")
@@ -632,16 +655,17 @@ def memory(options: argparse.Namespace) -> None:
             for number, step in enumerate(steps, 1):
                 assert step.curve is not None  # observers get a curve
                 path = str(out / f"{file.stem}.step-{number}")
-                show_step(path, step.plan, step.recording(), step.curve(), options.budget)
+                recording, points = step.recording(), step.curve()
+                fits &= show_step(path, step.plan, recording, points, options.budget)
         if options.budget is not None and not steps:
             raise BadInput(f"no captured function was called in {file}; call one, or omit --budget")
         if not has_tensors:
             print(f"{file}: the script created no tensors")
-        return
+        return int(not fits)
     if options.arguments:
         raise BadInput("arguments after -- are only for scripts; use --arg for a program")
     loaded = read_file(options.file)
-    verify(program_of(loaded), _functions())
+    _verified(options.file, loaded)
     arguments: list[Array] = []
     if isinstance(loaded, SavedStep) and options.arg and loaded.open is None:
         raise BadInput("a captured step without dynamic sizes has one plan: omit --arg")
@@ -657,7 +681,8 @@ def memory(options: argparse.Namespace) -> None:
         memory_plan, recording = plan_of(loaded, arguments)
     show_plan(memory_plan, recording, file, out)
     if options.budget is not None:
-        show_peak(memory_plan, options.budget, recording)
+        fits = show_peak(memory_plan, options.budget, recording)
+    return int(not fits)
 
 
 @contextmanager
@@ -726,8 +751,10 @@ def show(options: argparse.Namespace) -> int:
             raise BadInput(
                 "arguments after -- are only for scripts, not for captured steps; omit them"
             )
-        step = _read_step(file)
-        verify(step.planned.program, _functions())
+        expected = (
+            "expected a file of Captured.save, or a Python script (.py); memory plans a program"
+        )
+        step = _read_step(options.file, expected)
         title = file.name if step.open is None else f"{file.name} at {step.open}"
         html = step_page(_as_step(step.planned), title, before=file.stat().st_mtime)
         if step.open is not None:
@@ -739,22 +766,18 @@ def show(options: argparse.Namespace) -> int:
     return failed.status if failed is not None else 0
 
 
-def _read_step(file: Path) -> SavedStep:
-    """Read the captured step in a file. Raises `BadInput` for any other file, and `OSError`."""
+def _read_step(file: str, expected: str) -> SavedStep:
+    """Read and verify the captured step in a file.
+
+    Raises `BadInput`, with what was expected, for any other file; and `OSError`.
+    """
     try:
-        loaded = read_file(os.fspath(file))
+        loaded = read_file(file)
     except BadInput as error:
-        if read_bytes(os.fspath(file)).startswith(MAGIC):
-            raise
-        raise BadInput(
-            f"{file}: expected a file of Captured.save, or a Python script (.py), "
-            "got a different file"
-        ) from error
+        raise BadInput(f"{error}; {expected}") from None
     if not isinstance(loaded, SavedStep):
-        raise BadInput(
-            f"{file}: a program has no plan; show accepts a file of Captured.save, or a "
-            "Python script (.py), and memory plans a program"
-        )
+        raise BadInput(f"{file} is a program; {expected}")
+    _verified(file, loaded)
     return loaded
 
 

@@ -91,6 +91,10 @@ class Tokenizer:
         self._words = re.compile(_WORDS[split])
         self._takes_words = _WORDS[split] is _LLAMA3
         """Whether a word of the vocabulary is always a single token, regardless of the merges."""
+        for name in ("add_bos_token", "add_space_prefix", "add_eos_token"):
+            flag = value(name)
+            if type(flag) not in (bool, type(None)) or (flag and name == "add_eos_token"):
+                raise ml.errors.WeightsError(f"{_KEY}{name} {flag!r} is not supported")
         adds_bos = self.kind == "llama" or self._takes_words
         self.adds_bos = value("add_bos_token", adds_bos) and self.bos is not None
         self._adds_space = value("add_space_prefix", True)
@@ -157,7 +161,8 @@ class Tokenizer:
             return self._bytes[token]
         if self.kind == "llama":
             return text.replace(_SPACE, " ").encode("utf-8", "surrogatepass")
-        if all(letter in self._of_letter for letter in text):
+        is_raw = self.kinds[token] == _USER_DEFINED
+        if not is_raw and all(letter in self._of_letter for letter in text):
             return bytes([self._of_letter[letter] for letter in text])
         return text.encode("utf-8", "surrogatepass")
 

@@ -219,6 +219,7 @@ def write_bad_files() -> None:
     Path("underflow.mlasm").write_text(".func main 0 *\n    pop 1\n    halt\n")
     Path("endless.mlasm").write_text(ENDLESS)
     Path("cut.mlvm").write_bytes(assemble(ADD).to_bytes()[:40])
+    Path("start.mlvm").write_bytes(b"E" + assemble(ADD).to_bytes()[1:])
     Path("text.npy").write_text("1 2 3")
     Path("empty.npy").write_bytes(b"")
     Path("cut.npy").write_bytes(Path("x.npy").read_bytes()[:-1])
@@ -256,6 +257,9 @@ LARGE = """
     ("run long.mlasm", "long.mlasm: line 1, column 10: expected lengths below 2**63 in f32[...]"),
     ("run latin.mlasm", "latin.mlasm: line 2: not UTF-8 text"),
     ("disasm cut.mlvm", "cut.mlvm: expected"),
+    ("disasm start.mlvm", "start.mlvm: expected b'MLVM' or assembly at the beginning, got b'ELVM'"),
+    ("disasm start.mlvm", "the file may be damaged"),
+    ("run underflow.mlasm", "underflow.mlasm: main, pc 0"),
     ("check unknown.mlasm", "no function 'ad' (did you mean"),
     ("check unknown.mlasm", "at main, pc 3: cfunc 2 1"),
     ("run underflow.mlasm", "main, pc 0: pop 1: expected 1 value above base, got 0"),
@@ -347,7 +351,7 @@ def test_a_program_that_text_cannot_spell_is_shown_as_far_as_it_goes(
     for command in ("run", "check"):
         assert (
             fails(capsys, f"{command} odd.mlvm")
-            == "error: main, pc 0: jump: expected the immediates label, got 0\n"
+            == "error: odd.mlvm: main, pc 0: jump: expected the immediates label, got 0\n"
         )
 
 
@@ -516,7 +520,7 @@ def test_show_opens_a_browser_if_told(step: Any, monkeypatch: Patch) -> None:
     ("memory add.mlasm --arg x.npy --arg y.npy --out x.npy", "x.npy: File exists"),
     ("show nosuch.py", "error: nosuch.py: the file does not exist"),
     ("show nosuch.mlvm", "error: nosuch.mlvm: No such file or directory"),
-    ("show add.mlasm", "error: add.mlasm: a program has no plan; show accepts a file of "),
+    ("show add.mlasm", "error: add.mlasm is a program; expected a file of Captured.save"),
     ("show x.npy", "error: x.npy: expected a file of Captured.save, or "),
     ("show a.svg", "error: a.svg: expected a file of Captured.save, or "),
     (
@@ -656,6 +660,18 @@ def test_run_goes_on_from_where_a_step_was_saved(step: Any, capsys: Capsys) -> N
         for number, name in enumerate(["loss", "w", "x"]):
             result = np.load(f"out/{number}.npy")
             assert result.tobytes() == expected[name].numpy().tobytes()
+
+
+def test_run_notes_arguments_that_are_rounded(step: Any, capsys: Capsys) -> None:
+    x, y = "f64[2,2] 1 2 3 4", "f32[2,2] 1 2 3 4"
+    assert main(["run", "step.mlvm", "--arg", x, "--arg", y]) == 0
+    assert capsys.readouterr().err == "note: argument 0 is rounded from f64 to f32\n"
+
+
+def test_the_status_of_memory_is_1_if_no_plan_fits(step: Any, capsys: Capsys) -> None:
+    assert command_line("memory step.mlvm --budget 1M") == 0
+    assert command_line("memory step.mlvm --budget 1") == 1
+    assert "the plan exceeds the budget of 1 bytes" in capsys.readouterr().out
 
 
 def test_run_takes_a_step_that_keeps_residuals(folder: Path, capsys: Capsys) -> None:

@@ -249,8 +249,8 @@ def variants(
         remaining &= np.logical_and.reduce([remaining, *fits])
         if (holds & ~is_valid).any() or not holds[index]:
             raise CannotBuild(
-                f"lengths: the branches taken at {sizes} depend on lengths in an unsupported way; "
-                "capture the step without dynamic axes"
+                f"lengths: at {sizes}, the code of the step depends on the lengths in a way that a "
+                "build does not support; capture the step without dynamic axes"
             )
         used = [guard for guard, mask in zip(guards, masks, strict=True) if not mask.all()]
         yield BuiltVariant(functions, used, scalars)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -128,11 +129,12 @@ class Padding:
 
 
 def _fits(value: float, dtype: np.dtype[Any]) -> bool:
-    """Return whether a dtype holds the value; floats may round it."""
-    if dtype.kind not in "biu":
-        return dtype.kind in "fcV"
+    """Return whether a dtype holds the value; floats may round it, but not to an infinity."""
     with np.errstate(all="ignore"), suppress(OverflowError, ValueError):
-        return bool(np.array(value).astype(dtype) == value)
+        result = np.array(value).astype(dtype)
+        if dtype.kind in "biu":
+            return bool(result == value)
+        return dtype.kind in "fcV" and not (math.isfinite(value) and np.isinf(result))
     return False
 
 

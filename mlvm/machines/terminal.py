@@ -161,7 +161,7 @@ def run_command(work: Callable[[], int | None]) -> int:
     if failed is not None:  # discard the rest, or the flush at exit fails as well
         _discard(sys.stdout.fileno())
         if not isinstance(failed, BrokenPipeError):
-            say(f"error: {one_line(failed)}")
+            say(f"error: standard output: {one_line(failed)}")
             return status or 1
     if leaving is not None:
         raise leaving
@@ -223,8 +223,9 @@ def escaped(text: str) -> str:
 
 def one_line(error: Exception) -> str:
     """Return the text and the notes of an error as one line."""
-    if isinstance(error, OSError) and error.filename is not None:
-        text = f"{os.fspath(error.filename)}: {error.strerror}"
+    if isinstance(error, OSError) and error.strerror:
+        file = "" if error.filename is None else f"{os.fspath(error.filename)}: "
+        text = f"{file}{error.strerror}"
     else:
         text = str(error) or "out of memory"
     return " ".join("; ".join([text, *notes_of(error)]).splitlines())

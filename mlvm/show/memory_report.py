@@ -53,11 +53,11 @@ def show_script(file: Path, out: Path, arguments: Sequence[str] = ()) -> bool:
 
 def show_step(
     step: str, plan: Plan, recording: Recording, points: Sequence[tuple[int, float]], budget: int
-) -> None:
+) -> bool:
     """Print the peak of a captured step, and the fastest program within the budget.
 
-    Draw the plan as STEP.svg, and the programs as STEP.curve.svg; `points` are bytes and seconds of
-    the programs. Raises `OSError`.
+    Returns whether a program fits. Draw the plan as STEP.svg, and the programs as STEP.curve.svg;
+    `points` are bytes and seconds of the programs. Raises `OSError`.
     """
     name = Path(step).name
     print(f"{name}: {plan}")
@@ -66,16 +66,18 @@ def show_step(
     write_file(f"{step}.curve.svg", front(points, plan.nbytes + plan.hoisted_nbytes))
     fitting = [each for each in points if each[0] <= budget]
     smallest = f"the smallest plan found has {points[-1][0]:,} bytes"
+    smallest = smallest if fitting else f"no plan fits; {smallest}"
     if fitting:
         nbytes, seconds = fitting[0]
         times = seconds / points[0][1]
         smallest = f"{nbytes:,} bytes, {times:.2f} times the estimated time; {smallest}"
     print(f"\ncapture(memory={budget}): {smallest}")
     print(f"pictures  {step}.svg {step}.curve.svg\n")
+    return bool(fitting)
 
 
-def show_peak(memory_plan: Plan, budget: int, recording: Recording | None = None) -> None:
-    """Print whether a plan fits the budget, and the largest values at the peak.
+def show_peak(memory_plan: Plan, budget: int, recording: Recording | None = None) -> bool:
+    """Print and return whether a plan fits the budget, and print the largest values at the peak.
 
     They come from the recording if the plan has none.
     """
@@ -91,6 +93,7 @@ def show_peak(memory_plan: Plan, budget: int, recording: Recording | None = None
         peak = tuple([PeakValue(str(x.type), x.nbytes, x.op, x.line, "", None) for x in alive])
     if peak:
         print("", PeakTable(peak[:_LARGEST]), sep="\n")
+    return nbytes <= budget
 
 
 def _show_arenas(recordings: Sequence[Recording], file: Path, out: Path) -> None:

@@ -327,7 +327,7 @@ class _Writer:
             self.as_type(self.shared_types[number], use.type)
             return
         if key not in self.body.slots:
-            raise CaptureError("a lane reads a value before the first write; write it first")
+            raise CaptureError("a row reads a value that was never written; write it first")
         at = self.body.slots[key]
         self.emit("get", at)
         if key in self.body.owned and not alias:
@@ -338,7 +338,7 @@ class _Writer:
         """Reshape the topmost value to a different type of the same dtype."""
         if type is not target:
             if type.dtype is not target.dtype:
-                raise CaptureError(f"expected {target} in a lane, got {type}")
+                raise CaptureError(f"a row of the batch needs a value of {target}, got {type}")
             self.op("reshape", 1, 1, shape=target.shape)
 
     def write(self, use: Use) -> None:
@@ -352,7 +352,7 @@ class _Writer:
         at = self.body.slot(self.key(out), out.type)
         type = self.body.type_at(at)
         if type is not out.type or type is not x.type:
-            raise CaptureError(f"expected {out.type} in a lane, got a slot of {type}")
+            raise CaptureError(f"a row of the batch needs a slot of {out.type}, got {type}")
         return at
 
     def fresh(self, use: Use) -> None:

@@ -3,21 +3,27 @@
     python -m tests.fuzz attributes            # what is not read, refused or harmless
     python -m tests.fuzz attributes --freeze   # write the table of all from onnxruntime's schemas
 
-`attributes.txt` lists the attributes and operands of each supported op, of all opsets, from the
-schemas of onnxruntime, which has those of `onnx` and its own. An attribute is read if its name is
-in the code of the op's function, or of a function of `mlvm.onnx` that this one calls; an operand if
-the function uses the parameter. All others are refused by the table of ops (`only`, and the number
-of operands), or listed as harmless here.
+`attributes.txt` lists the attributes and operands of each supported op with attributes or several
+operands, of all opsets, from the schemas of onnxruntime, which has those of `onnx` and its own. An
+attribute is read if its name is in the code of the op's function, or of a function of `mlvm.onnx`
+that this one calls; an operand if the function uses the parameter. All others are refused by the
+table of ops (`only`, and the number of operands), or listed as harmless here. The defaults in the
+code are compared with those of `onnx`.
 """
 
 from __future__ import annotations
 
+import ast
 import dis
+import inspect
+import re
 import types
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TypeAlias
+
+import numpy as np
 
 from mlvm.onnx import ops as _fill_the_table  # noqa: F401
 from mlvm.onnx import table
@@ -64,7 +70,6 @@ HARMLESS: Final = {
     "com.microsoft.BiasSoftmax.is_inner_broadcast": "numpy's rules broadcast both forms",
     "com.microsoft.DecoderMaskedMultiHeadAttention.output_qk": "the result is computed anyway",
     "com.microsoft.EmbedLayerNormalization.mask_index_type": "the result is computed anyway",
-    "com.microsoft.FusedGemm.activation_gamma": "no activation of a Gemm has it",
     **{f"*.{x}_norm_epsilon": "the operands of norms are refused" for x in ("k", "q", "qk")},
     "com.microsoft.QMoE.block_size": "the shape of the scales",
 }
@@ -91,6 +96,7 @@ def freeze() -> None:
     lines = [
         f"{name}({', '.join(operands)}): {' '.join(attributes)}".rstrip()
         for name, (attributes, operands) in schemas().items()
+        if attributes or len(operands) > 1
     ]
     FILE.write_text("\n".join([*lines, ""]))
 
@@ -178,6 +184,28 @@ def unread(rows: Iterable[Row] | None = None) -> list[str]:
     return [x for x in found if x not in HARMLESS and f"*.{x.rpartition('.')[2]}" not in HARMLESS]
 
 
+def other_defaults() -> list[str]:
+    """Return the defaults in the code of ops that differ from onnx's schemas: "Op.attribute"."""
+    from onnx import defs, helper
+
+    found = []
+    for schema in defs.get_all_schemas():
+        name = f"{schema.domain}.{schema.name}".lstrip(".")
+        code = inspect.getsource(TABLE[name].run) if name in TABLE else ""
+        for attribute, each in schema.attributes.items():
+            for text in re.findall(rf'at\.get\("{attribute}", ([^(),]+)\)', code):
+                with suppress(ValueError, SyntaxError):  # a default that depends on the opset
+                    own, value = (
+                        ast.literal_eval(text),
+                        helper.get_attribute_value(each.default_value),
+                    )
+                    own = np.float32(own) if isinstance(own, float) else own
+                    value = value.decode() if isinstance(value, bytes) else value
+                    if own != value and each.default_value.type:
+                        found.append(f"{name}.{attribute}: {own} by default, not {value}")
+    return found
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = parser_of(__name__, __doc__)
     parser.add_argument("--freeze", action="store_true", help="write the table")
@@ -186,6 +214,6 @@ def main(argv: list[str] | None = None) -> int:
     if options.freeze:
         freeze()
     with suppress(ImportError):  # else those of the table
-        left = unread([(name, *row) for name, row in schemas().items()])
+        left = unread([(name, *row) for name, row in schemas().items()]) + other_defaults()
     print("\n".join(left) or "all attributes and operands are read, refused or harmless")
     return int(bool(left))

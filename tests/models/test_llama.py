@@ -90,6 +90,8 @@ def test_the_command(file: Path, capsys: Capsys) -> None:
     ({"token_type": 3}, "token_type must be a list of int"),
     ({"bos_token_id": 2}, "of 2 tokens lacks 2"),
     ({"eos_token_id": "x"}, "lacks 'x'"),
+    ({"add_bos_token": math.nan}, "add_bos_token nan is not supported"),
+    ({"add_eos_token": True}, "add_eos_token True is not supported"),
 )
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_tokenizers_that_contradict_themselves_are_refused(
@@ -140,6 +142,14 @@ def _with_defined(kind: str, pre: str, **more: Any) -> Tokenizer:
 def test_tokens_as_in_llama_cpp(kind: str, pre: str, text: str, pieces: list[str]) -> None:
     tokenizer = _with_defined(kind, pre)
     assert [tokenizer.tokens[i] for i in tokenizer.encode(text)] == pieces
+
+
+def test_a_defined_token_stands_for_its_own_text() -> None:
+    tokens = ["a", "\u00e9", "\u0120"]
+    metadata = {"model": "gpt2", "tokens": tokens, "token_type": [1, 4, 1]}
+    tokenizer = Tokenizer({f"tokenizer.ggml.{name}": x for name, x in metadata.items()})
+    assert tokenizer.encode("a\u00e9 ") == [0, 1, 2]
+    assert b"".join(map(tokenizer.data, range(3))) == "a\u00e9 ".encode()
 
 
 def test_a_text_of_llama_bpe_begins_with_a_token() -> None:

@@ -166,13 +166,13 @@ class Chain:
                     )
                 if source in windows and source >= 0:
                     raise ArgumentError(
-                        f"{op.name} reads value {source}, which is only partly written; "
-                        "write all of it first"
+                        f"{op.name} reads value {source}, of which only a window was written; "
+                        "write the whole value first"
                     )
             result = op.infer([inferred[source] for source in sources], attributes)
             if target in windows:
                 raise ArgumentError(
-                    f"{op.name} must not overwrite {target}, which is a window; "
+                    f"{op.name}: value {target} is a window, which cannot be overwritten; "
                     "write to a different value"
                 )
             if result is not None and op.name in (READS_WINDOW, WRITES_WINDOW):
@@ -186,7 +186,8 @@ class Chain:
                 if is_read:
                     if target in written:
                         raise ArgumentError(
-                            f"{op.name} would write {target} again; write to a different value"
+                            f"{op.name}: value {target} was already written; "
+                            "write to a different value"
                         )
                     inferred[target] = result
                     written.add(target)
@@ -212,7 +213,7 @@ class Chain:
                 )
             if target in written and (target >= 0 or inferred[target] is not result):
                 raise ArgumentError(
-                    f"{op.name} would write {target} again; write to a different value"
+                    f"{op.name}: value {target} was already written; write to a different value"
                 )
             if target >= self.outputs:
                 raise ArgumentError(f"{op.name} must not write to parameter {target}, an operand")

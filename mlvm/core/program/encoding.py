@@ -140,7 +140,7 @@ class Writer:
 
     def text(self, text: str) -> None:
         if not isinstance(text, str):
-            raise EncodingError(f"expected a text, got {text!r}")
+            raise EncodingError(f"expected a string, got {text!r}")
         self.blob(text.encode("utf-8", "surrogatepass"))
 
     def integer(self, n: int) -> None:

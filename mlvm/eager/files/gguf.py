@@ -199,7 +199,7 @@ class GgufFile:
                 raise damaged(f"the metadata contains {name} twice")
             self.plain[name] = self._value(self._number("I"))
         parts = self.plain.get("split.count", 1)
-        if parts != 1:
+        if parts not in (0, 1):  # llama-gguf-split --merge writes 0
             number = self.plain.get("split.no", 0)
             part = number + 1 if type(number) is int else number
             raise WeightsError(

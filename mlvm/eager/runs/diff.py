@@ -112,8 +112,8 @@ def diff(a: Run | Replay, b: Run | Replay) -> Difference | None:
     If this machine cannot compute the step, for example because its inputs were not stored, the
     difference has the number of the step and the reason.
 
-    Raises `EncodingError` for a damaged recording, `ArgumentError` for a value that is not a run,
-    and the errors of a step.
+    Raises `EncodingError` for a damaged recording, `ArgumentError` for a value that is not a run
+    or has no steps, and the errors of a step.
     """
     left, right = replay_of(a, "diff"), replay_of(b, "diff")
     for x, y in zip(left.run.steps, right.run.steps, strict=False):
@@ -122,6 +122,8 @@ def diff(a: Run | Replay, b: Run | Replay) -> Difference | None:
     counts = len(left.run.steps), len(right.run.steps)
     shorter = left.run if counts[0] < counts[1] else right.run
     if counts[0] == counts[1] or (min(counts) and not shorter.is_closed):
+        if not min(counts):
+            raise ArgumentError(f"diff: expected recordings with steps, {shorter.folder} has none")
         return None
     equal = f"the first {min(counts)} steps are equal; " if min(counts) else ""
     text = f"{equal}A has {counts[0]} steps, B has {counts[1]}"

@@ -10,6 +10,7 @@ from mlvm.core.errors import ArgumentError, EncodingError, MlvmError, UnknownFun
 from mlvm.core.program.encoding import damaged
 from mlvm.eager.runs.replay import Mismatch, Replay, replay_of
 from mlvm.eager.runs.run import DATA, Run
+from mlvm.machines.terminal import one_line
 
 
 class Verified(NamedTuple):
@@ -42,7 +43,8 @@ class Verified(NamedTuple):
         """The outcome as text: `matches`, `does not match` or `is incomplete`.
 
         It does not match if a file is damaged or bits differ. It is incomplete if all bits are
-        equal, but the recording was not closed or a selected step was not computed."""
+        equal, but the recording was not closed, has no steps, or a selected step was not
+        computed."""
         if self.mismatches or self.problems:
             return "does not match"
         return "matches" if self.is_closed and not self.skipped else "is incomplete"
@@ -66,17 +68,18 @@ def verify(replay: Replay | Run, *, steps: int = 3, seed: int = 0) -> Verified:
     checked = [step.number for step in run.steps if step.table.file]
     chosen = sorted(random.Random(seed).sample(checked, min(steps, len(checked))))
     verified = Verified([], [], {}, problems, len(run.steps) - len(checked), run.is_closed)
-    if run.steps and steps and not checked:
-        verified.skipped[run.steps[0].number] = "no step has a program, because all ran eagerly"
+    if steps and not checked:
+        eager = "no step has a program, because all ran eagerly"
+        verified.skipped[0] = eager if run.steps else "the recording has no steps"
     for number in chosen:
         try:
             verified.mismatches.extend(replay.replay(number))
             verified.steps.append(number)
         except (ArgumentError, UnknownFunctionError) as error:
             verified.skipped[number] = str(error)
-        except EncodingError as error:
-            if str(error) not in problems:
-                problems.append(str(error))
+        except (EncodingError, OSError) as error:
+            if one_line(error) not in problems:
+                problems.append(one_line(error))
         except MlvmError as error:
             verified.mismatches.append(Mismatch(number, str(error)))
     return verified
@@ -90,7 +93,7 @@ def _problems(run: Run) -> list[str]:
         try:
             work(*args)
         except (MlvmError, OSError) as error:
-            problems.append(str(error))
+            problems.append(one_line(error))
 
     for checkpoint in run.checkpoints:
         check(run.contents, checkpoint)

@@ -148,9 +148,9 @@ def _require_working(name: str, device: Any) -> None:
         lines = printed.split("\n")
         reason = f"signal {-code}" if code < 0 else next(filter(None, reversed(lines)), f"{code}")
         raise MachineError(
-            f"{name}: the driver {device.platform.version.strip()} runs no kernel on "
-            f"{device.name.strip()} ({reason:.200}); install a newer one: for a processor "
-            "`apt install pocl-opencl-icd`, for a GPU its maker's"
+            f"{name}: the driver {device.platform.version.strip()} cannot run a kernel on "
+            f"{device.name.strip()} ({reason:.200}); install a newer driver: for a processor "
+            "with `apt install pocl-opencl-icd`, for a GPU from the manufacturer"
         )
     with suppress(OSError):  # a read-only home: the next process probes again
         passed.parent.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+sources: str
+
 class KernelCall:
     kernel: str
     nparams: int

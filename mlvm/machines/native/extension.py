@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import re
 import sys
 import warnings
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from mlvm.core.errors import MachineError, MissingExtraError, brief
 from mlvm.machines import digest
+from mlvm.machines.native.sources import sources_digest
 
 if TYPE_CHECKING:
     from mlvm.machines.native._native import Pool
@@ -41,7 +41,7 @@ _REMEDY: Final = (
 )
 
 
-_STALE: Final = "the extension was built from other sources than this Python code"
+_STALE: Final = "the extension was built from different C sources"
 
 
 def _has(simd: str) -> bool:
@@ -83,15 +83,13 @@ def _load() -> tuple[ModuleType | None, str]:
         return None, "it was not built"
     except ImportError as error:
         return None, f"it cannot be loaded: {error}"
-    stub = Path(__file__).with_name("_native.pyi")
-    names = re.findall(
-        r"^(?:def |class )?(\w+)\b(?=[(:])", stub.read_text() if stub.exists() else "", re.M
-    )
-    missing = next((name for name in names if not hasattr(module, name)), None)
-    if missing is not None:
-        reason = f"{_STALE} (it lacks {missing})"
-        warnings.warn(f"mlvm runs numpy kernels: {reason}; {_REMEDY}", RuntimeWarning, stacklevel=2)
-        return None, reason
+    native, checkout = Path(__file__).parent, Path(__file__).parents[3]
+    if (checkout / "setup.py").exists():  # an installed extension belongs to its Python code
+        expected = f"sources {sources_digest(native / 'src')}"
+        if getattr(module, "sources", "") != expected:
+            text = f"mlvm runs numpy kernels: {_STALE}; {_REMEDY}"
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
+            return None, _STALE
     if simd and not module.choose_simd(simd):
         return module, f"no {simd} kernels"
     after = {"0": 0, "1": 1}.get(os.environ.get("MLVM_MACHINE_CODE", ""))

@@ -353,9 +353,14 @@ def layer_normalization(at: NodeCall, x: Any, scale: Any, bias: Any = None) -> A
     y = normalized(x, scale, bias, axis, eps)
     if not any(at.node.outputs[1:]):
         return y
+    return y, *_statistics(x, axis, eps)
+
+
+def _statistics(x: Any, axis: int, eps: float) -> list[Any]:
+    """Return the means over the axes from `axis` on, and the inverse standard deviations."""
     axes, wide = tuple(range(axis, x.ndim)), widened(ml, x)
     spread = ml.rsqrt(ml.var(wide, axis=axes, keepdims=True) + eps)
-    return y, *(ml.astype(v, ml.float32) for v in (ml.mean(wide, axis=axes, keepdims=True), spread))
+    return [ml.astype(v, ml.float32) for v in (ml.mean(wide, axis=axes, keepdims=True), spread)]
 
 
 @op("RMSNormalization SimplifiedLayerNormalization", "tensors")
@@ -363,7 +368,7 @@ def rms_normalization(at: NodeCall, x: Any, scale: Any) -> Any:
     axes = tuple(range(normalize_axis(at.get("axis", -1), x.ndim), x.ndim))
     wide = x if x.dtype == ml.float64 else ml.astype(x, ml.float32)
     by = ml.rsqrt(ml.mean(wide * wide, axis=axes, keepdims=True) + at.get("epsilon", 1e-5))
-    return ml.astype(wide * by, x.dtype) * scale
+    return ml.astype(wide * by, x.dtype) * scale, ml.astype(by, ml.float32)
 
 
 @op(
@@ -376,14 +381,17 @@ def skip_layer_normalization(at: NodeCall, x: Any, skip: Any, scale: Any, *rest:
     beta, bias = [*[None] * is_simple, *rest, None, None][:2]  # simplified layer norm has no beta
     total = x + skip
     total = total if bias is None else total + bias
-    eps = at.get("epsilon", 1e-5)
+    eps = at.get("epsilon", 1e-12)
+    statistics: list[Any] = [None, None]
     if is_simple:
         wide = widened(ml, total)
-        normal = wide * ml.rsqrt(ml.mean(wide * wide, axis=-1, keepdims=True) + eps)
-        y = ml.astype(normal, x.dtype) * scale
+        by = ml.rsqrt(ml.mean(wide * wide, axis=-1, keepdims=True) + eps)
+        y, statistics = ml.astype(wide * by, x.dtype) * scale, [ml.zeros_like(by), by]
     else:
         y = normalized(total, scale, beta, x.ndim - 1, eps)
-    return y, None, None, total
+        if any(at.node.outputs[1:3]):
+            statistics = _statistics(total, x.ndim - 1, eps)
+    return y, *statistics, total
 
 
 @op("LRN", "raw")

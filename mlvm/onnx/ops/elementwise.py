@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 import mlvm.eager as ml
+from mlvm.core.errors import ModelError
 from mlvm.core.ops import half
 from mlvm.core.types import DType
 from mlvm.onnx.arrays import DTYPES, FLOATS, INTEGERS, dtype_of
@@ -142,6 +143,7 @@ ACTIVATIONS: Final[dict[str, tuple[Callable[..., Any], tuple[float, ...]]]] = {
     "HardSigmoid": (lambda x, a, b: ml.clip(x * a + b, 0.0, 1.0), (0.2, 0.5)),
     "LeakyRelu": (ml.leaky_relu, (0.01,)),
     "Relu": (ml.relu, ()),
+    "Selu": (lambda x, a, gamma: ml.elu(x, a) * gamma, (1.6732632423543772, 1.0507009873554805)),
     "ScaledTanh": (lambda x, a, b: ml.tanh(x * b) * a, (1.0, 1.0)),
     "Sigmoid": (ml.sigmoid, ()),
     "Softplus": (ml.softplus, ()),
@@ -149,25 +151,29 @@ ACTIVATIONS: Final[dict[str, tuple[Callable[..., Any], tuple[float, ...]]]] = {
     "Tanh": (ml.tanh, ()),
     "ThresholdedRelu": (lambda x, a: ml.where(ml.greater(x, a), x, ml.zeros_like(x)), (1.0,)),
 }
-"""Activations by ONNX name, and the defaults of the parameters alpha and beta."""
+"""Activations by ONNX name, and the defaults of the parameters alpha and beta, or gamma of Selu."""
 
 
 def activation(name: str, params: Sequence[float] = ()) -> Callable[[Any], Any]:
     """Return an activation with its parameters; missing parameters have the defaults."""
+    if name not in ACTIVATIONS:
+        raise ModelError(
+            f"the activation {name!r} is unknown; expected one of {', '.join(ACTIVATIONS)}"
+        )
     function, defaults = ACTIVATIONS[name]
     return lambda x: function(x, *params, *defaults[len(params) :])
 
 
-@op("Celu Elu HardSigmoid LeakyRelu Softplus ThresholdedRelu", "elementwise")
+@op("Celu Elu HardSigmoid LeakyRelu Selu Softplus ThresholdedRelu", "elementwise")
 def activated(at: NodeCall, x: Any) -> Any:
-    params = map(at.get, ("alpha", "beta"), ACTIVATIONS[at.node.type][1])
-    return activation(at.node.type, [*params])(tensor(x))
+    return activated_as(at, at.node.type, x, "alpha", "beta", "gamma")
 
 
-@op("Selu", "elementwise")
-def selu(at: NodeCall, x: Any) -> Any:
-    alpha, gamma = at.get("alpha", 1.6732632423543772), at.get("gamma", 1.0507009873554805)
-    return ml.elu(tensor(x), alpha) * gamma
+def activated_as(at: NodeCall, name: str, x: Any, alpha: str, beta: str, gamma: str) -> Any:
+    """Return the activation of x, with the parameters in the attributes of these names."""
+    names = alpha, gamma if name == "Selu" else beta
+    defaults = ACTIVATIONS[name][1] if name in ACTIVATIONS else ()
+    return activation(name, [*map(at.get, names, defaults)])(tensor(x))
 
 
 @op("Swish com.microsoft.QuickGelu", "elementwise")

@@ -13,7 +13,7 @@ from mlvm.core.errors import ModelError
 from mlvm.core.rules import normalize_axis
 from mlvm.core.types import DType
 from mlvm.onnx.arrays import is_known
-from mlvm.onnx.ops.elementwise import ACTIVATIONS, activation
+from mlvm.onnx.ops.elementwise import activated_as
 from mlvm.onnx.table import NodeCall, op
 from mlvm.onnx.values import PermutedTensor, Value, in_memory, permuted, tensor
 
@@ -236,7 +236,8 @@ def gemm(at: NodeCall, x: Value, y: Value, c: Value = None) -> Value:
     if at.get("transBatchB", 0):
         y = ml.moveaxis(tensor(y), 0, -2)
     (a, left), (b, right) = _turned(x), _turned(y)
-    left, right = left ^ bool(at.get("transA", 0)), right ^ bool(at.get("transB", 0))
+    left ^= bool(at.get("transA", 0)) and a.ndim > 1  # onnxruntime transposes no vectors
+    right ^= bool(at.get("transB", 0)) and b.ndim > 1
     if DType.of(a.dtype).is_integer:
         a, b = (ml.swapaxes(m, -1, -2) if t else m for m, t in ((a, left), (b, right)))
         product = ml.matmul(a, b)
@@ -247,9 +248,8 @@ def gemm(at: NodeCall, x: Value, y: Value, c: Value = None) -> Value:
     if c is not None:
         product = product + (tensor(c) if beta == 1.0 else tensor(c) * beta)
     if at.get("activation"):
-        defaults = ACTIVATIONS[at["activation"]][1]
-        params = map(at.get, ("activation_alpha", "activation_beta"), defaults)
-        product = activation(at["activation"], [*params])(product)
+        names = "activation_alpha", "activation_beta", "activation_gamma"
+        product = activated_as(at, at["activation"], product, *names)
     return product
 
 

@@ -30,17 +30,14 @@ def _activations(at: NodeCall, default: list[str], direction: int) -> list[Calla
     alphas, betas = [*at.get("activation_alpha", [])], [*at.get("activation_beta", [])]
     functions: list[Callable[[Any], Any]] = []
     for name in names:
-        if name.lower() not in _NAMES:
-            raise ModelError(
-                f"the activation {name} is unknown; use an activation of the ONNX standard"
-            )
-        label = _NAMES[name.lower()]
+        label = _NAMES.get(name.lower(), name)
+        function = activation(label)
         count, extra = len(ACTIVATIONS[label][1]), []
         if count and alphas:
             extra.append(alphas.pop(0))
             if count > 1 and betas:
                 extra.append(betas.pop(0))
-        functions.append(activation(label, extra))
+        functions.append(activation(label, extra) if extra else function)
     return functions[direction * each : (direction + 1) * each]
 
 

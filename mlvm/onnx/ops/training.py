@@ -29,7 +29,7 @@ def adagrad(at: NodeCall, rate: Any, step: Any, *xs: Any) -> Any:
     def update(x: Any, g: Any, h: Any) -> Any:
         g = x * at.get("norm_coefficient", 0.0) + g
         h = h + g * g
-        return x - rate * g / (ml.sqrt(h) + at.get("epsilon", 0.0)), h
+        return x - rate * g / (ml.sqrt(h) + at.get("epsilon", 1e-6)), h
 
     return _each(xs, 3, update)
 
@@ -58,7 +58,7 @@ def adam(at: NodeCall, rate: Any, step: Any, *xs: Any) -> Any:
     def update(x: Any, g: Any, v: Any, h: Any) -> Any:
         g = x * at.get("norm_coefficient", 0.0) + g
         v, h = v * alpha + g * (1 - alpha), h * beta + g * g * (1 - beta)
-        x = x - rate * (v / (ml.sqrt(h) + at.get("epsilon", 0.0)))
+        x = x - rate * (v / (ml.sqrt(h) + at.get("epsilon", 1e-6)))
         return x * (1.0 - at.get("norm_coefficient_post", 0.0)), v, h
 
     return _each(xs, 4, update)

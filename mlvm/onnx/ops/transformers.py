@@ -171,8 +171,8 @@ def causal_conv_with_state(at: NodeCall, x: Any, w: Any, b: Any = None, past: An
     k = w.shape[2]
     before = ml.zeros((n, c, k - 1), dtype=x.dtype) if past is None else past
     whole = ml.concat([before, x], axis=2)
-    if not x.shape[2]:
-        return x, whole
+    if not c or not x.shape[2]:
+        return x, whole[:, :, whole.shape[2] - (k - 1) :]
     y = ml.conv1d(ml.swapaxes(whole, 1, 2), ml.permute_dims(w, (2, 1, 0)), groups=c)
     y = y if b is None else y + b
     y = ml.swapaxes(y, 1, 2)

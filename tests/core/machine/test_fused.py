@@ -497,7 +497,10 @@ def test_windows_of_the_tensor_that_is_written_are_the_same_or_apart(
         ([("slice", 0, 1)], "expected a window of an operand"),
         ([("slice", -1, 0)], "reads value 0 before the first write"),
         ([("negative", -1, 1), ("slice", -2, -1)], "expected a window of an operand"),
-        ([("slice", -1, 1), ("negative", -1, 1)], "must not overwrite -1, which is a window"),
+        (
+            [("slice", -1, 1), ("negative", -1, 1)],
+            "value -1 is a window, which cannot be overwritten",
+        ),
         ([("slice", -2, 1), ("slice_set", -1, 1, -2)], "expected a window of an operand"),
         ([("slice_set", 0, 1, 2)], "expects values of the window's type"),
     ],

@@ -242,5 +242,7 @@ def test_one_part_of_a_split_file_is_refused(tmp_path: Path) -> None:
     tensors = {"a": _random("F32")}
     write(tmp_path / "one.gguf", {"split.count": 1, "split.no": 0}, tensors)
     assert [*ml.load(tmp_path / "one.gguf")] == ["a"]
+    write(tmp_path / "merged.gguf", {"split.count": 0}, tensors)  # as llama-gguf-split --merge
+    assert [*ml.load(tmp_path / "merged.gguf")] == ["a"]
     write(tmp_path / "two.gguf", {"split.count": 2, "split.no": 1}, tensors)
     refuses(WeightsError, "part 2 of 2; .*--merge", ml.load, tmp_path / "two.gguf")

@@ -204,6 +204,29 @@ def test_an_incomplete_recording_is_no_mismatch(folder: Path, capsys: Capsys) ->
     assert f"b is incomplete: {STEPS} steps, computed again: " in text
 
 
+def test_a_recording_without_steps_is_neither_equal_nor_complete(
+    folder: Path, capsys: Capsys
+) -> None:
+    for name in "ab":
+        with ml.runs.record(name):
+            pass
+    assert output(capsys, "diff", "a", "b") == (
+        1,
+        "error: diff: expected recordings with steps, b has none\n",
+    )
+    status, text = output(capsys, "verify", "a")
+    assert status == 1
+    assert text.startswith("step 0 was not computed: the recording has no steps\na is incomplete")
+
+
+def test_missing_contents_are_named(folder: Path, capsys: Capsys) -> None:
+    train(folder / "a")
+    (folder / "a" / "data").unlink()
+    missing = "a/data: No such file or directory"
+    assert f"problem: {missing}" in output(capsys, "verify", "a")[1]
+    assert f"error: {missing}" in output(capsys, "replay", "a", "--step", 9)[1]
+
+
 def test_a_missing_source_is_named(folder: Path, capsys: Capsys) -> None:
     train(folder / "a")
     source = next((folder / "a" / "sources").iterdir())

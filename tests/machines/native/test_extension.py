@@ -165,11 +165,11 @@ def test_why_there_is_none(error: ImportError, reason: str, monkeypatch: Patch) 
 
 
 def test_an_extension_of_other_sources_is_named(monkeypatch: Patch) -> None:
-    older = types.SimpleNamespace(KernelCall=None, install=lambda: None)
-    reason = "the extension was built from other sources than this Python code"
+    older = types.SimpleNamespace(sources="sources 0", install=lambda: None)
+    reason = "the extension was built from different C sources"
     with monkeypatch.context() as patch:
         patch.setattr(importlib, "import_module", lambda name: older)
         with pytest.warns(RuntimeWarning, match=f"^mlvm runs numpy kernels: {reason}.*make native"):
-            assert extension._load() == (None, f"{reason} (it lacks Pool)")
+            assert extension._load() == (None, reason)
     monkeypatch.setattr(extension, "EXTENSION", older)
     refuses(ImportError, f"^{reason} .*unexpected keyword.*make native", extension.install, x=1)

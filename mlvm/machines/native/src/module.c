@@ -16,6 +16,11 @@
 #include "machine/records.h"
 #include "machine/value.h"
 
+#define TEXT_OF(x) #x
+#define TEXT(x) TEXT_OF(x)
+/* The digest of these files by `sources.py`, which `setup.py` defines. */
+static const char sources[] = "sources " TEXT(SOURCES);
+
 static int (*const parts[])(PyObject *) = {call_init,     value_init,    host_init,      loop_init,
                                            records_init,  lanes_init,    posts_init,     lock_init,
                                            dispatch_init, views_init,    templates_init, guards_init,
@@ -37,5 +42,7 @@ PyMODINIT_FUNC PyInit__native(void)
     for (size_t i = 0; module && i < sizeof parts / sizeof *parts; i++)
         if (parts[i](module))
             Py_CLEAR(module);
+    if (module && PyModule_AddStringConstant(module, "sources", sources))
+        Py_CLEAR(module);
     return module;
 }
