@@ -521,8 +521,8 @@ def test_show_opens_a_browser_if_told(step: Any, monkeypatch: Patch) -> None:
     ("show nosuch.py", "error: nosuch.py: the file does not exist"),
     ("show nosuch.mlvm", "error: nosuch.mlvm: No such file or directory"),
     ("show add.mlasm", "error: add.mlasm is a program; expected a file of Captured.save"),
-    ("show x.npy", "error: x.npy: expected a file of Captured.save, or "),
-    ("show a.svg", "error: a.svg: expected a file of Captured.save, or "),
+    ("show x.npy", "x.npy: line 1: not UTF-8 text; save the file as UTF-8; expected a file of"),
+    ("show a.svg", "; expected a file of Captured.save, or "),
     (
         "show add.mlasm -- --epochs 2",
         "error: arguments after -- are only for scripts, not for captured steps",
