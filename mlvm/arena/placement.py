@@ -224,7 +224,7 @@ class Reuse(Placement):
         return region
 
     def _new_region(self, nbytes: int) -> Region | None:
-        """Place a region at the end of a chunk; a larger one if free regions show growing sizes."""
+        """Add a region at the end of a chunk. It is larger if free regions show growing sizes."""
         spare = spare_bytes(nbytes) // 2
         grows = self.spare and nbytes and self._near(nbytes - spare, nbytes)
         self.missing = self.size_of(nbytes + spare) if grows else nbytes

@@ -190,7 +190,7 @@ def _where_defined(a: Array, x: Array) -> tuple[Array, Array]:
 
 
 def _above_zero(a: Array, other: Array) -> Array:
-    """Replace a parameter of 0 by a tiny one, which has the limit, if the other one is positive."""
+    """Replace a parameter of 0 by a tiny number if the other parameter is positive."""
     return np.where((a == 0.0) & (other > 0.0), _TINY, a)
 
 

@@ -10,7 +10,7 @@ class CaptureLimits(NamedTuple):
 
     matchers: int = 4
     guard_sets: int = 8
-    programs: int = 64  # of a trace with dynamic sizes, and of all other traces
+    programs: int = 64  # with dynamic sizes, and as many without
     changed_numbers: int = 256
     families: int = 128
     traces: int = 8  # of a family: of calls that differ only in sizes

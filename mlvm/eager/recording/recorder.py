@@ -163,13 +163,13 @@ class _Values:
 
     layers: the outermost first. The layers before a block contain the values when it was opened.
     order: for each tensor, the number of tensors that had a value earlier.
-    ended: for each tensor of a closed block, the last value and the line of the block's call.
+    closed: tensors of closed blocks, with the last value and the line of the block's call.
     """
 
     def __init__(self) -> None:
         self.layers: list[dict[int, Value]] = [{}]
         self.order: dict[int, int] = {}
-        self.ended: dict[int, tuple[Value, str | None]] = {}
+        self.closed: dict[int, tuple[Value, str | None]] = {}
 
     def at(self, key: int, depth: int | None = None) -> Value | None:
         """Return the present value; with `depth`, the value outside of the block at that depth."""
@@ -192,7 +192,7 @@ class _Values:
         for key in sorted(top, key=self.order.__getitem__):
             before = self.at(key)
             if before is None:
-                self.layers[-1][key], self.ended[key] = _ENDED, (top[key], line)
+                self.layers[-1][key], self.closed[key] = _ENDED, (top[key], line)
             elif before is not top[key]:
                 written.append(key)
         return written
@@ -862,7 +862,7 @@ class Recorder:
         assert value is not None  # a variable has one from the start
         self.memory.values.set(id(new), value)
         self.memory.values.set(id(old), _ENDED)
-        self.memory.values.ended[id(old)] = value, user_line()
+        self.memory.values.closed[id(old)] = value, user_line()
         return other
 
     def holder_of(self, value: Value) -> Tensor:
@@ -944,7 +944,7 @@ class Recorder:
     def _line_of(self, key: int) -> str | None:
         value, of_block = self.memory.values.at(key), None
         if value is _ENDED:
-            value, of_block = self.memory.values.ended.get(key, (value, None))
+            value, of_block = self.memory.values.closed.get(key, (value, None))
         opened = [call for each in self.scopes.open for call in each.block.calls]
         calls = with_blocks([*self.calls, *opened])
         lines = (call.line for call in calls for use in call.outs if use.value is value)

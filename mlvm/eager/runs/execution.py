@@ -215,7 +215,7 @@ class Execution:
 
 
 def silent_vm() -> LocalVM:
-    """Return a new VM, on which `ml.debug.print` prints nothing, and `watch` stores nothing."""
+    """Return a new VM without output of `ml.debug.print` and without series of `watch`."""
     vm = LocalVM("execution")
     printing.register_silent(vm)
     return vm

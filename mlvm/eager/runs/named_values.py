@@ -141,7 +141,7 @@ class Values:
 
 
 def statistics(array: Array) -> str:
-    """Describe the elements: extrema and mean of the finite ones, and the number of the others."""
+    """Describe the elements: extrema and mean of the finite elements, and how many are not."""
     x = shown(array)
     if not x.size or x.dtype.kind == "c":
         return ""

@@ -1,7 +1,7 @@
 """Digest of the C sources, which `setup.py` compiles into the extension.
 
-`extension.py` compares it with the sources of a checkout. `setup.py` runs this file, so it imports
-nothing of mlvm.
+`extension.py` compares it with the sources of a checkout. `setup.py` runs this file, so it does
+not import mlvm.
 """
 
 from __future__ import annotations
