@@ -161,9 +161,9 @@ class _Scopes:
 class _Values:
     """Values by the id of a tensor's reference, with a layer of changes for each open block.
 
-    layers: the outermost first. The layers before a block contain the values when it was opened.
-    order: for each tensor, the number of tensors that had a value earlier.
-    closed: tensors of closed blocks, with the last value and the line of the block's call.
+    `layers` begins with the outermost. The layers before a block have the values from its start.
+    `order`: for each tensor, the number of tensors that had a value earlier.
+    `closed`: the last value of each tensor of a closed block, and the line of the block's call.
     """
 
     def __init__(self) -> None:
