@@ -30,6 +30,7 @@ from mlvm.machines.native import _native
 from tests.fuzz.command import Outcomes, Wrong, outcomes_of
 from tests.fuzz.lengths import Build, Calls, building, difference, difference_in_c, from_file
 from tests.fuzz.lengths import add_options as add_options
+from tests.trees import bits
 
 Value = Any
 Shape = tuple[int, ...]
@@ -255,7 +256,7 @@ def check(seed: int, counts: Counter[str], build: Build | None = None) -> str:
             for i, (x, y) in enumerate(zip(_bits(results), expected, strict=True)):
                 if x.shape != y.shape or x.dtype != y.dtype or x.tobytes() != y.tobytes():
                     raise Wrong(f"{how}: value {i} differs from numpy's\n{program}\n{x}\n{y}")
-        calls.append((tensors, [(str(x.type), x.numpy().tobytes()) for x in results]))
+        calls.append((tensors, bits(results)))
     text = ml.disassemble(step.program)
     fused = "windows are written" if '"slice_set", 0' in text else "windows are read"
     saved = from_file(step)

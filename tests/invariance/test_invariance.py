@@ -68,7 +68,7 @@ def test_each_op_has_rows_or_is_one_that_has_none() -> None:
         op: sorted(every, key=lambda sample: sum([x.size for x in sample.inputs]))
         for op, every in _by_op().items()
     }
-    most = with_long(8, None)
+    most = with_long(16, None)
     without = [op for op in OPS if not any(map(rows_of, few.get(op, ())[:most]))]
     assert sorted(without) == sorted(none)
 
