@@ -13,6 +13,7 @@ Callers: `Captured` at each n-th call that has a program.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from types import FunctionType, MethodType
@@ -29,7 +30,7 @@ from mlvm.eager.capture.guards.signature import Signature
 from mlvm.eager.capture.opened import OpenTrace
 from mlvm.eager.capture.trace import ObjectTemplate, TracedCall
 from mlvm.eager.tensor.constants import scalar_array
-from mlvm.eager.tensor.copying import Leaf, NumberLeaf, OutsideLeaf
+from mlvm.eager.tensor.copying import Leaf, NumberLeaf, OutsideLeaf, ResultLeaf
 from mlvm.eager.tensor.reading import values_of
 from mlvm.eager.tensor.values import items_of
 from mlvm.step.flow import Block, Call, Home, Procedure, Value
@@ -38,6 +39,9 @@ _REMEDY: Final = (
     "a value that the function reads has changed, and no guard compares it. Give it as an "
     "argument, or keep it in a field, a list or a dict that the function names"
 )
+
+_NUMBER: Final = re.compile(r"(?<=ResultLeaf)\(\d+\)")
+"""Number of a result in the text of a set's element."""
 
 Place: TypeAlias = tuple[str, str]
 """A Python line, and the part of a call as text."""
@@ -84,14 +88,14 @@ class _Fact:
     """Part of a trace: compared by the key, and shown as the text or the value."""
 
     def __init__(self, key: object, value: Any, text: str = "") -> None:
-        self._key, self._value, self._text = key, value, text
+        self._key, self.value, self._text = key, value, text
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Fact) and self._key == other._key
 
     def __repr__(self) -> str:
-        is_array = isinstance(self._value, (np.ndarray, np.generic))
-        return self._text or brief(self._value.tolist() if is_array else self._value)
+        is_array = isinstance(self.value, (np.ndarray, np.generic))
+        return self._text or brief(self.value.tolist() if is_array else self.value)
 
 
 def _bits(array: Any) -> _Fact:
@@ -152,10 +156,15 @@ class _Facts:
     def facts(self) -> Iterator[tuple[Place, Any]]:
         flow, outcome = self._call.flow, self._call.outcome
         yield from self._calls(flow.calls)
+        pairs = zip(flow.results, outcome.results, strict=True)
+        results = [(self._operand(value), x.type, x.argument) for value, x in pairs]
         for what, part in _parts(outcome.tree, self._values, "the result"):
             yield ("", what), part
-        for i, (value, result) in enumerate(zip(flow.results, outcome.results, strict=True)):
-            yield ("", f"result {i}"), (self._operand(value), result.type, result.argument)
+            numbers = sorted(_results_of_sets(part))  # a set has no order of its own
+            facts = sorted([results[n] for n in numbers], key=repr)
+            for n, fact in zip(numbers, facts, strict=True):
+                results[n] = fact
+        yield from ((("", f"result {i}"), fact) for i, fact in enumerate(results))
         fields = [(f"{type(field.owner).__name__}.{field.name}", n) for field, n in outcome.rebound]
         yield ("", "the fields that the function assigns"), fields
 
@@ -216,6 +225,16 @@ class _Facts:
         return _named(x, f"a tensor {x.type}")
 
 
+def _results_of_sets(part: Any, *, is_inside: bool = False) -> Iterator[int]:
+    """Yield the numbers of the results in a set, and in the tuples and sets that it contains."""
+    value = part.value if isinstance(part, _Fact) else part
+    if isinstance(value, ResultLeaf) and is_inside:
+        yield value.value
+    elif isinstance(value, (set, frozenset)) or (is_inside and isinstance(value, tuple)):
+        for each in value:
+            yield from _results_of_sets(each, is_inside=True)
+
+
 def _parts(
     value: Any, numbers: Sequence[Any], where: str, above: tuple[int, ...] = ()
 ) -> Iterator[tuple[str, Any]]:
@@ -246,7 +265,7 @@ def _parts(
                 yield from of(key, where=f"a key of {where}")
             yield from of(each, where=f"{where}[{brief(key)}]")
     elif issubclass(kind, (set, frozenset)):
-        yield where, _plain(sorted(map(repr, value)))
+        yield where, _Fact(sorted([_NUMBER.sub("", repr(x)) for x in value]), value)
     elif cast("Any", kind).__eq__ is not object.__eq__ and not dict_of(value):
         yield where, _plain(value)
     elif is_mutable(value):

@@ -104,6 +104,19 @@ def test_a_training_step_with_lengths_numbers_and_updates_is_the_same() -> None:
         assert step(ml.ones((3 + i, 3)), 1.0 + i)[1] == (3 + i) * (1.0 + i)
 
 
+@cases(
+    "fn",
+    lambda x: {x + i for i in range(6)},
+    lambda x: [{x * 2, x * 3}, {(x * 4, 1), (x * 5, 2), (x * 6, 3)}],
+    lambda x: ({x - 1: 1, x - 2: 2}, frozenset({x * 2, frozenset({x * 3, x * 4})})),
+)
+def test_a_set_of_tensors_has_no_order(fn: Fn) -> None:
+    for _ in range(8):
+        step = ml.capture(fn, check=1)
+        for _ in range(4):
+            step(ml.ones(2))
+
+
 def test_without_it_nothing_is_traced_again() -> None:
     for check, count in ((None, 1), (1, 4), (2, 2)):
         hidden.traced = []
