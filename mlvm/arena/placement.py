@@ -43,15 +43,16 @@ def rounded(nbytes: int) -> int:
 def size_class(nbytes: int) -> int:
     """Round a size up to a size class, so that tensors of changing sizes reuse memory.
 
-    A class adds at most an eighth; sizes above 1 MiB are only aligned.
+    A class adds at most an eighth up to 1 MiB, and at most 1/64 above.
     """
-    step = max(ALIGNMENT, 1 << max(nbytes.bit_length() - 4, 0)) if nbytes <= 1 << 20 else ALIGNMENT
+    bits = 4 if nbytes <= 1 << 20 else 7
+    step = max(ALIGNMENT, 1 << max(nbytes.bit_length() - bits, 0))
     return -(-nbytes // step) * step
 
 
 def spare_bytes(nbytes: int) -> int:
     """Return how many bytes a reused region may have in addition to those of a size class."""
-    return rounded(nbytes // 8) if nbytes >= MOST_SPARE else max(nbytes, 8 * ALIGNMENT)
+    return nbytes // 8 if nbytes >= MOST_SPARE else max(nbytes, 8 * ALIGNMENT)
 
 
 Reference: TypeAlias = weakref.ref[Any]
@@ -226,7 +227,7 @@ class Reuse(Placement):
     def _new_region(self, nbytes: int) -> Region | None:
         """Add a region at the end of a chunk. It is larger if free regions show growing sizes."""
         spare = spare_bytes(nbytes) // 2
-        grows = self.spare and nbytes and self._near(nbytes - spare, nbytes)
+        grows = self.spare and nbytes and any(self._bins(max(nbytes - spare, 1), nbytes - 1))
         self.missing = self.size_of(nbytes + spare) if grows else nbytes
         for size in dict.fromkeys((self.missing, nbytes)):
             chunk = self._tail(size)
@@ -236,14 +237,17 @@ class Reuse(Placement):
                 return self._make(chunk, chunk.carved - size, size, bin)
         return None
 
-    def _near(self, least: int, end: int) -> list[int]:
-        """Return the sizes of free regions in `range(least, end)`."""
-        return [n for n, bin in [*self.sizes.items()] if least <= n < end and bin]
+    def _bins(self, least: int, most: int) -> Iterator[list[Region]]:
+        """Yield the bins of the size classes from `least` to `most` bytes: at most 17."""
+        size = self.size_of(least)
+        while size <= most:
+            yield self.sizes.get(size, [])
+            size = self.size_of(size + 1)
 
     def _larger(self, nbytes: int) -> Region | None:
         """Take the smallest region larger by at most `spare_bytes`, as `bin_of` in dispatch.c."""
-        sizes = self._near(nbytes, nbytes + spare_bytes(nbytes) + 1)
-        return pop(self.sizes[min(sizes)]) if sizes else None
+        found = map(pop, self._bins(nbytes, nbytes + spare_bytes(nbytes)))
+        return next(filter(None, found), None)
 
     def tidy(self) -> None:
         for bin in list(self.sizes.values()):

@@ -226,7 +226,7 @@ def test_trim_gives_back_the_chunks_in_which_nothing_lives(vm: VM) -> None:
 
 
 @pytest.mark.parametrize(
-    ("least", "step", "most"), [(2000, 8, 2), (1 << 18, 1 << 11, 1.27), (1 << 21, 1 << 14, 1.125)]
+    ("least", "step", "most"), [(2000, 8, 2), (1 << 18, 1 << 11, 1.27), (1 << 21, 1000, 1.143)]
 )
 def test_tensors_of_ever_new_sizes_reuse_memory_in_interactive_use(
     vm: VM, least: int, step: int, most: float
@@ -241,6 +241,7 @@ def test_tensors_of_ever_new_sizes_reuse_memory_in_interactive_use(
         assert arena.capacity <= 3 * sizes[-1] + SMALLEST_CHUNK + KEPT_BYTES
     assert len(storages) <= 36
     assert len(arena._regions()) <= 18
+    assert len(arena._placement.sizes) <= 65  # each search looks at a few of these
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, 64, 65, 1000, 4097, 1 << 20, (1 << 20) + 1, 12345678])
@@ -248,7 +249,7 @@ def test_a_size_class_is_at_most_an_eighth_more(nbytes: int) -> None:
     size = size_class(nbytes)
     assert rounded(nbytes) <= size <= rounded(nbytes) * 9 // 8 + ALIGNMENT
     assert size == size_class(size)
-    assert size == rounded(nbytes) or nbytes < 1 << 20
+    assert size <= rounded(nbytes) * 65 // 64 or nbytes <= 1 << 20
 
 
 def test_a_provided_region_is_that_of_the_next_tensor(vm: VM) -> None:

@@ -755,30 +755,14 @@ FastPath *fast_path_of(PyObject *arena)
 static long long region_size(const Arena *arena, long long nbytes)
 {
     long long step = 64;
-    if (arena->trims && nbytes <= 1 << 20)
-        while (nbytes >> 4 >= step) /* at least 16 steps of the next power of two */
-            step *= 2;
+    while (arena->trims && nbytes >> (nbytes <= 1 << 20 ? 4 : 7) >= step)
+        step *= 2;
     return (nbytes + step - 1) / step * step;
 }
 
-/* Return the bin of the smallest free regions of at least that size, and at most an eighth more, borrowed; or NULL. */
-static PyObject *larger_bin(const Arena *arena, long long size)
-{
-    long long best = (size * 9 / 8 + 63) / 64 * 64 + 1; /* an eighth more, aligned */
-    PyObject *key, *bin, *found = NULL;
-    for (Py_ssize_t at = 0; PyDict_Next(arena->sizes, &at, &key, &bin);) {
-        long long each = PyList_Size(bin) > 0 ? PyLong_AsLongLong(key) : 0;
-        if (each >= size && each < best) {
-            best = each;
-            found = bin;
-        }
-    }
-    return found;
-}
-
 /* Return a bin with a free region for a type, borrowed. The bin is for the size of the type, or, if sizes are
- * classes, for a larger size, as in `Reuse.find` in mlvm/arena/placement.py: one of the next eight classes, or an
- * eighth more. The bin is remembered until it is empty. NULL: no such bin. */
+ * classes, for a class that is larger by at most `spare_bytes` in mlvm/arena/placement.py. The bin is remembered
+ * until it is empty. NULL: no such bin. */
 static PyObject *bin_of(const Arena *arena, PyObject *type)
 {
     PyObject *bin = arena->bins ? PyDict_GetItemWithError(arena->bins, type) : NULL;
@@ -787,19 +771,19 @@ static PyObject *bin_of(const Arena *arena, PyObject *type)
     PyObject *nbytes = PyObject_GetAttr(type, nbytes_name);
     long long size = nbytes && PyLong_CheckExact(nbytes) ? PyLong_AsLongLong(nbytes) : -1;
     size = size < 0 ? -1 : region_size(arena, size);
-    int is_large = arena->trims && size >= MOST_SPARE, left = size < 0                            ? 0
-                                                              : arena->trims && size && !is_large ? 9
-                                                                                                  : 1;
+    long long spare = !arena->trims || size <= 0 ? 0
+                      : size >= MOST_SPARE       ? size / 8
+                      : size < 512               ? 512
+                                                 : size;
     Py_XDECREF(nbytes);
-    for (bin = NULL; left > 0 && !bin; left--) {
-        size = region_size(arena, size);
-        PyObject *key = PyLong_FromLongLong(size++);
+    bin = NULL;
+    for (long long most = size + spare; size >= 0 && size <= most && !bin;
+         size = region_size(arena, size + 1)) {
+        PyObject *key = PyLong_FromLongLong(size);
         bin = key ? PyDict_GetItemWithError(arena->sizes, key) : NULL;
         bin = bin && PyList_Size(bin) > 0 ? bin : NULL;
         Py_XDECREF(key);
     }
-    if (!bin && is_large)
-        bin = larger_bin(arena, size - 1);
     if (bin && PyDict_Size(arena->bins) >= MOST_BINS)
         PyDict_Clear(arena->bins); /* they are found again by size */
     if (bin && PyDict_SetItem(arena->bins, type, bin))
