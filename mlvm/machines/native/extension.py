@@ -83,9 +83,9 @@ def _load() -> tuple[ModuleType | None, str]:
         return None, "it was not built"
     except ImportError as error:
         return None, f"it cannot be loaded: {error}"
-    native, checkout = Path(__file__).parent, Path(__file__).parents[3]
-    if (checkout / "setup.py").exists():  # an installed extension belongs to its Python code
-        expected = f"sources {sources_digest(native / 'src')}"
+    folder = Path(__file__).parent / "src"
+    if (folder / "module.c").exists():  # only in a checkout: a wheel has a part of the sources
+        expected = f"sources {sources_digest(folder)}"
         if getattr(module, "sources", "") != expected:
             text = f"mlvm runs numpy kernels: {_STALE}; {_REMEDY}"
             warnings.warn(text, RuntimeWarning, stacklevel=2)

@@ -25,5 +25,5 @@ def _files(folder: str | os.PathLike[str]) -> Iterator[str]:
     for entry in os.scandir(folder):
         if entry.is_dir():
             yield from _files(entry.path)
-        elif entry.name.endswith(_SUFFIXES):
+        elif entry.name.endswith(_SUFFIXES) and entry.is_file():  # no editor's dangling link
             yield f"{entry.name} {entry.stat().st_size}"
