@@ -12,7 +12,7 @@ no bin therefore has an owner.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from operator import attrgetter
 from typing import Any, Final, TypeAlias, TypeVar
 
