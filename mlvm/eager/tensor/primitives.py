@@ -84,7 +84,7 @@ def _derive(op: Op) -> Callable[..., Tensor]:
         except MlvmError as error:
             if error.late:
                 raise
-            require_values(function, operands, attributes)
+            require_values(function, operands, attributes, error)
             text = wrapper.hint(op.name, (), attributes, op.attributes)
             if text is not None:
                 raise ArgumentError(text) from None

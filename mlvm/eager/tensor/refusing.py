@@ -96,11 +96,15 @@ def refusal(
 
 
 def require_values(
-    fn: Callable[..., Any], args: Sequence[Any], keywords: Mapping[str, Any]
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    keywords: Mapping[str, Any],
+    error: Exception | None = None,
 ) -> None:
     """Raise `CaptureError`, as for any read, if an option of a failed call is an abstract tensor.
 
-    Options are arguments whose annotation allows numbers, strings or bools, but no tensor."""
+    Options are arguments whose annotation allows numbers, strings or bools, but no tensor. A typed
+    error that does not name the option has a different cause."""
     try:
         signature = inspect.signature(fn)
         arguments = signature.bind_partial(*args, **keywords).arguments
@@ -110,7 +114,8 @@ def require_values(
         hint = _hints(fn).get(name, signature.parameters[name].annotation)
         traced = _traced(value)
         text = _text(hint)
-        if traced is not None and _OPTION.search(text) and not _OPERAND.search(text):
+        is_cause = not isinstance(error, MlvmError) or re.search(rf"\b{name}\b", str(error))
+        if traced is not None and is_cause and _OPTION.search(text) and not _OPERAND.search(text):
             values_of(traced)
 
 

@@ -100,7 +100,7 @@ def public(fn: Callable[P, R]) -> Callable[P, R]:
         except MlvmError as error:
             if error.late:
                 raise
-            require_values(fn, args, keywords)
+            require_values(fn, args, keywords, error)
             text = hint(fn.__name__, args, keywords, signature.parameters)
             if text is not None:
                 kind = DTypeError if isinstance(error, DTypeError) else ArgumentError
@@ -140,7 +140,7 @@ def hinted(fn: Callable[P, R], *, names: bool = True) -> Callable[P, R]:
             return fn(*args, **keywords)
         except MlvmError as error:
             if not error.late:
-                require_values(fn, args, keywords)
+                require_values(fn, args, keywords, error)
             if names:
                 named(_name_of(fn, args), error)
                 error.__traceback__ = None
@@ -160,7 +160,7 @@ def _refuse(
     error: Exception,
 ) -> None:
     """Raise the typed error for arguments that caused an error of Python or numpy."""
-    require_values(fn, args, keywords)
+    require_values(fn, args, keywords, error)
     name = _name_of(fn, args)
     text = hint(name, args, keywords, parameters) if isinstance(error, TypeError) else None
     if text is not None:
