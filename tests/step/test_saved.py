@@ -84,6 +84,11 @@ def test_a_file_from_before_moments_were_written_loads(data: bytes) -> None:
     assert older.planned.recording() == step.planned.recording()
 
 
+def test_a_step_with_nan_as_a_number_loads(tmp_path: Path) -> None:
+    data = saved(tmp_path, lambda x, y: ml.pad(x + y, ((1, 1), (1, 1)), value=ml.nan))
+    assert SavedStep.from_bytes(data).to_bytes() == data
+
+
 def test_moments_are_those_of_calls(data: bytes) -> None:
     planned = SavedStep.from_bytes(data).planned
     code = planned.program.main.code
