@@ -453,7 +453,8 @@ def linspace(
             numbers = _spaced(start, stop, num, endpoint, f64)
             ends: list[Any] = [start, stop][: 2 if num > 1 else num]  # real: the op has checked it
             if not endpoint and num > 1:
-                ends[1] = stop - (stop - start) / num
+                first, last = [x.item() if isinstance(x, np.generic) else x for x in ends]
+                ends[1] = last - (last - first) / num
             for number in ends:
                 require_representable(math.floor(number), target)
             return op.astype(op.floor(numbers), dtype=target)

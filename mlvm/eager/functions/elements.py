@@ -294,7 +294,8 @@ def _round(x: Tensor, places: int) -> Tensor:
     result = op.round(scaled)
     for factor in reversed(factors):
         result = result / factor if places > 0 else result * factor
-    return op.where(op.less(op.abs(scaled), 1.0 / float(finfo(x.dtype).eps)), result, x)
+    limit = (1.0 if places > 0 else 2.0) / float(finfo(x.dtype).eps)
+    return op.where(op.less(op.abs(scaled), limit), result, x)
 
 
 @public

@@ -451,7 +451,8 @@ def interp(
     above = op.clip(searchsorted(xp, x, side="right"), min(1, n - 1), n - 1)
     below = op.maximum(above - 1, 0)
     x0, x1, f0, f1 = [op.take(each, at, axis=0) for each in (xp, fp) for at in (below, above)]
-    y = between(f0, f1, _share(x, x0, x1, op.equal(f0, f1)))
+    share = _share(x, x0, x1, op.equal(f0, f1))
+    y = between(f0, f1, share if n > 1 else constant(0.0, share.dtype))
     for is_beyond, at, value in [(op.less, 0, left), (op.greater, n - 1, right)]:
         end = part(fp, 0, span(at, at + 1)) if value is None else as_operand(value, y)
         end = reshape(end, ()) if end.size == 1 else end
