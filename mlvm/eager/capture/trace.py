@@ -690,7 +690,7 @@ def _refuse_escaped(record: recorder.Recorder, snapshot: NamespaceSnapshot) -> N
     escaped = record.escaped_tensors()
     if not escaped:
         return
-    x, where, was = snapshot.find(escaped) or (escaped[0], "an unknown object", None)
+    x, where, was = snapshot.find(escaped) or (escaped[0], "an object that was not found", None)
     line = record.line_of(x)
     remedy = f"assign it to a field of a Module that contains {with_article(x.type)}"
     if isinstance(was, Tensor) and was.type is x.type:

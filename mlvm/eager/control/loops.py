@@ -31,7 +31,7 @@ from mlvm.core.errors import (
     ShapeError,
     brief,
 )
-from mlvm.core.types import DType, TensorType, i64
+from mlvm.core.types import DType, TensorType, bool_, i64
 from mlvm.eager.autodiff.joint import Cotangents, Saved, Sums, add_node, or_zeros, seed
 from mlvm.eager.autodiff.tape import Begun, Conditional, CotangentAccumulator, taping
 from mlvm.eager.control import blocks, records
@@ -103,6 +103,7 @@ def while_loop(cond_fun: Body, body_fun: Body, init_val: Tree, *, checkpoint: bo
     """
     require_functions("cond_fun, body_fun, init_val", cond_fun=cond_fun, body_fun=body_fun)
     numbers = _WeakNumbers(init_val)
+    body_fun = _not_a_condition(body_fun, init_val)
     body_fun = checkpointed(body_fun) if checkpoint else body_fun
     if blocks.is_recorded():
 
@@ -492,6 +493,26 @@ def _require_no_rows(y: Tree) -> None:
         raise ShapeError(
             "scan: cannot stack results without xs if the length is a tensor; pass an int as length"
         )
+
+
+def _not_a_condition(body: Body, init_val: Tree) -> Body:
+    """Return a body that refuses one bool as its result, unless the state is a bool."""
+
+    def checked(state: Tree) -> Tree:
+        result = body(state)
+        is_condition = isinstance(result, Tensor) and result.dtype is bool_ and result.size == 1
+        if is_condition and not _is_bool(init_val):
+            raise DTypeError(
+                "body_fun returns a bool, as a condition does; the order of the arguments is "
+                "(cond_fun, body_fun, init_val)"
+            )
+        return result
+
+    return checked
+
+
+def _is_bool(value: Any) -> bool:
+    return value.dtype is bool_ if isinstance(value, Tensor) else isinstance(value, bool | np.bool_)
 
 
 def _condition(value: Any) -> Tensor:

@@ -50,7 +50,7 @@ def read_here() -> Read:
     nodes = _nodes_at(frame)
     instruction = dis.opname[frame.f_code.co_code[frame.f_lasti]]
     is_test = instruction.startswith(_TESTS)
-    read = of_test(nodes) if is_test else of_value(nodes, frame)
+    read = of_test(nodes, frame) if is_test else of_value(nodes, frame)
     where = line_of((frame.f_code, frame.f_lasti))
     other = Read("", INDEX if instruction in _INDEXING else GENERAL)
     return (read or other)._replace(where=where)

@@ -1188,6 +1188,10 @@ def recorded_by(recorder: R) -> Iterator[R]:
             stack.enter_context(recorder.arena.allocating())
             yield recorder
             recorder.require_no_caught_read()
+    except ValueError as error:
+        if isinstance(error.__cause__, CaptureError) and "setting an array element" in str(error):
+            raise error.__cause__ from None  # numpy has replaced the error of the read
+        raise
     finally:
         view_logs[:] = [each for each in view_logs if each is not recorder.scopes.views]
         recorder.close()

@@ -250,6 +250,9 @@ class Tensor(Methods, Allocation):
         self._require_one("round", "takes one element; write ml.round(x, decimals)")
         return round(self._number("round"), ndigits)
 
+    def __trunc__(self) -> int:
+        return int(self._number("trunc"))
+
     def __format__(self, spec: str) -> str:
         """Format the tensor like `str`; with a format such as `.4f`, format the only element."""
         if not spec:
@@ -291,7 +294,8 @@ class Tensor(Methods, Allocation):
     def __iter__(self) -> Iterator[Tensor]:
         if not self.shape:
             raise LengthError(
-                "a scalar tensor has no rows to iterate over; use x.item() for its value"
+                "a scalar tensor has no rows to iterate over; for a number of iterations, use "
+                "range(x), or ml.fori_loop in a captured function"
             ).at("iter", (self.type,))
         # neither a variable nor the generator refers to a row while a loop uses it
         return (self[i] for i in range(self.shape[0]))

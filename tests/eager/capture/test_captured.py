@@ -160,7 +160,7 @@ def test_a_stale_tensor_around_the_function_is_named(batch: ml.Arena) -> None:
 def test_what_a_function_keeps_by_itself_is_refused_and_stale() -> None:
     hidden: deque[ml.Tensor] = deque()
     by_a_method = ml.capture(lambda x: hidden.extend([x, x + 1]))
-    refuses(CaptureError, "stored in an unknown object", lambda: by_a_method(ones(2)))
+    refuses(CaptureError, "stored in an object that was not found", lambda: by_a_method(ones(2)))
     assert len(hidden) == 2
     for x in hidden:
         refuses(StaleTensorError, "", x.numpy)

@@ -66,9 +66,9 @@ NUMBERS: Final = frozenset({int, float})
 _ADDRESS: Final = 1 << 32
 """Ids and hashes of tensors are larger."""
 
-_OUTSIDE: Final = "use it outside, and give what comes of it as an argument"
+_OUTSIDE: Final = "use it outside, and pass the result as an argument"
 _GENERATORS: Final = (random.Random, np.random.Generator, np.random.RandomState)
-_DRAWS: Final = f"draw with ml.random, whose keys go on, or {_OUTSIDE}"
+_DRAWS: Final = f"draw with ml.random, whose keys change at each call, or {_OUTSIDE}"
 _OF_EVERY_MODULE: Final = frozenset({"__builtins__", *vars(types.ModuleType("module"))})
 _BUILTINS: Final = frozenset({"builtins", "io", "_io"})  # `open` belongs to io
 CACHED: Final = functools._lru_cache_wrapper

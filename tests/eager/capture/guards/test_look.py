@@ -366,7 +366,7 @@ def test_a_refusal_says_what_and_where_and_what_to_do() -> None:
         "a captured function reaches an object of list_iterator, whose state is hidden, by "
         "'numbers' of 'source' of 'trainer' of "
         "test_a_refusal_says_what_and_where_and_what_to_do.<locals>.step "
-        f"({Path(__file__).name}:{line}): use it outside, and give what comes of it as an argument"
+        f"({Path(__file__).name}:{line}): use it outside, and pass the result as an argument"
     )
 
 

@@ -465,7 +465,9 @@ def test_what_is_hidden_from_sight_is_refused_too() -> None:
 
     for wrap in (ml.capture, lambda fn: functools.partial(ml.measure, fn)):
         call = wrap(returns_a_function)
-        refuses(CaptureError, f"{HERE}:.* stored in an unknown object", call, ml.ones((3,)))
+        refuses(
+            CaptureError, f"{HERE}:.* stored in an object that was not found", call, ml.ones((3,))
+        )
 
 
 def test_what_only_a_cycle_keeps_is_not_refused() -> None:
