@@ -29,6 +29,7 @@ from mlvm.core import ops as _fill_the_op_table  # noqa: F401
 from mlvm.core.errors import (
     AssemblyError,
     DTypeError,
+    LimitExceededError,
     MlvmError,
     OpError,
     UnknownFunctionError,
@@ -52,14 +53,17 @@ from mlvm.eager.runs import commands as recordings
 from mlvm.eager.runs.debugger import Debugger
 from mlvm.eager.runs.diff import diff
 from mlvm.eager.runs.execution import Execution
+from mlvm.eager.runs.log import is_log
 from mlvm.eager.runs.ops import OpProgram
 from mlvm.eager.runs.page import comparison_page
 from mlvm.eager.runs.replay import Replay, open_run
 from mlvm.eager.runs.repro import Repro
+from mlvm.eager.runs.run import LOG
 from mlvm.eager.tensor.number import open_lengths
 from mlvm.fixed_step import about_fixed_step
 from mlvm.machines import printing
 from mlvm.machines.files import (
+    format_of,
     require_suffix,
     require_writable,
     write_array,
@@ -279,6 +283,8 @@ def read_bytes(file: str) -> bytes:
 
     Raises `BadInput` for a pipe or a device that does not end within 256 MiB, and `OSError`.
     """
+    if is_log(Path(file) / LOG):
+        raise BadInput(f"{file}: it is a recording: use mlvm replay, debug, diff, verify or show")
     with open(file, "rb") as stream:
         if stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
             return stream.read()
@@ -324,9 +330,11 @@ def read_any(file: str) -> Program | SavedStep | OpProgram | Repro:
         return _MESSAGES.get(data[KIND_AT : KIND_AT + 2], Program.from_bytes)(data)
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        text = f"line {line}: not UTF-8 text; save the file as UTF-8"
+        text = format_of(data[:4096]) or f"line {line}: not UTF-8 text; save the file as UTF-8"
     except MlvmError as error:
         text = str(error)
+        if file.endswith(".py"):
+            text = f"it is a Python script: use python {file}, or mlvm memory or show {file}"
     is_binary = data.startswith(MAGIC)
     if file.endswith(".mlvm") and not is_binary:
         text = f"expected {MAGIC!r} or assembly at the beginning, got {data[:4]!r}"
@@ -477,14 +485,18 @@ def run(options: argparse.Namespace) -> None:
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)  # fail early, not after a long run
     with profile(vm, options.trace) if options.trace is not None else nullcontext():
-        if isinstance(loaded, SavedStep):
-            step = LoadedStep(loaded, vm)
-            outputs = step(*arrays, max_steps=options.max_steps)
-        else:
-            handles = [vm.alloc_tensor(TensorType.of(array)) for array in arrays]
-            for handle, array in zip(handles, arrays, strict=True):
-                vm.write(handle, array)
-            outputs = vm.launch(loaded, handles, max_steps=options.max_steps)
+        try:
+            if isinstance(loaded, SavedStep):
+                step = LoadedStep(loaded, vm)
+                outputs = step(*arrays, max_steps=options.max_steps)
+            else:
+                handles = [vm.alloc_tensor(TensorType.of(array)) for array in arrays]
+                for handle, array in zip(handles, arrays, strict=True):
+                    vm.write(handle, array)
+                outputs = vm.launch(loaded, handles, max_steps=options.max_steps)
+        except LimitExceededError as error:
+            reason = one_line(error).replace("raise max_steps=", "raise --max-steps")
+            raise BadInput(reason) from None
     for number, output in enumerate(outputs):
         if options.out is not None:
             write_array(options.out / f"{number}.npy", output)
@@ -532,7 +544,7 @@ def _execution(options: argparse.Namespace) -> Execution:
     try:
         loaded = read_any(options.file)
     except BadInput as error:
-        if read_bytes(options.file).startswith(MAGIC):
+        if format_of(read_bytes(options.file)[:4096]):
             raise
         raise BadInput(
             f"{options.file}: expected a file of Captured.save_repro or Captured.save, or the "
@@ -633,7 +645,8 @@ def memory(options: argparse.Namespace) -> int:
     """Report and plot the arenas of a script, or the plan for a program.
 
     Each plot shows the addresses and lifetimes of tensors. Arguments after -- are passed to the
-    script. The exit status is 1 if a captured step or the program exceeds the budget.
+    script. With --budget, the exit status is 1 if no program of a captured step in the script fits,
+    or if the plan of FILE exceeds the budget.
 
     Example:
         python -m mlvm memory train.py -- --epochs 1

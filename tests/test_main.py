@@ -287,7 +287,7 @@ LARGE = """
     ("run add.mlasm --arg x.npy --arg y.npy --out taken", "error: taken/0.npy: Is a directory"),
     ("run add.mlasm --arg x.npy --arg y.npy --out file/in", "file/in: Not a directory"),
     ("run add.mlasm --arg x.npy --arg y.npy --trace no/t", "no/t: No such file or directory"),
-    ("run endless.mlasm --max-steps 1000", "exceeded its limit of instructions"),
+    ("run endless.mlasm --max-steps 1000", "exceeded its limit of instructions; raise --max-steps"),
     ("run endless.mlasm --max-steps 1000", "at main, pc 0: jump L0; stack: empty"),
 )
 def test_what_is_wrong_is_one_line_that_names_the_place_and_status_1(
@@ -521,7 +521,8 @@ def test_show_opens_a_browser_if_told(step: Any, monkeypatch: Patch) -> None:
     ("show nosuch.py", "error: nosuch.py: the file does not exist"),
     ("show nosuch.mlvm", "error: nosuch.mlvm: No such file or directory"),
     ("show add.mlasm", "error: add.mlasm is a program; expected a file of Captured.save"),
-    ("show x.npy", "x.npy: line 1: not UTF-8 text; save the file as UTF-8; expected a file of"),
+    ("show x.npy", "x.npy: it is numpy's: use ml.asarray(numpy.load(file)), or a value of numpy"),
+    ("memory s.gguf", "s.gguf: it is a GGUF file: use ml.load(file)"),
     ("show a.svg", "; expected a file of Captured.save, or "),
     (
         "show add.mlasm -- --epochs 2",
@@ -536,6 +537,7 @@ def test_what_memory_and_show_cannot_do_is_one_line(
 ) -> None:
     Path("ends.py").write_text("raise SystemExit('it ran, and only then was the page refused')")
     Path("a.svg").write_text("<svg></svg>")
+    Path("s.gguf").write_bytes(b"GGUF\3\0\0\0\xff")
     assert message in fails(capsys, command)
 
 

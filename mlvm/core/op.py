@@ -25,7 +25,15 @@ from typing import Any, Final, Literal, NamedTuple, Union, final
 
 import numpy as np
 
-from mlvm.core.errors import ArgumentError, DTypeError, OpError, ShapeError, brief, did_you_mean
+from mlvm.core.errors import (
+    ArgumentError,
+    DTypeError,
+    OpError,
+    ShapeError,
+    brief,
+    counted,
+    did_you_mean,
+)
 from mlvm.core.locks import cached_property
 from mlvm.core.memo import Memo
 from mlvm.core.sizes import MAX_EXACT
@@ -221,8 +229,8 @@ class Op:
         least = len(self.inputs) - self.variadic
         try:
             if len(operands) < least or (len(operands) > least and not self.variadic):
-                more = " or more" if self.variadic else ""
-                raise ShapeError(f"expected {least}{more} tensors, got {len(operands)}")
+                expected = f"{least} or more tensors" if self.variadic else counted(least, "tensor")
+                raise ShapeError(f"expected {expected}, got {len(operands)}")
             out = self._infer(*operands, **attributes)
             if not self.traits.takes_storage:
                 for type in operands if out is None else (out, *operands):

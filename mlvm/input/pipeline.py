@@ -28,6 +28,7 @@ from mlvm.core.errors import (
     QueueEmptyError,
     QueueFullError,
     brief,
+    counted,
 )
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import DType
@@ -428,8 +429,8 @@ class Pipeline(Closing, Generic[A]):
         self._require_usable()
         if self._next is None:
             raise QueueClosedError(
-                f"{self.name}: all {self._schedule.epochs} epochs are finished; go back with "
-                "restore(state), or pass epochs=None for endless epochs"
+                f"{self.name}: finished after {counted(self._schedule.epochs or 0, 'epoch')}; "
+                "go back with restore(state), or pass epochs=None for endless epochs"
             )
         return self._next
 

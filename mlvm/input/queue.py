@@ -38,6 +38,7 @@ from mlvm.core.errors import (
     QueueEmptyError,
     QueueFullError,
     brief,
+    counted,
 )
 from mlvm.core.observe import on_wait
 from mlvm.core.program.builder import ProgramBuilder
@@ -347,8 +348,8 @@ class QueueTensor:
         if not isinstance(arrays, (tuple, list)) or len(arrays) != len(self.types):
             count = f"{len(arrays)}" if isinstance(arrays, (tuple, list)) else brief(arrays)
             raise ArenaError(
-                f"queue {self.name!r}: expected an element of {len(self.types)} arrays, a tuple, "
-                f"got {count}"
+                f"queue {self.name!r}: expected an element of {counted(len(self.types), 'array')}, "
+                f"a tuple, got {count}"
             )
         for i, (array, type) in enumerate(zip(arrays, self.types, strict=True)):
             check_array(array, type, f"queue {self.name!r}, array {i} is {type}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import secrets
 import stat
 import time
@@ -26,6 +27,35 @@ Name: TypeAlias = str | os.PathLike[str]
 
 _DRAFT: Final = ".mlvm-"
 _JUST_BEGUN: Final = 10.0  # seconds
+
+
+_FORMATS: Final = (
+    (rb".{7}\x00\{", "it is a safetensors file: use ml.load(file)"),
+    (
+        rb"\x80\x02|PK\x03\x04.*data\.pkl",
+        "it is a pickle of torch.save, which may run any code: there write model.safetensors by "
+        "safetensors.torch.save_file(model.state_dict(), file)",
+    ),
+    (
+        rb"\x93NUMPY|PK\x03\x04",
+        "it is numpy's: use ml.asarray(numpy.load(file)), or a value of numpy.load's",
+    ),
+    (rb"MLVM", "it is a saved step or a program: use python -m mlvm run FILE"),
+    (rb"GGUF", "it is a GGUF file: use ml.load(file)"),
+    (rb"\x89HDF", "it is HDF5: read it with Keras or h5py, and convert with ml.asarray"),
+    (  # an ONNX file begins with a version
+        rb"\x08[\0-\x1f]",
+        "it may be an ONNX file: use ml.onnx.load(file), or python -m mlvm onnx FILE",
+    ),
+)
+"""Patterns of the first bytes of files, and what reads these files."""
+
+
+def format_of(head: bytes) -> str:
+    """Return the format of a file that begins with these bytes, and what reads it; "" if unknown.
+
+    A safetensors header of 640 bytes begins with the same bytes as a pickle."""
+    return next((text for pattern, text in _FORMATS if re.match(pattern, head, re.DOTALL)), "")
 
 
 def write_file(file: Name, content: str | bytes) -> None:

@@ -61,10 +61,10 @@ def show_step(
     """
     name = Path(step).name
     print(f"{name}: {plan}")
-    show_peak(plan, budget)
+    fitting = [each for each in points if each[0] <= budget]
+    show_peak(plan, budget, remedy="; a smaller plan fits" if fitting else "")
     write_file(f"{step}.svg", timeline(recording, title=f"Memory plan of {name}"))
     write_file(f"{step}.curve.svg", front(points, plan.nbytes + plan.hoisted_nbytes))
-    fitting = [each for each in points if each[0] <= budget]
     smallest = f"the smallest plan found has {points[-1][0]:,} bytes"
     smallest = smallest if fitting else f"no plan fits; {smallest}"
     if fitting:
@@ -76,15 +76,19 @@ def show_step(
     return bool(fitting)
 
 
-def show_peak(memory_plan: Plan, budget: int, recording: Recording | None = None) -> bool:
+def show_peak(
+    memory_plan: Plan, budget: int, recording: Recording | None = None, remedy: str = ""
+) -> bool:
     """Print and return whether a plan fits the budget, and print the largest values at the peak.
 
-    They come from the recording if the plan has none.
+    They come from the recording if the plan has none. `remedy` follows if the plan does not fit.
     """
     nbytes = memory_plan.nbytes + memory_plan.hoisted_nbytes
     text = f"the plan fits the budget of {budget:,} bytes"
     if nbytes > budget:
-        text = f"the plan exceeds the budget of {budget:,} bytes by {nbytes - budget:,} bytes"
+        text = (
+            f"the plan exceeds the budget of {budget:,} bytes by {nbytes - budget:,} bytes{remedy}"
+        )
     print(text)
     peak = memory_plan.peak
     if recording is not None and not peak:

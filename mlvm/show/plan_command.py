@@ -18,7 +18,7 @@ from mlvm.arena.recording import Lifetime, Recording
 from mlvm.core.errors import MlvmError, brief
 from mlvm.core.sizes import MAX_TERM
 from mlvm.core.types import TensorType, u8
-from mlvm.machines.files import require_suffix, require_writable, write_file
+from mlvm.machines.files import format_of, require_suffix, require_writable, write_file
 from mlvm.machines.terminal import whole_number
 from mlvm.show.picture import timeline
 
@@ -140,7 +140,8 @@ def read_buffers(file: str, data: bytes) -> BufferTable:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise BuffersError(f"{file}: line {line}: not UTF-8 text; save the file as UTF-8") from None
+        text = format_of(data[:4096]) or f"line {line}: not UTF-8 text; save the file as UTF-8"
+        raise BuffersError(f"{file}: {text}") from None
     reader = csv.reader(io.StringIO(text, newline=""), strict=True, skipinitialspace=True)
     columns: list[str] = []
     rows: list[dict[str, str]] = []

@@ -22,6 +22,7 @@ from mlvm.core.errors import (
     ProgramError,
     ShapeError,
     brief,
+    counted,
     with_article,
 )
 from mlvm.core.memo import exact_repr
@@ -247,7 +248,7 @@ class LoadedStep:
         inputs = self.step.inputs
         if len(arrays) != len(inputs):
             types = ", ".join(map(str, self.step.input_types))
-            text = f"step: expected {len(inputs)} arrays ({types}), got {len(arrays)}"
+            text = f"step: expected {counted(len(inputs), 'array')} ({types}), got {len(arrays)}"
             raise ProgramError(text)
         if self._is_closed:
             raise HandleError("step: expected an open step, this one was closed; load it again")

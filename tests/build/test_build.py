@@ -324,7 +324,7 @@ def test_what_needs_python_is_refused(tmp_path: Path, capsys: Capsys) -> None:
         ("lanes.mlvm", "expected depth from 0 to 1048576, got", f"--depth={1 << 59}"),
         ("lanes.mlvm", "expected a target of host, x86_64", "--target=vax"),
         ("program.mlasm", "is a program; expected a captured step: ", ""),
-        ("x.onnx", "not UTF-8 text; save the file as UTF-8", ""),
+        ("x.onnx", "it may be an ONNX file: use ml.onnx.load(file), or python -m mlvm", ""),
         ("cut.mlvm", "got 84; the data is damaged", ""),
     ):
         (tmp_path / "program.mlasm").write_text(".func main 0 *\n    halt\n")

@@ -21,7 +21,7 @@ import numpy as np
 from mlvm.core.errors import ShapeError, WeightsError, brief
 from mlvm.core.ops.half import widened
 from mlvm.core.types import Array, DType, TensorType, f32
-from mlvm.machines.files import mode_of, replacing
+from mlvm.machines.files import format_of, mode_of, replacing
 
 METADATA: Final = "__metadata__"
 _MOST_HEADER: Final = 100_000_000  # limit of the format, in bytes
@@ -31,29 +31,6 @@ _WORDS: Final = "bool u8 i8 f8_e5m2 f8_e4m3 i16 u16 f16 bf16 i32 u32 f32 c64 f64
 """In the format's order."""
 _DTYPES: Final = {name.upper(): DType.named(name.replace("_", "")) for name in _WORDS.split()}
 _NAMES: Final = {dtype: name for name, dtype in _DTYPES.items()}
-
-
-_OF_PYTORCH: Final = (
-    "it is a pickle of torch.save, which may run any code: there write model.safetensors by "
-    "safetensors.torch.save_file(model.state_dict(), file)"
-)
-_OF_NUMPY: Final = "it is numpy's: use ml.asarray(numpy.load(file)), or a value of numpy.load's"
-
-
-def _require_no_other(head: bytes) -> None:
-    """Raise `WeightsError` for a file in a different format."""
-    if head[8:9] == b"{":  # a header of 640 bytes begins with the same bytes as a pickle
-        return
-    if head.startswith(b"\x80\x02") or (head.startswith(b"PK\3\4") and b"data.pkl" in head):
-        raise WeightsError(_OF_PYTORCH)
-    if head.startswith((b"\x93NUMPY", b"PK\3\4")):
-        raise WeightsError(_OF_NUMPY)
-    if head.startswith(b"MLVM"):
-        raise WeightsError("it is a saved step or a program: use python -m mlvm run FILE")
-    if head.startswith(b"\x89HDF"):
-        raise WeightsError("it is HDF5: read it with Keras or h5py, and convert with ml.asarray")
-    if head[:1] == b"\x08" and head[1:2] < b"\x20":  # an ONNX file begins with a version
-        raise WeightsError("it may be an ONNX file: use ml.onnx.load(file)")
 
 
 def damaged(reason: str) -> WeightsError:
@@ -86,8 +63,12 @@ class WeightsFile:
             number = stream.fileno()
             size = os.fstat(number).st_size
             content: Any = mmap.mmap(number, size, access=mmap.ACCESS_READ) if size else b""
-        _require_no_other(content[:4096])
+        other = format_of(content[:4096])
+        if other and content[8:9] != b"{":
+            raise WeightsError(other)
         start = 8 + int.from_bytes(content[:8], "little")
+        if content and 0 not in content[:8]:
+            raise WeightsError("it is neither a safetensors file nor a GGUF file; check the path")
         if size < 8 or start > size:
             raise damaged(f"the file ends after {size} bytes, inside the header")
         if start > _MOST_HEADER:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from mlvm.core.errors import ArgumentError, listed
+from mlvm.core.errors import ArgumentError, counted, listed
+from mlvm.core.op import OPS
 from mlvm.core.ops.half import shown
 from mlvm.core.sizes import parse_count
 from mlvm.core.types import Array, TensorType
@@ -18,9 +19,10 @@ from mlvm.eager.recording.debug import NonFinite, is_new, non_finite
 from mlvm.eager.runs.cells import storable
 from mlvm.eager.runs.diff import diff, equality
 from mlvm.eager.runs.execution import Executed, Execution, Ref
+from mlvm.eager.runs.log import is_log
 from mlvm.eager.runs.named_values import statistics
 from mlvm.eager.runs.replay import Mismatch, Replay, open_run
-from mlvm.eager.runs.run import RecordedStep, Run
+from mlvm.eager.runs.run import LOG, RecordedStep, Run
 from mlvm.eager.runs.source import SourceLine
 from mlvm.eager.runs.verification import verify
 from mlvm.machines.files import write_array
@@ -83,11 +85,13 @@ def run_verify(options: argparse.Namespace) -> int:
         print(f"problem: {problem}")
     _print_mismatches(run, verified.mismatches)
     for number, reason in verified.skipped.items():
-        print(f"step {number} was not computed: {reason}")
+        print(f"step {number} was not computed: {reason}" if run.steps else reason)
     if verified.unchecked:
-        print(f"{verified.unchecked} steps have no program, and cannot be computed")
+        unchecked = counted(verified.unchecked, "step")
+        print(f"{unchecked} without a program, which no replay can compute")
     steps = ", ".join(map(str, verified.steps)) or "none"
-    print(f"{run.folder} {verified.outcome}: {len(run.steps)} steps, computed again: {steps}")
+    count = counted(len(run.steps), "step")
+    print(f"{run.folder} {verified.outcome}: {count}, computed again: {steps}")
     print(f"digest of the log: {run.chain.hex()}")
     return 0 if verified.is_accepted else 1
 
@@ -95,7 +99,8 @@ def run_verify(options: argparse.Namespace) -> int:
 def run_replay(options: argparse.Namespace) -> int:
     """Compute a recorded step again, and show its values.
 
-    The exit status is 1 if the bits differ.
+    The exit status is 1 if the bits differ. With --nan it is 1 if there is a nan or an infinity, or
+    a step without a program, which cannot be searched.
 
     Examples:
         python -m mlvm replay before
@@ -104,15 +109,15 @@ def run_replay(options: argparse.Namespace) -> int:
     replay = Replay(open_run(options.folder))
     count = len(replay.run.steps)
     if not count:
-        raise ArgumentError(
-            f"replay: {replay.run.folder} has no steps; record calls of captured functions"
-        )
+        replay.run.step(0, "replay")
     if options.nan and (options.at is not None or options.save is not None):
         raise ArgumentError("replay: --nan accepts only --step, not --at or --save; omit them")
     if options.nan:
         return _show_nan(replay, range(count) if options.step is None else [options.step])
     number = count - 1 if options.step is None else options.step
     step = replay.run.step(number, "replay")
+    if options.save is not None and is_log(options.save / LOG):
+        raise ArgumentError(f"replay: --save {options.save} is a recording; name another folder")
     if options.at is not None:
         return _show_line(replay, number, options.at, options.save)
     if options.save is not None:
@@ -147,7 +152,7 @@ def _save(replay: Replay, number: int, folder: Path) -> None:
             file += "_"
         written.add(file)
         write_array(folder / f"{file}.npy", array)
-    print(f"wrote state.safetensors and {len(moment.inputs)} inputs to {folder}")
+    print(f"wrote state.safetensors and {counted(len(moment.inputs), 'input')} to {folder}")
 
 
 def _file_name(name: str) -> str:
@@ -197,61 +202,114 @@ def summary(array: Array) -> str:
 def _show_nan(replay: Replay, numbers: Sequence[int]) -> int:
     """Print the first op of these steps with a result that contains nan or infinity.
 
-    Also print the input, state or constant from which the nan or infinity comes."""
-    is_one = len(numbers) == 1
+    Also print the input, state or constant from which the nan or infinity comes. Steps without a
+    program cannot be searched. Return 1 if there are such steps, or a nan or infinity."""
+    is_found, skipped = False, list[str]()
     for number in numbers:
         step = replay.run.step(number, "replay")
-        if not is_one and not _may_have_nan(replay, step):
-            continue
-        execution = replay.execution(number)
-        first = _first_nan(execution)
-        inputs = [Ref("input", i) for i in range(len(step.table.operands))]
-        origin = first[1] if first else next((x for x in inputs if _bad(execution, x)), None)
-        text = ""
-        if origin is not None:
-            array, what = execution.value(origin), replay.origin(step, execution, origin)
-            text = f"the {what}, {TensorType.of(array)}, is {non_finite(array)}; "
-        if first is not None:
-            op, _, bad = first
-            finite = "" if text else "; the operands are finite"
-            print(f"step {number}: {text}the result of {op.name} is {bad}{finite}\n  {op}")
-            for i, (ref, type) in enumerate(zip(op.operands, op.operand_types, strict=True)):
-                print(f"       operand {i}: {type}, {replay.origin(step, execution, ref)}")
-            if op.line is not None:
-                print(f"  {op.line}: {replay.run.text_at(op.line)}")
-            return 1
-        if text:
-            print(f"step {number}: {text}no op computes a nan from it")
-            return 1
-    print(f"no nan and no infinity in {len(numbers)} steps")
-    return 0
+        if not step.table.file:
+            skipped.append(f"{step.table.function} has no program: {step.table.reason}")
+            bad = [x for x in step.values.values() if not np.isfinite(x)]
+            if is_found := bool(bad):
+                print(f"step {number}: the result is {bad[0]}")
+        elif len(numbers) == 1 or _may_have_nan(replay, step):
+            is_found = _print_nan(replay, step)
+        if is_found:
+            break
+    if skipped:
+        print(f"{counted(len(skipped), 'step')} cannot be searched: {skipped[0]}")
+    if not is_found and len(skipped) < len(numbers):
+        print(f"no nan and no infinity in {counted(len(numbers) - len(skipped), 'step')}")
+    return int(is_found or bool(skipped))
 
 
 def _may_have_nan(replay: Replay, step: RecordedStep) -> bool:
-    """Return whether a step returns or writes nan or infinity, or must be executed op by op."""
-    if not step.table.file:
-        return False
+    """Return whether a step returns or writes nan or infinity."""
     if any(not np.isfinite(value) for value in step.values.values()):
         return True
     return any(non_finite(array) for array in replay.results(step.number))
+
+
+class _Origin(NamedTuple):
+    """Origin of a value with a nan or infinity.
+
+    outside: the input, state or constant that contains it; None if an op computes it.
+    op: the first op with a result that contains it, except views. bad: the element of this result.
+    """
+
+    outside: Ref | None
+    op: Executed | None = None
+    bad: NonFinite | None = None
+
+
+def _print_nan(replay: Replay, step: RecordedStep) -> bool:
+    """Print the first nan or infinity of a step; return False if there is none."""
+    execution = replay.execution(step.number)
+    computed, origin = _first_nan(execution)
+    if origin is None:
+        inputs = [Ref("input", i) for i in range(len(step.table.operands))]
+        origin = next((_Origin(x) for x in inputs if _bad(execution, x)), None)
+    if origin is None:
+        return False
+    text = f"step {step.number}: "
+    if origin.outside is not None:
+        array, what = (
+            execution.value(origin.outside),
+            replay.origin(step, execution, origin.outside),
+        )
+        text += f"the {what}, {TensorType.of(array)}, is {non_finite(array)}; "
+    if origin.op is None:
+        print(f"{text}no op computes a nan from it")
+    later = computed if computed is not None and computed.op is not origin.op else None
+    for each in (origin, later):
+        if each is not None and each.op is not None:
+            is_first = computed is not None and origin.outside is None and later is None
+            finite = "; the operands are finite" if is_first else ""
+            print(f"{text}the result of {each.op.name} is {each.bad}{finite}")
+            _print_op(replay, step, execution, each.op)
+            text = "from it: "
+    return True
+
+
+def _print_op(replay: Replay, step: RecordedStep, execution: Execution, op: Executed) -> None:
+    print(f"  {op}")
+    for i, (ref, type) in enumerate(zip(op.operands, op.operand_types, strict=True)):
+        print(f"       operand {i}: {type}, {replay.origin(step, execution, ref)}")
+    if op.line is not None:
+        print(f"  {op.line}: {replay.run.text_at(op.line)}")
 
 
 def _bad(execution: Execution, ref: Ref) -> NonFinite | None:
     return None if ref.kind == "scratch" else non_finite(execution.value(ref))
 
 
-def _first_nan(execution: Execution) -> tuple[Executed, Ref | None, NonFinite] | None:
-    """Return the first op with a nan, or an infinity that no operand contains.
+def _first_nan(execution: Execution) -> tuple[_Origin | None, _Origin | None]:
+    """Return the first op that computes a nan, or an infinity that no operand contains.
 
-    Also return the input, state or constant that is not finite, and the element of the result."""
-    origins: dict[Ref, Ref] = {}  # of results that are not finite
+    Also return the origin of this op's operand that is not finite, or else of this result. If no
+    op computes one, return the origin of the first result of the step that is not finite."""
+    origins: dict[Ref, _Origin] = {}  # of results that are not finite
+    first: dict[Ref, _Origin] = {}  # by the input or state
     for op in iter(execution.step, None):
         operands = [_bad(execution, ref) for ref in op.operands]
-        wrong = [origins.get(x, x) for x, bad in zip(op.operands, operands, strict=True) if bad]
+        wrong = [
+            origins.get(x, _Origin(x)) for x, bad in zip(op.operands, operands, strict=True) if bad
+        ]
+        opdef = OPS.get(op.name)
+        is_view = opdef is not None and opdef.copies_only and len(op.operands) == 1
         for ref in op.results:
             bad = _bad(execution, ref)
-            if bad is not None and is_new(op.name, bad, operands, op.attributes):
-                return op, next(iter(wrong), None), bad
-            if bad is not None and wrong:
-                origins[ref] = wrong[0]
-    return None
+            if bad is None:
+                continue
+            before = wrong[0] if wrong else _Origin(None)
+            here = before if before.op or (wrong and is_view) else _Origin(before.outside, op, bad)
+            if here.op is not None and here.outside is not None and here.outside.kind == "input":
+                here = first.setdefault(here.outside, here)
+            if is_new(op.name, bad, operands, op.attributes):
+                return _Origin(before.outside, op, bad), here
+            origins[ref] = here
+    for location in execution.program.step.results:
+        ref, array = execution.at(location)
+        if non_finite(array):
+            return None, origins.get(ref, _Origin(ref if ref.is_outside else None))
+    return None, None

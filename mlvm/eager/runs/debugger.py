@@ -259,8 +259,8 @@ class Debugger(cmd.Cmd):
         """info: print the inputs, states and results of the step, and the position."""
         program = self.execution.program
         step = program.step
-        at = f"position {self.execution.position}"
-        self._say(f"{at}, {'the end' if self.execution.is_finished else 'before the end'}")
+        position = self.execution.position
+        self._say(f"position {position}{', the end' if self.execution.is_finished else ''}")
         rows = [
             [f"{kind} {i}", str(type), self._described(kind, i, name)]
             for kind, types, names in (

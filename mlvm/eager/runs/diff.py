@@ -13,7 +13,14 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from mlvm.core.errors import ArgumentError, MachineError, MlvmError, UnknownFunctionError, listed
+from mlvm.core.errors import (
+    ArgumentError,
+    MachineError,
+    MlvmError,
+    UnknownFunctionError,
+    counted,
+    listed,
+)
 from mlvm.core.ops.half import shown
 from mlvm.core.types import Array, TensorType
 from mlvm.eager.files.safetensors import packed
@@ -126,7 +133,7 @@ def diff(a: Run | Replay, b: Run | Replay) -> Difference | None:
             raise ArgumentError(f"diff: expected recordings with steps, {shorter.folder} has none")
         return None
     equal = f"the first {min(counts)} steps are equal; " if min(counts) else ""
-    text = f"{equal}A has {counts[0]} steps, B has {counts[1]}"
+    text = f"{equal}A has {counted(counts[0], 'step')}, B has {counts[1]}"
     text += "" if shorter.is_closed else f"; {shorter.folder} was not closed"
     return Difference(min(counts), "length", text)
 
@@ -138,8 +145,9 @@ def equality(a: Run, b: Run) -> str:
     """
     count = min(len(a.steps), len(b.steps))
     longer = [f"; {run.folder} has {len(run.steps)}" for run in (a, b) if len(run.steps) != count]
-    incomplete = [f"; {run.folder} was not closed" for run in (a, b) if not run.is_closed]
-    return f"equal: {count} steps{''.join(longer + incomplete)}"
+    cut = dict.fromkeys(run.folder for run in (a, b) if not run.is_closed)
+    incomplete = [f"; {folder} was not closed" for folder in cut]
+    return f"equal: {counted(count, 'step')}{''.join(longer + incomplete)}"
 
 
 def elements(x: Array, y: Array) -> Elements | None:
@@ -214,19 +222,24 @@ def _difference(left: Replay, right: Replay, x: RecordedStep, y: RecordedStep) -
         cause, what, names = "result", "the results differ", _results(x, y)
         if x.before != y.before:
             cause, what, names = "state", "the state before the step differs", []
-        text = f"step {x.number}: {what}, and this machine cannot compute the step: {error}"
+        text = f"{_head(x, y)}: {what}, and this machine cannot compute the step: {error}"
         return Difference(x.number, cause, text, names)
 
 
 def _cause(left: Replay, right: Replay, x: RecordedStep, y: RecordedStep) -> Difference:
     """Return the cause of the difference of two steps. Raises the errors of a replay."""
-    head = f"step {x.number}"
+    head = _head(x, y)
     if x.before != y.before:
         names, differing = _differing_state(left, right, x, y)
         if names:
             previous = f"between step {x.number - 1} and step {x.number}"
             when = previous if x.number else "before the first step"
-            text = f"{head}: the state differs, and was written {when}: {listed(names, 4)}"
+            mine, others = [
+                {run.cells[i].name: str(run.cells[i].type) for i in step.table.cells()}
+                for run, step in ((left.run, x), (right.run, y))
+            ]
+            typed = [_with_types(name, mine[name], others.get(name, "absent")) for name in names]
+            text = f"{head}: the state differs, and was written {when}: {listed(typed, 4)}"
             return Difference(x.number, "state", text, names, elements=differing)
     if x.table.ntensors != y.table.ntensors:
         described = [listed(each.table.names, 4) or "none" for each in (x, y)]
@@ -237,7 +250,11 @@ def _cause(left: Replay, right: Replay, x: RecordedStep, y: RecordedStep) -> Dif
     inputs = [i for i in inputs if not is_constant or i < x.table.ntensors]
     if inputs:
         names = [x.table.names[i] for i in inputs]
-        text = f"{head}: the inputs differ: {listed([_with_types(x, y, i) for i in inputs], 4)}"
+        typed = [
+            _with_types(name, x.table.types[i], y.table.types[i])
+            for i, name in zip(inputs, names, strict=True)
+        ]
+        text = f"{head}: the inputs differ: {listed(typed, 4)}"
         differing = _differing_input(left, right, x.number, inputs)
         return Difference(x.number, "input", text, names, elements=differing)
     for step in (x, y):
@@ -247,11 +264,14 @@ def _cause(left: Replay, right: Replay, x: RecordedStep, y: RecordedStep) -> Dif
     return _differing_op(left, right, x, y)
 
 
-def _with_types(x: RecordedStep, y: RecordedStep, i: int) -> str:
-    """Return the name of an input, with the types in both runs if these differ."""
-    types = x.table.types[i], y.table.types[i]
-    name = x.table.names[i]
-    return name if types[0] == types[1] else f"{name} ({types[0]} in A, {types[1]} in B)"
+def _head(x: RecordedStep, y: RecordedStep) -> str:
+    """Return the number of a step, with the functions of both runs if these differ."""
+    return _with_types(f"step {x.number}", x.table.function, y.table.function)
+
+
+def _with_types(name: str, a: str, b: str) -> str:
+    """Return a name, with the types or functions in both runs if these differ."""
+    return name if a == b else f"{name} ({a} in A, {b} in B)"
 
 
 def _results(x: RecordedStep, y: RecordedStep) -> list[str]:
@@ -343,7 +363,7 @@ def _differing_op(left: Replay, right: Replay, x: RecordedStep, y: RecordedStep)
     pair, is_first = (_lockstep(*traces), True) if same else _sources(*traces)
     if pair == (None, None):
         names = _results(x, y)
-        text = f"step {x.number}: the recordings differ ({listed(names, 4)}), and replays are equal"
+        text = f"{_head(x, y)}: the recordings differ ({listed(names, 4)}), and replays are equal"
         text += _culprit(left, right, x.number)
         return Difference(x.number, "result", text, names)
     a, b = pair
@@ -360,7 +380,7 @@ def _differing_op(left: Replay, right: Replay, x: RecordedStep, y: RecordedStep)
     where = "the programs differ; " if not same else ""
     kinds = dict.fromkeys(op.name for op in pair if op is not None)
     which = "whose result differs" if is_first else "that differs and reaches the results"
-    text = f"step {x.number}: {where}the first op {which} is {' in A, '.join(kinds)}"
+    text = f"{_head(x, y)}: {where}the first op {which} is {' in A, '.join(kinds)}"
     text += " in B" if len(kinds) > 1 else ""
     first = (None, None) if same else _first_in_programs(*traces)
     if [op and op.line for op in first] == [op and op.line for op in pair]:

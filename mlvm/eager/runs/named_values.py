@@ -150,7 +150,8 @@ def statistics(array: Array) -> str:
     text = f"nans {np.count_nonzero(np.isnan(x))}, infinities {np.count_nonzero(np.isinf(x))}"
     if (finite := x[np.isfinite(x)]).size:
         mean = finite.astype(np.float64).mean()
-        text = f"min {finite.min()!s}, max {finite.max()!s}, mean {mean:.6g}, {text}"
+        of = "" if finite.size == x.size else " of the finite elements"
+        text = f"min {finite.min()!s}, max {finite.max()!s}, mean {mean:.6g}{of}, {text}"
     return text
 
 

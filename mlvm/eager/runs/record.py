@@ -60,8 +60,9 @@ class record(ContextDecorator):
     - `every`: the number of steps between checkpoints of the complete state.
 
     - `inputs`: the number of bytes of inputs that may be stored, such as "1 GiB", or "all" or
-      "none". Equal arrays are stored once. A step without stored inputs is replayed only from an
-      earlier checkpoint, with inputs from the caller.
+      "none". Inputs of at most 64 bytes are always stored and do not count. Equal arrays are stored
+      once. A step without stored inputs is replayed only from an earlier checkpoint, with inputs
+      from the caller.
 
     The recording contains digests of the state, inputs and results of each step. All members of a
     group compute the same steps, so only the first member records. Steps of different threads wait

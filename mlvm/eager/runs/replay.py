@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from mlvm.core.errors import ArgumentError, MachineError, brief, listed
+from mlvm.core.errors import ArgumentError, MachineError, brief, counted, listed
 from mlvm.core.ops.half import shown
 from mlvm.core.program.encoding import damaged
-from mlvm.core.types import Array
+from mlvm.core.types import Array, TensorType
 from mlvm.eager.functions import random
 from mlvm.eager.functions.creation import asarray
 from mlvm.eager.nn.module import Module
@@ -50,15 +50,15 @@ class Moment(NamedTuple):
     def load(self, **objects: Any) -> None:
         """Write the state to objects by the names in the recorded function.
 
-        An example is `run.at(7).load(model=model, optimizer=optimizer)`. The random keys are also
-        restored.
+        An example is `run.at(7).load(model=model, optimizer=optimizer)`; an object may also be a
+        tensor, as in `load(w=w)`. The random keys are also restored.
 
         Raises `ArgumentError` for an object without recorded state, and for a Module, dict or list
         with a tensor that the recording does not contain; `DTypeError` or `ShapeError` for a tensor
         with a different type. All objects are checked before the first write.
         """
         for name in objects:
-            if not any(each.startswith((f"{name}.", f"{name}[")) for each in self.state):
+            if not any(re.match(rf"{re.escape(name)}([.[]|$)", each) for each in self.state):
                 names = ", ".join(sorted({re.split(r"[.[]", each)[0] for each in self.state}))
                 raise ArgumentError(
                     f"load: expected names in the recorded state ({names}), got {name!r}"
@@ -68,10 +68,11 @@ class Moment(NamedTuple):
             below = {p: x for p, x in tensors_below([(name, value)]) if isinstance(x, Tensor)}
             recorded = {path: x for path, x in below.items() if path in self.state}
             if not recorded:
-                expected = listed([x for x in self.state if re.match(rf"{name}[.[]", x)], 4)
-                raise ArgumentError(
-                    f"load: expected {name} as an object with {expected}, got {brief(value)}"
+                expected = listed(
+                    [x for x in self.state if re.match(rf"{re.escape(name)}([.[]|$)", x)], 4
                 )
+                kind = "a tensor" if expected == name else f"an object with {expected}"
+                raise ArgumentError(f"load: expected {name} as {kind}, got {brief(value)}")
             tensors |= recorded
             loaded = {id(x.root) for x in tensors.values()}
             missing = [p for p, x in below.items() if id(x.root) not in loaded and "._" not in p]
@@ -130,7 +131,7 @@ class Replay:
 
         Raises `EncodingError` for a damaged recording, `MachineError` if an earlier step does not
         have the recorded digests on this machine. Raises `ArgumentError` for a step that does not
-        exist, and for inputs that were not stored.
+        exist, and for inputs that were not stored or that the caller does not provide unchanged.
         """
         step = self.run.step(number)
         self._go_to(step)
@@ -322,7 +323,7 @@ class Replay:
                 array = self._values[expected]
             elif self._inputs is not None:
                 provided = self._inputs_of_caller(step) if provided is None else provided
-                array = asarray(provided[i]).numpy()
+                array = self._checked(step, i, asarray(provided[i]).numpy())
             else:
                 raise ArgumentError(
                     f"replay: input {step.table.names[i]!r} of step {step.number} was not stored; "
@@ -332,6 +333,17 @@ class Replay:
             arrays.append(self.run.confirmed(step, i, array))
         return arrays
 
+    def _checked(self, step: RecordedStep, i: int, array: Array) -> Array:
+        """Return an input from the caller. Raise `ArgumentError` if it has a different digest."""
+        if number_of(digest(array)) != step.inputs[i]:
+            type, expected = TensorType.of(array), step.table.types[i]
+            got = f"got {type}" if str(type) != expected else "got different values"
+            raise ArgumentError(
+                f"replay: expected item {i} of inputs({step.number}) as the recorded input "
+                f"{step.table.names[i]!r}, {expected}, {got}"
+            )
+        return array
+
     def _inputs_of_caller(self, step: RecordedStep) -> Sequence[Any]:
         """Return the inputs of a step from the caller, which may include more than tensors."""
         assert self._inputs is not None  # the caller has tested this
@@ -339,7 +351,8 @@ class Replay:
         ntensors = step.table.ntensors
         if not isinstance(inputs, list | tuple) or len(inputs) < ntensors:
             raise ArgumentError(
-                f"replay: expected inputs({step.number}) to return a list of {ntensors} arrays "
+                f"replay: expected inputs({step.number}) to return a list of "
+                f"{counted(ntensors, 'array')} "
                 f"({listed(step.table.names[:ntensors], 4)}), got {brief(inputs)}"
             )
         return inputs

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 
 import numpy as np
 
-from mlvm.core.errors import ArgumentError, EncodingError, MlvmError, brief
+from mlvm.core.errors import ArgumentError, EncodingError, MlvmError, brief, counted
 from mlvm.core.memo import Memo
 from mlvm.core.program.encoding import Reader, damaged
 from mlvm.core.types import Array, TensorType
@@ -141,7 +141,7 @@ class Run:
         self._programs = Memo[str, OpProgram](16, "eager.runs programs")
 
     def __repr__(self) -> str:
-        return f"<run of {len(self.steps)} steps in {self.folder}>"
+        return f"<run of {counted(len(self.steps), 'step')} in {self.folder}>"
 
     def _add(self, i: int, frame: Any) -> None:
         kind, *values = frame if isinstance(frame, tuple) and frame else (None,)
@@ -209,12 +209,11 @@ class Run:
     def step(self, number: int, caller: str = "run") -> RecordedStep:
         """Return a step. Raises `ArgumentError`, which names the caller, if it does not exist."""
         if type(number) is not int or not 0 <= number < len(self.steps):
-            last = len(self.steps) - 1
-            expected = (
-                f"expected a step from 0 to {last}"
-                if self.steps
-                else "expected a recording with steps"
-            )
+            if not self.steps:
+                raise ArgumentError(
+                    f"{caller}: {self.folder} has no steps; record calls of captured functions"
+                )
+            expected = f"expected a step from 0 to {len(self.steps) - 1}"
             raise ArgumentError(f"{caller}: {expected}, got {brief(number)}")
         return self.steps[number]
 

@@ -134,27 +134,73 @@ ORIGINS = {
     "constant": "step 0: the constant, f32[3], is nan at [1]; the result of multiply is nan at [1]",
     "mask": "step 2: the input 'x', f32[3], is inf at [1]; the result of multiply is nan at [1]",
     "copy": "step 2: the input 'x', f32[3], is nan at [1]; no op computes a nan from it",
+    "where": "step 0: the constant nan, f32[], is nan at []; the result of where is nan at [1]",
+    "infinity": "step 2: the state w, f32[3], is inf at [1]; the result of multiply is inf at [1]",
 }
 
 
 @pytest.mark.parametrize("where", ORIGINS)
 def test_the_origin_of_a_nan_is_named(folder: Path, capsys: Capsys, where: str) -> None:
+    written = {"state": np.nan, "infinity": np.inf}
     w, known = ml.full(3, float(where != "mask")), np.array([1.0, np.nan, 1.0], np.float32)
 
     @ml.capture
     def step(x: Tensor) -> Tensor:
         x = ml.reshape(x, (3, 1)) if where == "view" else x
+        if where == "where":
+            return ml.where(ml.arange(3) == 1, ml.nan, x)
         return ml.flip(x) if where == "copy" else x * (known if where == "constant" else w)
 
     with ml.runs.record(folder / "a"):
         for i in range(4):
             x = np.ones(3, np.float32)
-            x[1] = (np.inf if where == "mask" else np.nan) if i == 2 and where != "state" else 1
-            if i == 2 and where == "state":
-                w[1] = np.nan
+            x[1] = (np.inf if where == "mask" else np.nan) if i == 2 and where not in written else 1
+            if i == 2 and where in written:
+                w[1] = written[where]
             step(ml.asarray(x))
     status, text = output(capsys, "replay", "a", "--nan")
     assert (status, text.startswith(ORIGINS[where])) == (1, True)
+
+
+def test_a_nan_from_an_infinity_is_printed_with_the_op_that_reads_the_infinity(
+    folder: Path, capsys: Capsys
+) -> None:
+    @ml.capture
+    def step(x: Tensor, mask: Tensor) -> Tensor:
+        return ml.softmax(ml.where(mask, x, -ml.inf))
+
+    with ml.runs.record(folder / "a"):
+        for mask in ([True, False], [False, False]):
+            step(ml.ones(2), ml.asarray(mask))
+    assert output(capsys, "replay", "a", "--nan", "--step", 0)[0] == 0
+    status, text = output(capsys, "replay", "a", "--nan")
+    assert status == 1
+    assert text.startswith("step 1: the constant -inf, f32[], is -inf at []; the result of where")
+    assert "\nfrom it: the result of softmax is nan at [0]\n" in text
+
+
+def test_steps_without_a_program_are_not_searched(folder: Path, capsys: Capsys) -> None:
+    @ml.runs.step
+    def step(x: Tensor) -> Tensor:
+        return ml.log(x) * float(ml.sum(x))
+
+    with ml.runs.record(folder / "a"):
+        for _ in range(3):
+            step(ml.full(2, -1.0))
+    status, text = output(capsys, "replay", "a", "--nan")
+    assert (status, "no nan" in text) == (1, False)
+    assert re.match(r"3 steps cannot be searched: \S*step has no program: CaptureError: ", text)
+    with ml.runs.record(folder / "b"):
+        step(ml.full((), -1.0))
+    assert output(capsys, "replay", "b", "--nan")[1].startswith(
+        "step 0: the result is nan\n1 step c"
+    )
+    status, text = output(capsys, "run", "a")
+    assert (status, text.startswith("error: a: it is a recording: use mlvm replay")) == (1, True)
+    assert output(capsys, "replay", "a", "--save", "a") == (
+        1,
+        "error: replay: --save a is a recording; name another folder\n",
+    )
 
 
 def test_verify_names_what_is_wrong(folder: Path, capsys: Capsys) -> None:
@@ -216,7 +262,7 @@ def test_a_recording_without_steps_is_neither_equal_nor_complete(
     )
     status, text = output(capsys, "verify", "a")
     assert status == 1
-    assert text.startswith("step 0 was not computed: the recording has no steps\na is incomplete")
+    assert text.startswith("the recording has no steps\na is incomplete")
 
 
 def test_missing_contents_are_named(folder: Path, capsys: Capsys) -> None:
@@ -248,6 +294,7 @@ def test_options_that_replay_refuses(folder: Path, capsys: Capsys) -> None:
 def test_printed_values_have_the_digits_of_their_type() -> None:
     assert summary(np.array([0.1], np.float32)).endswith(": 0.1")
     assert summary(np.array([0.1, 1 / 3])).endswith(": 0.1, 0.3333333333333333")
+    assert "mean 1.5 of the finite elements, nans 0" in summary(np.array([1.0, 2.0, np.inf]))
 
 
 def test_a_step_is_debugged(folder: Path, capsys: Capsys) -> None:
@@ -316,7 +363,7 @@ def test_recordings_of_earlier_releases(recording: Path, folder: Path, capsys: C
     assert [Replay(run).replay(n) for n in (4, 0, 2)] == [[]] * 3
     status, text = output(capsys, "verify", "a")
     assert status == 0
-    assert "3 steps have no program" in text
+    assert "3 steps without a program, which no replay can compute" in text
     assert "scores = x @ w" in "\n".join(run.source("small.py"))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -342,3 +343,22 @@ def test_nans_are_equal_and_zeros_are_not() -> None:
     found = elements(x, y)
     assert found is not None
     assert (found.differing, found.first) == (1, (1,))
+
+
+def test_state_of_other_widths_has_the_types_and_functions_of_both_runs(folder: Path) -> None:
+    def run(name: str, width: int, fn: Any) -> None:
+        model = ml.nn.Linear(3, width, key=ml.random.key(width))
+        with ml.runs.record(folder / name):
+            ml.capture(fn)(model, ml.ones((1, 3)))
+
+    def train(model: Any, x: Tensor) -> Tensor:
+        return ml.sum(model(x))
+
+    def evaluate(model: Any, x: Tensor) -> Tensor:
+        return ml.mean(model(x))
+
+    for name, width, fn in (("a", 4, train), ("b", 5, train), ("c", 4, evaluate)):
+        run(name, width, fn)
+    a, b, c = [ml.runs.open(folder / name) for name in "abc"]
+    assert "model.kernel (f32[3,4] in A, f32[3,5] in B)" in str(ml.runs.diff(a, b))
+    assert re.match(r"step 0 \(\S*train in A, \S*evaluate in B\): ", str(ml.runs.diff(a, c)))
