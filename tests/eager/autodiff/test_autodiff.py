@@ -115,6 +115,7 @@ def test_a_lost_gradient_of_a_result_of_any_shape_says_so() -> None:
     with pytest.warns(ml.NoEffectWarning, match="zero: lost uses its argument only through"):
         ml.vjp(lost, ml.ones(3))
     ml.hessian(lambda x: ml.sum(ml.relu(x)))(ml.ones(3))  # a constant gradient: no warning
+    ml.jacrev(ml.jacfwd(ml.relu))(ml.ones(3))
 
 
 class Pair(NamedTuple):
