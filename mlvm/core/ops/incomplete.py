@@ -383,7 +383,7 @@ def _by_fraction(a: Array, b: Array, x: Array) -> list[Array]:
     psi = _of(digamma.kernel, p + q)
     value = front * h
     log_z, log_rest = np.log(z), np.log1p(-z)
-    slope_p = front * by_p + value * (log_z - _of(digamma.kernel, p) + psi - 1.0 / p)
+    slope_p = front * by_p + value * (log_z - _of(digamma.kernel, p + 1.0) + psi)
     slope_q = front * by_q + value * (log_rest - _of(digamma.kernel, q) + psi)
     return [
         np.where(swapped, 1.0 - value, value),
@@ -485,7 +485,7 @@ def _of_parameter(*operands: TensorType, by: Literal["a", "b"]) -> TensorType:
 def betainc_slope(out: Array, a: Array, b: Array, x: Array, *, by: Literal["a", "b"]) -> None:
     """The derivative of I(a, b, x) by a or b, from the continued fraction; nan where I is nan."""
     a, b, x = wide(a), wide(b), wide(x)
-    a, b = _above_zero(a, b), _above_zero(b, a)
+    a, b = (_above_zero(a, b), b) if by == "a" else (a, _above_zero(b, a))
     inside, *operands = _inside(a, b, x)
     _, by_a, by_b = _beta_parts(*operands)
     edge = 0.0 * _beta_edge(a, b, x)

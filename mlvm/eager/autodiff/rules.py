@@ -34,8 +34,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
+from functools import partial, reduce
 from inspect import signature
+from operator import add
 from typing import Final
 
 from mlvm.arena.context import current
@@ -170,18 +171,33 @@ def _beta_density_x(g: Tensor, a: Tensor, b: Tensor, x: Tensor, out: Tensor) -> 
     return g * op.where(both, op.where(op.less(x, 0.5), rise, -fall), rise - fall)
 
 
-def _difference(fn: Callable[[Tensor], Tensor], a: Tensor) -> Tensor:
-    """Return the derivative of `fn` at a > 0 by differences of the sixth order, in f64.
+def _difference(fn: Callable[[Tensor], Tensor], a: Tensor, scale: Tensor) -> Tensor:
+    """Return the derivative of `fn` at a >= 0 by differences, in f64.
 
     The result has about ten correct digits. It is used for second derivatives with respect to a
-    parameter, which have no closed form. Below 1e-6, where differences cancel, it is that at 1e-6.
+    parameter, which have no closed form. Steps are relative to a. If a is far below the scale on
+    which `fn` changes, those would cancel: steps are relative to the scale, from a upwards.
     """
-    is_near = op.logical_and(op.greater_equal(a, 0.0), op.less(a, 1e-6))
-    a = a + stop_gradient(_masked(1e-6 - a, is_near))
+    is_low = op.less(a, 0.01 * scale)
     size = op.where(op.isinf(a), constant(1.0, a.dtype), a)  # `fn` is constant at infinity
-    h = op.astype(size, dtype=f64) * 0.004
-    parts = [fn(a + k * h) - fn(a - k * h) for k in (1.0, 2.0, 3.0)]
-    return (45.0 * parts[0] - 9.0 * parts[1] + parts[2]) / (60.0 * h)
+    wide, unit = [op.astype(each, dtype=f64) for each in (size, scale)]
+    h = stop_gradient(op.where(is_low, unit * 0.002, wide * 0.004))
+    upwards = [constant(float(k), f64) for k in range(6)]
+    central = [constant(k, f64) for k in (-3.0, -2.0, -1.0, 1.0, 2.0, 3.0)]
+    y = [fn(a + op.where(is_low, *ks) * h) for ks in zip(upwards, central, strict=True)]
+    parts = [y[3] - y[2], y[4] - y[1], y[5] - y[0]]
+    total = 45.0 * parts[0] - 9.0 * parts[1] + parts[2]
+    weights = enumerate((300.0, -300.0, 200.0, -75.0, 12.0), 1)
+    rise = reduce(add, [weight * (y[k] - y[0]) for k, weight in weights])
+    return op.where(is_low, rise, total) / (60.0 * h)
+
+
+def _scale(total: Tensor, logarithm: Tensor) -> Tensor:
+    """Return the distance from 0 within which a slope by a parameter changes.
+
+    The slope has poles at a distance of `total`, and factors x^a."""
+    logarithms = op.minimum(op.log1p(total) + op.abs(logarithm), 1500.0)
+    return op.minimum(total, 1.0) / (1.0 + logarithms)
 
 
 def _shares(x: Tensor, out: Tensor, x_type: TensorType, axis: Axis) -> Tensor:
@@ -857,7 +873,11 @@ VJPS: Final[dict[str, Rules]] = {
     },
     "gammainc_slope": {
         "a": lambda g, a, x: _masked(
-            g * _difference(lambda a: op.gammainc_slope(a, x), a), op.not_equal(a, math.inf)
+            g
+            * _difference(
+                lambda a: op.gammainc_slope(a, x), a, _scale(constant(1.0, x.dtype), op.log(x))
+            ),
+            op.not_equal(a, math.inf),
         ),
         "x": lambda g, a, x: g * _times(op.gamma_density(a, x), op.log(x) - op.digamma(a)),
     },
@@ -872,8 +892,15 @@ VJPS: Final[dict[str, Rules]] = {
         "x": _beta_density_x,
     },
     "betainc_slope": symmetric(
-        a=lambda g, a, b, x, by: g * _difference(lambda a: op.betainc_slope(a, b, x, by=by), a),
-        b=lambda g, a, b, x, by: g * _difference(lambda b: op.betainc_slope(a, b, x, by=by), b),
+        a=lambda g, a, b, x, by: (
+            g * _difference(lambda a: op.betainc_slope(a, b, x, by=by), a, _scale(a + b, op.log(x)))
+        ),
+        b=lambda g, a, b, x, by: (
+            g
+            * _difference(
+                lambda b: op.betainc_slope(a, b, x, by=by), b, _scale(a + b, op.log1p(-x))
+            )
+        ),
         x=lambda g, a, b, x, by: g * _times(op.beta_density(a, b, x), _beta_rise(a, b, x, by)),
     ),
     # --- reduction ---
