@@ -178,10 +178,10 @@ def _difference(fn: Callable[[Tensor], Tensor], a: Tensor, scale: Tensor) -> Ten
     parameter, which have no closed form. Steps are relative to a. If a is far below the scale on
     which `fn` changes, those would cancel: steps are relative to the scale, from a upwards.
     """
-    is_low = op.less(a, 0.01 * scale)
     size = op.where(op.isinf(a), constant(1.0, a.dtype), a)  # `fn` is constant at infinity
-    wide, unit = [op.astype(each, dtype=f64) for each in (size, scale)]
-    h = stop_gradient(op.where(is_low, unit * 0.002, wide * 0.004))
+    wide = op.astype(size, dtype=f64)
+    is_low = op.less(wide, 0.01 * scale)
+    h = stop_gradient(op.where(is_low, scale * 0.002, wide * 0.004))
     upwards = [constant(float(k), f64) for k in range(6)]
     central = [constant(k, f64) for k in (-3.0, -2.0, -1.0, 1.0, 2.0, 3.0)]
     y = [fn(a + op.where(is_low, *ks) * h) for ks in zip(upwards, central, strict=True)]
@@ -193,9 +193,10 @@ def _difference(fn: Callable[[Tensor], Tensor], a: Tensor, scale: Tensor) -> Ten
 
 
 def _scale(total: Tensor, logarithm: Tensor) -> Tensor:
-    """Return the distance from 0 within which a slope by a parameter changes.
+    """Return the distance from 0 within which a slope by a parameter changes, in f64.
 
     The slope has poles at a distance of `total`, and factors x^a."""
+    total = op.astype(total, dtype=f64)
     logarithms = op.minimum(op.log1p(total) + op.abs(logarithm), 1500.0)
     return op.minimum(total, 1.0) / (1.0 + logarithms)
 
