@@ -335,10 +335,10 @@ def read_any(file: str) -> Program | SavedStep | OpProgram | Repro:
         text = str(error)
         if file.endswith(".py"):
             text = f"it is a Python script: use python {file}, or mlvm memory or show {file}"
-    is_binary = data.startswith(MAGIC)
-    if file.endswith(".mlvm") and not is_binary:
+    is_binary = b"\0" in data or (file.endswith(".mlvm") and not data)
+    if is_binary and file.endswith(".mlvm") and not data.startswith(MAGIC):
         text = f"expected {MAGIC!r} or assembly at the beginning, got {data[:4]!r}"
-    raise _invalid(file, text, has_binary=is_binary or file.endswith(".mlvm"))
+    raise _invalid(file, text, has_binary=is_binary)
 
 
 def _invalid(file: str, text: str, *, has_binary: bool) -> BadInput:
