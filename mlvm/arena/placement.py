@@ -246,8 +246,8 @@ class Reuse(Placement):
 
     def _larger(self, nbytes: int) -> Region | None:
         """Take the smallest region larger by at most `spare_bytes`, as `bin_of` in dispatch.c."""
-        found = map(pop, self._bins(nbytes, nbytes + spare_bytes(nbytes)))
-        return next(filter(None, found), None)
+        regions = map(pop, self._bins(nbytes, nbytes + spare_bytes(nbytes)))
+        return next(filter(None, regions), None)
 
     def tidy(self) -> None:
         for bin in list(self.sizes.values()):
