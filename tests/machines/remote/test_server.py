@@ -671,7 +671,7 @@ def test_strangers_keep_nobody_out(tls: bool) -> None:
                 if n % 2 and not tls:
                     each.sendall(hello + pack(Greeting.proof, bytes(32)))
             for _ in range(3):
-                with within(2), server.vm() as vm:
+                with within(8), server.vm() as vm:
                     assert vm.consumed_size_in_mib() == 0
             reply = b""
             for each in strangers:
