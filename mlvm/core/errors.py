@@ -459,11 +459,10 @@ class PathError(MlvmError, KeyError):
 class WeightsError(MlvmError, ValueError):
     """Error of a file that is not a file of tensors, is damaged, or has unsupported contents.
 
-    >>> with open('damaged', 'wb') as file: _ = file.write(b'none')
-    >>> try: ml.load('damaged')
+    >>> with open('other', 'wb') as file: _ = file.write(b'none')
+    >>> try: ml.load('other')
     ... except ml.errors.WeightsError as error: print(error)
-    load: damaged: the file ends after 4 bytes, inside the header; the file is damaged: save or \
-download it again
+    load: other: it is neither a safetensors file nor a GGUF file; check the path
     """
 
 
