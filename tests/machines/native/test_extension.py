@@ -164,6 +164,10 @@ def test_why_there_is_none(error: ImportError, reason: str, monkeypatch: Patch) 
     assert extension._load() == (None, reason)
 
 
+@pytest.mark.skipif(
+    not Path(extension.__file__).with_name("src").joinpath("module.c").exists(),
+    reason="only a checkout has all C sources",
+)
 def test_an_extension_of_other_sources_is_named(monkeypatch: Patch) -> None:
     older = types.SimpleNamespace(sources="sources 0", install=lambda: None)
     reason = "the extension was built from different C sources"
