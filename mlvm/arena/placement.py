@@ -30,7 +30,7 @@ So a few kinds of steps, such as training and evaluation, may alternate.
 """
 
 MOST_SPARE: Final = 1 << 18
-"""Size from which a reused region is larger by at most an eighth, not by eight size classes."""
+"""Size from which a reused region is larger by at most an eighth; see `spare_bytes`."""
 
 _NUMBER: Final = attrgetter("number")
 

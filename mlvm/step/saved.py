@@ -170,10 +170,10 @@ class SavedStep(NamedTuple):
         ) as e:
             raise damaged(f"the lengths do not match the step: {e}") from None
         own = self.planned.program
-        program = Program.from_bytes(step.planned.program.to_bytes())  # as read from a file
         planned = replace(step.planned, program=own, lines=self.planned.lines)
         is_same = self.open is None or exact_repr(values) == exact_repr([*self.open.values])
-        is_same &= program.to_bytes() == own.to_bytes()  # nan differs from itself as a number
+        # by bytes, because nan differs from itself as a number
+        is_same &= step.planned.program.to_bytes() == own.to_bytes()
         if not is_same or (planned, *step[1:4]) != (self.planned, *self[1:4]):
             raise damaged(f"the lengths ({self.open}) do not match the step")
 

@@ -313,10 +313,8 @@ class CacheEntries(Generic[K]):
     def know(self, matcher: K) -> None:
         """Let C match calls with an entry, and try that first."""
         others = [each for each in self.matchers if each.entry is not matcher.entry]
-        self.matchers = [
-            matcher,
-            *others[: LIMITS.matchers - 1],
-        ]  # by one assignment, because C reads the list
+        # by one assignment, because C reads the list
+        self.matchers = [matcher, *others[: LIMITS.matchers - 1]]
 
     def release_known(self) -> None:
         """Let C match no entry, because entries keep objects alive. All may become known again."""

@@ -285,7 +285,8 @@ def _has_effects(node: ast.AST, frame: FrameType) -> bool:
     if isinstance(node, ast.Name) and isinstance(_named(node.id, frame), FunctionType):
         return not _is_pure(node, frame)  # a call could call it
     if isinstance(node, ast.Call):
-        return not _is_pure(node.func, frame)
+        writes = any(each.arg == "out" for each in node.keywords)
+        return writes or not _is_pure(node.func, frame)
     return isinstance(node, ast.NamedExpr | ast.Await | ast.Yield | ast.YieldFrom | ast.Lambda)
 
 
@@ -296,7 +297,9 @@ def _is_pure(function: ast.AST, frame: FrameType) -> bool:
     if isinstance(owner, ast.Name) and isinstance(_named(owner.id, frame), Tensor):
         return ast.unparse(function)[-1] != "_"
     names = _path_of(function, frame).split(".")
-    return names[0] in {"mlvm", *_LIBRARIES} and _EFFECTS.isdisjoint(names)
+    has_namesake = hasattr(resolve_name(_LANGUAGE), names[-1])  # unlike numpy.copyto
+    is_known = names[0] == "mlvm" or (names[0] in _LIBRARIES and has_namesake)
+    return is_known and _EFFECTS.isdisjoint(names)
 
 
 def _shape(node: ast.AST, frame: FrameType) -> tuple[int, ...] | None:

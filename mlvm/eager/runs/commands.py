@@ -253,10 +253,8 @@ def _print_nan(replay: Replay, step: RecordedStep) -> bool:
         return False
     text = f"step {step.number}: "
     if origin.outside is not None:
-        array, what = (
-            execution.value(origin.outside),
-            replay.origin(step, execution, origin.outside),
-        )
+        array = execution.value(origin.outside)
+        what = replay.origin(step, execution, origin.outside)
         text += f"the {what}, {TensorType.of(array)}, is {non_finite(array)}; "
     if origin.op is None:
         print(f"{text}no op computes a nan from it")

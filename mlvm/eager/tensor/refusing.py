@@ -105,15 +105,16 @@ def require_values(
 
     Options are arguments whose annotation allows numbers, strings or bools, but no tensor. A typed
     error that does not name the option has a different cause."""
+    if all(_traced(value) is None for value in (*args, *keywords.values())):
+        return
     try:
         signature = inspect.signature(fn)
         arguments = signature.bind_partial(*args, **keywords).arguments
     except (TypeError, ValueError):
         return
     for name, value in arguments.items():
-        hint = _hints(fn).get(name, signature.parameters[name].annotation)
+        text = _text(_hints(fn).get(name, signature.parameters[name].annotation))
         traced = _traced(value)
-        text = _text(hint)
         is_cause = not isinstance(error, MlvmError) or re.search(rf"\b{name}\b", str(error))
         if traced is not None and is_cause and _OPTION.search(text) and not _OPERAND.search(text):
             values_of(traced)
