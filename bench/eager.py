@@ -3,6 +3,7 @@
 `eager.txt` lists the calls. Each is timed in two modes. `repeated_us` is the time of the same call,
 repeated. `types_us` is the mean time of the call on operands of 100 types in turn, after one call
 with each type. The calls of the last section take a number, which is new in every call: `new_us`.
+The numbers of all these calls are interleaved, so all measure the same lengths.
 
 Minima of the rounds are compared. A round ends when its last result is computed. Images have the
 channels last, in PyTorch first. JAX's functions are called eagerly, without `jit`. JAX compiles
@@ -26,7 +27,7 @@ ROUND_US: Final = 4e3
 """Time that a round of one mode aims at."""
 MOST_CALLS: Final = 3000
 """Most calls of a round of one mode."""
-MOST_NUMBERS: Final = 50
+MOST_NUMBERS: Final = 20
 """Most new numbers in a round: they are also lengths, and all libraries should have short ones."""
 TYPES: Final = 100
 QUICK_TYPES: Final = 3
@@ -321,7 +322,6 @@ def prepare(library: str, quick: bool) -> Mapping[str, Round]:
         import jax
 
         wait = jax.block_until_ready
-    numbers = itertools.count(3)
     space_of = cache(SPACES[library])
     number_of_types = QUICK_TYPES if quick else TYPES
 
@@ -331,6 +331,7 @@ def prepare(library: str, quick: bool) -> Mapping[str, Round]:
         usual = space_of(Sizes())
         [function] = functions(library, call, [usual])
         if call.takes_number:
+            numbers = itertools.count(3 + NUMBERED.index(name), len(NUMBERED))
             return {"new_us": timer(lambda: function(next(numbers)), MOST_NUMBERS)}
         modes = {"repeated_us": timer(function, MOST_CALLS)}
         if library != "jax":
