@@ -28,7 +28,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from mlvm.arena.arena import Allocation, Arena, trim_arenas
+from mlvm.arena.arena import Arena, trim_arenas
 from mlvm.arena.writes import may_count
 from mlvm.core.collecting import uncollected
 from mlvm.core.errors import BudgetError, HandleError, MlvmError, OutOfMemoryError
@@ -295,7 +295,6 @@ class Launch:
         if self.queues:
             inputs = [*inputs, *[x for queue in self.queues for x in queue.get(kind=Tensor)]]
         tensors = inputs, outputs, self.states  # in the order of _ROLES
-        used: Sequence[Allocation] = ()
         hoisted = self.hoisted
         explains: Callable[[Exception], None] = self.note_line
         token = explaining.set(self.note_line)
@@ -331,8 +330,8 @@ class Launch:
             if getattr(error, "late", False):
                 raise
             if isinstance(error, HandleError):
-                used = used or [tensors[role][i] for role, i, _ in self.operands]
-                raise explain(error, vm, used) from None
+                operands = [tensors[role][i] for role, i, _ in self.operands]
+                raise explain(error, vm, operands) from None
             explains(error)
             raise
         finally:
