@@ -14,7 +14,8 @@ def integer_kind(dtype: DType) -> int:
 
 def pattern(value: object, dtype: DType) -> int:
     """Repeat an element to fill eight bytes; return them as an integer."""
-    return int(np.full(8 // dtype.itemsize, value, dtype.numpy).view(np.int64)[0])
+    with np.errstate(all="ignore"):  # f32 has no 1e300
+        return int(np.full(8 // dtype.itemsize, value, dtype.numpy).view(np.int64)[0])
 
 
 def wrapped(value: int) -> int:
