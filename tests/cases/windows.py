@@ -147,7 +147,7 @@ def _made_of(x: Any, kernel: Any, how: dict[str, Any]) -> Any:
     return (x[0], *_grid(list(_places(x[1:-1], kernel[:-2], **how))), kernel[-1])
 
 
-def _convolutions(build: Any) -> list[Case]:
+def _convolutions(build: Any) -> list[Any]:
     """Cases of one of three: `made` is given the arrays of a convolution, x, kernel and a
     cotangent, and its attributes."""
     return [
@@ -187,13 +187,13 @@ CASES: dict[str, list[Case]] = {
             (g, x), _conv2d_kernel_vjp, {**how, "window": kernel.shape[:-2]}
         )
     ),
-    "add_conv2d_kernel_vjp": _convolutions(
-        lambda x, kernel, g, how: Case(
-            (kernel, g, x),
-            lambda kernel, *xs, **how: kernel + _conv2d_kernel_vjp(*xs, **how),
-            {**how, "window": kernel.shape[:-2]},
+    "add_conv2d_kernel_vjp": [
+        Case((kernel, *xs), lambda kernel, *xs, **how: kernel + _conv2d_kernel_vjp(*xs, **how), how)
+        for kernel, *xs, how in _convolutions(
+            lambda x, kernel, g, how: (kernel, g, x, {**how, "window": kernel.shape[:-2]})
         )
-    ),
+        if "groups" not in how
+    ],
     "max_pool2d": [
         Case((_distinct(2, 5, 4, 3),), _max_pool, _SLIDING),
         Case((_f32(1, 4, 6, 2),), _max_pool, _TILES),

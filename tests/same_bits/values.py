@@ -98,7 +98,10 @@ def _values(rng: np.random.Generator, dtype: str, scale: int) -> Array:
 
 
 def of_ops(only: str = "", every: int = 1) -> Iterator[Value]:
-    """Yield the result of each call by the native kernels, or the class of its error."""
+    """Yield the result of each call by the native kernels, or the class of its error.
+
+    The digest of the operands is a part of the call's name: numpy may have computed them.
+    """
     assert extension.EXTENSION is not None
     machine = Native(extension.EXTENSION.simd(), 1)
     for number, sample in enumerate(calls(only, every)):
@@ -106,7 +109,9 @@ def of_ops(only: str = "", every: int = 1) -> Iterator[Value]:
             result = digest(machine.run(sample) if sample.type else _dynamic(sample)).hex()
         except MlvmError as error:
             result = type(error).__name__
-        yield Value(f"call {number}", str(sample), result)
+        operands = b"".join([digest(np.asarray(x)) for x in sample.inputs])
+        drawn = digest(np.frombuffer(operands, np.uint8)).hex()
+        yield Value(f"call {number}", f"{sample} of {drawn}", result)
 
 
 def _dynamic(sample: Sample) -> Array:

@@ -209,7 +209,7 @@ def trained(build: Callable[[Any], Any], inputs: Any, labels: Any, **options: An
 
 
 def adamw(model: Any) -> Any:
-    return ml.optim.AdamW(model, ml.optim.cosine(1e-2, 10, warmup_steps=2), weight_decay=0.05)
+    return ml.optim.AdamW(model, ml.optim.cosine(1e-2, 400, warmup_steps=2), weight_decay=0.05)
 
 
 def sgd(model: Any) -> Any:

@@ -393,6 +393,8 @@ def _add_conv2d_kernel_vjp(
     total: TensorType, g: TensorType, x: TensorType, **how: Any
 ) -> TensorType:
     kernel = _conv2d_kernel_vjp(g, x, **how)
+    if not sums_in_blocks(kernel, how["groups"]):
+        raise ArgumentError(f"expected a gradient that is summed in blocks, got {kernel}")
     if total is not kernel:
         raise ShapeError(f"expected a total with the type {kernel}, got {total}")
     return kernel

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from mlvm.core.op import Attributes
-from mlvm.core.ops.windows import NARROW, images_per_block, sums_in_blocks
+from mlvm.core.ops.windows import NARROW, images_per_block
 from mlvm.core.types import Shape, TensorType
 from mlvm.machines.native._native import GATHER, LINES, MOST_RUNS, KernelCall
 from mlvm.machines.native.planner import Types, kernel_call, planner
@@ -125,8 +125,6 @@ def conv2d_kernel_vjp(op: str, types: Types, attributes: Attributes) -> KernelCa
     if dtype is None:
         return None
     groups, *window, inputs, outputs = attributes["groups"], *out.shape
-    if totals and not sums_in_blocks(out, groups):
-        return None
     if _is_narrow(out, attributes):
         return _narrow("grouped_kernel_vjp", out, x, g, out, attributes)
     each, inner = outputs // groups, math.prod(out.shape[:-1])
