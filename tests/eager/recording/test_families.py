@@ -192,6 +192,16 @@ def test_most_of_these_calls_run_by_open_templates() -> None:
     assert EXTENSION.open_calls() - before > count
 
 
+def test_numbers_are_open_whichever_numbers_were_open_before() -> None:
+    assert EXTENSION is not None
+    for p, q in np.ndindex(12, 12):
+        ml.log1p(ml.ones((p + 2, q + 2)) ** 0.25)
+    x, before = ml.ones((4, 4)), EXTENSION.open_calls()
+    for i in range(2, 42):
+        assert ml.array_equal(x ** (1.0 + 1.0 / i), x)
+    assert EXTENSION.open_calls() - before > 30
+
+
 def test_a_function_of_calls_with_open_templates_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = count_calls(monkeypatch, shapes, "_shaped")
     for n in range(40, 60):

@@ -18,7 +18,8 @@
 #include <string.h>
 
 enum { MOST_NUMBERS = 32, MOST_OPEN = 8, MOST_FAILURES = 4, FAMILIES = 512, LEAST_OPEN = 2, RECENT = 4 };
-/* MOST_CALLS: calls with one key by open templates, before the key gets a separate template. */
+/* MOST_FAILURES: failed traces, and templates that replaced others, after which traces do not become less frequent.
+ * MOST_CALLS: calls with one key by open templates, before the key gets a separate template. */
 enum { MOST_CALLS = 3, MOST_FORMULAS = 1024 };
 
 /* A step: `call` is NULL for a view. The lengths of its result are formulas. `node` is the template of its node on a
@@ -310,6 +311,10 @@ static PyObject *call_in_family(PyObject *function, const Key *key, int *learns,
         PyObject *result = fits ? run_open(open, key, values, into) : NULL;
         if (fits && !result && has_lost_constants(open))
             begin_family(family, hash);
+        if (result && family->hash == hash && family->open[i] == open) { /* the last one is replaced */
+            memmove(family->open + 1, family->open, sizeof *family->open * (size_t)i);
+            family->open[0] = open;
+        }
         Py_DECREF((PyObject *)open);
         if (!fits)
             continue;
@@ -325,8 +330,7 @@ static PyObject *call_in_family(PyObject *function, const Key *key, int *learns,
         memcpy(family->before[0], numbers, nbytes);
         family->ncalls++;
     }
-    *learns = trace && family->nopen < MOST_OPEN && family->nfailures < MOST_FAILURES &&
-              family->ncalls >= calls_before << (2 * family->nfailures);
+    *learns = trace && family->ncalls >= calls_before << (2 * family->nfailures);
     return NULL;
 }
 
@@ -368,6 +372,46 @@ static int inputs_of(const int64_t *numbers, const int64_t *before, const char *
     return ninputs;
 }
 
+/* The same beside the call of an open template, whose open numbers stay open. */
+static int inputs_beside(const OpenTemplate *open, const int64_t *numbers, const char *is_float, int count,
+                         int *inputs)
+{
+    int64_t before[MOST_NUMBERS];
+    for (int i = 0; i < count; i++)
+        before[i] = open->inputs[i] < 0 || open->numbers[i] != numbers[i] ? open->numbers[i] : ~numbers[i];
+    return inputs_of(numbers, before, is_float, count, inputs);
+}
+
+/* Trace the call with these numbers open. Returns NULL without an open template that has the steps of the template. */
+static OpenTemplate *traced(Template *template, PyObject *args, PyObject *keywords, const int64_t *numbers,
+                            const char *is_float, const int *inputs, int count)
+{
+    Number values[MOST_FORMULAS];
+    PyObject *list = PyList_New(count), *open = NULL;
+    for (int i = 0; list && i < count; i++)
+        if (PyList_SetItem(list, i, PyLong_FromLong(inputs[i])))
+            Py_CLEAR(list);
+    generalized = template;
+    if (list)
+        open = PyObject_CallFunctionObjArgs(trace, template->function, args, keywords ? keywords : Py_None,
+                                            list, NULL);
+    generalized = NULL;
+    Py_XDECREF(list);
+    OpenTemplate *made = (OpenTemplate *)open;
+    if (open && Py_TYPE(open) == open_type && made->nsteps == template->nsteps &&
+        made->nscalars == template->nconstants) {
+        made->template = template;
+        template->users++;
+        memcpy(made->numbers, numbers, sizeof made->numbers);
+        memcpy(made->inputs, inputs, sizeof made->inputs);
+        made->nnumbers = count;
+        if (holds(made, numbers, is_float, values))
+            return made;
+    }
+    Py_XDECREF(open);
+    return NULL;
+}
+
 static int generalize(Template *template, PyObject *args, PyObject *keywords, const Key *key)
 {
     if (!template)
@@ -381,51 +425,43 @@ static int generalize(Template *template, PyObject *args, PyObject *keywords, co
     Family *family = count > 0 ? family_of(hash) : NULL;
     if (!family || family->hash != hash || generalized)
         return 0;
-    /* Calls of several kinds may alternate: this one is compared with the call with the most equal numbers. */
-    int ninputs = 0, fits = template->ncodes;
-    for (int i = 1; i < RECENT && i < family->ncalls; i++) {
-        int others[MOST_NUMBERS], nothers = inputs_of(numbers, family->before[i], is_float, count, others);
-        if (nothers && (!ninputs || nothers < ninputs)) {
-            memcpy(inputs, others, sizeof inputs);
-            ninputs = nothers;
-        }
-    }
+    int fits = template->ncodes, nrecent = family->ncalls < RECENT ? family->ncalls : RECENT, failed = 0;
     for (int i = 0; fits && i < template->nsteps; i++)
         fits = template->steps[i].kind == APPLY ||
                (template->steps[i].kind == ALIAS && template->steps[i].call);
-    PyObject *open = NULL, *list = fits && ninputs ? PyList_New(count) : NULL;
-    for (int i = 0; list && i < count; i++)
-        if (PyList_SetItem(list, i, PyLong_FromLong(inputs[i])))
-            Py_CLEAR(list);
     family->ncalls = 0; /* start counting for the next attempt */
-    family->nfailures++;
-    if (list) {
-        template->users++;
-        generalized = template;
-        open = PyObject_CallFunctionObjArgs(trace, function, args, keywords ? keywords : Py_None, list,
-                                            NULL);
-        generalized = NULL;
-        if (open && Py_TYPE(open) == open_type && ((OpenTemplate *)open)->nsteps == template->nsteps &&
-            ((OpenTemplate *)open)->nscalars == template->nconstants) {
-            OpenTemplate *made = (OpenTemplate *)open;
-            made->template = template;
-            template->users++;
-            memcpy(made->numbers, numbers, sizeof numbers);
-            memcpy(made->inputs, inputs, sizeof inputs);
-            made->nnumbers = count;
-            made->generation = key->fast_path->generation;
-            Number values[MOST_FORMULAS];
-            if (family->hash == hash && family->nopen < MOST_OPEN &&
-                holds(made, numbers, is_float, values)) {
-                family->open[family->nopen++] = (OpenTemplate *)Py_NewRef(open);
-                family->nfailures--;
+    family->nfailures += family->nfailures < MOST_FAILURES;
+    OpenTemplate *made = NULL;
+    template->users++;
+    /* Open what differs from the calls of open templates, or else from a recent call. Calls of several kinds may
+     * alternate: this one is compared with the call with the most equal numbers. */
+    for (int recent = !family->nopen; fits && !made && !failed && recent < 2; recent++) {
+        int ninputs = 0, ncalls = recent ? nrecent : family->nopen;
+        for (int i = recent; i < ncalls; i++) { /* before[0] is this call */
+            int others[MOST_NUMBERS];
+            int nothers = recent ? inputs_of(numbers, family->before[i], is_float, count, others)
+                                 : inputs_beside(family->open[i], numbers, is_float, count, others);
+            if (nothers && (!ninputs || nothers < ninputs)) {
+                memcpy(inputs, others, sizeof inputs);
+                ninputs = nothers;
             }
         }
-        release_template(template);
+        made = ninputs ? traced(template, args, keywords, numbers, is_float, inputs, count) : NULL;
+        failed = clear_nonfatal_error();
     }
-    Py_XDECREF(open);
-    Py_XDECREF(list);
-    return clear_nonfatal_error() ? -1 : 0;
+    if (made && family->hash == hash) {
+        int is_full = family->nopen == MOST_OPEN;
+        OpenTemplate *last = is_full ? family->open[MOST_OPEN - 1] : NULL;
+        made->generation = key->fast_path->generation;
+        family->nopen += !is_full;
+        family->nfailures -= !is_full;
+        memmove(family->open + 1, family->open, sizeof *family->open * (size_t)(family->nopen - 1));
+        family->open[0] = (OpenTemplate *)Py_NewRef((PyObject *)made);
+        Py_XDECREF((PyObject *)last);
+    }
+    release_template(template);
+    Py_XDECREF((PyObject *)made);
+    return failed ? -1 : 0;
 }
 
 /* As `generalize`, with the template of the one step. */
