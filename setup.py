@@ -23,7 +23,7 @@ import sysconfig
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from setuptools import Extension, setup
+from setuptools import Distribution, Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 from setuptools.errors import CompileError, LinkError
@@ -273,7 +273,18 @@ class BuildNative(build_ext):
         )
 
 
+class Project(Distribution):
+    """The package. To compile the extension only, any setuptools suffices, for example that of a
+    new environment: an older one rejects the metadata of pyproject.toml."""
+
+    def parse_config_files(self, filenames=None, **options):
+        if "build_ext" in sys.argv:
+            filenames = self.find_config_files()  # those of setuptools, without pyproject.toml
+        super().parse_config_files(filenames, **options)
+
+
 setup(
+    distclass=Project,
     ext_modules=[
         Extension(
             "mlvm.machines.native._native",

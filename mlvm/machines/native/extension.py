@@ -71,7 +71,13 @@ def _compile(simd: str) -> str:
     environment = {**os.environ, "MLVM_NATIVE": "1", "MLVM_TARGETS": f"built,{simd}"}
     command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
     done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True)
-    return done.stderr.strip().rpartition("\n")[2] if done.returncode else ""
+    if not done.returncode:
+        return ""
+    lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+    # A compiler's own error is in the middle, Python's is the last line.
+    error = next((x.strip() for x in lines if ": error: " in x or "fatal error" in x), lines[-1])
+    remedy = f"`MLVM_NATIVE=1 MLVM_TARGETS=built,{simd} pip install -v -e {checkout}`"
+    return f"{error}; {remedy} compiles it with a current setuptools and prints all output"
 
 
 def _load() -> tuple[ModuleType | None, str]:
