@@ -59,7 +59,13 @@ _CONSTANT_GETTER: Final = re.compile("Gva*s[sv]?c")
 
 _LETTERS: Final = {"CALL": "c", "CALL_KW": "c", **dict.fromkeys(_NO_STEPS, "")}
 _JUMPS: Final = frozenset({*dis.hasjrel, *dis.hasjabs})
-_OF_GLOBALS: Final = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
+_OF_GLOBALS: Final = frozenset(
+    {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "STORE_GLOBAL"}
+)
+"""Instructions with the name of a global.
+
+A global or field that code only assigns counts as read: a trace does not show an assignment of the
+value that it has already."""
 
 
 class CodeNames(NamedTuple):
@@ -130,7 +136,7 @@ def _names_in(code: types.CodeType) -> CodeNames:
         elif each.opname.startswith("FORMAT_") or each.argrepr == "%":
             if not _is_raised(instructions[i + 1 :]):
                 fields |= TEXTS
-        elif each.opcode in dis.hasname and not each.opname.startswith(("STORE_", "DELETE_")):
+        elif each.opcode in dis.hasname and each.opname[:7] not in ("STORE_N", "DELETE_"):
             fields.add(each.argval)
             if each.argval in FORMATTERS:
                 text = instructions[i - 1]

@@ -110,6 +110,12 @@ def a_schedule() -> Any:
     return optimizer.update, lambda: setattr(optimizer, "learning_rate", optim.constant(0.25))
 
 
+@case
+def a_field_that_is_only_assigned() -> Any:
+    c: Any = Plain(rate=2.0)
+    return lambda x: [x for c.rate in (2.0,)], lambda: setattr(c, "rate", 3.0)
+
+
 SCANNED = {
     *("a dataclass as a dict", "a field of a mock", "a default that is changed"),
     *("a cached function of arguments", "a deque of another length", "an ordered dict", "proxy"),
