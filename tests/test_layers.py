@@ -96,7 +96,7 @@ CEILING = {
     "mlvm": 2_000,
     "models": 4_000,
     "bench": 7_000,
-    "tests": 71_500,
+    "tests": 72_000,
 }
 """The most lines of code of each package (`make lines` counts them), rounded up to the next 500."""
 
