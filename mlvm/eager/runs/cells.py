@@ -7,8 +7,9 @@ content was written outside of the steps, and the recording stores it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+import weakref
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 from mlvm.arena.arena import STALE, Allocation
 from mlvm.arena.writes import Watch
@@ -40,50 +41,78 @@ class StateCell(NamedTuple):
 
 
 class Cells:
-    """The cells of a run that is being recorded, with digests of the contents."""
+    """The cells of a run that is being recorded, with digests of the contents.
+
+    Cells refer weakly to tensors and to owners of fields. A cell ends with its tensor or owner.
+    """
 
     def __init__(self) -> None:
         self.rows: list[StateCell] = []
         self.digests: dict[int, bytes] = {}
-        self._sources: list[Allocation | Field] = []  # kept alive: keys contain ids
+        self._sources: dict[int, _Source] = {}  # of cells that have not ended
         self._numbers: dict[object, int] = {}
+        self.paths: dict[str, int] = {}  # the cell that a step has read at a path
         self._names: set[str] = set()
         self._watch: tuple[Watch, int] | None = None
         self._watches: dict[int, Watch] = {}  # by the id of the VM, which a watch keeps alive
-        self._watched: list[Allocation | None] = []
+        self._watched: dict[int, weakref.ref[Allocation]] = {}
+        self._held: dict[int, Allocation] = {}  # the tensors before the step that is running
 
     def of_tensor(self, x: Allocation, name: str) -> int:
         """Return the number of a tensor's cell; create the cell if necessary."""
-        return self._number(id(x), x, name)
+        return self._number((id(x),), x, _Source(weakref.ref(x), x.type), name)
 
-    def of_field(self, field: Field, name: str) -> int:
-        """Return the number of the cell of a field that steps rebind."""
-        return self._number((id(field.owner), field.name, field.item), field, name)
+    def of_field(self, field: Field, x: Allocation, name: str) -> int:
+        """Return the number of the cell of a field that steps rebind, with the present tensor."""
+        owner, place = field.owner, (field.name, field.item)
+        source = _Source(weakref.ref(owner), x.type, place)
+        return self._number((id(owner), *place, x.type), owner, source, name)
 
-    def _number(self, key: object, source: Allocation | Field, name: str) -> int:
-        number = self._numbers.setdefault(key, len(self.rows))
-        if number == len(self.rows):
+    def _number(self, key: object, owner: object, source: _Source, name: str) -> int:
+        number = self._numbers.get(key, -1)
+        if number not in self._sources or self._sources[number].object() is not owner:
+            number = self._numbers[key] = len(self.rows)
             name = unused_name(name or f"tensor {number}", self._names)
             self._names.add(name)
-            self._sources.append(source)
-            self.rows.append(StateCell(number, name, _tensor_of(source).type))
+            self._sources[number] = source
+            self.rows.append(StateCell(number, name, source.type))
         return number
 
-    def live(self) -> list[int]:
-        """Return the cells with tensors that still have memory."""
-        return [i for i, x in enumerate(self._tensors()) if x is not None]
+    def moved(self, tensors: Iterable[tuple[str, Allocation]]) -> list[str]:
+        """Return the paths that have a different tensor than the cell of the path."""
+        present = self.present()
+        cells = [(path, self.paths[path], x) for path, x in tensors if path in self.paths]
+        return [path for path, number, x in cells if present.get(number) is not x]
+
+    def present(self) -> dict[int, Allocation]:
+        """Return the tensors of all cells that have memory, by number."""
+        tensors = {number: source.tensor() for number, source in self._sources.items()}
+        return {number: x for number, x in tensors.items() if x is not None}
 
     def array(self, number: int) -> Array:
         """Return the present content of a cell."""
-        return array_of(_tensor_of(self._sources[number]))
+        x = self._sources[number].tensor()
+        assert x is not None  # the caller has tested this
+        return array_of(x)
 
-    def changed(self, numbers: Iterable[int]) -> dict[int, Array]:
-        """Return the contents of the cells that no step has computed, and record them."""
-        if self._watch is not None and self._watch[0].changes == self._watch[1]:
-            numbers = [each for each in numbers if not self._is_unwritten(each)]
-        changed = {}
-        for number in numbers:
-            array = self.array(number)
+    def ended(self) -> list[int]:
+        """Return the cells that have lost their tensor since the last call, and forget them."""
+        ended = [number for number, each in self._sources.items() if each.tensor() is None]
+        for number in ended:
+            if self._sources[number].object() is None:
+                del self._sources[number]
+        return [number for number in ended if self.digests.pop(number, None) is not None]
+
+    def changed(self) -> dict[int, Array]:
+        """Return the contents that no step has computed, of all cells, and record them."""
+        changed: dict[int, Array] = {}
+        self._held = self.present()
+        is_unwritten = self._watch is not None and self._watch[0].changes == self._watch[1]
+        for number, x in self._held.items():
+            watched = self._watched.get(number) if is_unwritten else None
+            if watched is not None and watched() is x and number in self.digests:
+                continue
+            array = array_of(x)
             now = digest(array)
             if self.digests.get(number) != now:
                 self.digests[number] = now
@@ -91,50 +120,55 @@ class Cells:
         return changed
 
     def note(self, numbers: Iterable[int]) -> None:
-        """Record the contents of cells that a step has updated."""
-        for number in numbers:
-            self.digests[number] = digest(self.array(number))
+        """Record the contents of cells that a step has updated.
+
+        Forget the contents of other cells with memory of theirs, which the next step stores."""
+        before, self._held = self._held, {}
+        present = {**before, **self.present()}
+        noted = {*numbers}
+        tensors = [x[number] for number in noted for x in (before, present) if number in x]
+        regions = {id(x.root.region) for x in tensors}
+        for number, x in present.items():
+            if id(x.root.region) in regions:
+                now = digest(array_of(x))
+                if number in noted:
+                    self.digests[number] = now
+                elif self.digests.get(number) != now:
+                    self.digests.pop(number, None)
 
     def forget(self, numbers: Iterable[int]) -> None:
         """Forget the contents of cells because a step that updates them has raised."""
         for number in numbers:
             self.digests.pop(number, None)
-        self._watch = None
+        self._watch, self._held = None, {}
 
     def begin_watch(self, vm: VMProtocol) -> None:
         """Watch for writes to the cells from now on; unwritten cells are not read again."""
-        self._watch, self._watched = None, self._tensors()
-        tensors = [x for x in self._watched if x is not None]
-        if all(x.arena.vm is vm for x in tensors) and not is_shared(vm):
+        present = self.present()
+        self._watch, self._watched = None, {i: weakref.ref(x) for i, x in present.items()}
+        if all(x.arena.vm is vm for x in present.values()) and not is_shared(vm):
             watch = self._watches.get(id(vm)) or self._watches.setdefault(id(vm), Watch(vm))
-            watch.begin(tensors)
+            watch.begin(present.values())
             self._watch = watch, watch.changes
 
-    def _is_unwritten(self, number: int) -> bool:
-        """Return whether the cell has a digest, and still contains the watched tensor."""
-        if number not in self.digests or number >= len(self._watched):
-            return False
-        source = self._sources[number]
-        return isinstance(source, Allocation) or _live(source) is self._watched[number]
 
-    def _tensors(self) -> list[Allocation | None]:
-        """Return the tensor of each cell; None if it no longer has memory."""
-        return [*map(_live, self._sources)]
+class _Source(NamedTuple):
+    """Weak reference to the tensor of a cell, or to the owner of a `field`: name and item."""
 
+    object: weakref.ref[Any]
+    type: TensorType
+    field: tuple[str, int | None] | tuple[()] = ()
 
-def _tensor_of(source: Allocation | Field) -> Allocation:
-    if isinstance(source, Allocation):
-        return source
-    value = source.value if source.item is None else source.value[source.item]
-    return value.root  # type: ignore[no-any-return]
-
-
-def _live(source: Allocation | Field) -> Allocation | None:
-    try:
-        x = _tensor_of(source)
-    except (AttributeError, IndexError, TypeError):  # the field contains a different value
-        return None
-    return None if x.handle == STALE else x
+    def tensor(self) -> Allocation | None:
+        """Return the tensor; None if it has ended, or if the field contains a different value."""
+        x = self.object()
+        if self.field and x is not None:
+            name, item = self.field
+            x = Field(x, name).value
+            if item is not None:
+                x = x[item] if isinstance(x, tuple) and item < len(x) else None
+        is_tensor = isinstance(x, Allocation) and x.handle != STALE and x.type == self.type
+        return x if is_tensor else None
 
 
 def storable(array: Array) -> Array:
@@ -142,9 +176,6 @@ def storable(array: Array) -> Array:
     return array.reshape(-1).view("f8") if array.dtype == "c16" else array
 
 
-def digest_of_cells(digests: Mapping[int, bytes], numbers: Iterable[int]) -> int:
-    """Return the digest of the contents of these cells.
-
-    It does not depend on names and the order of first use.
-    """
-    return number_of(digest_of(*sorted(digests[number] for number in numbers)))
+def digest_of_cells(digests: Iterable[bytes]) -> int:
+    """Return the digest of the contents of cells, from the digests in the order of names."""
+    return number_of(digest_of(*digests))

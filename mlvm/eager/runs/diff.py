@@ -169,8 +169,8 @@ def _are_equal(a: Replay, b: Replay, x: RecordedStep, y: RecordedStep) -> bool:
     """Return whether the results, updated inputs and later states of two steps are equal.
 
     Updated inputs are compared only if they have the same types in both runs: a member of a group
-    may update a part of a batch. If the states have different types, as for a member with sharded
-    state, the tensors with equal names and types are compared.
+    may update a part of a batch. If the states have different names or types, as for a member with
+    sharded state, the contents are compared.
     """
     nresults = [len(step.results) - len(step.table.updated) for step in (x, y)]
     results = [step.results[:n] for step, n in zip((x, y), nresults, strict=True)]
@@ -180,29 +180,40 @@ def _are_equal(a: Replay, b: Replay, x: RecordedStep, y: RecordedStep) -> bool:
     if types[0] == types[1] and x.results[nresults[0] :] != y.results[nresults[1] :]:
         return False
     states = [
-        sorted(str(replay.run.cells[cell].type) for cell in step.table.cells())
+        [(name, str(replay.run.cells[cell].type)) for name, cell in step.table.state]
         for replay, step in ((a, x), (b, y))
     ]
-    if states[0] == states[1]:
-        return x.after == y.after
-    return _have_equal_state(a, b, x, y)
+    if a.run.log_version != b.run.log_version or states[0] != states[1]:
+        return _have_equal_state(a, b, x, y)
+    return x.after == y.after
 
 
 def _have_equal_state(a: Replay, b: Replay, x: RecordedStep, y: RecordedStep) -> bool:
-    """Return whether state with the same name and type in two steps is equal after them.
+    """Return whether state with the same name and type is equal after two steps.
 
-    Both steps are computed again. If that is not possible, equal results are sufficient."""
+    State with other names but the same types, which was renamed, needs the same contents. Both
+    steps are computed again. If that is not possible, equal results are sufficient."""
     after: list[dict[tuple[str, str], bytes]] = []
     for replay, step in ((a, x), (b, y)):
         try:
-            contents = replay.cells_after(step.number)
+            names, contents = replay.names(step), replay.cells_after(step.number)
         except (MlvmError, OSError):
             return len(x.results) > 0
-        rows = replay.run.cells
         after.append(
-            {(rows[i].name, str(rows[i].type)): digest(contents[i]) for i in step.table.cells()}
+            {
+                (name, str(TensorType.of(contents[i]))): digest(contents[i])
+                for name, i in names.items()
+            }
         )
-    return all(after[0][key] == after[1][key] for key in after[0].keys() & after[1].keys())
+    mine, others = after
+    common = mine.keys() & others.keys()
+    renamed = [
+        sorted((key[1], content) for key, content in state.items() if key not in common)
+        for state in after
+    ]
+    types = [[type for type, _ in rows] for rows in renamed]
+    is_equal = all(mine[key] == others[key] for key in common)
+    return is_equal and (types[0] != types[1] or renamed[0] == renamed[1])
 
 
 def _difference(left: Replay, right: Replay, x: RecordedStep, y: RecordedStep) -> Difference:
@@ -235,7 +246,7 @@ def _cause(left: Replay, right: Replay, x: RecordedStep, y: RecordedStep) -> Dif
             previous = f"between step {x.number - 1} and step {x.number}"
             when = previous if x.number else "before the first step"
             mine, others = [
-                {run.cells[i].name: str(run.cells[i].type) for i in step.table.cells()}
+                {name: str(run.cells[i].type) for name, i in step.table.state}
                 for run, step in ((left.run, x), (right.run, y))
             ]
             typed = [_with_types(name, mine[name], others.get(name, "absent")) for name in names]
@@ -285,14 +296,20 @@ def _differing_state(
     """Return the names of state that differs before a step, and the first one's elements."""
     states: list[dict[str, Array]] = []
     for replay, step in ((left, x), (right, y)):
-        contents, rows = replay.cells(step.number), replay.run.cells
-        states.append({rows[each].name: contents[each] for each in step.table.cells()})
+        contents = replay.cells(step.number)
+        states.append({name: contents[each] for name, each in step.table.state})
     mine, others = [{name: digest(x) for name, x in state.items()} for state in states]
-    if mine.keys() == others.keys():
-        names = [name for name, each in mine.items() if each != others[name]]
-    else:  # renamed, or ordered in a different way
+    names = [name for name, each in mine.items() if others.get(name, each) != each]
+    if not names:  # state that only one of the programs reads is equal unless it was renamed
+        rest = {TensorType.of(states[1][name]) for name in others.keys() - mine.keys()}
         computed = {*others.values()}
-        names = [name for name, each in mine.items() if each not in computed]
+        names = [
+            name
+            for name, each in mine.items()
+            if name not in others
+            and each not in computed
+            and TensorType.of(states[0][name]) in rest
+        ]
     pairs = [(states[0][name], states[1][name]) for name in names if name in states[1]]
     return names, elements(*pairs[0]) if pairs else None
 

@@ -20,13 +20,14 @@ from mlvm.core.errors import EncodingError, MlvmError
 from mlvm.core.program.encoding import HEADER, Kind, Reader, Writer, damaged
 from mlvm.machines.files import open_to_append
 
-VERSION: Final = 1
+VERSION: Final = 2
 """Version of the format. A later release reads all earlier versions."""
 
 DIGEST: Final = 16
 """Size of a digest in bytes."""
 
-_HEAD: Final = b"mlvm run" + VERSION.to_bytes(4, "little")
+_MAGIC: Final = b"mlvm run"
+_HEAD: Final = _MAGIC + VERSION.to_bytes(4, "little")
 _FRAME: Final = struct.Struct("<II")  # length of the payload, and a checksum of this length
 
 
@@ -107,6 +108,7 @@ class LogReader:
     """A log that was read from a file.
 
     Attributes:
+        version: the version of the format.
         values: the values of all complete frames, in order.
         chain: the digest of the last complete frame.
         torn: the bytes of a partial frame at the end, which a killed process wrote.
@@ -115,19 +117,19 @@ class LogReader:
     """
 
     def __init__(self, data: bytes) -> None:
-        self.chain, self.torn = digest_of(_HEAD), len(data)
+        self.chain, self.torn = digest_of(data[: len(_HEAD)]), len(data)
+        self.version = int.from_bytes(data[len(_MAGIC) : len(_HEAD)], "little")
         self.values: list[Any] = []
         if _HEAD.startswith(data) and len(data) < len(_HEAD):  # killed before the first frame
             return
-        if data[:8] != _HEAD[:8]:
+        if not data.startswith(_MAGIC):
             raise EncodingError(
-                f"expected a recording that begins with {_HEAD[:8]!r}, got {data[:8]!r}"
+                f"expected a recording that begins with {_MAGIC!r}, got {data[:8]!r}"
             )
-        version = int.from_bytes(data[8:12], "little")
-        if version != VERSION:
+        if not 1 <= self.version <= VERSION:
             raise EncodingError(
-                f"expected version {VERSION} of the recording format, got {version}; use the mlvm "
-                "version that wrote it"
+                f"expected a version up to {VERSION} of the recording format, got "
+                f"{self.version}; use the mlvm version that wrote it"
             )
         self.values += self._frames(data)
 
@@ -160,7 +162,7 @@ def is_log(path: Path) -> bool:
     """Return whether the file begins as a log of any version."""
     try:
         with path.open("rb") as stream:
-            return stream.read(8) == _HEAD[:8]
+            return stream.read(len(_MAGIC)) == _MAGIC
     except OSError:
         return False
 

@@ -70,6 +70,13 @@ def tensors_below(roots: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Alloc
     return ((path, x) for path, x in _objects_below(roots) if isinstance(x, Allocation))
 
 
+def tensors_of_call(
+    fn: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]
+) -> Iterator[tuple[str, Allocation]]:
+    """Yield the tensors that a function reaches, with all paths."""
+    return tensors_below(_roots(fn, args, kwargs))
+
+
 def _objects_below(roots: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
     visited: set[int] = set()
     public, private = deque(roots), deque[tuple[str, Any]]()

@@ -19,6 +19,7 @@ from functools import wraps
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple, ParamSpec, TypeAlias, TypeVar
+from weakref import WeakKeyDictionary
 
 from mlvm.arena.arena import Allocation, scope
 from mlvm.arena.context import current
@@ -26,6 +27,7 @@ from mlvm.core.errors import ArgumentError, CaptureError, brief
 from mlvm.core.program.encoding import HEADER, Kind, Writer
 from mlvm.core.sizes import parse_size
 from mlvm.core.types import Array, TensorType
+from mlvm.eager.capture.cache import CacheEntry
 from mlvm.eager.capture.capture import Captured, ProgramMatch, capture, step_observers
 from mlvm.eager.files import safetensors
 from mlvm.eager.recording.recorder import refuse_captured
@@ -194,7 +196,9 @@ class _Session:
         self._cells = Cells()
         self._ncells = self._ncheckpoints = 0  # numbers of entries in the log
         self._last_checkpoint, self._spent = -1, 0
-        self._programs: dict[object, _Recorded] = {}
+        self._programs: WeakKeyDictionary[CacheEntry, _Recorded] = WeakKeyDictionary()
+        self._eager: dict[object, _Recorded] = {}  # without a program, by function and types
+        self._nprograms = 0
         self._untraceable: dict[object, str] = {}  # functions without a program, with the reason
         self._stored: dict[bytes, tuple[int, int]] = {}  # offsets and lengths of contents
         self._computed: set[bytes] = set()  # contents of tensors since the last checkpoint
@@ -230,8 +234,8 @@ class _Session:
         digests = [*map(digest, arrays)]
         end, spent, count = self._end, self._spent, len(self._stored)
         try:
-            stored_cells = self._store_cells(cells)
-            before = digest_of_cells(self._cells.digests, cells)
+            stored_cells = self._store_cells()
+            before = digest_of_cells(map(self._cells.digests.__getitem__, cells))
             stored = self._store_inputs(arrays, digests)
             result = call(args, kwargs)
             self._cells.note([cell for cell, _ in table.writes])
@@ -241,7 +245,7 @@ class _Session:
             self._spent = spent
             self._stored = dict(islice(self._stored.items(), count))
             raise
-        after = digest_of_cells(self._cells.digests, cells)
+        after = digest_of_cells(map(self._cells.digests.__getitem__, cells))
         returned = [_array_of_leaf(x) for _, x in leaves_of(result)]
         results = [*map(digest, returned)]
         results += [digest(array_of(tensors[i])) for i, _ in table.updated]
@@ -288,12 +292,12 @@ class _Session:
         arrays = [_array_of_leaf(x) for _, x in named]
         kinds = tuple([str(TensorType.of(array)) for array in arrays])
         key = captured, kinds
-        if key not in self._programs:
+        if key not in self._eager:
             names = [name for name, _ in named]
             reason = self._untraceable[captured]
             table = StepTable(captured.name, names=names, types=kinds, reason=reason)
-            self._programs[key] = self._declared(table, lambda _: [])
-        return self._programs[key], [], arrays
+            self._eager[key] = self._declared(table, lambda _: [])
+        return self._eager[key], [], arrays
 
     def _added(self, captured: Captured[..., Any], match: ProgramMatch) -> _Recorded:
         """Trace a call once more, and store the program."""
@@ -316,7 +320,8 @@ class _Session:
         self._ncells += len(rows)
         self._log.append(("cells", [(cell.name, str(cell.type)) for cell in rows]))
         self._log.append(("program", table.to_value()))
-        return _Recorded(len(self._programs), table, table.cells(), numbers)
+        self._nprograms += 1
+        return _Recorded(self._nprograms - 1, table, table.cells(), numbers)
 
     def _store_sources(self, files: Iterable[str]) -> dict[str, str]:
         """Store the source files of at most 4 MiB that can be read; return the digests by path."""
@@ -332,22 +337,23 @@ class _Session:
         if not (self._folder / name).exists():
             write_file(self._folder / name, data)
 
-    def _store_cells(self, cells: Sequence[int]) -> list[tuple[int, int, int]]:
-        """Store the cells of a step that no step has computed; return the offsets in the data.
+    def _store_cells(self) -> list[tuple[int, int, int]]:
+        """Store the contents of cells that no step has computed; return the offsets in the data.
 
-        The cells are stored in a checkpoint if one is due or a cell is new, otherwise in the data.
+        If a checkpoint is due, it stores all cells instead.
         """
-        is_new = any(number not in self._cells.digests for number in cells)
-        if not is_new and (self._steps % self._every or self._steps == self._last_checkpoint):
-            changed = self._cells.changed(cells)
+        ended = self._cells.ended()
+        if ended:
+            self._log.append(("ended", ended))
+        changed = self._cells.changed()
+        if self._steps % self._every or self._steps == self._last_checkpoint:
             return [(number, *self._store(array)) for number, array in changed.items()]
         self._checkpoint()
         return []
 
     def _checkpoint(self) -> None:
         """Write the complete state before the next step to a file."""
-        numbers = self._cells.live()
-        self._cells.changed(numbers)
+        numbers = [*self._cells.present()]
         rows = {self._cells.rows[number].name: number for number in numbers}
         arrays = {name: storable(self._cells.array(number)) for name, number in rows.items()}
         name = f"{self._steps:09}-{self._ncheckpoints}.safetensors"

@@ -19,7 +19,6 @@ from mlvm.core.types import Array, TensorType
 from mlvm.eager.functions import random
 from mlvm.eager.functions.creation import asarray
 from mlvm.eager.nn.module import Module
-from mlvm.eager.runs.cells import digest_of_cells
 from mlvm.eager.runs.execution import Execution, Ref, silent_vm
 from mlvm.eager.runs.log import number_of
 from mlvm.eager.runs.names import KEYS, tensors_below, unused_name
@@ -39,7 +38,9 @@ class Moment(NamedTuple):
     """State and inputs that a step reads.
 
     step: the step.
-    state: the contents of the cells that exist before the step, by name.
+    state: the state before the step, by the paths that the step reads. State that only earlier
+        steps have read has the paths of the last of these, unless the step reads another tensor at
+        the path.
     inputs: the external inputs by name.
     """
 
@@ -135,11 +136,23 @@ class Replay:
         """
         step = self.run.step(number)
         self._go_to(step)
-        state = {self.run.cells[each].name: self._cells[each] for each in sorted(self._cells)}
+        state = {name: self._cells[cell] for name, cell in self.names(step).items()}
         inputs: dict[str, Array] = {}
         for name, array in zip(step.table.names, self._external(step), strict=True):
             inputs[unused_name(name, inputs)] = array
         return Moment(step, state, inputs)
+
+    def names(self, step: RecordedStep) -> dict[str, int]:
+        """Return the cells before a step by name. Raises the errors of `at`."""
+        self._go_to(step)
+        names: dict[str, int] = {}
+        moved = set[str]()
+        for table in {id(x.table): x.table for x in self.run.steps[step.number :: -1]}.values():
+            for name, cell in table.state:
+                if cell in self._cells and name not in moved and cell not in names.values():
+                    names.setdefault(name, cell)
+            moved.update(table.moved)
+        return names
 
     def cells(self, number: int) -> dict[int, Array]:
         """Return the contents of the cells before a step, by number."""
@@ -176,7 +189,7 @@ class Replay:
             return f"constant {values.item()!r}" if values.size == 1 else "constant"
         kind, number = table.operands[ref.number]
         if kind == CELL:
-            return f"state {self.run.cells[number].name}"
+            return f"state {next(name for name, cell in table.state if cell == number)}"
         return f"input {table.names[number]!r}" + (
             f" = {values.item()!r}" if table.is_number(number) else ""
         )
@@ -249,23 +262,24 @@ class Replay:
             )
 
     def _checkpoint_before(self, step: RecordedStep) -> Checkpoint:
-        """Return the last checkpoint that is not after the step and contains its state."""
-        needed = step.table.cells()
+        """Return the last checkpoint that is not after the step."""
         for each in reversed(self.run.checkpoints):
-            if each.step <= step.number and all(cell in each.cells for cell in needed):
+            if each.step <= step.number:
                 return each
-        if not needed:
+        if not step.table.state:
             return Checkpoint(step.number, "", 0, {})
         raise damaged(f"{self.run.folder}: no checkpoint has the state of step {step.number}")
 
     def _write(self, step: RecordedStep) -> None:
         """Apply the recorded writes to the state before a step, and compare the digest."""
+        for number in step.ended:
+            self._cells.pop(number, None)
         for checkpoint in self.run.checkpoints:
             if checkpoint.step == step.number:  # some state may have been written since
                 self._cells.update(self.run.contents(checkpoint))
         for each in step.stored_cells:
             self._cells[each.number] = self.run.stored(each)
-        if step.table.cells() and self._digest(step) != step.before:
+        if step.table.state and self._digest(step) != step.before:
             raise damaged(
                 f"{self.run.folder}: the state before step {step.number} differs from the "
                 f"recorded state"
@@ -277,7 +291,8 @@ class Replay:
             raise damaged(
                 f"{self.run.folder}: {missing} state tensors of step {step.number} are missing"
             )
-        return digest_of_cells({each: digest(self._cells[each]) for each in cells}, cells)
+        digests = {each: digest(self._cells[each]) for each in cells}
+        return self.run.digest_of_state(step.table, digests)
 
     def _finish(self, step: RecordedStep, results: Sequence[Array]) -> list[Mismatch]:
         """Use the results of a step as state and values of later steps. Return mismatches."""
@@ -295,7 +310,7 @@ class Replay:
                     self._values[key] = array
         for cell, i in table.writes:
             self._cells[cell] = results[i]
-        if table.cells() and self._digest(step) != step.after:
+        if table.state and self._digest(step) != step.after:
             mismatches.append(Mismatch(step.number, "the state after the step"))
         if mismatches:
             self._next = None  # a later step starts at a checkpoint again

@@ -6,7 +6,8 @@ mismatch raises `EncodingError` with the name of the file.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple, TypeVar
@@ -18,7 +19,7 @@ from mlvm.core.memo import Memo
 from mlvm.core.program.encoding import Reader, damaged
 from mlvm.core.types import Array, TensorType
 from mlvm.eager.files.safetensors import WeightsFile
-from mlvm.eager.runs.cells import StateCell
+from mlvm.eager.runs.cells import StateCell, digest_of_cells
 from mlvm.eager.runs.log import digest_of, fits, number_of, read_log
 from mlvm.eager.runs.ops import OpProgram
 from mlvm.eager.runs.source import SourceLine
@@ -37,6 +38,7 @@ _FORMS: Final[dict[object, Any]] = {
     "cells": ([(str, str)],),
     "program": (dict,),
     "checkpoint": (str, int, [int], [int]),
+    "ended": ([int],),
     "step": (int, int, int, [int], [int], [(int, float)], _STORED, _STORED),
     "end": (int, bool),
 }
@@ -64,6 +66,7 @@ class RecordedStep(NamedTuple):
         values: the scalars among the results, by number.
         stored_cells: state that was written since the previous step.
         stored_inputs: the inputs that were stored.
+        ended: state whose tensor ended since the previous step.
     """
 
     number: int
@@ -75,6 +78,7 @@ class RecordedStep(NamedTuple):
     values: dict[int, float]
     stored_cells: Sequence[Stored]
     stored_inputs: Sequence[Stored]
+    ended: Sequence[int] = ()
 
     @property
     def loss(self) -> float | None:
@@ -104,6 +108,7 @@ class Run:
         is_closed: whether the block of `record` was closed, so that no step is missing.
         has_failed: whether the block raised an error.
         torn: bytes of a torn frame that a killed process wrote.
+        log_version: the version of the format.
         chain: the digest of the whole log.
 
         >>> step = ml.capture(lambda x: ml.sum(x * x))
@@ -130,6 +135,8 @@ class Run:
                 "ml.runs.record"
             )
         log = read_log(folder / LOG)
+        self.log_version = log.version
+        self._ended: list[int] = []
         self.chain, self.torn = log.chain, log.torn
         for i, value in enumerate(log.values):
             try:
@@ -166,6 +173,8 @@ class Run:
             ):
                 by_cell = dict(zip(cells, digests, strict=True))
                 self.checkpoints.append(Checkpoint(len(self.steps), name, content, by_cell))
+            case "ended", cells if all(map(self._is_cell, cells)):
+                self._ended += cells
             case "step", program, before, after, inputs, results, scalars, cells, stored if (
                 0 <= program < len(self.tables)
                 and len(inputs) == len((table := self.tables[program]).names)
@@ -175,11 +184,11 @@ class Run:
                 and all(0 <= number < len(inputs) for number, *_ in stored)
                 and all(0 <= at < 1 << 60 and 0 <= n < 1 << 40 for _, at, n in (*cells, *stored))
             ):
-                places = [[Stored(*each) for each in rows] for rows in (cells, stored)]
-                number, state = len(self.steps), (before, after)
-                self.steps.append(
-                    RecordedStep(number, table, *state, inputs, results, dict(scalars), *places)
-                )
+                places = [*map(Stored._make, cells)], [*map(Stored._make, stored)]
+                number = len(self.steps)
+                at = number, table, before, after, inputs, results, dict(scalars)
+                self.steps.append(RecordedStep(*at, *places, self._ended))
+                self._ended = []
             case "end", count, finished:
                 if count != len(self.steps):
                     raise damaged(f"expected {count} steps, got {len(self.steps)}")
@@ -191,13 +200,21 @@ class Run:
         return 0 <= number < len(self.cells)
 
     def _checked(self, table: StepTable) -> StepTable:
-        if not all(map(self._is_cell, table.cells())):
-            raise damaged(
-                f"expected state cells below {len(self.cells)}, got {brief(table.cells())}"
-            )
+        used = sorted(table.used_cells())
+        if self.log_version == 1 and not table.state and all(map(self._is_cell, used)):
+            table = replace(table, state=[(self.cells[number].name, number) for number in used])
+        if not all(map(self._is_cell, {*used, *table.cells()})) or not {*used} <= {*table.cells()}:
+            raise damaged(f"expected state cells below {len(self.cells)}, got {brief(used)}")
         for text in table.types:
             TensorType.parse(text)
         return table
+
+    def digest_of_state(self, table: StepTable, digests: Mapping[int, bytes]) -> int:
+        """Return the digest of the state of a step from the digests of the cells.
+
+        Version 1 of the format ordered the digests by value."""
+        ordered = [digests[number] for number in table.cells()]
+        return digest_of_cells(sorted(ordered) if self.log_version == 1 else ordered)
 
     # --- steps ------------------------------------------------------------------------------
 

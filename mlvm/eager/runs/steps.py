@@ -29,9 +29,9 @@ Operand: TypeAlias = tuple[str, int]
 
 _FORM: Final = {
     **dict.fromkeys(("function", "content", "file", "reason"), str),
-    **{key: [str] for key in ("names", "types", "results")},
+    **{key: [str] for key in ("names", "types", "results", "moved")},
     **{key: [(int, int)] for key in ("writes", "updated")},
-    "operands": [(str, int)],
+    **{key: [(str, int)] for key in ("operands", "state")},
     "returns": [int],
     **dict.fromkeys(("sources", "optimizers"), dict),
 }
@@ -54,6 +54,9 @@ class StepTable:
         updated: the external inputs that a call updates in place, each with the number of the
             result.
         sources: the digest of each source file that the program names, by path.
+        state: the cells that a call reads or updates, each with the path of the tensor in this
+            call, in the order of the paths.
+        moved: paths of the state of earlier tables that have a different tensor in this call.
         optimizers: the kind and the hyperparameters of each optimizer, by path.
         reason: why the program could not be recorded, "" with a program.
     """
@@ -70,12 +73,17 @@ class StepTable:
     updated: Sequence[tuple[int, int]] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
     optimizers: Mapping[str, str] = field(default_factory=dict)
+    state: Sequence[tuple[str, int]] = ()
+    moved: Sequence[str] = ()
     reason: str = ""
 
     def cells(self) -> list[int]:
-        """Return the cells that a call reads or updates."""
-        read = [number for kind, number in self.operands if kind == CELL]
-        return sorted({*read, *(cell for cell, _ in self.writes)})
+        """Return the cells that a call reads or updates, in the order of the paths."""
+        return [number for _, number in self.state]
+
+    def used_cells(self) -> set[int]:
+        """Return the cells among operands and writes."""
+        return {*[n for kind, n in self.operands if kind == CELL], *[n for n, _ in self.writes]}
 
     @property
     def ntensors(self) -> int:
@@ -103,7 +111,11 @@ class StepTable:
         """Return the table from a value of the log.
 
         Raises `EncodingError` if the value is invalid."""
-        named = {"optimizers": {}, **value} if isinstance(value, dict) else value
+        named = (
+            {"optimizers": {}, "state": [], "moved": [], **value}
+            if isinstance(value, dict)
+            else value
+        )
         is_table = fits(named, _FORM) and named.keys() == _FORM.keys()
         if is_table:
             table = StepTable(**named)

@@ -6,18 +6,19 @@ and the table that maps operands to the cells and the external inputs of the run
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from mlvm.arena.arena import Allocation, scope
 from mlvm.core.types import Array, TensorType
 from mlvm.eager.capture.capture import Captured, ProgramMatch
+from mlvm.eager.capture.guards.guard_set import Field
 from mlvm.eager.capture.trace import TracedCall, always, trace
 from mlvm.eager.recording.recorder import RetryAfterCopy
 from mlvm.eager.runs.cells import Cells
 from mlvm.eager.runs.log import digest_of, encoded
-from mlvm.eager.runs.names import optimizers_of
+from mlvm.eager.runs.names import optimizers_of, tensors_of_call, unused_name
 from mlvm.eager.runs.ops import OpProgram, names_in_call, program_of_call, takes_from_queue
 from mlvm.eager.runs.steps import CELL, INPUT, Operand, StepTable
 from mlvm.eager.tensor.constants import prepare_constants, scalar_array
@@ -50,39 +51,72 @@ def traced_step(captured: Captured[..., Any], match: ProgramMatch, cells: Cells)
             make_exclusive(error.x)
             match = captured.match(args, kwargs)
     names = names_in_call(captured.fn, args, kwargs, call, signature)
-    fields = {id(x.root): field for field, x in signature.fields}
     places = [*call.numbers.tensors]
     by_tensor = {id(x): place for place, x in enumerate(call.numbers.tensors.values())}
+    state: dict[int, str] = {}
+    fields: dict[int, list[int]] = {}  # the cells of fields, by the id of the tensor
+
+    def cell_of(x: Allocation) -> int:
+        name = names.get(id(x), "")
+        cell = cells.of_tensor(x, name)
+        state.setdefault(cell, name)
+        return cell
+
+    def cell_of_field(field: Field, x: Allocation) -> int:
+        item = "" if field.item is None else f"[{field.item}]"
+        name = f"{names.get(id(field.owner), type(field.owner).__name__)}.{field.name}{item}"
+        cell = cells.of_field(field, x, name)
+        state.setdefault(cell, name)
+        return cell
+
+    for field, value in signature.fields:
+        if value.base is None:  # otherwise the operand is the base
+            fields.setdefault(id(value), []).append(cell_of_field(field, value))
 
     def operand_of(x: Allocation) -> Operand | None:
         """Return the cell or the number that a state is; None for a constant of the program."""
         if id(x) in by_tensor:
             return INPUT, len(external) + by_tensor[id(x)]
-        return None if _is_constant(call, x) else (CELL, cells.of_tensor(x, names.get(id(x), "")))
+        return None if _is_constant(call, x) else (CELL, cell_of(x))
 
     operands: list[Operand] = []
     external: list[Allocation] = []
-    for x in [each.root for each in signature.inputs]:
-        field = fields.get(id(x))
-        if field is None:
+    bases = {id(x.root) for _, x in signature.fields}
+    inputs: list[Allocation] = [each.root for each in signature.inputs]
+    for x in inputs:
+        if id(x) in fields:
+            operands.append((CELL, fields[id(x)][0]))
+        elif id(x) in bases:
+            operands.append((CELL, cell_of(x)))
+        else:
             operands.append((INPUT, len(external)))
             external.append(x)
-        else:
-            operands.append((CELL, cells.of_field(field, names.get(id(x)) or field.name)))
-    states = [operand_of(x) for x in call.record.outside.states]
+    outside = call.record.outside.states
+    states = [operand_of(x) for x in outside]
     homes: dict[str, Sequence[Operand | None]] = {"input": operands, "state": states}
-    written = [
-        ((home.role, home.index), operand)
-        for home in _written(call)
-        if (operand := homes[home.role][home.index]) is not None
-    ]
-    rebound = {cells.of_field(field, field.name): result for field, result in call.outcome.rebound}
+    written: list[Any] = []
+    writes: dict[int, int] = {}
+    updated: list[tuple[int, int]] = []
+    nresults = len(call.outcome.results)
+    for home in _written(call):
+        operand = homes[home.role][home.index]
+        if operand is not None:
+            number = nresults + len(written)
+            written.append((home.role, home.index))
+            x = (inputs if home.role == "input" else outside)[home.index]
+            if operand[0] == INPUT:
+                updated.append((operand[1], number))
+            else:
+                writes |= dict.fromkeys([operand[1], *fields.get(id(x), ())], number)
+    for field, number in call.outcome.rebound:  # the old tensor of the field may also be updated
+        writes[cell_of_field(field, field.value)] = number
     named = [names.get(id(x)) or f"input {i}" for i, x in enumerate(external)]
     types = [str(x.type) for x in external]
     named += [f"number {names[id(x)]}" for x in call.numbers.tensors.values()]
     types += [str(TensorType(dtype)) for _, dtype in places]
-    nresults = len(call.outcome.results)
-    after = [*enumerate([operand for _, operand in written], nresults)]
+    moved = cells.moved(tensors_of_call(captured.fn, args, kwargs))
+    named_state = _ordered(state)
+    cells.paths.update(named_state)
     returned = call.outcome.named_results()
     table = StepTable(
         captured.name,
@@ -91,11 +125,10 @@ def traced_step(captured: Captured[..., Any], match: ProgramMatch, cells: Cells)
         types=types,
         results=[path for path, _ in returned],
         returns=[number for _, number in returned],
-        writes=[
-            *rebound.items(),
-            *[(n, i) for i, (kind, n) in after if kind == CELL],
-        ],
-        updated=[(n, i) for i, (kind, n) in after if kind == INPUT],
+        writes=[*writes.items()],
+        updated=updated,
+        state=named_state,
+        moved=[path for path in moved if path not in dict(named_state)],
         optimizers=optimizers_of(captured.fn, args, kwargs),
     )
     program = None
@@ -105,16 +138,26 @@ def traced_step(captured: Captured[..., Any], match: ProgramMatch, cells: Cells)
         program = without_state(
             program_of_call(call, signature, names),
             [x is None for x in states],
-            [home for home, _ in written],
+            written,
         )
         table = replace(table, content=content_of(program).hex())
 
+    formulas, free = call.numbers, call.free
+
     def numbers(values: Sequence[float]) -> list[Array]:
-        now = call.numbers.again([values[i] for i in call.free])
-        now = call.numbers.values if now is None else now
+        now = formulas.again([values[i] for i in free])
+        now = formulas.values if now is None else now
         return [scalar_array(now[place], dtype) for place, dtype in places]
 
     return TracedStep(program, table, numbers)
+
+
+def _ordered(state: Mapping[int, str]) -> list[tuple[str, int]]:
+    """Return the names of cells, made unique, with the cells, in the order of names."""
+    names: dict[str, int] = {}
+    for number, (cell, name) in enumerate(state.items()):
+        names[unused_name(name or f"tensor {number}", names)] = cell
+    return sorted(names.items())
 
 
 def _written(call: TracedCall) -> list[Any]:

@@ -24,10 +24,6 @@ def first(a: Run, b: Run) -> Difference:
     return difference
 
 
-def test_equal_runs(folder: Path) -> None:
-    assert diff(train(folder / "a"), train(folder / "b")) is None
-
-
 def test_another_order_of_batches(folder: Path) -> None:
     order = [0, 1, 2, 3, 4, 6, 5, 7, 8, 9]
     found = first(train(folder / "a"), train(folder / "b", order=order))
@@ -247,6 +243,19 @@ def test_state_of_other_optimizers_is_compared_by_name(folder: Path) -> None:
     found = first(a, run(folder / "b", ml.optim.Adam))
     assert (found.step, found.cause) == (0, "op")
     assert diff(a, run(folder / "c", ml.optim.SGD, counted=True)) is None
+
+
+def test_exchanged_state_differs_and_state_that_one_program_reads_does_not(folder: Path) -> None:
+    def run(name: str, body: Any, values: tuple[float, float] = (1.0, 2.0)) -> Run:
+        a, b = [ml.full(3, value) for value in values]
+        with ml.runs.record(folder / name):
+            ml.capture(lambda: body(a, b))()
+        return ml.runs.open(folder / name)
+
+    a, b = run("a", lambda a, b: a + b), run("b", lambda a, b: a + b, (2.0, 1.0))
+    assert (first(a, b).cause, first(a, b).names) == ("state", ["a", "b"])
+    c, d = run("c", lambda a, b: ml.sum(a * 3.0)), run("d", lambda a, b: ml.sum(a * 3.0 * b))
+    assert (first(c, d).cause, first(d, c).cause) == ("op", "op")
 
 
 def test_another_seed_is_named_before_the_first_step(folder: Path) -> None:
