@@ -72,6 +72,12 @@ _MINOR: Final = 256
 _SLACK: Final = 1.125
 """Limit of a simulated run relative to the budget: plans may reuse more memory than simulated."""
 
+NAMED: Final = "named"
+"""Name of a call that only names its operand; without an operand, it removes the name.
+
+The code pushes the operand and the number of the name, and pops both. A debugger reads them there.
+"""
+
 _AT_START: Final = 2
 """pc of a queue's call at the start, after the queue's handle and the function's name."""
 
@@ -576,6 +582,12 @@ class _ProgramWriter:
         for run in level.schedule.runs:
             begins.append(len(self.moments))
             first = run.unit.calls[0]
+            if first.name == NAMED:
+                for use in run.ins:
+                    self.push(use, level, base)
+                self.code.append(Instruction.of("push_int", first.attributes["number"]))
+                self.code.append(Instruction.of("pop", 1 + len(run.ins)))
+                continue
             inside = level.inside.get(first)
             if first.pushes:
                 self._call_user(first, level, base)

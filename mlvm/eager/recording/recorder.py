@@ -794,6 +794,13 @@ class Recorder:
         """Return the use of the tensor's present value with the tensor's type."""
         return Use(self.value_of(x), x.type)
 
+    def present_use(self, x: Allocation) -> Use | None:
+        """Return the use as `use`, or None if the function has no value for the tensor."""
+        reference = None if x.root.region is None else x.root.region.holder
+        reference = self.placeholders.aliases.get(id(reference), reference)
+        value = self.memory.values.at(id(reference))
+        return None if value is None or value is _ENDED else Use(value, x.type)
+
     def push(self, xs: Sequence[Tensor]) -> Tensor:
         """Save copies of the tensors in a record of residuals, and return the record's number."""
         [number] = self._called(residuals.PUSH, [TensorType(i64)], xs)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from mlvm.core.errors import ArgumentError, did_you_mean
-from mlvm.core.op import OPS
 from mlvm.eager.runs.execution import Executed, Execution
 from mlvm.eager.runs.expressions import Expression
 from mlvm.eager.runs.named_values import RESULT, Values
@@ -31,17 +31,16 @@ class Breakpoint(NamedTuple):
 
     def stops(self, execution: Execution, values: Values, position: int) -> bool:
         """Return whether the breakpoint stops the execution at a position."""
-        before = execution.op_at(position - 1) if position else None
+        op, before = execution.op_at(position), execution.op_at(position - 1) if position else None
+        named = {name for (_, name), value in execution.named(position).items() if value}
         if self.condition is not None:
-            return before is not None and self._holds(execution, values, before)
-        op = execution.op_at(position)
-        if self.kind == "name":
-            is_op = op is not None and op.name == self.text  # of a user's function
-            return is_op or (before is not None and self.text in before.names)
+            return before is not None and self._holds(values, before, named)
+        if self.kind == "name" and before is not None and self.text in named:
+            return True
         if op is None:
             return False
-        if self.kind == "op":
-            return op.name == self.text
+        if self.kind == "name":
+            return op.name == self.text or self._is_read(values, op)
         return self._is_at(op) and not (
             before is not None and self._is_at(before) and before.path == op.path
         )
@@ -53,11 +52,20 @@ class Breakpoint(NamedTuple):
         """Return whether the breakpoint refers to a line."""
         return line.number == self.number and f"/{line.file}".endswith(f"/{self.text}")
 
-    def _holds(self, execution: Execution, values: Values, before: Executed) -> bool:
-        """Return whether the condition holds after an op; False unless it reads the op's result."""
+    def _is_read(self, values: Values, op: Executed) -> bool:
+        """Return whether an op reads the value of the name, and it is an input or state."""
+        with suppress(ArgumentError):
+            value = values.find(self.text, op.position)
+            return value is not None and value.ref.is_outside and value.ref in op.operands
+        return False
+
+    def _holds(self, values: Values, before: Executed, named: set[str]) -> bool:
+        """Return whether the condition holds after an op.
+
+        Return False unless the condition reads the op's result, or a name with a new value."""
         assert self.condition is not None  # the caller knows
-        names = {*before.names, *map(str, before.results), RESULT}
-        if names.isdisjoint(self.condition.names) or not before.results:
+        names = named | ({*map(str, before.results), RESULT} if before.results else set())
+        if names.isdisjoint(self.condition.names):
             return False
         try:
             value = self.condition.value(lambda name: values.lookup(name, before.position + 1))
@@ -74,13 +82,11 @@ class Breakpoint(NamedTuple):
 def parse_breakpoint(text: str, file: str) -> Breakpoint:
     """Parse a breakpoint.
 
-    A line without a file is a line of `file`. A name is the name of an op if such an op exists.
+    A line without a file is a line of `file`. A name is a value or op with this name, or both.
     Raises `ArgumentError`.
     """
     if (match := _LINE.fullmatch(text)) is not None:
         return Breakpoint("line", match[1] or file, int(match[2]))
-    if text in OPS or text == "fused":
-        return Breakpoint("op", text)
     if _NAME.fullmatch(text):
         return Breakpoint("name", text)
     return Breakpoint("condition", text, condition=Expression(text))
@@ -92,8 +98,7 @@ def require_known(point: Breakpoint, program: OpProgram) -> None:
         if not any(point.is_line(line) for line in program.lines.values()):
             raise ArgumentError(f"no op has the line {point.text}:{point.number}; l shows lines")
         return
-    values = {name for names in program.values.values() for name in names}
-    values |= {RESULT, *program.inputs, *program.states}
+    values = program.value_names | {RESULT}
     if point.condition is None:
         allowed, what, names = values | program.op_names(), "value or op", [point.text]
     else:
@@ -104,5 +109,4 @@ def require_known(point: Breakpoint, program: OpProgram) -> None:
     for name in names:
         if name not in allowed:
             hint = did_you_mean(name, allowed - {""}) or "; info and l show names"
-            hint += "; parameters of inner functions have none" if point.condition else ""
             raise ArgumentError(f"no {what} is named {name}{hint}")

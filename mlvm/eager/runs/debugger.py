@@ -193,9 +193,9 @@ class Debugger(cmd.Cmd):
         """p(rint) NAME | REF | EXPRESSION: print a tensor or the value of an expression.
 
         Examples are q, %12, %12.1, input 0, state 3 and max(abs(q)) - 1."""
-        ref = self.values.find(argument) if argument else None
-        if ref is not None:
-            value = self.execution.value(ref)
+        named = self.values.find(argument) if argument else None
+        if named is not None:
+            ref, value = named.ref, self.values.array(named)
             of = "" if argument.replace(" ", "") == str(ref).replace(" ", "") else f"{argument} = "
             self._say(f"{of}{ref}: {TensorType.of(value)}")
         else:
@@ -206,10 +206,10 @@ class Debugger(cmd.Cmd):
         """summary NAME | REF: print the type, extrema, mean and number of nans of a tensor.
 
         Also print the location in the plan, the op that wrote it and the op that reads it next."""
-        ref = self.values.find(argument)
-        if ref is None:
+        named = self.values.find(argument)
+        if named is None:
             raise ArgumentError(f"summary: expected a name or reference, got {argument!r}")
-        self._say("\n".join(self.values.summary(ref)))
+        self._say("\n".join(self.values.summary(named.ref)))
 
     def do_result(self, _: str) -> None:
         """result: print the result of the op that was executed last."""

@@ -38,6 +38,13 @@ class Ref(NamedTuple):
         return f"%{self.number}" + (f".{self.output}" if self.output else "")
 
 
+class Named(NamedTuple):
+    """Value of a variable, with the type of the variable; None for the type of the value."""
+
+    ref: Ref
+    type: TensorType | None = None
+
+
 Key: TypeAlias = tuple[str, int, int]
 """Key of an address: role, number and bytes."""
 
@@ -89,7 +96,7 @@ class Executed(NamedTuple):
         operand_types: the types of the operands.
         line: the line in the user's source.
         path: the functions, loops and branches around it, outermost first.
-        names: the names that the user's line assigns to the results.
+        names: the variables that get a result as value, those of the op's function first.
         addresses: the addresses of the results.
     """
 

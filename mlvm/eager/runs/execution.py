@@ -19,14 +19,14 @@ from mlvm.core.errors import ArgumentError, ProgramError, UnknownFunctionError
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import Array, TensorType
 from mlvm.core.vm import VM
-from mlvm.eager.runs.executed import Address, Executed, Level, Ref
-from mlvm.eager.runs.interpreter import Content, ExecutionState, OpInterpreter
+from mlvm.eager.runs.executed import Address, Executed, Level, Named, Ref
+from mlvm.eager.runs.interpreter import Content, ExecutionState, Names, OpInterpreter
 from mlvm.eager.runs.ops import OpProgram
 from mlvm.machines import printing
 from mlvm.machines.local import LocalVM
 from mlvm.step.flow import Location
 
-__all__ = ["Executed", "Execution", "Level", "Ref", "silent_vm", "vm_like"]
+__all__ = ["Executed", "Execution", "Level", "Named", "Ref", "silent_vm", "vm_like"]
 
 _SNAPSHOTS: Final = 32
 """The maximum number of snapshots of an execution; beyond it, every second one is dropped."""
@@ -96,6 +96,11 @@ class Execution:
         if op.position == len(self._ops):
             self._ops.append(op)
         self._arrive()
+        named = self.named(op.position + 1).items()
+        keys = [key for key, x in named if x is not None and x.ref in op.results]
+        keys.sort(key=lambda key: op.line is None or key[0] != op.line.function)
+        names = tuple(dict.fromkeys([name for _, name in keys]))
+        op = self._ops[op.position] = op._replace(names=names)
         return op
 
     def run(self, to: int | None = None) -> int:
@@ -142,6 +147,12 @@ class Execution:
     def executed(self) -> Sequence[Executed]:
         """The ops up to the latest position reached, even if the current position is earlier."""
         return self._ops
+
+    def named(self, position: int) -> Names:
+        """Return the names that get a value at a position, by function and variable.
+
+        The position must have been reached. The value None removes a name."""
+        return self._machine.named.get(position, {})
 
     # --- values -----------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from mlvm.core.ops.half import cast
 from mlvm.core.program.program import STAR, Function, Opcode
 from mlvm.core.types import Array, TensorType, f64
 from mlvm.core.vm import VM
-from mlvm.eager.runs.executed import Address, Executed, Key, Level, Ref
+from mlvm.eager.runs.executed import Address, Executed, Key, Level, Named, Ref
 from mlvm.eager.runs.nesting import LOOP, CodeSpan, spans_of
 from mlvm.eager.runs.ops import OpProgram
 from mlvm.machines import printing, residuals
@@ -35,6 +35,10 @@ The forms of `zeros` and `reshape` that leave results on the stack are not recor
 call."""
 
 _CALLED_ONCE: Final = frozenset({residuals.PUSH, residuals.ADD, printing.PRINT, printing.WATCH})
+
+
+Names: TypeAlias = dict[tuple[str, str], Named | None]
+"""Values by function and variable; None for a variable without a tensor."""
 
 
 class Content(NamedTuple):
@@ -52,6 +56,7 @@ class ExecutionState:
         memory: the contents of addresses.
         turns: the iteration of each running loop, by depth of frames and pc of the loop head.
         created: the number of frames' tensors so far.
+        names: the named values; a change replaces the dict.
         latest: the results of the op that was executed last.
     """
 
@@ -62,9 +67,10 @@ class ExecutionState:
     base: int = 0
     nparams: int = 0
     stack: list[Any] = field(default_factory=list)
-    frames: list[tuple[str, int, int, int]] = field(default_factory=list)
+    frames: list[tuple[str, int, int, int, Names]] = field(default_factory=list)
     turns: dict[tuple[int, int], int] = field(default_factory=dict)
     created: int = 0
+    names: Names = field(default_factory=dict)
     latest: tuple[Content, ...] = ()
 
     def copy(self) -> ExecutionState:
@@ -77,6 +83,7 @@ class OpInterpreter:
     """Interpreter of a program on a VM.
 
     state: the state, which may be replaced by a copy from a different position.
+    named: the names that get a value between the ops before and at each position.
     """
 
     def __init__(self, program: OpProgram, vm: VM) -> None:
@@ -87,6 +94,8 @@ class OpInterpreter:
         verify(self._planned.program, vm.functions, arguments)
         self._functions: Mapping[str, Function] = self._planned.program.functions
         self._spans = {name: spans_of(each) for name, each in self._functions.items()}
+        self.named: dict[int, Names] = {}
+        self._variables = program.variables
         self._bound: dict[tuple[str, int], Attributes] = {}  # by function and pc
         # results of functions that are called only once, by position
         self._called: dict[int, tuple[list[Array], Sequence[Any]]] = {}
@@ -101,6 +110,16 @@ class OpInterpreter:
             raise ShapeError(f"execution: expected {what} as {type}, got {TensorType.of(array)}")
         key = what.kind, what.number, type.nbytes
         self.state.memory[key] = Content(self.vm.memory.copy(array), what)
+        names = {"input": self.program.inputs, "state": self.program.states}.get(what.kind)
+        if names is not None and names[what.number]:
+            self._name(("", names[what.number]), Named(what, type))
+
+    def _name(self, name: tuple[str, str], value: Named | None) -> None:
+        """Give a variable of a function a value."""
+        state = self.state
+        if name not in state.names or state.names[name] != value:
+            state.names = {**state.names, name: value}
+            self.named.setdefault(state.position, {})[name] = value
 
     def content(self, x: Address) -> Content:
         content = self.state.memory.get(x.key)
@@ -153,6 +172,8 @@ class OpInterpreter:
         elif opcode is Opcode.set:
             stack[state.base + immediates[0]] = stack.pop()
         elif opcode is Opcode.pop:
+            if stack and stack[-1] in range(len(self._variables)):
+                self._name_operand(*stack[-1 : -1 - immediates[0] : -1])
             del stack[len(stack) - immediates[0] :]
         elif opcode is Opcode.jump:
             self._jump(immediates[0])
@@ -169,7 +190,8 @@ class OpInterpreter:
                     f"execution: expected a call depth of at most {MAX_DEPTH:,}, got a "
                     "deeper recursion"
                 )
-            state.frames.append((state.function, state.pc, state.base, state.nparams))
+            frame = state.function, state.pc, state.base, state.nparams, state.names
+            state.frames.append(frame)
             state.function, state.pc = callee.name, 0
             state.base, state.nparams = len(stack), callee.nparams
         elif opcode is Opcode.return_:
@@ -186,7 +208,18 @@ class OpInterpreter:
                 state.memory.pop(x.key, None)
         state.stack[state.base - state.nparams :] = results
         state.turns = {key: turn for key, turn in state.turns.items() if key[0] != depth}
-        state.function, state.pc, state.base, state.nparams = state.frames.pop()
+        callee = state.function
+        state.function, state.pc, state.base, state.nparams, names = state.frames.pop()
+        if callee in (state.function, *[frame[0] for frame in state.frames]):  # a recursion
+            for name, value in names.items():
+                self._name(name, value)
+
+    def _name_operand(self, number: int, x: Address | None = None) -> None:
+        """Name the value that an address contains now; without an address, remove the name."""
+        function, _, name = self._variables[number].partition(" ")
+        value = None if x is None else Named(self._ref(x), x.type)
+        is_value = value is not None and value.ref.kind != "scratch"
+        self._name((function, name), value if is_value else None)
 
     def _jump(self, target: int) -> None:
         """Jump from the previous instruction; count the iterations of the loops around it."""
@@ -262,7 +295,7 @@ class OpInterpreter:
             tuple([x.type for x in read]),
             self.program.lines.get(place),
             self._path(),
-            self._names(),
+            (),
             tuple(written),
         )
 
@@ -273,7 +306,8 @@ class OpInterpreter:
     def _names(self) -> tuple[str, ...]:
         """Return the names of the results of the present op.
 
-        The result of a function gets the name of the call.
+        The result of a function gets the name of the call. Only files of earlier versions have
+        such names.
         """
         state = self.state
         function, pc = state.function, state.pc
@@ -285,8 +319,8 @@ class OpInterpreter:
         """Return the functions, loops and branches around the present instruction."""
         state, levels = self.state, list[Level]()
         lines = self.program.lines
-        frames = [*state.frames, (state.function, state.pc, state.base, state.nparams)]
-        for depth, (function, pc, *_) in enumerate(frames):
+        frames = [*[frame[:2] for frame in state.frames], (state.function, state.pc)]
+        for depth, (function, pc) in enumerate(frames):
             at = pc if depth == len(state.frames) else pc - 1  # the pc of the call
             for span in self._around(function, at):
                 turn = state.turns.get((depth, span.start), 0) if span.kind == LOOP else 0
@@ -316,9 +350,18 @@ class OpInterpreter:
             state.stack.append(Address("frame", state.created, TensorType.of(array)))
             written.append(state.stack[-1])
         state.latest = tuple(map(Content, [*outs, *results], op.results))
+        names = self._names() if op.results else ()
+        old = [self._ref(each) for each in written]
         state.memory.update(zip([each.key for each in written], state.latest, strict=True))
         state.pc += 1
         state.position += 1
+        for name in names:
+            function = "" if op.line is None else op.line.function
+            self._name((function, name), Named(op.results[0], written[0].type))
+        for ref, new, x in zip(old, op.results, written, strict=True):
+            for key, value in state.names.items() if x.role in ("input", "state") else ():
+                if value is not None and value.ref == ref:
+                    self._name(key, value._replace(ref=new))
         return op._replace(addresses=tuple(written))
 
     def _results(self, op: Executed, call: _Call) -> tuple[list[Array], Sequence[Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from contextlib import suppress
 from typing import Final
 
@@ -12,7 +12,7 @@ import numpy as np
 from mlvm.core.errors import ArgumentError, MlvmError
 from mlvm.core.ops.half import shown
 from mlvm.core.types import Array, TensorType
-from mlvm.eager.runs.execution import Executed, Execution, Ref
+from mlvm.eager.runs.execution import Executed, Execution, Named, Ref
 
 RESULT: Final = "result"
 """The name of the first result of the op that was executed last."""
@@ -26,45 +26,53 @@ class Values:
 
     def __init__(self, execution: Execution) -> None:
         self.execution = execution
-        self._by_name: dict[str, list[Ref]] = {}
+        # by variable and function: the positions where it gets a value, and the values
+        self._by_name: dict[str, dict[str, tuple[list[int], list[Named | None]]]] = {}
+        self._outermost = ""  # the first function with a variable
         self._indexed = 0
 
-    def find(self, text: str, position: int | None = None) -> Ref | None:
-        """Return the reference for a name or a reference as text; None for any other text.
+    def find(self, text: str, position: int | None = None) -> Named | None:
+        """Return the value for a name or a reference as text; None for any other text.
 
-        A name refers to the latest value before the position, by default the present one,
-        preferably in the current function, or to an input or state.
+        A name refers to the value at the position, by default the present one, of a variable of the
+        current function, or else of the variable that was assigned last.
 
         Raises `ArgumentError` for a name with a value that is not computed yet.
         """
         text = text.strip()
         if (match := _REFERENCE.fullmatch(text)) is not None:
-            return Ref("result", int(match[1]), int(match[2] or 0))
+            return Named(Ref("result", int(match[1]), int(match[2] or 0)))
         if (match := _OUTSIDE.fullmatch(text)) is not None:
-            return Ref(match[1], int(match[2]))
+            return Named(Ref(match[1], int(match[2])))
         position = self.execution.position if position is None else position
         if text == RESULT and position:
-            return Ref("result", position - 1)
-        computed = self._index().get(text, [])
-        before = computed[: bisect_left(computed, Ref("result", position))]
-        if before:
-            return self._of_function(before, position)
-        program = self.execution.program
-        for kind, names in (("input", program.inputs), ("state", program.states)):
-            if text in names and text:
-                return Ref(kind, names.index(text))
-        if computed or any((text,) == names for names in program.values.values()):
+            return Named(Ref("result", position - 1))
+        latest: dict[str, tuple[int, Named | None]] = {}
+        for function, (positions, values) in self._index().get(text, {}).items():
+            if at := bisect_right(positions, position):
+                latest[function] = positions[at - 1], values[at - 1]
+        here, function = self.execution.op_at(position), self._outermost
+        if here is not None:
+            function = "" if here.line is None else here.line.function
+        own = latest.get(function) or (None if text.isidentifier() else latest.get(""))
+        _, value = own or max(latest.values(), key=lambda each: each[0], default=(0, None))
+        if value is None and not latest and text in self.execution.program.value_names:
             raise ArgumentError(
                 f"{text} is computed after position {position}; b {text} stops there"
             )
-        return None
+        return value
+
+    def array(self, value: Named) -> Array:
+        """Return the array of a value, with the type of the variable."""
+        array = self.execution.value(value.ref)
+        return array if value.type is None else value.type.over(array)
 
     def lookup(self, name: str, position: int | None = None) -> Array:
         """Return the array of a name, as `find`. Raises `LookupError` for an unknown name."""
-        ref = self.find(name, position)
-        if ref is None:
+        value = self.find(name, position)
+        if value is None:
             raise _NoValue(f"no value is named {name}; info and l show names")
-        return self.execution.value(ref)
+        return self.array(value)
 
     def summary(self, ref: Ref) -> list[str]:
         """Describe a value: type, extrema, mean, nans, location, writer, and next reader."""
@@ -120,23 +128,17 @@ class Values:
                 return f"next read by {self._with_line(op)}"
         return "read by no later op" if is_ended else f"read by none of the next {most:,} ops"
 
-    def _of_function(self, refs: list[Ref], position: int) -> Ref:
-        """Return the latest of these results, preferably of the function at the position."""
-        here = self.execution.op_at(position) or self.execution.op_at(position - 1)
-        function = here.line.function if here is not None and here.line is not None else ""
-        for ref in reversed(refs[-64:]):
-            op = self.execution.executed[ref.number]
-            if op.line is not None and op.line.function == function:
-                return ref
-        return refs[-1]
-
-    def _index(self) -> dict[str, list[Ref]]:
-        """Return the results by name, in order."""
-        executed = self.execution.executed
-        for op in executed[self._indexed :]:
-            for name in op.names if op.results else ():
-                self._by_name.setdefault(name, []).append(op.results[0])
-        self._indexed = len(executed)
+    def _index(self) -> dict[str, dict[str, tuple[list[int], list[Named | None]]]]:
+        """Return the values by variable and function, in order."""
+        end = len(self.execution.executed) + 1
+        for position in range(self._indexed, end):
+            for (function, name), value in self.execution.named(position).items():
+                self._outermost = self._outermost or function
+                functions = self._by_name.setdefault(name, {})
+                positions, values = functions.setdefault(function, ([], []))
+                positions.append(position)
+                values.append(value)
+        self._indexed = end
         return self._by_name
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from itertools import chain, count
-from types import CodeType, FunctionType, MemberDescriptorType
+from types import CodeType, FrameType, FunctionType, MemberDescriptorType
 from typing import Any, Final
 
 from mlvm.arena.arena import Allocation
@@ -77,18 +77,36 @@ def tensors_of_call(
     return tensors_below(_roots(fn, args, kwargs))
 
 
-def _objects_below(roots: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+def tensors_of_frame(frame: FrameType) -> Iterator[tuple[str, Allocation]]:
+    """Yield the tensors below the variables of a frame, and below the globals that it reads.
+
+    The variables of functions among them, and private fields of mlvm, are not included."""
+    named = frame.f_globals
+    roots = {x: named[x] for x in frame.f_code.co_names if x in named} | frame.f_locals
+    for root in roots.items():  # separately, since variables may share objects
+        objects = _objects_below([root], limit=2_000, of_variables=True)
+        yield from ((path, x) for path, x in objects if isinstance(x, Allocation))
+
+
+def _objects_below(
+    roots: Iterable[tuple[str, Any]], *, limit: int = 100_000, of_variables: bool = False
+) -> Iterator[tuple[str, Any]]:
     visited: set[int] = set()
     public, private = deque(roots), deque[tuple[str, Any]]()
-    while (queue := public or private) and len(visited) < 100_000:
+    while (queue := public or private) and len(visited) < limit:
         path, value = queue.popleft()
+        if of_variables and inspect.isfunction(value):
+            continue
         if isinstance(value, Allocation):
             yield path, value
         elif not isinstance(value, _ENDS) and id(value) not in visited:
             yield path, value
             visited.add(id(value))
+            is_ours = of_variables and module_of(type(value)).startswith("mlvm.")
             for part, each in _parts(path, value):
                 is_private = queue is private or part.startswith(f"{path}._")
+                if is_private and is_ours:
+                    continue
                 (private if is_private else public).append((part, each))
 
 

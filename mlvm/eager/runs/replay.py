@@ -180,7 +180,7 @@ class Replay:
         if ref.kind == "result":
             op = execution.executed[ref.number]
             what = "random draw" if op.name.startswith("random") else f"result of {op.name}"
-            name = f" {op.names[-1]}" if op.names else ""
+            name = f" {op.names[0]}" if op.names else ""
             return f"{what}{name}" + (f" at {op.line}" if op.line else "")
         if ref.kind == "scratch":
             return "memory without content"

@@ -1,4 +1,4 @@
-"""Lines of the user's source code: function, text, and the name that a line assigns."""
+"""Lines of the user's source code, with function and text."""
 
 from __future__ import annotations
 
@@ -61,37 +61,3 @@ def _functions(file: str) -> tuple[tuple[str, int, int], ...]:
 
     tree = syntax_tree("".join(linecache.getlines(file)))
     return () if tree is None else tuple(within(tree, ""))
-
-
-@memoized(256)
-def _statements(file: str) -> dict[int, tuple[int, tuple[str, ...]]]:
-    """Return the first line and the names of the assignment that contains each line of a file.
-
-    Only statements that assign names are included.
-
-    `q = x @ w`, `q: Tensor = ...` and `q += ...` assign q, `self.h = ...` assigns self.h, and
-    `q, r = ...` assigns both. On a line with several statements, only the last statement counts.
-    """
-    statements: dict[int, tuple[int, tuple[str, ...]]] = {}
-    for node in ast.walk(syntax_tree("".join(linecache.getlines(file))) or ast.Module([], [])):
-        if isinstance(node, ast.Assign) and len(node.targets) == 1:
-            target: ast.expr = node.targets[0]
-        elif isinstance(node, ast.AnnAssign | ast.AugAssign | ast.NamedExpr):
-            target = node.target
-        else:
-            continue
-        parts = target.elts if isinstance(target, ast.Tuple) else [target]
-        if all(isinstance(part, ast.Name | ast.Attribute) for part in parts):
-            lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
-            names = tuple(map(ast.unparse, parts))
-            statements.update(dict.fromkeys(lines, (node.lineno, names)))
-    return statements
-
-
-def statement_of(line: SourceLine) -> tuple[str, int, tuple[str, ...]]:
-    """Return the file and first line of the statement of a line, and the assigned names.
-
-    A statement without an assignment has an empty tuple of names.
-    """
-    first, names = _statements(line.file).get(line.number, (line.number, ()))
-    return line.file, first, names if line.number else ()

@@ -16,6 +16,7 @@ from mlvm.eager.capture.capture import Captured, ProgramMatch
 from mlvm.eager.capture.guards.guard_set import Field
 from mlvm.eager.capture.trace import TracedCall, always, trace
 from mlvm.eager.recording.recorder import RetryAfterCopy
+from mlvm.eager.runs.bindings import Bindings
 from mlvm.eager.runs.cells import Cells
 from mlvm.eager.runs.log import digest_of, encoded
 from mlvm.eager.runs.names import optimizers_of, tensors_of_call, unused_name
@@ -45,7 +46,8 @@ def traced_step(captured: Captured[..., Any], match: ProgramMatch, cells: Cells)
         _, _, signature, args, kwargs, _, _ = match
         try:
             free = match.entry.free
-            call = trace(captured.fn, args, kwargs, arena, signature, free, (), always)
+            with (bindings := Bindings()).collected():
+                call = trace(captured.fn, args, kwargs, arena, signature, free, (), always)
             break
         except RetryAfterCopy as error:
             make_exclusive(error.x)
@@ -136,7 +138,7 @@ def traced_step(captured: Captured[..., Any], match: ProgramMatch, cells: Cells)
         table = replace(table, reason="it takes from a queue, whose elements are not recorded")
     else:
         program = without_state(
-            program_of_call(call, signature, names),
+            program_of_call(call, signature, names, bindings),
             [x is None for x in states],
             written,
         )
