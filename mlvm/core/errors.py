@@ -121,6 +121,7 @@ class OpError(MlvmError):
         The traceback is dropped: it shows only mlvm's internals.
         """
         if self.op is None and not self.late:
+            self.reason = self.reason.removeprefix(f"{op}: ")
             self.op, self.operands = op, (*operands[:8], *["..."] * (len(operands) > 8))
         return self.with_traceback(None)
 
@@ -710,7 +711,8 @@ def with_article(noun: object) -> str:
     ('an i8', 'a u8', 'an ndarray')
     """
     text = str(noun)
-    return f"an {text}" if re.match(r"[aeio]|f\d|ndarray", text, re.IGNORECASE) else f"a {text}"
+    article = "an" if re.match(r"[aeio]|f\d|ndarray", text, re.IGNORECASE) else "a"
+    return "None" if text == "NoneType" else f"{article} {text}"
 
 
 def counted(count: int, noun: str) -> str:

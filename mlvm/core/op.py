@@ -202,7 +202,8 @@ class Op:
                     f"expected a value for the attribute {name}, got none; pass {name}="
                 ).at(self.name, ())
             if not _matches(value, attribute.hint):
-                refused = ArgumentError(f"expected attribute {attribute}, got {brief(value)}")
+                kind = str(attribute).removeprefix(f"{name}: ").partition(" = ")[0]
+                refused = ArgumentError(f"expected {name} of type {kind}, got {brief(value)}")
                 raise refused.at(self.name, ())
             bound[name] = float(value) if attribute.hint is float else value
         return bound

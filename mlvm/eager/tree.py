@@ -935,13 +935,12 @@ def require_types(
             name = type.dtype.long_name
             remedy = f"ml.astype(x, ml.{name})" if type.dtype.is_half else f"astype({name!r})"
             raise DTypeError(
-                f"{what} {path!r} is {type}, got {actual[path]}: convert it with {remedy}"
+                f"{what} {path!r}: expected {type}, got {actual[path]}; convert it with {remedy}"
             )
         if actual[path] is not type:
-            raise ShapeError(
-                f"{what} {path!r} is {type}, got {actual[path]}; "
-                "create the model with the same sizes"
-            )
+            remedy = "a gradient has the shape of its parameter, as ml.grad returns it"
+            remedy = remedy if what == "gradient" else "create the model with the same sizes"
+            raise ShapeError(f"{what} {path!r}: expected {type}, got {actual[path]}; {remedy}")
 
 
 def differences(expected: Iterable[str], actual: Iterable[str], what: str) -> list[str]:

@@ -16,7 +16,6 @@ VM on a device it copies from pinned memory, without waiting for the copy.
 
 from __future__ import annotations
 
-import math
 import queue
 import threading
 import time
@@ -359,7 +358,7 @@ class QueueTensor:
 
         Raises `queue.Empty`.
         """
-        if timeout is not None and not _is_seconds(timeout):
+        if timeout is not None and not (is_real(timeout) and timeout >= 0):
             raise ArenaError(f"expected a timeout of None or seconds >= 0, got {timeout!r}")
         with suppress(queue.Empty):
             return ring.get_nowait()
@@ -487,7 +486,3 @@ def _as_type(type: TensorType | str) -> TensorType:
     if not isinstance(type, TensorType):
         raise DTypeError(f"expected a TensorType, or a text such as f32[2,3], got {brief(type)}")
     return type
-
-
-def _is_seconds(timeout: object) -> bool:
-    return is_real(timeout) and not math.isnan(timeout) and timeout >= 0

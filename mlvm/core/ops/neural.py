@@ -36,10 +36,6 @@ def _vjp(g: TensorType, result: TensorType, x: TensorType) -> TensorType:
     return x
 
 
-def _activation_vjp(g: TensorType, x: TensorType, **_: object) -> TensorType:
-    return _vjp(g, x, x)
-
-
 # --- activations ---------------------------------------------------------------------
 
 
@@ -308,7 +304,7 @@ def _layer_norm_scale_vjp(g: TensorType, x: TensorType, eps: float) -> TensorTyp
     result = _layer_norm(x, eps=eps)
     if x.dtype.is_half and g.dtype is f32:
         result = result.with_dtype(f32)
-    return _activation_vjp(g, result).with_shape(x.shape[-1:])
+    return _vjp(g, result, result).with_shape(x.shape[-1:])
 
 
 @op(infer=_layer_norm, precision="f32")

@@ -22,7 +22,7 @@ from mlvm.core.errors import (
     with_article,
 )
 from mlvm.core.types import TensorType
-from mlvm.eager.autodiff.tape import CotangentAccumulator, Tape, Tracked, taping
+from mlvm.eager.autodiff.tape import CotangentAccumulator, Tape, Tracked, count_derivative, taping
 from mlvm.eager.functions.creation import asarray, full
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import alias_of
@@ -120,7 +120,7 @@ class _Session:
             nodes = [variables[id(x)].node for _, x in active_leaves]
             self._structures.append((structure, nodes))
         self.start = len(self.tape.nodes)
-        self.tape.sessions += 1
+        count_derivative()
         self.number = self.tape.sessions
         self.unreached: set[int] = set()  # nodes of variables on which no value has depended
 
@@ -332,7 +332,7 @@ def _differentiated(
     Arguments by name are passed as one additional argument, a dict, before the other arguments."""
     if argnames is None:
         return collecting(fn, 0 if argnums is None else argnums, **options)
-    _require_function(fn)
+    require_function(fn)
     names = (argnames,) if isinstance(argnames, str) else tuple(argnames)
     positions = _positions_of(fn, names)
 
@@ -398,7 +398,7 @@ def collecting(
     """Return the function of `value_and_grad`.
 
     With `collect` the collector returns the gradients, which cannot be differentiated again."""
-    _require_function(fn)
+    require_function(fn)
     several = not isinstance(argnums, int)
     requested = as_argnums(argnums)
 
@@ -517,7 +517,7 @@ def vjp(fn: Callable[..., Any], *primals: Tree, has_aux: bool = False) -> Any:
         ml.vjp(ml.sin, ints)  # DTypeError
         ml.vjp(ml.sin, v)[1](x)  # GradientError
     """
-    _require_function(fn)
+    require_function(fn)
     session = _Session(primals)
     try:
         result = session.run(fn, *session.arguments)
@@ -556,7 +556,7 @@ def _results(result: Tree) -> tuple[list[Tensor], Structure]:
         leaves, structure = [], None
     if structure is None or not any(y.dtype.is_inexact for _, y in leaves):
         raise GradientError(
-            f"vjp: expected a function that returns a tree of float or complex tensors, "
+            f"expected a function that returns a tree of float or complex tensors, "
             f"got {_kind(result)}"
         )
     return [y for _, y in leaves], structure
@@ -696,7 +696,7 @@ def _name_of(model: Node, fn: Any, depth: int = 3) -> str | None:
     return next(filter(None, names), None)
 
 
-def _require_function(fn: object) -> None:
+def require_function(fn: object) -> None:
     if not callable(fn):
         raise GradientError(
             f"expected a function to differentiate, got {_kind(fn)}: write "

@@ -464,6 +464,13 @@ def taping() -> Tape | None:
     return tape if isinstance(tape, Tape) else None
 
 
+def count_derivative() -> None:
+    """Count a differentiation in the current tape and in the tapes around the current trace."""
+    recorder = current().recorder
+    for tape in {taping(), *(() if recorder is None else recorder.outer)} - {None}:
+        tape.sessions += 1
+
+
 def template_of(call: OneOp, types: Types, out: TensorType, mask: tuple[bool, ...]) -> Template:
     """Return the node template of a call for the operands in the mask.
 

@@ -1021,7 +1021,7 @@ def capture(
     if fn is None:
         return partial(capture, **options)
     if not callable(fn):
-        raise CaptureError(f"capture: expected a function, got {fn!r}")
+        raise CaptureError(f"capture: expected a function, got {brief(fn)}")
     return Captured(fn, **options)
 
 

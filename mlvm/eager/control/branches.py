@@ -58,7 +58,7 @@ def cond(pred: Tensor | bool, true_fun: Body, false_fun: Body, *operands: Tree) 
         ml.cond(v, ml.sin, ml.cos, v)  # ShapeError
     """
     thunks = _bind("cond", "pred, true_fun, false_fun, *operands", (true_fun, false_fun), operands)
-    if isinstance(pred, Tensor) and blocks.is_recorded():
+    if isinstance(pred, Tensor) and (blocks.is_recorded() or pred.size != 1):
         return _cond(pred, thunks)
     return copied(as_tree(thunks[0 if bool(pred) else 1]()))
 
@@ -140,9 +140,9 @@ def _cond(
     Errors refer to both branches, and to the second branch, by these `names`.
     """
     if pred.size != 1:
-        raise ShapeError(f"expected a condition of one element, got {pred.size}").at(
-            "cond", (pred.type,)
-        )
+        raise ShapeError(
+            f"expected a condition of one element, got {pred.size}; select elements with ml.where"
+        ).at("cond", (pred.type,))
     results: list[Tree] = []
 
     def run(thunk: Callable[[], Any]) -> Tensors:

@@ -40,13 +40,13 @@ def check(condition: Tensor | bool | np.bool_, message: str) -> None:
         ml.check(v, "floats")  # DTypeError
     """
     if not isinstance(message, str):
-        raise ArgumentError(f"check: expected a str as message, got {brief(message)}")
+        raise ArgumentError(f"expected a str as message, got {brief(message)}")
     if isinstance(condition, (bool, np.bool_)):
         if not condition:
             raise CheckError(message)
         return
     if not isinstance(condition, Tensor) or condition.dtype is not bool_:
-        raise DTypeError(f"check: expected a bool or a tensor of bools, got {described(condition)}")
+        raise DTypeError(f"expected a bool or a tensor of bools, got {described(condition)}")
     record = current_recorder()
     if record is not None:
         record.check(condition, message)

@@ -470,11 +470,11 @@ def _rows(xs: Tree, length: Tensor | int | None) -> int | None:
     """Return the number of rows to stack; None if it is only known at run time."""
     lengths = {path: x.shape[:1] for path, x in named_leaves(xs, buffers=True)}
     if not lengths and length is None:
-        raise ShapeError("scan: expected xs or length, got neither")
+        raise ShapeError("expected xs or length, got neither")
     counts = [*lengths.values()]
     if any(each != counts[0] or not each for each in counts):
         named = ", ".join(f"{path or 'xs'} {list(rows)}" for path, rows in lengths.items())
-        raise ShapeError(f"scan: expected xs with equal numbers of rows, got {named}")
+        raise ShapeError(f"expected xs with equal numbers of rows, got {named}")
     [total] = next(iter(lengths.values()), (None,))
     if length is not None:
         require_integer("length", length)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterable
+from copy import copy
 from functools import reduce
 from itertools import pairwise
 from pkgutil import resolve_name
@@ -75,6 +76,7 @@ _LANGUAGE: Final = __name__.rpartition(".functions.")[0]
 _LIBRARIES: Final = frozenset({"math", "cmath", "numpy", "scipy", "torch", "jax"})
 """Libraries with functions that mlvm has as well."""
 
+_NUMERIC: Final = (ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 _READS: Final = frozenset({"item", "numpy", "tolist"})
 
 
@@ -252,6 +254,8 @@ def of_value(nodes: Iterable[ast.AST], frame: FrameType) -> Read | None:
     for node in [*texts[-1:], *nodes]:
         remedy = ""
         if isinstance(node, ast.Call):
+            if (read := _of_number(node, nodes, frame)) is not None:
+                return read
             remedy = _remedy_of_call(node, frame)
         elif isinstance(node, ast.Subscript):
             remedy = _remedy_of_index(node, frame)
@@ -263,6 +267,27 @@ def of_value(nodes: Iterable[ast.AST], frame: FrameType) -> Read | None:
             remedy = _PRINT
         if remedy:
             return Read(_text(node), remedy)
+    return None
+
+
+def _of_number(call: ast.Call, nodes: Iterable[ast.AST], frame: FrameType) -> Read | None:
+    """Describe the condition that reads a number, such as `if float(x) > 0`."""
+    read: ast.AST = call
+    tensor = call.args[0] if len(call.args) == 1 and _text(call.func) in _OF_BUILTIN else None
+    if isinstance(call.func, ast.Attribute) and call.func.attr == "item":
+        tensor = call.func.value
+    if tensor is None:
+        return None
+    for node in nodes:
+        if getattr(node, "test", None) is read:
+            code = ast.unparse(read).replace(ast.unparse(call), f"({ast.unparse(tensor)})")
+            test, changed = ast.parse(code, mode="eval").body, copy(node)
+            vars(changed)["test"] = test
+            whole, part = of_test([read, node], frame), of_test([test, changed], frame)
+            return Read(whole.code, part.remedy) if whole and part else None
+        is_comparison = isinstance(node, ast.Compare) and isinstance(node.ops[0], _NUMERIC)
+        if is_comparison or isinstance(node, ast.BoolOp | ast.BinOp | ast.UnaryOp):
+            read = node
     return None
 
 

@@ -437,7 +437,9 @@ def split(x: Tensor, indices_or_sections: Ints, axis: int = 0) -> list[Tensor]:
     numbers = integers(indices_or_sections, "indices_or_sections")
     if isinstance(indices_or_sections, int):
         [sections] = numbers
-        if sections < 1 or length % sections:
+        if sections < 1:
+            raise ShapeError(f"expected 1 or more sections, got {sections}")
+        if length % sections:
             raise ShapeError(
                 f"cannot divide length {length} into {sections} equal sections; use array_split"
             )

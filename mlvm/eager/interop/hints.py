@@ -203,7 +203,7 @@ def _of_places(
         return 'approximate=True is PyTorch\'s "tanh", and False its "none"'
     if function == "where" and len(args) == 1:
         return "takes a condition, x and y; the places are ml.nonzero(c)"
-    if "key" in names and first != "key" and any(_is_key(x) for x in args):
+    if "key" in names and first != "key" and any(getattr(x, "type", None) is _KEY for x in args):
         return f"the key is given by name: {function}({first}{bounds}, key=key)"
     if function == "layer_norm" and "eps" not in keywords:
         return "takes scale, bias and eps: layer_norm(x, ml.ones(n), ml.zeros(n), eps=1e-5)"
@@ -217,10 +217,6 @@ def _of_places(
 def _is_of_groups(x: object) -> bool:
     """Return whether it is a list of parameter groups in the form of PyTorch's optimizers."""
     return type(x) is list and any(isinstance(each, dict) and "params" in each for each in x)
-
-
-def _is_key(x: Any) -> bool:
-    return issubclass(type(x), Tensor) and x.type is _KEY
 
 
 wrapper.hint = hint

@@ -279,6 +279,11 @@ class Optimizer(_OfFields):
             error.__traceback__ = None  # the innermost frame is the caller's line
             raise
         self._options = tuple(options)
+        if isinstance(params, (int, float)):
+            raise ArgumentError(
+                f"{self._name}: expected a model or a tree of tensors as params, got {params}; "
+                f"the order is (params, learning_rate)"
+            )
         self._tree = params
         self._elsewhere = frozenset[str]()
         if where is not None:

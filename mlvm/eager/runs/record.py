@@ -130,6 +130,8 @@ def step(fn: Callable[P, R]) -> Callable[P, R]:
     Invalid calls:
         ml.runs.step(3)  # CaptureError
     """
+    if not callable(fn):
+        raise CaptureError(f"ml.runs.step: expected a function, got {brief(fn)}")
     captured = capture(fn)
 
     @wraps(fn)

@@ -69,7 +69,7 @@ def as_operand(value: Any, like: Tensor | None = None, *, or_index: bool = False
         return _number(value, like)
     if not is_array(value):
         why = (
-            "; functions that work in place, such as all_reduce, return None"
+            "; functions without a return statement, or that work in place, return None"
             if value is None
             else ""
         )

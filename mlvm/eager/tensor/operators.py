@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import signature
 from sys import _getframe, getrefcount
 from typing import Final, TypeAlias
 
 import numpy as np
 
-from mlvm.core.errors import MlvmError, OperandValueError
+from mlvm.core.errors import ArgumentError, MlvmError, OperandValueError
 from mlvm.eager.tensor import primitives
 from mlvm.eager.tensor.apply import apply, one_op
 from mlvm.eager.tensor.autocast import in_single
@@ -152,11 +153,13 @@ def _comparison(op: str) -> Binary:
     return operator
 
 
-def _power(self: Tensor, other: Operand) -> Tensor:
+def _power(self: Tensor, other: Operand, modulus: object = None) -> Tensor:
     """Return x ** other.
 
     x ** 2 is `square(x)`: a multiplication is much cheaper than a power."""
     try:
+        if modulus is not None:
+            raise ArgumentError("a tensor has no power with a modulus; write x ** y % modulus")
         if other.__class__ is int and other == 2:
             return primitives.square(self)
         is_number = other.__class__ is float or other.__class__ is int  # part of a template's key
@@ -176,6 +179,8 @@ def _power_in_place(self: Tensor, other: Operand) -> Tensor:
         annotate_error(error, "pow", (self, other))
         raise
 
+
+vars(_power)["__signature__"] = signature(_power_in_place)  # without a modulus, which it rejects
 
 _OF_TWO: Final = {
     "add": "add",

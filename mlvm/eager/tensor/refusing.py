@@ -169,18 +169,23 @@ _CAPTURE: Final = "capture: "
 
 
 def named(name: str, error: MlvmError) -> None:
-    """Prepend the function's name to the text of an mlvm error that does not contain it."""
+    """Prepend the function's name to the text of an mlvm error that does not contain it.
+
+    It replaces the name of an inner function, which the user has not called."""
     if error.late or isinstance(error, AssertionError):
         return
     if re.search(rf"\b{re.escape(name)}", str(error), re.IGNORECASE):
         return
-    if is_of_user(error):
+    inner_name = None if is_of_user(error) else vars(error).get("named", "")
+    vars(error)["named"] = inner_name if inner_name is None else f"{name}: "
+    if inner_name is None:
         return
     if isinstance(error, OpError):
-        inner = error.reason if isinstance(error, PositionError) else str(error)
+        inner = error.reason if inner_name or isinstance(error, PositionError) else str(error)
         error.reason, error.op, error.operands = inner.removeprefix(_CAPTURE), name, ()
     elif len(error.args) == 1 and isinstance(error.args[0], str):
-        error.args = (f"{name}: {error.args[0].removeprefix(_CAPTURE)}",)
+        inner = error.args[0].removeprefix(_CAPTURE).removeprefix(inner_name)
+        error.args = (f"{name}: {inner}",)
 
 
 def is_of_user(error: BaseException) -> bool:

@@ -10,6 +10,7 @@ a time.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -24,6 +25,12 @@ from mlvm.eager.tensor.reading import explain
 from mlvm.eager.tensor.templates import call_into
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.machines.native.extension import EXTENSION
+
+_SIGNS: Final = (
+    "add + subtract - multiply * divide / floor_divide // remainder % pow ** matmul @ "
+    "bitwise_and & bitwise_or | bitwise_xor ^ bitwise_left_shift << bitwise_right_shift >>"
+)
+"""Operators in place, by op."""
 
 live_tapes: set[Tape] = set()
 """Tapes that may still be differentiated.
@@ -52,9 +59,11 @@ def apply_into_in_python(out: Tensor, call: OneOp, *operands: Tensor) -> Tensor:
             return apply_into(out, one_op("astype", dtype=out.dtype.name), apply(call, *operands))
         kind = DTypeError if type is not None and type.dtype is not out.dtype else ShapeError
         cast = " without a cast to another kind" if kind is DTypeError else ""
+        found = re.search(rf"\b{call.op.name} (\W+) ", f"{_SIGNS} ")
+        remedy = f", or write x = x {found[1]} y instead of x {found[1]}= y" if found else ""
         raise kind(
             f"the result is {type}, which cannot be written to {out.type}{cast}; to create a new "
-            f"tensor, omit out=, or write x = x + y instead of x += y"
+            f"tensor, omit out={remedy}"
         ).at(call.op.name, types)
     region = out.region
     if live_tapes or region is None or region.views or _reads(call, operands, out):

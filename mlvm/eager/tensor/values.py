@@ -193,7 +193,7 @@ def _whole(array: Array, numbers: object, dtype: DType) -> Array:
 
 
 def kind_of(x: object) -> str:
-    return type(x).__name__
+    return "None" if x is None else type(x).__name__
 
 
 def module_of(value: object) -> str:

@@ -9,7 +9,14 @@ from typing import Any
 
 from mlvm.core.errors import DTypeError
 from mlvm.core.types import TensorType
-from mlvm.eager.autodiff.grad import as_argnums, grad, resolve_argnums, vjp, with_args
+from mlvm.eager.autodiff.grad import (
+    as_argnums,
+    grad,
+    require_function,
+    resolve_argnums,
+    vjp,
+    with_args,
+)
 from mlvm.eager.functions.creation import eye
 from mlvm.eager.functions.shapes import moveaxis, reshape, split
 from mlvm.eager.tensor import primitives as op
@@ -35,6 +42,12 @@ def _split_axis(y: Tensor, types: Sequence[TensorType], axis: int) -> list[Tenso
     sizes = [math.prod(type.shape) for type in types]
     ends = [sum(sizes[: i + 1]) for i in range(len(sizes) - 1)]
     return list(split(y, ends, axis=axis)) if ends else [y]
+
+
+def _named(what: str, derivative: Callable[..., Any], fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a derivative of `fn` so that its errors begin with the name `what`."""
+    derivative.__name__ = what
+    return wraps(fn, updated=())(hinted(derivative))
 
 
 @hinted
@@ -67,8 +80,8 @@ def jacfwd(
         ml.jacfwd(ml.floor)(v)  # GradientError
     """
     several, requested = not isinstance(argnums, int), as_argnums(argnums)
+    require_function(fn)
 
-    @wraps(fn, updated=())
     def jacobian(*args: Any, **kwargs: Any) -> Any:
         numbers = resolve_argnums(requested, args)
 
@@ -98,7 +111,7 @@ def jacfwd(
         result = as_dicts(structure, [row(y) for y in columns])
         return (result, aux) if has_aux else result
 
-    return jacobian
+    return _named("jacfwd", jacobian, fn)
 
 
 @hinted
@@ -126,8 +139,8 @@ def jacrev(
         ml.jacrev(ml.floor)(v)  # GradientError
     """
     several, requested = not isinstance(argnums, int), as_argnums(argnums)
+    require_function(fn)
 
-    @wraps(fn, updated=())
     def jacobian(*args: Any, **kwargs: Any) -> Any:
         numbers = resolve_argnums(requested, args)
 
@@ -163,7 +176,7 @@ def jacrev(
         jacobians = as_dicts(structure, [row(y) for _, y in ys])
         return (jacobians, aux) if has_aux else jacobians
 
-    return jacobian
+    return _named("jacrev", jacobian, fn)
 
 
 @hinted
@@ -191,7 +204,7 @@ def hessian(
         ml.hessian(ml.sin)(ints)  # DTypeError
     """
     options: Any = {"has_aux": has_aux, "holomorphic": holomorphic}
-    return jacfwd(jacrev(fn, argnums, **options), argnums, **options)
+    return _named("hessian", jacfwd(jacrev(fn, argnums, **options), argnums, **options), fn)
 
 
 @hinted

@@ -29,7 +29,7 @@ from mlvm.eager.autodiff.forward import tangent_of
 from mlvm.eager.autodiff.grad import are_alike, as_pair
 from mlvm.eager.autodiff.host_call import run
 from mlvm.eager.autodiff.joint import or_zeros
-from mlvm.eager.autodiff.tape import Conditional, taping
+from mlvm.eager.autodiff.tape import Conditional, count_derivative
 from mlvm.eager.control import blocks, branches, functions, loops, records
 from mlvm.eager.control.blocks import Tensors
 from mlvm.eager.control.checking import check
@@ -467,8 +467,7 @@ class TracedFunction:
         if not callable(fn):
             raise GradientError(f"{what}: expected a function, got {brief(fn)}")
         self.what = what
-        if (outer := taping()) is not None:
-            outer.sessions += 1
+        count_derivative()
         flat = [flatten(each, ends=at_operands) for each in args]
         self.structures = [structure for _, structure in flat]
         self.paths = [path for leaves, _ in flat for path, _ in leaves]

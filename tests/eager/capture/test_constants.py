@@ -478,7 +478,7 @@ class Frame:
 def test_what_is_met_twice_on_the_way_is_refused() -> None:
     frame = Frame()
     fn = ml.capture(lambda x: x * frame.total()[1])
-    path = r"eval, .* by helper .* of Frame.total .* of Frame of 'frame' of .*use it outside"
+    path = r"eval, .*: .* -> 'frame' -> Frame -> Frame.total .* -> helper .*use it outside"
     refuses(CaptureError, path, fn, ml.ones(2))
 
 

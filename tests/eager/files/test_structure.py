@@ -292,7 +292,7 @@ def test_keys_of_a_file_of_one_vm_are_for_all(tmp_path: Path, rows: int) -> None
     with there.allocating():
         assert ml.random.state().tolist() == [7, 5]
     ml.save(tmp_path / "bad", {"keys": np.zeros((2, 3), np.uint64)})
-    with pytest.raises(ShapeError, match=r"'keys' is u64\[2\], got u64\[2,3\]"):
+    with pytest.raises(ShapeError, match=r"'keys': expected u64\[2\], got u64\[2,3\]"):
         ml.load(tmp_path / "bad", into={"keys": ml.random})
 
 
@@ -302,13 +302,13 @@ def test_keys_of_a_file_of_one_vm_are_for_all(tmp_path: Path, rows: int) -> None
     ({"more": 1, "w": ml.ones(1)}, PathError, "missing tensor 'w'; missing value 'more'"),
     ({"step": ml.ones(1)}, PathError, "missing tensor 'step'; unknown value 'step'"),
     ({"model": {"kernel": 1}}, PathError, "unknown tensors 'model/.*; missing value 'model'"),
-    ({"key": ml.ones(2)}, DTypeError, r"tensor 'key' is f32\[2\], got u64\[2\]"),
+    ({"key": ml.ones(2)}, DTypeError, r"tensor 'key': expected f32\[2\], got u64\[2\]"),
     (
         {"model": nn.Linear(2, 4)},
         ShapeError,
-        r"tensor 'model/kernel' is f32\[2,4\], got f32\[2,3\]",
+        r"tensor 'model/kernel': expected f32\[2,4\], got f32\[2,3\]",
     ),
-    ({"array": np.zeros(3)}, ShapeError, r"tensor 'array' is f64\[3\], got f64\[2\]"),
+    ({"array": np.zeros(3)}, ShapeError, r"tensor 'array': expected f64\[3\], got f64\[2\]"),
     (
         {"batches": ml.Pipeline(POINTS, 8, vm=ml.VM(), epochs=0)},
         PipelineError,

@@ -125,9 +125,9 @@ def test_a_shared_module_counts_once() -> None:
     (
         {"bias": np.zeros(3)},
         DTypeError,
-        "parameter 'bias' is f32[3], got f64[3]: convert it with astype('float32')",
+        "parameter 'bias': expected f32[3], got f64[3]; convert it with astype('float32')",
     ),
-    ({"bias": np.zeros(2, np.float32)}, ShapeError, "parameter 'bias' is f32[3], got f32[2]"),
+    ({"bias": np.zeros(2, np.float32)}, ShapeError, "'bias': expected f32[3], got f32[2]; create"),
 )
 def test_load_parameters_is_strict(
     change: dict[str, Any], error: type[Exception], message: str

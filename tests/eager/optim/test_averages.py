@@ -131,7 +131,7 @@ def test_averages_are_saved_and_follow_a_replaced_parameter() -> None:
     assert same(values(again.state()), saved)
     refuses(PathError, "missing state 'count'", again.load_state, {"average/w": saved["average/w"]})
     params["w"] = ml.ones(3)
-    refuses(ShapeError, r"parameter 'w' is f32\[2\], got f32\[3\]", average.update)
+    refuses(ShapeError, r"parameter 'w': expected f32\[2\], got f32\[3\]", average.update)
     assert repr(average) == "<EMA of 1 tensors: decay=0.5>"
 
 
@@ -233,7 +233,7 @@ def test_state_that_does_not_fit_changes_nothing() -> None:
     other = {path: x + 1 for path, x in before.items()}
     for path in other:
         wrong = {**other, path: np.ones(7, "f")}
-        text = rf"state '{path}' is f32\[.*\], got f32\[7\]"
+        text = rf"state '{path}': expected f32\[.*\], got f32\[7\]"
         refuses(ShapeError, text, optimizer.load_state, wrong)
         refuses(
             PathError,

@@ -375,7 +375,7 @@ def test_what_is_refused() -> None:
         with sharding("optimizer"):
             optimizer = ml.optim.SGD(x, 0.1)
             _, parts = ml.parallel.value_and_grad(lambda x: ml.sum(x["x"]))(x)
-        with pytest.raises(ShapeError, match=r"gradient 'x' is f32\[2\], got f32\[3\]"):
+        with pytest.raises(ShapeError, match=r"gradient 'x': expected f32\[2\], got f32\[3\]"):
             optimizer.update(ml.parallel.Parts(x=ml.ones((3,))))
         optimizer.update(parts)
         optimizer.update({"x": ml.ones((3,))})
@@ -386,7 +386,7 @@ def test_what_is_refused() -> None:
             refuses(ArgumentError, "EMA: cannot average sharded weights", ml.optim.EMA, layer)
         with pytest.raises(ArgumentError, match=r"Linear.kernel is sharded"):
             layer.kernel = ml.ones((3, 5))
-        with pytest.raises(ShapeError, match=r"'kernel' is f32\[3,5\], got f32\[8\]"):
+        with pytest.raises(ShapeError, match=r"'kernel': expected f32\[3,5\], got f32\[8\]"):
             layer.load_parameters({"kernel": np.zeros(8, "f"), "bias": np.zeros(5, "f")})
 
     run(step)

@@ -25,7 +25,7 @@ if x[0] > 0: pass => Select with ml.where(x[0] > 0, x, y), or branch with ml.con
 if x[0] > 0 and (not x[1] > 0): pass => Select with ml.where((x[0] > 0) & ~(x[1] > 0), x, y), or branch with ml.cond
 if x[0]: pass => Select with ml.where(x[0] != 0, x, y), or branch with ml.cond
 x if x[0] else -x => Write ml.where(x[0] != 0, x, -x), or ml.cond
-x if 0 < x[0] < 3 else -x => Write ml.where((0 < x[0]) & (x[0] < 3), x, -x), or ml.cond
+x if 0 < float(x[0]) < 3 else -x => Write ml.where((0 < x[0]) & (x[0] < 3), x, -x), or ml.cond
 while x[0] > 0: pass => Use ml.while_loop, with the variables that its body changes as the state
 while ml.sum(x) < 9 and n < 5: x, n = x * 2, n + 1 => Write ml.while_loop(lambda state: (ml.sum(state[0]) < 9) & (state[1] < 5), body, (x, n))
 n or 5 => Write ml.where(n != 0, n, 5)
@@ -34,7 +34,7 @@ n and x => Select with ml.where, or branch with ml.cond
 n > 1 and 2 or 3 => Select with ml.where, or branch with ml.cond
 'a' if n else 'b' => Select with ml.where(n != 0, x, y), or branch with ml.cond
 if n > 0 and shown: pass => Select with ml.where, or branch with ml.cond
-while ml.sum(x) > 1: x = x / 2 => Write ml.while_loop(lambda x: ml.sum(x) > 1, body, x)
+while ml.sum(x).item() > 1: x = x / 2 => Write ml.while_loop(lambda x: ml.sum(x) > 1, body, x)
 assert ml.all(x > 0) => Write ml.check(ml.all(x > 0), "message")
 not ml.any(x) => Write ~ml.any(x)
 not ml.sum(x) => Write ~(ml.sum(x) != 0)
@@ -94,7 +94,7 @@ np.asarray([[x[0]], [x[1]]]) => Write ml.asarray([[x[0]], [x[1]]])
 ml.linspace(0.0, 1.0, n) => No shape or option may depend on a tensor's value: pass a Python number, such as x.shape[0], or int(n) for an argument n of NumPy, or call it outside
 x.sum(axis=n) => No shape or option may depend on a tensor's value: pass a Python number, such as x.shape[0], or int(n) for an argument n of NumPy, or call it outside
 ml.concat([x, x], axis=n) => No shape or option may depend on a tensor's value: pass a Python number, such as x.shape[0], or int(n) for an argument n of NumPy, or call it outside
-ml.cdist(x[None], x[None], p=n) => No shape or option may depend on a tensor's value: pass a Python number, such as x.shape[0], or int(n) for an argument n of NumPy, or call it outside
+if 0 < float(x[0]) * 2 < 3 and shown: pass => Select with ml.where, or branch with ml.cond
 ml.interp(x, x, x, period=n) => No shape or option may depend on a tensor's value: pass a Python number, such as x.shape[0], or int(n) for an argument n of NumPy, or call it outside
 ml.nn.Linear(n, 2) => No shape or option may depend on a tensor's value: pass a Python number, such as x.shape[0], or int(n) for an argument n of NumPy, or call it outside
 ml.zeros((n,)) => No shape or option may depend on a tensor's value: pass a Python number, such as x.shape[0], or int(n) for an argument n of NumPy, or call it outside

@@ -138,7 +138,7 @@ class _Visits:
             _, owner, name = max(visits, key=operator.itemgetter(0))  # the first visit
             path.append(_described(value, name))
             value = owner
-        return " of ".join(path)
+        return " -> ".join(reversed(path))
 
 
 class GuardSet:
@@ -327,7 +327,7 @@ class GuardSet:
     def _refuse(self, what: str, remedy: str) -> NoReturn:
         """Raise `CaptureError` with the path from the function to the object."""
         path = self._visits.path(self._visits.current)
-        raise CaptureError(f"a captured function reaches {what}, by {path}: {remedy}")
+        raise CaptureError(f"a captured function reaches {what}: {path}; {remedy}")
 
     def path_of_difference(self, parts: Sequence[Any]) -> str | None:
         """Return the path to the first object that differs from another walk with these parts."""

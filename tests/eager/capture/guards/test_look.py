@@ -314,7 +314,7 @@ def a_hook_that_an_optimizer_calls() -> Any:
 
 EXPLAINED = {
     "the defaults of a function": "the default of 'more' in .* was 1.0, and is 4.0",
-    "another dict": "'c' of .* was changed",
+    "another dict": "-> 'c' was changed",
     "a method that a class gets": "'rate' of Derived at 0x.* was not defined, and is rated",
     "a field that comes where another goes": "'unread' of Plain was defined, and is not defined",
     "a class that an abstract one registers": "number of classes registered with abstract classes",
@@ -363,10 +363,10 @@ def test_a_refusal_says_what_and_where_and_what_to_do() -> None:
     caught = refuses(CaptureError, "", lambda: ml.capture(step)(ml.ones((2,))))
     line = step.__code__.co_firstlineno
     assert str(caught) == (
-        "a captured function reaches an object of list_iterator, whose state is hidden, by "
-        "'numbers' of 'source' of 'trainer' of "
+        "a captured function reaches an object of list_iterator, whose state is hidden: "
         "test_a_refusal_says_what_and_where_and_what_to_do.<locals>.step "
-        f"({Path(__file__).name}:{line}): use it outside, and pass the result as an argument"
+        f"({Path(__file__).name}:{line}) -> 'trainer' -> 'source' -> 'numbers'; "
+        "use it outside, and pass the result as an argument"
     )
 
 
