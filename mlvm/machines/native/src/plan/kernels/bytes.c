@@ -19,6 +19,8 @@
 
 #if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(USE_NEON)
+#include <arm_neon.h>
 #endif
 
 enum { bytes_integers(NAME) };
@@ -83,21 +85,15 @@ static inline uint32_t TOTAL(__m256i sum)
     half = _mm_add_epi32(half, _mm_shuffle_epi32(half, 0x4E));
     return (uint32_t)_mm_cvtsi128_si32(_mm_add_epi32(half, _mm_shuffle_epi32(half, 0xB1)));
 }
-#else
-/* Four running sums, as a vector of the compiler. */
-typedef struct {
-    uint32_t of[4];
-} Sums;
-static inline Sums ADD_PAIRS(Sums sum, const int16_t *x, const int16_t *y)
-{
-    for (int i = 0; i < 4; i++)
-        sum.of[i] += (uint32_t)(x[2 * i] * y[2 * i]) + (uint32_t)(x[2 * i + 1] * y[2 * i + 1]);
-    return sum;
-}
-static inline uint32_t TOTAL(Sums sum)
-{
-    return (sum.of[0] + sum.of[1]) + (sum.of[2] + sum.of[3]);
-}
+#elif defined(USE_NEON)
+typedef int32x4_t Sums;
+#define ADD_PAIRS(sum, x, y) \
+    vmlal_s16(vmlal_s16(sum, vld1_s16(x), vld1_s16(y)), vld1_s16((x) + 4), vld1_s16((y) + 4))
+#define TOTAL(sum) (uint32_t) vaddvq_s32(sum)
+#else /* one sum: gcc 12 compiles several in a loop for aarch64 to wrong sums */
+typedef uint32_t Sums;
+#define ADD_PAIRS(sum, x, y) ((sum) + (uint32_t)((x)[0] * (y)[0] + (x)[1] * (y)[1]))
+#define TOTAL(sum) (sum)
 #endif
 enum { PAIRS = sizeof(Sums) / 2 };
 #define UNROLL_FOR(...) _Pragma("GCC unroll 16") for (__VA_ARGS__)
