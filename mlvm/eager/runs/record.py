@@ -23,7 +23,7 @@ from weakref import WeakKeyDictionary
 
 from mlvm.arena.arena import Allocation, scope
 from mlvm.arena.context import current
-from mlvm.core.errors import ArgumentError, CaptureError, brief
+from mlvm.core.errors import ArgumentError, CaptureError, MlvmError, brief
 from mlvm.core.program.encoding import HEADER, Kind, Writer
 from mlvm.core.sizes import parse_size
 from mlvm.core.types import Array, TensorType
@@ -32,9 +32,11 @@ from mlvm.eager.capture.capture import Captured, ProgramMatch, capture, step_obs
 from mlvm.eager.files import safetensors
 from mlvm.eager.recording.recorder import refuse_captured
 from mlvm.eager.runs.cells import Cells, array_of, digest_of_cells, storable
+from mlvm.eager.runs.execution import silent_vm
 from mlvm.eager.runs.log import LogWriter, digest_of, is_log, number_of
+from mlvm.eager.runs.ops import OpProgram
 from mlvm.eager.runs.run import CHECKPOINTS, DATA, LOG, PROGRAMS, SOURCES
-from mlvm.eager.runs.steps import StepTable, leaves_of, number_array, scalar_of
+from mlvm.eager.runs.steps import CELL, StepTable, leaves_of, number_array, scalar_of
 from mlvm.eager.runs.traced import traced_step
 from mlvm.eager.tensor.context import default_arena
 from mlvm.eager.tensor.tensor import Tensor
@@ -42,6 +44,7 @@ from mlvm.machines.digest import digest
 from mlvm.machines.files import open_to_append, write_file
 from mlvm.machines.versions import versions
 from mlvm.parallel.membership import place_of
+from mlvm.step.saved import LoadedStep
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -201,6 +204,7 @@ class _Session:
         self._programs: WeakKeyDictionary[CacheEntry, _Recorded] = WeakKeyDictionary()
         self._eager: dict[object, _Recorded] = {}  # without a program, by function and types
         self._nprograms = 0
+        self._unchecked: dict[int, OpProgram] = {}  # programs of new tables
         self._untraceable: dict[object, str] = {}  # functions without a program, with the reason
         self._stored: dict[bytes, tuple[int, int]] = {}  # offsets and lengths of contents
         self._computed: set[bytes] = set()  # contents of tensors since the last checkpoint
@@ -237,6 +241,12 @@ class _Session:
         end, spent, count = self._end, self._spent, len(self._stored)
         try:
             stored_cells = self._store_cells()
+            end_of_cells = self._end
+            traced = self._unchecked.pop(program.number, None)
+            is_eager = getattr(call, "__self__", None) is not captured
+            expected = self._computed_by(traced, table, arrays) if traced and is_eager else None
+            leaves = [*leaves_of(args), *leaves_of(kwargs)] if expected is not None else []
+            arguments = [_array_of_leaf(x).copy() for _, x in leaves]
             before = digest_of_cells(map(self._cells.digests.__getitem__, cells))
             stored = self._store_inputs(arrays, digests)
             result = call(args, kwargs)
@@ -251,6 +261,18 @@ class _Session:
         returned = [_array_of_leaf(x) for _, x in leaves_of(result)]
         results = [*map(digest, returned)]
         results += [digest(array_of(tensors[i])) for i, _ in table.updated]
+        if expected is not None and expected != [
+            *[key for key, i in zip(results, table.returns, strict=False) if i >= 0],
+            *results[len(returned) :],
+            *[self._cells.digests[cell] for cell, _ in table.writes],
+        ]:
+            self._untraceable[captured] = "the traced program has other results than the call"
+            self._drop_data(end_of_cells)
+            self._spent, self._stored = spent, dict(islice(self._stored.items(), count))
+            program = self._without_program(captured, args, kwargs)[0]
+            table, digests = program.table, [*map(digest, arguments)]
+            stored, results = self._store_inputs(arguments, digests), results[: len(returned)]
+            before = after = digest_of_cells([])
         if table.file:  # otherwise no replay computes them
             self._computed.update(results)
         values = [(i, x) for i, x in enumerate(map(scalar_of, returned)) if x is not None]
@@ -259,7 +281,10 @@ class _Session:
             ("step", program.number, before, after, *keys, values, stored_cells, stored)
         )
         self._steps += 1
-        self._cells.begin_watch((scope() or default_arena()).vm)
+        if table.file:
+            self._cells.begin_watch((scope() or default_arena()).vm)
+        else:  # the step may have written to any cell
+            self._cells.forget(())
         return result
 
     def _match(self, captured: Captured[..., Any], args: Any, kwargs: Any) -> _Inputs:
@@ -311,8 +336,30 @@ class _Session:
             self._write_once(f"{PROGRAMS}/{name}.mlvm", data)
             sources = self._store_sources({line.file for line in traced.program.lines.values()})
             table = replace(table, file=name, sources=sources)
+            self._unchecked[self._nprograms] = traced.program
         program = self._programs[match.entry] = self._declared(table, traced.numbers)
         return program
+
+    def _computed_by(
+        self, program: OpProgram, table: StepTable, inputs: Sequence[Array]
+    ) -> list[bytes] | None:
+        """Return the digests of all results that a program computes for a step; None if it cannot.
+
+        The trace of an eager function may differ from the function, for example in the time."""
+        operands = [
+            self._cells.array(number) if kind == CELL else inputs[number]
+            for kind, number in table.operands
+        ]
+        step = LoadedStep(program.step, silent_vm())
+        try:
+            results = step(*operands)
+        except MlvmError:
+            return None
+        finally:
+            step.close()
+        returned = [number for number in table.returns if number >= 0]
+        updates = [number for _, number in (*table.updated, *table.writes)]
+        return [digest(results[number]) for number in (*returned, *updates)]
 
     def _declared(
         self, table: StepTable, numbers: Callable[[Sequence[float]], list[Array]]
