@@ -544,7 +544,7 @@ def _execution(options: argparse.Namespace) -> Execution:
     try:
         loaded = read_any(options.file)
     except BadInput as error:
-        if format_of(read_bytes(options.file)[:4096]):
+        if format_of(read_bytes(options.file)[:4096]) or options.file.endswith(".py"):
             raise
         raise BadInput(
             f"{options.file}: expected a file of Captured.save_repro or Captured.save, or the "

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-from mlvm.core.errors import ArgumentError, did_you_mean
+from mlvm.core.errors import ArgumentError, MlvmError, did_you_mean, listed
+from mlvm.core.ops.half import shown
 from mlvm.eager.runs.execution import Executed, Execution
 from mlvm.eager.runs.expressions import Expression
 from mlvm.eager.runs.named_values import RESULT, Values
@@ -69,9 +71,9 @@ class Breakpoint(NamedTuple):
             return False
         try:
             value = self.condition.value(lambda name: values.lookup(name, before.position + 1))
-        except (LookupError, ArgumentError):  # a name in the condition has no value yet
+        except (LookupError, MlvmError):  # such as a name without a value, or a wrong shape
             return False
-        return bool(value.all())
+        return bool(shown(value).all())
 
     def __str__(self) -> str:
         if self.kind == "line":
@@ -96,7 +98,8 @@ def require_known(point: Breakpoint, program: OpProgram) -> None:
     """Raise `ArgumentError` for a breakpoint with a line or name that the program does not have."""
     if point.kind == "line":
         if not any(point.is_line(line) for line in program.lines.values()):
-            raise ArgumentError(f"no op has the line {point.text}:{point.number}; l shows lines")
+            nearest = nearest_lines(program.lines.values(), point.text, point.number)
+            raise ArgumentError(f"no op has the line {point.text}:{point.number}{nearest}")
         return
     values = program.value_names | {RESULT}
     if point.condition is None:
@@ -110,3 +113,11 @@ def require_known(point: Breakpoint, program: OpProgram) -> None:
         if name not in allowed:
             hint = did_you_mean(name, allowed - {""}) or "; info and l show names"
             raise ArgumentError(f"no {what} is named {name}{hint}")
+
+
+def nearest_lines(lines: Iterable[SourceLine], file: str, number: int) -> str:
+    """Name the lines of ops that are nearest to a line, preferably of its file."""
+    candidates = [each for each in lines if each.file.endswith(file)] or [*lines]
+    nearest = sorted(candidates, key=lambda each: abs(each.number - number))
+    texts = [*dict.fromkeys(map(str, nearest))]
+    return f"; there are ops at {listed(texts, 5)}" if texts else ""

@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mlvm.core.errors import ArgumentError, counted, listed
+from mlvm.core.errors import ArgumentError, counted
 from mlvm.core.op import OPS
 from mlvm.core.ops.half import shown
 from mlvm.core.sizes import parse_count
 from mlvm.core.types import Array, TensorType
 from mlvm.eager.files import safetensors
 from mlvm.eager.recording.debug import NonFinite, is_new, non_finite
+from mlvm.eager.runs.breakpoints import nearest_lines
 from mlvm.eager.runs.cells import storable
 from mlvm.eager.runs.diff import diff, equality
 from mlvm.eager.runs.execution import Executed, Execution, Ref
@@ -184,10 +185,7 @@ def _show_line(replay: Replay, number: int, place: str, folder: Path | None) -> 
                     folder / f"{op.position:05}-{_file_name(name or op.name)}{suffix}.npy", array
                 )
     if not ops:
-        candidates = [each for each in lines if each.file.endswith(file)] or [*lines]
-        nearest = sorted(candidates, key=lambda each: abs(each.number - line))
-        texts = [*dict.fromkeys(map(str, nearest))]
-        places = f"; it has ops at {listed(texts, 5)}" if texts else ""
+        places = nearest_lines(lines, file, line)
         raise ArgumentError(f"replay: no op of step {number} was recorded at {place}{places}")
     return 0
 

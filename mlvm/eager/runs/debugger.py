@@ -57,7 +57,11 @@ class Debugger(cmd.Cmd):
         if commands is None:
             if not sys.stdin.isatty():
                 self.prompt = ""
-            self.cmdloop()
+            while True:
+                with suppress(KeyboardInterrupt):  # at the prompt
+                    self.cmdloop()
+                    break
+                self._say("")
         else:
             for command in commands:
                 if self.onecmd(command):
@@ -164,10 +168,10 @@ class Debugger(cmd.Cmd):
     def do_b(self, argument: str) -> None:
         """b(reak) [LINE | FILE:LINE | OP | NAME | CONDITION]: set a breakpoint, or list all.
 
-        It stops before an op of the line or with that name, or after a value with the name is
-        computed. With a condition, such as any(isnan(q)), it stops after an op that makes the
-        condition true; `result` is the result of each op. Without an argument, list the
-        breakpoints."""
+        It stops before an op of the line or with that name, and after the variable of that name
+        gets a value, also by q[0] = 5. An input or state also stops it before each op that reads
+        it. With a condition, such as any(isnan(q)), it stops after an op that makes the condition
+        true; `result` is the result of each op. Without an argument, list the breakpoints."""
         if not argument:
             for number, each in self._breakpoints.items():
                 self._say(f"{number}: {each}")
@@ -253,6 +257,8 @@ class Debugger(cmd.Cmd):
 
     def do_w(self, _: str) -> None:
         """w(here): print the position, and the ops executed last and next."""
+        if (op := self._last()) is not None:
+            self._say(f"last: {self.values.text(op)}")
         self._show_place()
 
     def do_info(self, _: str) -> None:

@@ -1,22 +1,24 @@
 """Expressions of a debugger on tensors: `any(isnan(q))`, `max(abs(g)) > 1e3`, `q[0, :3] - %12`.
 
-They are parsed by `ast`, and evaluated here with a fixed list of functions: Python's `eval` is not
-used.
+They are parsed by `ast`, and computed by mlvm's functions and operators on a separate VM: Python's
+`eval` is not used.
 """
 
 from __future__ import annotations
 
 import ast
+import operator
 import re
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import partial, reduce
 from typing import Any, Final
 
-import numpy as np
-
+import mlvm.eager as ml
 from mlvm.core.errors import ArgumentError, MlvmError, brief
-from mlvm.core.ops.half import shown
-from mlvm.core.types import Array
+from mlvm.core.memo import memoized
+from mlvm.core.types import Array, TensorType
+from mlvm.eager.runs.cells import array_of
+from mlvm.machines.local import LocalVM
 
 Lookup = Callable[[str], Array]
 """Function that returns the array with a name such as `q`, `model.w[0]` or `%12`; raises
@@ -27,20 +29,37 @@ _Evaluate = Callable[[Lookup], Any]
 _REFERENCE: Final = re.compile(r"%(\d+)(?:\.(\d+))?(?![\w.])")
 
 _FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
-    "abs": np.abs, "all": np.all, "any": np.any, "argmax": np.argmax, "argmin": np.argmin,
-    "count": np.count_nonzero, "exp": np.exp, "isfinite": np.isfinite, "isinf": np.isinf,
-    "isnan": np.isnan, "log": np.log, "max": np.max, "mean": np.mean, "min": np.min,
-    "norm": lambda x: np.sqrt(np.sum(np.square(np.abs(x)))), "shape": np.shape, "size": np.size,
-    "sqrt": np.sqrt, "std": np.std, "sum": np.sum,
+    **{name: getattr(ml, name) for name in (
+        "abs", "all", "any", "argmax", "argmin", "exp", "isfinite", "isinf", "isnan", "log", "max",
+        "mean", "min", "sqrt", "std", "sum",
+    )},
+    "count": ml.count_nonzero, "norm": lambda x: ml.sqrt(ml.sum(ml.abs(x) ** 2)),
+    "shape": lambda x: x.shape, "size": lambda x: x.size,
 }  # fmt: skip
 
 _OPERATORS: Final[Mapping[type, Callable[..., Any]]] = {
-    ast.Add: np.add, ast.Sub: np.subtract, ast.Mult: np.multiply, ast.Div: np.divide,
-    ast.Pow: np.power, ast.USub: np.negative, ast.UAdd: np.positive, ast.Not: np.logical_not,
-    ast.Invert: np.invert, ast.BitAnd: np.bitwise_and, ast.BitOr: np.bitwise_or,
-    ast.Lt: np.less, ast.LtE: np.less_equal, ast.Gt: np.greater, ast.GtE: np.greater_equal,
-    ast.Eq: np.equal, ast.NotEq: np.not_equal,
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.MatMult: operator.matmul,
+    ast.USub: operator.neg, ast.UAdd: operator.pos, ast.Not: ml.logical_not,
+    ast.Invert: operator.invert, ast.BitAnd: operator.and_, ast.BitOr: operator.or_,
+    ast.BitXor: operator.xor, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
+    ast.GtE: operator.ge, ast.Eq: operator.eq, ast.NotEq: operator.ne,
+    ast.Pow: lambda x, y: (float(x) if isinstance(x, int) else x) ** y,
 }  # fmt: skip
+
+
+@memoized(1)
+def _arena() -> ml.Arena:
+    return ml.Arena(LocalVM("expressions"), "expressions")
+
+
+def _tensor(array: Array) -> ml.Tensor:
+    """Return a tensor with the values of the array, which may be packed."""
+    x = _arena().alloc(TensorType.of(array), ml.Tensor)
+    x.prepare()
+    x.tape = None
+    x.arena.vm.write(x.handle, array)
+    return x
 
 
 class Expression:
@@ -71,11 +90,11 @@ class Expression:
         Raises `ArgumentError` for invalid operands, and the errors of `lookup`.
         """
         try:
-            with np.errstate(all="ignore"):
-                return np.asarray(self._evaluate(lookup))
+            with _arena().allocating():
+                return array_of(ml.copy(self._evaluate(lookup)))
         except MlvmError:
             raise
-        except (TypeError, ValueError, IndexError, OverflowError) as error:
+        except (TypeError, ValueError, IndexError, ArithmeticError) as error:
             raise ArgumentError(f"{self.text}: {error}") from None
 
 
@@ -94,7 +113,7 @@ def _compiled(node: ast.expr, names: dict[str, None], depth: int = 0) -> _Evalua
 
     def evaluate(lookup: Lookup) -> Any:
         try:
-            return shown(lookup(name))
+            return _tensor(lookup(name))
         except LookupError:
             if item is None:
                 raise
@@ -108,8 +127,7 @@ def _of_parts(node: ast.expr, names: dict[str, None], depth: int) -> _Evaluate:
     apply: Callable[..., Any]
     match node:
         case ast.Constant(int() | float() as number):
-            constant = np.asarray(number)
-            return lambda _: constant
+            return lambda _: number
         case ast.BinOp(left, op, right) if type(op) in _OPERATORS:
             apply, parts = _OPERATORS[type(op)], [left, right]
         case ast.UnaryOp(op, operand) if type(op) in _OPERATORS:
@@ -119,16 +137,19 @@ def _of_parts(node: ast.expr, names: dict[str, None], depth: int) -> _Evaluate:
             apply = partial(_combined, combine)
         case ast.Compare(left, ops, others) if all(type(op) in _OPERATORS for op in ops):
             apply, parts = partial(_compared, ops), [left, *others]
-        case ast.Call(ast.Name(function), parts, []) if function in _FUNCTIONS:
-            apply = _FUNCTIONS[function]
+        case ast.Call(ast.Name(function), parts, keywords) if function in _FUNCTIONS:
+            options = {str(each.arg): _index_of(each.value) for each in keywords}
+            apply = partial(_FUNCTIONS[function], **options)
         case ast.Call(ast.Name(function)):
-            functions = ", ".join(_FUNCTIONS)
-            raise ArgumentError(f"expected one of {functions} without keywords, got {function}")
+            raise ArgumentError(f"expected one of {', '.join(_FUNCTIONS)}, got {function}")
         case ast.Subscript(value, index):
             apply, parts = partial(_item, _index_of(index)), [value]
         case _:
             got = brief(ast.unparse(node))
-            raise ArgumentError(f"expected names, numbers, operators, functions, got {got}")
+            raise ArgumentError(
+                "expected names, numbers, functions, comparisons and the operators + - * / // % ** "
+                f"@ ~ & | ^ not and or, got {got}"
+            )
     operands = [_compiled(part, names, depth + 1) for part in parts]
     return lambda lookup: apply(*[operand(lookup) for operand in operands])
 
@@ -140,11 +161,11 @@ def _combined(combine: Callable[[list[bool]], bool], *values: Any) -> bool:
 def _compared(ops: list[ast.cmpop], *values: Any) -> Any:
     pairs = zip(ops, values, values[1:], strict=False)
     results = [_OPERATORS[type(op)](x, y) for op, x, y in pairs]
-    return results[0] if len(results) == 1 else np.logical_and.reduce(results)
+    return reduce(ml.logical_and, results)
 
 
 def _item(index: Any, value: Any) -> Any:
-    return np.asarray(value)[index]
+    return value[index]
 
 
 def _name_of(node: ast.expr) -> str | None:
@@ -171,8 +192,8 @@ def _index_of(node: ast.expr) -> Any:
             return tuple([_index_of(part) for part in parts])
         case ast.Constant(int() as value):
             return value
-        case ast.Constant(value) if value is ...:
-            return ...
+        case ast.Constant(value) if value in (..., None):
+            return value
         case ast.UnaryOp(ast.USub(), ast.Constant(int() as value)):
             return -value
         case ast.Slice(lower, upper, step):

@@ -77,7 +77,7 @@ def test_the_tensors_of_a_line(folder: Path, capsys: Capsys) -> None:
     assert np.load(saved).shape == (8, 2)
     status, text = output(capsys, "replay", "a", "--step", 2, "--at", "recorded.py:1")
     assert (status, text.count("no op of step 2")) == (1, 1)
-    assert re.search(r"; it has ops at \S*recorded\.py:\d+, ", text)
+    assert re.search(r"; there are ops at \S*recorded\.py:\d+, ", text)
     for option in ((), ("--nan",)):
         status, text = output(capsys, "replay", "a", "--step", 99, *option)
         assert status == 1
