@@ -273,8 +273,8 @@ def outline_blocks(call: Call) -> tuple[tuple[Block, ...], dict[int, Value]]:
             return
         place = value.home or value
         if place not in homes:
-            type = value.home.type if value.home is not None else type
-            homes[place] = Home("outer", next(outer_index), type)
+            home = value.home or Home("outer", 0, type)
+            homes[place] = replace(home, role="outer", index=next(outer_index))
             outer[homes[place].index] = value
         names[value] = Value(value.nbytes, homes[place])
 

@@ -43,11 +43,13 @@ class Home:
         function updates in place, or `outer`, memory from outside of a block.
     `index`: the number of the tensor among those with the same role.
     `type`: type of the tensor; uses may have other types of the same size.
+    `shared`: whether procedures update it, although their calls do not name it.
     """
 
     role: Role
     index: int
     type: TensorType
+    shared: bool = False
 
     def location(self, type: TensorType) -> Location:
         """Return the location with that type, once the index is final."""
@@ -239,7 +241,7 @@ class Unit:
         self.reads = {value for call in calls for value, _ in call.ins} - self.makes
         self.writes_to = _homes_of(self.makes)
         self.reads_from = _homes_of(self.reads)
-        self.fixed = any(call.fixed for call in calls)
+        self.fixed = any(call.fixed for call in calls) or any(h.shared for h in self.writes_to)
         self.may_raise = any(_may_raise(call) for call in calls)
         self.updates = any(home.role in VISIBLE for home in self.writes_to)
         self.movable = not any(call.op is None or call.again for call in calls)

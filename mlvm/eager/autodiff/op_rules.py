@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple, TypeAlias
 
 from mlvm.core.op import OPS
+from mlvm.core.types import TensorType
 from mlvm.eager.tensor.apply import one_op
 from mlvm.eager.tensor.templates import call_into
 from mlvm.eager.tensor.tensor import Tensor
@@ -17,10 +18,12 @@ from mlvm.eager.tensor.update import launch_into
 class Sparse(NamedTuple):
     """Cotangent that is zero except for some elements.
 
+    type: the type of the cotangent.
     alone: function of an op, with its attributes, that computes it from the operands.
     added: function of an op that adds it to a tensor, which precedes the operands.
     """
 
+    type: TensorType
     operands: tuple[Tensor, ...]
     alone: partial[Tensor]
     added: partial[Tensor]

@@ -502,6 +502,7 @@ def _part(g: Tensor, types: tuple[TensorType, ...], position: int, axis: int) ->
 
 def _slice(g: Tensor, x_type: TensorType, start: Shape, step: tuple[int, ...]) -> Sparse:
     return Sparse(
+        x_type,
         (g,),
         partial(op.embed, shape=x_type.shape, start=start, step=step),
         partial(op.slice_add, start=start, step=step),
@@ -519,6 +520,7 @@ def _slice_set_x(g: Tensor, start: Shape, length: Shape, step: tuple[int, ...]) 
 
 def _take(g: Tensor, indices: Tensor, x_type: TensorType, axis: int) -> Sparse:
     return Sparse(
+        x_type,
         (g, indices),
         partial(op.scatter_add, axis=axis, length=x_type.shape[axis]),
         partial(op.index_add, axis=axis),

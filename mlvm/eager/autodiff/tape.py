@@ -140,15 +140,15 @@ class Conditional:
         self.x, self.present, self.is_clean = x, present, is_clean
         self.type: TensorType = x.type
 
-    def through(self, rule: Rule, saved: Sequence[Tensor]) -> Any:
-        """Apply a vjp's rule to the value."""
+    def through(self, rule: Rule, saved: Sequence[Tensor], total: Any) -> Any:
+        """Apply a vjp's rule to the value; only a part for a total may be `Sparse`."""
         part = rule(self.x, *saved)
         if not isinstance(part, (Tensor, Sparse)):
             # one of several results: the common node receives the cotangent
             return rule(self)
         if self.present.shape:  # the result and the part have different rows
             return rule(Conditional.cleaned(self), *saved)
-        return Conditional(dense(part), self.present)
+        return Conditional(dense(part) if total is None else part, self.present)
 
 
 class Begun(Conditional):
@@ -171,6 +171,8 @@ def added(total: Any, part: Any) -> Any:
     """Add two cotangents, or add an update of some elements to a cotangent."""
     if isinstance(total, Conditional) or isinstance(part, Conditional):
         return Conditional.added(total, part)
+    if isinstance(part, Sparse) and isinstance(total, Tensor):
+        return part.added(total, *part.operands)
     return total + part
 
 
@@ -198,35 +200,31 @@ class CotangentAccumulator(dict[int, Any]):
             origin = origins[i]
             if targets is not None and origin not in targets:
                 continue
+            total = self.get(origin)
+            part: Any
             if is_conditional:
-                part = g.through(rule, [saved[k] for k in needs])
+                part = g.through(rule, [saved[k] for k in needs], total)
             elif is_reused:
                 part = call(rule, (g, *[saved[k] for k in needs]), _NO_KEYWORDS)
             else:
                 part = rule(g, *[saved[k] for k in needs])
-            total = self.get(origin)
-            if isinstance(part, Sparse):
-                if total is None:
-                    self[origin] = dense(part)
-                elif not isinstance(total, Tensor):
-                    self[origin] = added(total, part)
-                elif (
-                    self._recorded
-                    or origin not in self._owned
-                    or total.type.nbytes < _WORTH_UPDATING
-                ):
-                    self[origin] = part.added(total, *part.operands)
-                else:  # an outer tape, which has no node for the update, would reject it
-                    part.add_to(total)
-                self._owned.add(origin)
+            if part.type is not type:
+                part = sum_to(part, type)
+            is_sparse = isinstance(part, Sparse)
+            if total is None:
+                self[origin] = dense(part) if is_sparse else part
+            elif (
+                is_sparse
+                and not self._recorded
+                and origin in self._owned
+                and isinstance(total, Tensor)
+                and total.type.nbytes >= _WORTH_UPDATING
+            ):  # an outer tape, which has no node for the update, would reject it
+                part.add_to(total)
             else:
-                if part.type is not type:
-                    part = sum_to(part, type)
-                if total is None:
-                    self[origin] = part
-                else:
-                    self[origin] = added(total, part)
-                    self._owned.add(origin)
+                self[origin] = added(total, part)
+            if is_sparse or total is not None:
+                self._owned.add(origin)
             del part, total
 
     @NO_AUTOCAST

@@ -309,11 +309,11 @@ class Cell:
     def __add__(self, part: Tensor | Sparse) -> Cell:
         tape = taping()
         if tape is not None:
-            part = dense(part)
-            if is_tracked(part):
-                vjp = MultiOutputVjp([part.type], self._vjp, effect=True)
-                tape.nodes.append((vjp, (part.node,), ()))
-        sparse = part if isinstance(part, Sparse) else Sparse((part,), _ADD, _ADD)
+            alone = dense(part)
+            if is_tracked(alone):
+                vjp = MultiOutputVjp([alone.type], self._vjp, effect=True)
+                tape.nodes.append((vjp, (alone.node,), ()))
+        sparse = part if isinstance(part, Sparse) else Sparse(part.type, (part,), _ADD, _ADD)
         sparse.add_to(self.x)
         return self
 

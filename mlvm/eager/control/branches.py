@@ -16,7 +16,7 @@ from mlvm.core.errors import ArgumentError, DTypeError, ShapeError
 from mlvm.core.types import Shape, TensorType, bool_
 from mlvm.eager.autodiff.joint import Closures, Cotangents, Saved, Sums, add_node, or_zeros, seed
 from mlvm.eager.autodiff.op_rules import dense
-from mlvm.eager.autodiff.tape import Begun, Conditional, CotangentAccumulator, taping
+from mlvm.eager.autodiff.tape import Begun, Conditional, CotangentAccumulator, added, taping
 from mlvm.eager.control import blocks
 from mlvm.eager.control.blocks import Tensors
 from mlvm.eager.control.state import (
@@ -357,35 +357,29 @@ def _added(total: Any, part: Any) -> Any:
     if not isinstance(total, (Tensor, Conditional)):  # the total is a cell
         either(part.present, [lambda: [total + part.x][:0], list], [])
         return total
-    part = dense(part)
     x, y = [g.x if isinstance(g, Conditional) else g for g in (total, part)]
     one, other = [g.present if isinstance(g, Conditional) else None for g in (total, part)]
     if one is other and isinstance(total, Conditional) and isinstance(part, Conditional):
-        return Conditional(x + y, total.present, is_clean=total.is_clean and part.is_clean)
+        return Conditional(added(x, y), total.present, is_clean=total.is_clean and part.is_clean)
     if isinstance(total, Begun):
-        both = x + y
+        both = added(x, y)
         return both if other is None else total.at(_chosen(other, both, x))
-    value = _sum_of_present(x, y, one, other)
+    scalars = not any(each is not None and each.shape for each in (one, other))
+    alone = dense(y)  # removed from the program unless used
+    with context(tape=None) if scalars else nullcontext():
+        value = added(x, y)
+        if other is not None:
+            value = _chosen(other, value, x)
+        if one is not None:
+            value = _chosen(one, value, alone)
+    if scalars:
+        _add_selection(value, (x, one), (alone, other))
     if one is None or other is None:
         return value
     with context(tape=None):
         shape = max(one.shape, other.shape, key=len)
         either_one = op.logical_or(present(total, shape), present(part, shape))
     return Conditional(value, either_one)
-
-
-def _sum_of_present(x: Tensor, y: Tensor, one: Tensor | None, other: Tensor | None) -> Tensor:
-    """Return x + y, or only one of them if the condition of the other does not hold."""
-    scalars = not any(each is not None and each.shape for each in (one, other))
-    with context(tape=None) if scalars else nullcontext():
-        value = x + y
-        if other is not None:
-            value = _chosen(other, value, x)
-        if one is not None:
-            value = _chosen(one, value, y)
-    if scalars:
-        _add_selection(value, (x, one), (y, other))
-    return value
 
 
 def _chosen(pred: Any, x: Tensor, y: Tensor) -> Tensor:

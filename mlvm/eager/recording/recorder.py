@@ -724,7 +724,8 @@ class Recorder:
 
     def as_cell(self, x: Tensor) -> Tensor:
         """Allow functions to update a variable, and return it."""
-        self.scopes.cells.add(id(_reference_to(x)))
+        self.scopes.cells.add(key := id(_reference_to(x)))
+        self.memory.homes[key].shared = True
         return x
 
     def control(self, name: str, blocks: Sequence[Block], condition: Tensor | None = None) -> None:
@@ -843,8 +844,7 @@ class Recorder:
     ) -> list[Tensor]:
         """Call a user's host function, which pushes results of these types."""
         results = self.host_call(name, attributes, types, [self.use(x) for x in operands])
-        call = self.calls[-1]
-        call.may_raise = call.pushes = True
+        self.calls[-1].may_raise = self.calls[-1].pushes = True
         return results
 
     def check(self, condition: Tensor, message: str) -> None:

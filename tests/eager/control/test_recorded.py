@@ -53,14 +53,20 @@ def folded(x: ml.Tensor, n: ml.Tensor, w: ml.Tensor) -> ml.Tensor:
     return ml.cond(n > 0, deeper, lambda: x)
 
 
+def row(x: ml.Tensor) -> ml.Tensor:
+    return ml.sum(x[ml.asarray([[1, 0, 1]] * 9)], axis=0)  # a gradient whose order matters
+
+
 Loss = Callable[[ml.Tensor, ml.Tensor, ml.Tensor], Any]
 
 # Functions of x, w (f32[3] each) and n (i64[], 0 .. 3). With `True`: of a length that is known.
 LOSSES: dict[str, tuple[bool, Loss]] = {
     "cond": (True, lambda x, w, n: ml.cond(n > 1, lambda x: ml.sin(x * w), lambda x: x / 2, x)),
-    "switch": (True, lambda x, w, n: ml.switch(n, [lambda: x * w, lambda: w, lambda: ml.exp(x)])),
+    "switch": (True, lambda x, w, n: (lambda r: ml.switch(
+        n, [lambda: x * w, lambda: w, lambda: r * w]))(row(x)) + ml.exp(x)),
     "fori": (True, lambda x, w, n: ml.fori_loop(0, 3, lambda i, s: ml.sin(s * w) + x, x)),
-    "fori, of n": (False, lambda x, w, n: ml.fori_loop(0, n, lambda i, s: ml.sin(s * w) + x, x)),
+    "fori, of n": (False, lambda x, w, n: (lambda r: ml.fori_loop(
+        0, n, lambda i, s: ml.sin(s * row(x)) + r, w))(row(x)) + ml.exp(x)),
     "counted": (True, lambda x, w, n: ml.fori_loop(
         0, 3, lambda i, s: (s[0] + i, s[1] * ml.astype(s[0], "f32")), (1, x))[1]),
     "while": (False, lambda x, w, n: ml.while_loop(
@@ -72,16 +78,12 @@ LOSSES: dict[str, tuple[bool, Loss]] = {
         lambda s, r: (ml.tanh(s * r), s * r), w, x, reverse=True)[1]),
     "scan, of n": (True, lambda x, w, n: ml.scan(
         lambda s, r: (ml.tanh(s * r), s * w), w, x, n)[1]),
-    "scan, both results": (True, lambda x, w, n: ml.add(*ml.scan(
-        lambda s, r: (s + r * w, ml.sum(ml.sin(s))), x, w))),
     "scan, no rows": (True, lambda x, w, n: ml.scan(lambda s, r: (s * r, s), w, x[:0])[0] * x),
     "map": (True, lambda x, w, n: ml.map(lambda r: ml.sin(r["x"]) * w, {"x": x, "n": w})),
     "checkpoint": (True, lambda x, w, n: ml.scan(
         lambda s, r: (ml.tanh(s * r + w), s * 2), x, x, checkpoint=True)[1]),
     "unchanged": (True, lambda x, w, n: ml.fori_loop(
         0, 3, lambda i, s: (s[0], s[1] * s[0]), (x, w))[1]),
-    "swapped": (True, lambda x, w, n: ml.fori_loop(
-        0, 3, lambda i, s: (s[1], ml.sin(s[0] * s[1])), (x, w))[0]),
     "twice": (True, lambda x, w, n: ml.fori_loop(
         0, 2, lambda i, s: (s[0] + s[1] * w, s[0]), (x, x))[0]),
     "nested": (True, lambda x, w, n: ml.fori_loop(0, 3, lambda i, s: ml.cond(
@@ -94,7 +96,8 @@ LOSSES: dict[str, tuple[bool, Loss]] = {
             lambda c, r: (ml.sin(c * r + x), c), s[0], w)[0], s[1] + 1), (x, 0))[0]),
     "gradient in a loop": (True, lambda x, w, n: ml.fori_loop(
         0, 2, lambda i, s: s - 0.1 * ml.grad(lambda v: ml.sum(ml.sin(v * w)))(s), x)),
-    "function": (False, lambda x, w, n: power(x * w, n) + w),
+    "function in function": (True, lambda x, w, n: ml.subroutine(lambda n: ml.subroutine(
+        lambda n: row(x) * w)(n) + ml.square(x) * ml.exp(x))(n)),
     "two calls": (False, lambda x, w, n: both(x, n) + both(w, n + 1)),
     "first branch": (False, lambda x, w, n: folded(x, n, w)),
     "function in scan": (False, lambda x, w, n: ml.scan(
