@@ -18,7 +18,6 @@ from mlvm.eager.tensor.update import launch_into
 class Sparse(NamedTuple):
     """Cotangent that is zero except for some elements.
 
-    type: the type of the cotangent.
     alone: function of an op, with its attributes, that computes it from the operands.
     added: function of an op that adds it to a tensor, which precedes the operands.
     """
