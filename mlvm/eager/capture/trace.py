@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import copy
 import traceback
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Container, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, suppress
 from types import MethodType
@@ -148,7 +149,7 @@ class _CallValues(NamedTuple):
     """Values of a call: the results and the Python numbers."""
 
     results: Sequence[Any]
-    numbers: Sequence[Any]
+    numbers: Sequence[Any] | Mapping[int, Any]
 
     def of(self, leaf: Any) -> Any:
         """Return the value of a leaf or template; leaves of arguments are returned unchanged."""
@@ -229,6 +230,14 @@ class CallOutcome:
         """Return the paths of tensors in the tree, each with the index of the result."""
         leaves, _ = flatten(self.tree, ends=within_containers(ResultLeaf))
         return [(path, leaf.value) for path, leaf in leaves]
+
+    def with_leaves(self, args: Any, kwargs: Any) -> Any:
+        """Return the value of a call with these arguments, with a `ResultLeaf` for each result.
+
+        Python numbers have the right class, but not the value of a call."""
+        values = _CallValues([*map(ResultLeaf, range(len(self.results)))], defaultdict(int))
+        value = replace(values.of, self.tree, (Leaf, ObjectTemplate))
+        return self.with_arguments(value, args, kwargs)
 
     def materialize(
         self,

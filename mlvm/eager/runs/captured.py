@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -39,7 +40,18 @@ def save_repro(
             f'save_repro: expected a path, got {brief(path)}; write save_repro("bug.mlvm", x)'
         )
     require_writable(path)
+    _require_instance('save_repro("bug.mlvm", instance, ...)', step, args, kwargs)
     write_file(path, repro_of(step, args, kwargs).to_bytes())
+
+
+def _require_instance(what: str, step: Captured[..., Any], args: Any, kwargs: Any) -> None:
+    """Raise `TypeError` for wrong arguments; Python does not pass the instance of a method."""
+    try:
+        inspect.signature(step.fn).bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"{error}; for a method write {step.name}.{what}") from None
+    except ValueError:  # a function in C without a signature
+        return
 
 
 def debug(
@@ -64,6 +76,7 @@ def debug(
     from mlvm.eager.runs.ops import op_program
     from mlvm.eager.tensor.context import current_arena
 
+    _require_instance("debug(instance, ...)", step, args, kwargs)
     program, inputs = op_program(step, args, kwargs)
     vm = vm_like(current_arena().vm, program)
     Debugger(Execution(program, inputs, vm=vm)).run(commands)

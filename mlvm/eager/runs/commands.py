@@ -124,7 +124,8 @@ def run_replay(options: argparse.Namespace) -> int:
     if options.save is not None:
         _save(replay, number, options.save)
     mismatches = replay.replay(number)
-    values = [f"{step.table.results[i] or 'result'} {x}" for i, x in step.values.items()]
+    names = step.table.digested(len(step.results))
+    values = [f"{names[i]} {x}" for i, x in step.values.items()]
     print(f"step {number} of {step.table.function}: {', '.join(values) or 'no numbers'}")
     _print_mismatches(replay.run, mismatches)
     print("the bits differ" if mismatches else "equal bits")
@@ -173,6 +174,8 @@ def _show_line(replay: Replay, number: int, place: str, folder: Path | None) -> 
             lines[op.line] = None
         if op.line is None or op.line.number != line or not op.line.file.endswith(file):
             continue
+        if op.turns and op.turns != (ops[-1].turns if ops else ""):
+            print(f"in {op.turns}:")
         ops.append(op)
         for i, ref in enumerate(op.results):
             array = execution.value(ref)

@@ -8,7 +8,7 @@ state before the step, an input, an op. The op is found by computing the step op
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -25,10 +25,10 @@ from mlvm.core.ops.half import shown
 from mlvm.core.types import Array, TensorType
 from mlvm.eager.files.safetensors import packed
 from mlvm.eager.runs.execution import Executed, Execution, Ref
-from mlvm.eager.runs.nesting import LOOP
 from mlvm.eager.runs.replay import Replay, replay_of
 from mlvm.eager.runs.run import RecordedStep, Run
 from mlvm.eager.runs.source import SourceLine
+from mlvm.eager.runs.steps import StepTable
 from mlvm.machines.digest import digest
 from mlvm.machines.versions import cause_of_other_bits
 
@@ -50,9 +50,9 @@ class Elements(NamedTuple):
 
     def __str__(self) -> str:
         (a, b), (bits_a, bits_b) = self.values, self.bits
-        at = f"first at [{', '.join(map(str, self.first))}]"
-        count = f"{self.differing:,} of {self.size:,} elements differ"
-        return f"{count}, {at}: {a} ({bits_a}), {b} ({bits_b})"
+        count = f"{self.differing:,} of {self.size:,} elements differ, first at {[*self.first]}"
+        count = count if self.size > 1 else "the value differs"
+        return f"{count}: {a} ({bits_a}), {b} ({bits_b})"
 
 
 class OperandOrigin(NamedTuple):
@@ -89,7 +89,8 @@ class Difference(NamedTuple):
 
     Attributes:
         step: the number of the step; all earlier steps are equal.
-        cause: `state`, `input`, `op`, `result` if a replay does not reproduce it, or `length`.
+        cause: `call` if the runs call different functions, `state`, `input`, `op`, `result` if a
+            replay does not reproduce it, or `length`.
         text: a sentence that describes the difference.
         names: the names of differing state, inputs or results.
         ops: for an op, the first differing op of each run.
@@ -139,15 +140,28 @@ def diff(a: Run | Replay, b: Run | Replay) -> Difference | None:
 
 
 def equality(a: Run, b: Run) -> str:
-    """Return a sentence for two equal runs: the steps, and a recording that was cut.
+    """Return a sentence for two equal runs: the steps, a recording that was cut, and other state.
 
     A run that was not closed is equal to a longer run with the same first steps, if it has steps.
+    State that the other run lacks, or has with a different type, is not compared, but named.
     """
     count = min(len(a.steps), len(b.steps))
     longer = [f"; {run.folder} has {len(run.steps)}" for run in (a, b) if len(run.steps) != count]
     cut = dict.fromkeys(run.folder for run in (a, b) if not run.is_closed)
     incomplete = [f"; {folder} was not closed" for folder in cut]
-    return f"equal: {counted(count, 'step')}{''.join(longer + incomplete)}"
+    mine, others = [_types(run, [step.table for step in run.steps[:count]]) for run in (a, b)]
+    more: list[str] = []
+    if sorted(mine.values()) != sorted(others.values()):  # not only the names differ
+        for name, state, other in (("A", mine, others), ("B", others, mine)):
+            only = [f"{path} ({kind})" for path, kind in state.items() if other.get(path) != kind]
+            more += [f"; only {name} has the state {listed(only, 4)}"] if only else []
+    return f"equal: {counted(count, 'step')}{''.join(longer + incomplete + more)}"
+
+
+def _types(run: Run, tables: Iterable[StepTable]) -> dict[str, str]:
+    """Return the types of the state that steps read or update, by name."""
+    state = dict(each for table in {id(x): x for x in tables}.values() for each in table.state)
+    return {name: str(run.cells[number].type) for name, number in sorted(state.items())}
 
 
 def elements(x: Array, y: Array) -> Elements | None:
@@ -228,28 +242,31 @@ def _difference(left: Replay, right: Replay, x: RecordedStep, y: RecordedStep) -
         if mine and others and mine.get(name) != others.get(name)
     ]
     try:
-        return _cause(left, right, x, y)._replace(optimizers=differing)
+        difference = _cause(left, right, x, y)
+        is_call = difference.cause == "call"
+        return difference if is_call else difference._replace(optimizers=differing)
     except (ArgumentError, MachineError, UnknownFunctionError) as error:
         cause, what, names = "result", "the results differ", _results(x, y)
         if x.before != y.before:
             cause, what, names = "state", "the state before the step differs", []
         text = f"{_head(x, y)}: {what}, and this machine cannot compute the step: {error}"
-        return Difference(x.number, cause, text, names)
+        return Difference(x.number, cause, text, names, optimizers=differing)
 
 
 def _cause(left: Replay, right: Replay, x: RecordedStep, y: RecordedStep) -> Difference:
     """Return the cause of the difference of two steps. Raises the errors of a replay."""
-    head = _head(x, y)
+    head, mine, other = _head(x, y), x.table.function, y.table.function
+    called = [{step.table.function for step in each.run.steps} for each in (left, right)]
+    if mine != other and (mine in called[1] or other in called[0]):  # not only renamed
+        text = f"step {x.number}: A calls {mine}, and B calls {other}"
+        return Difference(x.number, "call", text)
     if x.before != y.before:
         names, differing = _differing_state(left, right, x, y)
         if names:
             previous = f"between step {x.number - 1} and step {x.number}"
             when = previous if x.number else "before the first step"
-            mine, others = [
-                {name: str(run.cells[i].type) for name, i in step.table.state}
-                for run, step in ((left.run, x), (right.run, y))
-            ]
-            typed = [_with_types(name, mine[name], others.get(name, "absent")) for name in names]
+            a, b = _types(left.run, [x.table]), _types(right.run, [y.table])
+            typed = [_with_types(name, a[name], b.get(name, "absent")) for name in names]
             text = f"{head}: the state differs, and was written {when}: {listed(typed, 4)}"
             return Difference(x.number, "state", text, names, elements=differing)
     if x.table.ntensors != y.table.ntensors:
@@ -261,10 +278,8 @@ def _cause(left: Replay, right: Replay, x: RecordedStep, y: RecordedStep) -> Dif
     inputs = [i for i in inputs if not is_constant or i < x.table.ntensors]
     if inputs:
         names = [x.table.names[i] for i in inputs]
-        typed = [
-            _with_types(name, x.table.types[i], y.table.types[i])
-            for i, name in zip(inputs, names, strict=True)
-        ]
+        types = [(x.table.types[i], y.table.types[i]) for i in inputs]
+        typed = [_with_types(name, *each) for name, each in zip(names, types, strict=True)]
         text = f"{head}: the inputs differ: {listed(typed, 4)}"
         differing = _differing_input(left, right, x.number, inputs)
         return Difference(x.number, "input", text, names, elements=differing)
@@ -286,8 +301,15 @@ def _with_types(name: str, a: str, b: str) -> str:
 
 
 def _results(x: RecordedStep, y: RecordedStep) -> list[str]:
-    pairs = zip(x.table.digested, x.results, y.results, strict=False)
-    return [name or "the result" for name, p, q in pairs if p != q] or ["the state after the step"]
+    rows = zip(x.table.digested(len(x.results)), x.results, y.results, strict=False)
+    return [name for name, p, q in rows if p != q] or ["the state after the step"]
+
+
+def _checkpointed(run: Run, step: RecordedStep) -> dict[str, int]:
+    """Return the digests of a step's state by name, if a checkpoint follows the step."""
+    at_end = [each.cells for each in run.checkpoints if each.step == step.number + 1]
+    cells = {*step.table.cells()}
+    return {run.cells[i].name: x for each in at_end for i, x in each.items() if i in cells}
 
 
 def _differing_state(
@@ -310,8 +332,9 @@ def _differing_state(
             and each not in computed
             and TensorType.of(states[0][name]) in rest
         ]
-    pairs = [(states[0][name], states[1][name]) for name in names if name in states[1]]
-    return names, elements(*pairs[0]) if pairs else None
+    first = next((name for name in names if name in others), None)
+    names.sort(key=lambda name: name != first)  # the elements are of the first name
+    return names, elements(states[0][first], states[1][first]) if first is not None else None
 
 
 def _differing_input(
@@ -379,15 +402,14 @@ def _differing_op(left: Replay, right: Replay, x: RecordedStep, y: RecordedStep)
     same = x.table.content == y.table.content
     pair, is_first = (_lockstep(*traces), True) if same else _sources(*traces)
     if pair == (None, None):
-        names = _results(x, y)
+        names, states = _results(x, y), [_checkpointed(t.replay.run, t.step) for t in traces]
+        if len(names) == 1 and x.results == y.results:
+            names = [n for n, key in states[0].items() if states[1].get(n, key) != key] or names
         text = f"{_head(x, y)}: the recordings differ ({listed(names, 4)}), and replays are equal"
         text += _culprit(left, right, x.number)
         return Difference(x.number, "result", text, names)
     a, b = pair
-    operands = [
-        [] if op is None else [trace.digest(ref) for ref in op.operands]
-        for trace, op in zip(traces, pair, strict=True)
-    ]
+    operands = _operands(traces, pair)
     correspond = a is not None and b is not None and _correspond(a, b, *operands)
     reports = _reports(traces, pair, operands[::-1], correspond=correspond)
     differing = None
@@ -399,11 +421,21 @@ def _differing_op(left: Replay, right: Replay, x: RecordedStep, y: RecordedStep)
     which = "whose result differs" if is_first else "that differs and reaches the results"
     text = f"{_head(x, y)}: {where}the first op {which} is {' in A, '.join(kinds)}"
     text += " in B" if len(kinds) > 1 else ""
+    text += "" if b else " in A, which B lacks"
+    text += "" if a else " in B, which A lacks"
     first = (None, None) if same else _first_in_programs(*traces)
     if [op and op.line for op in first] == [op and op.line for op in pair]:
         first = None, None
-    programs = _reports(traces, first, ((), ()), correspond=False)
+    operands = _operands(traces, first)
+    is_alike = all(first) and len(operands[0]) == len(operands[1])
+    programs = _reports(traces, first, operands[::-1], correspond=is_alike)
     return Difference(x.number, "op", text, (), reports, differing, programs)
+
+
+def _operands(traces: tuple[_Trace, _Trace], ops: _Pair) -> list[list[bytes]]:
+    """Return the digests of the operands of each run's op."""
+    pairs = zip(traces, ops, strict=True)
+    return [[] if op is None else [*map(trace.digest, op.operands)] for trace, op in pairs]
 
 
 def _reports(
@@ -433,7 +465,8 @@ def _first_in_programs(a: _Trace, b: _Trace) -> _Pair:
     """Return the first op of each execution that differs in the other execution."""
     for p, q in zip(a.ops, b.ops, strict=False):
         alike = (p.name, p.attributes, p.types) == (q.name, q.attributes, q.types)
-        if not alike or p.operands != q.operands:
+        refs = [[x.kind if x.kind == "scratch" else x for x in op.operands] for op in (p, q)]
+        if not alike or refs[0] != refs[1]:
             return p, q
         if any(a.digest(ref) != b.digest(ref) for ref in p.operands if ref.is_outside):
             return p, q
@@ -478,7 +511,27 @@ def _sources(a: _Trace, b: _Trace) -> tuple[_Pair, bool]:
             if mine != theirs and not is_exchanged:
                 return (p, q), True
     (first, is_first), (other, is_other_first) = _source(a, b), _source(b, a)
+    twin, other_twin = _twin(other, b, a), _twin(first, a, b)
+    if twin is not None and (first is None or twin.position < first.position):
+        first = twin  # a different op of the other run computes its value by coincidence
+    elif other_twin is not None and (other is None or other_twin.position < other.position):
+        other = other_twin
     return (first, other), is_first and is_other_first
+
+
+def _twin(op: Executed | None, trace: _Trace, other: _Trace) -> Executed | None:
+    """Return the other run's op of the same kind, line and iteration, if its result differs."""
+
+    def key(x: Executed) -> object:
+        return x.name, x.types, x.line and x.line.text, [level.turn for level in x.path]
+
+    if op is None:
+        return None
+    mine, theirs = [[x for x in t.ops if key(x) == key(op)] for t in (trace, other)]
+    twin = next((y for x, y in zip(mine, theirs, strict=False) if x is op), None)
+    expected = [trace.digests[ref] for ref in op.results]
+    is_equal = twin is None or [other.digests[ref] for ref in twin.results] == expected
+    return None if is_equal else twin
 
 
 def _from_ops(op: Executed) -> list[Ref | None]:
@@ -519,7 +572,18 @@ def _source(trace: _Trace, other: _Trace) -> tuple[Executed | None, bool]:
 def _lines(difference: Difference) -> Iterator[str]:
     yield difference.text
     yield from difference.optimizers
-    for name, other, report in zip("AB", "BA", difference.ops, strict=True):
+    yield from _ops(difference.ops, is_brief=False)
+    if difference.elements is not None:
+        of = f"{difference.names[0]}: " if len(difference.names) > 1 else ""
+        yield f"  {of}{difference.elements}"
+    if difference.programs != (None, None):
+        yield "  the first op in which the programs differ:"
+    yield from _ops(difference.programs, is_brief=True)
+
+
+def _ops(reports: tuple[OpReport | None, OpReport | None], *, is_brief: bool) -> Iterator[str]:
+    """Yield the op of each run with its operands; only the differing ones if `is_brief`."""
+    for name, other, report in zip("AB", "BA", reports, strict=True):
         if report is None:
             continue
         yield f"  {name}: {report.op}{_attributes(report.op.attributes)}"
@@ -527,25 +591,12 @@ def _lines(difference: Difference) -> Iterator[str]:
             equal = {True: ", equal in both", False: ", differs", None: ""}[operand.is_equal]
             if operand.twin is not None:
                 equal = f", equal to operand {operand.twin} of {other}"
-            yield f"       operand {i}: {operand.type}, {operand.origin}{equal}"
-        yield from _place(report)
-    if difference.elements is not None:
-        yield f"  {difference.elements}"
-    if difference.programs != (None, None):
-        yield "  the first op in which the programs differ:"
-    for name, report in zip("AB", difference.programs, strict=True):
-        if report is not None:
-            yield f"  {name}: {report.op}{_attributes(report.op.attributes)}"
-            yield from _place(report)
-
-
-def _place(report: OpReport) -> Iterator[str]:
-    """Yield the line of an op, and the iterations of the loops around it."""
-    if report.line is not None:
-        yield f"       {report.line}: {report.text}"
-    turns = [str(level) for level in report.op.path if level.kind == LOOP]
-    if turns:
-        yield f"       in {', '.join(turns)}"
+            if not is_brief or operand.is_equal is False:
+                yield f"       operand {i}: {operand.type}, {operand.origin}{equal}"
+        if report.line is not None:
+            yield f"       {report.line}: {report.text}"
+        if turns := report.op.turns:
+            yield f"       in {turns}"
 
 
 def _attributes(attributes: Mapping[str, Any]) -> str:

@@ -117,6 +117,11 @@ class Executed(NamedTuple):
         """The types of the results."""
         return tuple([each.type for each in self.addresses])
 
+    @property
+    def turns(self) -> str:
+        """The iterations of the loops around the op, "" outside of loops."""
+        return ", ".join(str(level) for level in self.path if level.kind == LOOP)
+
     def __str__(self) -> str:
         return self.text(str)
 

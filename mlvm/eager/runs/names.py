@@ -14,6 +14,7 @@ from typing import Any, Final
 from mlvm.arena.arena import Allocation
 from mlvm.eager.capture.guards.guard_set import NUMBERS, Field
 from mlvm.eager.capture.guards.readable import is_library
+from mlvm.eager.optim.averages import MultiSteps
 from mlvm.eager.optim.optimizer import Optimizer
 from mlvm.eager.tensor.values import module_of
 
@@ -46,7 +47,7 @@ def names_of_numbers(
     for field in fields:
         item = "" if field.item is None else f"[{field.item}]"
         yield f"{owners.get(id(field.owner), type(field.owner).__name__)}.{field.name}{item}"
-    pending = [*_arguments(fn, args), *kwargs.items()][::-1]
+    pending = [*arguments_of(fn, args), *kwargs.items()][::-1]
     while pending:
         path, value = pending.pop()
         if type(value) in NUMBERS:
@@ -56,9 +57,13 @@ def names_of_numbers(
 
 
 def optimizers_of(fn: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> dict[str, str]:
-    """Return kind and hyperparameters of each optimizer that a function reaches, by path."""
-    reached = _objects_below(_roots(fn, args, kwargs))
-    return {path: repr(x).strip("<>") for path, x in reached if isinstance(x, Optimizer)}
+    """Return kind and hyperparameters of each optimizer that a function reaches, by path.
+
+    An optimizer in a `MultiSteps` is part of that text."""
+    reached = [*_objects_below(_roots(fn, args, kwargs))]
+    inner = {id(x.optimizer) for _, x in reached if isinstance(x, MultiSteps)}
+    outer = [(path, x) for path, x in reached if isinstance(x, Optimizer | MultiSteps)]
+    return {path: repr(x)[1:-1] for path, x in outer if id(x) not in inner}
 
 
 def tensors_below(roots: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Allocation]]:
@@ -110,7 +115,7 @@ def _objects_below(
                 (private if is_private else public).append((part, each))
 
 
-def _arguments(fn: Callable[..., Any], args: Any) -> list[tuple[str, Any]]:
+def arguments_of(fn: Callable[..., Any], args: Any) -> list[tuple[str, Any]]:
     """Return the positional arguments with the names of the parameters."""
     try:
         return [*inspect.signature(fn).bind_partial(*args).arguments.items()]
@@ -121,7 +126,7 @@ def _arguments(fn: Callable[..., Any], args: Any) -> list[tuple[str, Any]]:
 def _roots(
     fn: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]
 ) -> Iterator[tuple[str, Any]]:
-    yield from _arguments(fn, args)
+    yield from arguments_of(fn, args)
     yield from kwargs.items()
     yield "self", getattr(fn, "__self__", None)
     fn = getattr(fn, "__func__", fn)

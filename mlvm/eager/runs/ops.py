@@ -174,7 +174,8 @@ def names_in_call(
 
     A tensor that contains a Python number is named after the numbers that it is computed from."""
     names = names_of_objects(fn, args, kwargs)
-    names[id(random.prepare(call.record.vm).state.root)] = KEYS
+    keys = random.prepare(call.record.vm)
+    names |= {id(keys.state.root): KEYS, id(keys.one.root): f"increment of the {KEYS}"}
     numbers = call.numbers
     paths = [*names_of_numbers(fn, args, kwargs, signature.guards.numbers)] if call.free else []
     for (place, _), x in numbers.tensors.items():

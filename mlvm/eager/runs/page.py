@@ -32,7 +32,7 @@ def comparison_page(a: Run, b: Run, difference: Difference | None) -> str:
     middle = count if mark is None else mark
     first, end = max(middle - _AROUND, 0), middle + _AROUND + 1
     pairs = [*zip_longest(a.steps[first:end], b.steps[first:end])]
-    rows = [[str(n), *_row(*pair)] for n, pair in enumerate(pairs, first)]
+    rows = [[str(n), *_row(*pair, is_equal=n < middle)] for n, pair in enumerate(pairs, first)]
     head = ["step", "", "function", "loss A", "loss B"]
     head += [f"{what} {name}" for what in ("inputs", "results", "state after") for name in "AB"]
     drawn = picture(curves(losses, "Losses", mark=mark), "losses of both runs")
@@ -41,11 +41,13 @@ def comparison_page(a: Run, b: Run, difference: Difference | None) -> str:
     return plain_page(f"{a.folder} and {b.folder}", body)
 
 
-def _row(x: RecordedStep | None, y: RecordedStep | None) -> list[str]:
-    """Return the cells of a step in both runs: whether the digests are equal, and the digests."""
+def _row(x: RecordedStep | None, y: RecordedStep | None, *, is_equal: bool) -> list[str]:
+    """Return the cells of a step in both runs: whether it is equal, and the digests.
+
+    Steps before the first difference are equal, even if only one run has additional state."""
     steps = x, y
     digests = [[""] * 3 if each is None else _digests(each) for each in steps]
-    is_equal = digests[0][1:] == digests[1][1:]
+    is_equal |= digests[0][1:] == digests[1][1:]
     names = dict.fromkeys(each.table.function for each in steps if each is not None)
     losses = ["" if x is None or x.loss is None else f"{x.loss:.9g}" for x in steps]
     cells = [cell for pair in zip(*digests, strict=True) for cell in pair]

@@ -34,6 +34,7 @@ from mlvm.eager.recording.recorder import refuse_captured
 from mlvm.eager.runs.cells import Cells, array_of, digest_of_cells, storable
 from mlvm.eager.runs.execution import silent_vm
 from mlvm.eager.runs.log import LogWriter, digest_of, is_log, number_of
+from mlvm.eager.runs.names import arguments_of, optimizers_of
 from mlvm.eager.runs.ops import OpProgram
 from mlvm.eager.runs.run import CHECKPOINTS, DATA, LOG, PROGRAMS, SOURCES
 from mlvm.eager.runs.steps import CELL, StepTable, leaves_of, number_array, scalar_of
@@ -245,7 +246,7 @@ class _Session:
             traced = self._unchecked.pop(program.number, None)
             is_eager = getattr(call, "__self__", None) is not captured
             expected = self._computed_by(traced, table, arrays) if traced and is_eager else None
-            leaves = [*leaves_of(args), *leaves_of(kwargs)] if expected is not None else []
+            leaves = _leaves_of_call(captured, args, kwargs) if expected is not None else []
             arguments = [_array_of_leaf(x).copy() for _, x in leaves]
             before = digest_of_cells(map(self._cells.digests.__getitem__, cells))
             stored = self._store_inputs(arrays, digests)
@@ -315,7 +316,7 @@ class _Session:
 
     def _without_program(self, captured: Captured[..., Any], args: Any, kwargs: Any) -> _Inputs:
         """Return the inputs of a call that has no program: tensors and numbers."""
-        named = [*leaves_of(args), *leaves_of(kwargs)]
+        named = _leaves_of_call(captured, args, kwargs)
         arrays = [_array_of_leaf(x) for _, x in named]
         kinds = tuple([str(TensorType.of(array)) for array in arrays])
         key = captured, kinds
@@ -323,6 +324,7 @@ class _Session:
             names = [name for name, _ in named]
             reason = self._untraceable[captured]
             table = StepTable(captured.name, names=names, types=kinds, reason=reason)
+            table = replace(table, optimizers=optimizers_of(captured.fn, args, kwargs))
             self._eager[key] = self._declared(table, lambda _: [])
         return self._eager[key], [], arrays
 
@@ -466,3 +468,8 @@ class _Session:
 
 def _array_of_leaf(x: Tensor | float) -> Array:
     return array_of(x) if isinstance(x, Tensor) else number_array(x)
+
+
+def _leaves_of_call(captured: Captured[..., Any], args: Any, kwargs: Any) -> list[tuple[str, Any]]:
+    """Return the tensors and numbers among the arguments, named after the parameters."""
+    return leaves_of({**dict(arguments_of(captured.fn, args)), **kwargs})

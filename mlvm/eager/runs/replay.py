@@ -12,7 +12,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from mlvm.core.errors import ArgumentError, MachineError, brief, counted, listed
+import numpy as np
+
+from mlvm.core.errors import (
+    ArgumentError,
+    MachineError,
+    UnknownFunctionError,
+    brief,
+    counted,
+    listed,
+)
 from mlvm.core.ops.half import shown
 from mlvm.core.program.encoding import damaged
 from mlvm.core.types import Array, TensorType
@@ -22,16 +31,18 @@ from mlvm.eager.nn.module import Module
 from mlvm.eager.runs.execution import Execution, Ref, silent_vm
 from mlvm.eager.runs.log import number_of
 from mlvm.eager.runs.names import KEYS, tensors_below, unused_name
+from mlvm.eager.runs.ops import OpProgram
 from mlvm.eager.runs.run import Checkpoint, RecordedStep, Run
 from mlvm.eager.runs.steps import CELL, StepTable
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tree import load as load_tree
 from mlvm.machines.digest import digest
+from mlvm.machines.local import LocalVM
 from mlvm.machines.versions import cause_of_other_bits
 from mlvm.step.saved import LoadedStep
 
-Inputs: TypeAlias = Callable[[int], Sequence[Any]]
-"""Function that returns the external inputs of a step that were not stored."""
+Inputs: TypeAlias = Callable[[int], Any]
+"""Function that returns the external inputs of a step: a list of arrays, or a single array."""
 
 
 class Moment(NamedTuple):
@@ -48,30 +59,33 @@ class Moment(NamedTuple):
     state: Mapping[str, Array]
     inputs: Mapping[str, Array]
 
-    def load(self, **objects: Any) -> None:
+    def load(self, /, **objects: Any) -> None:
         """Write the state to objects by the names in the recorded function.
 
         An example is `run.at(7).load(model=model, optimizer=optimizer)`; an object may also be a
-        tensor, as in `load(w=w)`. The random keys are also restored.
+        tensor, as in `load(w=w)`. If the function is a method, the fields of its object have names
+        such as `self.model`: `load(self=trainer)` and `load(model=trainer.model)` are equivalent.
+        The random keys are also restored.
 
         Raises `ArgumentError` for an object without recorded state, and for a Module, dict or list
         with a tensor that the recording does not contain; `DTypeError` or `ShapeError` for a tensor
         with a different type. All objects are checked before the first write.
         """
-        for name in objects:
-            if not any(re.match(rf"{re.escape(name)}([.[]|$)", each) for each in self.state):
-                names = ", ".join(sorted({re.split(r"[.[]", each)[0] for each in self.state}))
-                raise ArgumentError(
-                    f"load: expected names in the recorded state ({names}), got {name!r}"
-                )
         tensors: dict[str, Tensor] = {}
-        for name, value in objects.items():
+        roots = {re.split(r"[.[]", path)[0] for path in self.state}
+        for keyword, value in objects.items():
+            name = keyword if keyword in roots else f"self.{keyword}"
+            paths = [x for x in self.state if re.match(rf"{re.escape(name)}([.[]|$)", x)]
+            if not paths:
+                names = {re.split(r"[.[]", x.removeprefix("self."))[0] for x in self.state}
+                raise ArgumentError(
+                    f"load: expected names in the recorded state ({', '.join(sorted(names))}), "
+                    f"got {keyword!r}"
+                )
             below = {p: x for p, x in tensors_below([(name, value)]) if isinstance(x, Tensor)}
             recorded = {path: x for path, x in below.items() if path in self.state}
             if not recorded:
-                expected = listed(
-                    [x for x in self.state if re.match(rf"{re.escape(name)}([.[]|$)", x)], 4
-                )
+                expected = listed(paths, 4)
                 kind = "a tensor" if expected == name else f"an object with {expected}"
                 raise ArgumentError(f"load: expected {name} as {kind}, got {brief(value)}")
             tensors |= recorded
@@ -101,7 +115,7 @@ class Replay:
 
     Steps in order need only one checkpoint; for a step before the present one, the replay starts at
     an earlier checkpoint again. `inputs` returns the external inputs of a step that the recording
-    has not stored.
+    has not stored. They are a list of arrays in the order of the arguments, or a single array.
 
     Raises `ArgumentError` unless the arguments are a run and a function.
 
@@ -172,7 +186,18 @@ class Replay:
     def execution(self, number: int) -> Execution:
         """Return the execution of a step, before the first op. Raises the errors of `at`."""
         operands = self.operands(number)
-        return Execution(self.run.program(self.run.step(number).table), operands, vm=silent_vm())
+        program, vm = self._prepared(self.run.step(number))
+        return Execution(program, operands, vm=vm)
+
+    def _prepared(self, step: RecordedStep) -> tuple[OpProgram, LocalVM]:
+        """Return the program of a step, and a VM; raise an error if the VM lacks a function."""
+        program, vm = self.run.program(step.table), silent_vm()
+        if missing := sorted(program.host_functions().difference(vm.functions)):
+            raise UnknownFunctionError(
+                f"step {step.number} cannot be replayed separately: it calls {listed(missing, 4)}, "
+                f"to communicate with other members of the group, or as a function of the user"
+            )
+        return program, vm
 
     def origin(self, step: RecordedStep, execution: Execution, ref: Ref) -> str:
         """Describe where a value in the execution of a step comes from."""
@@ -226,7 +251,8 @@ class Replay:
         if self._loaded is None or self._loaded[0] is not table:
             if self._loaded is not None:
                 self._loaded[1].close()
-            self._loaded = table, LoadedStep(self.run.program(table).step, silent_vm())
+            program, vm = self._prepared(step)
+            self._loaded = table, LoadedStep(program.step, vm)
         results = self._loaded[1](*operands)
         places = [*table.returns, *[i for _, i in (*table.updated, *table.writes)]]
         if places and max(places) >= len(results):
@@ -297,17 +323,17 @@ class Replay:
     def _finish(self, step: RecordedStep, results: Sequence[Array]) -> list[Mismatch]:
         """Use the results of a step as state and values of later steps. Return mismatches."""
         table = step.table
-        returned = [results[i] for i in table.returns if i >= 0]
-        returned += [results[i] for _, i in table.updated]
+        returned = [*table.returns, *[i for _, i in table.updated]]
         mismatches = []
         if len(returned) == len(step.results):
-            rows = zip(returned, step.results, table.digested, strict=True)
-            for array, expected, name in rows:
-                key = number_of(digest(array))
-                if key != expected:
-                    mismatches.append(Mismatch(step.number, f"result {name or 0!r}"))
-                if key in self._needed:
-                    self._values[key] = array
+            names = table.digested(len(returned))
+            for i, expected, name in zip(returned, step.results, names, strict=True):
+                if i >= 0:  # otherwise no op computes it
+                    key = number_of(digest(results[i]))
+                    if key != expected:
+                        mismatches.append(Mismatch(step.number, name))
+                    if key in self._needed:
+                        self._values[key] = results[i]
         for cell, i in table.writes:
             self._cells[cell] = results[i]
         if table.state and self._digest(step) != step.after:
@@ -364,6 +390,8 @@ class Replay:
         assert self._inputs is not None  # the caller has tested this
         inputs = self._inputs(step.number)
         ntensors = step.table.ntensors
+        if ntensors == 1 and isinstance(inputs, Tensor | np.ndarray):
+            return [inputs]
         if not isinstance(inputs, list | tuple) or len(inputs) < ntensors:
             raise ArgumentError(
                 f"replay: expected inputs({step.number}) to return a list of "

@@ -144,7 +144,9 @@ class Run:
             except (MlvmError, LookupError) as error:
                 raise EncodingError(f"{folder / LOG}: frame {i}: {error}") from None
         if self.torn and self.is_closed:
-            raise damaged(f"{folder / LOG}: {self.torn} bytes follow the last frame")
+            raise damaged(
+                f"{folder / LOG}: expected no bytes after the last frame, got {self.torn}"
+            )
         self._programs = Memo[str, OpProgram](16, "eager.runs programs")
 
     def __repr__(self) -> str:

@@ -17,6 +17,7 @@ from mlvm.core.ops.half import shown
 from mlvm.core.program.encoding import damaged
 from mlvm.core.types import Array, TensorType
 from mlvm.eager.runs.log import fits
+from mlvm.eager.tensor.copying import ResultLeaf
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tree import flatten, within_containers
 
@@ -49,7 +50,8 @@ class StepTable:
         operands: the operands of the program, in the program's numbering.
         names, types: the names and types of the external inputs.
         results: the names of the tensors and Python numbers that a call returns.
-        returns: the number of the program's result for each of them; -1 for a Python number.
+        returns: the number of the program's result for each of them; -1 for a value that the
+            program does not compute: a Python number, or a tensor in a container of the arguments.
         writes: the cells that a call updates, each with the number of the program's result.
         updated: the external inputs that a call updates in place, each with the number of the
             result.
@@ -94,10 +96,14 @@ class StepTable:
         """Return whether an external input is a Python number."""
         return self.names[i].startswith("number ")
 
-    @property
-    def digested(self) -> list[str]:
-        """The names of the values that a step has digests of: results, then updated inputs."""
-        return [*self.results, *[f"{self.names[i]} after the step" for i, _ in self.updated]]
+    def digested(self, count: int) -> list[str]:
+        """Return the names of a step's digests: results, then updated inputs.
+
+        In recordings of earlier releases, Python numbers have no names; the names are then numbers.
+        """
+        names = [x if x.strip("0123456789") else f"result {x}".rstrip() for x in self.results]
+        names += [f"{self.names[i]} after the step" for i, _ in self.updated]
+        return names if len(names) == count else [f"result {i}" for i in range(count)]
 
     def to_value(self) -> dict[str, Any]:
         """Return the table as a value of the log."""
@@ -137,8 +143,9 @@ class StepTable:
 
 def leaves_of(tree: Any) -> list[tuple[str, Tensor | float]]:
     """Return the tensors and Python numbers of a result with paths, in order."""
-    leaves, _ = flatten(tree, ends=within_containers((Tensor, int, float)))
-    return [(path, x) for path, x in leaves if isinstance(x, Tensor) or type(x) in (int, float)]
+    plain = int, float
+    leaves, _ = flatten(tree, ends=within_containers((Tensor, ResultLeaf, *plain)))
+    return [(path, x) for path, x in leaves if not isinstance(x, plain) or type(x) in plain]
 
 
 def number_array(x: float) -> Array:

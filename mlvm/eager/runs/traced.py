@@ -21,9 +21,10 @@ from mlvm.eager.runs.cells import Cells
 from mlvm.eager.runs.log import digest_of, encoded
 from mlvm.eager.runs.names import optimizers_of, tensors_of_call, unused_name
 from mlvm.eager.runs.ops import OpProgram, names_in_call, program_of_call, takes_from_queue
-from mlvm.eager.runs.steps import CELL, INPUT, Operand, StepTable
+from mlvm.eager.runs.steps import CELL, INPUT, Operand, StepTable, leaves_of
 from mlvm.eager.tensor.constants import prepare_constants, scalar_array
 from mlvm.eager.tensor.context import default_arena
+from mlvm.eager.tensor.copying import ResultLeaf
 from mlvm.eager.tensor.update import make_exclusive
 from mlvm.step.flow import Location, Role
 
@@ -119,14 +120,14 @@ def traced_step(captured: Captured[..., Any], match: ProgramMatch, cells: Cells)
     moved = cells.moved(tensors_of_call(captured.fn, args, kwargs))
     named_state = _ordered(state)
     cells.paths.update(named_state)
-    returned = call.outcome.named_results()
+    returned = leaves_of(call.outcome.with_leaves(args, kwargs))
     table = StepTable(
         captured.name,
         operands=[*operands, *[each for each in states if each is not None]],
         names=named,
         types=types,
         results=[path for path, _ in returned],
-        returns=[number for _, number in returned],
+        returns=[x.value if isinstance(x, ResultLeaf) else -1 for _, x in returned],
         writes=[*writes.items()],
         updated=updated,
         state=named_state,

@@ -14,12 +14,13 @@ import pytest
 
 import mlvm.eager as ml
 from mlvm.__main__ import main
+from mlvm.core.errors import MachineError
 from mlvm.eager import Tensor
 from mlvm.eager.runs.commands import summary
 from mlvm.eager.runs.log import VERSION
 from mlvm.eager.runs.replay import Replay, open_run
 from mlvm.machines.versions import cause_of_other_bits, versions
-from tests.brief import Capsys, line_with, run_python
+from tests.brief import Capsys, line_with
 from tests.eager.runs.recorded import STEPS, train
 
 VERSIONS = sorted(Path(__file__).parent.glob("recordings/version_*"))
@@ -51,8 +52,7 @@ def test_a_run_that_was_cut_is_named(folder: Path, capsys: Capsys) -> None:
 def test_a_difference_has_lines_and_operands(folder: Path, capsys: Capsys) -> None:
     train(folder / "a")
     train(folder / "b", square=lambda x: x**2 + 0.25)
-    status, text = output(capsys, "diff", "a", "b")
-    assert status == 1
+    text = output(capsys, "diff", "a", "b")[1]
     assert "step 0: the programs differ; the first op whose result differs is" in text
     assert "square=lambda x: x**2 + 0.25" in text
     assert re.search(r"operand 0: f32\[8,2\], result of square", text)
@@ -61,9 +61,7 @@ def test_a_difference_has_lines_and_operands(folder: Path, capsys: Capsys) -> No
 def test_a_replay_reports_equal_bits(folder: Path, capsys: Capsys) -> None:
     run = train(folder / "a")
     status, text = output(capsys, "replay", "a", "--step", 7)
-    assert status == 0
-    assert text.endswith("equal bits\n")
-    assert str(run.losses[7]) in text
+    assert (status, text.endswith(f"result {run.losses[7]}\nequal bits\n")) == (0, True)
     assert output(capsys, "replay", "a")[1].startswith(f"step {STEPS - 1} of")
 
 
@@ -84,6 +82,8 @@ def test_the_tensors_of_a_line(folder: Path, capsys: Capsys) -> None:
         assert f"replay: expected a step from 0 to {STEPS - 1}, got 99" in text
     status, text = output(capsys, "debug", "a", "--step", 99)
     assert (status, f"debug: expected a step from 0 to {STEPS - 1}, got 99" in text) == (1, True)
+    words = ["debug", "a", "--step", 3, "--command", "b d", "--command", "c", "--command", "p d"]
+    assert "d = model(dropout(x)) - y" in output(capsys, *words)[1]
 
 
 def test_the_state_and_inputs_of_a_step_are_saved(folder: Path, capsys: Capsys) -> None:
@@ -189,6 +189,7 @@ def test_steps_without_a_program_are_not_searched(folder: Path, capsys: Capsys) 
             step(ml.full(2, -1.0))
     status, text = output(capsys, "replay", "a", "--nan")
     assert (status, "no nan" in text) == (1, False)
+    assert "step 0 was not computed: no step has a program" in output(capsys, "verify", "a")[1]
     assert re.match(r"3 steps cannot be searched: \S*step has no program: CaptureError: ", text)
     with ml.runs.record(folder / "b"):
         step(ml.full((), -1.0))
@@ -238,15 +239,13 @@ def test_other_versions_are_named_with_a_mismatch(folder: Path, capsys: Capsys) 
 def test_an_incomplete_recording_is_no_mismatch(folder: Path, capsys: Capsys) -> None:
     train(folder / "a", options={"inputs": "none"})
     status, text = output(capsys, "verify", "a")
-    assert status == 1
-    assert f"a is incomplete: {STEPS} steps, computed again: none" in text
+    assert (status, f"a is incomplete: {STEPS} steps, computed again: none" in text) == (1, True)
     assert "ml.runs.Replay(run, inputs=batch_of)" in text
     train(folder / "b")
     log = folder / "b" / "log"
     log.write_bytes(log.read_bytes()[:-1])  # the last frame is torn, as by a kill
     status, text = output(capsys, "verify", "b")
-    assert status == 1
-    assert text.startswith("the recording was not closed")
+    assert (status, text.startswith("the recording was not closed")) == (1, True)
     assert f"b is incomplete: {STEPS} steps, computed again: " in text
 
 
@@ -261,48 +260,33 @@ def test_a_recording_without_steps_is_neither_equal_nor_complete(
         "error: diff: expected recordings with steps, b has none\n",
     )
     status, text = output(capsys, "verify", "a")
-    assert status == 1
-    assert text.startswith("the recording has no steps\na is incomplete")
+    assert (status, text.startswith("the recording has no steps\na is incomplete")) == (1, True)
 
 
 def test_missing_contents_are_named(folder: Path, capsys: Capsys) -> None:
     train(folder / "a")
     (folder / "a" / "data").unlink()
-    missing = "a/data: No such file or directory"
-    assert f"problem: {missing}" in output(capsys, "verify", "a")[1]
-    assert f"error: {missing}" in output(capsys, "replay", "a", "--step", 9)[1]
-
-
-def test_a_missing_source_is_named(folder: Path, capsys: Capsys) -> None:
-    train(folder / "a")
     source = next((folder / "a" / "sources").iterdir())
     source.unlink()
+    missing = "a/data: No such file or directory"
     status, text = output(capsys, "verify", "a")
-    assert status == 1
+    assert (status, f"problem: {missing}" in text, "a does not match" in text) == (1, True, True)
     assert f"problem: a/sources/{source.name}: the file is missing" in text
-    assert "a does not match" in text
+    assert f"error: {missing}" in output(capsys, "replay", "a", "--step", 9)[1]
+    with patch("mlvm.eager.runs.verification.silent_vm", side_effect=MachineError("no kernels")):
+        assert output(capsys, "verify", "a") == (1, "error: no kernels\n")
 
 
 def test_options_that_replay_refuses(folder: Path, capsys: Capsys) -> None:
     train(folder / "a")
     for words in (["--at", "recorded.py:1"], ["--save", "out"]):
-        status, text = output(capsys, "replay", "a", "--nan", *words)
-        assert status == 1
-        assert "--nan accepts only --step" in text
+        assert "--nan accepts only --step" in output(capsys, "replay", "a", "--nan", *words)[1]
 
 
 def test_printed_values_have_the_digits_of_their_type() -> None:
     assert summary(np.array([0.1], np.float32)).endswith(": 0.1")
     assert summary(np.array([0.1, 1 / 3])).endswith(": 0.1, 0.3333333333333333")
     assert "mean 1.5 of the finite elements, nans 0" in summary(np.array([1.0, 2.0, np.inf]))
-
-
-def test_a_step_is_debugged(folder: Path, capsys: Capsys) -> None:
-    train(folder / "a")
-    words = ["debug", "a", "--step", 3, "--command", "b d", "--command", "c", "--command", "p d"]
-    status, text = output(capsys, *words)
-    assert status == 0
-    assert "d = model(dropout(x)) - y" in text
 
 
 def test_a_page_shows_losses_digests_and_the_difference(folder: Path, capsys: Capsys) -> None:
@@ -349,12 +333,6 @@ def test_a_folder_without_a_recording_is_one_line(
     assert (status, text.count("\n")) == (1, 1)
 
 
-def test_other_processes_read_a_recording(folder: Path) -> None:
-    train(folder / "a")
-    done = run_python("-m", "mlvm", "diff", "a", "a", cwd=folder)
-    assert (done.returncode, done.stdout) == (0, f"equal: {STEPS} steps\n")
-
-
 @pytest.mark.parametrize("recording", VERSIONS, ids=lambda path: path.name)
 def test_recordings_of_earlier_releases(recording: Path, folder: Path, capsys: Capsys) -> None:
     shutil.copytree(recording, folder / "a")
@@ -373,14 +351,6 @@ def test_repros_of_earlier_releases(capsys: Capsys) -> None:
         expected = "verified: the recorded digests of 1 output and 1 state"
         assert (status, expected in text) == (0, True)
         assert "tanh" in output(capsys, "debug", repro, "--command", "b tanh", "--command", "c")[1]
-
-
-def test_a_recording_without_programs_is_incomplete(folder: Path, capsys: Capsys) -> None:
-    with ml.runs.record("eager"):
-        ml.runs.step(lambda x: float(x) + 1)(ml.ones(()))
-    status, text = output(capsys, "verify", "eager")
-    assert status == 1
-    assert "step 0 was not computed: no step has a program" in text
 
 
 def test_there_is_a_recording_of_each_version() -> None:
