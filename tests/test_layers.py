@@ -91,7 +91,7 @@ CEILING = {
     "mlvm/eager/files": 1_000,
     "mlvm/eager/interop": 1_000,
     "mlvm/eager/capture": 5_500,
-    "mlvm/eager/runs": 4_000,
+    "mlvm/eager/runs": 4_500,
     "mlvm/onnx": 6_500,
     "mlvm": 2_000,
     "models": 4_000,
