@@ -51,7 +51,6 @@ class Cells:
         self.digests: dict[int, bytes] = {}
         self._sources: dict[int, _Source] = {}  # of cells that have not ended
         self._numbers: dict[object, int] = {}
-        self.paths: dict[str, int] = {}  # the cell that a step has read at a path
         self._names: set[str] = set()
         self._watch: tuple[Watch, int] | None = None
         self._watches: dict[int, Watch] = {}  # by the id of the VM, which a watch keeps alive
@@ -78,16 +77,10 @@ class Cells:
             self.rows.append(StateCell(number, name, source.type))
         return number
 
-    def moved(self, tensors: Iterable[tuple[str, Allocation]]) -> list[str]:
-        """Return the paths that have a different tensor than the cell of the path."""
-        present = self.present()
-        cells = [(path, self.paths[path], x) for path, x in tensors if path in self.paths]
-        return [path for path, number, x in cells if present.get(number) is not x]
-
     def present(self) -> dict[int, Allocation]:
         """Return the tensors of all cells that have memory, by number."""
-        tensors = {number: source.tensor() for number, source in self._sources.items()}
-        return {number: x for number, x in tensors.items() if x is not None}
+        sources = self._sources.items()
+        return {number: x for number, each in sources if (x := each.tensor()) is not None}
 
     def array(self, number: int) -> Array:
         """Return the present content of a cell."""
@@ -97,16 +90,18 @@ class Cells:
 
     def ended(self) -> list[int]:
         """Return the cells that have lost their tensor since the last call, and forget them."""
-        ended = [number for number, each in self._sources.items() if each.tensor() is None]
+        self._held = self.present()
+        ended = sorted(self._sources.keys() - self._held.keys())
         for number in ended:
             if self._sources[number].object() is None:
                 del self._sources[number]
         return [number for number in ended if self.digests.pop(number, None) is not None]
 
     def changed(self) -> dict[int, Array]:
-        """Return the contents that no step has computed, of all cells, and record them."""
+        """Return the contents that no step has computed, of all cells, and record them.
+
+        Call `ended` first."""
         changed: dict[int, Array] = {}
-        self._held = self.present()
         is_unwritten = self._watch is not None and self._watch[0].changes == self._watch[1]
         for number, x in self._held.items():
             watched = self._watched.get(number) if is_unwritten else None
@@ -123,18 +118,16 @@ class Cells:
         """Record the contents of cells that a step has updated.
 
         Forget the contents of other cells with memory of theirs, which the next step stores."""
-        before, self._held = self._held, {}
-        present = {**before, **self.present()}
-        noted = {*numbers}
-        tensors = [x[number] for number in noted for x in (before, present) if number in x]
-        regions = {id(x.root.region) for x in tensors}
-        for number, x in present.items():
-            if id(x.root.region) in regions:
-                now = digest(array_of(x))
-                if number in noted:
-                    self.digests[number] = now
-                elif self.digests.get(number) != now:
-                    self.digests.pop(number, None)
+        before = self._held
+        self._held = present = {**before, **self.present()}
+        noted = present.keys() & numbers
+        written = {id(x[number].root) for number in noted for x in (before, present) if number in x}
+        for number in noted:
+            self.digests[number] = digest(array_of(present[number]))
+        for number in present.keys() - noted:
+            x = present[number]
+            if id(x.root) in written and self.digests.get(number) != digest(array_of(x)):
+                self.digests.pop(number, None)
 
     def forget(self, numbers: Iterable[int]) -> None:
         """Forget the contents of cells because a step that updates them has raised."""
@@ -143,8 +136,8 @@ class Cells:
         self._watch, self._held = None, {}
 
     def begin_watch(self, vm: VMProtocol) -> None:
-        """Watch for writes to the cells from now on; unwritten cells are not read again."""
-        present = self.present()
+        """Watch for writes to the cells after `note`; unwritten cells are not read again."""
+        present, self._held = self._held, {}
         self._watch, self._watched = None, {i: weakref.ref(x) for i, x in present.items()}
         if all(x.arena.vm is vm for x in present.values()) and not is_shared(vm):
             watch = self._watches.get(id(vm)) or self._watches.setdefault(id(vm), Watch(vm))
@@ -167,8 +160,9 @@ class _Source(NamedTuple):
             x = Field(x, name).value
             if item is not None:
                 x = x[item] if isinstance(x, tuple) and item < len(x) else None
-        is_tensor = isinstance(x, Allocation) and x.handle != STALE and x.type == self.type
-        return x if is_tensor else None
+            if not isinstance(x, Allocation) or x.type != self.type:
+                return None
+        return None if x is None or x.handle == STALE else x
 
 
 def storable(array: Array) -> Array:

@@ -75,13 +75,6 @@ def tensors_below(roots: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Alloc
     return ((path, x) for path, x in _objects_below(roots) if isinstance(x, Allocation))
 
 
-def tensors_of_call(
-    fn: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]
-) -> Iterator[tuple[str, Allocation]]:
-    """Yield the tensors that a function reaches, with all paths."""
-    return tensors_below(_roots(fn, args, kwargs))
-
-
 def tensors_of_frame(frame: FrameType) -> Iterator[tuple[str, Allocation]]:
     """Yield the tensors below the variables of a frame, and below the globals that it reads.
 

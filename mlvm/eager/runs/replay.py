@@ -49,9 +49,8 @@ class Moment(NamedTuple):
     """State and inputs that a step reads.
 
     step: the step.
-    state: the state before the step, by the paths that the step reads. State that only earlier
-        steps have read has the paths of the last of these, unless the step reads another tensor at
-        the path.
+    state: the state before the step, by the paths by which the function of the step reads it. Other
+        state has the paths in the last steps of other functions.
     inputs: the external inputs by name.
     """
 
@@ -159,14 +158,13 @@ class Replay:
     def names(self, step: RecordedStep) -> dict[str, int]:
         """Return the cells before a step by name. Raises the errors of `at`."""
         self._go_to(step)
-        names: dict[str, int] = {}
-        moved = set[str]()
-        for table in {id(x.table): x.table for x in self.run.steps[step.number :: -1]}.values():
-            for name, cell in table.state:
-                if cell in self._cells and name not in moved and cell not in names.values():
-                    names.setdefault(name, cell)
-            moved.update(table.moved)
-        return names
+        last: dict[str, StepTable] = {}
+        for each in self.run.steps[: step.number + 1]:
+            last.pop(each.table.function, None)
+            last[each.table.function] = each.table
+        named = {cell: name for table in last.values() for name, cell in table.state}
+        names = {name: cell for cell, name in named.items() if cell in self._cells}
+        return names | dict(step.table.state)
 
     def cells(self, number: int) -> dict[int, Array]:
         """Return the contents of the cells before a step, by number."""

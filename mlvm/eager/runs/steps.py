@@ -30,7 +30,7 @@ Operand: TypeAlias = tuple[str, int]
 
 _FORM: Final = {
     **dict.fromkeys(("function", "content", "file", "reason"), str),
-    **{key: [str] for key in ("names", "types", "results", "moved")},
+    **{key: [str] for key in ("names", "types", "results")},
     **{key: [(int, int)] for key in ("writes", "updated")},
     **{key: [(str, int)] for key in ("operands", "state")},
     "returns": [int],
@@ -58,7 +58,6 @@ class StepTable:
         sources: the digest of each source file that the program names, by path.
         state: the cells that a call reads or updates, each with the path of the tensor in this
             call, in the order of the paths.
-        moved: paths of the state of earlier tables that have a different tensor in this call.
         optimizers: the kind and the hyperparameters of each optimizer, by path.
         reason: why the program could not be recorded, "" with a program.
     """
@@ -76,7 +75,6 @@ class StepTable:
     sources: Mapping[str, str] = field(default_factory=dict)
     optimizers: Mapping[str, str] = field(default_factory=dict)
     state: Sequence[tuple[str, int]] = ()
-    moved: Sequence[str] = ()
     reason: str = ""
 
     def cells(self) -> list[int]:
@@ -117,11 +115,7 @@ class StepTable:
         """Return the table from a value of the log.
 
         Raises `EncodingError` if the value is invalid."""
-        named = (
-            {"optimizers": {}, "state": [], "moved": [], **value}
-            if isinstance(value, dict)
-            else value
-        )
+        named = {"optimizers": {}, "state": [], **value} if isinstance(value, dict) else value
         is_table = fits(named, _FORM) and named.keys() == _FORM.keys()
         if is_table:
             table = StepTable(**named)

@@ -19,7 +19,7 @@ from mlvm.eager.recording.recorder import RetryAfterCopy
 from mlvm.eager.runs.bindings import Bindings
 from mlvm.eager.runs.cells import Cells
 from mlvm.eager.runs.log import digest_of, encoded
-from mlvm.eager.runs.names import optimizers_of, tensors_of_call, unused_name
+from mlvm.eager.runs.names import optimizers_of, unused_name
 from mlvm.eager.runs.ops import OpProgram, names_in_call, program_of_call, takes_from_queue
 from mlvm.eager.runs.steps import CELL, INPUT, Operand, StepTable, leaves_of
 from mlvm.eager.tensor.constants import prepare_constants, scalar_array
@@ -117,9 +117,6 @@ def traced_step(captured: Captured[..., Any], match: ProgramMatch, cells: Cells)
     types = [str(x.type) for x in external]
     named += [f"number {names[id(x)]}" for x in call.numbers.tensors.values()]
     types += [str(TensorType(dtype)) for _, dtype in places]
-    moved = cells.moved(tensors_of_call(captured.fn, args, kwargs))
-    named_state = _ordered(state)
-    cells.paths.update(named_state)
     returned = leaves_of(call.outcome.with_leaves(args, kwargs))
     table = StepTable(
         captured.name,
@@ -130,8 +127,7 @@ def traced_step(captured: Captured[..., Any], match: ProgramMatch, cells: Cells)
         returns=[x.value if isinstance(x, ResultLeaf) else -1 for _, x in returned],
         writes=[*writes.items()],
         updated=updated,
-        state=named_state,
-        moved=[path for path in moved if path not in dict(named_state)],
+        state=_ordered(state),
         optimizers=optimizers_of(captured.fn, args, kwargs),
     )
     program = None
