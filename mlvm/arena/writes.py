@@ -35,6 +35,10 @@ class Watch:
         self.changes = 0
         self._writes = vm.attached(_Writes)
 
+    def is_of(self, vm: VMProtocol) -> bool:
+        """Return whether it watches tensors of this VM."""
+        return vm.attached(_Writes) is self._writes
+
     def begin(self, tensors: Iterable[Allocation]) -> None:
         """Watch exactly these tensors, at the current addresses."""
         self._writes.watch(self, [x.root.region for x in tensors])

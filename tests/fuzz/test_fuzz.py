@@ -6,7 +6,7 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial, wraps
 from importlib import import_module
 from itertools import filterfalse
@@ -26,7 +26,7 @@ from mlvm.core.vm import VM
 from mlvm.eager.capture.guards.guard_set import GuardSet
 from mlvm.eager.runs import interpreter
 from mlvm.eager.runs.diff import Difference
-from mlvm.eager.runs.log import LogWriter
+from mlvm.eager.runs.log import LogEnd, LogWriter
 from mlvm.eager.runs.verification import Verified
 from mlvm.eager.tensor import wrapper
 from mlvm.input.slots import Slot, _Finalizer
@@ -546,15 +546,14 @@ def test_killed_recordings_have_all_steps_that_returned(monkeypatch: Patch) -> N
     assert failure is None
     assert outcomes.total() == with_long(4, 60)
     held: dict[int, list[Any]] = {}
-    append = LogWriter.append
+    after = LogWriter.after
 
-    def late(writer: LogWriter, value: Any) -> None:
-        """Write a frame only with the next one."""
-        for each in held.pop(id(writer), []):
-            append(writer, each)
-        held[id(writer)] = [value]
+    def late(writer: LogWriter, end: LogEnd, values: Iterable[Any]) -> LogEnd:
+        """Write frames only with the next ones."""
+        before, held[id(writer)] = held.get(id(writer), []), [*values]
+        return after(writer, end, before)
 
-    monkeypatch.setattr(LogWriter, "append", late)
+    monkeypatch.setattr(LogWriter, "after", late)
     assert "steps have returned" in str(kills.fuzz(4, 0, 0)[1])
 
 

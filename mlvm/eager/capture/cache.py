@@ -72,9 +72,11 @@ class CacheEntry:
       bounds of sizes.
     - sources: with `capture(check=)`, a function that accepts a call's signature and a function
       that traces the call again. It returns the program's trace and the new trace, for comparison.
+    - traced: the trace, for a recording that is active while the entry is made.
     """
 
     sources: Callable[[Signature, Callable[..., TracedCall]], Any] | None = None
+    traced: TracedCall | None = None
 
     def __init__(
         self,

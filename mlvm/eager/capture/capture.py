@@ -24,7 +24,7 @@ import os
 import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial, update_wrapper
 from numbers import Integral
 from pathlib import Path
@@ -36,7 +36,7 @@ from typing import (
     Literal,
     NamedTuple,
     ParamSpec,
-    TypeAlias,
+    Protocol,
     TypeVar,
     overload,
 )
@@ -61,7 +61,7 @@ from mlvm.eager.capture.call import KnownCall, as_tensors, known_call
 from mlvm.eager.capture.comparing import open_sources_of, require_same, sources_of
 from mlvm.eager.capture.dynamic_axes import LengthSpec, OpenLength
 from mlvm.eager.capture.guards.changing import Changing
-from mlvm.eager.capture.guards.frozen import warn_of_frozen
+from mlvm.eager.capture.guards.frozen import refuse_draws, warn_of_frozen
 from mlvm.eager.capture.guards.guard_set import ASKS_CLASS, GuardSet
 from mlvm.eager.capture.guards.signature import Signature, Signatures
 from mlvm.eager.capture.hoisted import is_shared
@@ -102,6 +102,7 @@ class _Miss(NamedTuple):
     kwargs: Any
     signature: Signature
     key: Any
+    undone: Undone | None
 
     def trace(
         self,
@@ -114,7 +115,11 @@ class _Miss(NamedTuple):
 
         Raises `CaptureError` if the call needs the value of an argument that is a type."""
         args, kwargs, signature = self.args, self.kwargs, self.signature
-        call = trace(fn, args, kwargs, self.arena, signature, free, lengths, undone)
+        undone = self.undone or undone
+        noting = step_observers[-1].noting if step_observers else nullcontext
+        with noting() as notes:
+            call = trace(fn, args, kwargs, self.arena, signature, free, lengths, undone)
+        call = call._replace(notes=notes)
         types = call.record.placeholders.types
         calls = with_blocks(call.flow.calls if types else ())
         uses = [x for each in calls for x in (*each.ins, *each.outs)]
@@ -147,11 +152,34 @@ class ProgramMatch(NamedTuple):
     named: Sequence[OpenLength]
 
 
-StepObserver: TypeAlias = "Callable[[Captured[..., Any], Callable[[Any, Any], Any], Any, Any], Any]"
-step_observers: Final[list[StepObserver]] = []
-"""Functions that wrap each call of a captured function; only the last one is called.
+class StepObserver(Protocol):
+    """Observer of the calls of captured functions and eager steps."""
 
-It gets the captured function, a function that runs the call, and the arguments."""
+    def observe(self, captured: Any, args: Any, kwargs: Any, fn: Any = None) -> Any:
+        """Run a captured function, or `fn` if it is given; return the result."""
+
+    def noting(self) -> AbstractContextManager[object]:
+        """Return the block around a trace, with the notes for the `TracedCall`."""
+
+
+step_observers: Final[list[StepObserver]] = []
+"""The active observers; only the last one observes."""
+
+
+class LaunchObserver(Protocol):
+    """Function that runs the launch of a call, and returns the result.
+
+    It gets the program, the inputs, the Python numbers, and the match unless C matched the call.
+    """
+
+    def __call__(
+        self,
+        entry: CacheEntry,
+        inputs: Sequence[Tensor],
+        numbers: Sequence[float],
+        match: ProgramMatch | None,
+        launch: Callable[[], Any],
+    ) -> Any: ...
 
 
 class Captured(Generic[P, R]):
@@ -224,8 +252,8 @@ class Captured(Generic[P, R]):
         if current().recorder is not None:  # called inside an outer captured function
             return self._fn(*args, **kwargs)
         if step_observers:
-            return step_observers[-1](self, self._call, args, kwargs)  # type: ignore[no-any-return]
-        return self._call(args, kwargs)  # type: ignore[no-any-return]
+            return step_observers[-1].observe(self, args, kwargs)  # type: ignore[no-any-return]
+        return self.call(args, kwargs)  # type: ignore[no-any-return]
 
     def drain(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the program until the queue is closed and drained.
@@ -241,9 +269,12 @@ class Captured(Generic[P, R]):
             drained.drain()  # QueueClosedError
             ml.capture(ml.sum).drain(v)  # ProgramError
         """
-        return self._call(args, kwargs, loop=True)  # type: ignore[no-any-return]
+        return self.call(args, kwargs, loop=True)  # type: ignore[no-any-return]
 
-    def _call(self, args: Any, kwargs: Any, *, loop: bool = False) -> Any:
+    def call(
+        self, args: Any, kwargs: Any, *, loop: bool = False, around: LaunchObserver | None = None
+    ) -> Any:
+        """Run a call; `around` runs the launch, after the trace if the call is traced."""
         now = current()
         if now.tape is not None and taping() is not None:
             raise GradientError(
@@ -258,22 +289,28 @@ class Captured(Generic[P, R]):
                 if entry is self._last and matcher is not entries[0]:  # entries do not alternate
                     self._entries.know(matcher)
                 self._last = entry
-                return self._launch(entry, entry.variants.select(), arena, matcher.scratch, *bound)
+                launch = entry.variants.select()
+                if around is not None:
+                    run = partial(self._launch, entry, launch, arena, matcher.scratch, *bound)
+                    return around(entry, bound[2], bound[0].args, None, run)
+                return self._launch(entry, launch, arena, matcher.scratch, *bound)
         now = entries = matcher = bound = None  # type: ignore[assignment]  # they keep state alive
         arrays = args
         args, kwargs = as_tensors(self._signatures, arena.vm, args, kwargs)
         if args is not arrays:
-            return self._call(args, kwargs, loop=loop)  # the call may match now
-        entry, scalars, signature, _, _, is_known, named = self._match(arena, args, kwargs)
+            return self.call(args, kwargs, loop=loop, around=around)  # the call may match now
+        match = self._match(arena, args, kwargs)
+        entry, scalars, signature, _, _, is_known, named = match
         is_repeated, self._last = self._last is entry, entry
         if loop:
             result = self._launch_in_loop(entry, arena, scalars, signature)
             return entry.outcome.with_arguments(result, args, kwargs)
         launch, tensors, inputs = entry.variants.select(), signature.tensors, signature.inputs
         scratch = self._scratch.of(arena.vm)
-        result = self._launch(entry, launch, arena, scratch, scalars, tensors, inputs)
+        run = partial(self._launch, entry, launch, arena, scratch, scalars, tensors, inputs)
         if entry.outcome.returns_arguments:
-            result = entry.outcome.with_arguments(result, args, kwargs)
+            run = partial(_with_arguments, run, entry, args, kwargs)
+        result = run() if around is None else around(entry, inputs, signature.numbers, match, run)
         may_repeat = is_known and (is_repeated or not named)
         if EXTENSION is not None and may_repeat and self.check is None:
             learnt = known_call(entry, signature, args, kwargs, scratch)
@@ -284,23 +321,16 @@ class Captured(Generic[P, R]):
     def match(self, args: Any, kwargs: Any) -> ProgramMatch:
         """Return the program that a call with these arguments would launch; compile it if needed.
 
-        No program is launched. Raises the errors that a call raises before the launch.
+        No program is launched, and changes that a trace makes are undone. Raises the errors that a
+        call raises before the launch.
         """
         arena = scope() or default_arena()
-        return self._match(arena, *as_tensors(self._signatures, arena.vm, args, kwargs))
+        args, kwargs = as_tensors(self._signatures, arena.vm, args, kwargs)
+        return self._match(arena, args, kwargs, undone=always)
 
-    def match_known(
-        self, args: Any, kwargs: Any
-    ) -> tuple[CacheEntry, Sequence[Tensor], Sequence[float]] | None:
-        """Return the program, inputs and Python numbers of a call that C matches, or None."""
-        vm = (scope() or default_arena()).vm
-        for matcher in self._entries.matchers:
-            bound = matcher.match(vm, args, kwargs)
-            if bound is not None:
-                return matcher.entry, bound[2], bound[0].args
-        return None
-
-    def _match(self, arena: Arena, args: Any, kwargs: Any) -> ProgramMatch:
+    def _match(
+        self, arena: Arena, args: Any, kwargs: Any, undone: Undone | None = None
+    ) -> ProgramMatch:
         while True:
             signature, key = self._signatures.of(arena.vm, args, kwargs)
             named = self.spec.axes(signature, args, kwargs) if self.spec.names else []
@@ -308,7 +338,8 @@ class Captured(Generic[P, R]):
             if match is None:
                 try:
                     with uncollected():
-                        entry = self._compile(_Miss(arena, args, kwargs, signature, key), named)
+                        miss = _Miss(arena, args, kwargs, signature, key, undone)
+                        entry = self._compile(miss, named)
                 except recorder.RetryAfterCopy as error:
                     make_exclusive(error.x)
                     continue
@@ -664,6 +695,9 @@ class Captured(Generic[P, R]):
         call; in that case later calls trace again."""
         guards = miss.signature.guards
         self._forget_lapsed(guards)
+        if miss.undone is not None:  # no call, which would warn
+            refuse_draws(guards, self._name)
+            return self._compile_open(miss, named) or self._compile_closed(miss)
         recording = self._changing.describe(miss.arena.vm, guards, miss.args, miss.kwargs)
         entry = self._compile_open(miss, named) or self._compile_closed(miss)
         warn_of_frozen(guards, self._name)
@@ -762,6 +796,7 @@ class Captured(Generic[P, R]):
     def _entry(self, call: TracedCall, signature: Signature) -> CacheEntry:
         """Compile recorded calls, after replacing patterns by host functions."""
         sources = partial(sources_of, call)
+        traced = call if step_observers and self.check is None else None
         replaced: dict[str, list[Replaced]] = {}
         if self._replace:
             states = call.record.outside.states
@@ -770,7 +805,7 @@ class Captured(Generic[P, R]):
         compiler, hoist = self.compiler(call)
         compiled = partial(compiler, call.flow)
         entry = CacheEntry(compiled(hoist=hoist), call, signature, self._title, compiled)
-        entry.replaced = replaced
+        entry.replaced, entry.traced = replaced, traced
         if self.check is not None:
             entry.sources = partial(sources, entry)
         return entry
@@ -815,6 +850,10 @@ class Captured(Generic[P, R]):
         entry = self._make_entry_at(opened, signature, lengths)
         if entry is not None:
             entry.opened = opened
+            values = opened.values(signature, lengths) if step_observers else None
+            if values is not None:
+                call = opened.call.at(values, opened.template.flow(values))
+                entry.traced = call._replace(notes=None)  # of the flow without these sizes
             if self.check is not None:
                 entry.sources = partial(open_sources_of, opened, lengths)
         return entry
@@ -1023,6 +1062,10 @@ def capture(
     if not callable(fn):
         raise CaptureError(f"capture: expected a function, got {brief(fn)}")
     return Captured(fn, **options)
+
+
+def _with_arguments(run: Callable[[], Any], entry: CacheEntry, args: Any, kwargs: Any) -> Any:
+    return entry.outcome.with_arguments(run(), args, kwargs)
 
 
 def require_bools(name: str, **options: object) -> None:

@@ -19,7 +19,7 @@ import copy
 import traceback
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Container, Iterator, Mapping, Sequence, Set
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from types import MethodType
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 from weakref import ReferenceType
@@ -285,6 +285,7 @@ class TracedCall(NamedTuple):
         flattened: the ids of Modules of which the function has read all children, not only some
             fields.
         template: in a trace with dynamic sizes, the source of the flow.
+        notes: what the observer of a recording has noted during the trace.
     """
 
     record: recorder.Recorder
@@ -294,6 +295,7 @@ class TracedCall(NamedTuple):
     free: Sequence[int]
     flattened: Set[int]
     template: FlowTemplate | None = None
+    notes: object = None
 
     def frozen(self) -> TracedCall:
         """Return the call with placeholders for everything that depends on dynamic sizes."""
@@ -409,6 +411,9 @@ def trace(
     sizes = [each.size_in(signature) for each in lengths]
     numbers = Numbers([signature.numbers[i] for i in free], arena.vm, sizes)
     with ExitStack() as stack:
+        if undone(None):
+            stack.enter_context(_keeping_draws())
+            snapshot.note_contents(signature.guards)
         placeholders: list[Any] = stack.enter_context(numbers.recording())
         types = open_types(lengths, signature, [placeholders.pop() for _ in lengths][::-1])
         record = stack.enter_context(recorder.recording_of(arena.vm, signature.inputs, types))
@@ -494,6 +499,16 @@ def trace(
         numbers.types.clear()
         numbers.see_kept()
     return call
+
+
+@contextmanager
+def _keeping_draws() -> Iterator[None]:
+    """Restore the state of NumPy's global random generator after the block."""
+    state = np.random.get_state()
+    try:
+        yield
+    finally:
+        np.random.set_state(state)
 
 
 class _Results:

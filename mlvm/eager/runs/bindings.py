@@ -51,12 +51,12 @@ class Bindings:
         self._latest: dict[str, dict[str, tuple[object, int]]] = defaultdict(dict)
 
     @contextmanager
-    def collected(self) -> Iterator[None]:
+    def collected(self) -> Iterator[Bindings]:
         """Collect names in functions that this thread calls in the block."""
         before = sys.gettrace()
         sys.settrace(self._entered)
         try:
-            yield
+            yield self
         finally:
             sys.settrace(before)
 

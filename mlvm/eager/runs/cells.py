@@ -1,8 +1,8 @@
 """State of a run: the tensors that steps read from outside and update, as numbered cells.
 
 A cell is a tensor that a function reads from the environment, or a Module's field that a function
-rebinds. For each cell the digests of all contents that a replay can compute are known. Any other
-content was written outside of the steps, and the recording stores it.
+rebinds. A content that differs from the content after the last step was written outside of the
+steps, and the recording stores it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 from mlvm.arena.arena import STALE, Allocation
 from mlvm.arena.writes import Watch
-from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import Array, TensorType
 from mlvm.core.vm import VM
 from mlvm.eager.capture.guards.guard_set import Field
@@ -40,22 +39,28 @@ class StateCell(NamedTuple):
     type: TensorType
 
 
+class _CellDigest(NamedTuple):
+    """Digest of the tensor `x` of a cell, valid until the watch counts further changes."""
+
+    watch: Watch
+    changes: int
+    x: weakref.ref[Allocation]
+    digest: bytes
+
+
 class Cells:
-    """The cells of a run that is being recorded, with digests of the contents.
+    """The cells of a run that is being recorded.
 
     Cells refer weakly to tensors and to owners of fields. A cell ends with its tensor or owner.
     """
 
     def __init__(self) -> None:
         self.rows: list[StateCell] = []
-        self.digests: dict[int, bytes] = {}
         self._sources: dict[int, _Source] = {}  # of cells that have not ended
         self._numbers: dict[object, int] = {}
         self._names: set[str] = set()
-        self._watch: tuple[Watch, int] | None = None
-        self._watches: dict[int, Watch] = {}  # by the id of the VM, which a watch keeps alive
-        self._watched: dict[int, weakref.ref[Allocation]] = {}
-        self._held: dict[int, Allocation] = {}  # the tensors before the step that is running
+        self._watches: dict[int, Watch] = {}
+        self._digests: dict[int, _CellDigest] = {}
 
     def of_tensor(self, x: Allocation, name: str) -> int:
         """Return the number of a tensor's cell; create the cell if necessary."""
@@ -82,67 +87,33 @@ class Cells:
         sources = self._sources.items()
         return {number: x for number, each in sources if (x := each.tensor()) is not None}
 
-    def array(self, number: int) -> Array:
-        """Return the present content of a cell."""
-        x = self._sources[number].tensor()
-        assert x is not None  # the caller has tested this
-        return array_of(x)
+    def tensor(self, number: int, before: Allocation) -> Allocation:
+        """Return the tensor of a cell, or the tensor before if it has ended."""
+        x = self._sources[number].tensor() if number in self._sources else None
+        return before if x is None else x
 
-    def ended(self) -> list[int]:
-        """Return the cells that have lost their tensor since the last call, and forget them."""
-        self._held = self.present()
-        ended = sorted(self._sources.keys() - self._held.keys())
-        for number in ended:
-            if self._sources[number].object() is None:
-                del self._sources[number]
-        return [number for number in ended if self.digests.pop(number, None) is not None]
+    def forget_ended(self) -> None:
+        """Forget the cells whose tensor or owner has ended."""
+        for number in [n for n, source in self._sources.items() if source.object() is None]:
+            for each in (self._sources, self._watches, self._digests):
+                each.pop(number, None)
 
-    def changed(self) -> dict[int, Array]:
-        """Return the contents that no step has computed, of all cells, and record them.
-
-        Call `ended` first."""
-        changed: dict[int, Array] = {}
-        is_unwritten = self._watch is not None and self._watch[0].changes == self._watch[1]
-        for number, x in self._held.items():
-            watched = self._watched.get(number) if is_unwritten else None
-            if watched is not None and watched() is x and number in self.digests:
-                continue
-            array = array_of(x)
-            now = digest(array)
-            if self.digests.get(number) != now:
-                self.digests[number] = now
-                changed[number] = array
-        return changed
-
-    def note(self, numbers: Iterable[int]) -> None:
-        """Record the contents of cells that a step has updated.
-
-        Forget the contents of other cells with memory of theirs, which the next step stores."""
-        before = self._held
-        self._held = present = {**before, **self.present()}
-        noted = present.keys() & numbers
-        written = {id(x[number].root) for number in noted for x in (before, present) if number in x}
-        for number in noted:
-            self.digests[number] = digest(array_of(present[number]))
-        for number in present.keys() - noted:
-            x = present[number]
-            if id(x.root) in written and self.digests.get(number) != digest(array_of(x)):
-                self.digests.pop(number, None)
-
-    def forget(self, numbers: Iterable[int]) -> None:
-        """Forget the contents of cells because a step that updates them has raised."""
-        for number in numbers:
-            self.digests.pop(number, None)
-        self._watch, self._held = None, {}
-
-    def begin_watch(self, vm: VMProtocol) -> None:
-        """Watch for writes to the cells after `note`; unwritten cells are not read again."""
-        present, self._held = self._held, {}
-        self._watch, self._watched = None, {i: weakref.ref(x) for i, x in present.items()}
-        if all(x.arena.vm is vm for x in present.values()) and not is_shared(vm):
-            watch = self._watches.get(id(vm)) or self._watches.setdefault(id(vm), Watch(vm))
-            watch.begin(present.values())
-            self._watch = watch, watch.changes
+    def digest(self, number: int, x: Allocation) -> bytes:
+        """Return the digest of the present tensor of a cell, which is read if it was written."""
+        last = self._digests.get(number)
+        if last is not None and last.x() is x and last.watch.changes == last.changes:
+            return last.digest
+        vm = x.arena.vm
+        if x.root.region is None or is_shared(vm):
+            return digest(array_of(x))
+        watch = self._watches.get(number)
+        if watch is None or not watch.is_of(vm):
+            watch = self._watches[number] = Watch(vm)
+        watch.begin([x])
+        changes = watch.changes  # before the content is read, so that no write is missed
+        key = digest(array_of(x))
+        self._digests[number] = _CellDigest(watch, changes, weakref.ref(x), key)
+        return key
 
 
 class _Source(NamedTuple):
@@ -166,7 +137,9 @@ class _Source(NamedTuple):
 
 
 def storable(array: Array) -> Array:
-    """Return the array in a dtype that a checkpoint supports: c128 as pairs of f64."""
+    """Return the array in a dtype that a checkpoint supports: c128 as f64, packed values as u8."""
+    if array.dtype.names:
+        return array.view("u1")
     return array.reshape(-1).view("f8") if array.dtype == "c16" else array
 
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 import os
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, NamedTuple
 
 from mlvm.core.errors import EncodingError, MlvmError
 from mlvm.core.program.encoding import HEADER, Kind, Reader, Writer, damaged
@@ -72,31 +72,65 @@ def number_of(digest: bytes) -> int:
     return int.from_bytes(digest, "little")
 
 
-class LogWriter:
-    """Writer of a new log.
+class AppendedFile:
+    """File to which complete contents are appended.
 
-    Each frame is one write, so a kill damages at most the last frame.
-
-    chain: the digest of the last frame.
+    The caller keeps the size of all complete contents, and passes it to the next `put`, which
+    overwrites the bytes of a failed or interrupted `put`. Each content is one write, so a kill
+    damages at most the last one.
     """
 
     def __init__(self, path: Path) -> None:
-        self.chain = digest_of(_HEAD)
         self._stream: BinaryIO = open_to_append(path)
-        self._stream.write(_HEAD)
+        self._at = 0  # the size of the file, -1 if it is unknown
 
-    def append(self, value: Any) -> None:
-        """Append a frame with a value of numbers, strings, tuples, lists and dicts."""
-        payload = encoded(value)
-        self.chain = digest_of(self.chain, payload)
-        self._stream.write(_framed(payload, self.chain))
+    def put(self, size: int, content: bytes) -> int:
+        """Append to the first `size` bytes, and return the new size. Raises `OSError`."""
+        if self._at != size:
+            self._stream.seek(size)
+            self._stream.truncate()
+        rest, self._at = memoryview(content), -1
+        while rest:
+            rest = rest[self._stream.write(rest) :]
+        self._at = size + len(content)
+        return self._at
 
     def sync(self) -> None:
-        """Wait until all frames are on the disk."""
+        """Wait until all contents are on the disk."""
         os.fsync(self._stream.fileno())
 
     def close(self) -> None:
         self._stream.close()
+
+
+class LogEnd(NamedTuple):
+    """End of the complete frames of a log: the size in bytes, and the digest of the last frame."""
+
+    size: int
+    chain: bytes
+
+
+class LogWriter(AppendedFile):
+    """Writer of a new log.
+
+    end: the end of the frames that `append` has written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.end = LogEnd(self.put(0, _HEAD), digest_of(_HEAD))
+
+    def append(self, value: Any) -> None:
+        """Append a frame with a value of numbers, strings, tuples, lists and dicts."""
+        self.end = self.after(self.end, [value])
+
+    def after(self, end: LogEnd, values: Iterable[Any]) -> LogEnd:
+        """Write frames after an end, in one write, and return the new end. Raises `OSError`."""
+        frames, chain = b"", end.chain
+        for payload in map(encoded, values):
+            chain = digest_of(chain, payload)
+            frames += _framed(payload, chain)
+        return LogEnd(self.put(end.size, frames), chain)
 
 
 def _framed(payload: bytes, chain: bytes) -> bytes:

@@ -8,17 +8,19 @@ file once.
 
 from __future__ import annotations
 
+import inspect
 import linecache
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ContextDecorator
-from dataclasses import replace
-from functools import wraps
-from itertools import islice
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ContextDecorator
+from dataclasses import dataclass, field, replace
+from functools import partial, wraps
+from itertools import compress
 from pathlib import Path
-from typing import Any, BinaryIO, Final, NamedTuple, ParamSpec, TypeAlias, TypeVar
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, ParamSpec, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
 from mlvm.arena.arena import Allocation, scope
@@ -31,18 +33,19 @@ from mlvm.eager.capture.cache import CacheEntry
 from mlvm.eager.capture.capture import Captured, ProgramMatch, capture, step_observers
 from mlvm.eager.files import safetensors
 from mlvm.eager.recording.recorder import refuse_captured
+from mlvm.eager.runs.bindings import Bindings
 from mlvm.eager.runs.cells import Cells, array_of, digest_of_cells, storable
 from mlvm.eager.runs.execution import silent_vm
-from mlvm.eager.runs.log import LogWriter, digest_of, is_log, number_of
+from mlvm.eager.runs.log import AppendedFile, LogEnd, LogWriter, digest_of, is_log, number_of
 from mlvm.eager.runs.names import arguments_of, optimizers_of
 from mlvm.eager.runs.ops import OpProgram
 from mlvm.eager.runs.run import CHECKPOINTS, DATA, LOG, PROGRAMS, SOURCES
 from mlvm.eager.runs.steps import CELL, StepTable, leaves_of, number_array, scalar_of
-from mlvm.eager.runs.traced import traced_step
+from mlvm.eager.runs.traced import TracedStep, traced_call, traced_step
 from mlvm.eager.tensor.context import default_arena
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.machines.digest import digest
-from mlvm.machines.files import open_to_append, write_file
+from mlvm.machines.files import write_file
 from mlvm.machines.versions import versions
 from mlvm.parallel.membership import place_of
 from mlvm.step.saved import LoadedStep
@@ -71,9 +74,14 @@ class record(ContextDecorator):
       from the caller.
 
     The recording contains digests of the state, inputs and results of each step. All members of a
-    group compute the same steps, so only the first member records. Steps of different threads wait
-    for each other. Steps of a forked child are not recorded. A killed process loses at most the
-    step that was running.
+    group compute the same steps, so only the first member records. Steps of a forked child, steps
+    that raise or are interrupted, and steps that run when the block ends are not recorded. A killed
+    process loses at most the step that was running.
+
+    Steps of several threads are recorded in the order in which they return. Launches of captured
+    functions wait for each other. An eager step does not wait, because it may wait for the other
+    threads. If another step is recorded meanwhile, the eager step is recorded without its program,
+    and no replay computes it.
 
     Raises `ArgumentError` for an invalid option, `FileExistsError` and other `OSError` for the
     folder, and `CaptureError` inside a captured function or a recording.
@@ -98,8 +106,9 @@ class record(ContextDecorator):
         is_word = isinstance(inputs, str) and inputs in limits
         self._limit = limits[str(inputs)] if is_word else parse_size(inputs, "record(inputs=)")
         try:
-            self._folder = Path(folder)
-        except TypeError:
+            self._folder = Path(os.path.abspath(folder))
+            self._folder.exists()
+        except (TypeError, ValueError):
             raise ArgumentError(f"record: expected a folder, got {brief(folder)}") from None
         self._every = every
 
@@ -108,10 +117,14 @@ class record(ContextDecorator):
         if step_observers:
             raise CaptureError("record: another recording is active; close it first")
         self._session = _Session(self._folder, self._every, self._limit)
-        step_observers.append(self._session.observe)
+        try:
+            step_observers.append(self._session)
+        except BaseException:  # an interrupt
+            step_observers.clear()
+            raise
 
     def __exit__(self, *error: Any) -> None:
-        step_observers.remove(self._session.observe)
+        step_observers.remove(self._session)
         self._session.close(finished=error[0] is None)
 
 
@@ -119,12 +132,13 @@ def step(fn: Callable[P, R]) -> Callable[P, R]:
     """Mark a function that is not captured as a step of recordings; this is a decorator.
 
     Inside `ml.runs.record`, calls are recorded like calls of a captured function. The function is
-    traced once, as by `ml.capture`, for a program to record, and then runs eagerly. The results
-    have the same digests as in a captured run. If the function cannot be traced, for example
+    traced once, as by `ml.capture`, for a program to record, and then runs eagerly. Changes of
+    Python state by this trace are undone, but not its output. The results have the same digests as
+    in a captured run. If the function cannot be traced, for example
     because it reads a tensor's value, only inputs and results are recorded, and no replay can
     compute it. Outside of `ml.runs.record`, and inside an outer step, calls are not recorded.
 
-    Raises `CaptureError` if `fn` is not a function.
+    Raises `CaptureError` if `fn` is not a function, or is `async`.
 
         >>> @ml.runs.step
         ... def double(x): return x + x
@@ -137,35 +151,115 @@ def step(fn: Callable[P, R]) -> Callable[P, R]:
     if not callable(fn):
         raise CaptureError(f"ml.runs.step: expected a function, got {brief(fn)}")
     captured = capture(fn)
+    if inspect.iscoroutinefunction(fn):
+        raise CaptureError(f"step: expected a function that returns results, got {fn!r}")
 
     @wraps(fn)
     def observed(*args: P.args, **kwargs: P.kwargs) -> R:
         if not step_observers or current().recorder is not None:
             return fn(*args, **kwargs)
-        result: R = step_observers[-1](captured, lambda x, named: fn(*x, **named), args, kwargs)
+        result: R = step_observers[-1].observe(captured, args, kwargs, fn)
         return result
 
     return observed
 
 
-class _Recorded(NamedTuple):
+_Bound: TypeAlias = tuple[CacheEntry, Sequence[Tensor], Sequence[float]]
+"""The program of a call, the inputs and the Python numbers."""
+
+
+@dataclass
+class _Recorded:
     """Program of recorded steps, with a table of operands and results.
 
     Attributes:
-        number: the number of the program in the log.
         table: operands and results.
-        cells: the cells that a call reads or updates.
+        external: which inputs of the program are external inputs.
         numbers: computes the arrays of Python numbers from the numbers of a signature.
+        number: the number of the program in the log, if a step with it has been recorded.
+        unchecked: the program before the first step, whose results are compared with its results.
+        others: the tables of steps with this program that are recorded without it, by reason.
     """
 
-    number: int
     table: StepTable
-    cells: Sequence[int]
-    numbers: Callable[[Sequence[float]], list[Array]]
+    external: Sequence[int] = ()
+    numbers: Callable[[Sequence[float]], list[Array]] = lambda _: []
+    number: int | None = None
+    unchecked: OpProgram | None = None
+    others: dict[str, _Recorded] = field(default_factory=dict)
 
 
-_Inputs: TypeAlias = tuple[_Recorded, list[Allocation], list[Array]]
-"""Program of a call, the tensors among the external inputs, and all external inputs as arrays."""
+class _Recording(NamedTuple):
+    """Everything that the recorded steps have added to a recording.
+
+    The assignment of a new value adds a step. Contents of files and dicts beyond these sizes belong
+    to a step that has failed or was interrupted, and are removed later.
+
+    Attributes:
+        log: the end of the log.
+        data: the size of the data file.
+        steps, checkpoints, programs, cells: the numbers of entries in the log.
+        last_checkpoint: the step of the last checkpoint.
+        spent: the bytes of stored inputs that count.
+        stored: the number of inputs in the data file.
+        digests: the digests of the cells after the last step.
+    """
+
+    log: LogEnd
+    data: int = 0
+    steps: int = 0
+    checkpoints: int = 0
+    programs: int = 0
+    cells: int = 0
+    last_checkpoint: int = -1
+    spent: int = 0
+    stored: int = 0
+    digests: Mapping[int, bytes] = MappingProxyType({})
+
+
+@dataclass
+class _Step:
+    """A step that runs, with everything that is added to the recording when it has returned.
+
+    Attributes:
+        begun: the recording before the step.
+        program: the program.
+        tensors: the tensors among the external inputs.
+        inputs: the digests of the external inputs.
+        state: the tensors of all state before the step, by cell.
+        digests: the digests of this state.
+        ended: cells that have ended since the previous step.
+        checkpoint: the frame of the checkpoint before the step, if one was written.
+        stored_cells, stored_inputs: numbers with the offsets and lengths in the data.
+        data: the contents to append to the data file.
+        contents: the offsets and lengths of new inputs by digest.
+        spent: the bytes of these inputs that count.
+        expected: the digests of all results that the program computes, if they are to be compared.
+    """
+
+    begun: _Recording
+    program: _Recorded
+    tensors: Sequence[Allocation]
+    inputs: Sequence[bytes]
+    state: dict[int, Allocation]
+    digests: Mapping[int, bytes]
+    ended: Sequence[int]
+    checkpoint: tuple[Any, ...] | None = None
+    stored_cells: list[tuple[int, int, int]] = field(default_factory=list)
+    stored_inputs: list[tuple[int, int, int]] = field(default_factory=list)
+    data: bytes = b""
+    contents: dict[bytes, tuple[int, int]] = field(default_factory=dict)
+    spent: int = 0
+    expected: list[bytes] | None = None
+
+    def store(self, array: Array) -> tuple[int, int]:
+        """Add an array to the data; return the offset and the length there."""
+        writer = Writer()
+        writer.array(array)
+        data = writer.message(Kind.call)[HEADER.size :]
+        place = self.begun.data + len(self.data)
+        self.data += data
+        return place, len(data)
 
 
 def _require_empty(folder: Path) -> None:
@@ -194,143 +288,108 @@ class _Session:
         _require_empty(folder)
         for name in (CHECKPOINTS, PROGRAMS, SOURCES):
             (folder / name).mkdir(parents=True, exist_ok=True)
-        self._log = LogWriter(folder / LOG)
-        self._data: BinaryIO = open_to_append(folder / DATA)
-        self._end = 0  # size of the data file
+        self._log, self._data = LogWriter(folder / LOG), AppendedFile(folder / DATA)
         self._process = os.getpid()
-        self._steps = 0
+        self._is_closed = False
         self._cells = Cells()
-        self._ncells = self._ncheckpoints = 0  # numbers of entries in the log
-        self._last_checkpoint, self._spent = -1, 0
         self._programs: WeakKeyDictionary[CacheEntry, _Recorded] = WeakKeyDictionary()
         self._eager: dict[object, _Recorded] = {}  # without a program, by function and types
-        self._nprograms = 0
-        self._unchecked: dict[int, OpProgram] = {}  # programs of new tables
         self._untraceable: dict[object, str] = {}  # functions without a program, with the reason
-        self._stored: dict[bytes, tuple[int, int]] = {}  # offsets and lengths of contents
+        self._stored: dict[bytes, tuple[int, int]] = {}  # offsets and lengths of inputs
         self._computed: set[bytes] = set()  # contents of tensors since the last checkpoint
         self._lock = threading.RLock()
         self._running = threading.local()
         version = sys.modules["mlvm"].__version__
         self._log.append(("run", {"mlvm": version, "every": every, "versions": versions()}))
+        self._now = _Recording(self._log.end)
 
-    def observe(
-        self, captured: Captured[..., Any], call: Callable[..., Any], args: Any, kwargs: Any
-    ) -> Any:
-        """Run a call, and record it.
+    def observe(self, captured: Captured[..., Any], args: Any, kwargs: Any, fn: Any = None) -> Any:
+        """Run a captured function, or the eager function `fn` if it is given, and record the step.
 
         It is not recorded if it is nested, or if a different member records it. The steps of a
         forked child do not belong to the recorded run."""
-        if self._process != os.getpid():
-            return call(args, kwargs)
         vm = (scope() or default_arena()).vm
-        if getattr(self._running, "is_on", False) or place_of(vm)[0]:
-            return call(args, kwargs)
-        with self._lock:
-            self._running.is_on = True
-            try:
-                return self._observed(captured, call, args, kwargs)
-            finally:
-                self._running.is_on = False
-
-    def _observed(
-        self, captured: Captured[..., Any], call: Callable[..., Any], args: Any, kwargs: Any
-    ) -> Any:
-        program, tensors, arrays = self._match(captured, args, kwargs)
-        table, cells = program.table, program.cells
-        digests = [*map(digest, arrays)]
-        end, spent, count = self._end, self._spent, len(self._stored)
+        if self._process != os.getpid() or place_of(vm)[0] or self._is_nested():
+            return captured.call(args, kwargs) if fn is None else fn(*args, **kwargs)
         try:
-            stored_cells = self._store_cells()
-            end_of_cells = self._end
-            traced = self._unchecked.pop(program.number, None)
-            is_eager = getattr(call, "__self__", None) is not captured
-            expected = self._computed_by(traced, table, arrays) if traced and is_eager else None
-            leaves = _leaves_of_call(captured, args, kwargs) if expected is not None else []
-            arguments = [_array_of_leaf(x).copy() for _, x in leaves]
-            before = digest_of_cells(map(self._cells.digests.__getitem__, cells))
-            stored = self._store_inputs(arrays, digests)
-            result = call(args, kwargs)
-            self._cells.note([cell for cell, _ in table.writes])
-        except BaseException:
-            self._cells.forget(cells)
-            self._drop_data(end)
-            self._spent = spent
-            self._stored = dict(islice(self._stored.items(), count))
-            raise
-        after = digest_of_cells(map(self._cells.digests.__getitem__, cells))
-        returned = [_array_of_leaf(x) for _, x in leaves_of(result)]
-        results = [*map(digest, returned)]
-        results += [digest(array_of(tensors[i])) for i, _ in table.updated]
-        if expected is not None and expected != [
-            *[key for key, i in zip(results, table.returns, strict=False) if i >= 0],
-            *results[len(returned) :],
-            *[self._cells.digests[cell] for cell, _ in table.writes],
-        ]:
-            self._untraceable[captured] = "the traced program has other results than the call"
-            self._drop_data(end_of_cells)
-            self._spent, self._stored = spent, dict(islice(self._stored.items(), count))
-            program = self._without_program(captured, args, kwargs)[0]
-            table, digests = program.table, [*map(digest, arguments)]
-            stored, results = self._store_inputs(arguments, digests), results[: len(returned)]
-            before = after = digest_of_cells([])
-        if table.file:  # otherwise no replay computes them
-            self._computed.update(results)
-        values = [(i, x) for i, x in enumerate(map(scalar_of, returned)) if x is not None]
-        keys = [*map(number_of, digests)], [*map(number_of, results)]
-        self._log.append(
-            ("step", program.number, before, after, *keys, values, stored_cells, stored)
-        )
-        self._steps += 1
-        if table.file:
-            self._cells.begin_watch((scope() or default_arena()).vm)
-        else:  # the step may have written to any cell
-            self._cells.forget(())
+            self._running.is_on = True
+            if fn is not None:
+                return self._run(captured, args, kwargs, fn)
+            around = partial(self._launched, captured, args, kwargs)
+            return captured.call(args, kwargs, around=around)
+        finally:
+            self._running.is_on = False
+
+    def noting(self) -> AbstractContextManager[Bindings]:
+        """Return a block that collects the names of tensors during a trace."""
+        return Bindings().collected()
+
+    def _is_nested(self) -> bool:
+        """Return whether this thread runs a step; an interrupt may have left the flag on."""
+        frame = sys._getframe(2) if getattr(self._running, "is_on", False) else None
+        while frame is not None and frame.f_code is not _Session.observe.__code__:
+            frame = frame.f_back
+        return frame is not None
+
+    def _launched(
+        self,
+        captured: Captured[..., Any],
+        args: Any,
+        kwargs: Any,
+        entry: CacheEntry,
+        inputs: Sequence[Tensor],
+        numbers: Sequence[float],
+        match: ProgramMatch | None,
+        launch: Callable[[], Any],
+    ) -> Any:
+        """Launch the program of a call of a captured function, and record the step."""
+        bound: _Bound | None = (entry, inputs, numbers)
+        if entry not in self._programs and not self._match(captured, args, kwargs, match):
+            bound = None
+        with self._lock:
+            step, _ = self._begin(captured, args, kwargs, bound)
+            result = launch()
+            self._add(captured, step, result)
         return result
 
-    def _match(self, captured: Captured[..., Any], args: Any, kwargs: Any) -> _Inputs:
-        """Return the program of a call. The first call is traced once more."""
-        known_call = captured.match_known(args, kwargs)
-        if known_call is not None and known_call[0] in self._programs:
-            entry, inputs, numbers = known_call
-            return self._with_arrays(self._programs[entry], inputs, numbers)
+    def _run(self, captured: Captured[..., Any], args: Any, kwargs: Any, fn: Any) -> Any:
+        """Run an eager function, and record the step.
+
+        The lock is not held meanwhile, because the function may wait for other threads."""
+        match = self._match(captured, args, kwargs)
+        bound = match and (match.entry, match.signature.inputs, match.signature.numbers)
+        with self._lock:
+            step, arrays = self._begin(captured, args, kwargs, bound)
+            step.expected = _computed_by(step, arrays)
+        result = fn(*args, **kwargs)
+        with self._lock:
+            self._add(captured, step, result)
+        return result
+
+    def _match(
+        self,
+        captured: Captured[..., Any],
+        args: Any,
+        kwargs: Any,
+        match: ProgramMatch | None = None,
+    ) -> ProgramMatch | None:
+        """Return the match of a call, and describe the program; None if this is not possible."""
         if captured in self._untraceable:
-            return self._without_program(captured, args, kwargs)
+            return None
         try:
-            match = captured.match(args, kwargs)
-            if not match.is_known:  # fields that the trace has rebound are treated as arguments now
-                match = captured.match(match.args, match.kwargs)
-            program = self._programs.get(match.entry) or self._added(captured, match)
+            match = match or captured.match(args, kwargs)
+            if match.entry not in self._programs:
+                call, match = traced_call(captured, match)
+                with self._lock:
+                    program = self._described(traced_step(captured, match, call, self._cells))
+                    self._programs.setdefault(match.entry, program)
         except Exception as error:
             self._untraceable[captured] = f"{type(error).__name__}: {error}"
-            return self._without_program(captured, args, kwargs)
-        fields = {id(x.root) for x in match.signature.in_fields}
-        inputs = [x for x in match.signature.inputs if id(x.root) not in fields]
-        return self._with_arrays(program, inputs, match.signature.numbers)
+            return None
+        return match
 
-    def _with_arrays(
-        self, program: _Recorded, inputs: Sequence[Tensor], numbers: Sequence[float]
-    ) -> _Inputs:
-        tensors = [x.root for x in inputs]
-        return program, tensors, [*map(array_of, tensors), *program.numbers(numbers)]
-
-    def _without_program(self, captured: Captured[..., Any], args: Any, kwargs: Any) -> _Inputs:
-        """Return the inputs of a call that has no program: tensors and numbers."""
-        named = _leaves_of_call(captured, args, kwargs)
-        arrays = [_array_of_leaf(x) for _, x in named]
-        kinds = tuple([str(TensorType.of(array)) for array in arrays])
-        key = captured, kinds
-        if key not in self._eager:
-            names = [name for name, _ in named]
-            reason = self._untraceable[captured]
-            table = StepTable(captured.name, names=names, types=kinds, reason=reason)
-            table = replace(table, optimizers=optimizers_of(captured.fn, args, kwargs))
-            self._eager[key] = self._declared(table, lambda _: [])
-        return self._eager[key], [], arrays
-
-    def _added(self, captured: Captured[..., Any], match: ProgramMatch) -> _Recorded:
-        """Trace a call once more, and store the program."""
-        traced = traced_step(captured, match, self._cells)
+    def _described(self, traced: TracedStep) -> _Recorded:
+        """Store the program of a step and its source files."""
         table = traced.table
         if traced.program is not None:
             data = traced.program.to_bytes()
@@ -338,41 +397,7 @@ class _Session:
             self._write_once(f"{PROGRAMS}/{name}.mlvm", data)
             sources = self._store_sources({line.file for line in traced.program.lines.values()})
             table = replace(table, file=name, sources=sources)
-            self._unchecked[self._nprograms] = traced.program
-        program = self._programs[match.entry] = self._declared(table, traced.numbers)
-        return program
-
-    def _computed_by(
-        self, program: OpProgram, table: StepTable, inputs: Sequence[Array]
-    ) -> list[bytes] | None:
-        """Return the digests of all results that a program computes for a step; None if it cannot.
-
-        The trace of an eager function may differ from the function, for example in the time."""
-        operands = [
-            self._cells.array(number) if kind == CELL else inputs[number]
-            for kind, number in table.operands
-        ]
-        step = LoadedStep(program.step, silent_vm())
-        try:
-            results = step(*operands)
-        except MlvmError:
-            return None
-        finally:
-            step.close()
-        returned = [number for number in table.returns if number >= 0]
-        updates = [number for _, number in (*table.updated, *table.writes)]
-        return [digest(results[number]) for number in (*returned, *updates)]
-
-    def _declared(
-        self, table: StepTable, numbers: Callable[[Sequence[float]], list[Array]]
-    ) -> _Recorded:
-        """Append the table of a program, and the cells that are new in it."""
-        rows = self._cells.rows[self._ncells :]
-        self._ncells += len(rows)
-        self._log.append(("cells", [(cell.name, str(cell.type)) for cell in rows]))
-        self._log.append(("program", table.to_value()))
-        self._nprograms += 1
-        return _Recorded(self._nprograms - 1, table, table.cells(), numbers)
+        return _Recorded(table, traced.external, traced.numbers, unchecked=traced.program)
 
     def _store_sources(self, files: Iterable[str]) -> dict[str, str]:
         """Store the source files of at most 4 MiB that can be read; return the digests by path."""
@@ -388,70 +413,159 @@ class _Session:
         if not (self._folder / name).exists():
             write_file(self._folder / name, data)
 
-    def _store_cells(self) -> list[tuple[int, int, int]]:
-        """Store the contents of cells that no step has computed; return the offsets in the data.
+    def _begin(
+        self, captured: Captured[..., Any], args: Any, kwargs: Any, bound: _Bound | None
+    ) -> tuple[_Step, list[Array]]:
+        """Return the step of a call, with the state that it reads, and the external inputs."""
+        self._remove_failed()
+        self._cells.forget_ended()
+        now, tensors = self._now, list[Allocation]()
+        if bound is None:
+            program, arrays = self._without_program(captured, args, kwargs)
+        else:
+            entry, inputs, numbers = bound
+            program = self._programs[entry]
+            tensors = [inputs[i].root for i in program.external]
+            arrays = [*map(array_of, tensors), *program.numbers(numbers)]
+        state = self._cells.present()
+        digests = {number: self._cells.digest(number, x) for number, x in state.items()}
+        ended = [number for number in now.digests if number not in state]
+        step = _Step(now, program, tensors, [*map(digest, arrays)], state, digests, ended)
+        is_due = not (now.steps % self._every or now.steps == now.last_checkpoint)
+        if is_due:
+            self._checkpoint(step)
+        self._store_inputs(step, arrays)
+        for number, key in digests.items():
+            if not is_due and now.digests.get(number) != key:
+                step.stored_cells.append((number, *step.store(array_of(state[number]))))
+        return step, arrays
 
-        If a checkpoint is due, it stores all cells instead.
-        """
-        ended = self._cells.ended()
-        if ended:
-            self._log.append(("ended", ended))
-        changed = self._cells.changed()
-        if self._steps % self._every or self._steps == self._last_checkpoint:
-            return [(number, *self._store(array)) for number, array in changed.items()]
-        self._checkpoint()
-        return []
+    def _without_program(
+        self, captured: Captured[..., Any], args: Any, kwargs: Any
+    ) -> tuple[_Recorded, list[Array]]:
+        """Return the table and the inputs of a call that has no program: tensors and numbers."""
+        named = leaves_of({**dict(arguments_of(captured.fn, args)), **kwargs})
+        arrays = [_array_of_leaf(x) for _, x in named]
+        kinds = tuple([str(TensorType.of(array)) for array in arrays])
+        names, reason = [name for name, _ in named], self._untraceable[captured]
+        table = StepTable(captured.name, names=names, types=kinds, reason=reason)
+        table = replace(table, optimizers=optimizers_of(captured.fn, args, kwargs))
+        return self._eager.setdefault((captured, kinds), _Recorded(table)), arrays
 
-    def _checkpoint(self) -> None:
-        """Write the complete state before the next step to a file."""
-        numbers = [*self._cells.present()]
-        rows = {self._cells.rows[number].name: number for number in numbers}
-        arrays = {name: storable(self._cells.array(number)) for name, number in rows.items()}
-        name = f"{self._steps:09}-{self._ncheckpoints}.safetensors"
+    def _checkpoint(self, step: _Step) -> None:
+        """Write the complete state before a step to a file."""
+        rows = {self._cells.rows[number].name: x for number, x in step.state.items()}
+        arrays = {name: storable(array_of(x)) for name, x in rows.items()}
+        name = f"{step.begun.steps:09}-{step.begun.checkpoints}.safetensors"
         path = self._folder / CHECKPOINTS / name
         types = {each: safetensors.type_of(array) for each, array in arrays.items()}
-        safetensors.write(path, types, arrays.__getitem__, {"step": str(self._steps)})
-        digests = [number_of(self._cells.digests[number]) for number in numbers]
+        safetensors.write(path, types, arrays.__getitem__, {"step": str(step.begun.steps)})
+        digests = [*map(number_of, step.digests.values())]
         content = number_of(digest_of(path.read_bytes()))
-        self._log.append(("checkpoint", name, content, numbers, digests))
-        self._log.sync()
+        step.checkpoint = "checkpoint", name, content, [*step.digests], digests
         self._computed.clear()
-        self._ncheckpoints += 1
-        self._last_checkpoint = self._steps
 
-    def _store_inputs(
-        self, arrays: Sequence[Array], digests: Sequence[bytes]
-    ) -> list[tuple[int, int, int]]:
+    def _store_inputs(self, step: _Step, arrays: Sequence[Array]) -> None:
         """Store the inputs of a step that no step since the last checkpoint has computed.
 
-        Store them only up to the limit. Return the numbers with the offsets in the data.
+        Store them only up to the limit.
         """
-        places = []
-        for i, (array, key) in enumerate(zip(arrays, digests, strict=True)):
-            if key not in self._stored:
+        for i, (array, key) in enumerate(zip(arrays, step.inputs, strict=True)):
+            place = self._stored.get(key) or step.contents.get(key)
+            if place is None:
                 cost = array.nbytes if array.nbytes > _ALWAYS else 0
-                if key in self._computed or (cost and self._spent + cost > self._limit):
+                spent = step.begun.spent + step.spent + cost
+                if key in self._computed or (cost and spent > self._limit):
                     continue
-                self._spent += cost
-                self._stored[key] = self._store(array)
-            places.append((i, *self._stored[key]))
-        return places
+                step.spent += cost
+                place = step.contents[key] = step.store(array)
+            step.stored_inputs.append((i, *place))
 
-    def _store(self, array: Array) -> tuple[int, int]:
-        """Append an array to the data; return the offset and the length there."""
-        writer = Writer()
-        writer.array(array)
-        data = writer.message(Kind.call)[HEADER.size :]
-        self._data.write(data)
-        place, self._end = self._end, self._end + len(data)
-        return place, len(data)
+    def _add(self, captured: Captured[..., Any], step: _Step, result: Any) -> None:
+        """Add a step that has returned to the recording."""
+        if self._is_closed or self._process != os.getpid():
+            return
+        self._remove_failed()
+        now, program = self._now, step.program
+        leaves = leaves_of(result)
+        returned = [_array_of_leaf(x) for _, x in leaves]
+        results = [*map(digest, returned)]
+        results += [digest(array_of(step.tensors[i])) for i, _ in program.table.updated]
+        if now.steps != step.begun.steps:
+            program = self._dropped(step, "steps of other threads were recorded while it ran")
+        elif program.table.file and [name for name, _ in leaves] != program.table.results:
+            program = self._dropped(step, "it returns other values than its trace")
+        returns, updated = program.table.returns, program.table.updated
+        computed = [*[i >= 0 for i in returns], *[True for _ in updated]]
+        updates = {
+            cell: self._cells.digest(cell, self._cells.tensor(cell, step.state[cell]))
+            for cell, _ in program.table.writes
+        }
+        actual = [*compress(results, computed), *updates.values()]
+        program.unchecked = None
+        if step.expected not in (None, actual):
+            reason = self._untraceable[captured] = "its trace has other results than the call"
+            program, updates, computed = self._dropped(step, reason), {}, []
+        table, number, digests = program.table, program.number, {**step.digests, **updates}
+        before, after = [
+            digest_of_cells(map(each.__getitem__, table.cells()))
+            for each in (step.digests, digests)
+        ]
+        values = [(i, x) for i, x in enumerate(map(scalar_of, returned)) if x is not None]
+        cells, is_new = self._cells.rows[now.cells :], number is None
+        number = now.programs if number is None else number
+        frames: list[tuple[Any, ...]] = []
+        if cells:
+            frames.append(("cells", [(cell.name, str(cell.type)) for cell in cells]))
+        if is_new:
+            frames.append(("program", table.to_value()))
+        if step.ended:
+            frames.append(("ended", step.ended))
+        if step.checkpoint is not None:
+            frames.append(step.checkpoint)
+        keys = [*map(number_of, step.inputs)], [*map(number_of, results)]
+        stored = step.stored_cells, step.stored_inputs
+        frames.append(("step", number, before, after, *keys, values, *stored))
+        data = self._data.put(now.data, step.data)
+        log = self._log.after(now.log, frames)
+        is_checkpoint = step.checkpoint is not None
+        if is_checkpoint:
+            self._log.sync()
+        for content, place in step.contents.items():
+            self._stored.setdefault(content, place)
+        self._now = _Recording(
+            log,
+            data,
+            now.steps + 1,
+            now.checkpoints + is_checkpoint,
+            now.programs + is_new,
+            now.cells + len(cells),
+            now.steps if is_checkpoint else now.last_checkpoint,
+            now.spent + step.spent,
+            len(self._stored),
+            digests,
+        )
+        program.number = number
+        self._computed.update(compress(results, computed))  # no replay computes the others
 
-    def _drop_data(self, end: int) -> None:
-        """Remove the data that a failed step has stored, because no frame refers to them."""
-        if self._process == os.getpid():
-            self._data.seek(end)
-            self._data.truncate()
-        self._end = end
+    def _dropped(self, step: _Step, reason: str) -> _Recorded:
+        """Record a step without its program and state; return the table that replaces it."""
+        table = replace(step.program.table, content="", file="", operands=(), writes=(), state=())
+        table = replace(table, results=(), returns=(), reason=reason)
+        start, shift = step.begun.data, self._now.data - step.begun.data
+        step.data = step.data[: sum([length for _, length in step.contents.values()])]
+        step.contents = {key: (at + shift, length) for key, (at, length) in step.contents.items()}
+        step.stored_inputs = [
+            (i, at + shift if at >= start else at, length) for i, at, length in step.stored_inputs
+        ]
+        step.stored_cells, step.checkpoint = [], None
+        step.digests, step.ended = self._now.digests, ()
+        return step.program.others.setdefault(reason, _Recorded(table))
+
+    def _remove_failed(self) -> None:
+        """Forget the inputs of a step that was interrupted while it was added."""
+        while len(self._stored) > self._now.stored:
+            self._stored.popitem()
 
     def close(self, *, finished: bool) -> None:
         """Close the recording, so that no data is lost if the process is killed later.
@@ -459,17 +573,39 @@ class _Session:
         A forked child returns immediately, because the parent closes the recording."""
         if self._process != os.getpid():
             return
-        self._log.append(("end", self._steps, finished))
-        os.fsync(self._data.fileno())
-        self._log.sync()
-        self._log.close()
-        self._data.close()
+        with self._lock:
+            self._is_closed, now = True, self._now
+            try:
+                self._data.put(now.data, b"")
+                self._data.sync()
+                self._log.after(now.log, [("end", now.steps, finished)])
+                self._log.sync()
+            finally:
+                self._log.close()
+                self._data.close()
+
+
+def _computed_by(step: _Step, inputs: Sequence[Array]) -> list[bytes] | None:
+    """Return the digests of all results that a new program computes for a step, if it can.
+
+    The trace of an eager function may differ from the function, for example in the time."""
+    program, table = step.program.unchecked, step.program.table
+    if program is None:
+        return None
+    state = {number: array_of(x) for number, x in step.state.items()}
+    operands = [state[n] if kind == CELL else inputs[n] for kind, n in table.operands]
+    loaded = LoadedStep(program.step, silent_vm())
+    try:
+        results = loaded(*operands)
+    except MlvmError:
+        return None
+    finally:
+        loaded.close()
+    returned = [i for i in table.returns if i >= 0]
+    return [
+        digest(results[i]) for i in (*returned, *[i for _, i in (*table.updated, *table.writes)])
+    ]
 
 
 def _array_of_leaf(x: Tensor | float) -> Array:
     return array_of(x) if isinstance(x, Tensor) else number_array(x)
-
-
-def _leaves_of_call(captured: Captured[..., Any], args: Any, kwargs: Any) -> list[tuple[str, Any]]:
-    """Return the tensors and numbers among the arguments, named after the parameters."""
-    return leaves_of({**dict(arguments_of(captured.fn, args)), **kwargs})

@@ -6,6 +6,7 @@ mismatch raises `EncodingError` with the name of the file.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -23,7 +24,7 @@ from mlvm.eager.runs.cells import StateCell, digest_of_cells
 from mlvm.eager.runs.log import digest_of, fits, number_of, read_log
 from mlvm.eager.runs.ops import OpProgram
 from mlvm.eager.runs.source import SourceLine
-from mlvm.eager.runs.steps import StepTable
+from mlvm.eager.runs.steps import StepTable, number_array
 from mlvm.machines.digest import digest
 
 LOG: Final = "log"
@@ -79,6 +80,15 @@ class RecordedStep(NamedTuple):
     stored_cells: Sequence[Stored]
     stored_inputs: Sequence[Stored]
     ended: Sequence[int] = ()
+
+    def has_number(self, i: int) -> bool:
+        """Return whether a result has the digest of its number, which no program computes."""
+        value = self.values.get(i, math.nan)
+        numbers = [value, int(value)] if math.isfinite(value) else [value]
+        is_rounded = abs(value) >= 1 << 53  # the value of an int was rounded
+        return is_rounded or self.results[i] in [
+            number_of(digest(number_array(x))) for x in numbers
+        ]
 
     @property
     def loss(self) -> float | None:
@@ -180,7 +190,11 @@ class Run:
             case "step", program, before, after, inputs, results, scalars, cells, stored if (
                 0 <= program < len(self.tables)
                 and len(inputs) == len((table := self.tables[program]).names)
-                and len(results) >= len(table.updated)
+                and (
+                    not table.file
+                    or self.log_version == 1
+                    or len(results) == len(table.results) + len(table.updated)
+                )
                 and all(0 <= number < len(results) for number, _ in scalars)
                 and all(map(self._is_cell, [number for number, *_ in cells]))
                 and all(0 <= number < len(inputs) for number, *_ in stored)
@@ -333,6 +347,8 @@ def _cell_in(file: WeightsFile, cell: StateCell) -> Array:
     array, type = file.read(cell.name, keep_halves=True), cell.type
     if type.dtype.name == "c128":
         array = array.view(np.complex128).reshape(type.shape)
+    elif type.dtype.numpy.names:
+        array = array.view(type.dtype.numpy)
     if TensorType.of(array) != type:
         raise damaged(f"expected {type}, got {TensorType.of(array)}")
     return array

@@ -25,6 +25,7 @@ from mlvm.eager.runs.steps import CELL, INPUT, Operand, StepTable, leaves_of
 from mlvm.eager.tensor.constants import prepare_constants, scalar_array
 from mlvm.eager.tensor.context import default_arena
 from mlvm.eager.tensor.copying import ResultLeaf
+from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import make_exclusive
 from mlvm.step.flow import Location, Role
 
@@ -32,30 +33,50 @@ from mlvm.step.flow import Location, Role
 class TracedStep(NamedTuple):
     """Program of a step, None if it has none, with the table.
 
-    A function computes the arrays of Python numbers from the numbers of a signature.
+    `external` are the inputs of the program that are external inputs. A function computes the
+    arrays of Python numbers from the numbers of a signature.
     """
 
     program: OpProgram | None
     table: StepTable
+    external: Sequence[int]
     numbers: Callable[[Sequence[float]], list[Array]]
 
 
-def traced_step(captured: Captured[..., Any], match: ProgramMatch, cells: Cells) -> TracedStep:
-    """Trace a call once more. New state gets cells."""
-    arena = scope() or default_arena()
+def traced_call(
+    captured: Captured[..., Any], match: ProgramMatch
+) -> tuple[TracedCall, ProgramMatch]:
+    """Return the trace of a program, which is traced once more if it is older than the recording.
+
+    The changes that this trace makes are undone."""
     while True:
-        _, _, signature, args, kwargs, _, _ = match
+        entry, _, signature, args, kwargs, _, _ = match
+        call, entry.traced = entry.traced, None
+        if call is not None:
+            return call, match
         try:
-            free = match.entry.free
-            with (bindings := Bindings()).collected():
-                call = trace(captured.fn, args, kwargs, arena, signature, free, (), always)
-            break
+            arena = scope() or default_arena()
+            with Bindings().collected() as bindings:
+                call = trace(captured.fn, args, kwargs, arena, signature, entry.free, (), always)
+            return call._replace(notes=bindings), match
         except RetryAfterCopy as error:
             make_exclusive(error.x)
             match = captured.match(args, kwargs)
+
+
+def traced_step(
+    captured: Captured[..., Any], match: ProgramMatch, call: TracedCall, cells: Cells
+) -> TracedStep:
+    """Return the program of a traced call. New state gets cells."""
+    _, _, signature, args, kwargs, _, _ = match
     names = names_in_call(captured.fn, args, kwargs, call, signature)
-    places = [*call.numbers.tensors]
-    by_tensor = {id(x): place for place, x in enumerate(call.numbers.tensors.values())}
+    numbers_of_call = {  # the other numbers depend only on sizes, which are constant here
+        place: x
+        for place, x in call.numbers.tensors.items()
+        if min(call.numbers.sources({place[0]})) < len(call.free)
+    }
+    places = [*numbers_of_call]
+    by_tensor = {id(x): place for place, x in enumerate(numbers_of_call.values())}
     state: dict[int, str] = {}
     fields: dict[int, list[int]] = {}  # the cells of fields, by the id of the tensor
 
@@ -76,24 +97,32 @@ def traced_step(captured: Captured[..., Any], match: ProgramMatch, cells: Cells)
         if value.base is None:  # otherwise the operand is the base
             fields.setdefault(id(value), []).append(cell_of_field(field, value))
 
+    of_fields: dict[int, int] = {}  # of fields that this call is the first to rebind
+    for field, _ in call.outcome.rebound:
+        cell = cell_of_field(field, field.value)
+        if names.get(id(field.value)) == state[cell]:
+            of_fields[id(field.value)] = cell
+
     def operand_of(x: Allocation) -> Operand | None:
         """Return the cell or the number that a state is; None for a constant of the program."""
         if id(x) in by_tensor:
             return INPUT, len(external) + by_tensor[id(x)]
+        if id(x) in of_fields:
+            return CELL, of_fields[id(x)]
         return None if _is_constant(call, x) else (CELL, cell_of(x))
 
     operands: list[Operand] = []
-    external: list[Allocation] = []
+    external: list[int] = []
     bases = {id(x.root) for _, x in signature.fields}
     inputs: list[Allocation] = [each.root for each in signature.inputs]
-    for x in inputs:
+    for i, x in enumerate(inputs):
         if id(x) in fields:
             operands.append((CELL, fields[id(x)][0]))
         elif id(x) in bases:
             operands.append((CELL, cell_of(x)))
         else:
             operands.append((INPUT, len(external)))
-            external.append(x)
+            external.append(i)
     outside = call.record.outside.states
     states = [operand_of(x) for x in outside]
     homes: dict[str, Sequence[Operand | None]] = {"input": operands, "state": states}
@@ -113,18 +142,26 @@ def traced_step(captured: Captured[..., Any], match: ProgramMatch, cells: Cells)
                 writes |= dict.fromkeys([operand[1], *fields.get(id(x), ())], number)
     for field, number in call.outcome.rebound:  # the old tensor of the field may also be updated
         writes[cell_of_field(field, field.value)] = number
-    named = [names.get(id(x)) or f"input {i}" for i, x in enumerate(external)]
-    types = [str(x.type) for x in external]
-    named += [f"number {names[id(x)]}" for x in call.numbers.tensors.values()]
+    tensors = [inputs[i] for i in external]
+    named = [names.get(id(x)) or f"input {i}" for i, x in enumerate(tensors)]
+    types = [str(x.type) for x in tensors]
+    named += [f"number {names[id(x)]}" for x in numbers_of_call.values()]
     types += [str(TensorType(dtype)) for _, dtype in places]
+    homes_of: dict[int, tuple[Role, int]] = {id(x): ("input", i) for i, x in enumerate(inputs)}
+    homes_of |= {id(x): ("state", i) for i, x in enumerate(outside) if states[i] is not None}
     returned = leaves_of(call.outcome.with_leaves(args, kwargs))
+    passed = [x for _, x in returned if isinstance(x, Tensor)]
+    numbers_of_passed = {id(x): i for i, x in enumerate(passed, nresults + len(written))}
     table = StepTable(
         captured.name,
         operands=[*operands, *[each for each in states if each is not None]],
         names=named,
         types=types,
         results=[path for path, _ in returned],
-        returns=[x.value if isinstance(x, ResultLeaf) else -1 for _, x in returned],
+        returns=[
+            x.value if isinstance(x, ResultLeaf) else numbers_of_passed.get(id(x), -1)
+            for _, x in returned
+        ],
         writes=[*writes.items()],
         updated=updated,
         state=_ordered(state),
@@ -133,11 +170,14 @@ def traced_step(captured: Captured[..., Any], match: ProgramMatch, cells: Cells)
     program = None
     if takes_from_queue(call):
         table = replace(table, reason="it takes from a queue, whose elements are not recorded")
+    elif not all(id(x) in homes_of for x in passed):
+        table = replace(table, reason="it returns a view that is stored in a container")
     else:
+        bindings = call.notes if isinstance(call.notes, Bindings) else Bindings()
         program = without_state(
             program_of_call(call, signature, names, bindings),
             [x is None for x in states],
-            written,
+            [*written, *[homes_of[id(x)] for x in passed]],
         )
         table = replace(table, content=content_of(program).hex())
 
@@ -148,7 +188,7 @@ def traced_step(captured: Captured[..., Any], match: ProgramMatch, cells: Cells)
         now = formulas.values if now is None else now
         return [scalar_array(now[place], dtype) for place, dtype in places]
 
-    return TracedStep(program, table, numbers)
+    return TracedStep(program, table, external, numbers)
 
 
 def _ordered(state: Mapping[int, str]) -> list[tuple[str, int]]:

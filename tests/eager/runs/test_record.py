@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,10 @@ import mlvm.eager as ml
 from mlvm.core.errors import ArgumentError, CaptureError
 from mlvm.eager import Tensor
 from mlvm.eager.runs.replay import Replay
-from tests.brief import Capsys, cases, refuses, run_python
+from tests.brief import Capsys, cases, refuses, run_python, with_long
 from tests.eager.runs.recorded import STEPS, batches, train
+from tests.interrupting import interrupted_at_line
+from tests.trees import bits
 from tests.wired import connect_to
 
 
@@ -210,6 +214,130 @@ def test_state_that_ended_is_not_stored_again(folder: Path) -> None:
     assert (len(run.checkpoints), [*run.at(5).state], run.torn) == (1, ["m.w"], 0)
 
 
+class Effects(ml.nn.Module):
+    """Steps that change Python state, fields, arguments and random generators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w, self.t, self.items, self.seen = ml.ones(3), 0, [1], {1}
+        self.table: dict[str, Any] = {"w": ml.zeros(3), "n": 4}
+
+    def counts(self, x: Tensor) -> Any:
+        self.t += 1
+        self.items.append(self.t)
+        self.seen.add(len(self.items))
+        return ml.sum(x) * self.t, len(self.seen)
+
+    def initializes(self, x: Tensor) -> Any:
+        if self.t == 0:
+            self.t = 1
+            self.w[:] = x * 2.0
+        return 2**60, {"loss": ml.sum(self.w * x)}
+
+    def draws(self, x: Tensor) -> Any:
+        return ml.random.normal(3) * float(np.random.normal())
+
+    def rebinds(self, x: Tensor) -> Any:
+        self.w = self.w + x
+        return ml.sum(self.w), 0.5
+
+    def updates(self, x: Tensor) -> Any:
+        x += 1.0
+        self.w *= 0.5
+        return [self.w, x, 3]
+
+    def passes(self, x: Tensor) -> Any:
+        self.table["w"] += x
+        return self.table
+
+
+@cases("name", "counts", "initializes", "draws", "rebinds", "updates", "passes")
+@pytest.mark.parametrize("wrap", [ml.capture, ml.runs.step])
+@pytest.mark.filterwarnings("ignore")
+def test_a_recorded_run_equals_an_unrecorded_run(folder: Path, name: str, wrap: Any) -> None:
+    def run() -> Any:
+        effects, x = Effects(), ml.ones(3)
+        step, results = wrap(getattr(effects, name)), []
+        ml.random.seed(0)
+        np.random.seed(0)
+        for i in range(6):
+            results.append(bits(step(x)))
+            if i == 2:
+                effects.w = ml.full(3, 5.0)
+        now = float(np.random.normal()), bits(ml.random.normal(1))
+        return results, bits((effects.w, x)), effects.t, effects.items, effects.seen, now
+
+    expected = run()
+    with ml.runs.record(folder / "a", every=4):
+        assert run() == expected
+    verified = ml.runs.verify(ml.runs.open(folder / "a"), steps=6)
+    is_unchecked = (name, wrap) == ("draws", ml.runs.step)
+    assert (verified.problems, verified.mismatches) == ([], [])
+    assert (verified.is_accepted, verified.unchecked) == (not is_unchecked, 6 * is_unchecked)
+
+
+def test_results_that_no_program_computes_are_compared(folder: Path) -> None:
+    step = ml.capture(lambda x: (x * 1.5, 7))
+    x = ml.ones(50)
+    with ml.runs.record(folder / "a"):
+        for _ in range(3):
+            x, _ = step(x)
+    run = ml.runs.open(folder / "a")
+    assert [[each.number for each in step.stored_inputs] for step in run.steps] == [[0], [], []]
+    assert ml.runs.verify(run).is_accepted
+    for number in range(2):
+        results = [*run.steps[1].results]
+        results[number] ^= 1
+        run.steps[1] = run.steps[1]._replace(results=results)
+        assert ml.runs.verify(run).outcome == "does not match"
+        run = ml.runs.open(folder / "a")
+
+
+@pytest.mark.parametrize("is_waiting", [True, False])
+def test_steps_of_several_threads_are_recorded(folder: Path, *, is_waiting: bool) -> None:
+    w = ml.zeros(3)
+    inner = ml.capture(lambda x: ml.sum(w.__iadd__(x)))
+    with ThreadPoolExecutor(2) as pool, ml.runs.record(folder / "a", every=3):
+        step = ml.runs.step(lambda xs: sum(map(float, pool.map(inner, xs))))
+        for i in range(5):
+            xs = [ml.full(3, float(i)), ml.ones(3)]
+            _ = step(xs) if is_waiting else [*pool.map(inner, xs)]
+    run = ml.runs.open(folder / "a")
+    verified = ml.runs.verify(run, steps=15)
+    assert (len(run.steps), verified.outcome) == (10 + 5 * is_waiting, "matches")
+
+
+@cases("caught", False, True)
+@pytest.mark.parametrize("wrap", [ml.capture, ml.runs.step])
+def test_an_interrupted_step_leaves_a_whole_recording(
+    folder: Path, wrap: Any, *, caught: bool
+) -> None:
+    def run(n: int) -> bool:
+        w = ml.ones(3)
+        step, results = wrap(lambda x: ml.sum(w.__imul__(0.9).__iadd__(x))), []
+        path = folder / str(n)
+
+        def one(i: int) -> None:
+            results.append(float(step(ml.full(3, float(i)))))
+
+        with suppress(KeyboardInterrupt), ml.runs.record(path, every=2):
+            one(0)
+            was = interrupted_at_line(lambda: one(1), n, "eager/runs")
+            if was and not caught:
+                raise KeyboardInterrupt
+            one(2)
+        recorded = ml.runs.open(path)
+        assert ml.runs.verify(recorded, steps=9).is_accepted
+        assert set(results) <= set(recorded.losses)
+        assert len(recorded.losses) <= 3
+        return was
+
+    n = 1
+    while run(n):
+        n += with_long(23, 1)
+    assert n > 100
+
+
 def test_several_functions_share_their_state(folder: Path) -> None:
     model = ml.nn.Linear(3, 1)
     optimizer = ml.optim.SGD(model, 0.1)
@@ -249,18 +377,6 @@ def summing(n: int) -> tuple[Tensor, Any]:
         return ml.sum(w)
 
     return w, step
-
-
-def test_a_step_that_raises_is_not_recorded(folder: Path) -> None:
-    _, step = summing(2)
-    with ml.runs.record(folder / "a"):
-        step(ml.ones(2))
-        with pytest.raises(ml.errors.CheckError):
-            step(-ml.ones(2))
-        step(ml.ones(2))
-    run = ml.runs.open(folder / "a")
-    assert run.losses == [2.0, 4.0]
-    assert [Replay(run).replay(i) for i in range(2)] == [[]] * 2
 
 
 @pytest.mark.parametrize("stored", ["all", "1 KiB"])

@@ -21,6 +21,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from mlvm.core.errors import CaptureError
 from mlvm.eager.capture.guards.checker import CELL, MISSING, content_of_slot
 from mlvm.eager.capture.guards.guard_set import GuardSet
 from mlvm.eager.capture.guards.readable import is_library
@@ -153,8 +154,31 @@ _by_code: weakref.WeakKeyDictionary[types.CodeType, list[Reading]] = weakref.Wea
 
 
 def warn_of_frozen(guards: GuardSet, name: str) -> None:
-    """Issue one `FrozenWarning` per line of reached code that reads what a trace freezes.
+    """Issue one `FrozenWarning` per line of reached code that reads what a trace freezes."""
+    for where, what, remedy in _frozen(guards, name):
+        if (where, what) not in _warned:
+            warn_at(
+                where,
+                f"{what}() is read once, while {name!r} is recorded, and is the same in all later "
+                f"calls; {remedy}",
+                FrozenWarning,
+            )
+            _warned.add((where, what))
 
+
+def refuse_draws(guards: GuardSet, name: str) -> None:
+    """Raise `CaptureError` for a line of reached code that draws random numbers without keys."""
+    for where, what, remedy in _frozen(guards, name, is_called=True):
+        if "random" in what:
+            raise CaptureError(f"{where}: {what}() would be the same in all calls; {remedy}")
+
+
+def _frozen(
+    guards: GuardSet, name: str, *, is_called: bool = False
+) -> Iterator[tuple[str, str, str]]:
+    """Yield the lines that read what a trace freezes, with the called function and the remedy.
+
+    With `is_called`, only in functions that are called by name.
     Lines that read files count only in functions that are called by name: classes and modules often
     have functions that load files beside the captured function `name`."""
     functions = [
@@ -175,29 +199,20 @@ def warn_of_frozen(guards: GuardSet, name: str) -> None:
                 value = getattr(pathlib.Path, reading.path[1], MISSING)
             named.add(id(value))
             where, what = f"{code.co_filename}:{reading.line}", ".".join(filter(None, reading.path))
-            if _reads_file(value):
+            if is_called or _reads_file(value):
                 called = _called(functions, name) if called is None else called
                 if fn not in called:
                     continue
-            _warn(name, where, what, _remedy(value, reading.args))
+            if remedy := _remedy(value, reading.args):
+                yield where, what, remedy
     # functions in a field, or in a partial call
     for value in guards.keepalive if functions else ():
         if type(value) is types.BuiltinFunctionType and id(value) not in named:
             code = functions[0].__code__
             where = f"{code.co_filename}:{code.co_firstlineno}"
             what = f"{value.__module__}.{value.__name__}"
-            _warn(name, where, what, _remedy(value, None))
-
-
-def _warn(name: str, where: str, what: str, remedy: str | None) -> None:
-    if remedy is not None and (where, what) not in _warned:
-        warn_at(
-            where,
-            f"{what}() is read once, while {name!r} is recorded, and is the same in all later "
-            f"calls; {remedy}",
-            FrozenWarning,
-        )
-        _warned.add((where, what))
+            if remedy := _remedy(value, None):
+                yield where, what, remedy
 
 
 def _called(functions: Sequence[types.FunctionType], name: str) -> set[types.FunctionType]:

@@ -6,14 +6,18 @@ repeats this. A replay rebinds no other name, so no other name may refer to a te
 
 from __future__ import annotations
 
+import copy
 import dis
 import functools
 import gc
 import operator
 import types
+from array import array
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
+
+import numpy as np
 
 from mlvm.core.errors import CaptureError
 from mlvm.core.types import TensorType
@@ -37,6 +41,25 @@ class NamespaceSnapshot:
         self._globals = {(id(x.owner), x.name) for x in guards.guards if x.kind == "item"}
         self._lent: list[tuple[Field, Any, Any]] = []
         self._cached = [each for each in guards.keepalive if type(each) is CACHED]
+        self._contents: list[tuple[Any, Any]] = []
+        self._slots: list[tuple[Any, Any, Any]] = []
+
+    def note_contents(self, guards: GuardSet) -> None:
+        """Let `undo` also restore the contents of sets, deques, arrays and slots."""
+        for each in guards.keepalive:
+            kind = type(each)
+            if issubclass(kind, (set, deque)):
+                self._contents.append((each, [*each]))
+            elif issubclass(kind, (bytearray, array)) or (
+                issubclass(kind, np.ndarray) and each.flags.writeable
+            ):
+                self._contents.append((each, copy.copy(each)))
+            elif not (issubclass(kind, type) or is_library(module_of(kind))):
+                self._slots += [
+                    (each, slot, content_of_slot(each, slot))
+                    for slot in slots_of(kind)
+                    if type(slot) is types.MemberDescriptorType
+                ]
 
     def lend(self, places: Sequence[Field], numbers: Sequence[Any]) -> None:
         """Replace numbers in fields by placeholders, until `restore`."""
@@ -100,6 +123,15 @@ class NamespaceSnapshot:
             ]
             if changed:
                 _restore(place, before, changed)
+        for value, content in self._contents:
+            if not issubclass(type(value), (set, deque)):
+                value[... if issubclass(type(value), np.ndarray) else slice(None)] = content
+            elif [*map(id, value)] != [*map(id, content)]:
+                value.clear()
+                (value.update if issubclass(type(value), set) else value.extend)(content)
+        for owner, slot, content in self._slots:
+            if content_of_slot(owner, slot) is not content:
+                slot.__delete__(owner) if content is MISSING else slot.__set__(owner, content)
 
     def require_no_id(self, placeholders: Iterable[Tensor]) -> None:
         """Raise `CaptureError` if the function has stored the id or the hash of a placeholder."""
@@ -263,8 +295,12 @@ def parts_of(value: Any) -> list[Any]:
         return [value.__self__]
     if issubclass(kind, (type, types.ModuleType, types.FunctionType)):
         return []
-    slots = [vars(kind.__mro__[i])[name] for i, name in readable_state(kind).slots]
-    return [*dict_of(value).values(), *[content_of_slot(value, slot) for slot in slots]]
+    return [*dict_of(value).values(), *[content_of_slot(value, slot) for slot in slots_of(kind)]]
+
+
+def slots_of(kind: type) -> list[Any]:
+    """Return the descriptors of the slots of a class."""
+    return [vars(kind.__mro__[i])[name] for i, name in readable_state(kind).slots]
 
 
 def variables_of(value: Any) -> list[Any]:
