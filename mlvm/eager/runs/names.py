@@ -25,18 +25,25 @@ _ENDS: Final = (str, bytes, int, float, complex, bool, type(None))
 
 
 def names_of_objects(
-    fn: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]
+    fn: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], read: Container[str] = ()
 ) -> dict[int, str]:
     """Return a path such as `model.blocks[0].kernel` for each object that the function reaches.
 
     The function reaches objects from arguments, variables and globals. The keys are the ids of the
-    objects, and of the tensors' roots. For several paths to a tensor, the shortest of public
-    attributes is used, or else the shortest.
+    objects, and of the tensors' roots. For several paths to a tensor, a path through a field in
+    `read` is used, or else the shortest of public attributes, or else the shortest.
     """
     names: dict[int, str] = {}
     for path, x in _objects_below(_roots(fn, args, kwargs)):
-        names.setdefault(id(x.root if isinstance(x, Allocation) else x), path)
+        name = names.setdefault(id(x.root if isinstance(x, Allocation) else x), path)
+        if _field_of(path) in read and _field_of(name) and _field_of(name) not in read:
+            names[id(x.root)] = path
     return names
+
+
+def _field_of(path: str) -> str:
+    """Return the last field of a path; "" if it has none."""
+    return path.rpartition(".")[2].partition("[")[0] if "." in path else ""
 
 
 def names_of_numbers(

@@ -173,7 +173,7 @@ def names_in_call(
     """Return the names of the tensors that a traced call reaches, by id.
 
     A tensor that contains a Python number is named after the numbers that it is computed from."""
-    names = names_of_objects(fn, args, kwargs)
+    names = names_of_objects(fn, args, kwargs, signature.guards.names)
     keys = random.prepare(call.record.vm)
     names |= {id(keys.state.root): KEYS, id(keys.one.root): f"increment of the {KEYS}"}
     numbers = call.numbers
