@@ -51,12 +51,13 @@ class _CellDigest(NamedTuple):
 class Cells:
     """The cells of a run that is being recorded.
 
-    Cells refer weakly to tensors and to owners of fields. A cell ends with its tensor or owner.
+    Cells refer weakly to tensors and to owners of fields. A cell is live as long as its tensor or
+    owner.
     """
 
     def __init__(self) -> None:
         self.rows: list[StateCell] = []
-        self._sources: dict[int, _Source] = {}  # of cells that have not ended
+        self._sources: dict[int, _Source] = {}  # of live cells
         self._numbers: dict[object, int] = {}
         self._names: set[str] = set()
         self._watches: dict[int, Watch] = {}
@@ -88,12 +89,12 @@ class Cells:
         return {number: x for number, each in sources if (x := each.tensor()) is not None}
 
     def tensor(self, number: int, before: Allocation) -> Allocation:
-        """Return the tensor of a cell, or the tensor before if it has ended."""
+        """Return the tensor of a live cell, or else the tensor before."""
         x = self._sources[number].tensor() if number in self._sources else None
         return before if x is None else x
 
     def forget_ended(self) -> None:
-        """Forget the cells whose tensor or owner has ended."""
+        """Forget the cells whose tensor or owner was deleted."""
         for number in [n for n, source in self._sources.items() if source.object() is None]:
             for each in (self._sources, self._watches, self._digests):
                 each.pop(number, None)
@@ -124,7 +125,7 @@ class _Source(NamedTuple):
     field: tuple[str, int | None] | tuple[()] = ()
 
     def tensor(self) -> Allocation | None:
-        """Return the tensor; None if it has ended, or if the field contains a different value."""
+        """Return the tensor; None if it was deleted, or if the field contains a different value."""
         x = self.object()
         if self.field and x is not None:
             name, item = self.field

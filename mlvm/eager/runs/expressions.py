@@ -10,12 +10,11 @@ import ast
 import operator
 import re
 from collections.abc import Callable, Mapping
-from functools import partial, reduce
+from functools import cache, partial, reduce
 from typing import Any, Final
 
 import mlvm.eager as ml
 from mlvm.core.errors import ArgumentError, MlvmError, brief
-from mlvm.core.memo import memoized
 from mlvm.core.types import Array, TensorType
 from mlvm.eager.runs.cells import array_of
 from mlvm.machines.local import LocalVM
@@ -48,7 +47,7 @@ _OPERATORS: Final[Mapping[type, Callable[..., Any]]] = {
 }  # fmt: skip
 
 
-@memoized(1)
+@cache
 def _arena() -> ml.Arena:
     return ml.Arena(LocalVM("expressions"), "expressions")
 

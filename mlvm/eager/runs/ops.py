@@ -22,9 +22,9 @@ from mlvm.eager.capture.capture import Captured
 from mlvm.eager.capture.guards.signature import Signature, Signatures
 from mlvm.eager.capture.trace import TracedCall, trace_call
 from mlvm.eager.functions import random
-from mlvm.eager.runs.bindings import Bindings
 from mlvm.eager.runs.names import KEYS, names_of_numbers, names_of_objects
 from mlvm.eager.runs.source import SourceLine, line_at
+from mlvm.eager.runs.variables import Variables
 from mlvm.eager.tensor.constants import scalar_array
 from mlvm.eager.tensor.context import current_arena
 from mlvm.eager.tensor.reading import values_of
@@ -155,8 +155,8 @@ def op_program(
     fn: Callable[..., Any] = captured.fn
     signatures = Signatures(fn)
     args, kwargs = as_tensors(signatures, current_arena().vm, args, kwargs)
-    bindings = Bindings()
-    with bindings.collected():
+    noted = Variables()
+    with noted.collected():
         call, signature = trace_call(fn, args, kwargs, signatures)
     if takes_from_queue(call):
         raise CaptureError(
@@ -164,7 +164,7 @@ def op_program(
         )
     inputs = [values_of(x.root) for x in signature.inputs]
     names = names_in_call(fn, args, kwargs, call, signature)
-    return program_of_call(call, signature, names, bindings), inputs
+    return program_of_call(call, signature, names, noted), inputs
 
 
 def names_in_call(
@@ -185,14 +185,14 @@ def names_in_call(
 
 
 def program_of_call(
-    call: TracedCall, signature: Signature, names: Mapping[int, str], bindings: Bindings
+    call: TracedCall, signature: Signature, names: Mapping[int, str], noted: Variables
 ) -> OpProgram:
     """Return the program of a traced call, with the present state."""
     record, outcome = call.record, call.outcome
     inputs = tuple([names.get(id(x.root), "") for x in signature.inputs])
     state_names = tuple([names.get(id(x.root), "") for x in record.outside.states])
     paths = {("input", i): name for i, name in enumerate(inputs)}
-    variables = bindings.insert(
+    variables = noted.insert(
         call, paths | {("state", i): name for i, name in enumerate(state_names)}
     )
     planned = as_recorded(call.flow)

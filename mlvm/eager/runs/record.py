@@ -33,7 +33,6 @@ from mlvm.eager.capture.cache import CacheEntry
 from mlvm.eager.capture.capture import Captured, ProgramMatch, capture, step_observers
 from mlvm.eager.files import safetensors
 from mlvm.eager.recording.recorder import refuse_captured
-from mlvm.eager.runs.bindings import Bindings
 from mlvm.eager.runs.cells import Cells, array_of, digest_of_cells, storable
 from mlvm.eager.runs.execution import silent_vm
 from mlvm.eager.runs.log import AppendedFile, LogEnd, LogWriter, digest_of, is_log, number_of
@@ -42,6 +41,7 @@ from mlvm.eager.runs.ops import OpProgram
 from mlvm.eager.runs.run import CHECKPOINTS, DATA, LOG, PROGRAMS, SOURCES
 from mlvm.eager.runs.steps import CELL, StepTable, leaves_of, number_array, scalar_of
 from mlvm.eager.runs.traced import TracedStep, traced_call, traced_step
+from mlvm.eager.runs.variables import Variables
 from mlvm.eager.tensor.context import default_arena
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.machines.digest import digest
@@ -189,7 +189,7 @@ class _Recorded:
     others: dict[str, _Recorded] = field(default_factory=dict)
 
 
-class _Recording(NamedTuple):
+class _Progress(NamedTuple):
     """Everything that the recorded steps have added to a recording.
 
     The assignment of a new value adds a step. Contents of files and dicts beyond these sizes belong
@@ -218,7 +218,7 @@ class _Recording(NamedTuple):
 
 
 @dataclass
-class _Step:
+class _RunningStep:
     """A step that runs, with everything that is added to the recording when it has returned.
 
     Attributes:
@@ -237,7 +237,7 @@ class _Step:
         expected: the digests of all results that the program computes, if they are to be compared.
     """
 
-    begun: _Recording
+    begun: _Progress
     program: _Recorded
     tensors: Sequence[Allocation]
     inputs: Sequence[bytes]
@@ -301,7 +301,7 @@ class _Session:
         self._running = threading.local()
         version = sys.modules["mlvm"].__version__
         self._log.append(("run", {"mlvm": version, "every": every, "versions": versions()}))
-        self._now = _Recording(self._log.end)
+        self._now = _Progress(self._log.end)
 
     def observe(self, captured: Captured[..., Any], args: Any, kwargs: Any, fn: Any = None) -> Any:
         """Run a captured function, or the eager function `fn` if it is given, and record the step.
@@ -320,9 +320,9 @@ class _Session:
         finally:
             self._running.is_on = False
 
-    def noting(self) -> AbstractContextManager[Bindings]:
+    def noting(self) -> AbstractContextManager[Variables]:
         """Return a block that collects the names of tensors during a trace."""
-        return Bindings().collected()
+        return Variables().collected()
 
     def _is_nested(self) -> bool:
         """Return whether this thread runs a step; an interrupt may have left the flag on."""
@@ -415,7 +415,7 @@ class _Session:
 
     def _begin(
         self, captured: Captured[..., Any], args: Any, kwargs: Any, bound: _Bound | None
-    ) -> tuple[_Step, list[Array]]:
+    ) -> tuple[_RunningStep, list[Array]]:
         """Return the step of a call, with the state that it reads, and the external inputs."""
         self._remove_failed()
         self._cells.forget_ended()
@@ -430,7 +430,7 @@ class _Session:
         state = self._cells.present()
         digests = {number: self._cells.digest(number, x) for number, x in state.items()}
         ended = [number for number in now.digests if number not in state]
-        step = _Step(now, program, tensors, [*map(digest, arrays)], state, digests, ended)
+        step = _RunningStep(now, program, tensors, [*map(digest, arrays)], state, digests, ended)
         is_due = not (now.steps % self._every or now.steps == now.last_checkpoint)
         if is_due:
             self._checkpoint(step)
@@ -452,7 +452,7 @@ class _Session:
         table = replace(table, optimizers=optimizers_of(captured.fn, args, kwargs))
         return self._eager.setdefault((captured, kinds), _Recorded(table)), arrays
 
-    def _checkpoint(self, step: _Step) -> None:
+    def _checkpoint(self, step: _RunningStep) -> None:
         """Write the complete state before a step to a file."""
         rows = {self._cells.rows[number].name: x for number, x in step.state.items()}
         arrays = {name: storable(array_of(x)) for name, x in rows.items()}
@@ -465,7 +465,7 @@ class _Session:
         step.checkpoint = "checkpoint", name, content, [*step.digests], digests
         self._computed.clear()
 
-    def _store_inputs(self, step: _Step, arrays: Sequence[Array]) -> None:
+    def _store_inputs(self, step: _RunningStep, arrays: Sequence[Array]) -> None:
         """Store the inputs of a step that no step since the last checkpoint has computed.
 
         Store them only up to the limit.
@@ -481,7 +481,7 @@ class _Session:
                 place = step.contents[key] = step.store(array)
             step.stored_inputs.append((i, *place))
 
-    def _add(self, captured: Captured[..., Any], step: _Step, result: Any) -> None:
+    def _add(self, captured: Captured[..., Any], step: _RunningStep, result: Any) -> None:
         """Add a step that has returned to the recording."""
         if self._is_closed or self._process != os.getpid():
             return
@@ -533,7 +533,7 @@ class _Session:
             self._log.sync()
         for content, place in step.contents.items():
             self._stored.setdefault(content, place)
-        self._now = _Recording(
+        self._now = _Progress(
             log,
             data,
             now.steps + 1,
@@ -546,9 +546,9 @@ class _Session:
             digests,
         )
         program.number = number
-        self._computed.update(compress(results, computed))  # no replay computes the others
+        self._computed.update(compress(results, computed))  # a replay computes only these
 
-    def _dropped(self, step: _Step, reason: str) -> _Recorded:
+    def _dropped(self, step: _RunningStep, reason: str) -> _Recorded:
         """Record a step without its program and state; return the table that replaces it."""
         table = replace(step.program.table, content="", file="", operands=(), writes=(), state=())
         table = replace(table, results=(), returns=(), reason=reason)
@@ -585,7 +585,7 @@ class _Session:
                 self._data.close()
 
 
-def _computed_by(step: _Step, inputs: Sequence[Array]) -> list[bytes] | None:
+def _computed_by(step: _RunningStep, inputs: Sequence[Array]) -> list[bytes] | None:
     """Return the digests of all results that a new program computes for a step, if it can.
 
     The trace of an eager function may differ from the function, for example in the time."""

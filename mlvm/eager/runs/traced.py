@@ -16,12 +16,12 @@ from mlvm.eager.capture.capture import Captured, ProgramMatch
 from mlvm.eager.capture.guards.guard_set import Field
 from mlvm.eager.capture.trace import TracedCall, always, trace
 from mlvm.eager.recording.recorder import RetryAfterCopy
-from mlvm.eager.runs.bindings import Bindings
 from mlvm.eager.runs.cells import Cells
 from mlvm.eager.runs.log import digest_of, encoded
 from mlvm.eager.runs.names import optimizers_of, unused_name
 from mlvm.eager.runs.ops import OpProgram, names_in_call, program_of_call, takes_from_queue
 from mlvm.eager.runs.steps import CELL, INPUT, Operand, StepTable, leaves_of
+from mlvm.eager.runs.variables import Variables
 from mlvm.eager.tensor.constants import prepare_constants, scalar_array
 from mlvm.eager.tensor.context import default_arena
 from mlvm.eager.tensor.copying import ResultLeaf
@@ -56,9 +56,9 @@ def traced_call(
             return call, match
         try:
             arena = scope() or default_arena()
-            with Bindings().collected() as bindings:
+            with Variables().collected() as variables:
                 call = trace(captured.fn, args, kwargs, arena, signature, entry.free, (), always)
-            return call._replace(notes=bindings), match
+            return call._replace(notes=variables), match
         except RetryAfterCopy as error:
             make_exclusive(error.x)
             match = captured.match(args, kwargs)
@@ -173,9 +173,9 @@ def traced_step(
     elif not all(id(x) in homes_of for x in passed):
         table = replace(table, reason="it returns a view that is stored in a container")
     else:
-        bindings = call.notes if isinstance(call.notes, Bindings) else Bindings()
+        variables = call.notes if isinstance(call.notes, Variables) else Variables()
         program = without_state(
-            program_of_call(call, signature, names, bindings),
+            program_of_call(call, signature, names, variables),
             [x is None for x in states],
             [*written, *[homes_of[id(x)] for x in passed]],
         )

@@ -73,7 +73,7 @@ def verify(replay: Replay | Run, *, steps: int = 3, seed: int = 0) -> Verified:
         eager = "no step has a program, because all ran eagerly"
         verified.skipped[0] = eager if run.steps else "the recording has no steps"
     if chosen:
-        silent_vm()  # its error is no mismatch
+        silent_vm()  # its error is not a mismatch
     for number in chosen:
         try:
             verified.mismatches.extend(replay.replay(number))

@@ -59,8 +59,8 @@ def apply_into_in_python(out: Tensor, call: OneOp, *operands: Tensor) -> Tensor:
             return apply_into(out, one_op("astype", dtype=out.dtype.name), apply(call, *operands))
         kind = DTypeError if type is not None and type.dtype is not out.dtype else ShapeError
         cast = " without a cast to another kind" if kind is DTypeError else ""
-        found = re.search(rf"\b{call.op.name} (\W+) ", f"{_SIGNS} ")
-        remedy = f", or write x = x {found[1]} y instead of x {found[1]}= y" if found else ""
+        sign = re.search(rf"\b{call.op.name} (\W+) ", f"{_SIGNS} ")
+        remedy = f", or write x = x {sign[1]} y instead of x {sign[1]}= y" if sign else ""
         raise kind(
             f"the result is {type}, which cannot be written to {out.type}{cast}; to create a new "
             f"tensor, omit out={remedy}"

@@ -141,7 +141,7 @@ def of_constant(array: bytes) -> bytes:
 
 @cases("data", None, "MLVM", 3, [77])
 def test_what_is_no_bytes(data: Any) -> None:
-    refuses(EncodingError, "expected bytes, got a", Program.from_bytes, data)
+    refuses(EncodingError, "expected bytes, got ", Program.from_bytes, data)
 
 
 def test_every_beginning_is_refused() -> None:

@@ -18,7 +18,7 @@
 #include <string.h>
 
 enum { MOST_NUMBERS = 32, MOST_OPEN = 8, MOST_FAILURES = 4, FAMILIES = 512, LEAST_OPEN = 2, RECENT = 4 };
-/* MOST_FAILURES: failed traces, and templates that replaced others, after which traces do not become less frequent.
+/* MOST_FAILURES: after this number of failed traces and replaced templates, traces do not become less frequent.
  * MOST_CALLS: calls with one key by open templates, before the key gets a separate template. */
 enum { MOST_CALLS = 3, MOST_FORMULAS = 1024 };
 
@@ -372,7 +372,7 @@ static int inputs_of(const int64_t *numbers, const int64_t *before, const char *
     return ninputs;
 }
 
-/* The same beside the call of an open template, whose open numbers stay open. */
+/* Compare with the call of an open template in the same way; the open numbers of this template stay open. */
 static int inputs_beside(const OpenTemplate *open, const int64_t *numbers, const char *is_float, int count,
                          int *inputs)
 {
@@ -433,8 +433,8 @@ static int generalize(Template *template, PyObject *args, PyObject *keywords, co
     family->nfailures += family->nfailures < MOST_FAILURES;
     OpenTemplate *made = NULL;
     template->users++;
-    /* Open what differs from the calls of open templates, or else from a recent call. Calls of several kinds may
-     * alternate: this one is compared with the call with the most equal numbers. */
+    /* Open what differs from the call of an open template; if this fails, what differs from a recent call. Calls of
+     * several kinds may alternate, so the call with the most equal numbers is selected. */
     for (int recent = !family->nopen; fits && !made && !failed && recent < 2; recent++) {
         int ninputs = 0, ncalls = recent ? nrecent : family->nopen;
         for (int i = recent; i < ncalls; i++) { /* before[0] is this call */

@@ -1,7 +1,7 @@
 """Names of tensors: the variables that refer to them while a function is traced.
 
-Python reports each line of the user's functions to a `Bindings`. It compares the variables with the
-values of the recorder, and notes each change as a call `NAMED` of the flow.
+Python reports each line of the user's functions to a `Variables`. It compares the variables with
+the values of the recorder, and notes each change as a call `NAMED` of the flow.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Note(NamedTuple):
     source: Use | Allocation | None = None
 
 
-class Bindings:
+class Variables:
     """Collector of the names that variables give to tensors."""
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Bindings:
         self._latest: dict[str, dict[str, tuple[object, int]]] = defaultdict(dict)
 
     @contextmanager
-    def collected(self) -> Iterator[Bindings]:
+    def collected(self) -> Iterator[Variables]:
         """Collect names in functions that this thread calls in the block."""
         before = sys.gettrace()
         sys.settrace(self._entered)
@@ -71,7 +71,7 @@ class Bindings:
 
         def reported(frame: FrameType, event: str, argument: object) -> Any:
             if event != "exception" and (recorder := current_recorder()) is not None:
-                self._note(frame, owner, recorder.recorders[-1])  # that of the captured function
+                self._note(frame, owner, recorder.recorders[-1])  # the captured function's recorder
             return reported
 
         return reported
