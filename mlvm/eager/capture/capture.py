@@ -253,7 +253,7 @@ class Captured(Generic[P, R]):
             return self._fn(*args, **kwargs)
         if step_observers:
             return step_observers[-1].observe(self, args, kwargs)  # type: ignore[no-any-return]
-        return self.call(args, kwargs)  # type: ignore[no-any-return]
+        return self.run(args, kwargs)  # type: ignore[no-any-return]
 
     def drain(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the program until the queue is closed and drained.
@@ -269,9 +269,9 @@ class Captured(Generic[P, R]):
             drained.drain()  # QueueClosedError
             ml.capture(ml.sum).drain(v)  # ProgramError
         """
-        return self.call(args, kwargs, loop=True)  # type: ignore[no-any-return]
+        return self.run(args, kwargs, loop=True)  # type: ignore[no-any-return]
 
-    def call(
+    def run(
         self, args: Any, kwargs: Any, *, loop: bool = False, around: LaunchObserver | None = None
     ) -> Any:
         """Run a call; `around` runs the launch, after the trace if the call is traced."""
@@ -298,7 +298,7 @@ class Captured(Generic[P, R]):
         arrays = args
         args, kwargs = as_tensors(self._signatures, arena.vm, args, kwargs)
         if args is not arrays:
-            return self.call(args, kwargs, loop=loop, around=around)  # the call may match now
+            return self.run(args, kwargs, loop=loop, around=around)  # the call may match now
         match = self._match(arena, args, kwargs)
         entry, scalars, signature, _, _, is_known, named = match
         is_repeated, self._last = self._last is entry, entry

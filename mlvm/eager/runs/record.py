@@ -310,13 +310,13 @@ class _Session:
         forked child do not belong to the recorded run."""
         vm = (scope() or default_arena()).vm
         if self._process != os.getpid() or place_of(vm)[0] or self._is_nested():
-            return captured.call(args, kwargs) if fn is None else fn(*args, **kwargs)
+            return captured.run(args, kwargs) if fn is None else fn(*args, **kwargs)
         try:
             self._running.is_on = True
             if fn is not None:
                 return self._run(captured, args, kwargs, fn)
             around = partial(self._launched, captured, args, kwargs)
-            return captured.call(args, kwargs, around=around)
+            return captured.run(args, kwargs, around=around)
         finally:
             self._running.is_on = False
 
