@@ -80,10 +80,15 @@ class Attribute:
         # an int is converted to a float
         return frozenset(kinds) - {int if self.hint is float else None}
 
-    def __str__(self) -> str:
+    @property
+    def kind(self) -> str:
+        """The annotation as text."""
         hint = self.hint.__name__ if isinstance(self.hint, type) else str(self.hint)
-        hint = hint.replace("typing.", "")
-        return f"{self.name}: {hint}" + ("" if self.default is REQUIRED else f" = {self.default!r}")
+        return hint.replace("typing.", "")
+
+    def __str__(self) -> str:
+        default = "" if self.default is REQUIRED else f" = {self.default!r}"
+        return f"{self.name}: {self.kind}{default}"
 
 
 class Traits(NamedTuple):
@@ -202,9 +207,9 @@ class Op:
                     f"expected a value for the attribute {name}, got none; pass {name}="
                 ).at(self.name, ())
             if not _matches(value, attribute.hint):
-                kind = str(attribute).removeprefix(f"{name}: ").partition(" = ")[0]
-                refused = ArgumentError(f"expected {name} of type {kind}, got {brief(value)}")
-                raise refused.at(self.name, ())
+                raise ArgumentError(
+                    f"expected {name} of type {attribute.kind}, got {brief(value)}"
+                ).at(self.name, ())
             bound[name] = float(value) if attribute.hint is float else value
         return bound
 

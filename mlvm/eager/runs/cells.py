@@ -60,7 +60,6 @@ class Cells:
         self._sources: dict[int, _Source] = {}  # of live cells
         self._numbers: dict[object, int] = {}
         self._names: set[str] = set()
-        self._watches: dict[int, Watch] = {}
         self._digests: dict[int, _CellDigest] = {}
 
     def of_tensor(self, x: Allocation, name: str) -> int:
@@ -96,8 +95,8 @@ class Cells:
     def forget_ended(self) -> None:
         """Forget the cells whose tensor or owner was deleted."""
         for number in [n for n, source in self._sources.items() if source.object() is None]:
-            for each in (self._sources, self._watches, self._digests):
-                each.pop(number, None)
+            del self._sources[number]
+            self._digests.pop(number, None)
 
     def digest(self, number: int, x: Allocation) -> bytes:
         """Return the digest of the present tensor of a cell, which is read if it was written."""
@@ -107,9 +106,7 @@ class Cells:
         vm = x.arena.vm
         if x.root.region is None or is_shared(vm):
             return digest(array_of(x))
-        watch = self._watches.get(number)
-        if watch is None or not watch.is_of(vm):
-            watch = self._watches[number] = Watch(vm)
+        watch = last.watch if last is not None and last.watch.is_of(vm) else Watch(vm)
         watch.begin([x])
         changes = watch.changes  # before the content is read, so that no write is missed
         key = digest(array_of(x))

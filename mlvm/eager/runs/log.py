@@ -84,7 +84,7 @@ class AppendedFile:
         self._stream: BinaryIO = open_to_append(path)
         self._at = 0  # the size of the file, -1 if it is unknown
 
-    def put(self, size: int, content: bytes) -> int:
+    def put(self, size: int, content: bytes | bytearray) -> int:
         """Append to the first `size` bytes, and return the new size. Raises `OSError`."""
         if self._at != size:
             self._stream.seek(size)

@@ -247,7 +247,7 @@ class _RunningStep:
     checkpoint: tuple[Any, ...] | None = None
     stored_cells: list[tuple[int, int, int]] = field(default_factory=list)
     stored_inputs: list[tuple[int, int, int]] = field(default_factory=list)
-    data: bytes = b""
+    data: bytearray = field(default_factory=bytearray)
     contents: dict[bytes, tuple[int, int]] = field(default_factory=dict)
     spent: int = 0
     expected: list[bytes] | None = None

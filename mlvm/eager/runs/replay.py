@@ -159,10 +159,14 @@ class Replay:
         """Return the cells before a step by name. Raises the errors of `at`."""
         self._go_to(step)
         last: dict[str, StepTable] = {}
-        for each in self.run.steps[: step.number + 1]:
-            last.pop(each.table.function, None)
-            last[each.table.function] = each.table
-        named = {cell: name for table in last.values() for name, cell in table.state}
+        functions = {table.function for table in self.run.tables}
+        for number in range(step.number, -1, -1):
+            table = self.run.steps[number].table
+            last.setdefault(table.function, table)
+            if len(last) == len(functions):
+                break
+        tables = reversed(last.values())
+        named = {cell: name for table in tables for name, cell in table.state}
         names = {name: cell for cell, name in named.items() if cell in self._cells}
         return names | dict(step.table.state)
 

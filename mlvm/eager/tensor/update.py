@@ -10,7 +10,6 @@ a time.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -26,10 +25,11 @@ from mlvm.eager.tensor.templates import call_into
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.machines.native.extension import EXTENSION
 
-_SIGNS: Final = (
-    "add + subtract - multiply * divide / floor_divide // remainder % pow ** matmul @ "
-    "bitwise_and & bitwise_or | bitwise_xor ^ bitwise_left_shift << bitwise_right_shift >>"
-)
+_SIGNS: Final = {
+    "add": "+", "subtract": "-", "multiply": "*", "divide": "/", "floor_divide": "//",
+    "remainder": "%", "pow": "**", "matmul": "@", "bitwise_and": "&", "bitwise_or": "|",
+    "bitwise_xor": "^", "bitwise_left_shift": "<<", "bitwise_right_shift": ">>",
+}  # fmt: skip
 """Operators in place, by op."""
 
 live_tapes: set[Tape] = set()
@@ -59,8 +59,8 @@ def apply_into_in_python(out: Tensor, call: OneOp, *operands: Tensor) -> Tensor:
             return apply_into(out, one_op("astype", dtype=out.dtype.name), apply(call, *operands))
         kind = DTypeError if type is not None and type.dtype is not out.dtype else ShapeError
         cast = " without a cast to another kind" if kind is DTypeError else ""
-        sign = re.search(rf"\b{call.op.name} (\W+) ", f"{_SIGNS} ")
-        remedy = f", or write x = x {sign[1]} y instead of x {sign[1]}= y" if sign else ""
+        sign = _SIGNS.get(call.op.name)
+        remedy = f", or write x = x {sign} y instead of x {sign}= y" if sign else ""
         raise kind(
             f"the result is {type}, which cannot be written to {out.type}{cast}; to create a new "
             f"tensor, omit out={remedy}"
