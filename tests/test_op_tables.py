@@ -42,11 +42,12 @@ OTHERS = {
     "eager.autodiff.rules_linalg.TRANSFORMS",
     "eager.tensor.apply._DYNAMIC_IN_C",
     "eager.tensor.primitives.__all__",
+    "eager.tensor.update._SIGNS",
     "machines.gpu.elementwise.ELEMENTWISE",
     "parallel.communicator._UFUNCS",
     "step.batch_rules._EXACT",
 }
-"""Parts of these tables, names that are derived from them, and functions of numpy by name."""
+"""Parts of these tables, names derived from them, signs of operators, and functions of numpy."""
 
 
 def test_there_is_no_other_table_by_op_name() -> None:
