@@ -211,12 +211,10 @@ def _site_of(frame: FrameType) -> _Site:
     """Analyse the update at the frame's instruction."""
     code = frame.f_code
     is_module = not code.co_flags & CO_OPTIMIZED
-    if not _INSPECTING.isdisjoint(code.co_names):  # "__qualname__": a class body
-        return _NOTHING
     flow = _liveness_of(code)
     at = flow.at(frame.f_lasti)
     update = flow.updates.get(at)
-    if update is None:
+    if update is None or flow.is_inspected:
         return _NOTHING
     name, end, is_item = update.name, update.end, update.is_item
     # `d[0] += y` also keeps d on the interpreter's stack
@@ -268,6 +266,9 @@ class _Liveness:
         self.handlers = bytecode.exception_entries  # disjoint, in the order of the offsets
         self.handled = [each.start for each in self.handlers]
         self.inner_names = frozenset(_inner_names(code))
+        variables = {x.value for x in self.steps if x.opname in ("LOAD_NAME", "LOAD_GLOBAL")}
+        names = {*code.co_names} - ({"eval"} - variables)  # `model.eval()` reads no variables
+        self.is_inspected = not _INSPECTING.isdisjoint(names)
         updates = {i: self._update_at(i) for i in range(len(self.steps))}
         self.updates = {i: each for i, each in updates.items() if each is not None}
         # Reads within an update of the same variable, as in `a[i] = a[i] + 1`, are ignored.
@@ -385,20 +386,25 @@ _liveness_of: Final = memoized(64)(_Liveness)
 
 
 def _steps(code: CodeType) -> Iterator[_Bytecode]:
-    """Yield the instructions; those that load or store two variables are split."""
+    """Yield the instructions; those that load or store two variables are split.
+
+    An instruction with a large argument begins at the first EXTENDED_ARG before it."""
+    start: int | None = None
     for each in dis.get_instructions(code):
+        start = each.offset if start is None else start
+        if each.opname == "EXTENDED_ARG":
+            continue
+        offset, start = start, None
         halves = _HALF.findall(each.opname)
         if len(halves) == 2:
             for half, variable in zip(halves, each.argval, strict=True):
-                yield _Bytecode(
-                    half, each.offset, variable, "", 1 if half.startswith("LOAD") else -1
-                )
+                yield _Bytecode(half, offset, variable, "", 1 if half.startswith("LOAD") else -1)
         else:
             grows = dis.stack_effect(each.opcode, each.arg, jump=False)
             value = each.argval
             if each.opname == "KW_NAMES" and each.arg is not None:
                 value = code.co_consts[each.arg]  # `dis` of Python 3.11 does not look it up
-            yield _Bytecode(each.opname, each.offset, value, each.argrepr, grows)
+            yield _Bytecode(each.opname, offset, value, each.argrepr, grows)
 
 
 def _inner_names(code: CodeType) -> Iterator[str]:

@@ -105,7 +105,10 @@ def test_modules_warn_if_the_whole_is_read_later() -> None:
         return len(caught)
 
     assert told("a = x[0]\na += 1.0\nprint(x.sum())") == 1
-    assert told("for a in x: a += 1.0") == 2
+    loop = "for a in x: a += 1.0\n"
+    assert told(loop) == told(loop + "ml.nn.ReLU().eval()") == 2
+    assert told(loop + "vars()") == 0
+    assert told("".join([f"v{i} = {i}\n" for i in range(300)]) + loop) == 2  # EXTENDED_ARG
     assert told("a = x[0]\na += 1.0") == 0  # another cell of a notebook may read a
     assert told("class A:\n    a = ml.zeros((2, 3))[0]\n    a += 1.0") == 0
 
