@@ -119,7 +119,7 @@ def test_batches(tx: bool, ty: bool, x_batch: Any, y_batch: Any, m: int, k: int,
 @cases("name", "matmul", "batch_contract")
 @pytest.mark.parametrize(("tx", "ty"), TRANSPOSITIONS)
 def test_a_batch_among_threads(name: str, tx: bool, ty: bool) -> None:
-    for m, k, n in [(20, 30, 50), (60, 9, 31), (1, 30, 600), (600, 30, 1)]:
+    for m, k, n in [(20, 30, 50), (60, 9, 31), (90, 8, 5), (1, 30, 600), (600, 30, 1), (90, 8, 1)]:
         x, y, attributes = _operands(m, k, n, tx, ty, "float32", (7,))
         _check(name, x, y, attributes, (1, 2, 3, 5))
 

@@ -29,13 +29,6 @@ typedef struct {
 
 /* --- copying rows of x --- */
 
-/* Start of tile i: the tiles of a strip have heights that are as equal as possible. */
-static inline int64_t OF(tile_begin)(int64_t i, int64_t tiles, int64_t rows)
-{
-    int64_t height = rows / tiles, higher = rows % tiles;
-    return i * height + (i < higher ? i : higher);
-}
-
 /* Copy rows. k counts units, here and below. */
 static void OF(copy_rows)(T *to, const S *x, int64_t x_row, int64_t rows, int64_t k)
 {
@@ -49,15 +42,15 @@ static void OF(copy_rows)(T *to, const S *x, int64_t x_row, int64_t rows, int64_
 
 enum { OF(AHEAD) = 16 }; /* rows of x to prefetch, which are far apart */
 
-/* Copy contiguous columns into tiles of [k][height]. */
+/* Copy contiguous columns into tiles of [k][height]. The tiles of a strip have heights that are as equal as
+ * possible. */
 static void OF(copy_columns)(T *to, const S *x, int64_t x_k, int64_t rows, int64_t k, int64_t tiles)
 {
     /* Whole vectors read past the end, into the next row of x and the tile, except for the last row. */
     int64_t whole = rows / tiles * 2 >= HEIGHT && x_k >= HEIGHT ? k - 1 : 0;
     for (int64_t some = 0; some < k; some += 8)
-        for (int64_t tile = 0; tile < tiles; tile++) {
-            int64_t begin = OF(tile_begin)(tile, tiles, rows);
-            int64_t height = OF(tile_begin)(tile + 1, tiles, rows) - begin;
+        for (int64_t tile = 0, begin = 0, height; tile < tiles; tile++, begin += height) {
+            height = rows / tiles + (tile < rows % tiles);
             int64_t l = some, end = least(some + 8, k);
             const S *from = x + begin;
             T *panel = to + begin * k;
@@ -155,11 +148,12 @@ static void OF(narrow_tile)(TileFn fn, const Tile *t, int64_t rows, int64_t colu
     local.c_row = COLUMNS;
     local.add = 0;
     fn(&local);
-    for (int64_t i = 0; i < rows; i++)
-        for (int64_t j = 0; j < columns; j++) {
-            T *c = t->c + i * t->c_row + j;
-            *c = t->add ? *c + whole[i * COLUMNS + j] : whole[i * COLUMNS + j];
-        }
+    for (int64_t i = 0; i < rows; i++) {
+        T *c = t->c + i * t->c_row, *sum = whole + i * COLUMNS;
+        for (int64_t j = 0; t->add && j < columns; j++)
+            sum[j] = c[j] + sum[j];
+        copy_run((char *)c, (const char *)sum, columns * (int64_t)sizeof(T));
+    }
 }
 
 /* Position of a pixel if pixels are `sparse` apart; -1 if there is none. */
@@ -295,6 +289,7 @@ static void OF(strip)(Part *part, const Strip *strip)
     t.add = block > 0 || n[TOTAL];
     t.far = (n[OUT] < 0 ? n[ROWS_AT_ONCE] : n[M]) * n[N] * (int64_t)sizeof(T) > 1 << 18;
     const int by_columns = n[COPY_X] == GATHER && n[X_K] != 1; /* whether windows are columns */
+    const int64_t last_row = part->next ? row + rows : part->row + part->rows;
     if (in_lines) {
         if (strip->fresh)
             OF(copy_lines)(part->strip, part->x, n, row, rows);
@@ -321,10 +316,15 @@ static void OF(strip)(Part *part, const Strip *strip)
         if (n[X_K] == 1)
             t.a_row = k;
     }
+    const int64_t least_height = line / tiles, higher = line % tiles;
+    const int64_t together = row_step == k ? ROWS : 1; /* contiguous rows */
     const int small = k * columns * (int64_t)sizeof(T) < 1 << 18;
     const int64_t some = (k + tiles - 1) / tiles, across = n[Y_COLUMN] * (int64_t)sizeof(S);
-    for (int64_t jr = 0; jr < columns; jr += COLUMNS) {
-        int64_t width = least(columns - jr, COLUMNS);
+    /* A narrow last panel comes first: its vectors may write beyond a row, where later products follow. */
+    const int64_t last = (columns - 1) / COLUMNS * COLUMNS, narrow = columns % LANES;
+    for (int64_t done = 0; done < columns; done += COLUMNS) {
+        const int64_t jr = !narrow ? done : done ? done - COLUMNS : last;
+        const int64_t width = least(columns - jr, COLUMNS);
         int vectors = width > LANES ? 2 : 1, whole = width == vectors * LANES;
         const S *panel_of = y + jr * n[Y_COLUMN];
         t.b = n[Y_PANEL] ? OF(packed)(n, part->y, column + jr, first) : (const T *)panel_of;
@@ -362,15 +362,16 @@ static void OF(strip)(Part *part, const Strip *strip)
             if (COLUMNS * sizeof(T) > 64) /* a row of a panel has two lines, or covers two rows of y */
                 beside = apart ? k / COLUMNS * 64 : PACK > 1 ? n[Y_K] * (int64_t)sizeof(S) : 64;
         }
-        for (int64_t begin = 0; begin < rows; begin += line)
+        const T *a = from;
+        for (int64_t begin = 0; begin < rows; begin += line, a += n[STRIDE_DOWN] * n[LINE])
             for (int64_t tile = 0, ir = 0; tile < tiles; tile++) {
-                int64_t end = OF(tile_begin)(tile + 1, tiles, line), height = end - ir;
+                const int64_t height = least_height + (tile < higher), end = ir + height;
                 TileFn fn = OF(tiles)[height - 1][vectors - 1];
-                t.a = from + begin / line * n[STRIDE_DOWN] * n[LINE] + ir * row_step;
-                if (!n[COPY_X] && n[X_K] == 1 && jr == 0) /* prefetch the next tile's short rows */
-                    for (int64_t i = end; i < end + height; i++)
-                        for (int64_t l = 0; l < k; l += 64 / (int64_t)sizeof(T))
-                            __builtin_prefetch(from + i * row_step + l);
+                t.a = a + ir * row_step;
+                if (!n[COPY_X] && n[X_K] == 1 && !done) /* prefetch the next tile's short rows */
+                    for (int64_t i = 0; i < height; i += together)
+                        for (int64_t l = 0; l < together * k; l += 64 / (int64_t)sizeof(T))
+                            __builtin_prefetch(t.a + (height + i) * row_step + l);
                 for (int64_t l = tile * some; begin == 0 && l < least((tile + 1) * some, lines); l++) {
                     const char *at = next + (apart ? l % COLUMNS * across + l / COLUMNS * 64 : l * down);
                     __builtin_prefetch(at, 0, 2);
@@ -380,7 +381,8 @@ static void OF(strip)(Part *part, const Strip *strip)
                 if (n[COPY_X] && n[X_K] != 1 && !by_columns)
                     t.a_k = height;
                 t.c = part->out + (row + begin + ir) * n[OUT_ROW] + column + jr;
-                if (whole)
+                const int64_t after = (last_row - row - begin - end) * columns;
+                if (whole || (!t.add && t.c_row == columns && after >= COLUMNS))
                     fn(&t);
                 else
                     OF(narrow_tile)(fn, &t, height, width);
@@ -800,14 +802,16 @@ static void OF(dots)(const int64_t *n, const S *x, const S *y, T *total, int64_t
         for (int64_t first = 0; first < n[K]; first += LONGEST) {
             const S *b = y + group * n[Y_GROUP] + first;
             Factor a = {.x = x + group * n[X_GROUP] + first, .k = least(n[K] - first, LONGEST) / PACK};
-            const int beyond = y_column >= OF(DOT) * PACK;
+            /* Number of columns, from j on, that contain the memory after the column j + 3. */
+            const int64_t beyond = y_column > 0 ? 4 + (OF(DOT) * PACK + y_column - 2) / y_column
+                                                : INT64_MAX;
             int64_t rest = a.k % OF(DOT), j = 0;
             for (int64_t i = 0; i < rest; i++) {
                 a.end[i] = OF(unit)(a.x + (a.k - rest + i) * PACK, 1);
                 a.masks[i] = -1;
             }
             for (; j + 4 <= columns; j += 4)
-                OF(dot)(total + j, &a, b + j * y_column, y_column, 4, beyond && j + 4 < columns);
+                OF(dot)(total + j, &a, b + j * y_column, y_column, 4, beyond <= columns - j);
             for (; j < columns; j++)
                 OF(dot)(total + j, &a, b + j * y_column, y_column, 1, 0);
         }
