@@ -434,8 +434,7 @@ class Arena(ArenaFields):
         if not hasattr(vm, "tensor_from_storage"):
             raise errors.ArenaError(
                 f"ml.Arena: expected a VM, got {errors.brief(vm)}; the name is the second "
-                "argument: "
-                'ml.Arena(ml.VM(), "weights")'
+                'argument: ml.Arena(ml.VM(), "weights")'
             )
         if not name:
             raise errors.ArenaError('ml.Arena: expected a name, got none: ml.Arena(vm, "weights")')
@@ -879,9 +878,7 @@ class Arena(ArenaFields):
         if tensor.arena is not self:
             raise errors.ArenaError(
                 f"arena {self.name!r}: expected a tensor of this arena, got "
-                f"{errors.with_article(tensor.type)} of "
-                "arena "
-                f"{tensor.arena.name!r}"
+                f"{errors.with_article(tensor.type)} of arena {tensor.arena.name!r}"
             )
 
     def _view(self, region: Region, type: TensorType) -> TensorHandle:
@@ -993,8 +990,8 @@ class Arena(ArenaFields):
                 if region is None:
                     if not self.grows:
                         raise self._overflow(type, nbytes) from None
-                    needed = 2 * self.used + nbytes + KEPT_BYTES
-                    trims = self.trims and self.capacity > needed
+                    most = 2 * (self.used + nbytes) + KEPT_BYTES
+                    trims = self.trims and self.capacity + self._placement.missing > most
                     if trims or thrifty:
                         self._placement.release(idle=not trims)
             self._give_back()

@@ -32,6 +32,9 @@ So a few kinds of steps, such as training and evaluation, may alternate.
 MOST_SPARE: Final = 1 << 18
 """Size from which a reused region is larger by at most an eighth; see `spare_bytes`."""
 
+MOST_ROOM: Final = 1 << 19
+"""Maximum unused bytes in a new chunk, into which a region can grow."""
+
 _NUMBER: Final = attrgetter("number")
 
 
@@ -60,7 +63,7 @@ Reference: TypeAlias = weakref.ref[Any]
 
 
 class Region(RegionFields):
-    """Piece of a storage, of a fixed size, and the handles of tensors in it.
+    """Piece of a storage, and the handles of tensors in it. A free region may grow.
 
     `number`: index in order of creation.
     `holder`: reference to the last tensor of the region, which may have been freed.
@@ -126,7 +129,7 @@ class Placement:
     `resets`: number of resets.
     `bins`: the bin of each type that was placed before, if the placement has bins.
     `sizes`: the bins by number of bytes.
-    `missing`: the bytes that the latest `find` without a result had needed.
+    `missing`: the bytes of a chunk for the latest `find` without a result.
     `handles`, `storages`: of dropped regions and chunks; the arena returns them to the VM.
     """
 
@@ -211,25 +214,38 @@ class Reuse(Placement):
 
     def find(self, type: TensorType, *, thrifty: bool, last: bool = False) -> Region | None:
         nbytes = self.size_of(type.nbytes)
-        region = pop(self.sizes.get(nbytes, []))
+        spare = spare_bytes(nbytes) if self.size_of is size_class and nbytes else 0
+        bins = self._bins(nbytes, nbytes + spare)  # as `bin_of` in dispatch.c
+        region = next(filter(None, map(pop, bins)), None)
         if region is None and thrifty and self._tail(nbytes) is None:
             if not self._merge(nbytes, idle=True) and (last or not self.grows):
                 self._merge(nbytes, idle=False)
             region = pop(self.sizes.get(nbytes, []))
-        if region is None and self.size_of is size_class and nbytes:
-            region = self._larger(nbytes)
         if region is None:
-            region = self._new_region(nbytes)
+            region = self._new_region(nbytes, spare // 2)
         if region is not None:
             self.bins[type] = region.bin
         return region
 
-    def _new_region(self, nbytes: int) -> Region | None:
-        """Add a region at the end of a chunk. It is larger if free regions show growing sizes."""
-        spare = spare_bytes(nbytes) // 2
-        grows = self.spare and nbytes and any(self._bins(max(nbytes - spare, 1), nbytes - 1))
-        self.missing = self.size_of(nbytes + spare) if grows else nbytes
-        for size in dict.fromkeys((self.missing, nbytes)):
+    def _new_region(self, nbytes: int, spare: int) -> Region | None:
+        """Add a region at the end of a chunk.
+
+        If free regions show growing sizes, it is larger by `spare`, or the last region of a chunk
+        grows instead.
+        """
+        least = max(nbytes - max(spare, nbytes // 8), 1) if self.spare else nbytes
+        smaller = [bin for bin in self._bins(least, nbytes - 1) if bin]
+        larger = self.size_of(nbytes + spare) if smaller else nbytes
+        self.missing = larger + min(nbytes // 2, MOST_ROOM) if smaller else nbytes
+        for size in dict.fromkeys((larger, nbytes)):
+            for region in filter(None, map(pop, smaller)):
+                [home] = [chunk for chunk in self.chunks if chunk.storage == region.storage]
+                end = region.offset + size
+                if region.offset + region.nbytes == home.carved and end <= home.nbytes:
+                    home.carved, region.nbytes = end, size
+                    region.bin = self.sizes.setdefault(size, [])
+                    return region
+                region.bin.append(region)
             chunk = self._tail(size)
             if chunk is not None:
                 chunk.carved += size
@@ -243,11 +259,6 @@ class Reuse(Placement):
         while size <= most:
             yield self.sizes.get(size, [])
             size = self.size_of(size + 1)
-
-    def _larger(self, nbytes: int) -> Region | None:
-        """Take the smallest region larger by at most `spare_bytes`, as `bin_of` in dispatch.c."""
-        regions = map(pop, self._bins(nbytes, nbytes + spare_bytes(nbytes)))
-        return next(filter(None, regions), None)
 
     def tidy(self) -> None:
         for bin in list(self.sizes.values()):

@@ -226,7 +226,7 @@ def test_trim_gives_back_the_chunks_in_which_nothing_lives(vm: VM) -> None:
 
 
 @pytest.mark.parametrize(
-    ("least", "step", "most"), [(2000, 8, 2), (1 << 18, 1 << 11, 1.27), (1 << 21, 1000, 1.143)]
+    ("least", "step", "most"), [(2000, 8, 2.2), (1 << 18, 1 << 11, 1.27), (1 << 21, 1000, 1.143)]
 )
 def test_tensors_of_ever_new_sizes_reuse_memory_in_interactive_use(
     vm: VM, least: int, step: int, most: float
@@ -239,7 +239,7 @@ def test_tensors_of_ever_new_sizes_reuse_memory_in_interactive_use(
         storages.update(chunk.storage for chunk in arena.chunks())
         del tensor
         assert arena.capacity <= 3 * sizes[-1] + SMALLEST_CHUNK + KEPT_BYTES
-    assert len(storages) <= 36
+    assert len(storages) <= 9
     assert len(arena._regions()) <= 18
     assert len(arena._placement.sizes) <= 65  # each search looks at a few of these
 
