@@ -236,7 +236,7 @@ class Reuse(Placement):
         least = max(nbytes - max(spare, nbytes // 8), 1) if self.spare else nbytes
         smaller = [bin for bin in self._bins(least, nbytes - 1) if bin]
         larger = self.size_of(nbytes + spare) if smaller else nbytes
-        self.missing = larger + min(nbytes // 2, MOST_ROOM) if smaller else nbytes
+        self.missing = larger + min(nbytes, MOST_ROOM) if smaller else nbytes
         for size in dict.fromkeys((larger, nbytes)):
             for region in filter(None, map(pop, smaller)):
                 [home] = [chunk for chunk in self.chunks if chunk.storage == region.storage]
