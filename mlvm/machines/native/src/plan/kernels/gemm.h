@@ -320,7 +320,8 @@ static void OF(strip)(Part *part, const Strip *strip)
     const int64_t together = row_step == k ? ROWS : 1; /* contiguous rows */
     const int small = k * columns * (int64_t)sizeof(T) < 1 << 18;
     const int64_t some = (k + tiles - 1) / tiles, across = n[Y_COLUMN] * (int64_t)sizeof(S);
-    /* A narrow last panel comes first: its vectors may write beyond a row, where later products follow. */
+    /* A narrow last panel comes first, because its vectors may write beyond the end of a row: the elements
+     * there are computed later, unless the tile has the last rows. */
     const int64_t last = (columns - 1) / COLUMNS * COLUMNS, narrow = columns % LANES;
     for (int64_t done = 0; done < columns; done += COLUMNS) {
         const int64_t jr = !narrow ? done : done ? done - COLUMNS : last;
