@@ -200,6 +200,21 @@ def test_equal_keys_of_other_classes_are_other_indices(form: Callable[[Any], Any
     refuses(IndexingError, "integers as index, got a float", x.__getitem__, form(1.0))
 
 
+def test_the_first_error_of_a_bound_is_raised() -> None:
+    class Bound:
+        errors = iter([KeyboardInterrupt, None])
+
+        def __index__(self) -> int:
+            if error := next(self.errors):
+                raise error
+            return 1
+
+    x, bound = ml.asarray(X), Bound()
+    with pytest.raises(KeyboardInterrupt):
+        x[bound:]
+    assert x[bound:].shape == (1, 3, 4, 5)
+
+
 def test_iteration_and_length() -> None:
     x = ml.asarray(X)
     assert len(x) == 2

@@ -202,6 +202,15 @@ def test_numbers_are_open_whichever_numbers_were_open_before() -> None:
     assert EXTENSION.open_calls() - before > 30
 
 
+def test_passes_over_many_numbers_run_by_open_templates() -> None:
+    assert EXTENSION is not None
+    x, before = ml.arange(200.0), EXTENSION.open_calls()
+    for _ in range(8):
+        for n in range(2, 42):
+            assert ml.roll(x, n)[n] == 0
+    assert EXTENSION.open_calls() - before > 300
+
+
 def test_a_function_of_calls_with_open_templates_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = count_calls(monkeypatch, shapes, "_shaped")
     for n in range(40, 60):

@@ -19,8 +19,9 @@
 
 enum { MOST_NUMBERS = 32, MOST_OPEN = 8, MOST_FAILURES = 4, FAMILIES = 512, LEAST_OPEN = 2, RECENT = 4 };
 /* MOST_FAILURES: after this number of failed traces and replaced templates, traces do not become less frequent.
- * MOST_CALLS: calls with one key by open templates, before the key gets a separate template. */
-enum { MOST_CALLS = 3, MOST_FORMULAS = 1024 };
+ * MOST_CALLS: calls with one key by open templates, before the key gets a separate template, and gets it again after
+ * other keys have replaced it: making one takes as long as it saves in this number of calls. */
+enum { MOST_CALLS = 100, MOST_FORMULAS = 1024 };
 
 /* A step: `call` is NULL for a view. The lengths of its result are formulas. `node` is the template of its node on a
  * tape, NULL if no operand is tracked. With `places`, it is a function that returns the template for the types of the
@@ -294,9 +295,11 @@ static PyObject *call_in_family(PyObject *function, const Key *key, int *learns,
     Number values[MOST_FORMULAS];
     uint64_t hash;
     /* If an outer call is being recorded, the recording needs each step. */
-    if (!templates_enabled || (key->tape != Py_None && !is_tape(key->tape)) || is_recording() ||
-        (!into && *calls_of(key->hash) >= MOST_CALLS))
+    if (!templates_enabled || (key->tape != Py_None && !is_tape(key->tape)) || is_recording())
         return NULL;
+    int *calls = into ? NULL : calls_of(key->hash);
+    if (calls && *calls % MOST_CALLS == MOST_CALLS - 1)
+        return ++*calls, NULL;
     int count = numbers_of(key, function, numbers, is_float, &hash);
     if (count <= 0)
         return NULL;
@@ -454,7 +457,7 @@ static int generalize(Template *template, PyObject *args, PyObject *keywords, co
         OpenTemplate *last = is_full ? family->open[MOST_OPEN - 1] : NULL;
         made->generation = key->fast_path->generation;
         family->nopen += !is_full;
-        family->nfailures -= !is_full;
+        family->nfailures -= !is_full && family->nfailures; /* a family begun meanwhile has none */
         memmove(family->open + 1, family->open, sizeof *family->open * (size_t)(family->nopen - 1));
         family->open[0] = (OpenTemplate *)Py_NewRef((PyObject *)made);
         Py_XDECREF((PyObject *)last);

@@ -939,10 +939,8 @@ PyObject *call_composed(PyObject *function, PyObject *args, PyObject *keywords)
     }
     Template *template = find_template(function, &key);
     PyObject *constants[MOST_STEPS];
-    if (template && template->ncodes && !hold_constants(template, constants)) {
-        replace_template(function, &key, NULL);
-        template = NULL;
-    }
+    if (template && template->ncodes && !hold_constants(template, constants))
+        template = NULL; /* a new recording replaces it */
     if (template && template->ncodes) {
         int is_final = 0;
         PyObject *keys = NULL;
@@ -962,16 +960,16 @@ PyObject *call_composed(PyObject *function, PyObject *args, PyObject *keywords)
     int failures = template ? template->failures : 0;
     if (failures >= MOST_FAILURES)
         return PyObject_Call(function, args, keywords);
-    int learns = 0;
-    PyObject *open = template ? NULL : later.call_in_family(function, &key, &learns, NULL);
-    if (open || PyErr_Occurred())
-        return open;
-    if (!(*calls_of(key.hash))++ && !learns)
-        return PyObject_Call(function, args, keywords);
     hold_key(&key);
-    PyObject *result = call_and_record(function, args, keywords, &key, failures);
-    if (result && learns && later.generalize(find_template(function, &key), args, keywords, &key))
-        Py_CLEAR(result);
+    int learns = 0;
+    PyObject *result = template ? NULL : later.call_in_family(function, &key, &learns, NULL);
+    if (!result && !PyErr_Occurred()) {
+        int records = (*calls_of(key.hash))++ || learns;
+        result = records ? call_and_record(function, args, keywords, &key, failures)
+                         : PyObject_Call(function, args, keywords);
+        if (result && learns && later.generalize(find_template(function, &key), args, keywords, &key))
+            Py_CLEAR(result);
+    }
     release_key(&key);
     return result;
 }

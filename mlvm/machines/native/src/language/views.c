@@ -253,7 +253,9 @@ static int resolve_key(PyObject *key, const Layout *x, Span *spans, int64_t *dim
             continue;
         }
         Py_ssize_t start, stop, step;
-        if (PySlice_Unpack(item, &start, &stop, &step)) /* Python handles bounds of other classes */
+        /* The first call refuses bounds whose class has a method __index__, which Python calls once. */
+        if (PySlice_GetIndices(item, PY_SSIZE_T_MAX, &start, &stop, &step) || PyErr_Occurred() ||
+            PySlice_Unpack(item, &start, &stop, &step))
             return PyErr_Clear(), -1;
         Py_ssize_t length = PySlice_AdjustIndices((Py_ssize_t)x->dims[axis], &start, &stop, step);
         places[axis] = ndim;
