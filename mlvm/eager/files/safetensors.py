@@ -30,7 +30,8 @@ _ALIGNMENT: Final = 8  # alignment of the first tensor, which the format require
 _WORDS: Final = "bool u8 i8 f8_e5m2 f8_e4m3 i16 u16 f16 bf16 i32 u32 f32 c64 f64 i64 u64"
 """In the format's order."""
 _DTYPES: Final = {name.upper(): DType.named(name.replace("_", "")) for name in _WORDS.split()}
-_NAMES: Final = {dtype: name for name, dtype in _DTYPES.items()}
+NAMES: Final = {dtype: name for name, dtype in _DTYPES.items()}
+"""Names of the dtypes that the format supports."""
 
 
 def damaged(reason: str) -> WeightsError:
@@ -127,7 +128,7 @@ def write(
     end, ordered = 0, order(types)
     for name in ordered:
         start, end = end, end + types[name].nbytes
-        dtype, shape = _NAMES[types[name].dtype], [*types[name].shape]
+        dtype, shape = NAMES[types[name].dtype], [*types[name].shape]
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
     try:
         head = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
@@ -175,12 +176,12 @@ def _place(name: str, type: TensorType) -> int:
         raise WeightsError(
             f"expected a name other than __metadata__, in valid Unicode, got {name!r}"
         )
-    if type.dtype not in _NAMES:
+    if type.dtype not in NAMES:
         raise WeightsError(
             f"{name}: the format does not support {type.dtype.name}; supported are "
-            f"{', '.join([each.name for each in _NAMES])}; convert with astype"
+            f"{', '.join([each.name for each in NAMES])}; convert with astype"
         )
-    return [*_DTYPES].index(_NAMES[type.dtype])
+    return [*_DTYPES].index(NAMES[type.dtype])
 
 
 # --- the header ----------------------------------------------------------------------

@@ -17,6 +17,7 @@ from mlvm.core.types import Array, TensorType
 from mlvm.core.vm import VM
 from mlvm.eager.capture.guards.guard_set import Field
 from mlvm.eager.capture.hoisted import is_shared
+from mlvm.eager.files.safetensors import METADATA, NAMES
 from mlvm.eager.runs.log import digest_of, number_of
 from mlvm.eager.runs.names import unused_name
 from mlvm.eager.tensor.reading import values_of
@@ -59,7 +60,7 @@ class Cells:
         self.rows: list[StateCell] = []
         self._sources: dict[int, _Source] = {}  # of live cells
         self._numbers: dict[object, int] = {}
-        self._names: set[str] = set()
+        self._names = {METADATA}  # a checkpoint's tensors have other names
         self._digests: dict[int, _CellDigest] = {}
 
     def of_tensor(self, x: Allocation, name: str) -> int:
@@ -136,9 +137,9 @@ class _Source(NamedTuple):
 
 def storable(array: Array) -> Array:
     """Return the array in a dtype that a checkpoint supports: c128 as f64, packed values as u8."""
-    if array.dtype.names:
-        return array.view("u1")
-    return array.reshape(-1).view("f8") if array.dtype == "c16" else array
+    if TensorType.of(array).dtype in NAMES:
+        return array
+    return array.reshape(-1).view("f8") if array.dtype == "c16" else array.view("u1")
 
 
 def digest_of_cells(digests: Iterable[bytes]) -> int:

@@ -285,8 +285,7 @@ def _cause(left: Replay, right: Replay, x: RecordedStep, y: RecordedStep) -> Dif
         return Difference(x.number, "input", text, names, elements=differing)
     for step in (x, y):
         if not step.table.file:
-            text = f"{head}: the results differ, and {step.table.function} has no program: "
-            return Difference(x.number, "result", text + step.table.reason, _results(x, y))
+            raise ArgumentError(f"{step.table.function} has no program: {step.table.reason}")
     return _differing_op(left, right, x, y)
 
 
@@ -318,8 +317,8 @@ def _differing_state(
     """Return the names of state that differs before a step, and the first one's elements."""
     states: list[dict[str, Array]] = []
     for replay, step in ((left, x), (right, y)):
-        contents = replay.cells(step.number)
-        states.append({name: contents[each] for name, each in step.table.state})
+        contents, paths = replay.cells(step.number), replay.names(step)
+        states.append({name: contents[each] for name, each in step.table.state if name in paths})
     mine, others = [{name: digest(x) for name, x in state.items()} for state in states]
     names = [name for name, each in mine.items() if others.get(name, each) != each]
     if not names:  # state that only one of the programs reads is equal unless it was renamed

@@ -6,17 +6,19 @@ import inspect
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import suppress
+from enum import Enum
 from functools import partial
 from itertools import chain, count
 from types import CodeType, FrameType, FunctionType, MemberDescriptorType
 from typing import Any, Final
 
 from mlvm.arena.arena import Allocation
+from mlvm.core.errors import brief
 from mlvm.eager.capture.guards.guard_set import NUMBERS, Field
 from mlvm.eager.capture.guards.readable import is_library
 from mlvm.eager.optim.averages import MultiSteps
 from mlvm.eager.optim.optimizer import Optimizer
-from mlvm.eager.tensor.values import module_of
+from mlvm.eager.tensor.values import items_of, members_of, module_of
 
 KEYS: Final = "random keys"
 """The name of the global random keys of a VM."""
@@ -168,9 +170,10 @@ def _names_in(code: CodeType) -> Iterator[str]:
 def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
     """Yield the items or fields of an object with paths."""
     if isinstance(value, dict):
-        yield from ((f"{path}[{key!r}]", each) for key, each in [*value.items()])
+        yield from ((f"{path}[{_text_of_key(key)}]", each) for key, each in [*items_of(value)])
     elif isinstance(value, list | tuple | deque):
-        yield from ((f"{path}[{i}]", each) for i, each in enumerate(value))
+        items = deque.__iter__(value) if isinstance(value, deque) else members_of(value)
+        yield from ((f"{path}[{i}]", each) for i, each in enumerate(items))
     elif inspect.isfunction(value):
         if not is_library(value.__module__ or ""):
             yield from _variables(value)
@@ -184,6 +187,13 @@ def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
         of_classes = (value if kind is type else kind).__mro__[:-1]
         fields = {name: x for each in of_classes for name, x in _fields_of_class(each, value)}
         yield from ((f"{path}.{name}", x) for name, x in (fields | vars_of(value)).items())
+
+
+def _text_of_key(key: Any) -> str:
+    """Return the text of a dict's key; the name of the class for an object of the user."""
+    if isinstance(key, _ENDS):
+        return repr(key)
+    return brief(key) if isinstance(key, (tuple, Enum)) else type(key).__name__
 
 
 def _fields_of_class(kind: type, value: Any) -> Iterator[tuple[str, Any]]:

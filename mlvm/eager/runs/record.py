@@ -202,7 +202,7 @@ class _Progress(NamedTuple):
         last_checkpoint: the step of the last checkpoint.
         spent: the bytes of stored inputs that count.
         stored: the number of inputs in the data file.
-        digests: the digests of the cells after the last step.
+        replayed: the digests of the cells that a replay has after the last step.
     """
 
     log: LogEnd
@@ -214,7 +214,7 @@ class _Progress(NamedTuple):
     last_checkpoint: int = -1
     spent: int = 0
     stored: int = 0
-    digests: Mapping[int, bytes] = MappingProxyType({})
+    replayed: Mapping[int, bytes] = MappingProxyType({})
 
 
 @dataclass
@@ -227,7 +227,8 @@ class _RunningStep:
         tensors: the tensors among the external inputs.
         inputs: the digests of the external inputs.
         state: the tensors of all state before the step, by cell.
-        digests: the digests of this state.
+        digests: the digests of this state; if no replay computes the step, only of what it reads.
+        replayed: the digests of the cells that a replay has before the step.
         ended: cells that have ended since the previous step.
         checkpoint: the frame of the checkpoint before the step, if one was written.
         stored_cells, stored_inputs: numbers with the offsets and lengths in the data.
@@ -242,8 +243,9 @@ class _RunningStep:
     tensors: Sequence[Allocation]
     inputs: Sequence[bytes]
     state: dict[int, Allocation]
-    digests: Mapping[int, bytes]
-    ended: Sequence[int]
+    digests: dict[int, bytes]
+    replayed: Mapping[int, bytes]
+    ended: Sequence[int] = ()
     checkpoint: tuple[Any, ...] | None = None
     stored_cells: list[tuple[int, int, int]] = field(default_factory=list)
     stored_inputs: list[tuple[int, int, int]] = field(default_factory=list)
@@ -260,6 +262,12 @@ class _RunningStep:
         place = self.begun.data + len(self.data)
         self.data += data
         return place, len(data)
+
+    def copied(self, number: int, array: Array) -> Array:
+        """Return a copy of a cell's content, with its digest: an eager step may write to it."""
+        array = array.copy()
+        self.digests[number] = digest(array)
+        return array
 
 
 def _require_empty(folder: Path) -> None:
@@ -361,7 +369,11 @@ class _Session:
         with self._lock:
             step, arrays = self._begin(captured, args, kwargs, bound)
             step.expected = _computed_by(step, arrays)
-        result = fn(*args, **kwargs)
+        try:
+            result = fn(*args, **kwargs)
+        except BaseException:  # a later call may be traceable
+            self._untraceable.pop(captured, None)
+            raise
         with self._lock:
             self._add(captured, step, result)
         return result
@@ -419,25 +431,31 @@ class _Session:
         """Return the step of a call, with the state that it reads, and the external inputs."""
         self._remove_failed()
         self._cells.forget_ended()
-        now, tensors = self._now, list[Allocation]()
-        if bound is None:
+        now, tensors, state = self._now, list[Allocation](), self._cells.present()
+        program = None if bound is None else self._programs[bound[0]]
+        if bound is None or program is None or not state.keys() >= {*program.table.cells()}:
             program, arrays = self._without_program(captured, args, kwargs)
         else:
-            entry, inputs, numbers = bound
-            program = self._programs[entry]
-            tensors = [inputs[i].root for i in program.external]
-            arrays = [*map(array_of, tensors), *program.numbers(numbers)]
-        state = self._cells.present()
-        digests = {number: self._cells.digest(number, x) for number, x in state.items()}
-        ended = [number for number in now.digests if number not in state]
-        step = _RunningStep(now, program, tensors, [*map(digest, arrays)], state, digests, ended)
-        is_due = not (now.steps % self._every or now.steps == now.last_checkpoint)
+            tensors = [bound[1][i].root for i in program.external]
+            arrays = [*map(array_of, tensors), *program.numbers(bound[2])]
+        read = {*program.table.cells()}
+        is_due = now.steps // self._every > now.last_checkpoint // self._every
+        is_replayed = is_due or bool(program.table.file)
+        digests = {
+            n: self._cells.digest(n, x) for n, x in state.items() if is_replayed or n in read
+        }
+        inputs = [*map(digest, arrays)]
+        step = _RunningStep(now, program, tensors, inputs, state, digests, now.replayed)
+        if is_replayed:
+            step.replayed = digests
+            step.ended = [number for number in now.replayed if number not in state]
         if is_due:
             self._checkpoint(step)
         self._store_inputs(step, arrays)
-        for number, key in digests.items():
-            if not is_due and now.digests.get(number) != key:
-                step.stored_cells.append((number, *step.store(array_of(state[number]))))
+        for number, key in step.replayed.items():
+            if not is_due and now.replayed.get(number) != key:
+                array = step.copied(number, array_of(state[number]))
+                step.stored_cells.append((number, *step.store(array)))
         return step, arrays
 
     def _without_program(
@@ -447,19 +465,24 @@ class _Session:
         named = leaves_of({**dict(arguments_of(captured.fn, args)), **kwargs})
         arrays = [_array_of_leaf(x) for _, x in named]
         kinds = tuple([str(TensorType.of(array)) for array in arrays])
-        names, reason = [name for name, _ in named], self._untraceable[captured]
+        names = [name for name, _ in named]
+        reason = self._untraceable.get(captured, "it reads state that was freed")
         table = StepTable(captured.name, names=names, types=kinds, reason=reason)
         table = replace(table, optimizers=optimizers_of(captured.fn, args, kwargs))
         return self._eager.setdefault((captured, kinds), _Recorded(table)), arrays
 
     def _checkpoint(self, step: _RunningStep) -> None:
         """Write the complete state before a step to a file."""
-        rows = {self._cells.rows[number].name: x for number, x in step.state.items()}
-        arrays = {name: storable(array_of(x)) for name, x in rows.items()}
+        cells = {self._cells.rows[number].name: number for number in step.state}
+        arrays = {name: array_of(step.state[number]) for name, number in cells.items()}
         name = f"{step.begun.steps:09}-{step.begun.checkpoints}.safetensors"
         path = self._folder / CHECKPOINTS / name
-        types = {each: safetensors.type_of(array) for each, array in arrays.items()}
-        safetensors.write(path, types, arrays.__getitem__, {"step": str(step.begun.steps)})
+        types = {each: safetensors.type_of(storable(array)) for each, array in arrays.items()}
+
+        def read(name: str) -> Array:
+            return storable(step.copied(cells[name], arrays[name]))
+
+        safetensors.write(path, types, read, {"step": str(step.begun.steps)})
         digests = [*map(number_of, step.digests.values())]
         content = number_of(digest_of(path.read_bytes()))
         step.checkpoint = "checkpoint", name, content, [*step.digests], digests
@@ -491,21 +514,23 @@ class _Session:
         returned = [_array_of_leaf(x) for _, x in leaves]
         results = [*map(digest, returned)]
         results += [digest(array_of(step.tensors[i])) for i, _ in program.table.updated]
-        if now.steps != step.begun.steps:
-            program = self._dropped(step, "steps of other threads were recorded while it ran")
-        elif program.table.file and [name for name, _ in leaves] != program.table.results:
-            program = self._dropped(step, "it returns other values than its trace")
         returns, updated = program.table.returns, program.table.updated
         computed = [*[i >= 0 for i in returns], *[True for _ in updated]]
         updates = {
             cell: self._cells.digest(cell, self._cells.tensor(cell, step.state[cell]))
             for cell, _ in program.table.writes
         }
-        actual = [*compress(results, computed), *updates.values()]
-        program.unchecked = None
-        if step.expected not in (None, actual):
+        reason = ""
+        if now.steps != step.begun.steps:
+            reason = "steps of other threads were recorded while it ran"
+        elif program.table.file and [name for name, _ in leaves] != program.table.results:
+            reason = "it returns other values than its trace"
+        elif step.expected not in (None, [*compress(results, computed), *updates.values()]):
             reason = self._untraceable[captured] = "its trace has other results than the call"
-            program, updates, computed = self._dropped(step, reason), {}, []
+        else:
+            program.unchecked = None
+        if reason:
+            program, updates = self._dropped(step, reason), {}
         table, number, digests = program.table, program.number, {**step.digests, **updates}
         before, after = [
             digest_of_cells(map(each.__getitem__, table.cells()))
@@ -543,23 +568,21 @@ class _Session:
             now.steps if is_checkpoint else now.last_checkpoint,
             now.spent + step.spent,
             len(self._stored),
-            digests,
+            {**step.replayed, **updates} if table.file else step.replayed,
         )
         program.number = number
-        self._computed.update(compress(results, computed))  # a replay computes only these
+        if table.file:
+            self._computed.update(compress(results, computed))  # a replay computes only these
 
     def _dropped(self, step: _RunningStep, reason: str) -> _Recorded:
         """Record a step without its program and state; return the table that replaces it."""
         table = replace(step.program.table, content="", file="", operands=(), writes=(), state=())
         table = replace(table, results=(), returns=(), reason=reason)
-        start, shift = step.begun.data, self._now.data - step.begun.data
-        step.data = step.data[: sum([length for _, length in step.contents.values()])]
-        step.contents = {key: (at + shift, length) for key, (at, length) in step.contents.items()}
-        step.stored_inputs = [
-            (i, at + shift if at >= start else at, length) for i, at, length in step.stored_inputs
-        ]
-        step.stored_cells, step.checkpoint = [], None
-        step.digests, step.ended = self._now.digests, ()
+        if self._now.steps != step.begun.steps:  # what it has stored precedes other steps
+            begin = step.begun.data
+            step.stored_inputs = [row for row in step.stored_inputs if row[1] < begin]
+            step.stored_cells, step.data, step.contents, step.spent = [], bytearray(), {}, 0
+            step.checkpoint, step.replayed, step.ended = None, self._now.replayed, ()
         return step.program.others.setdefault(reason, _Recorded(table))
 
     def _remove_failed(self) -> None:

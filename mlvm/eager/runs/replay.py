@@ -156,8 +156,12 @@ class Replay:
         return Moment(step, state, inputs)
 
     def names(self, step: RecordedStep) -> dict[str, int]:
-        """Return the cells before a step by name. Raises the errors of `at`."""
+        """Return the cells before a step by name. Raises the errors of `at`.
+
+        Before a step without a program they are known only at a checkpoint."""
         self._go_to(step)
+        if not step.table.file and self._checkpoint_before(step).step != step.number:
+            return {}
         last: dict[str, StepTable] = {}
         functions = {table.function for table in self.run.tables}
         for number in range(step.number, -1, -1):
@@ -167,8 +171,8 @@ class Replay:
                 break
         tables = reversed(last.values())
         named = {cell: name for table in tables for name, cell in table.state}
-        names = {name: cell for cell, name in named.items() if cell in self._cells}
-        return names | dict(step.table.state)
+        rows = *[(name, cell) for cell, name in named.items()], *step.table.state
+        return {name: cell for name, cell in rows if cell in self._cells}
 
     def cells(self, number: int) -> dict[int, Array]:
         """Return the contents of the cells before a step, by number."""
@@ -307,7 +311,7 @@ class Replay:
                 self._cells.update(self.run.contents(checkpoint))
         for each in step.stored_cells:
             self._cells[each.number] = self.run.stored(each)
-        if step.table.state and self._digest(step) != step.before:
+        if step.table.file and step.table.state and self._digest(step) != step.before:
             raise damaged(
                 f"{self.run.folder}: the state before step {step.number} differs from the "
                 f"recorded state"

@@ -347,7 +347,7 @@ def _cell_in(file: WeightsFile, cell: StateCell) -> Array:
     array, type = file.read(cell.name, keep_halves=True), cell.type
     if type.dtype.name == "c128":
         array = array.view(np.complex128).reshape(type.shape)
-    elif type.dtype.numpy.names:
+    elif type.dtype.numpy.names and array.dtype == np.uint8:
         array = array.view(type.dtype.numpy)
     if TensorType.of(array) != type:
         raise damaged(f"expected {type}, got {TensorType.of(array)}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import textwrap
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -307,6 +308,99 @@ def test_steps_of_several_threads_are_recorded(folder: Path, *, is_waiting: bool
     assert (len(run.steps), verified.outcome) == (10 + 5 * is_waiting, "matches")
 
 
+def test_an_eager_step_does_not_hold_up_other_threads(folder: Path) -> None:
+    w, sums = ml.zeros(300), ml.zeros(50)
+    inner = ml.capture(lambda x: ml.sum(sums.__iadd__(x)))
+    is_over: list[bool] = []
+
+    def others() -> None:
+        while not is_over:
+            inner(ml.full(50, time.monotonic()))
+
+    @ml.runs.step
+    def step(x: Tensor) -> Tensor:
+        time.sleep(0.02)
+        return ml.sum(w.__iadd__(x))
+
+    with ml.runs.record(folder / "a"), ThreadPoolExecutor(1) as pool:
+        inner(ml.ones(50))
+        pool.submit(others)
+        for i in range(3):
+            step(ml.full(300, float(i)))
+        is_over.append(True)
+        pool.shutdown()
+        step(ml.ones(300))
+    run = ml.runs.open(folder / "a")
+    verified = ml.runs.verify(run, steps=9999)
+    assert (verified.problems, verified.outcome) == ([], "matches")
+    assert (verified.unchecked, run.steps[-1].table.reason) == (3, "")
+
+
+def test_a_step_without_a_program_leaves_a_whole_recording(folder: Path) -> None:
+    """The first step returns other values than its trace, and the second call raises."""
+    w = ml.zeros(3)
+    step = ml.runs.step(lambda x: (ml.sum(w.__iadd__(x)), x))
+    with ml.runs.record(folder / "a", every=3):
+        for x in (np.ones(3, np.float32), ml.ones(2), *[ml.full(3, float(i)) for i in range(3)]):
+            with suppress(ml.errors.ShapeError):
+                step(x)
+    run = ml.runs.open(folder / "a")
+    assert [(each.loss, bool(each.table.file)) for each in run.steps] == [
+        (3.0, False), (3.0, True), (6.0, True), (12.0, True)
+    ]  # fmt: skip
+    assert ml.runs.verify(run, steps=4).is_accepted
+
+
+def test_steps_that_take_from_a_queue_leave_other_steps_replayable(folder: Path) -> None:
+    vm = ml.VM("queue")
+    with ml.use(vm):
+        queue = ml.QueueTensor(vm, ["f32[50]"], maxsize=6)
+        for i in range(6):
+            queue.put([np.full(50, i, np.float32)])
+        w = ml.zeros(50)
+        take = ml.capture(lambda: w.__iadd__(queue.get()[0]) * 2.0)
+        step = ml.capture(lambda x: ml.sum(w * x))
+        with ml.runs.record(folder / "a", every=4):
+            for _ in range(6):
+                step(take())
+    replay = Replay(ml.runs.open(folder / "a"))
+    verified = ml.runs.verify(replay, steps=6)
+    assert (verified.steps, verified.outcome) == ([1, 3, 5, 7, 9, 11], "matches")
+    assert [[*map(sum, replay.at(i).state.values())] for i in (7, 8, 10)] == [[300.0], [300.0], []]
+
+
+def test_an_error_of_a_step_is_that_of_the_unrecorded_step(folder: Path) -> None:
+    m, arena = Two(), ml.Arena(ml.VM("freed"), "batch")
+
+    @ml.runs.step
+    def step() -> Tensor:
+        m.w = m.w + 1.0
+        return m.w
+
+    with ml.use(arena.vm), ml.runs.record(folder / "a"):
+        m.w = ml.ones(3)
+        with arena:
+            step(), step()
+        refuses(ml.errors.StaleTensorError, "the arena was reset", step)
+
+
+class Data(dict[Any, Any]):
+    """Values that Python code can read only by key."""
+
+    def items(self) -> Any:
+        raise NotImplementedError
+
+    __repr__ = items
+
+
+def test_methods_of_the_user_are_not_called(folder: Path) -> None:
+    data = Data({Data: ml.ones(3), "__metadata__": ml.ones(3)})
+    step = ml.capture(lambda x, __metadata__: ml.sum(data[Data] * x + __metadata__))
+    with ml.runs.record(folder / "a"):
+        step(ml.ones(3), data["__metadata__"])
+    assert ml.runs.verify(ml.runs.open(folder / "a")).is_accepted
+
+
 @cases("caught", False, True)
 @pytest.mark.parametrize("wrap", [ml.capture, ml.runs.step])
 def test_an_interrupted_step_leaves_a_whole_recording(
@@ -396,11 +490,16 @@ def test_what_a_failed_step_has_stored_is_removed(folder: Path, stored: str) -> 
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int32", "float64"])
-def test_scalars_of_all_types_are_values(folder: Path, dtype: str) -> None:
-    step = ml.capture(lambda x: ml.astype(ml.sum(x), getattr(ml, dtype)))
-    with ml.runs.record(folder / "a"):
-        step(ml.full(2, 1.5))
-    assert ml.runs.open(folder / "a").losses == [3.0]
+def test_scalars_of_all_types_are_values_and_state(folder: Path, dtype: str) -> None:
+    total = ml.zeros((), dtype=getattr(ml, dtype))
+    step = ml.capture(lambda x: total.__iadd__(ml.astype(ml.sum(x), getattr(ml, dtype))))
+    with ml.runs.record(folder / "a", every=2):
+        for _ in range(3):
+            step(ml.full(2, 1.5))
+    run = ml.runs.open(folder / "a")
+    assert (run.losses, ml.runs.verify(run).outcome) == ([3.0, 6.0, 9.0], "matches")
+    run.at(2).load(total=total)
+    assert float(total) == 6.0
 
 
 @cases("value, reason", (lambda x: float(x[0]), "CaptureError"), (id, "has other results"))
