@@ -15,7 +15,7 @@ import stat
 import sys
 import webbrowser
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -59,6 +59,7 @@ from mlvm.eager.runs.page import comparison_page
 from mlvm.eager.runs.replay import Replay, open_run
 from mlvm.eager.runs.repro import Repro
 from mlvm.eager.runs.run import LOG
+from mlvm.eager.runs.source import use_recorded
 from mlvm.eager.tensor.number import open_lengths
 from mlvm.fixed_step import about_fixed_step
 from mlvm.machines import printing
@@ -145,7 +146,8 @@ def parser() -> CommandParser:
     add = add_command(commands, "debug", debug).add_argument
     text = "a file of Captured.save_repro or Captured.save, or the folder of a recording"
     add("file", metavar="FILE", help=text)
-    add("--step", type=count, default=0, metavar="N", help="the step of a recording")
+    text = "the step of a recording, from 0 (default: the first one)"
+    add("--step", type=count, metavar="N", help=text)
     argument = "next input of a saved step, as in run; not for a repro"
     add("--arg", **REPEATED, metavar="X", help=argument)
     add("--browser", action="store_true", help="show a page in a browser, which reads commands")
@@ -539,8 +541,13 @@ def _execution(options: argparse.Namespace) -> Execution:
     """Return the execution of a recorded step, a repro, or a saved step with arguments."""
     if Path(options.file).is_dir():
         run = open_run(options.file)
-        run.step(options.step, "debug")
-        return Replay(run).execution(options.step)
+        number = options.step or 0
+        for file in run.step(number, "debug").table.sources:
+            with suppress(MlvmError, OSError):  # without the file, only lines of ops are known
+                use_recorded(file, run.source(file))
+        return Replay(run).execution(number)
+    if options.step is not None:
+        raise BadInput(f"--step selects a step of a recording, and {options.file} is a file")
     try:
         loaded = read_any(options.file)
     except BadInput as error:

@@ -116,7 +116,8 @@ class LocalVM(Closing, VM):
                 f"VM: expected a name, got {brief(name)}; options are named: VM(threads=2)"
             )
         if name is not None and _DEVICE.fullmatch(name):
-            device = name if ":" in name else "opencl:0"
+            kind = "cuda" if name.startswith("cuda") else "opencl"
+            device = name if ":" in name else f"{kind}:0"
             raise MachineError(
                 f'expected a name of a VM, got the device {name!r}: write VM(device="{device}")'
             )

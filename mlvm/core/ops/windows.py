@@ -100,7 +100,7 @@ def _grid(image: Shape, window: Shape, stride: Shape, padding: Sides, dilation: 
         dilated = f"; with dilation, the window spans {_times(span)}" if span != window else ""
         raise ShapeError(
             f"expected a window of at most {_times(padded)}, the padded image, got "
-            f"{_times(window)}{dilated}"
+            f"{_times(window)}{dilated}; channels are the last axis"
         )
     return tuple((n - k) // step + 1 for n, k, step in zip(padded, span, stride, strict=True))
 

@@ -202,7 +202,7 @@ def _of_places(
     if function in ("gelu", "GELU") and isinstance(keywords.get("approximate"), str):
         return 'approximate=True is PyTorch\'s "tanh", and False its "none"'
     if function == "where" and len(args) == 1:
-        return "takes a condition, x and y; the places are ml.nonzero(c)"
+        return "takes a condition, x and y; the positions are ml.nonzero(condition)"
     if "key" in names and first != "key" and any(getattr(x, "type", None) is _KEY for x in args):
         return f"the key is given by name: {function}({first}{bounds}, key=key)"
     if function == "layer_norm" and "eps" not in keywords:

@@ -21,7 +21,7 @@ from mlvm.eager.runs.cells import storable
 from mlvm.eager.runs.diff import diff, equality
 from mlvm.eager.runs.execution import Executed, Execution, Ref
 from mlvm.eager.runs.log import is_log
-from mlvm.eager.runs.named_values import statistics
+from mlvm.eager.runs.named_values import Values, statistics
 from mlvm.eager.runs.replay import Mismatch, Replay, open_run
 from mlvm.eager.runs.run import LOG, RecordedStep, Run
 from mlvm.eager.runs.source import SourceLine
@@ -85,11 +85,15 @@ def run_verify(options: argparse.Namespace) -> int:
     for problem in verified.problems:
         print(f"problem: {problem}")
     _print_mismatches(run, verified.mismatches)
+    skipped: dict[str, list[str]] = {}
     for number, reason in verified.skipped.items():
-        print(f"step {number} was not computed: {reason}" if run.steps else reason)
+        skipped.setdefault(reason, []).append(str(number))
+    for reason, numbers in skipped.items():
+        which = f"step{'s' * (len(numbers) > 1)} {', '.join(numbers)} not computed: "
+        print(f"{which if run.steps else ''}{reason}")
     if verified.unchecked:
         unchecked = counted(verified.unchecked, "step")
-        print(f"{unchecked} without a program, which no replay can compute")
+        print(f"{unchecked} without a program cannot be computed again")
     steps = ", ".join(map(str, verified.steps)) or "none"
     count = counted(len(run.steps), "step")
     print(f"{run.folder} {verified.outcome}: {count}, computed again: {steps}")
@@ -189,7 +193,11 @@ def _show_line(replay: Replay, number: int, place: str, folder: Path | None) -> 
                 )
     if not ops:
         places = nearest_lines(lines, file, line)
-        raise ArgumentError(f"replay: no op of step {number} was recorded at {place}{places}")
+        of = f"step {number} of {replay.run.steps[number].table.function}"
+        raise ArgumentError(f"replay: no op of {of} was recorded at {place}{places}")
+    if folder is not None:
+        count = counted(sum(len(op.results) for op in ops), "tensor")
+        print(f"wrote {count} to {folder}")
     return 0
 
 
@@ -271,7 +279,7 @@ def _print_nan(replay: Replay, step: RecordedStep) -> bool:
 
 
 def _print_op(replay: Replay, step: RecordedStep, execution: Execution, op: Executed) -> None:
-    print(f"  {op}")
+    print(f"  {Values(execution).text(op)}")
     for i, (ref, type) in enumerate(zip(op.operands, op.operand_types, strict=True)):
         print(f"       operand {i}: {type}, {replay.origin(step, execution, ref)}")
     if op.line is not None:

@@ -77,7 +77,9 @@ def watch(x: Tensor, name: str) -> None:
         ml.debug.watch("v", "v")  # ArgumentError
     """
     if not isinstance(name, str):
-        raise ArgumentError(f"debug.watch: expected a name as str, got {brief(name)}")
+        raise ArgumentError(
+            f'debug.watch: expected a name as str, got {brief(name)}; write debug.watch(x, "x")'
+        )
     [operand] = _operands("debug.watch", [x])
     host_call(printing.WATCH, operand, name=name)
 
@@ -102,7 +104,8 @@ def _operands(what: str, values: Sequence[Any]) -> list[Tensor]:
     vm.attached(_Registered)
     for x in values:
         if not issubclass(class_of(x), (Tensor, int, float, np.number)):
-            raise ArgumentError(f"{what}: expected tensors and numbers, got {brief(x)}")
+            remedy = "; write other values into the format" if what == "debug.print" else ""
+            raise ArgumentError(f"{what}: expected tensors and numbers, got {brief(x)}{remedy}")
     return [stop_gradient(x if isinstance(x, Tensor) else asarray(x)) for x in values]
 
 

@@ -25,6 +25,7 @@ from mlvm.core.ops.half import shown
 from mlvm.core.types import Array, TensorType
 from mlvm.eager.files.safetensors import packed
 from mlvm.eager.runs.execution import Executed, Execution, Ref
+from mlvm.eager.runs.named_values import Values
 from mlvm.eager.runs.replay import Replay, replay_of
 from mlvm.eager.runs.run import RecordedStep, Run
 from mlvm.eager.runs.source import SourceLine
@@ -74,11 +75,16 @@ class OperandOrigin(NamedTuple):
 class OpReport(NamedTuple):
     """The first differing op in one run.
 
-    op: the op. operands: the operands of the op. line: the line of Python that called the op, and
-    the text of the line as recorded.
+    Attributes:
+        op: the op.
+        call: the op as text, with the names of inputs.
+        operands: the operands of the op.
+        line: the line of Python that called the op.
+        text: the text of this line as recorded.
     """
 
     op: Executed
+    call: str
     operands: Sequence[OperandOrigin]
     line: SourceLine | None
     text: str
@@ -392,7 +398,7 @@ class _Trace:
             origin = self.replay.origin(self.step, self.execution, ref)
             operands.append(OperandOrigin(origin, type, *equal))
         text = "" if op.line is None else self.replay.run.text_at(op.line)
-        return OpReport(op, operands, op.line, text)
+        return OpReport(op, Values(self.execution).text(op), operands, op.line, text)
 
 
 def _differing_op(left: Replay, right: Replay, x: RecordedStep, y: RecordedStep) -> Difference:
@@ -585,7 +591,7 @@ def _ops(reports: tuple[OpReport | None, OpReport | None], *, is_brief: bool) ->
     for name, other, report in zip("AB", "BA", reports, strict=True):
         if report is None:
             continue
-        yield f"  {name}: {report.op}{_attributes(report.op.attributes)}"
+        yield f"  {name}: {report.call}{_attributes(report.op.attributes)}"
         for i, operand in enumerate(report.operands):
             equal = {True: ", equal in both", False: ", differs", None: ""}[operand.is_equal]
             if operand.twin is not None:

@@ -122,9 +122,6 @@ class Executed(NamedTuple):
         """The iterations of the loops around the op, "" outside of loops."""
         return ", ".join(str(level) for level in self.path if level.kind == LOOP)
 
-    def __str__(self) -> str:
-        return self.text(str)
-
     def text(self, name: Callable[[Ref], str]) -> str:
         """Return the call as text, with operands formatted by `name`."""
         call = f"{self.label}({', '.join(map(name, self.operands))})"

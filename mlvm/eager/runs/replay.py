@@ -58,6 +58,10 @@ class Moment(NamedTuple):
     state: Mapping[str, Array]
     inputs: Mapping[str, Array]
 
+    def __repr__(self) -> str:
+        inputs, state = [listed([*names], 4) or "none" for names in (self.inputs, self.state)]
+        return f"<before {str(self.step)[1:-1]}: inputs {inputs}; state {state}>"
+
     def load(self, /, **objects: Any) -> None:
         """Write the state to objects by the names in the recorded function.
 

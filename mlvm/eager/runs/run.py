@@ -81,6 +81,10 @@ class RecordedStep(NamedTuple):
     stored_inputs: Sequence[Stored]
     ended: Sequence[int] = ()
 
+    def __repr__(self) -> str:
+        result = "" if self.loss is None else f", result {self.loss}"
+        return f"<step {self.number} of {self.table.function}{result}>"
+
     def has_number(self, i: int) -> bool:
         """Return whether a result has the digest of its number, which no program computes."""
         value = self.values.get(i, math.nan)
@@ -140,9 +144,9 @@ class Run:
         self.checkpoints: list[Checkpoint] = []
         self.is_closed = self.has_failed = False
         if not (folder / LOG).exists():
+            reason = "it is a file" if folder.is_file() else f"it has no file {LOG!r}"
             raise FileNotFoundError(
-                f"{folder} is not a recording: it has no file {LOG!r}; pass the folder of "
-                "ml.runs.record"
+                f"{folder} is not a recording: {reason}; pass the folder of ml.runs.record"
             )
         log = read_log(folder / LOG)
         self.log_version = log.version

@@ -96,7 +96,8 @@ def _problems(run: Run) -> list[str]:
         try:
             work(*args)
         except (MlvmError, OSError) as error:
-            problems.append(one_line(error))
+            if one_line(error) not in problems:
+                problems.append(one_line(error))
 
     for checkpoint in run.checkpoints:
         check(run.contents, checkpoint)

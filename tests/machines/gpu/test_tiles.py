@@ -66,7 +66,8 @@ def test_a_processor_is_a_device_without_tiles_to_find(capsys: Capsys) -> None:
     assert LocalVM("mine", device=first.name).on_host
     assert main(["tune", "cpu"]) == 1
     assert "got 'cpu', whose tiles are fixed" in capsys.readouterr().err
-    for name, suggestion in (("opencl:0", "opencl:0"), ("cuda:1", "cuda:1"), ("gpu", "opencl:0")):
+    names = {"opencl:0": "opencl:0", "cuda:1": "cuda:1", "gpu": "opencl:0", "cuda": "cuda:0"}
+    for name, suggestion in names.items():
         refuses(
             MachineError,
             rf'expected a name of a VM, got the device .*: write VM\(device="{suggestion}"\)',
