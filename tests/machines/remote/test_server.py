@@ -690,6 +690,6 @@ def test_strangers_keep_nobody_out(tls: bool) -> None:
 def test_a_client_is_told_that_a_server_is_busy(monkeypatch: Patch) -> None:
     with Served() as server:
         monkeypatch.setattr(admission, "FIXED", FIXED._replace(strangers_of_peer=0))
-        refuses(AccessDeniedError, BUSY, server.vm, timeout=0.2)
+        refuses(AccessDeniedError, BUSY, server.vm, timeout=1)
         monkeypatch.undo()
         server.vm()
