@@ -211,6 +211,8 @@ def _takes_arrays(dataset: Any, ragged: bool) -> bool:
     except Exception as failure:
         if together is None and isinstance(error, TypeError) and not isinstance(failure, TypeError):
             raise
+        if isinstance(failure, PipelineError) and together is not None:  # samples differ
+            return all(x.shape[:1] == indices.shape for x in together if isinstance(x, np.ndarray))
     if one_by_one is None or together is None:
         return one_by_one is None
     return any(isinstance(x, list) or x.dtype.hasobject for x in one_by_one) or (

@@ -142,6 +142,7 @@ def diff(a: Run | Replay, b: Run | Replay) -> Difference | None:
     equal = f"the first {min(counts)} steps are equal; " if min(counts) else ""
     text = f"{equal}A has {counted(counts[0], 'step')}, B has {counts[1]}"
     text += "" if shorter.is_closed else f"; {shorter.folder} was not closed"
+    text += f"; {shorter.folder} ended with an error" if shorter.has_failed else ""
     return Difference(min(counts), "length", text)
 
 

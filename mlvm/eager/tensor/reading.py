@@ -109,8 +109,8 @@ def explain(
                     f"`with arena:` of an arena on {vm.name}"
                 )
             return HandleError(
-                f"an operand {x.type} lives on {x.arena.vm.name}, the call runs on {vm.name}; "
-                f"call it on that of the operand, inside `with ml.use(vm):` or `with arena:`, "
+                f"an operand {x.type} is on the VM {x.arena.vm.name}, but the call runs on "
+                f"{vm.name}; call inside `with ml.use(vm):` or `with arena:` of the operand's VM, "
                 f"or move the operand with x.to_device(vm)"
             )
     return error

@@ -167,7 +167,7 @@ def test_what_is_refused(
 def test_operands_of_another_vm_are_refused(vm: ml.VM) -> None:
     with ml.Arena(ml.VM("other"), "other"):
         x = ml.zeros((2,))
-        with ml.Arena(vm, "here"), pytest.raises(HandleError, match="lives on other"):
+        with ml.Arena(vm, "here"), pytest.raises(HandleError, match="is on the VM other"):
             ml.host_call("sine", x)
 
 

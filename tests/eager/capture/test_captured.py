@@ -428,7 +428,7 @@ def test_tensors_of_another_vm_are_refused() -> None:
         x = ones(1, 2)
     captured = ml.capture(lambda y: ml.reshape(y, (2,)) + 1)
     for _ in range(3):  # the operand is named as it was passed, also by calls that are replayed
-        refuses(HandleError, r"f32\[1,2\] lives on other", captured, x)
+        refuses(HandleError, r"f32\[1,2\] is on the VM other", captured, x)
         captured(ones(1, 2))
     refuses((HandleError, CaptureError), "", lambda: ml.capture(lambda: x + 1)())
     with other.allocating():

@@ -316,6 +316,14 @@ def test_runs_of_other_lengths(folder: Path) -> None:
     assert (found.step, found.cause) == (7, "length")
     assert found.text == "the first 7 steps are equal; A has 10 steps, B has 7"
 
+    def stop(n: int, model: object) -> None:
+        if n == 7:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(folder / "c", between=stop)
+    assert str(first(a, ml.runs.open(folder / "c"))).endswith("c ended with an error")
+
 
 def test_runs_in_other_machines_are_equal(folder: Path) -> None:
     a = train(folder / "a")

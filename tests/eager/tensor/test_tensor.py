@@ -207,7 +207,7 @@ def test_a_tensor_of_another_vm_is_named() -> None:
             ml.Arena(ml.default_vm(), "here"),
             pytest.raises(
                 ml.errors.HandleError,
-                match=r"f32\[2,3\] lives on elsewhere, .* default; .* inside `with ml.use\(vm\):`",
+                match=r"f32\[2,3\] is on the VM elsewhere, .* default; .* `with ml.use\(vm\):`",
             ),
         ):
             here(X) + x

@@ -242,7 +242,7 @@ def test_two_vms_share_no_way() -> None:
             x[name] = ml.full(4, 3.0)
             for _ in range(3):
                 x[name] + x[name]
-    with x["first"].arena.allocating(), pytest.raises(MlvmError, match="lives on second"):
+    with x["first"].arena.allocating(), pytest.raises(MlvmError, match="is on the VM second"):
         x["first"] + x["second"]
 
 

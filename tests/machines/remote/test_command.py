@@ -79,7 +79,7 @@ def test_a_tensor_of_a_server_names_nothing_in_this_process(tmp_path: Path) -> N
                 with ml.use(where):
                     near = [ml.full((3,), 100.0) for _ in range(100)]
                     for call in CALLS:
-                        with pytest.raises(MlvmError, match="lives on"):
+                        with pytest.raises(MlvmError, match="is on the VM"):
                             call(far, near[0]).numpy()
                         assert near[0].tolist() == [100.0] * 3
             assert far.tolist() == [1.0] * 3
