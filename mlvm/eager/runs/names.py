@@ -62,7 +62,7 @@ def names_of_numbers(
         if type(value) in NUMBERS:
             yield path
         elif isinstance(value, (dict, list, tuple)):
-            pending += reversed([*_parts(path, value)])
+            pending += reversed([*_parts(path, value, {})])
 
 
 def optimizers_of(fn: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> dict[str, str]:
@@ -98,7 +98,7 @@ def tensors_of_frame(frame: FrameType) -> Iterator[tuple[str, Allocation]]:
 def _objects_below(
     roots: Iterable[tuple[str, Any]], *, limit: int = 100_000, of_variables: bool = False
 ) -> Iterator[tuple[str, Any]]:
-    visited: set[int] = set()
+    visited, classes = set[int](), dict[int, dict[str, Any]]()
     public, private = deque(roots), deque[tuple[str, Any]]()
     while (queue := public or private) and len(visited) < limit:
         path, value = queue.popleft()
@@ -110,7 +110,7 @@ def _objects_below(
             yield path, value
             visited.add(id(value))
             is_ours = of_variables and module_of(type(value)).startswith("mlvm.")
-            for part, each in _parts(path, value):
+            for part, each in _parts(path, value, classes):
                 is_private = queue is private or part.startswith(f"{path}._")
                 if is_private and is_ours:
                     continue
@@ -167,8 +167,10 @@ def _names_in(code: CodeType) -> Iterator[str]:
             yield from _names_in(inner)
 
 
-def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the items or fields of an object with paths."""
+def _parts(path: str, value: Any, classes: dict[int, dict[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """Yield the items or fields of an object with paths.
+
+    `classes` keeps the fields of visited classes by id."""
     if isinstance(value, dict):
         yield from ((f"{path}[{_text_of_key(key)}]", each) for key, each in [*items_of(value)])
     elif isinstance(value, list | tuple | deque):
@@ -184,9 +186,12 @@ def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
     elif inspect.ismethod(value):
         yield f"{path}.__self__", value.__self__
     elif not (inspect.ismodule(value) or _is_internal(kind := type(value))):
-        of_classes = (value if kind is type else kind).__mro__[:-1]
-        fields = {name: x for each in of_classes for name, x in _fields_of_class(each, value)}
-        yield from ((f"{path}.{name}", x) for name, x in (fields | vars_of(value)).items())
+        home = value if kind is type else kind
+        if (of_class := classes.get(id(home))) is None:
+            of_class = classes[id(home)] = _fields_of_class(home)
+        for name, x in (of_class | vars_of(value)).items():
+            is_slot = isinstance(x, MemberDescriptorType) and home is kind
+            yield f"{path}.{name}", getattr(value, name, None) if is_slot else x
 
 
 def _text_of_key(key: Any) -> str:
@@ -196,13 +201,11 @@ def _text_of_key(key: Any) -> str:
     return brief(key) if isinstance(key, (tuple, Enum)) else type(key).__name__
 
 
-def _fields_of_class(kind: type, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the fields that a class defines and that may contain tensors."""
-    for name, x in vars(kind).items():
-        if isinstance(x, MemberDescriptorType) and not isinstance(value, type):  # a slot
-            x = getattr(value, name, None)
-        if isinstance(x, (Allocation, dict, list, tuple)):
-            yield name, x
+def _fields_of_class(kind: type) -> dict[str, Any]:
+    """Return the fields that a class defines and that may contain tensors, with the slots."""
+    kinds = Allocation, dict, list, tuple, MemberDescriptorType
+    fields = chain.from_iterable(vars(each).items() for each in kind.__mro__[-2::-1])
+    return {name: x for name, x in fields if isinstance(x, kinds)}
 
 
 def _is_internal(kind: type) -> bool:

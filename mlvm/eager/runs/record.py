@@ -606,6 +606,7 @@ class _Session:
             finally:
                 self._log.close()
                 self._data.close()
+                self._cells.close()
 
 
 def _computed_by(step: _RunningStep, inputs: Sequence[Array]) -> list[bytes] | None:

@@ -17,6 +17,7 @@ import pytest
 import mlvm.eager as ml
 from mlvm.core.errors import ArgumentError, CaptureError
 from mlvm.eager import Tensor
+from mlvm.eager.runs.names import names_of_objects
 from mlvm.eager.runs.replay import Replay
 from tests.brief import Capsys, cases, refuses, run_python, with_long
 from tests.eager.runs.recorded import STEPS, batches, train
@@ -112,6 +113,21 @@ def test_paths_of_public_attributes_name_the_state(folder: Path) -> None:
     assert {f"model.layers[2].{name}" for name in ("kernel", "bias")} <= moment.state.keys()
     moment.load(model=model, optimizer=optimizer)
     np.testing.assert_array_equal(linear.kernel.numpy(), before)
+
+
+def test_slots_and_fields_of_derived_classes_name_the_state() -> None:
+    class Base:
+        table = (ml.ones(3),)
+
+    class Derived(Base):
+        __slots__ = ("model",)
+        table = (ml.zeros(3),)
+
+    x: Any = Derived()
+    x.model = Two()
+    names = names_of_objects(lambda: x, (), {})
+    tensors = x.model.w, x.table[0], Base.table[0]
+    assert [names.get(id(each.root)) for each in tensors] == ["x.model.w", "x.table[0]", None]
 
 
 def test_captured_and_eager_runs_are_equal(folder: Path) -> None:
@@ -513,6 +529,15 @@ def test_steps_without_a_program_have_results(folder: Path, value: Any, reason: 
     assert [replay.replay(i) for i in (1, 3, 5)] == [[]] * 3
     assert reason in replay.run.steps[0].table.reason
     refuses(ml.errors.EncodingError, "has no program", replay.replay, 0)
+
+
+def test_writes_are_not_counted_after_a_recording(folder: Path) -> None:
+    w = ml.zeros(50)
+    step = ml.capture(lambda x: ml.sum(w.__iadd__(x)))
+    with (recording := ml.runs.record(folder / "a")):
+        step(ml.ones(50))
+        was_watched = w.root.region.watched  # type: ignore[union-attr]
+    assert (was_watched, w.root.region.watched) == (True, False), recording  # type: ignore[union-attr]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
