@@ -130,7 +130,7 @@ def run_replay(options: argparse.Namespace) -> int:
     mismatches = replay.replay(number)
     names = step.table.digested(len(step.results))
     values = [f"{names[i]} {x}" for i, x in step.values.items()]
-    print(f"step {number} of {step.table.function}: {', '.join(values) or 'no numbers'}")
+    print(f"step {number} of {step.table.function}: {', '.join(values) or 'it returns no scalar'}")
     _print_mismatches(replay.run, mismatches)
     print("the bits differ" if mismatches else "equal bits")
     return 1 if mismatches else 0

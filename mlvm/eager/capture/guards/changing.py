@@ -48,7 +48,7 @@ _REMEDIES: Final = {
     "type": "Open the axis by name, ml.capture(step, dynamic_axes={'x': {0: 'n'}}), or pad it "
     "to one of a few lengths: ml.Pipeline(data, n, pad=0, pad_to=[64, 128])",
     "identity": "Write new values into the tensor, as in x[...] = y, or give it as an argument",
-    "value": "Give what changes as a tensor, or keep it the same",
+    "value": "Pass values that change as tensors, or keep them constant",
 }
 
 _PINNED: Final = (

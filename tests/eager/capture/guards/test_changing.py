@@ -55,7 +55,7 @@ def test_values_in_nested_arguments() -> None:
     captured = ml.capture(lambda tree, **more: tree["x"][0] * 2)
     x = ml.ones(2)
     at, text = warned(captured, lambda i: captured({"x": [x], "name": f"n{i}"}, how=(i % 2, "b")))
-    assert text.endswith(". Give what changes as a tensor, or keep it the same.")
+    assert text.endswith(". Pass values that change as tensors, or keep them constant.")
     assert at == 8
     assert "argument 'tree'['name'] was 'n0', 'n1', " in text
     assert "argument 'how'[0] was 0, 1" in text
