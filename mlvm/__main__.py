@@ -55,7 +55,7 @@ from mlvm.eager.runs.diff import diff
 from mlvm.eager.runs.execution import Execution
 from mlvm.eager.runs.log import is_log
 from mlvm.eager.runs.ops import OpProgram
-from mlvm.eager.runs.page import comparison_page
+from mlvm.eager.runs.page import comparison_page, recording_page
 from mlvm.eager.runs.replay import Replay, open_run
 from mlvm.eager.runs.repro import Repro
 from mlvm.eager.runs.run import LOG
@@ -729,7 +729,7 @@ def plan(options: argparse.Namespace) -> None:
 
 
 def show(options: argparse.Namespace) -> int:
-    """Write a page that shows a captured step, the run of a script, or two recordings.
+    """Write a page that shows a captured step, the run of a script, or one or two recordings.
 
     If a script fails, the page shows the run until the failure. Arguments after -- are passed to
     the script.
@@ -749,10 +749,12 @@ def show(options: argparse.Namespace) -> int:
         call = f"python -m mlvm show {shlex.join([options.file, '--', options.other])}"
         raise OptionError(f"unrecognized arguments: {options.other}; write {call}")
     if options.other is not None or file.is_dir():
+        a = open_run(file)
         if options.other is None:
-            raise BadInput(f"show: expected the folders of two recordings, got only {file}")
-        a, b = open_run(file), open_run(options.other)
-        html = comparison_page(a, b, diff(a, b))
+            html = recording_page(a)
+        else:
+            b = open_run(options.other)
+            html = comparison_page(a, b, diff(a, b))
     elif file.suffix == ".py":
         if not file.is_file():
             raise BadInput(f"{file}: the file does not exist; check the path")

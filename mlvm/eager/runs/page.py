@@ -1,10 +1,11 @@
-"""Page of two recordings: losses, digests of steps, and the first difference.
+"""Pages of recordings: losses and digests of steps; of two recordings also the first difference.
 
-`python -m mlvm show A B` writes it.
+`python -m mlvm show A` and `show A B` write them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from math import nan
 from typing import Final
@@ -18,6 +19,22 @@ from mlvm.show.picture import curves
 
 _AROUND: Final = 20  # rows before and after the first difference
 _DIGITS: Final = 12  # displayed digits of a digest
+_LISTED: Final = 1000  # listed steps at the start and at the end of a recording
+
+
+def recording_page(run: Run) -> str:
+    """Return the page of one recording: the losses by function, and the steps."""
+    functions = dict.fromkeys(step.table.function for step in run.steps)
+    losses = {
+        name: [nan if x.loss is None or x.table.function != name else x.loss for x in run.steps]
+        for name in functions
+    }
+    numbered = [*enumerate(run.steps)]
+    if len(numbered) > 2 * _LISTED:
+        numbered = numbered[:_LISTED] + numbered[-_LISTED:]
+    rows = [[str(n), x.table.function, _loss(x), *_digests(x)] for n, x in numbered]
+    head = ["step", "function", "loss", "inputs", "results", "state after"]
+    return _page(str(run.folder), [], losses, head, rows)
 
 
 def comparison_page(a: Run, b: Run, difference: Difference | None) -> str:
@@ -35,10 +52,25 @@ def comparison_page(a: Run, b: Run, difference: Difference | None) -> str:
     rows = [[str(n), *_row(*pair, is_equal=n < middle)] for n, pair in enumerate(pairs, first)]
     head = ["step", "", "function", "loss A", "loss B"]
     head += [f"{what} {name}" for what in ("inputs", "results", "state after") for name in "AB"]
-    drawn = picture(curves(losses, "Losses", mark=mark), "losses of both runs")
-    parts = block(summary), drawn, f"<h2>Digests</h2>{table(head, rows, right=1)}"
-    body = "".join(f"<section>{part}</section>\n" for part in parts)
-    return plain_page(f"{a.folder} and {b.folder}", body)
+    return _page(f"{a.folder} and {b.folder}", [block(summary)], losses, head, rows, mark)
+
+
+def _page(
+    title: str,
+    summary: list[str],
+    losses: Mapping[str, Sequence[float]],
+    head: list[str],
+    rows: list[list[str]],
+    mark: int | None = None,
+) -> str:
+    """Return a page with the summary, the curves of the losses, and a table of steps."""
+    drawn = picture(curves(losses, "Losses", mark=mark), "losses by step")
+    parts = *summary, drawn, f"<h2>Digests</h2>{table(head, rows, right=1)}"
+    return plain_page(title, "".join(f"<section>{part}</section>\n" for part in parts))
+
+
+def _loss(x: RecordedStep | None) -> str:
+    return "" if x is None or x.loss is None else f"{x.loss:.9g}"
 
 
 def _row(x: RecordedStep | None, y: RecordedStep | None, *, is_equal: bool) -> list[str]:
@@ -49,9 +81,8 @@ def _row(x: RecordedStep | None, y: RecordedStep | None, *, is_equal: bool) -> l
     digests = [[""] * 3 if each is None else _digests(each) for each in steps]
     is_equal |= digests[0][1:] == digests[1][1:]
     names = dict.fromkeys(each.table.function for each in steps if each is not None)
-    losses = ["" if x is None or x.loss is None else f"{x.loss:.9g}" for x in steps]
     cells = [cell for pair in zip(*digests, strict=True) for cell in pair]
-    return ["=" if is_equal else "≠", ", ".join(names), *losses, *cells]
+    return ["=" if is_equal else "≠", ", ".join(names), *map(_loss, steps), *cells]
 
 
 def _digests(step: RecordedStep) -> list[str]:

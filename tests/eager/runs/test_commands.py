@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from base64 import b64decode
+from html import unescape
 from pathlib import Path
 from runpy import run_path
 from typing import Any
@@ -325,11 +326,16 @@ def test_a_page_of_equal_runs_of_other_lengths(folder: Path, capsys: Capsys) -> 
     train(folder / "b", order=[], captured=False)
     assert output(capsys, "show", "a", "b", "-o", "c.html") == (0, "page  c.html\n")
     assert "A has 10 steps, B has 0" in (folder / "c.html").read_text("utf-8")
-    status, text = output(capsys, "show", "a")
-    assert (status, text) == (
-        1,
-        "error: show: expected the folders of two recordings, got only a\n",
-    )
+
+
+def test_a_page_of_one_run_lists_its_steps(folder: Path, capsys: Capsys) -> None:
+    run = train(folder / "a")
+    assert output(capsys, "show", "a") == (0, "page  a.html\n")
+    rows = re.findall(r"<tr>(.*?)</tr>", (folder / "a.html").read_text("utf-8"))[1:]
+    cells = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in rows]
+    assert [row[0] for row in cells] == [str(n) for n in range(STEPS)]
+    assert {unescape(row[1]) for row in cells} == {x.table.function for x in run.steps}
+    assert [float(row[2]) for row in cells] == pytest.approx(run.losses)
 
 
 @pytest.mark.parametrize(
