@@ -116,8 +116,8 @@ class _Miss(NamedTuple):
         Raises `CaptureError` if the call needs the value of an argument that is a type."""
         args, kwargs, signature = self.args, self.kwargs, self.signature
         undone = self.undone or undone
-        noting = step_observers[-1].noting if step_observers else nullcontext
-        with noting() as notes:
+        noting = [each.noting for each in step_observers] or [nullcontext]
+        with noting[0]() as notes:
             call = trace(fn, args, kwargs, self.arena, signature, free, lengths, undone)
         call = call._replace(notes=notes)
         types = call.record.placeholders.types
@@ -163,7 +163,7 @@ class StepObserver(Protocol):
 
 
 step_observers: Final[list[StepObserver]] = []
-"""The active observers; only the last one observes."""
+"""The active observer, if there is one."""
 
 
 class LaunchObserver(Protocol):
@@ -251,8 +251,8 @@ class Captured(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if current().recorder is not None:  # called inside an outer captured function
             return self._fn(*args, **kwargs)
-        if step_observers:
-            return step_observers[-1].observe(self, args, kwargs)  # type: ignore[no-any-return]
+        for observer in step_observers:  # at most one, which another thread may remove
+            return observer.observe(self, args, kwargs)  # type: ignore[no-any-return]
         return self.run(args, kwargs)  # type: ignore[no-any-return]
 
     def drain(self, *args: P.args, **kwargs: P.kwargs) -> R:

@@ -156,10 +156,10 @@ def step(fn: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(fn)
     def observed(*args: P.args, **kwargs: P.kwargs) -> R:
-        if not step_observers or current().recorder is not None:
-            return fn(*args, **kwargs)
-        result: R = step_observers[-1].observe(captured, args, kwargs, fn)
-        return result
+        for observer in step_observers if current().recorder is None else ():
+            result: R = observer.observe(captured, args, kwargs, fn)
+            return result
+        return fn(*args, **kwargs)
 
     return observed
 
@@ -355,6 +355,8 @@ class _Session:
         if entry not in self._programs and not self._match(captured, args, kwargs, match):
             bound = None
         with self._lock:
+            if self._is_closed:  # by another thread
+                return launch()
             step, _ = self._begin(captured, args, kwargs, bound)
             result = launch()
             self._add(captured, step, result)
@@ -367,15 +369,17 @@ class _Session:
         match = self._match(captured, args, kwargs)
         bound = match and (match.entry, match.signature.inputs, match.signature.numbers)
         with self._lock:
-            step, arrays = self._begin(captured, args, kwargs, bound)
-            step.expected = _computed_by(step, arrays)
+            begun = None if self._is_closed else self._begin(captured, args, kwargs, bound)
+            if begun is not None:
+                begun[0].expected = _computed_by(*begun)
         try:
             result = fn(*args, **kwargs)
         except BaseException:  # a later call may be traceable
             self._untraceable.pop(captured, None)
             raise
         with self._lock:
-            self._add(captured, step, result)
+            if begun is not None:
+                self._add(captured, begun[0], result)
         return result
 
     def _match(
@@ -422,7 +426,7 @@ class _Session:
         return sources
 
     def _write_once(self, name: str, data: bytes) -> None:
-        if not (self._folder / name).exists():
+        if not (self._is_closed or (self._folder / name).exists()):
             write_file(self._folder / name, data)
 
     def _begin(

@@ -17,6 +17,7 @@ import pytest
 import mlvm.eager as ml
 from mlvm.core.errors import ArgumentError, CaptureError
 from mlvm.eager import Tensor
+from mlvm.eager.capture.capture import step_observers
 from mlvm.eager.runs.names import names_of_objects
 from mlvm.eager.runs.replay import Replay
 from tests.brief import Capsys, cases, refuses, run_python, with_long
@@ -538,6 +539,15 @@ def test_writes_are_not_counted_after_a_recording(folder: Path) -> None:
         step(ml.ones(50))
         was_watched = w.root.region.watched  # type: ignore[union-attr]
     assert (was_watched, w.root.region.watched) == (True, False), recording  # type: ignore[union-attr]
+
+
+@cases("fn", None, ml.sum)
+def test_a_step_that_begins_after_the_recording_writes_nothing(folder: Path, fn: Any) -> None:
+    with ml.runs.record(folder / "a"):
+        [observer] = step_observers
+    before = sorted(folder.rglob("*"))
+    result = observer.observe(ml.capture(lambda x: ml.sum(x)), (ml.ones(3),), {}, fn)
+    assert (float(result), sorted(folder.rglob("*"))) == (3.0, before)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
