@@ -8,10 +8,10 @@ steps, and the recording stores it.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from mlvm.arena.arena import STALE, Allocation
+from mlvm.arena.arena import STALE, Allocation, Region
 from mlvm.arena.writes import Watch
 from mlvm.core.types import Array, TensorType
 from mlvm.core.vm import VM
@@ -41,11 +41,12 @@ class StateCell(NamedTuple):
 
 
 class _CellDigest(NamedTuple):
-    """Digest of the tensor `x` of a cell, valid until the watch counts further changes."""
+    """Digest of the tensor `x` of a cell, valid until the watch of its region counts changes."""
 
     watch: Watch
     changes: int
     x: weakref.ref[Allocation]
+    region: weakref.ref[Region]
     digest: bytes
 
 
@@ -104,19 +105,31 @@ class Cells:
         while self._digests:
             self._digests.popitem()[1].watch.begin([])
 
-    def digest(self, number: int, x: Allocation) -> bytes:
-        """Return the digest of the present tensor of a cell, which is read if it was written."""
-        last = self._digests.get(number)
-        if last is not None and last.x() is x and last.watch.changes == last.changes:
-            return last.digest
-        vm = x.arena.vm
-        if x.root.region is None or is_shared(vm):
+    def digests(self, tensors: Mapping[int, Allocation]) -> dict[int, bytes]:
+        """Return the digests of the present tensors of cells, which are read if they were written.
+
+        This takes most of the time of a recorded step besides the step."""
+        found = {}
+        for number, x in tensors.items():
+            last = self._digests.get(number)
+            if last is None or last.watch.changes != last.changes or last.x() is not x:
+                found[number] = self._read(number, x, last)
+            else:
+                found[number] = last.digest
+        return found
+
+    def _read(self, number: int, x: Allocation, last: _CellDigest | None) -> bytes:
+        """Return the digest of the content of a tensor, and watch for writes."""
+        vm, region = x.arena.vm, x.root.region
+        if region is None or is_shared(vm):
             return digest(array_of(x))
-        watch = last.watch if last is not None and last.watch.is_of(vm) else Watch(vm)
-        watch.begin([x])
-        changes = watch.changes  # before the content is read, so that no write is missed
+        if last is None or last.region() is not region or not last.watch.is_of(vm):
+            watch = last.watch if last is not None and last.watch.is_of(vm) else Watch(vm)
+            watch.begin([x])
+            last = _CellDigest(watch, 0, weakref.ref(x), weakref.ref(region), b"")
+        changes = last.watch.changes  # before the content is read, so that no write is missed
         key = digest(array_of(x))
-        self._digests[number] = _CellDigest(watch, changes, weakref.ref(x), key)
+        self._digests[number] = last._replace(changes=changes, x=weakref.ref(x), digest=key)
         return key
 
 

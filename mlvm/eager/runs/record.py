@@ -442,12 +442,10 @@ class _Session:
         else:
             tensors = [bound[1][i].root for i in program.external]
             arrays = [*map(array_of, tensors), *program.numbers(bound[2])]
-        read = {*program.table.cells()}
         is_due = now.steps // self._every > now.last_checkpoint // self._every
         is_replayed = is_due or bool(program.table.file)
-        digests = {
-            n: self._cells.digest(n, x) for n, x in state.items() if is_replayed or n in read
-        }
+        read = state if is_replayed else {n: state[n] for n in program.table.cells()}
+        digests = self._cells.digests(read)
         inputs = [*map(digest, arrays)]
         step = _RunningStep(now, program, tensors, inputs, state, digests, now.replayed)
         if is_replayed:
@@ -520,10 +518,10 @@ class _Session:
         results += [digest(array_of(step.tensors[i])) for i, _ in program.table.updated]
         returns, updated = program.table.returns, program.table.updated
         computed = [*[i >= 0 for i in returns], *[True for _ in updated]]
-        updates = {
-            cell: self._cells.digest(cell, self._cells.tensor(cell, step.state[cell]))
-            for cell, _ in program.table.writes
-        }
+        written = [cell for cell, _ in program.table.writes]
+        updates = self._cells.digests(
+            {cell: self._cells.tensor(cell, step.state[cell]) for cell in written}
+        )
         reason = ""
         if now.steps != step.begun.steps:
             reason = "steps of other threads were recorded while it ran"
