@@ -134,9 +134,9 @@ def step(fn: Callable[P, R]) -> Callable[P, R]:
     Inside `ml.runs.record`, calls are recorded like calls of a captured function. The function is
     traced once, as by `ml.capture`, for a program to record, and then runs eagerly. Changes of
     Python state by this trace are undone, but not its output. The results have the same digests as
-    in a captured run. If the function cannot be traced, for example
-    because it reads a tensor's value, only inputs and results are recorded, and no replay can
-    compute it. Outside of `ml.runs.record`, and inside an outer step, calls are not recorded.
+    in a captured run. If the function cannot be traced, for example because it reads a tensor's
+    value, only inputs and results are recorded, and no replay can compute it. Outside of
+    `ml.runs.record`, and inside an outer step, calls are not recorded.
 
     Raises `CaptureError` if `fn` is not a function, or is `async`.
 
