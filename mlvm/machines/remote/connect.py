@@ -39,6 +39,8 @@ _PATIENCE: Final = 2.0  # seconds for a request to stop a launch
 _NO_TLS: Final = (
     "cannot use TLS with this server; omit tls=, or start it with --certificate and --key"
 )
+_CLOSED: Final = ssl.SSLEOFError, ssl.SSLZeroReturnError, ConnectionResetError, BrokenPipeError
+"""Errors of a handshake if the server closes the connection, with or without an alert."""
 _PAUSE: Final = 0.05  # maximum seconds between attempts at a busy server
 
 Tls = bool | str | os.PathLike[str] | ssl.SSLContext
@@ -161,10 +163,11 @@ class _Endpoint:
             try:
                 return _try(place, shared, self.tls, hello, deadline, self.system)
             except (AccessDeniedError, _Cut) as error:
-                cuts += isinstance(error, _Cut)
-                is_busy = 0 < cuts < 10 or str(error) == BUSY
+                is_cut = isinstance(error, _Cut)
+                cuts += is_cut
+                is_busy = cuts < 10 if is_cut else str(error) == BUSY
                 if not is_busy or self.system.monotonic() > deadline - _PAUSE:
-                    kind = ConnectionLostError if isinstance(error, _Cut) else type(error)
+                    kind = ConnectionLostError if is_cut else type(error)
                     raise kind(str(error)) from None
             # random: clients do not retry at the same moment
             self.system.sleep(self.system.uniform(0, _PAUSE))
@@ -215,7 +218,7 @@ def _secure(sock: socket.socket, host: str, tls: Tls, deadline: float) -> socket
             f"the server's certificate: {error.verify_message}; pass its certificate "
             "authority as tls="
         ) from None
-    except (ssl.SSLEOFError, ConnectionResetError, BrokenPipeError) as error:
+    except _CLOSED as error:
         raise _Cut(f"{_NO_TLS}: {error.strerror or error}") from None
     except ssl.SSLError as error:
         raise AccessDeniedError(f"{_NO_TLS}: {error.reason or error}") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import ssl
@@ -381,6 +382,29 @@ def test_an_unencrypted_client_on_a_tls_port_is_told_so_quickly() -> None:
         with within(2):
             refuses(AccessDeniedError, "requires TLS", server.vm, tls=False)
         assert "requires TLS" in server.events("refused", 1)[0]["reason"]
+
+
+@cases("alert", b"", bytes.fromhex("15030300020100"))
+def test_a_server_that_closes_the_tls_handshake_is_tried_again(alert: bytes) -> None:
+    """A busy server closes connections, with the alert close_notify or without."""
+    tries = 0
+
+    def close_each() -> None:
+        nonlocal tries
+        with contextlib.suppress(OSError):  # the socket is closed at the end
+            while True:
+                sock, _ = listener.accept()
+                with sock:
+                    tries += 1
+                    sock.recv(4096)
+                    sock.sendall(alert)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        start(close_each)
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        refuses(ConnectionLostError, "cannot use TLS", connect, address, secret=SECRET, tls=True)
+        listener.shutdown(socket.SHUT_RDWR)
+    assert tries == 10
 
 
 def test_the_proof_is_bound_to_the_channel(monkeypatch: Patch) -> None:
