@@ -109,14 +109,14 @@ class Cells:
         """Return the digests of the present tensors of cells, which are read if they were written.
 
         This takes most of the time of a recorded step besides the step."""
-        found = {}
+        digests = {}
         for number, x in tensors.items():
             last = self._digests.get(number)
             if last is None or last.watch.changes != last.changes or last.x() is not x:
-                found[number] = self._read(number, x, last)
+                digests[number] = self._read(number, x, last)
             else:
-                found[number] = last.digest
-        return found
+                digests[number] = last.digest
+        return digests
 
     def _read(self, number: int, x: Allocation, last: _CellDigest | None) -> bytes:
         """Return the digest of the content of a tensor, and watch for writes."""
