@@ -22,6 +22,7 @@ import unittest.mock
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -137,6 +138,13 @@ def right_calls() -> Iterator[Call]:
             before.append(statement)
 
 
+def _signature_of(function: Any) -> inspect.Signature:
+    """Return the signature; of a Module that of `__init__`, which Python before 3.11.5 misses."""
+    if inspect.isclass(function) and issubclass(function, ml.nn.Module):
+        return inspect.signature(partial(function.__init__, None))
+    return inspect.signature(function)
+
+
 def attempts(call: Call) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Yield a text and a function for each wrong argument of a call."""
     code = compile(ast.Module(call.before, []), "<example>", "exec")
@@ -153,7 +161,7 @@ def attempts(call: Call) -> Iterator[tuple[str, Callable[[], Any]]]:
             ast.Call(ast.Name("_given"), call.arguments.args, call.arguments.keywords)
         )
         args, keywords = eval(ends, {**names, "_given": eval(given)})
-        return function, inspect.signature(function).bind(*args, **keywords)
+        return function, _signature_of(function).bind(*args, **keywords)
 
     try:
         _, bound = fresh()
@@ -243,7 +251,7 @@ def _calls_others(call: Call, error: ml.errors.MlvmError) -> bool:
     """Return whether an op of a function or a model that was given may have raised the error."""
     target = targets()[call.name]
     names = getattr(inspect.unwrap(target), "__globals__", {})  # of types such as `Body`
-    annotations = [each.annotation for each in inspect.signature(target).parameters.values()]
+    annotations = [each.annotation for each in _signature_of(target).parameters.values()]
     takes_function = any("Callable" in str(names.get(each, each)) for each in annotations)
     return isinstance(error, ml.errors.OpError) and (
         takes_function or call.name.endswith(".summary")

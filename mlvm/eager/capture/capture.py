@@ -116,8 +116,8 @@ class _Miss(NamedTuple):
         Raises `CaptureError` if the call needs the value of an argument that is a type."""
         args, kwargs, signature = self.args, self.kwargs, self.signature
         undone = self.undone or undone
-        noting = [each.noting for each in step_observers] or [nullcontext]
-        with noting[0]() as notes:
+        observer = step_observer()
+        with nullcontext() if observer is None else observer.noting() as notes:
             call = trace(fn, args, kwargs, self.arena, signature, free, lengths, undone)
         call = call._replace(notes=notes)
         types = call.record.placeholders.types
@@ -164,6 +164,11 @@ class StepObserver(Protocol):
 
 step_observers: Final[list[StepObserver]] = []
 """The active observer, if there is one."""
+
+
+def step_observer() -> StepObserver | None:
+    """Return the active observer, which another thread may remove at any time."""
+    return next(iter(step_observers), None)
 
 
 class LaunchObserver(Protocol):
@@ -251,7 +256,7 @@ class Captured(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if current().recorder is not None:  # called inside an outer captured function
             return self._fn(*args, **kwargs)
-        for observer in step_observers:  # at most one, which another thread may remove
+        if step_observers and (observer := step_observer()) is not None:
             return observer.observe(self, args, kwargs)  # type: ignore[no-any-return]
         return self.run(args, kwargs)  # type: ignore[no-any-return]
 

@@ -123,13 +123,14 @@ class Cells:
         vm, region = x.arena.vm, x.root.region
         if region is None or is_shared(vm):
             return digest(array_of(x))
-        if last is None or last.region() is not region or not last.watch.is_of(vm):
-            watch = last.watch if last is not None and last.watch.is_of(vm) else Watch(vm)
+        watch = last.watch if last is not None and last.watch.is_of(vm) else Watch(vm)
+        if last is None or watch is not last.watch or last.region() is not region:
             watch.begin([x])
-            last = _CellDigest(watch, 0, weakref.ref(x), weakref.ref(region), b"")
-        changes = last.watch.changes  # before the content is read, so that no write is missed
+        changes = watch.changes  # before the content is read, so that no write is missed
         key = digest(array_of(x))
-        self._digests[number] = last._replace(changes=changes, x=weakref.ref(x), digest=key)
+        self._digests[number] = _CellDigest(
+            watch, changes, weakref.ref(x), weakref.ref(region), key
+        )
         return key
 
 

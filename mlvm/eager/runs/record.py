@@ -30,7 +30,13 @@ from mlvm.core.program.encoding import HEADER, Kind, Writer
 from mlvm.core.sizes import parse_size
 from mlvm.core.types import Array, TensorType
 from mlvm.eager.capture.cache import CacheEntry
-from mlvm.eager.capture.capture import Captured, ProgramMatch, capture, step_observers
+from mlvm.eager.capture.capture import (
+    Captured,
+    ProgramMatch,
+    capture,
+    step_observer,
+    step_observers,
+)
 from mlvm.eager.files import safetensors
 from mlvm.eager.recording.recorder import refuse_captured
 from mlvm.eager.runs.cells import Cells, array_of, digest_of_cells, storable
@@ -156,10 +162,11 @@ def step(fn: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(fn)
     def observed(*args: P.args, **kwargs: P.kwargs) -> R:
-        for observer in step_observers if current().recorder is None else ():
-            result: R = observer.observe(captured, args, kwargs, fn)
-            return result
-        return fn(*args, **kwargs)
+        observer = step_observer() if current().recorder is None else None
+        if observer is None:
+            return fn(*args, **kwargs)
+        result: R = observer.observe(captured, args, kwargs, fn)
+        return result
 
     return observed
 
